@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from speech.choices import choice_of, own_fields
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
+from speech.hmm.priors import StateOutputs
 from speech.models import ModelChoice, build_model
 from speech.text import NormalizerConfig
 from speech.tokens import Tokenizer, tokenizer_from_dict
@@ -42,6 +44,24 @@ class BundleError(ValueError):
     """The folder is not a usable bundle."""
 
 
+class TiedStates(BaseModel):
+    """The tied states of hidden Markov models that a network's outputs stand for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str
+    """SHA-256 of the model that aligned the training data."""
+    frame_shift_ms: float
+    """Time between two aligned frames, milliseconds."""
+    log_priors: tuple[float, ...]
+    """Natural logarithm of each state's share of the aligned frames."""
+
+    @property
+    def size(self) -> int:
+        """Number of states."""
+        return len(self.log_priors)
+
+
 class BundleSpec(BaseModel):
     """The contents of bundle.json."""
 
@@ -56,6 +76,8 @@ class BundleSpec(BaseModel):
     normalizer: NormalizerConfig = NormalizerConfig()
     decode: DecodeChoice = GreedyConfig()
     provenance: dict[str, Any] = {}
+    states: TiedStates | None = None
+    """What the outputs stand for if they are not tokens."""
 
     @field_validator("features", "model", "decode", mode="before")
     @classmethod
@@ -75,9 +97,41 @@ class BundleSpec(BaseModel):
         """The tokenizer."""
         return tokenizer_from_dict(self.tokenizer)
 
+    @property
+    def num_outputs(self) -> int:
+        """Width of the model's output: tied states, or tokens."""
+        return self.states.size if self.states else self.build_tokenizer().size
+
+    @property
+    def frame_ms(self) -> float:
+        """Time between two output frames, milliseconds."""
+        return self.model.subsampling * self.features.stride * self.features.hop_ms
+
+    @property
+    def frame_factor(self) -> int:
+        """Aligned frames to an output frame; 1 if the outputs are tokens.
+
+        Raises:
+            ValueError: The output frames are not a multiple of the aligned ones.
+        """
+        if self.states is None:
+            return 1
+        factor = self.frame_ms / self.states.frame_shift_ms
+        if factor < 1 or not factor.is_integer():
+            raise ValueError(
+                f"the model puts out a frame every {self.frame_ms:g} ms, which is no multiple of the alignments' "
+                f"{self.states.frame_shift_ms:g} ms: change features.hop_ms, features.stride or model.subsampling"
+            )
+        return int(factor)
+
+    @property
+    def state_outputs(self) -> StateOutputs | None:
+        """What a decoder needs to know about outputs that are tied states; None for tokens."""
+        return StateOutputs(self.states.log_priors, self.frame_factor) if self.states else None
+
     def build_model(self) -> AcousticModel:
         """The acoustic model, with random weights."""
-        return build_model(self.model, self.build_frontend().dim, self.build_tokenizer().size)
+        return build_model(self.model, self.build_frontend().dim, self.num_outputs)
 
 
 class _Written(BundleSpec):
@@ -107,17 +161,28 @@ def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
         files: SHA-256 of each other file by name.
     """
     value = spec.model_dump(mode="json") | {"files": dict(files)}
+    if spec.states is None:  # bundles of models of tokens stay as earlier versions write and read them
+        del value["states"]
     text = json.dumps(value | {"checksum": _checksum(value)}, indent=2, sort_keys=True)
     (folder / SPEC).write_text(text + "\n", encoding="utf-8")
 
 
 def add_decoder(folder: Path, decode: DecodeConfig) -> None:
-    """Give a bundle other decoding parameters; the files that they name are copied into it.
+    """Give a bundle other decoding parameters; the files that they name are made or copied into it.
 
     Raises:
         BundleError: The folder is no bundle, it is damaged, or a file is not there.
     """
     files = {WEIGHTS: check_files(folder)[WEIGHTS]}
+    with tempfile.TemporaryDirectory(prefix="starling-decoder-") as made:
+        decode = decode.prepared(Path(made))
+        names = _copy_files(folder, decode, files)
+    spec = load_spec(folder).model_copy(update={"decode": decode.with_files(names.__getitem__)})
+    save_spec(folder, spec, files)
+
+
+def _copy_files(folder: Path, decode: DecodeConfig, files: dict[str, str]) -> dict[str, str]:
+    """Copy the files that a decoder reads into a bundle, add their SHA-256 to `files`; returns their names by path."""
     names: dict[str, str] = {}
     for field, path in decode.files().items():
         source = Path(path)
@@ -126,7 +191,7 @@ def add_decoder(folder: Path, decode: DecodeConfig) -> None:
         names[path] = name = decode.file_fields[field] + "".join(source.suffixes[-2:])
         shutil.copyfile(source, folder / name)
         files[name] = _sha256(folder / name)
-    save_spec(folder, load_spec(folder).model_copy(update={"decode": decode.with_files(names.__getitem__)}), files)
+    return names
 
 
 def own_decoder(folder: Path) -> DecodeConfig:

@@ -17,7 +17,7 @@ class Scores(NamedTuple):
     """Encoder outputs of a batch of utterances, on the CPU."""
 
     log_probs: Tensor
-    """Log posteriors [batch, frames, tokens]."""
+    """Log posteriors [batch, frames, tokens or states]."""
     frames: Tensor
     """Frames of each utterance [batch]."""
     starts: Tensor
@@ -47,7 +47,7 @@ class Recognizer:
         self.model = model.to(self.device)
         self.frontend: FrontEnd = spec.build_frontend(dict(speakers or {})).to(self.device)
         self.tokenizer = spec.build_tokenizer()
-        self.decoder = build_decoder(decode or spec.decode, self.tokenizer)
+        self.decoder = build_decoder(decode or spec.decode, self.tokenizer, spec.state_outputs)
 
     @classmethod
     def load(
@@ -68,7 +68,7 @@ class Recognizer:
     @property
     def frame_seconds(self) -> float:
         """Frame shift of the model's output in seconds."""
-        return self.spec.model.subsampling * self.spec.features.stride * self.spec.features.hop_ms / 1000
+        return self.spec.frame_ms / 1000
 
     @torch.inference_mode()
     def scores(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:

@@ -67,8 +67,9 @@ class _Recording:
         if self.error:
             return Transcript(text="", seconds=0.0, confidence=0.0, error=self.error)
         found = [part.hypothesis for part in self.parts]
-        tokens = sum(len(one.tokens) for one in found)
-        confidence = sum(one.confidence * len(one.tokens) for one in found) / tokens if tokens else 0.0
+        sizes = [len(one.tokens) or len(one.text.split()) for one in found]  # a search of states has no tokens
+        total = sum(one.confidence * size for one, size in zip(found, sizes, strict=True))
+        confidence = total / sum(sizes) if any(sizes) else 0.0
         text = " ".join(one.text for one in found if one.text)
         words = tuple(word for part in self.parts for word in part.words)
         return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words)

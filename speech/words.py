@@ -41,6 +41,8 @@ def timed_words(
         frame_seconds: Frame shift in seconds.
         offset: Start time of the first frame in seconds.
     """
+    if hypothesis.word_frames:
+        return _searched(hypothesis, frame_seconds, offset)
     spelled: list[_Spelled] = []
     said: list[str] = []
     best_T = log_probs_TV.argmax(dim=1).tolist()
@@ -64,6 +66,21 @@ def timed_words(
             round(confidence, 4),
         )
         for text, where, confidence in zip(said, spelled, hypothesis.word_confidences or means, strict=True)
+    ]
+
+
+def _searched(hypothesis: Hypothesis, frame_seconds: float, offset: float) -> list[Word]:
+    """Words whose times the search knows."""
+    words = hypothesis.text.split()
+    confidences = hypothesis.word_confidences or [hypothesis.confidence] * len(words)
+    return [
+        Word(
+            word,
+            round(max(0.0, offset + first * frame_seconds), 3),
+            round((end - first) * frame_seconds, 3),
+            round(confidence, 4),
+        )
+        for word, (first, end), confidence in zip(words, hypothesis.word_frames, confidences, strict=True)
     ]
 
 

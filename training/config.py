@@ -6,8 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speech.choices import Choice, OneOf
 from speech.features.augment import AugmentConfig
-from speech.objectives import CtcConfig, ObjectiveChoice
+from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
 from training.learner.sampling import SamplingConfig
+from training.learner.segments import SegmentConfig
 from training.strategies.gossip import GossipConfig
 from training.strategies.registry import STRATEGY_CONFIGS
 from training.strategies.strategy import StrategyConfig, Traits
@@ -180,6 +181,8 @@ class TrainConfig(BaseModel):
     """Optimizer and its constants."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over training."""
+    segments: SegmentConfig | None = None
+    """Train on segments of utterances: `max_batch` counts these. Needs stored features and an objective of frames."""
     augment: AugmentConfig = AugmentConfig()
     """Augmentation of training audio and features; validation and test data are not augmented."""
     average: int = Field(default=1, ge=1)
@@ -238,6 +241,22 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"learners_per_node is {self.learners_per_node} but {self.strategy.kind} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> "TrainConfig":
+        if objective_class(self.objective).needs == "states":
+            self.augment.refuse_insertions()
+            if self.traits.split:
+                raise ValueError(
+                    f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the states "
+                    f"that {self.objective.kind} needs: use another strategy"
+                )
+        elif self.segments:
+            raise ValueError(
+                f"segments have no transcripts, which {self.objective.kind} needs: leave segments out, or use "
+                "objective frame_cross_entropy"
             )
         return self
 

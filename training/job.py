@@ -29,6 +29,8 @@ class TrainJob(BaseModel):
     """Store of the training set's index and shards."""
     valid_url: str
     """Store of the validation set's index and shards."""
+    alignments_url: str = ""
+    """Store of the sets' alignments, if the objective needs them: `train.parquet` and `valid.parquet`."""
     output_url: str
     """Store for checkpoints and the finished model."""
     journal: Path

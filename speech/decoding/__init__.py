@@ -13,10 +13,12 @@ from typing import Annotated
 from speech.choices import OneOf
 from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.decoding.beam import BeamConfig, BeamDecoder
+from speech.decoding.graph import GraphConfig, GraphDecoder
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
 from speech.decoding.language_model import LanguageModelError
 from speech.decoding.token_lm import TokensConfig, TokensDecoder
 from speech.decoding.words import WordsConfig, WordsDecoder
+from speech.hmm.priors import StateOutputs
 from speech.tokens import Tokenizer
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "DecodeConfig",
     "DecodeError",
     "Decoder",
+    "GraphConfig",
+    "GraphDecoder",
     "GreedyConfig",
     "GreedyDecoder",
     "Hypothesis",
@@ -44,11 +48,26 @@ DECODERS: dict[str, type[Decoder]] = {
     "beam": BeamDecoder,
     "tokens": TokensDecoder,
     "words": WordsDecoder,
+    "graph": GraphDecoder,
 }
 DecodeChoice = Annotated[DecodeConfig, OneOf({kind: decoder.config for kind, decoder in DECODERS.items()}, "greedy")]
 """A field that takes the configuration of any decoder."""
 
 
-def build_decoder(cfg: DecodeConfig, tokenizer: Tokenizer) -> Decoder:
-    """Builds the configured decoder."""
-    return DECODERS[cfg.kind](cfg, tokenizer)
+def build_decoder(cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+    """Builds the configured decoder.
+
+    Args:
+        cfg: Its configuration.
+        tokenizer: The model's tokens.
+        states: The model's tied states, if its outputs are these.
+
+    Raises:
+        DecodeError: It reads other outputs than the model's.
+    """
+    built = DECODERS[cfg.kind]
+    if (built.reads == "states") != (states is not None):
+        fitting = [kind for kind, one in DECODERS.items() if (one.reads == "states") == (states is not None)]
+        what = "tied states" if states else "tokens"
+        raise DecodeError(f"decode.kind {cfg.kind} cannot read a model of {what}: use {' or '.join(fitting)}")
+    return built(cfg, tokenizer, states)

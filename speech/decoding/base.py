@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from speech.choices import ChoiceWithFiles
+from speech.hmm.priors import StateOutputs
 from speech.lazy import torch
 from speech.tokens import Tokenizer
 
@@ -45,6 +47,10 @@ class DecodeConfig(ChoiceWithFiles):
         missing = {name: path for name, path in files.items() if name in self.file_fields and not getattr(self, name)}
         return self.model_copy(update=missing)
 
+    def prepared(self, folder: Path) -> Self:
+        """This configuration with all files that decoding needs; those that must be made are written to a folder."""
+        return self
+
 
 @dataclass(frozen=True)
 class Alternative:
@@ -78,6 +84,8 @@ class Hypothesis:
     """Posterior of each word over the final hypotheses of the search; empty unless words are searched."""
     nbest: list[Alternative] = field(default_factory=list)
     """The best hypotheses including this one, best first; empty unless more than one is requested."""
+    word_frames: list[tuple[int, int]] = field(default_factory=list)
+    """First output frame of each word and the one after its last, if the search tells; otherwise the tokens do."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON value."""
@@ -85,25 +93,38 @@ class Hypothesis:
 
 
 class Decoder(ABC):
-    """Finds the best hypotheses for CTC log posteriors (Graves 2006). Subclasses decode a validated batch.
+    """Finds the best hypotheses for log posteriors of tokens or states. Subclasses decode a validated batch.
+
+    Args:
+        cfg: Its configuration.
+        tokenizer: The model's tokens.
+        states: The model's tied states, if its outputs are these.
 
     Attributes:
         config: Class of the decoder's configuration.
         reads: Outputs that it decodes (`Objective.outputs`).
         slow: Whether it takes longer than the model, so that several processes are worth their start.
+        packages: Python packages that it needs beside the model's.
     """
 
     config: ClassVar[type[DecodeConfig]]
     reads: ClassVar[str] = "ctc"
     slow: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         self.cfg = cfg
         self.tokenizer = tokenizer
+        self.states = states
+
+    @property
+    def num_outputs(self) -> int:
+        """Width of the posteriors: tied states, or tokens."""
+        return len(self.states.log_priors) if self.states else self.tokenizer.size
 
     def with_config(self, cfg: DecodeConfig) -> Decoder:
         """A decoder of the same kind with other parameters; it shares files that this one has read."""
-        return type(self)(cfg, self.tokenizer)
+        return type(self)(cfg, self.tokenizer, self.states)
 
     def prepare(self) -> None:  # noqa: B027 - most have no files
         """Read what files it needs now, not at the first utterance."""
@@ -127,9 +148,10 @@ class Decoder(ABC):
         """Decodes validated float32 log posteriors [B, T, V]."""
 
     def _check(self, log_probs: Tensor, lengths: Tensor) -> tuple[Tensor, list[int]]:
-        if log_probs.dim() != 3 or log_probs.shape[2] != self.tokenizer.size:
+        if log_probs.dim() != 3 or log_probs.shape[2] != self.num_outputs:
+            what = "states" if self.states else "tokens"
             raise DecodeError(
-                f"log_probs must be [batch, frames, {self.tokenizer.size} tokens], not {list(log_probs.shape)}: "
+                f"log_probs must be [batch, frames, {self.num_outputs} {what}], not {list(log_probs.shape)}: "
                 "the model and the tokenizer must belong together"
             )
         batch, num_frames, _ = log_probs.shape

@@ -55,6 +55,7 @@ class BeamDecoder(Decoder):
     """Prefix beam search (Graves 2012, "Supervised Sequence Labelling", section 7.5; Hannun 2014, arXiv 1408.2873)."""
 
     config: ClassVar[type[DecodeConfig]] = BeamConfig
+    packages = ("flashlight-text",)
     cfg: BeamConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:

@@ -11,6 +11,7 @@ from typing_extensions import override
 from speech.decoding.base import DecodeConfig, DecodeError
 from speech.decoding.beam import BeamDecoder
 from speech.decoding.language_model import LanguageModel, load_lm
+from speech.hmm.priors import StateOutputs
 from speech.tokens import Tokenizer
 
 
@@ -46,8 +47,8 @@ class TokensDecoder(BeamDecoder):
     slow = True
     cfg: TokensConfig  # type: ignore[assignment]
 
-    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(cfg, tokenizer)
+    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
+        super().__init__(cfg, tokenizer, states)
         self._lm: LanguageModel | None = None
 
     def __getstate__(self) -> dict[str, object]:

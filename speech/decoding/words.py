@@ -16,6 +16,7 @@ from speech.decoding.language_model import arpa_words, load_lm, read_words
 from speech.decoding.nbest import posteriors, word_confidences
 from speech.decoding.paths import collapse
 from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordPath, WordSearch
+from speech.hmm.priors import StateOutputs
 from speech.tokens import TokenError, Tokenizer
 
 if TYPE_CHECKING:
@@ -71,10 +72,11 @@ class WordsDecoder(Decoder):
 
     config = WordsConfig
     slow = True
+    packages = ("flashlight-text",)
     cfg: WordsConfig
 
-    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
-        super().__init__(cfg, tokenizer)
+    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
+        super().__init__(cfg, tokenizer, states)
         self._search: WordSearch | None = None
 
     def __getstate__(self) -> dict[str, object]:

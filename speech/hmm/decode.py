@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import kaldi_decoder
@@ -45,6 +45,7 @@ class Hypothesis:
         cost: Of the path.
         complete: Whether the search ended in a final state.
         confidence: Mean posterior of the path's phones, 0 to 1; 0 if it was not computed.
+        starts: int32, the frame at which the path puts out each word: its first one or a few before.
     """
 
     words: tuple[str, ...]
@@ -52,6 +53,7 @@ class Hypothesis:
     cost: float
     complete: bool
     confidence: float = 0.0
+    starts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
 
 class GraphDecoder:
@@ -88,12 +90,26 @@ class GraphDecoder:
         names = tuple(self.words.words[word - 1] for word in words)
         pdfs = np.array(labels, dtype=np.int32) - 1
         cost = float(weight.value1 + weight.value2)
-        return Hypothesis(names, pdfs, cost, complete, self._confidence(log_likelihoods, pdfs))
+        confidence = self._confidence(log_likelihoods, pdfs)
+        return Hypothesis(names, pdfs, cost, complete, confidence, word_starts(lattice))
 
     def _confidence(self, log_likelihoods: NDArray[np.float32], pdfs: Ints) -> float:
         if self._families is None or len(pdfs) != len(log_likelihoods):
             return 0.0
         return float(pdf_confidences(torch.from_numpy(log_likelihoods), pdfs, self._families).mean())
+
+
+def word_starts(path: Any) -> Ints:
+    """The frame at which each word of a linear lattice stands."""
+    rows = (line.split() for line in path.to_str().splitlines())
+    arcs = {int(row[0]): (int(row[1]), int(row[2]), int(row[3])) for row in rows if len(row) >= 4}
+    state, frame, found = path.start, 0, []
+    while state in arcs:
+        state, label, word = arcs[state]
+        if word:
+            found.append(frame)
+        frame += label > 0
+    return np.array(found, dtype=np.int32)
 
 
 def decode_plain(model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor]) -> list[Hypothesis]:

@@ -1,4 +1,4 @@
-"""Acoustic models with a CTC output, and the registry of their configurations, which build them.
+"""Acoustic models, which put out tokens or tied states, and the registry of their configurations, which build them.
 
     model = build_model(ConformerConfig(layers=4), num_features=80, vocab_size=30)
 
@@ -9,5 +9,6 @@ from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
 from speech.models.registry import MODELS, ModelChoice, build_model
+from speech.models.tdnn import TdnnConfig
 
-__all__ = ["MODELS", "BlstmConfig", "ConformerConfig", "ModelChoice", "ModelConfig", "build_model"]
+__all__ = ["MODELS", "BlstmConfig", "ConformerConfig", "ModelChoice", "ModelConfig", "TdnnConfig", "build_model"]

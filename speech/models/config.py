@@ -17,7 +17,7 @@ class ModelConfig(Choice, ABC):
     """Configuration that all acoustic models have."""
 
     dim: int = Field(default=144, ge=8)
-    """Width: model dimension of a Conformer, cells per direction of a BLSTM."""
+    """Width: model dimension of a Conformer or TDNN, cells per direction of a BLSTM."""
     layers: int = Field(default=8, ge=1)
     """Encoder layers."""
     subsampling: Literal[1, 2, 4, 8] = 4
@@ -35,5 +35,5 @@ class ModelConfig(Choice, ABC):
 
         Args:
             num_features: Width of a feature frame.
-            vocab_size: Tokens, the blank included.
+            vocab_size: Outputs: tokens, the blank included, or tied states.
         """

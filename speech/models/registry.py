@@ -8,11 +8,12 @@ from speech.choices import OneOf
 from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
+from speech.models.tdnn import TdnnConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
 
-MODELS: dict[str, type[ModelConfig]] = {"blstm": BlstmConfig, "conformer": ConformerConfig}
+MODELS: dict[str, type[ModelConfig]] = {"blstm": BlstmConfig, "conformer": ConformerConfig, "tdnn": TdnnConfig}
 ModelChoice = Annotated[ModelConfig, OneOf(MODELS, "conformer")]
 """A field that takes the configuration of any of them."""
 

@@ -12,27 +12,36 @@ from speech.choices import OneOf
 from speech.decoding import DECODERS
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 from speech.objectives.ctc import Ctc, CtcConfig
+from speech.objectives.frame_cross_entropy import FrameCrossEntropy, FrameCrossEntropyConfig
 
 __all__ = [
     "OBJECTIVES",
     "Ctc",
     "CtcConfig",
+    "FrameCrossEntropy",
+    "FrameCrossEntropyConfig",
     "Objective",
     "ObjectiveChoice",
     "ObjectiveConfig",
     "Targets",
     "build_objective",
     "check_decoder",
+    "objective_class",
 ]
 
-OBJECTIVES: dict[str, type[Objective]] = {"ctc": Ctc}
+OBJECTIVES: dict[str, type[Objective]] = {"ctc": Ctc, "frame_cross_entropy": FrameCrossEntropy}
 ObjectiveChoice = Annotated[ObjectiveConfig, OneOf({kind: one.config for kind, one in OBJECTIVES.items()}, "ctc")]
 """A field that takes the configuration of any objective."""
 
 
+def objective_class(cfg: ObjectiveConfig) -> type[Objective]:
+    """The class of the objective that the configuration asks for."""
+    return OBJECTIVES[cfg.kind]
+
+
 def build_objective(cfg: ObjectiveConfig) -> Objective:
     """Makes the objective that the configuration asks for."""
-    return OBJECTIVES[cfg.kind](cfg)
+    return objective_class(cfg)(cfg)
 
 
 def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from speech.choices import Choice
 
@@ -11,8 +11,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+NO_STATE = -1
+"""In place of a tied state: a frame that does not count, or padding."""
+
+
 class ObjectiveConfig(Choice):
     """What training minimizes."""
+
+    @property
+    def alignments_folder(self) -> str:
+        """Folder or URL of the alignments that targets are read from, if the configuration names one."""
+        return ""
 
 
 class Targets(Protocol):
@@ -27,16 +36,33 @@ class Targets(Protocol):
     token_lengths: Tensor
 
 
+@runtime_checkable
+class FrameTargets(Protocol):
+    """Forced alignments of several utterances, which objectives get that need `states`.
+
+    Attributes:
+        states: Tied state of each aligned frame [batch, most frames], `NO_STATE` where there is none.
+        state_lengths: Aligned frames of each utterance [batch]; 0 without an alignment.
+        frame_factor: Aligned frames to an output frame.
+    """
+
+    states: Tensor
+    state_lengths: Tensor
+    frame_factor: int
+
+
 class Objective(ABC):
     """One objective.
 
     Attributes:
         config: Class of its configuration.
         outputs: What models trained with it put out; decoders that read that have it as `Decoder.reads`.
+        needs: Targets that it needs: `tokens` of the transcripts, or `states` of forced alignments.
     """
 
     config: ClassVar[type[ObjectiveConfig]]
     outputs: ClassVar[str]
+    needs: ClassVar[Literal["tokens", "states"]] = "tokens"
 
     def __init__(self, cfg: ObjectiveConfig) -> None:
         self.cfg = cfg
@@ -48,7 +74,7 @@ class Objective(ABC):
         Args:
             outputs: Log probabilities [batch, frames, vocab].
             frames: Output frames of each utterance [batch].
-            targets: Transcripts of the same utterances.
+            targets: What the same utterances should be recognized as.
 
         Returns:
             Losses [batch], zero for an utterance that its outputs cannot stand for, and how many of these there are.
@@ -57,3 +83,13 @@ class Objective(ABC):
     @abstractmethod
     def items(self, targets: Targets) -> int:
         """What the sum of losses is divided by: a number of tokens, or of frames."""
+
+    def figures(self, outputs: Tensor, frames: Tensor, targets: Targets) -> dict[str, tuple[float, int]]:
+        """Further figures of a validation: for each name a sum, and what its total is divided by.
+
+        Args:
+            outputs: As of `losses`.
+            frames: As of `losses`.
+            targets: As of `losses`.
+        """
+        return {}

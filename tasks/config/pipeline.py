@@ -236,6 +236,13 @@ class PipelineConfig(BaseModel):
             )
         if self.recognizer == "gmm" and self.tune is not None:
             raise ValueError("recognizer is gmm, but tune chooses parameters of a network's decoder: remove tune")
+        if self.train.segments and (
+            not self.features.stored or self.features.cmvn not in ("none", "global", "speaker")
+        ):
+            raise ValueError(
+                "train.segments are cut from stored features, and too short for statistics of their own: set "
+                "features.stored=true and features.cmvn to global, speaker or none"
+            )
         return self
 
     @property
@@ -295,7 +302,12 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
 
     sources = tuple(source.model_copy(update={"path": absolute(source.path)}) for source in config.data.sources)
     data = config.data.model_copy(update={"sources": sources})
-    train = config.train.model_copy(update={"augment": config.train.augment.with_files(absolute)})
+    objective = config.train.objective
+    if objective.alignments_folder:
+        objective = objective.model_copy(update={"alignments": absolute(objective.alignments_folder)})
+    train = config.train.model_copy(
+        update={"augment": config.train.augment.with_files(absolute), "objective": objective}
+    )
     files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
     align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)
     return config.model_copy(update={"data": data, "train": train, "align": align, "lm": lm, **files})

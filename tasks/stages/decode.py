@@ -1,7 +1,7 @@
 """Stage decode: hypotheses of the test sets, as NIST trn and as Parquet."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from tasks.config.decoding import grid_of
 from tasks.config.home import home
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.decoder_files import decoder_of, local_files, stage_files, with_digests
+from tasks.stages.decoder_files import local_files, stage_files, with_digests
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.folds import is_tested
 from tasks.stages.prepare import write_table
@@ -168,34 +168,36 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         if run.config.tune is not None:
             record["tuning"] = tune_on_validation(run, bundle)
             chosen = record["tuning"]["chosen"]
+        decode = run.config.decode.model_copy(update=chosen).prepared(Path(folder))
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
-            found = _decode(run, bundle, name, chosen, quarantine)
+            found = _decode(run, bundle, name, decode, quarantine)
             damaged += quarantine.entries()
             publish_hypotheses(output, name, found, counts)
     return record | {"counts": counts} | quarantine_record(counts, damaged)
 
 
-def _decode(run: Run, bundle: Path, name: str, chosen: Mapping[str, Any], quarantine: ShardQuarantine) -> list[Decoded]:
+def _decode(run: Run, bundle: Path, name: str, decode: DecodeConfig, quarantine: ShardQuarantine) -> list[Decoded]:
     """Decode a set: in this process if the runner is local or the model is not the run's own, else in workers.
 
     Args:
         run: The run.
         bundle: The model.
         name: The set.
-        chosen: Tuned values of the decoder's parameters.
+        decode: Decoding parameters, without the files of the stage lm.
         quarantine: Takes damaged shards.
     """
+    source = stage_files(run)
     if run.runner.local or run.bundle is not None:
-        decode = decoder_of(run).model_copy(update=chosen)
-        return decode_with(run, bundle, name, decode, own=run.bundle is None, on_damage=quarantine.add)
+        whole = decode.with_language_model(local_files(**source)) if source else decode
+        return decode_with(run, bundle, name, whole, own=run.bundle is None, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
     common = {
         "model": run.result("train").url,
         "digest": run.result("train").record["digest"],
         "url": set_url(run, name),
-        "decode": run.config.decode.model_copy(update=chosen).model_dump(mode="json"),
-        "lm": stage_files(run),  # fetched by each worker, which may be on another machine
+        "decode": decode.model_dump(mode="json"),
+        "lm": source,  # fetched by each worker, which may be on another machine
         "device": run.config.train.device,
         "speakers": run.result("features").record["speakers"],
     }

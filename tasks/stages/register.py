@@ -30,6 +30,7 @@ from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 import speech
 from speech.audio import encode_flac
 from speech.bundle import BundleSpec, add_decoder, load_spec
+from speech.decoding import DECODERS
 from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.stages import lm, tuning
@@ -62,8 +63,9 @@ from training.coordinator.journal import read_journal
 
 _REQUIREMENTS = ("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow")
 """Packages that every registered model needs."""
-_PIECES, _SEARCH = "sentencepiece", "flashlight-text"
-_NOTED = (*_REQUIREMENTS, _PIECES, _SEARCH, "rapidfuzz", "prefect", "fsspec", "pyarrow")
+_PIECES = "sentencepiece"
+_SEARCHES = tuple(dict.fromkeys(name for one in DECODERS.values() for name in one.packages))
+_NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect", "fsspec", "pyarrow")
 
 
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
@@ -148,7 +150,7 @@ def requirements(spec: BundleSpec) -> list[str]:
     """
     needed = [*_REQUIREMENTS]
     needed += [_PIECES] if spec.tokenizer.get("kind") == "bpe" else []
-    needed += [_SEARCH] if spec.decode.kind != "greedy" else []
+    needed += DECODERS[spec.decode.kind].packages
     return [f"{name}=={metadata.version(name)}" for name in needed]
 
 

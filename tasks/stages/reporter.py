@@ -5,7 +5,7 @@ from typing import Any
 
 from tasks.stages import progress
 from tasks.tracking.forwarding import Forwarder
-from tasks.tracking.training_view import TrainingView
+from tasks.tracking.training_view import TrainingView, validation_text
 from training.coordinator.journal import JournalTail
 
 
@@ -36,7 +36,7 @@ class Reporter:
             if entry["kind"] == "step":
                 self._report(self._speed(entry))
             elif entry["kind"] == "valid" and self.view.valid is entry:
-                self._report(f"validation loss {entry['valid_loss']:.3f}, WER {entry['valid_wer']:.1%}")
+                self._report(validation_text(entry))
 
     def _speed(self, entry: dict[str, Any]) -> str:
         note = f"loss {self.view.loss:.3f}" if self.view.loss is not None else "no finite loss"

@@ -9,8 +9,11 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
-from speech.bundle import BundleSpec
+from speech.bundle import BundleSpec, TiedStates
+from speech.hmm.priors import log_priors
+from speech.objectives import objective_class
 from speech.tokens import train_tokenizer
+from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -30,6 +33,8 @@ from training.job import TrainJob
 from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
+from training.learner.segments import cut_set
+from training.learner.state_targets import read_alignments
 
 # fields that affect how training runs, but not its result
 _NOT_CONTENT: dict[str, Any] = {
@@ -37,8 +42,10 @@ _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
     "exchange": {"encrypt", "timeout_s", "chunk_kb", "daemons"},
     "strategy": {"newcomer"},
+    "objective": {"alignments"},  # their digest counts
 }
 _IDENTITY = "tracking.json"
+_SEGMENTS = "segments"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
@@ -82,7 +89,40 @@ def _inputs(run: Run) -> Inputs:
     augment = run.config.train.augment
     if augment.file_lists():
         digests["augment"] = augment_digest(augment)
+    if uses_alignments(run):
+        tables = {name: read_alignments(alignments(run), name).digest for name in ("train", "valid")}
+        digests["alignments"] = digest_json(tables)
     return _content(run), digests
+
+
+def uses_alignments(run: Run) -> bool:
+    """Whether the objective needs the states of forced alignments."""
+    return objective_class(run.config.train.objective).needs == "states"
+
+
+def alignments(run: Run) -> ObjectStore:
+    """The sets' alignments: those that the objective names, or the output of the stage `align`.
+
+    Raises:
+        StageError: Neither exists.
+    """
+    if folder := run.config.train.objective.alignments_folder:
+        return ObjectStore(folder)
+    if "align" not in run.results:
+        raise StageError(
+            f"train.objective {run.config.train.objective.kind} needs alignments: add a section align, or name a "
+            "folder with train.parquet and valid.parquet in train.objective.alignments"
+        )
+    return run.result("align").store.child("alignments")
+
+
+def tied_states(run: Run) -> TiedStates | None:
+    """The states that the model's outputs stand for, with their priors in the training set; None for tokens."""
+    if not uses_alignments(run):
+        return None
+    table = read_alignments(alignments(run), "train")
+    priors = log_priors(table.counts())
+    return TiedStates(model=table.info.model, frame_shift_ms=table.info.frame_shift_ms, log_priors=priors)
 
 
 def work_folder(key: str) -> Path:
@@ -109,6 +149,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         model=config.model,
         normalizer=config.data.normalizer,
         provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
+        states=tied_states(run),
     )
     return TrainJob(
         run=output.key,
@@ -116,8 +157,9 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         train=config.train,
         spec=spec,
         speakers=features["speakers"],
-        train_url=set_url(run, "train"),
+        train_url=output.store.child(_SEGMENTS).url if config.train.segments else set_url(run, "train"),
         valid_url=set_url(run, "valid"),
+        alignments_url=alignments(run).url if uses_alignments(run) else "",
         output_url=output.store.url,
         journal=work_folder(output.key) / "journal.jsonl",
         cache=run.cache_folder,
@@ -176,6 +218,16 @@ def _train(run: Run, job: TrainJob, training: str) -> None:
         run_training(job, job.journal.parent, on_poll)
 
 
+def _cut_segments(run: Run, store: ObjectStore) -> None:
+    """Cut the training set into segments beside the training's other intermediate files."""
+    segments, source = run.config.train.segments, ObjectStore(set_url(run, "train"))
+    assert segments is not None
+    total = len(ShardIndex.read(source))
+    damaged = ShardQuarantine(store, total, run.config.train.max_unreadable, damage_folder("train"))
+    hop_s = run.config.features.hop_ms / 1000
+    cut_set(source, store.child(_SEGMENTS), segments, hop_s, run.cache_folder, damaged)
+
+
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     if output.store.url.startswith("memory:"):
         raise StageError(
@@ -190,11 +242,13 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     training = training_identity(store)
     for name in ("train", "valid"):
         damaged_shards(store, name).clear()  # shards found damaged by an earlier attempt may be repaired
+    if run.config.train.segments:
+        _cut_segments(run, store)
     _train(run, job, training)
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
-    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE):
+    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE, _SEGMENTS):
         store.delete_tree(folder)
     store.delete(_IDENTITY)
     counts = {name: result[field] for name, field in _COUNTED.items()}

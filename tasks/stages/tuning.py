@@ -1,5 +1,6 @@
 """Tuning of the decoder's parameters on the validation set, for the decode stage."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
         speakers={who: CmvnStats.from_dict(value) for who, value in run.result("features").record["speakers"].items()},
         on_damage=_warn,
     )
-    decoder = build_decoder(decode, load_spec(bundle).build_tokenizer())
-    trials = try_all(
-        decoder, scored, grid, run.runner.count, lambda done, total: progress.report("decode", done, total, "tuning")
-    )
+    spec = load_spec(bundle)
+    with tempfile.TemporaryDirectory() as folder:
+        decoder = build_decoder(decode.prepared(Path(folder)), spec.build_tokenizer(), spec.state_outputs)
+        trials = try_all(decoder, scored, grid, run.runner.count, _report)
     best = best_trial(trials, grid, configured)
     return {
         "set": VALID,
@@ -60,6 +61,10 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
         "wer": best.counts.wer,
         "table": [trial.to_dict() for trial in trials],
     }
+
+
+def _report(done: int, total: int) -> None:
+    progress.report("decode", done, total, "tuning")
 
 
 def _warn(error: ShardError) -> None:

@@ -103,7 +103,7 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
     figure = Figure(figsize=(10, 3.2 * rows), layout="constrained")
     axes = figure.subplots(rows, 2)
     _losses(axes[0, 0], journal, steps, valid)
-    percent = [{**entry, "wer": 100 * entry["valid_wer"]} for entry in valid]
+    percent = [{**entry, "wer": 100 * wer} for entry in valid if (wer := entry["valid_wer"]) is not None]
     _curve(axes[0, 1], percent, "wer", "validation, greedy", _VALID, "o")
     axes[0, 1].set(title="Word error rate", ylabel="%", ylim=(0, None))
     _curve(axes[1, 0], steps, "lr", "learning rate", _TRAIN)

@@ -82,6 +82,15 @@ class LearnerView:
         return {"learner": self.name, "node": self.node, **{name: getattr(self, name) for name in fields}}
 
 
+def validation_text(entry: Entry) -> str:
+    """Figures of a validation; models of tied states have no WER."""
+    text = f"validation loss {entry['valid_loss']:.3f}"
+    for name, label in (("valid_wer", "WER"), ("valid_frame_accuracy", "frame accuracy")):
+        if entry.get(name) is not None:
+            text += f", {label} {entry[name]:.1%}"
+    return text
+
+
 class TrainingView:
     """State of a training; `feed` processes the journal's lines in order."""
 
@@ -151,8 +160,7 @@ class TrainingView:
     def _valid(self, entry: Entry) -> None:
         self.valid = entry
         self.epochs = float(entry.get("epochs", self.epochs))
-        rates = f"validation loss {entry['valid_loss']:.3f}, WER {entry['valid_wer']:.1%}"
-        self._tell(f"epoch {entry['epoch']}: {rates}")
+        self._tell(f"epoch {entry['epoch']}: {validation_text(entry)}")
 
     def _epoch(self, entry: Entry) -> None:
         repeated = f", {entry['repeated']} repeated" if entry.get("repeated") else ""

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError, create_model
 from speech.bundle import BundleSpec
 from speech.choices import Choice, OneOf, own_fields
 from speech.features.config import FeatureConfig
-from speech.models import MODELS
 from speech.models.config import ModelConfig
 
 
@@ -81,7 +80,7 @@ def test_fields_that_only_other_kinds_have_are_dropped_from_what_was_written_bef
     assert own_fields("box", KINDS) == "box"
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["blstm", "conformer"])
 @pytest.mark.parametrize("decoder", ["greedy", "beam"])
 def test_bundles_of_earlier_versions_are_read(kind, decoder):
     everything = {"dim": 16, "layers": 1, "heads": 2, "kernel": 5, "feed_forward": 2, "bottleneck": 0, "channels": 4}

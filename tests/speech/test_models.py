@@ -5,9 +5,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from speech.features.cmvn import frame_mask
-from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelChoice, ModelConfig, build_model
+from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelChoice, ModelConfig, TdnnConfig, build_model
 from speech.models.networks.base import AcousticModel, Subsampling
 from speech.models.networks.conformer import rotary_tables, rotate
+from speech.models.networks.tdnn import semi_orthogonal_step
 
 NUM_FEATURES, VOCAB = 12, 7
 LENGTHS = (61, 40, 17, 8, 3, 1)
@@ -201,6 +202,57 @@ class TestConformer(AcousticModelContract):
 
     def test_the_default_has_about_four_million_parameters(self):
         assert 3.5e6 < build_model(ConformerConfig(), 80, 30).num_parameters() < 4.5e6
+
+
+class TestTdnn(AcousticModelContract):
+    config = TdnnConfig(
+        dim=16,
+        layers=4,
+        narrow_layers=1,
+        time_stride=9,
+        bottleneck=6,
+        prefinal=8,
+        subsampling=2,
+        channels=3,
+        dropout=0.2,
+    )
+
+    def test_default_has_about_two_and_a_half_million_parameters(self):
+        assert 2e6 < build_model(TdnnConfig(), 40, 2500).num_parameters() < 3e6
+
+    def test_frame_depends_on_the_frames_within_the_strides(self):
+        model = self.build(subsampling=1, layers=3, narrow_layers=1, time_stride=3)
+        feats = torch.randn(1, 31, NUM_FEATURES, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        model(feats, torch.tensor([31]))[0][0, 15, 0].backward()
+        seen = feats.grad[0].abs().sum(dim=1).nonzero().squeeze(1).tolist()
+        # strides 1, 3 and 3 to either side, in any combination
+        assert seen == sorted({15 + a + b + c for a in (-1, 0, 1) for b in (-3, 0, 3) for c in (-3, 0, 3)})
+
+    def test_bottlenecks_start_semi_orthogonal_and_stay_so(self, model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        feats, lengths = features()
+        for _ in range(20):
+            optimizer.zero_grad()
+            (-model(feats, lengths)[0][:, :, 0].mean()).backward()
+            optimizer.step()
+            model.constrain()
+        for layer in model.layers:
+            product = layer.linear.weight @ layer.linear.weight.T
+            scale = product.diagonal().mean()
+            torch.testing.assert_close(product / scale, torch.eye(6), atol=0.05, rtol=0)
+
+    def test_step_towards_semi_orthogonality_converges_and_keeps_the_scale_free(self):
+        matrix = torch.randn(6, 20, generator=torch.Generator().manual_seed(3)) * 7
+        for _ in range(40):
+            matrix = semi_orthogonal_step(matrix)
+        product = matrix @ matrix.T
+        torch.testing.assert_close(product / product.diagonal().mean(), torch.eye(6), atol=1e-4, rtol=0)
+        assert product.diagonal().mean() > 100
+        torch.testing.assert_close(semi_orthogonal_step(matrix), matrix, atol=1e-3, rtol=1e-4)
+
+    def test_bottleneck_wider_than_the_layer_is_refused(self):
+        with pytest.raises(ValidationError, match=r"model\.bottleneck=20 must not exceed dim=16"):
+            TdnnConfig(dim=16, bottleneck=20)
 
 
 def contract_of(kind):

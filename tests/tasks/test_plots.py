@@ -73,3 +73,8 @@ def test_a_resume_voids_nothing_of_the_curves_that_counts(tmp_path):
     journal = [*ring(2, 3)[:-1], resume, *again]
     assert [entry["step"] for entry in joined_steps(journal)] == [2, 4, 6, 8]
     assert learning_curves(journal, tmp_path / "curves.png").exists()
+
+
+def test_models_without_a_wer_have_learning_curves(tmp_path):
+    journal = [step(1), VALID | {"valid_wer": None}]
+    assert learning_curves(journal, tmp_path / "curves.png").stat().st_size > 1000

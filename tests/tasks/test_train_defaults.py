@@ -8,6 +8,7 @@ from pathlib import Path
 
 from speech.features import FEATURES
 from speech.models import MODELS
+from speech.objectives import OBJECTIVES
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.stages.train import TRAIN
@@ -23,6 +24,7 @@ PARTS = {
     **{f"model {kind}": model for kind, model in MODELS.items()},
     **{f"strategy {kind}": config for kind, config in STRATEGY_CONFIGS.items()},
     **{f"optimizer {kind}": config for kind, config in OPTIMIZERS.items()},
+    **{f"objective {kind}": objective.config for kind, objective in OBJECTIVES.items()},
 }
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tasks.tracking.training_view import TrainingView
+from tasks.tracking.training_view import TrainingView, validation_text
 from training.coordinator.journal import Journal, JournalTail
 
 
@@ -159,3 +159,9 @@ def test_a_long_journal_is_read_from_near_its_end(tmp_path):
     ends = [entry["step"] for entry in JournalTail(path, whole=False).new_entries()]
     assert ends == list(range(ends[0], 9000))
     assert 1000 < len(ends) < 8000
+
+
+def test_validation_of_tied_states_has_a_frame_accuracy_and_no_wer():
+    entry = {"valid_loss": 1.25, "valid_wer": None, "valid_frame_accuracy": 0.5}
+    assert validation_text(entry) == "validation loss 1.250, frame accuracy 50.0%"
+    assert validation_text({"valid_loss": 1.25, "valid_wer": 0.5}) == "validation loss 1.250, WER 50.0%"

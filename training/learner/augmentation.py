@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.features import SpecAugment, WaveAugment
-from speech.features.augment import AugmentConfig, utterance_seeds
+from speech.features.augment import AugmentConfig, Drawn, utterance_seeds
 from speech.frontend import FrontEnd
 from training.learner.data import Batch
+from training.learner.state_targets import padded_states
 
 
 def distinct(ids: list[str]) -> list[str]:
@@ -26,6 +27,11 @@ def distinct(ids: list[str]) -> list[str]:
         seen[name] += 1
         found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return found
+
+
+def _row(drawn: Drawn, row: int) -> Drawn:
+    """What was drawn for one utterance."""
+    return {name: tensor[row] for name, tensor in drawn.items()}
 
 
 class Augmenter:
@@ -47,7 +53,15 @@ class Augmenter:
             return batch
         seeds = utterance_seeds(self._seed, epoch, distinct(batch.ids))
         waves = self._waves.draw(batch.lengths, seeds) if batch.inputs.ndim == 2 else {}
-        return replace(batch, drawn=waves | self._feats.draw(seeds))
+        drawn = waves | self._feats.draw(seeds)
+        if not waves or not batch.states.numel():
+            return replace(batch, drawn=drawn)
+        states = [
+            self._waves.moved(one[:length], {name: _row(part, row) for name, part in waves.items()})
+            for row, (one, length) in enumerate(zip(batch.states, batch.state_lengths.tolist(), strict=True))
+        ]
+        lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
+        return replace(batch, drawn=drawn, states=padded_states(states), state_lengths=lengths)
 
     def features(self, frontend: FrontEnd, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
         """Augmented features [batch, frames, dim] and frames [batch] of a batch from `drawn`, or of part of one.

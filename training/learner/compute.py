@@ -13,9 +13,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
+from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.blstm import LstmLayers
 from speech.models.networks.precision import describe, has_bf16
-from speech.objectives import build_objective
+from speech.objectives import build_objective, objective_class
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -30,6 +31,8 @@ from training.learner.flat import FlatParameters
 from training.learner.microbatches import Portions, cut, undivided
 from training.learner.optim import Moments, build_optimizer, moment_names, set_learning_rate
 from training.learner.padding import frame_multiple, rounded_up
+from training.learner.segments import segments_of
+from training.learner.state_targets import StateTargets, read_alignments
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +61,14 @@ def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     reader = ShardReader(store, index, job.cache, job.cache_bytes)
-    folder = damage_folder("valid" if lenient else "train")
+    name = "valid" if lenient else "train"
+    folder = damage_folder(name)
     quarantine = ShardQuarantine(ObjectStore(job.output_url), len(index), job.train.max_unreadable, folder)
-    return SpeechDataset(index, reader, job.spec.build_tokenizer(), lenient=lenient, quarantine=quarantine)
+    tokenizer, targets = job.spec.build_tokenizer(), None
+    if objective_class(job.train.objective).needs == "states":
+        table = read_alignments(ObjectStore(job.alignments_url), name)
+        targets = StateTargets(table, job.spec.frame_factor, segments_of(index))
+    return SpeechDataset(index, reader, tokenizer, lenient=lenient, quarantine=quarantine, targets=targets)
 
 
 @dataclass
@@ -72,7 +80,7 @@ class Losses:
     tokens: float = 0.0
     utterances: float = 0.0
     unalignable: float = 0.0
-    """Utterances whose tokens do not fit their frames; their loss counts as zero."""
+    """Utterances whose tokens or states do not fit their frames, or that have none; their loss counts as zero."""
     seconds: float = 0.0
     """Audio."""
     unreadable: float = 0.0
@@ -236,3 +244,5 @@ class Learner:
         """Make one optimizer step with the gradients."""
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
+        assert isinstance(self.model, AcousticModel | ModelStage)
+        self.model.constrain()

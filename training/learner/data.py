@@ -20,6 +20,7 @@ from speech.tokens import TokenError, Tokenizer
 from storage.index import ShardIndex
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardError, ShardReader
+from training.learner.state_targets import StateTargets, padded_states
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,10 +47,16 @@ class Batch:
     """Utterances of this batch that are lost with damaged shards."""
     drawn: dict[str, Drawn] = field(default_factory=dict)
     """Random draws of each augmentation; empty without augmentation."""
+    states: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int32))
+    """Tied states [B, aligned frames], -1 where there is none; empty unless the objective needs them."""
+    state_lengths: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    """Aligned frames of each utterance [B]; 0 without an alignment."""
+    frame_factor: int = 1
+    """Aligned frames to an output frame."""
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, from which copies to a GPU are asynchronous."""
-        names = ("inputs", "lengths", "tokens", "token_lengths")
+        names = ("inputs", "lengths", "tokens", "token_lengths", "states", "state_lengths")
         drawn = _each(self.drawn, lambda tensor: tensor.pin_memory())
         return replace(self, drawn=drawn, **{name: getattr(self, name).pin_memory() for name in names})
 
@@ -67,6 +74,8 @@ class Batch:
             tokens=self.tokens[which, : int(token_lengths.max())],
             token_lengths=token_lengths,
             drawn=_each(self.drawn, lambda tensor: tensor[which]),
+            states=self.states[which],
+            state_lengths=self.state_lengths[which],
         )
 
 
@@ -126,6 +135,7 @@ class SpeechDataset:
         lenient: Omit symbols that the tokenizer does not know (for validation: a symbol that never occurs in training
             cannot be recognized; it does not count in the loss, but its word is an error in the WER).
         quarantine: Records damaged shards, whose utterances are then omitted from batches; None raises for them.
+        targets: Tied states of the utterances, if the objective needs them.
 
     Raises:
         TokenError: If the tokenizer does not know a symbol of a transcript, unless `lenient`.
@@ -139,10 +149,12 @@ class SpeechDataset:
         sample_rate: int | None = None,
         lenient: bool = False,
         quarantine: ShardQuarantine | None = None,
+        targets: StateTargets | None = None,
     ) -> None:
         self.index = index
         self.reader = reader
         self.sample_rate = sample_rate
+        self._targets = targets
         self.durations: NDArray[np.float64] = np.asarray(index.column("duration"), dtype=np.float64)
         # columns stay in Arrow memory and texts are encoded when needed: there may be ten million utterances
         self._ids, self._speakers, self._texts = (index.values(name) for name in ("id", "speaker", "text"))
@@ -211,9 +223,10 @@ class SpeechDataset:
         texts = [self._texts[row].as_py() for row, _ in loaded]
         encoded = [encode(self._tokenizer, text, self._lenient) if self._tokenizer else [] for text in texts]
         tokens = [torch.tensor(one, dtype=torch.long) for one in encoded]
-        return Batch(
+        ids = [self._ids[row].as_py() for row, _ in loaded]
+        batch = Batch(
             rows=found,
-            ids=[self._ids[row].as_py() for row, _ in loaded],
+            ids=ids,
             speakers=[self._speakers[row].as_py() for row, _ in loaded],
             texts=texts,
             inputs=_padded([item for _, item in loaded]),
@@ -223,6 +236,12 @@ class SpeechDataset:
             seconds=float(self.durations[found].sum()),
             unreadable=len(rows) - len(loaded),
         )
+        return self._with_states(batch, self._targets) if self._targets else batch
+
+    def _with_states(self, batch: Batch, targets: StateTargets) -> Batch:
+        states = [targets.states(name) for name in batch.ids]
+        lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
+        return replace(batch, states=padded_states(states), state_lengths=lengths, frame_factor=targets.frame_factor)
 
     def _load_or_quarantine(self, row: int) -> Tensor | None:
         shard = int(self._shard_of[row])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from speech.decoding import DecodeChoice, Decoder, Hypothesis, build_decoder
+from speech.hmm.priors import StateOutputs
 from speech.recognizer import Scores
 from speech.tokens import tokenizer_from_dict
 from training.processes.children import begin_worker, starting_workers
@@ -105,7 +106,8 @@ class DecodingPool(Generic[T]):
 
 
 def _describe(decoder: Decoder) -> str:
-    return json.dumps({"decode": decoder.cfg.model_dump(mode="json"), "tokenizer": decoder.tokenizer.to_dict()})
+    cfg, tokenizer = decoder.cfg.model_dump(mode="json"), decoder.tokenizer.to_dict()
+    return json.dumps({"decode": cfg, "tokenizer": tokenizer, "states": decoder.states})
 
 
 def _decode_one(description: str, log_probs: NDArray[np.float32]) -> Hypothesis:
@@ -128,7 +130,8 @@ def _decoder(description: str) -> Decoder:
         if before is not None and isinstance(cfg, before.config) and before.tokenizer.to_dict() == value["tokenizer"]:
             made = before.with_config(cfg)
         else:
-            made = build_decoder(cfg, tokenizer_from_dict(value["tokenizer"]))
+            states = StateOutputs(tuple(value["states"][0]), value["states"][1]) if value["states"] else None
+            made = build_decoder(cfg, tokenizer_from_dict(value["tokenizer"]), states)
         _held.clear()
         _held[description] = made
     return _held[description]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from speech.decoding import GreedyConfig, build_decoder
+from speech.decoding import GreedyConfig, GreedyDecoder, build_decoder
 from speech.frontend import FrontEnd
 from speech.models.networks.base import AcousticModel
 from speech.objectives import Objective, build_objective
@@ -25,8 +25,11 @@ class Validation:
 
     def __init__(self, objective: Objective, tokenizer: Tokenizer) -> None:
         self._objective = objective
-        self._decoder = build_decoder(GreedyConfig(), tokenizer)
+        # tied states need a graph to become words: their training is followed by loss and frame accuracy
+        readable = objective.outputs == GreedyDecoder.reads
+        self._decoder = build_decoder(GreedyConfig(), tokenizer) if readable else None
         self._loss, self._items = 0.0, 0
+        self._further: dict[str, tuple[float, int]] = {}
         self._rows: list[tuple[str, str, str, str, str]] = []
 
     def add(self, batch: Batch, log_probs: Tensor, frames: Tensor) -> None:
@@ -39,13 +42,24 @@ class Validation:
         """
         self._loss += float(self._objective.losses(log_probs, frames, batch)[0].double().sum())
         self._items += self._objective.items(batch)
+        for name, (value, count) in self._objective.figures(log_probs, frames, batch).items():
+            total, items = self._further.get(name, (0.0, 0))
+            self._further[name] = total + value, items + count
+        if self._decoder is None:
+            return
         for i, hypothesis in enumerate(self._decoder.decode(log_probs.float().cpu(), frames.cpu())):
             self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
 
     def figures(self) -> dict[str, float]:
-        """`loss` in nats per token (or frame, as the objective counts), and `wer` as a fraction."""
-        wer = score_sets(self._rows).wer
-        return {"loss": self._loss / max(1, self._items), "wer": float("nan") if wer is None else wer}
+        """`loss` in nats per token (or frame, as the objective counts), `wer` as a fraction, further figures.
+
+        Models of tied states have no `wer`.
+        """
+        found = {name: value / max(1, count) for name, (value, count) in self._further.items()}
+        if self._decoder is not None:
+            wer = score_sets(self._rows).wer
+            found["wer"] = float("nan") if wer is None else wer
+        return {"loss": self._loss / max(1, self._items), **found}
 
 
 @torch.inference_mode()
@@ -60,7 +74,7 @@ def validate(
     """Compute loss and WER of a set, without augmentation and in float32.
 
     Returns:
-        `loss` and `wer` as in `Validation.figures`; and `unreadable`, the utterances lost with damaged shards, if any.
+        What `Validation.figures` gives; and `unreadable`, the utterances lost with damaged shards, if any.
 
     Raises:
         TooManyShardsError: If too many are lost for the results to be comparable.

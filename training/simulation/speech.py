@@ -11,6 +11,7 @@ from speech.bundle import BundleSpec
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.stages import border_bytes, split_model
 from speech.objectives import build_objective
+from speech.objectives.base import NO_STATE
 from training.job import TrainJob
 from training.learner.batching import derive_seed
 from training.learner.compute import open_set
@@ -29,7 +30,7 @@ _TOGETHER = 256
 
 
 class Utterances:
-    """A set's features, tokens and texts in memory; features and tokens are padded tensors. Batches hold features.
+    """A set's features, targets and texts in memory; features and targets are padded tensors. Batches hold features.
 
     Attributes:
         frames: Frames of each utterance.
@@ -37,6 +38,7 @@ class Utterances:
     """
 
     def __init__(self, dataset: SpeechDataset, spec: BundleSpec, job: TrainJob) -> None:
+        objective = build_objective(job.train.objective)
         frontend = spec.build_frontend(job.speaker_stats())
         self.seconds = float(np.median(dataset.durations))
         parts: list[Batch] = []
@@ -54,6 +56,11 @@ class Utterances:
         self._lengths = torch.cat([part.lengths for part in parts])
         self._tokens = _padded([part.tokens for part in parts])
         self._counts = torch.cat([part.token_lengths for part in parts])
+        self._states = _padded([part.states for part in parts], NO_STATE)
+        self._state_counts = torch.cat([part.state_lengths for part in parts])
+        self._factor = parts[0].frame_factor
+        singles = (part.part(slice(k, k + 1)) for part in parts for k in range(len(part.ids)))
+        self._items = torch.tensor([objective.items(one) for one in singles])
         self.frames: NDArray[np.int64] = self._lengths.numpy()
 
     def __len__(self) -> int:
@@ -73,17 +80,20 @@ class Utterances:
             tokens=self._tokens[:, : int(counts.max())][rows],
             token_lengths=counts,
             seconds=0.0,
+            states=self._states[rows] if len(self._states) else self._states,
+            state_lengths=self._state_counts[rows] if len(self._states) else self._state_counts,
+            frame_factor=self._factor,
         )
 
     def tokens(self, numbers: NDArray[np.int64]) -> float:
-        """Number of tokens of some utterances, at least 1."""
-        return max(1.0, float(self._counts[torch.from_numpy(numbers)].sum()))
+        """What the objective divides the loss of some utterances by, tokens or frames; at least 1."""
+        return max(1.0, float(self._items[torch.from_numpy(numbers)].sum()))
 
 
-def _padded(parts: list[Tensor]) -> Tensor:
-    """Concatenate tensors [rows, size, ...], padded with zeros to the largest size."""
+def _padded(parts: list[Tensor], value: float = 0) -> Tensor:
+    """Concatenate tensors [rows, size, ...], padded with a value to the largest size."""
     size = max(part.shape[1] for part in parts)
-    out = torch.zeros(sum(map(len, parts)), size, *parts[0].shape[2:], dtype=parts[0].dtype)
+    out = torch.full((sum(map(len, parts)), size, *parts[0].shape[2:]), value, dtype=parts[0].dtype)
     start = 0
     for part in parts:
         out[start : start + len(part), : part.shape[1]] = part
@@ -217,7 +227,7 @@ class Speech:
 
     @torch.no_grad()
     def evaluate(self, weights: Tensor) -> dict[str, float]:
-        """Validation loss in nats per token, and greedy WER as a fraction.
+        """Validation loss in nats per token, and greedy WER as a fraction, or what else `Validation.figures` gives.
 
         Both are NaN for non-finite weights: training has diverged.
         """

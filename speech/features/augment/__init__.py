@@ -162,6 +162,12 @@ class WaveAugment:
         drawn = self.draw(lengths.cpu(), seeds_of(draws, len(waves))) if len(waves) else {}
         return self.apply(waves, lengths, drawn)
 
+    def moved(self, labels: Tensor, drawn: Mapping[str, Drawn]) -> Tensor:
+        """Labels of an utterance's frames `[T]`, moved in time as it is, by what was drawn for it alone: `[T']`."""
+        for name, step in self.steps.items():
+            labels = step.moved(labels, drawn[name])
+        return labels
+
     def lengths(self, lengths: Tensor, draws: Sequence[int]) -> Tensor:
         """What a call makes of the lengths `[B]`, without the waves: for the planning of batches."""
         for step in self.steps.values():

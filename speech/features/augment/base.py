@@ -50,6 +50,18 @@ class WaveAugmentation(ABC):
         """Draw for a batch and change it."""
         return self.apply(waves, lengths, self.draw(lengths.cpu(), seeds))
 
+    def moved(self, labels: Tensor, drawn: Drawn) -> Tensor:
+        """Move labels of frames in time, as `apply` moves the frames.
+
+        Args:
+            labels: `[T]`, of one utterance.
+            drawn: for this utterance alone.
+
+        Returns:
+            `[T']`.
+        """
+        return labels
+
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
         """What a call makes of the lengths `[B]`, without the waves: for the planning of batches."""
         return lengths

@@ -242,6 +242,18 @@ class AugmentConfig(BaseModel):
                 f"{', '.join(fields)}: leave {'it' if len(fields) == 1 else 'them'} out, or set features.stored=false"
             )
 
+    def refuse_insertions(self) -> None:
+        """Check that nothing here moves frames where their labels cannot follow; speed's can.
+
+        Raises:
+            ValueError: something does; the message names it.
+        """
+        if fields := [name for name in ("pauses", "time_warp") if name in self.parts()]:
+            raise ValueError(
+                f"aligned states cannot follow {' and '.join(fields)} of train.augment: leave "
+                f"{'it' if len(fields) == 1 else 'them'} out (speed is fine), or use another objective"
+            )
+
     def with_files(self, change: Callable[[str], str]) -> AugmentConfig:
         """This configuration with other paths of files."""
         given = {name: part for name in ("noise", "reverb") if (part := getattr(self, name)) is not None}

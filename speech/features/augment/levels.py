@@ -42,6 +42,14 @@ class Speed(WaveAugmentation):
         lengths = beside(drawn["lengths"], lengths)
         return silence_padding(result, lengths), lengths
 
+    def moved(self, labels: Tensor, drawn: Drawn) -> Tensor:
+        """See `WaveAugmentation`: frame i is heard at the time of frame i * ratio before."""
+        ratio = self.ratios[int(drawn["choice"])]
+        num_frames = -(-len(labels) * ratio.denominator // ratio.numerator)
+        middles = (torch.arange(num_frames) * 2 + 1) * ratio.numerator
+        places = torch.div(middles, 2 * ratio.denominator, rounding_mode="floor")
+        return labels[places.clamp(max=max(0, len(labels) - 1))] if len(labels) else labels
+
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
         """Lengths [B] in samples at each utterance's drawn speed."""
         return self._changed(lengths, self._choice(seeds))

@@ -50,7 +50,7 @@ class Subsampling(nn.Module):
 
 
 class AcousticModel(nn.Module, ABC):
-    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) out."""
+    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) or tied states out."""
 
     def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
         super().__init__()
@@ -82,6 +82,9 @@ class AcousticModel(nn.Module, ABC):
         x_BTD, out_lengths = self.subsampling(feats_BTF, lengths)
         logits_BTV = self.encode(x_BTD, out_lengths)
         return logits_BTV.float().log_softmax(dim=-1), out_lengths
+
+    def constrain(self) -> None:
+        """Move the parameters towards what constrains them; called after each update."""
 
     @property
     def hidden_width(self) -> int:
@@ -125,6 +128,9 @@ class ModelStage(nn.Module, ABC):
         self.out_width = model.vocab_size if self.is_last else model.hidden_width
         self.subsampling = model.subsampling if self.is_first else None
         self._halvings = len(model.subsampling.convs)
+
+    def constrain(self) -> None:
+        """What `AcousticModel.constrain` does, for these layers."""
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of feature frames."""

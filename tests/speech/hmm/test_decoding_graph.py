@@ -1,17 +1,14 @@
 """The decoding graph against all sentences, each aligned by the training graphs' own code."""
 
-import itertools
-
 import kaldifst
 import numpy as np
 import pytest
-from hmm_toys import LEXICON, PHONES, arpa, context_tree, random_model, sentence_cost
+from hmm_toys import LEXICON, PHONES, arpa, best_sentence, context_tree, random_model
 
-from speech.hmm.align import viterbi
 from speech.hmm.decode import DecodeOptions, GraphDecoder
 from speech.hmm.decoding_graph import WordTable, _with_loops, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.graphs import GraphOptions, state_graph, utterance_graph
+from speech.hmm.graphs import GraphOptions
 from speech.hmm.tree import monophone_tree
 
 WORDS = WordTable.of(LEXICON)
@@ -22,30 +19,6 @@ def lg(tmp_path, options=None):
     (tmp_path / "lm.arpa").write_text(arpa())
     lexicon = lexicon_fst(PHONES, LEXICON, WORDS, options)
     return compose_lexicon(lexicon, grammar(tmp_path / "lm.arpa", WORDS)), lexicon.symbols
-
-
-def best_sentence(model, scores, options=None):
-    """The cheapest of all sentences of up to three words, and its cost."""
-    found = []
-    for size in range(4):
-        for words in itertools.product(LEXICON, repeat=size):
-            graph = utterance_graph(PHONES, LEXICON, words, options, model.tree.context_dependent)
-            states = state_graph(graph, model.tree, model.transitions)
-            path = viterbi(states, scores, states.pdfs)
-            if path is not None:
-                found.append((sentence_cost(words) - path_score(states, scores, path), words))
-    return min(found)
-
-
-def path_score(states, scores, path):
-    total, before = 0.0, 0
-    for t, state in enumerate(path):
-        total += scores[t, states.pdfs[state]]
-        arcs = range(states.starts[state], states.starts[state + 1])
-        ways = [states.weights[arc] for arc in arcs if states.sources[arc] == before]
-        total += max([*ways, *([states.loops[state]] if state == before else [])])
-        before = state
-    return total + states.finals[before]
 
 
 @pytest.mark.parametrize("dependent", [False, True])

@@ -6,7 +6,9 @@ import math
 import numpy as np
 import torch
 
+from speech.hmm.align import viterbi
 from speech.hmm.gmm import DiagGmm
+from speech.hmm.graphs import state_graph, utterance_graph
 from speech.hmm.model import AcousticModel, FeatureChain
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
@@ -108,3 +110,27 @@ def sentence_cost(words: tuple[str, ...]) -> float:
         backed = BACKOFFS[first] * UNIGRAMS[second]
         total -= math.log(max(BIGRAMS.get((first, second), 0.0), backed))
     return total
+
+
+def best_sentence(model, scores, options=None):
+    """The cheapest of all sentences of up to three words, and its cost."""
+    found = []
+    for size in range(4):
+        for words in itertools.product(LEXICON, repeat=size):
+            graph = utterance_graph(PHONES, LEXICON, words, options, model.tree.context_dependent)
+            states = state_graph(graph, model.tree, model.transitions)
+            path = viterbi(states, scores, states.pdfs)
+            if path is not None:
+                found.append((sentence_cost(words) - path_score(states, scores, path), words))
+    return min(found)
+
+
+def path_score(states, scores, path):
+    total, before = 0.0, 0
+    for t, state in enumerate(path):
+        total += scores[t, states.pdfs[state]]
+        arcs = range(states.starts[state], states.starts[state + 1])
+        ways = [states.weights[arc] for arc in arcs if states.sources[arc] == before]
+        total += max([*ways, *([states.loops[state]] if state == before else [])])
+        before = state
+    return total + states.finals[before]

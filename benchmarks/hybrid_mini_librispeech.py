@@ -1,0 +1,275 @@
+"""A hybrid recognizer of mini-LibriSpeech: a network trained on GMM alignments, decoded with the GMM's graph.
+
+    python -m benchmarks.hmm_mini_librispeech --arpa lm.arpa --work hmm-work --stages sat
+    python -m benchmarks.hybrid_mini_librispeech --arpa lm.arpa --hmm hmm-work --work hybrid-work --json
+
+Trains with frame cross-entropy on the SAT model's alignments and features (LDA, MLLT, fMLLR by speaker), decodes
+dev-clean-5 with transforms of the SAT model's own passes. Prints frame accuracy by epoch, WER, and CPU seconds of each
+step. What the folder has already is not made again; use OMP_NUM_THREADS=1 for CPU seconds that mean something.
+"""
+
+import argparse
+import io
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.hmm_mini_librispeech import ROWS, Recognition, measured, read_cmudict, read_corpus, wer
+from speech.bundle import BundleSpec, TiedStates, load_bundle
+from speech.features import CmvnStats, MfccConfig
+from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
+from speech.hmm.checkpoint import Checkpoint, load_checkpoint
+from speech.hmm.decode import DecodeOptions, GraphDecoder, by_speaker, decode_plain, speaker_transform
+from speech.hmm.decoding_graph import WordTable
+from speech.hmm.fst_arrays import FstArrays
+from speech.hmm.model import AcousticModel, model_digest
+from speech.hmm.priors import log_priors, scaled_likelihoods
+from speech.hmm.pronunciations import count_pronunciations, graph_options
+from speech.hmm.steps import Utterance
+from speech.models import TdnnConfig
+from speech.tokens import TokenConfig, train_tokenizer
+from storage.objects import ObjectStore
+from storage.shards import Sample, build_index, write_shard
+from training.config import TrainConfig
+from training.job import TrainJob
+from training.launch.training_process import run_training
+
+DATA = Path(os.environ.get("STARLING_SHARED_DATA", "../shared/data"))
+FEATURES = MfccConfig(num_mels=40, num_ceps=40, dither=0.0, cmvn="global")
+"""Stands for the stored features, which have its width and frame shift."""
+MODEL = {"dim": 384, "layers": 9, "subsampling": 2, "time_stride": 2, "dropout": 0.1}
+TRAIN = {
+    "objective": {"kind": "frame_cross_entropy"},
+    "epochs": 6,
+    "batch_seconds": 64.0,
+    "max_batch": 32,
+    "schedule": {"kind": "cosine", "warmup_epochs": 0.3},
+    "optimizer": {"lr": 2e-3},
+    "augment": {"enabled": False},
+    "device": "cpu",
+}
+
+
+def write_set(url: str, utterances: Iterable[tuple[Utterance, Tensor]], per_shard: int = 100) -> None:
+    """Write stored features [frames, dim] as shards."""
+    samples = [
+        Sample(
+            one.id,
+            {"npy": _npy(feats)},
+            {
+                "duration": len(feats) / 100,
+                "num_frames": len(feats),
+                "sample_rate": 16000,
+                "text": " ".join(one.words),
+                "speaker": one.speaker,
+            },
+        )
+        for one, feats in utterances
+    ]
+    store = ObjectStore(url)
+    starts = range(0, len(samples), per_shard)
+    parts = [write_shard(store, f"{n:06d}.tar", samples[n : n + per_shard], "npy") for n in starts]
+    build_index(parts, {}).write(store)
+
+
+def _npy(feats: Tensor) -> bytes:
+    data = io.BytesIO()
+    np.save(data, feats.numpy().astype(np.float32), allow_pickle=False)
+    return data.getvalue()
+
+
+def prepare(work: Path, folder: Path, checkpoint: Checkpoint, train: Sequence[Utterance]) -> None:
+    """Write features, alignments and the spec of the bundle; every 20th utterance is for validation."""
+    model = checkpoint.model
+    aligned = checkpoint.aligned.alignments
+    feats = [(one, model.chain(one.features, checkpoint.adaptations.get(one.speaker))) for one in train]
+    stats = CmvnStats(feats[0][1].shape[1])
+    for _, one in feats:
+        stats.add(one)
+    write_set(str(work / "train"), (pair for n, pair in enumerate(feats) if n % 20))
+    write_set(str(work / "valid"), (pair for n, pair in enumerate(feats) if not n % 20))
+    info = AlignmentInfo(10.0, model.gmm.num_pdfs, model_digest(folder))
+    for name, chosen in (("train", lambda n: n % 20), ("valid", lambda n: not n % 20)):
+        rows = (
+            aligned_utterance(one.id, aligned[one.id], one.words, model.tree)
+            for n, (one, _) in enumerate(feats)
+            if chosen(n) and one.id in aligned
+        )
+        write_alignments(work / "alignments" / f"{name}.parquet", info, rows)
+    (work / "stats.json").write_text(json.dumps(stats.to_dict()))
+
+
+def make_job(work: Path, texts: Sequence[str], model: dict[str, object], train: dict[str, object]) -> TrainJob:
+    """The training job."""
+    table = AlignmentTable.read(work / "alignments" / "train.parquet")
+    states = TiedStates(
+        model=table.info.model, frame_shift_ms=table.info.frame_shift_ms, log_priors=log_priors(table.counts())
+    )
+    spec = BundleSpec(
+        sample_rate=16000,
+        features=FEATURES,
+        stats=json.loads((work / "stats.json").read_text()),
+        tokenizer=train_tokenizer(TokenConfig(), texts).to_dict(),
+        model=TdnnConfig.model_validate(model),
+        states=states,
+    )
+    return TrainJob(
+        run="hybrid-benchmark",
+        seed=1,
+        train=TrainConfig.model_validate(train),
+        spec=spec,
+        train_url=str(work / "train"),
+        valid_url=str(work / "valid"),
+        alignments_url=str(work / "alignments"),
+        output_url=str(work / "output"),
+        journal=work / "journal.jsonl",
+        cache=work / "cache",
+    )
+
+
+def show_epochs(result: Path) -> None:
+    """A line for each epoch's validation."""
+    for entry in json.loads(result.read_text())["history"]:
+        print("  ".join(f"{name} {entry[name]}" for name in ("epoch", "loss", "frame_accuracy")), flush=True)
+
+
+def children_cpu() -> float:
+    """CPU seconds of finished child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_transforms(work: Path, model: AcousticModel, decoder: GraphDecoder, test: Sequence[Utterance]) -> list[Tensor]:
+    """fMLLR of each test utterance's speaker, from two decoding passes of the SAT model."""
+    path = work / "transforms.safetensors"
+    if not path.exists():
+        found: dict[str, Tensor] = {}
+        for speaker, places in by_speaker([one.speaker for one in test]).items():
+            feats = [test[i].features for i in places]
+            transform = speaker_transform(model, feats, decode_plain(model, decoder, feats))
+            adapted = [model.gmm.log_likelihoods(model.chain(one, transform)) for one in feats]
+            again = [decoder(one.numpy()) for one in adapted]
+            found[speaker] = speaker_transform(model, feats, again, transform).contiguous()
+        save_file(found, path)
+    transforms = load_file(path)
+    return [transforms[one.speaker] for one in test]
+
+
+@torch.inference_mode()
+def network_scores(work: Path, feats: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+    """Posteriors minus priors of each utterance, at the rate of its frames."""
+    spec, network = load_bundle(work / "output" / "model")
+    frontend = spec.build_frontend()
+    assert spec.states is not None
+    scores = []
+    for one in feats:
+        log_probs, _ = network(*frontend(one[None], torch.tensor([len(one)])))
+        scores.append(scaled_likelihoods(log_probs[0].numpy(), spec.states.log_priors, spec.frame_factor)[: len(one)])
+    return scores
+
+
+def graph_of(args: argparse.Namespace, checkpoint: Checkpoint) -> tuple[Any, WordTable]:
+    """The SAT model's graph, with probabilities from its alignments, and its words; made once in the work folder."""
+    path, table = args.work / "graph.fst", args.work / "words.json"
+    if not path.exists() or not table.exists():
+        phones = checkpoint.model.tree.phones
+        lexicon = read_cmudict(DATA / "lexicon" / "cmudict.dict")
+        words = {name: tuple(text.split()) for name, text in transcripts().items()}
+        spoken = graph_options(count_pronunciations(checkpoint.aligned.alignments, words, phones), lexicon)
+        recognition = Recognition(phones, lexicon, args.arpa, DecodeOptions(), spoken)
+        recognition.graph("sat", checkpoint.model).write(path)
+        table.write_text(json.dumps(recognition.words.words))
+    return FstArrays.read(path).constant(), WordTable(tuple(json.loads(table.read_text())))
+
+
+def transcripts() -> dict[str, str]:
+    """Transcripts of train-clean-5 by utterance."""
+    paths = (DATA / "LibriSpeech" / "train-clean-5").rglob("*.trans.txt")
+    return dict(line.split(" ", 1) for path in paths for line in path.read_text().splitlines())
+
+
+def arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arpa", type=Path, required=True, help="n-gram")
+    parser.add_argument("--hmm", type=Path, default=Path("hmm-work"), help="work folder of hmm_mini_librispeech")
+    parser.add_argument("--work", type=Path, default=Path("hybrid-work"))
+    parser.add_argument("--model", default="{}", help="changes to the model as JSON")
+    parser.add_argument("--train", default="{}", help="changes to TrainConfig as JSON")
+    parser.add_argument("--beam", type=float, default=12.0)
+    parser.add_argument("--scales", type=float, nargs="+", default=[0.1], help="acoustic scales of the network")
+    parser.add_argument("--only", choices=("prepare", "train", "decode"), nargs="+", help="these steps only")
+    parser.add_argument("--json", action="store_true", help="a line of JSON at the end")
+    return parser.parse_args()
+
+
+def train_network(args: argparse.Namespace, texts: Sequence[str]) -> None:
+    """Train, if there is no model yet."""
+    if (args.work / "output" / "result.json").exists():
+        return
+    job = make_job(args.work, texts, MODEL | json.loads(args.model), TRAIN | json.loads(args.train))
+    with measured("network: train", weights=job.spec.build_model().num_parameters()) as row:
+        before = children_cpu()
+        run_training(job, args.work / "process")
+        row["children_cpu_s"] = round(children_cpu() - before, 1)
+
+
+def main() -> None:
+    """Prepare, train, decode, print."""
+    args = arguments()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    args.work = args.work.resolve()
+    args.work.mkdir(parents=True, exist_ok=True)
+    steps = args.only or ["prepare", "train", "decode"]
+    checkpoint = load_checkpoint(args.hmm / "sat")
+    assert checkpoint is not None, f"{args.hmm} has no model of stage sat"
+    if "prepare" in steps and not (args.work / "stats.json").exists():
+        with measured("features and alignments"):
+            train = read_corpus(DATA / "LibriSpeech" / "train-clean-5")
+            folder = args.hmm / "sat" / json.loads((args.hmm / "sat" / "state.json").read_text())["checkpoint"]
+            prepare(args.work, folder, checkpoint, train)
+            del train
+    if "train" in steps:
+        train_network(args, list(transcripts().values()))
+        show_epochs(args.work / "output" / "result.json")
+    if "decode" in steps:
+        decode(args, checkpoint)
+    if args.json:
+        print(json.dumps({"benchmark": "hybrid, mini-LibriSpeech", "argv": sys.argv[1:], "rows": ROWS}))
+
+
+def decode(args: argparse.Namespace, checkpoint: Checkpoint) -> None:
+    """Decode dev-clean-5 and print the WER for each acoustic scale."""
+    model = checkpoint.model
+    with measured("graph"):
+        graph, table = graph_of(args, checkpoint)
+    test = read_corpus(DATA / "LibriSpeech" / "dev-clean-5")
+    with measured("SAT: two passes for fMLLR"):
+        transforms = test_transforms(args.work, model, GraphDecoder(graph, table), test)
+    feats = [model.chain(one.features, transform) for one, transform in zip(test, transforms, strict=True)]
+    with measured("network: scores"):
+        scores = network_scores(args.work, feats)
+    for scale in args.scales:
+        with measured("network: decode", scale=scale) as row:
+            decoder = GraphDecoder(graph, table, DecodeOptions(beam=args.beam, acoustic_scale=scale))
+            found = [decoder(one) for one in scores]
+            row["wer"] = round(100 * wer(test, found), 2)
+            speakers = by_speaker([one.speaker for one in test])
+            row["by_speaker"] = {
+                who: round(100 * wer([test[i] for i in places], [found[i] for i in places]), 1)
+                for who, places in speakers.items()
+            }
+
+
+if __name__ == "__main__":
+    main()

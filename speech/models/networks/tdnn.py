@@ -1,0 +1,127 @@
+"""Factorized time-delay network (TDNN-F; Povey et al., "Semi-Orthogonal Low-Rank Matrix Factorization", 2018).
+
+A layer factorizes a convolution over time into two: a linear one from frames t - s and t to a bottleneck, whose weights
+are kept semi-orthogonal, and an affine one from bottleneck frames t and t + s back to the width. Differences from the
+paper: layer normalization in place of batch normalization, since statistics of batches would make replicas differ; and
+ordinary dropout.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from speech.features.cmvn import frame_mask
+from speech.models.networks.base import AcousticModel, ModelStage
+from speech.models.networks.dropout import Dropout
+from speech.models.tdnn import TdnnConfig
+
+_RATE = 0.125
+"""Speed of the steps towards semi-orthogonality (the paper's ν, section 3.1)."""
+
+
+def semi_orthogonal_step(weight_OI: Tensor) -> Tensor:
+    """One step of a matrix with at least as many columns as rows towards a multiple of a semi-orthogonal one.
+
+    With P = M Mᵀ and α² = tr(P Pᵀ) / tr(P), M moves by -4 ν / α² (P - α² I) M: the scale α floats (section 3.2).
+    """
+    product = weight_OI @ weight_OI.T
+    tiny = torch.finfo(product.dtype).tiny
+    trace = product.trace().clamp(min=tiny)
+    scale = (product.square().sum() / trace).clamp(min=tiny)
+    excess = product - scale * torch.eye(len(product), device=product.device, dtype=product.dtype)
+    # far from the goal, whole steps diverge; the bounds are those of Kaldi's ConstrainOrthonormal
+    spread = scale * len(product) / trace
+    rate = _RATE / (1 + (spread > 1.02).float() + 2 * (spread > 1.1).float())
+    return weight_OI - (4 * rate / scale) * (excess @ weight_OI)
+
+
+class FactorizedLayer(nn.Module):
+    """Two frames to the bottleneck, two bottleneck frames to the width, ReLU, normalization, dropout, bypass."""
+
+    def __init__(self, cfg: TdnnConfig, stride: int) -> None:
+        super().__init__()
+        self.stride, self.bypass = stride, cfg.bypass
+        self.linear = nn.Linear(2 * cfg.dim, cfg.bottleneck, bias=False)
+        self.affine = nn.Linear(2 * cfg.bottleneck, cfg.dim)
+        self.norm = nn.LayerNorm(cfg.dim)
+        self.dropout = Dropout(cfg.dropout)
+        nn.init.orthogonal_(self.linear.weight)
+
+    def forward(self, x_BTD: Tensor, mask_BT1: Tensor) -> Tensor:
+        """[B, T, D], zero beyond each utterance, to [B, T, D], zero there, too."""
+        early_BTD = F.pad(x_BTD, (0, 0, self.stride, 0))[:, : x_BTD.shape[1]]
+        z_BTK = self.linear(torch.cat([early_BTD, x_BTD], dim=2)) * mask_BT1
+        late_BTK = F.pad(z_BTK, (0, 0, 0, self.stride))[:, self.stride :]
+        y_BTD = self.norm(torch.relu(self.affine(torch.cat([z_BTK, late_BTK], dim=2))))
+        out_BTD: Tensor = (self.dropout(y_BTD) + self.bypass * x_BTD) * mask_BT1
+        return out_BTD
+
+
+class Tdnn(AcousticModel):
+    """`cfg.layers` factorized layers of `cfg.dim` units, and a linear bottleneck before the output."""
+
+    def __init__(self, cfg: TdnnConfig, num_features: int, vocab_size: int) -> None:
+        super().__init__(cfg, num_features, vocab_size)
+        strides = [1 if number < cfg.narrow_layers else cfg.time_stride for number in range(cfg.layers)]
+        self.layers = nn.ModuleList(FactorizedLayer(cfg, stride) for stride in strides)
+        self.prefinal = nn.Linear(cfg.dim, cfg.prefinal, bias=False)
+        self.norm = nn.LayerNorm(cfg.prefinal)
+        self.output = nn.Linear(cfg.prefinal, vocab_size)
+
+    @override
+    def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.norm(self.prefinal(run_layers(self.layers, x_BTD, lengths))))
+        return scores
+
+    @override
+    def constrain(self) -> None:
+        constrain_layers(self.layers)
+
+    @override
+    def layer_of(self, parameter: str) -> int | None:
+        part, _, rest = parameter.partition(".")
+        return int(rest.partition(".")[0]) if part == "layers" else None
+
+    @override
+    def stage(self, layers: range) -> "TdnnStage":
+        return TdnnStage(self, layers)
+
+
+def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:
+    """Frames [B, T, D] of `lengths` [B] through layers."""
+    mask_BT1 = frame_mask(lengths, x_BTD.shape[1], x_BTD.device).unsqueeze(2).to(x_BTD.dtype)
+    x_BTD = x_BTD * mask_BT1
+    for layer in layers:
+        x_BTD = layer(x_BTD, mask_BT1)
+    return x_BTD
+
+
+@torch.no_grad()
+def constrain_layers(layers: Iterable[nn.Module]) -> None:
+    """One step of each layer's bottleneck towards semi-orthogonality."""
+    for layer in layers:
+        assert isinstance(layer, FactorizedLayer)
+        layer.linear.weight.copy_(semi_orthogonal_step(layer.linear.weight))
+
+
+class TdnnStage(ModelStage):
+    """Layers of a TDNN."""
+
+    def __init__(self, model: Tdnn, layers: range) -> None:
+        super().__init__(model, layers)
+        self.layers = nn.ModuleDict({str(number): model.layers[number] for number in layers})
+        self.prefinal = model.prefinal if self.is_last else nn.Identity()
+        self.norm = model.norm if self.is_last else nn.Identity()
+        self.output = model.output if self.is_last else nn.Identity()
+
+    @override
+    def run(self, x: Tensor, frames: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.norm(self.prefinal(run_layers(self.layers.values(), x, frames))))
+        return scores
+
+    @override
+    def constrain(self) -> None:
+        constrain_layers(self.layers.values())

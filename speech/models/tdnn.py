@@ -1,0 +1,47 @@
+"""Configuration of the factorized time-delay network (TDNN-F; Povey et al., Interspeech 2018)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import override
+
+from speech.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from speech.models.networks.base import AcousticModel
+
+
+class TdnnConfig(ModelConfig):
+    """Factorized time-delay network; about 2.5 million parameters with the defaults and 2,000 tied states."""
+
+    kind: Literal["tdnn"] = "tdnn"
+    dim: int = Field(default=448, ge=8)
+    """Width of a layer."""
+    layers: int = Field(default=10, ge=1)
+    """Factorized layers."""
+    subsampling: Literal[1, 2, 4, 8] = 1
+    """Feature frames per output frame."""
+    bottleneck: int = Field(default=96, ge=4)
+    """Width of the linear bottleneck of each layer; at most `dim`."""
+    narrow_layers: int = Field(default=3, ge=0)
+    """First layers, which look one frame to either side; the others look `time_stride` frames."""
+    time_stride: int = Field(default=3, ge=1)
+    """Frames to either side that the other layers look; after subsampling, 1 is enough."""
+    prefinal: int = Field(default=128, ge=4)
+    """Width of the linear bottleneck before the output layer."""
+    bypass: float = Field(default=0.66, ge=0, le=1)
+    """Scale of a layer's input that is added to its output."""
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> TdnnConfig:
+        if self.bottleneck > self.dim:
+            raise ValueError(f"model.bottleneck={self.bottleneck} must not exceed dim={self.dim}: lower it")
+        return self
+
+    @override
+    def build(self, num_features: int, vocab_size: int) -> AcousticModel:
+        from speech.models.networks.tdnn import Tdnn
+
+        return Tdnn(self, num_features, vocab_size)

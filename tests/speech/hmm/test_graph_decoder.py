@@ -1,0 +1,186 @@
+"""Decoder kind `graph`: exact on a small graph, from its files, through a bundle."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hmm_toys import LEXICON, arpa, best_sentence, context_tree, random_model
+
+from speech.bundle import BundleError, BundleSpec, TiedStates, add_decoder, load_spec, own_decoder, save_bundle
+from speech.decoding import DecodeError, GraphConfig, GreedyConfig, build_decoder
+from speech.features import LogMelConfig
+from speech.hmm.priors import StateOutputs, log_priors, scaled_likelihoods
+from speech.models import TdnnConfig
+from speech.recognizer import Recognizer, Scores
+from speech.tokens import CharacterTokenizer
+from speech.transcriber import Transcriber
+from speech.words import timed_words
+
+TOKENIZER = CharacterTokenizer(["<blank>", "▁", "A"])
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A model, the folder of its files, and the configuration that makes an exact search of them."""
+    folder = tmp_path_factory.mktemp("graph")
+    rng = np.random.default_rng(3)
+    model = random_model(rng, context_tree(rng))
+    model.save(folder / "hmm")
+    lines = [f"{word} {' '.join(phones)}\n" for word, several in LEXICON.items() for phones in several]
+    (folder / "lexicon.txt").write_text("".join(lines))
+    (folder / "lm.arpa").write_text(arpa())
+    cfg = GraphConfig(
+        hmm=str(folder / "hmm" / "model.json"),
+        lexicon=str(folder / "lexicon.txt"),
+        lm=str(folder / "lm.arpa"),
+        beam=1000.0,
+        acoustic_scale=0.7,
+    )
+    return model, folder, cfg
+
+
+def random_posteriors(model, seed, frames=9):
+    scores = torch.from_numpy(np.random.default_rng(seed).normal(size=(1, frames, model.gmm.num_pdfs)) * 2)
+    return scores.float().log_softmax(-1)
+
+
+def random_priors(model, seed=8):
+    return log_priors(np.random.default_rng(seed).integers(1, 50, model.gmm.num_pdfs))
+
+
+def test_priors_are_shares_of_frames_and_add_up_to_one():
+    priors = log_priors([6, 0, 3])
+    assert [math.exp(one) for one in priors] == pytest.approx([0.6, 0.1, 0.3])
+    assert sum(math.exp(one) for one in log_priors(range(1000))) == pytest.approx(1.0)
+
+
+def test_likelihoods_are_posteriors_minus_priors_at_the_graphs_rate():
+    posteriors = np.log(np.array([[0.5, 0.5], [0.9, 0.1]], dtype=np.float32))
+    found = scaled_likelihoods(posteriors, log_priors([3, 1]), 3)
+    assert np.exp(found[::3]) == pytest.approx(np.array([[0.5 / 0.75, 2.0], [1.2, 0.4]]), rel=1e-5)
+    assert np.array_equal(found, np.repeat(found[::3], 3, axis=0))
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize(("factor", "seed"), [(1, 1), (1, 2), (2, 3), (3, 4)])
+def test_decoder_finds_the_best_of_all_sentences(toy, factor, seed):
+    model, _, cfg = toy
+    priors = random_priors(model)
+    log_probs = random_posteriors(model, seed, 12 // factor)
+    found = build_decoder(cfg, TOKENIZER, StateOutputs(priors, factor)).decode(log_probs, torch.tensor([12 // factor]))
+    likelihoods = scaled_likelihoods(log_probs[0].numpy(), priors, factor)
+    cost, words = best_sentence(model, cfg.acoustic_scale * likelihoods)
+    assert -found[0].score == pytest.approx(cost, abs=2e-2)  # determinization rounds weights to 1/1024
+    assert tuple(found[0].text.split()) == words or -found[0].score <= cost
+    without = scaled_likelihoods(log_probs[0].numpy(), [0.0] * len(priors), factor)
+    assert best_sentence(model, cfg.acoustic_scale * without)[0] != pytest.approx(cost, abs=0.1)
+
+
+def test_hypothesis_has_word_times_and_a_confidence(toy):
+    model, _, cfg = toy
+    decoder = build_decoder(cfg, TOKENIZER, StateOutputs(random_priors(model), 2))
+    found = next(
+        one
+        for seed in range(30)
+        if len((one := decoder.decode(random_posteriors(model, seed, 20), torch.tensor([20]))[0]).text.split()) > 1
+    )
+    assert len(found.word_frames) == len(found.text.split())
+    assert 0 < found.confidence < 1
+    words = timed_words(found, torch.zeros(20, 1), TOKENIZER, 0.02, offset=1.0)
+    assert " ".join(one.word for one in words) == found.text
+    starts = [one.start for one in words]
+    assert starts == sorted(starts)
+    assert starts[0] >= 1.0
+    assert words[-1].start + words[-1].duration == pytest.approx(1.0 + 20 * 0.02)
+
+
+def test_utterances_of_a_batch_end_at_their_lengths(toy):
+    model, _, cfg = toy
+    decoder = build_decoder(cfg, TOKENIZER, StateOutputs(random_priors(model)))
+    long, short = random_posteriors(model, 1, 12), random_posteriors(model, 2, 8)
+    batch = torch.cat([long, torch.nn.functional.pad(short, (0, 0, 0, 4))])
+    together = decoder.decode(batch, torch.tensor([12, 8]))
+    assert together[0] == decoder.decode(long, torch.tensor([12]))[0]
+    assert together[1] == decoder.decode(short, torch.tensor([8]))[0]
+    assert decoder.decode(batch, torch.tensor([0, 0]))[0].text == ""
+
+
+def test_decoder_and_model_must_speak_of_the_same(toy):
+    model, _, cfg = toy
+    with pytest.raises(DecodeError, match="greedy cannot read a model of tied states: use graph"):
+        build_decoder(GreedyConfig(), TOKENIZER, StateOutputs(random_priors(model)))
+    with pytest.raises(DecodeError, match="graph cannot read a model of tokens: use greedy or"):
+        build_decoder(cfg, TOKENIZER)
+
+
+def test_graph_of_a_larger_model_is_refused(toy):
+    _, _, cfg = toy
+    decoder = build_decoder(cfg, TOKENIZER, StateOutputs(log_priors([1, 1, 1])))
+    with pytest.raises(DecodeError, match=r"decode\.graph has \d+ states, the network 3"):
+        decoder.prepare()
+
+
+def test_language_model_of_other_words_is_refused(toy, tmp_path):
+    _, _, cfg = toy
+    other = arpa().replace("\tA", "\tX").replace("\tT", "\tY")
+    (tmp_path / "lm.arpa").write_text(other)
+    with pytest.raises(DecodeError, match="no word of .*lm.arpa has a pronunciation"):
+        cfg.model_copy(update={"lm": str(tmp_path / "lm.arpa")}).prepared(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"graph": "g"}, {"hmm": "h", "lm": "l"}, {"graph": "g", "words": "w", "lm": "l"}]
+)
+def test_configuration_names_all_it_needs(wrong):
+    with pytest.raises(ValueError, match="graph"):
+        GraphConfig.model_validate(wrong)
+
+
+def saved_bundle(folder: Path, model) -> BundleSpec:
+    torch.manual_seed(1)
+    states = TiedStates(model="ab" * 32, frame_shift_ms=10.0, log_priors=random_priors(model))
+    spec = BundleSpec(
+        sample_rate=8000,
+        features=LogMelConfig(num_mels=8, cmvn="utterance"),
+        stats=None,
+        tokenizer=TOKENIZER.to_dict(),
+        model=TdnnConfig(dim=16, layers=2, bottleneck=4, prefinal=8, subsampling=2, channels=2),
+        states=states,
+    )
+    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+    return spec
+
+
+def test_bundle_carries_the_graph_and_nothing_that_it_was_made_from(toy, tmp_path):
+    model, _, cfg = toy
+    spec = saved_bundle(tmp_path / "bundle", model)
+    assert spec.num_outputs == model.gmm.num_pdfs
+    add_decoder(tmp_path / "bundle", cfg)
+    names = {path.name for path in (tmp_path / "bundle").iterdir()}
+    assert names == {"bundle.json", "model.safetensors", "graph.fst", "graph-words.txt"}
+    kept = load_spec(tmp_path / "bundle")
+    assert (kept.decode.graph, kept.decode.words, kept.decode.hmm) == ("graph.fst", "graph-words.txt", "")
+    assert kept.states == spec.states
+
+    (tmp_path / "bundle").rename(tmp_path / "elsewhere")
+    recognizer = Recognizer.load(tmp_path / "elsewhere")
+    waves = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1))
+    scores = recognizer.scores(waves, torch.tensor([4000, 3000]))
+    assert scores.log_probs.shape[2] == model.gmm.num_pdfs
+    found = recognizer.decode(scores)
+    likelihoods = scaled_likelihoods(
+        scores.log_probs[0, : int(scores.frames[0])].numpy(), spec.states.log_priors, spec.frame_factor
+    )
+    direct = build_decoder(own_decoder(tmp_path / "elsewhere"), TOKENIZER, StateOutputs(spec.states.log_priors, 2))
+    assert direct.decode(*Scores(*scores)[:2]) == found
+    assert len(likelihoods) == 2 * int(scores.frames[0])
+
+    said = Transcriber(tmp_path / "elsewhere").transcribe([waves[0].numpy()], sample_rate=8000, words=True)[0]
+    assert said.text == " ".join(one.word for one in said.words)
+    assert (said.confidence > 0) == bool(said.text)
+
+    (tmp_path / "elsewhere" / "graph.fst").write_bytes(b"x")
+    with pytest.raises(BundleError, match=r"graph\.fst is damaged"):
+        Recognizer.load(tmp_path / "elsewhere")

@@ -1,0 +1,175 @@
+"""Training on forced alignments: targets of batches, augmentation that moves time, and a training that learns them."""
+
+import numpy as np
+import pytest
+import tones
+import torch
+from pydantic import ValidationError
+
+from speech.audio import decode_audio
+from speech.bundle import TiedStates
+from speech.features import build_features
+from speech.features.augment import WaveAugment
+from speech.features.augment.config import AugmentConfig
+from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, write_alignments
+from speech.hmm.priors import log_priors
+from storage.objects import ObjectStore
+from training.config import TrainConfig
+from training.learner.augmentation import Augmenter
+from training.learner.compute import Learner, open_set
+from training.learner.state_targets import padded_states, read_alignments
+from training.node.evaluator import Evaluator
+from training.simulation.speech import Speech
+
+STATES = 4
+OBJECTIVE = {"kind": "frame_cross_entropy"}
+CPU = torch.device("cpu")
+
+
+def states_of(sample):
+    """States that can be learned: the loudest quarter of each frame's spectrum."""
+    wave, _ = decode_audio(sample.members["flac"])
+    feats, _ = build_features(tones.FEATURES, tones.RATE)(wave[None], torch.tensor([len(wave)]))
+    return (feats[0].argmax(dim=1) * STATES // tones.FEATURES.num_mels).numpy().astype(np.int32)
+
+
+def aligned(sample):
+    states = states_of(sample)
+    durations = np.array([len(states)], dtype=np.int32)
+    return AlignedUtterance(sample.id, states, ("SIL",), durations, ())
+
+
+@pytest.fixture(scope="module")
+def alignments(corpus, tmp_path_factory):
+    """A folder of the corpus's alignments, without that of the training set's first utterance."""
+    folder = tmp_path_factory.mktemp("alignments")
+    info = AlignmentInfo(10.0, STATES, "ab" * 32)
+    write_alignments(folder / "train.parquet", info, map(aligned, corpus.train[1:]))
+    write_alignments(folder / "valid.parquet", info, map(aligned, corpus.valid))
+    return folder
+
+
+def state_job(corpus, folder, alignments, kind="tdnn", **changes):
+    counts = AlignmentTable.read(alignments / "train.parquet").counts()
+    states = TiedStates(model="ab" * 32, frame_shift_ms=10.0, log_priors=log_priors(counts))
+    spec = corpus.spec(kind, states=states)
+    return corpus.job(folder, spec=spec, objective=OBJECTIVE, alignments_url=str(alignments), **changes)
+
+
+def test_batches_have_the_states_of_their_utterances(corpus, tmp_path, alignments):
+    data = open_set(job := state_job(corpus, tmp_path, alignments), job.train_url)
+    batch = data.batch([7, 0, 31])
+    expected = [states_of(corpus.train[row]).tolist() for row in (7, 31)]
+    assert batch.state_lengths.tolist() == [len(expected[0]), 0, len(expected[1])]
+    assert [batch.states[row, : batch.state_lengths[row]].tolist() for row in (0, 2)] == expected
+    assert (batch.states[1] == -1).all()
+    assert batch.frame_factor == 2
+    part = batch.part(slice(1, 3))
+    assert part.state_lengths.tolist() == [0, len(expected[1])]
+    assert (
+        open_set(job, job.valid_url, lenient=True).batch([0]).states[0].tolist() == states_of(corpus.valid[0]).tolist()
+    )
+
+
+def test_objective_of_tokens_reads_no_alignments(corpus, tmp_path):
+    data = open_set(job := corpus.job(tmp_path), job.train_url)
+    assert data.batch([0]).states.numel() == 0
+
+
+def test_utterance_without_alignment_is_counted_and_changes_nothing_else(corpus, tmp_path, alignments):
+    job = state_job(corpus, tmp_path, alignments, augment={"enabled": False})
+    learner, data = Learner(job, CPU), open_set(job, job.train_url)
+    model = job.spec.model.model_copy(update={"dropout": 0.0})
+    learner = Learner(job.model_copy(update={"spec": job.spec.model_copy(update={"model": model})}), CPU)
+    losses = learner.gradient(data.batch([3, 0, 5]), 1)
+    grads = learner.flat.grads.clone()
+    assert (losses.utterances, losses.unalignable) == (3, 1)
+    without = learner.gradient(data.batch([3, 5]), 1)
+    assert without.unalignable == 0
+    assert losses.tokens == without.tokens > 0
+    assert losses.loss == pytest.approx(without.loss, rel=1e-5)
+    torch.testing.assert_close(grads, learner.flat.grads, rtol=1e-4, atol=1e-4)
+
+
+def test_alignment_at_another_rate_is_refused(corpus, tmp_path, alignments):
+    job = state_job(corpus, tmp_path, alignments)
+    states = job.spec.states.model_copy(update={"frame_shift_ms": 15.0})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"states": states})})
+    with pytest.raises(ValueError, match=r"a frame every 20 ms, which is no multiple of the alignments' 15 ms"):
+        open_set(job, job.train_url)
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.9, 1.0, 1.1, 1.25])
+def test_states_follow_the_speed(factor):
+    """A step in amplitude stays where the state changes."""
+    rate, step = 16000, 100
+    augment = WaveAugment(AugmentConfig(speed_factors=(factor,)), rate)
+    wave = torch.zeros(1, 300 * 160)
+    wave[0, step * 160 :] = 1.0
+    lengths = torch.tensor([wave.shape[1]])
+    drawn = augment.draw(lengths, [5])
+    changed, count = augment.apply(wave, lengths, drawn)
+    states = (torch.arange(300) >= step).int()
+    moved = augment.moved(
+        states, {name: {key: tensor[0] for key, tensor in one.items()} for name, one in drawn.items()}
+    )
+    assert abs(len(moved) - int(count[0]) / 160) <= 1
+    assert abs(int(moved.argmax()) - int((changed[0] > 0.5).int().argmax()) / 160) <= 1
+    assert (moved.diff() >= 0).all()
+
+
+def test_batches_states_are_as_long_as_the_features_at_any_speed(corpus, tmp_path, alignments):
+    job = state_job(corpus, tmp_path, alignments, augment={"speed_factors": [0.8, 1.25]})
+    data, augmenter = open_set(job, job.train_url), Augmenter(job.train.augment, tones.RATE, job.seed)
+    batch = augmenter.drawn(data.batch(range(1, 9)), 0)
+    _, frames = augmenter.features(job.spec.build_frontend(), batch, CPU)
+    assert (frames - batch.state_lengths).abs().max() <= 2
+    assert (batch.state_lengths != data.batch(range(1, 9)).state_lengths).any()
+
+
+@pytest.mark.parametrize("augment", [{"pauses": {}}, {"time_warp_frames": 5}])
+def test_augmentation_that_states_cannot_follow_is_refused(augment):
+    with pytest.raises(ValidationError, match=r"aligned states cannot follow (pauses|time_warp) of train\.augment"):
+        TrainConfig.model_validate({"objective": OBJECTIVE, "augment": augment})
+    TrainConfig.model_validate({"augment": augment})
+    TrainConfig.model_validate({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})
+
+
+def test_missing_alignments_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"train\.parquet"):
+        read_alignments(ObjectStore(str(tmp_path)), "train")
+
+
+def test_training_learns_the_states(corpus, tmp_path, alignments):
+    job = state_job(corpus, tmp_path, alignments, augment={"enabled": False}, optimizer={"lr": 1e-2})
+    learner, data = Learner(job, CPU), open_set(job, job.train_url)
+    for step in range(40):
+        losses = learner.gradient(data.batch(np.arange(12 * step, 12 * step + 12) % 48), step)
+        learner.scale_gradient(losses.tokens)
+        learner.update(1e-2)
+    found = Evaluator(job).validate(learner.model.state_dict())
+    assert found["frame_accuracy"] > 0.8
+    assert found["loss"] < 0.7
+    assert "wer" not in found
+
+
+def test_batch_of_no_utterances_has_no_states():
+    assert padded_states([]).shape == (0, 0)
+
+
+def test_strategy_that_splits_the_model_is_refused():
+    with pytest.raises(ValidationError, match="pipeline splits the model, .* that frame_cross_entropy needs"):
+        TrainConfig.model_validate({"objective": OBJECTIVE, "strategy": "pipeline", "learners_per_node": 2})
+
+
+def test_simulated_learners_get_the_gradients_of_a_real_one(corpus, tmp_path, alignments):
+    job = state_job(corpus, tmp_path, alignments, augment={"enabled": False}, max_batch=6)
+    problem = Speech(job, 1)
+    batch = problem._train.batch(np.array([7, 0, 31]))
+    assert batch.states[0, : batch.state_lengths[0]].tolist() == states_of(corpus.train[7]).tolist()
+    assert batch.state_lengths[1] == 0
+    expected = sum(-(-len(states_of(corpus.train[row])) // 2) for row in (7, 31))
+    assert problem._train.tokens(np.array([7, 0, 31])) == expected
+    figures = problem.evaluate(problem.replica().weights)
+    assert 0 <= figures["frame_accuracy"] <= 1
+    assert figures["loss"] > 0

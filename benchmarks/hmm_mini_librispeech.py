@@ -25,10 +25,10 @@ from speech.audio import decode_audio
 from speech.features import CmvnStats, MfccConfig, build_features
 from speech.hmm.checkpoint import load_checkpoint
 from speech.hmm.config import HmmConfig
-from speech.hmm.decode import DecodeOptions, GraphDecoder, Hypothesis, by_speaker, decode_plain, decode_speaker
+from speech.hmm.decode import DecodeOptions, GraphSearch, Hypothesis, by_speaker, decode_plain, decode_speaker
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
-from speech.hmm.model import AcousticModel
+from speech.hmm.model import HmmModel
 from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.topology import PhoneSet
 from speech.hmm.train import STAGES, Progress, Trainer
@@ -93,16 +93,16 @@ class Recognition:
             self.words = self.graphs.words
             row["words"] = len(self.words.words)
 
-    def graph(self, name: str, model: AcousticModel) -> FstArrays:
+    def graph(self, name: str, model: HmmModel) -> FstArrays:
         """The decoding graph of a model."""
         with measured(f"{name}: graph") as row:
             found = self.graphs.decoding_graph(model)
             row |= {"states": len(found.finals), "arcs": len(found.arcs), "mb": round(len(found.arcs) * 16e-6)}
         return found
 
-    def score(self, name: str, model: AcousticModel, test: list[Utterance], passes: int) -> None:
+    def score(self, name: str, model: HmmModel, test: list[Utterance], passes: int) -> None:
         """Decode and print the WER after each pass."""
-        decoder = GraphDecoder(self.graph(name, model).constant(), self.words, self.options)
+        decoder = GraphSearch(self.graph(name, model).constant(), self.words, self.options)
         seconds = sum(len(one.features) for one in test) / 100
         started = time.process_time()
         with measured(f"{name}: decode") as row:
@@ -111,7 +111,7 @@ class Recognition:
             row["rtf"] = round((time.process_time() - started) / seconds / (passes + 1), 3)
 
 
-def decoded(model: AcousticModel, decoder: GraphDecoder, test: list[Utterance], passes: int) -> list[list[Hypothesis]]:
+def decoded(model: HmmModel, decoder: GraphSearch, test: list[Utterance], passes: int) -> list[list[Hypothesis]]:
     """Hypotheses of all utterances after each pass."""
     if not passes:
         return [decode_plain(model, decoder, [one.features for one in test])]

@@ -29,10 +29,10 @@ from speech.bundle import BundleSpec, TiedStates, load_bundle
 from speech.features import CmvnStats, MfccConfig
 from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint
-from speech.hmm.decode import DecodeOptions, GraphDecoder, by_speaker, decode_plain, speaker_transform
+from speech.hmm.decode import DecodeOptions, GraphSearch, by_speaker, decode_plain, speaker_transform
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.model import AcousticModel, model_digest
+from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.priors import log_priors, scaled_likelihoods
 from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.steps import Utterance
@@ -149,7 +149,7 @@ def children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_transforms(work: Path, model: AcousticModel, decoder: GraphDecoder, test: Sequence[Utterance]) -> list[Tensor]:
+def test_transforms(work: Path, model: HmmModel, decoder: GraphSearch, test: Sequence[Utterance]) -> list[Tensor]:
     """fMLLR of each test utterance's speaker, from two decoding passes of the SAT model."""
     path = work / "transforms.safetensors"
     if not path.exists():
@@ -255,13 +255,13 @@ def decode(args: argparse.Namespace, checkpoint: Checkpoint) -> None:
         graph, table = graph_of(args, checkpoint)
     test = read_corpus(DATA / "LibriSpeech" / "dev-clean-5")
     with measured("SAT: two passes for fMLLR"):
-        transforms = test_transforms(args.work, model, GraphDecoder(graph, table), test)
+        transforms = test_transforms(args.work, model, GraphSearch(graph, table), test)
     feats = [model.chain(one.features, transform) for one, transform in zip(test, transforms, strict=True)]
     with measured("network: scores"):
         scores = network_scores(args.work, feats)
     for scale in args.scales:
         with measured("network: decode", scale=scale) as row:
-            decoder = GraphDecoder(graph, table, DecodeOptions(beam=args.beam, acoustic_scale=scale))
+            decoder = GraphSearch(graph, table, DecodeOptions(beam=args.beam, acoustic_scale=scale))
             found = [decoder(one) for one in scores]
             row["wer"] = round(100 * wer(test, found), 2)
             speakers = by_speaker([one.speaker for one in test])

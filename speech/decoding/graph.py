@@ -23,7 +23,7 @@ from speech.tokens import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.hmm.decode import GraphDecoder as Search
+    from speech.hmm.decode import GraphSearch
     from speech.hmm.decode import Hypothesis as GraphPath
 
 _SOURCES = ("hmm", "lexicon", "lm")
@@ -94,7 +94,7 @@ class GraphDecoder(Decoder):
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         super().__init__(cfg, tokenizer, states)
-        self._search: Search | None = None
+        self._search: GraphSearch | None = None
 
     @override
     def prepare(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from speech.hmm import steps
 from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph
-from speech.hmm.model import AcousticModel
+from speech.hmm.model import HmmModel
 from speech.hmm.steps import AlignedShard, AlignOptions
 from speech.hmm.train import Mapper
 from speech.hmm.utterances import Shard
@@ -44,7 +44,7 @@ class Aligner:
         every: fMLLR uses every n-th frame.
     """
 
-    model: AcousticModel
+    model: HmmModel
     lexicon: Lexicon
     graph: GraphOptions = field(default_factory=GraphOptions)
     options: AlignOptions = field(default_factory=AlignOptions)
@@ -96,7 +96,7 @@ class Aligner:
 
     def _align(
         self,
-        model: AcousticModel,
+        model: HmmModel,
         shards: Sequence[Shard],
         graphs: Mapping[str, UtteranceGraph],
         adaptations: Mapping[str, Tensor],

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from speech.hmm.align import Alignment
-from speech.hmm.model import AcousticModel, ModelError, write_json, write_tensors
+from speech.hmm.model import HmmModel, ModelError, write_json, write_tensors
 from speech.hmm.steps import AlignedShard
 
 
@@ -35,7 +35,7 @@ class Checkpoint:
 
     stage: str
     iteration: int
-    model: AcousticModel
+    model: HmmModel
     aligned: AlignedShard
     adaptations: Mapping[str, Tensor] = field(default_factory=dict)
     variance: Tensor | None = None
@@ -82,7 +82,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         finished = bool(facts["finished"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"the checkpoint in {folder} is damaged ({error!r}): delete the folder") from error
-    return Checkpoint(*state, AcousticModel.load(target), aligned, speakers, None, finished)
+    return Checkpoint(*state, HmmModel.load(target), aligned, speakers, None, finished)
 
 
 def pack_alignments(alignments: Mapping[str, Alignment]) -> dict[str, Tensor]:

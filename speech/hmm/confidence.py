@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.hmm.align import Alignment
-from speech.hmm.model import AcousticModel
+from speech.hmm.model import HmmModel
 from speech.hmm.topology import Ints
 from speech.words import Word
 
 
-def phone_families(model: AcousticModel) -> tuple[Ints, Ints]:
+def phone_families(model: HmmModel) -> tuple[Ints, Ints]:
     """The family of each phone `[phones + 1]`, and the family of each pdf `[P]`; families are numbered from 0."""
     phones = model.tree.phones
     of_phone = np.zeros(len(phones) + 1, dtype=np.int32)
@@ -29,7 +29,7 @@ def phone_families(model: AcousticModel) -> tuple[Ints, Ints]:
     return of_phone, of_pdf
 
 
-def frame_confidences(model: AcousticModel, frames: Tensor, alignment: Alignment) -> NDArray[np.float64]:
+def frame_confidences(model: HmmModel, frames: Tensor, alignment: Alignment) -> NDArray[np.float64]:
     """Posterior of the aligned phone at each frame.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 from speech.hmm.confidence import pdf_confidences
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
-from speech.hmm.model import AcousticModel, adapt
+from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
 
 
@@ -56,7 +56,7 @@ class Hypothesis:
     starts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
 
-class GraphDecoder:
+class GraphSearch:
     """Searches a graph.
 
     Args:
@@ -112,14 +112,14 @@ def word_starts(path: Any) -> Ints:
     return np.array(found, dtype=np.int32)
 
 
-def decode_plain(model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor]) -> list[Hypothesis]:
+def decode_plain(model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor]) -> list[Hypothesis]:
     """Decode utterances without adaptation; with a speaker-adapted model by its mixtures for such features."""
     gmm = model.unadapted or model.gmm
     return [decoder(gmm.log_likelihoods(model.chain(one)).cpu().numpy()) for one in features]
 
 
 def speaker_transform(
-    model: AcousticModel,
+    model: HmmModel,
     features: Sequence[Tensor],
     hypotheses: Sequence[Hypothesis],
     transform: Tensor | None = None,
@@ -158,7 +158,7 @@ def speaker_transform(
     return transform
 
 
-def noise_pdfs(model: AcousticModel) -> Ints:
+def noise_pdfs(model: HmmModel) -> Ints:
     """The pdfs of silence and noise."""
     noises = np.arange(1, model.tree.phones.noises + 1, dtype=np.int32)
     table = model.tree.pdfs(np.stack([0 * noises, noises, 0 * noises], axis=1))
@@ -166,7 +166,7 @@ def noise_pdfs(model: AcousticModel) -> Ints:
 
 
 def decode_speaker(
-    model: AcousticModel, decoder: GraphDecoder, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
+    model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
 ) -> list[list[Hypothesis]]:
     """Decode a speaker's utterances, first without adaptation, then with fMLLR from the hypotheses before.
 

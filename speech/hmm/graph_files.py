@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from speech.decoding.base import DecodeError
 from speech.decoding.language_model import arpa_words
-from speech.hmm.decode import DecodeOptions, GraphDecoder
+from speech.hmm.decode import DecodeOptions, GraphSearch
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions
-from speech.hmm.model import AcousticModel
+from speech.hmm.model import HmmModel
 from speech.hmm.topology import PhoneSet
 from speech.lexicon.base import Pronunciation
 from speech.lexicon.formats import read_lexicon
@@ -40,7 +40,7 @@ def write_graph(hmm: Path, lexicon: Path, lm: Path, graph: Path, words: Path, si
         ModelError: `hmm` is no model.
         DecodeError: No word of the n-gram has a pronunciation in the HMMs' phones.
     """
-    model = AcousticModel.load(hmm.parent)
+    model = HmmModel.load(hmm.parent)
     phones = model.tree.phones
     entries = _usable(read_lexicon(lexicon).entries, phones)
     usual = {word: entries[word] for word in arpa_words(str(lm)) if word in entries}
@@ -85,7 +85,7 @@ def _plain(lm: Path, folder: Path) -> Path:
     return folder / "lm.arpa"
 
 
-def open_search(cfg: GraphConfig, num_states: int) -> GraphDecoder:
+def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
     """The search that a configuration describes.
 
     Args:
@@ -110,4 +110,4 @@ def open_search(cfg: GraphConfig, num_states: int) -> GraphDecoder:
         if len(arrays.arcs) and int(arrays.arcs["olabel"].max()) > len(words):
             raise DecodeError(f"{cfg.words} has {len(words)} words, fewer than the graph: make both again")
     options = DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
-    return GraphDecoder(arrays.constant(), WordTable(tuple(words)), options)
+    return GraphSearch(arrays.constant(), WordTable(tuple(words)), options)

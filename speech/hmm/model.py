@@ -67,7 +67,7 @@ def adapt(frames: Tensor, transform: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AcousticModel:
+class HmmModel:
     """A trained model.
 
     Attributes:
@@ -84,14 +84,14 @@ class AcousticModel:
     chain: FeatureChain
     unadapted: DiagGmm | None = None
 
-    def to(self, device: torch.device | str) -> AcousticModel:
+    def to(self, device: torch.device | str) -> HmmModel:
         """The same model with its mixtures on a device."""
         if self.gmm.weights.device == torch.device(device):
             return self
         unadapted = self.unadapted.to(device) if self.unadapted else None
         return replace(self, gmm=self.gmm.to(device), unadapted=unadapted)
 
-    def with_gmm(self, gmm: DiagGmm) -> AcousticModel:
+    def with_gmm(self, gmm: DiagGmm) -> HmmModel:
         """The model with other mixtures."""
         return replace(self, gmm=gmm)
 
@@ -109,7 +109,7 @@ class AcousticModel:
         write_json(folder / "model.json", {"tree": self.tree.to_dict(), "context": self.chain.context})
 
     @classmethod
-    def load(cls, folder: Path) -> AcousticModel:
+    def load(cls, folder: Path) -> HmmModel:
         """The inverse of `save`.
 
         Raises:
@@ -130,7 +130,7 @@ class AcousticModel:
 
 
 def model_digest(folder: Path) -> str:
-    """SHA-256 of a saved acoustic model (`AcousticModel.save`), in hex."""
+    """SHA-256 of a saved acoustic model (`HmmModel.save`), in hex."""
     digest = hashlib.sha256()
     for name in ("model.json", "model.safetensors"):
         with (folder / name).open("rb") as file:

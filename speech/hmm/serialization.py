@@ -28,7 +28,7 @@ from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import GraphOptions, UtteranceGraph
 from speech.hmm.lda import LdaStatistics
 from speech.hmm.mllt import MlltStatistics
-from speech.hmm.model import AcousticModel, FeatureChain
+from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.statistics import GmmStatistics
 from speech.hmm.topology import PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree
@@ -36,7 +36,7 @@ from speech.hmm.tree import ContextStatistics, DecisionTree
 CLASSES: dict[str, type] = {
     one.__name__: one
     for one in (
-        AcousticModel,
+        HmmModel,
         steps.AlignedShard,
         Alignment,
         steps.AlignOptions,

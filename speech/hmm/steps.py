@@ -22,7 +22,7 @@ from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
 from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph, state_graph, utterance_graph
 from speech.hmm.lda import LdaStatistics
 from speech.hmm.mllt import MlltStatistics
-from speech.hmm.model import AcousticModel, FeatureChain, adapt
+from speech.hmm.model import FeatureChain, HmmModel, adapt
 from speech.hmm.statistics import GmmStatistics, accumulate
 from speech.hmm.topology import Floats, PhoneSet, Scales
 from speech.hmm.tree import ContextStatistics, DecisionTree
@@ -103,7 +103,7 @@ def align_equally(shard: Shard, phones: PhoneSet, graphs: Graphs) -> AlignedShar
 
 
 def align(
-    model: AcousticModel,
+    model: HmmModel,
     shard: Shard,
     graphs: Graphs,
     options: AlignOptions | None = None,
@@ -131,7 +131,7 @@ def align(
 
 
 def align_frames(
-    model: AcousticModel, graph: UtteranceGraph, frames: Tensor, options: AlignOptions, beam: float
+    model: HmmModel, graph: UtteranceGraph, frames: Tensor, options: AlignOptions, beam: float
 ) -> Alignment | None:
     """Align transformed features `[T, D]`; None if no path within the beam reaches the end."""
     states = state_graph(graph, model.tree, model.transitions, options.scales)
@@ -180,7 +180,7 @@ def _pdfs(found: Sequence[Alignment], tree: DecisionTree, device: torch.device) 
 
 
 def accumulate_shard(
-    model: AcousticModel,
+    model: HmmModel,
     shard: Shard,
     alignments: Alignments,
     adaptations: Adaptations | None = None,
@@ -232,7 +232,7 @@ def lda_statistics(shard: Shard, alignments: Alignments, chain: FeatureChain, tr
     return stats
 
 
-def mllt_statistics(model: AcousticModel, shard: Shard, alignments: Alignments, every: int = 1) -> MlltStatistics:
+def mllt_statistics(model: HmmModel, shard: Shard, alignments: Alignments, every: int = 1) -> MlltStatistics:
     """Statistics for MLLT; of every n-th frame only, where there are plenty."""
     stats = MlltStatistics.zeros(model.gmm.dim)
     model = model.to(shard.device)
@@ -241,7 +241,7 @@ def mllt_statistics(model: AcousticModel, shard: Shard, alignments: Alignments, 
 
 
 def fmllr_statistics(
-    model: AcousticModel,
+    model: HmmModel,
     shard: Shard,
     alignments: Alignments,
     adaptations: Adaptations | None = None,

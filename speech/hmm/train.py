@@ -26,7 +26,7 @@ from speech.hmm.gmm import DiagGmm, split_targets
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.lda import LdaStatistics, estimate_lda
 from speech.hmm.mllt import MlltStatistics, estimate_mllt
-from speech.hmm.model import AcousticModel, FeatureChain
+from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.statistics import GmmStatistics, update
 from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Statistics
 from speech.hmm.topology import PhoneSet, TransitionModel
@@ -44,7 +44,7 @@ class TrainingError(ValueError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Figures of an iteration.
 
     Attributes:
@@ -92,7 +92,7 @@ class Trainer:
         lexicon: Lexicon,
         config: HmmConfig | None = None,
         folder: Path | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[TrainingProgress], None] | None = None,
         mapper: Mapper[Any] = map,
         phones: PhoneSet | None = None,
         device: str = "cpu",
@@ -171,10 +171,10 @@ class Trainer:
         stats = self._contexts(chain, aligned, {}, short=True)
         mean, variance = _moments(stats.counts.sum(), stats.sums.sum(0))
         gmm = DiagGmm.of_moments(mean.repeat(tree.num_pdfs, 1), variance.repeat(tree.num_pdfs, 1))
-        model = AcousticModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
+        model = HmmModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
         return Checkpoint("mono", 0, model, aligned, {}, variance)
 
-    def _lda(self, model: AcousticModel, aligned: AlignedShard) -> FeatureChain:
+    def _lda(self, model: HmmModel, aligned: AlignedShard) -> FeatureChain:
         wide = FeatureChain(self.config.lda_context)
         step = partial(steps.lda_statistics, alignments=aligned.alignments, chain=wide, tree=model.tree)
         total: LdaStatistics = reduce(operator.add, self._map(step))
@@ -182,7 +182,7 @@ class Trainer:
 
     def _tied(
         self, name: StageName, chain: FeatureChain, aligned: AlignedShard, adaptations: Mapping[str, Tensor]
-    ) -> AcousticModel:
+    ) -> HmmModel:
         """A tree, and a Gaussian for each of its leaves."""
         stats = self._contexts(chain, aligned, adaptations)
         dim = stats.sums.shape[1] // 2
@@ -199,7 +199,7 @@ class Trainer:
         leaves: int = getattr(self.config, name).leaves
         tree = grow_tree(self.phones, stats, questions, leaves, self.config.leaf_frames, floor)
         gmm = _leaf_gaussians(tree, stats, dim, self.config.variance_floor)
-        return AcousticModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
+        return HmmModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
 
     # -- iterations ------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Trainer:
         total: Statistics = reduce(operator.add, self._map(step, short=name == "mono"))
         model, floor = self._updated(config, iteration, state.model, total)
         self.progress(
-            Progress(
+            TrainingProgress(
                 name,
                 iteration,
                 config.iterations,
@@ -231,8 +231,8 @@ class Trainer:
         return replace(state, iteration=iteration, model=model, variance=floor)
 
     def _updated(
-        self, config: StageConfig, iteration: int, model: AcousticModel, total: Statistics
-    ) -> tuple[AcousticModel, Tensor]:
+        self, config: StageConfig, iteration: int, model: HmmModel, total: Statistics
+    ) -> tuple[HmmModel, Tensor]:
         """The M step, and growing mixtures."""
         sums = total.gmm.sums.sum((0, 1))
         variance = _moments(float(total.gmm.occupancies.sum()), sums.numpy())[1]
@@ -245,7 +245,7 @@ class Trainer:
             gmm = gmm.split(targets, self.config.seed + iteration)
         return replace(model, gmm=gmm, transitions=model.transitions.updated(total.transitions)), variance
 
-    def _mllt(self, state: Checkpoint) -> AcousticModel:
+    def _mllt(self, state: Checkpoint) -> HmmModel:
         step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every)
         stats: MlltStatistics = reduce(operator.add, self._map(step))
         matrix = estimate_mllt(stats)
@@ -254,9 +254,7 @@ class Trainer:
         combined = (matrix @ chain.matrix.double()).float()
         return replace(state.model, chain=replace(chain, matrix=combined), gmm=state.model.gmm.transformed(matrix))
 
-    def _fmllr(
-        self, model: AcousticModel, aligned: AlignedShard, adaptations: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def _fmllr(self, model: HmmModel, aligned: AlignedShard, adaptations: Mapping[str, Tensor]) -> dict[str, Tensor]:
         step = partial(
             steps.fmllr_statistics,
             model,
@@ -298,7 +296,7 @@ class Trainer:
         found: Graphs = self._graphs[key]
         return found
 
-    def _aligned(self, name: StageName, model: AcousticModel, adaptations: Mapping[str, Tensor]) -> AlignedShard:
+    def _aligned(self, name: StageName, model: HmmModel, adaptations: Mapping[str, Tensor]) -> AlignedShard:
         mono = name == "mono"
         options = AlignOptions(self.config.beam, self.config.retry_beam, self.config.acoustic_scale)
         step = partial(steps.align, model, graphs=self.graphs(mono), options=options, adaptations=adaptations)

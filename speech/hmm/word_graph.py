@@ -15,7 +15,7 @@ from speech.decoding.language_model import arpa_words
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
-from speech.hmm.model import AcousticModel
+from speech.hmm.model import HmmModel
 from speech.hmm.topology import PhoneSet
 
 _GZIP = b"\x1f\x8b"
@@ -41,7 +41,7 @@ class WordGraph:
     symbols: tuple[int, ...]
     unpronounced: int
 
-    def decoding_graph(self, model: AcousticModel) -> FstArrays:
+    def decoding_graph(self, model: HmmModel) -> FstArrays:
         """HCLG for a model."""
         return decoding_graph(self.fst, self.symbols, model.tree, model.transitions)
 

@@ -22,11 +22,11 @@ from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utteran
 from speech.hmm.checkpoint import Checkpoint
 from speech.hmm.config import AlignConfig
 from speech.hmm.graphs import GraphOptions
-from speech.hmm.model import AcousticModel, model_digest, write_tensors
+from speech.hmm.model import HmmModel, model_digest, write_tensors
 from speech.hmm.pronunciations import count_pronunciations, graph_options, save_lexicon, word_pronunciations
 from speech.hmm.steps import AlignOptions
 from speech.hmm.topology import PhoneSet
-from speech.hmm.train import STAGES, Progress, Trainer, TrainingError
+from speech.hmm.train import STAGES, Trainer, TrainingError, TrainingProgress
 from speech.hmm.utterances import make_shards
 from speech.lexicon import Built, LexiconError, build_lexicon
 from storage.quarantine import QuarantinedShard
@@ -74,7 +74,7 @@ class IterationLog:
         self._before = {name: sum(sizes[:place]) for place, name in enumerate(stages)}
         self._total = sum(sizes)
 
-    def __call__(self, done: Progress) -> None:
+    def __call__(self, done: TrainingProgress) -> None:
         """Take the figures of an iteration."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
@@ -164,7 +164,7 @@ def _aligned(
 
 def _write(run: Run, sets: Mapping[str, FeatureSet], aligned: Mapping[str, AlignedSet], folder: Path) -> dict[str, Any]:
     """Write the alignments; returns what the record says about each set. The folder has the model."""
-    model, digest = AcousticModel.load(folder / "model"), model_digest(folder / "model")
+    model, digest = HmmModel.load(folder / "model"), model_digest(folder / "model")
     info = AlignmentInfo(config_of(run).features.hop_ms, model.gmm.num_pdfs, digest)
     about: dict[str, Any] = {}
     transforms: dict[str, Tensor] = {}

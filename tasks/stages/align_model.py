@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from speech.hmm.config import AlignConfig
 from speech.hmm.graphs import GraphOptions
-from speech.hmm.model import AcousticModel, ModelError, write_json
+from speech.hmm.model import HmmModel, ModelError, write_json
 from speech.hmm.pronunciations import load_lexicon, word_pronunciations
 from speech.lexicon import Lexicon, LexiconChoice, LexiconConfig, LexiconError, build_lexicon
 from speech.text import NormalizerConfig
@@ -27,7 +27,7 @@ _FILES = ("model/model.json", "model/model.safetensors", "lexicon/lexiconp.txt",
 class AlignmentModel:
     """A trained GMM-HMM with its lexicon and the configuration of its features."""
 
-    model: AcousticModel
+    model: HmmModel
     """The model."""
     lexicon: Lexicon
     """The lexicon of the training."""
@@ -57,7 +57,7 @@ class AlignmentModel:
             source: LexiconConfig = TypeAdapter(LexiconChoice).validate_python(value["lexicon"])
         except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
             raise ModelError(f"{folder / _CONFIG} is no configuration of an alignment ({error!r})") from error
-        return cls(AcousticModel.load(folder / "model"), lexicon, spoken, config, rate, normalizer, source)
+        return cls(HmmModel.load(folder / "model"), lexicon, spoken, config, rate, normalizer, source)
 
     @classmethod
     def fetch(cls, output: StageOutput, folder: Path) -> AlignmentModel:

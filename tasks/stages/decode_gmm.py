@@ -15,9 +15,9 @@ import kaldifst
 from speech.decoding.language_model import LanguageModelError, arpa_words
 from speech.hmm.confidence import phone_families
 from speech.hmm.config import GraphSearchConfig
-from speech.hmm.decode import DecodeOptions, GraphDecoder, by_speaker, decode_plain, decode_speaker
+from speech.hmm.decode import DecodeOptions, GraphSearch, by_speaker, decode_plain, decode_speaker
 from speech.hmm.decoding_graph import WordTable
-from speech.hmm.model import AcousticModel
+from speech.hmm.model import HmmModel
 from speech.hmm.word_graph import WordGraph, WordGraphError, word_graph
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
@@ -97,7 +97,7 @@ def _graph(run: Run, work: ObjectStore) -> dict[str, int]:
         return _written(words, model.model, Path(folder), work)
 
 
-def _written(words: WordGraph, model: AcousticModel, folder: Path, work: ObjectStore) -> dict[str, int]:
+def _written(words: WordGraph, model: HmmModel, folder: Path, work: ObjectStore) -> dict[str, int]:
     found = words.decoding_graph(model)
     found.write(folder / _GRAPH)
     work.write_file(_GRAPH, folder / _GRAPH)
@@ -151,7 +151,7 @@ def _decoded(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> li
 
 
 @lru_cache(maxsize=2)
-def _loaded(work: str, align: str, search: str) -> tuple[AcousticModel, GraphDecoder]:
+def _loaded(work: str, align: str, search: str) -> tuple[HmmModel, GraphSearch]:
     """Model and decoder; cached for further pieces in this process."""
     store = ObjectStore(work)
     options = GraphSearchConfig.model_validate_json(search)
@@ -161,7 +161,7 @@ def _loaded(work: str, align: str, search: str) -> tuple[AcousticModel, GraphDec
         graph = kaldifst.StdConstFst.read(str(Path(folder) / _GRAPH))
     words = WordTable(tuple(store.read_json(_WORDS)))
     decoding = DecodeOptions(options.beam, options.max_active, options.acoustic_scale)
-    return model, GraphDecoder(graph, words, decoding, phone_families(model)[1])
+    return model, GraphSearch(graph, words, decoding, phone_families(model)[1])
 
 
 def decode_speaker_piece(piece: Piece) -> list[Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from support import load_beside
+from support import copy_database, copy_finished, load_beside
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -121,7 +121,10 @@ def test_mistakes_have_remedies(folder, tmp_path, corpus, home):
     assert "score.sets names 'dev'" in message
 
 
-def test_a_registered_model_scores_as_in_its_own_run(finished):
+def test_a_registered_model_scores_as_in_its_own_run(finished, tmp_path, monkeypatch):
+    registry = Path("mlflow", "mlflow.db")
+    copy_database(home_folder() / registry, tmp_path / "home" / registry)
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
     (table,) = (home_folder() / "corpora").glob("synthetic-*/metadata.csv")
     speakers = sorted(finished.result("score").output.read_json("scores.json")["details"]["test"]["speakers"])
     chosen = f"data.sources.0.speakers={json.dumps(speakers)}"

@@ -49,7 +49,9 @@ def test_no_configuration_takes_a_number_that_is_not_finite():
         f"{model.__name__}.{name}: {value}"
         for model, name in found
         for value in (math.inf, -math.inf, math.nan, "1e999")
-        if not any(refused_as_infinite(model, name, shape) for shape in (value, [value, value], {"1": value}))
+        if not any(
+            refused_as_infinite(model, name, shape) for shape in (value, [value, value], {"1": value}, {"1": [value]})
+        )
     ]
     assert not taken
 

@@ -53,7 +53,7 @@ class Dies:
 
 def test_no_result_is_lost_or_given_twice_and_the_end_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setattr(Dies, "made", 0)
-    monkeypatch.setattr(runner, "_submitter", lambda _: Dies())
+    monkeypatch.setattr(runner, "_submitter", lambda *_: Dies())
     results = runner.map_pieces(PROCESSES, "none", iter(PIECES), "shard train")
     assert [next(results) for _ in range(8)] == list(range(8))
     with pytest.raises(StageError, match=r"shard train: .* killed 4 times.* lower runner\.workers"):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from speech.hmm.alignments import AlignmentTable
-from speech.hmm.model import AcousticModel, model_digest
+from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -203,7 +203,7 @@ def test_model_and_lexicon_are_published_and_working_files_are_not(aligned, tmp_
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(result.store.read(name))
-    model = AcousticModel.load(tmp_path / "model")
+    model = HmmModel.load(tmp_path / "model")
     table = AlignmentTable.read(tmp_path / "alignments" / "train.parquet")
     assert table.info.model == model_digest(tmp_path / "model")
     assert model.unadapted is not None

@@ -39,7 +39,7 @@ from tasks.tracking.runs import client, experiment_id
 from tasks.tracking.significance import Decision, PromotionOptions, refusal
 
 TESTS = json.dumps({"test": "aaaa"})
-RUN = SimpleNamespace(run_id="a-run", flow_run_url="")
+RUN = SimpleNamespace(run_id="a-run", flow_run_url="", config=SimpleNamespace(lm=None))
 
 
 @pytest.fixture
@@ -329,7 +329,7 @@ def test_others_hear_of_moves_and_of_nothing_else(api, monkeypatch):
 
 def test_a_decision_names_the_flow_run_that_made_it(api):
     add(api)
-    settle(api, SimpleNamespace(run_id="a-run", flow_run_url="http://ui/1"), "m", "1")
+    settle(api, SimpleNamespace(run_id="a-run", flow_run_url="http://ui/1", config=RUN.config), "m", "1")
     assert api.get_model_version("m", "1").tags["promotion.flow_run"] == "http://ui/1"
     former_champions(api, 1)
     assert "promotion.flow_run" not in api.get_model_version("m", "2").tags

@@ -49,7 +49,8 @@ def test_batches_for_a_gpu_are_page_locked_by_the_loader(corpus, tmp_path, monke
     for given, tensor in zip(tensors(found), tensors(wanted), strict=True):
         assert torch.equal(given, tensor)
         assert any(given is one for one in pinned)
-    assert len(pinned) == 4 + 4  # a factor for the gain, noise and its factors, draws of the masks
+    # inputs, tokens, tied states, each with lengths; a factor for the gain, noise and its factors, draws of the masks
+    assert len(pinned) == 6 + 4
 
 
 def tensors(batch):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hmm_toys import LEXICON, PHONES, arpa, best_sentence, context_tree, random_model
 
-from speech.hmm.decode import DecodeOptions, GraphDecoder
+from speech.hmm.decode import DecodeOptions, GraphSearch
 from speech.hmm.decoding_graph import WordTable, _with_loops, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions
@@ -29,7 +29,7 @@ def test_graph_finds_the_best_of_all_sentences(tmp_path, dependent, seed):
     options = SPOKEN if seed % 2 else None
     graph = decoding_graph(*lg(tmp_path, options), model.tree, model.transitions).constant()
     scores = (1.5 * rng.normal(size=(int(rng.integers(6, 16)), model.gmm.num_pdfs))).astype(np.float32)
-    found = GraphDecoder(graph, WORDS, DecodeOptions(beam=1000.0, acoustic_scale=1.0))(scores)
+    found = GraphSearch(graph, WORDS, DecodeOptions(beam=1000.0, acoustic_scale=1.0))(scores)
     cost, words = best_sentence(model, scores, options)
     assert found.complete
     assert len(found.pdfs) == len(scores)
@@ -54,7 +54,7 @@ def test_lexicon_without_a_word_of_the_language_model_is_refused():
 
 def test_decoder_takes_no_frames():
     fst = FstArrays.of(kaldifst.compile("0 0 1 1 0\n0 0\n")).constant()
-    assert GraphDecoder(fst, WORDS)(np.zeros((0, 1), dtype=np.float32)).words == ()
+    assert GraphSearch(fst, WORDS)(np.zeros((0, 1), dtype=np.float32)).words == ()
 
 
 def accepted(fst, length):

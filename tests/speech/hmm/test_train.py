@@ -7,9 +7,9 @@ from hmm_toys import LEXICON, arpa, corpus
 
 from speech.hmm.checkpoint import load_checkpoint, pack_alignments, unpack_alignments
 from speech.hmm.config import HmmConfig, StageConfig
-from speech.hmm.decode import DecodeOptions, GraphDecoder, decode_plain, decode_speaker, speaker_transform
+from speech.hmm.decode import DecodeOptions, GraphSearch, decode_plain, decode_speaker, speaker_transform
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
-from speech.hmm.model import AcousticModel, ModelError
+from speech.hmm.model import HmmModel, ModelError
 from speech.hmm.steps import accumulate_shard
 from speech.hmm.train import Trainer, TrainingError
 from speech.hmm.utterances import Shard, Utterance, make_shards
@@ -105,7 +105,7 @@ def decoder_of(model, folder):
     lexicon = lexicon_fst(model.tree.phones, LEXICON, words)
     lg = compose_lexicon(lexicon, grammar(folder / "lm.arpa", words))
     graph = decoding_graph(lg, lexicon.symbols, model.tree, model.transitions).constant()
-    return GraphDecoder(graph, words, DecodeOptions(beam=200.0, acoustic_scale=1.0))
+    return GraphSearch(graph, words, DecodeOptions(beam=200.0, acoustic_scale=1.0))
 
 
 @pytest.mark.parametrize("stage", ["mono", "lda"])
@@ -139,7 +139,7 @@ def test_adaptation_helps_an_unusual_speaker(trained, tmp_path):
 def test_model_and_alignments_survive_files(trained, tmp_path):
     result, _, _ = trained
     result.model.save(tmp_path / "model")
-    again = AcousticModel.load(tmp_path / "model")
+    again = HmmModel.load(tmp_path / "model")
     for part in PARTS:
         torch.testing.assert_close(getattr(again.gmm, part), getattr(result.model.gmm, part), rtol=0, atol=0)
     torch.testing.assert_close(again.chain.matrix, result.model.chain.matrix)
@@ -151,7 +151,7 @@ def test_model_and_alignments_survive_files(trained, tmp_path):
         np.testing.assert_array_equal(one.words, result.aligned.alignments[name].words)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"{}")
     with pytest.raises(ModelError, match="holds no acoustic model"):
-        AcousticModel.load(tmp_path / "model")
+        HmmModel.load(tmp_path / "model")
 
 
 def test_nothing_to_train_on_is_said():

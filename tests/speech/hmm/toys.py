@@ -9,7 +9,7 @@ import torch
 from speech.hmm.align import viterbi
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import state_graph, utterance_graph
-from speech.hmm.model import AcousticModel, FeatureChain
+from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
 from speech.hmm.utterances import Utterance
@@ -43,9 +43,7 @@ def context_tree(rng: np.random.Generator, leaves: int = 25) -> DecisionTree:
     return grow_tree(PHONES, random_stats(rng), questions, leaves, minimum=10)
 
 
-def random_model(
-    rng: np.random.Generator, tree: DecisionTree | None = None, dim: int = 3, size: int = 2
-) -> AcousticModel:
+def random_model(rng: np.random.Generator, tree: DecisionTree | None = None, dim: int = 3, size: int = 2) -> HmmModel:
     """A model with random parameters."""
     tree = tree or monophone_tree(PHONES)
     keys = tree.transition_keys()
@@ -56,7 +54,7 @@ def random_model(
     weights = torch.softmax(torch.randn(*shape, generator=generator), 1)
     means = 2 * torch.randn(*shape, dim, generator=generator)
     gmm = DiagGmm(weights, means, torch.rand(*shape, dim, generator=generator) + 0.5)
-    return AcousticModel(tree, transitions.updated(counts), gmm, FeatureChain())
+    return HmmModel(tree, transitions.updated(counts), gmm, FeatureChain())
 
 
 def speech_like(rng: np.random.Generator, words: list[str], dim: int = 4) -> torch.Tensor:

@@ -85,11 +85,13 @@ def run_sc_stats(sgml: str) -> tuple[int, float, float, float, bool]:
     done = subprocess.run(
         [program("sc_stats"), "-p", "-t", "mapsswe", "-v", "-n", "-"], input=sgml.encode(), capture_output=True
     )
-    found = re.search(
-        r"# segs: (\d+)\).*mean: (\S+)\) \(std dev: (\S+)\) \(Z Stat: (\S+)\) \(Stat Diff: (\w+)\)",
-        done.stdout.decode(errors="replace"),
-    )
-    assert found, done.stdout[-500:]
+    return read_mapsswe(done.stdout.decode(errors="replace"))
+
+
+def read_mapsswe(text: str) -> tuple[int, float, float, float, bool]:
+    """Segments, mean, standard deviation, Z, and whether the difference is significant (`sc_stats -t mapsswe -v`)."""
+    found = re.search(r"# segs: (\d+)\).*mean: (\S+)\) \(std dev: (\S+)\) \(Z Stat: (\S+)\) \(Stat Diff: (\w+)\)", text)
+    assert found, text[-500:]
     return int(found[1]), float(found[2]), float(found[3]), float(found[4]), found[5] == "Yes"
 
 

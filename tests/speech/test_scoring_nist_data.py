@@ -6,24 +6,31 @@ why it is not supported.
 """
 
 import os
+import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from nist_tools import read_alignments, read_label_table, read_prints, read_speaker_table, run_sclite
+from nist_tools import read_alignments, read_label_table, read_mapsswe, read_prints, read_speaker_table, run_sclite
 
 from speech.scoring import (
+    FORMATS,
     ErrorCounts,
     PairingRules,
     ScoreReport,
     ScoringError,
     ScoringRow,
     ScoringRules,
+    TranscriptError,
     align_texts,
     load_pairs,
+    matched_pairs,
+    read_glm,
     score_sets,
 )
+from speech.scoring.formats import TimedWord
 
 ROOT = os.environ.get("STARLING_SCTK_DATA", "")
 DATA = Path(ROOT) / "src" / "sclite" / "testdata"
@@ -198,3 +205,98 @@ def test_refused(case):
 @pytest.mark.parametrize("reason", UNSUPPORTED)
 def test_unsupported(reason):
     pytest.skip(f"{len(UNSUPPORTED[reason])} cases need {reason}: {', '.join(UNSUPPORTED[reason])}")
+
+
+SUITE = Path(ROOT) / "src" / "test_suite"
+FILTERS = [
+    ("stm", "test.stm.in", "test.stm.out", False),
+    ("stm", "test.stm.in", "test.stm.-dh.out", True),
+    ("trn", "test.trn.in", "test.trn.out", False),
+    ("trn", "test.trn.in", "test.trn.-dh.out", True),
+    ("trn", "test.in", "test.out", True),
+    ("ctm", "test_ctm.in", "test_ctm.out", False),
+    ("ctm", "test_ctm.in", "test_ctm.-dh.out", True),
+]
+"""Cases of csrfilt's RunTests.pl: format, input, output, and whether hyphens are split; those of rttm are missing."""
+
+
+def texts(kind: str, name: str, change: Callable[[str], str] = str) -> list[str]:
+    """Texts of a transcript in upper case, after a change, with spaces around braces."""
+    lines = [line for line in (SUITE / name).read_text(encoding="utf-8").splitlines() if not line.startswith(";;")]
+    # an id may occur twice
+    parts = [lines] if kind == "ctm" else [[line] for line in lines if line.strip()]
+    read = [FORMATS[kind].read(part, name, "ref") for part in parts]
+    found = [one.text for file in read for one in (*file.utterances, *file.segments, *file.words) if is_word(one)]
+    changed = [change(text).upper() for text in found]
+    spaced = [re.sub(r"([{}/])", r" \1 ", text).split() for text in changed]
+    return [word for words in spaced for word in words] if kind == "ctm" else [" ".join(words) for words in spaced]
+
+
+def is_word(entry: object) -> bool:
+    """Whether an entry is no word of a line with two words, which ctm does not allow and sclite cannot read."""
+    return not (isinstance(entry, TimedWord) and any(low <= entry.start < high for low, high in TWO_WORDS))
+
+
+TWO_WORDS = (5.44, 5.8), (18.88, 19.1)
+
+
+@pytest.mark.parametrize(("kind", "given", "made", "hyphens"), FILTERS)
+def test_global_mapping(kind, given, made, hyphens):
+    change = read_glm(SUITE / "example.glm").filter(kind, "ref", split_hyphens=hyphens)
+    assert texts(kind, given, change) == texts(kind, made)
+
+
+def test_parentheses_that_csrfilt_refuses():
+    pairing = PairingRules("stm", "ctm", glm=read_glm(SUITE / "example.glm"))
+    with pytest.raises(TranscriptError, match=r"test_ctm\.errors\.in, line \d+: parentheses .* do not match"):
+        load_pairs(SUITE / "test.stm.in", SUITE / "test_ctm.errors.in", Case("", "", "").rules, pairing)
+
+
+@pytest.mark.parametrize(
+    ("glm", "name"),
+    [
+        ("test.arb2004.glm", "test.arb2004.txt"),
+        ("test.cantonese.glm", "test.cantonese.stm"),
+        ("test.cantonese.glm", "test.cantonese.ctm"),
+    ],
+)
+def test_rules_as_rfilter1_applies_them(glm, name):
+    change = read_glm(SUITE / glm).filter("txt", "ref", ignore_case=False)
+    given, made = ((SUITE / file).read_text(encoding="utf-8").splitlines() for file in (name, f"{name}.rfilter1"))
+    compared = 0
+    for line, expected in zip(given, made, strict=True):
+        try:
+            assert change(line).split() == expected.split()
+        except ValueError:
+            assert "((" in line, "only csrfilt, not rfilter1, wants parentheses to match"
+        else:
+            compared += 1
+    assert compared > len(given) / 2
+
+
+@pytest.mark.parametrize("name", ["rttm", "test.man2004"])
+def test_unsupported_filters(name):
+    reasons = {"rttm": "3 cases of csrfilt have files in rttm", "test.man2004": "1 case of rfilter1 is not in UTF-8"}
+    pytest.skip(reasons[name])
+
+
+@pytest.mark.parametrize(("case", "files"), [("test1a", ("file1", "file2")), ("test1b", ("file2", "file1"))])
+def test_matched_pairs(case, files):
+    rules = ScoringRules(alternatives=True, optional=True, fragments=True, ignore_case=True)
+    reports = []
+    for name in files:
+        steps = read_alignments((DATA / f"{name}.sgml").read_text(encoding="utf-8"))
+        rows = [(id_, join(one, 1), join(one, 2), "", "") for id_, one in steps.items()]
+        reports.append(score_sets(rows, rules))
+        assert alignments(reports[-1], rules) == steps
+    found = matched_pairs(*reports)
+    segments, mean, deviation, z, significant = read_mapsswe(
+        (DATA / "base_sc_stats" / f"{case}.stats.mapsswe").read_text(encoding="utf-8")
+    )
+    assert found.segments == segments
+    assert (found.mean, found.deviation, found.z) == pytest.approx((mean, deviation, z), abs=0.00051)
+    assert (found.better is not None) == significant
+
+
+def join(steps: list, side: int) -> str:
+    return " ".join(step[side] for step in steps if step[side])

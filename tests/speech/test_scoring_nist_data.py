@@ -88,7 +88,7 @@ CASES = [
     ],
     Case("test15_a", "test.cantonese.stm", "test.cantonese.ctm", UTF8),
     Case("test15_c", "test.turkish.ref", "test.turkish.hyp", f"{UTF8} babel_turkish"),
-    Case("test15_d", "test.ukranian.ref", "test.ukranian.hyp", f"{UTF8} ukrainian"),
+    Case("test15_d", "test.ukranian.ref", "test.ukranian.hyp", f"{UTF8} ukrainian"),  # codespell:ignore ukranian
     *[
         Case(f"test16_{number}", "stm2ctm_missing.ref.stm", f"stm2ctm_missing.hyp{name}.ctm")
         for number, name in enumerate(

@@ -122,6 +122,10 @@ def test_ids_that_differ_in_case_are_one_utterance_if_case_is_ignored(write):
         ("s-2", "b"),
         ("S-2", "c"),
     ]
+    ref, only = write("two.trn", "a (S-1)\nb (s-1)\n"), write("one.trn", "b (s-1)\n")
+    found = load_pairs(ref, only, folding, PairingRules(missing="delete"))
+    assert [(row.id, row.hyp) for row in found.rows] == [("S-1", ""), ("s-1", "b")]
+    ref = write("ref.trn", "a (S-1)\nb (s-2)\nc (S-2)\n")
     with pytest.raises(ScoringError, match=r"lacks 1 utterance: 'S-1'"):
         load_pairs(ref, hyp, MARKS)
 

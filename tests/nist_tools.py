@@ -33,12 +33,51 @@ def run_sclite(ref: Path, hyps: list[Path], *options: str, kinds=("trn", "trn"))
 def read_alignments(sgml: str) -> dict[str, list]:
     """Steps of each utterance."""
     paths = re.findall(r'<PATH id="\(([^)]*)\)" .*?>\n(.*?)</PATH>', sgml, re.DOTALL)
-    return {id_: [read_step(step) for step in body.split(":") if step.strip()] for id_, body in paths}
+    return {id_: [read_step(*step) for step in _STEP.findall(body)] for id_, body in paths}
 
 
-def read_step(step: str):
-    operation, ref, hyp = step.strip().split(",")[:3]
-    return OPERATIONS[operation], ref.strip('"') or None, hyp.strip('"') or None
+# words may hold colons and commas, so a step ends before the next one; `nl.sgml` has a field in each line
+_STEP = re.compile(r'([CSDI])[,\n](?:"(.*?)")?[,\n](?:"(.*?)")?(?=[,\n][^":]*?(?::[CSDI],|\Z)|:[CSDI],|\n[CSDI]\n)')
+
+
+def read_step(operation: str, ref: str, hyp: str):
+    return OPERATIONS[operation], read_word(ref), read_word(hyp)
+
+
+def read_word(field: str) -> str | None:
+    """A word without its tags, which follow semicolons."""
+    return re.sub(r"\\(.)", r"\1", re.split(r"(?<!\\);", field)[0]) or None
+
+
+def read_prints(text: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Speaker, and numbers of correct, substituted, deleted and inserted words, of each utterance (`-o pra`)."""
+    found, speaker, id_ = {}, "", ""
+    for line in text.splitlines():
+        if match := re.match(r"Speaker sentences\s+\d+:\s+(\S+)", line):
+            speaker = match[1]
+        elif match := re.match(r"id: \((.*)\)", line):
+            id_ = match[1]
+        elif match := re.match(r"Scores: \(#C #S #D #I\) (\d+) (\d+) (\d+) (\d+)", line):
+            found[id_] = speaker, tuple(map(int, match.groups()))
+    return found
+
+
+def read_speaker_table(text: str) -> dict[str, tuple[float, ...]]:
+    """Rows of the tables by speaker, and their sum (`-o rsum`, `-o sum`), without the confidences."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) >= 3 and re.fullmatch(r"\d+ +\d+", cells[1]):
+            found[re.sub(r"^Sum.*", "sum", cells[0])] = tuple(
+                float(one.rstrip("*")) for one in f"{cells[1]} {cells[2]}".split()
+            )
+    return found
+
+
+def read_label_table(text: str) -> list[tuple[int, float]]:
+    """Words and error rate in percent of each label (`-o lur`)."""
+    row = next(line for line in text.splitlines() if "Set Sum/Avg" in line)
+    return [(int(words), float(rate)) for words, rate in re.findall(r"\[(\d+)\] +([\d.]+)", row)]
 
 
 def run_sc_stats(sgml: str) -> tuple[int, float, float, float, bool]:
@@ -46,11 +85,13 @@ def run_sc_stats(sgml: str) -> tuple[int, float, float, float, bool]:
     done = subprocess.run(
         [program("sc_stats"), "-p", "-t", "mapsswe", "-v", "-n", "-"], input=sgml.encode(), capture_output=True
     )
-    found = re.search(
-        r"# segs: (\d+)\).*mean: (\S+)\) \(std dev: (\S+)\) \(Z Stat: (\S+)\) \(Stat Diff: (\w+)\)",
-        done.stdout.decode(errors="replace"),
-    )
-    assert found, done.stdout[-500:]
+    return read_mapsswe(done.stdout.decode(errors="replace"))
+
+
+def read_mapsswe(text: str) -> tuple[int, float, float, float, bool]:
+    """Segments, mean, standard deviation, Z, and whether the difference is significant (`sc_stats -t mapsswe -v`)."""
+    found = re.search(r"# segs: (\d+)\).*mean: (\S+)\) \(std dev: (\S+)\) \(Z Stat: (\S+)\) \(Stat Diff: (\w+)\)", text)
+    assert found, text[-500:]
     return int(found[1]), float(found[2]), float(found[3]), float(found[4]), found[5] == "Yes"
 
 

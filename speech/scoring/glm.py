@@ -24,13 +24,16 @@ TextFilter = Callable[[str], str]
 
 _OPTION = re.compile(r"\*\s*(?P<name>\w+)\s*=?\s*['\"](?P<value>[^'\"]*)['\"]")
 _DEPENDENT = re.compile(r";;\s+INPUT_DEPENDENT_APPLICATION\s*=\s*\"(?P<inputs>[^\"]*)\"")
-_SIDE = r"(?:\[(?P<{0}>(?:(?!\]\s+/\s).)*?)\]|(?P<{0}_bare>[^\s\[\]{{}}]+))"
-_RULE = re.compile(
-    _SIDE.format("old")
-    + r"\s*=>\s+"
-    + _SIDE.format("new")
-    + r"(?:\s*/\s+(?:\[(?P<left>[^\]]*)\]\s+)?__(?:\s+\[(?P<right>[^\]]*)\])?)?\s*(?:;.*)?"
+_SIDE = (
+    r"(?:\[(?P<{0}>(?:(?!\]\s+/\s).)*?)\]|\"(?P<{0}_quoted>[^\"\[\]]*)\"|(?P<{0}_bare>[^\s{1}](?:[^{1}]*[^\s{1}])?))"
 )
+_RULE = re.compile(
+    _SIDE.format("old", r"\[\]")
+    + r"\s*=>\s+"
+    + _SIDE.format("new", r"\[\]{}/")
+    + r"(?:\s*/\s+(?:\[(?P<left>[^\]]*)\]\s+)?__\w*(?:\s+\[(?P<right>[^\]]*)\])?)?\s*(?:(?<=\])\s*;.*)?"
+)
+_COMMENT = re.compile(r";+|[^\w\s*\[]+(?!\S)")
 _HYPHEN = re.compile(r"([^( ])-(?=[^) ])")
 _SECOND_WORD = re.compile(r"(\(\s+[^()\s]+\s+)([^()\s]+)")
 
@@ -109,18 +112,25 @@ def parse_glm(lines: Iterable[str], source: str = "glm") -> GlobalMap:
     case_sensitive, inputs, comment = True, None, ""
     for number, raw in enumerate(lines, 1):
         line, where = raw.strip(), f"{source}, line {number}"
-        # as in rfilter1, the first character of the file marks comments
-        comment = comment or (line[0] if line and line[0] not in "*[" else ";")
         if match := _DEPENDENT.match(line):
             inputs = _expression(match["inputs"].lower(), where)
-        elif not line or line.startswith((";", comment)):
+        # as in rfilter1, what the file begins with marks comments
+        comment = comment or _comment_mark(line)
+        line = line.partition(";;")[0].partition(comment or ";;")[0].strip()
+        if not line or (line.startswith(";") and not _RULE.fullmatch(line)):
             continue
-        elif line.startswith("*"):
+        if line.startswith("*"):
             if (option := _option(line, where))[0] == "case_sensitive":
                 case_sensitive = option[1].lower() in ("t", "true", "y", "yes")
         else:
             rules.append(_rule(line, inputs, where))
     return GlobalMap(tuple(rules), case_sensitive)
+
+
+def _comment_mark(line: str) -> str:
+    """What marks comments in a file that begins with a line."""
+    match = _COMMENT.match(line)
+    return match[0] if match else ";;" if line else ""
 
 
 def _expression(text: str, where: str) -> str:
@@ -147,7 +157,7 @@ def _rule(line: str, inputs: str | None, where: str) -> GlmRule:
     match = _RULE.fullmatch(line)
     if match is None:
         raise TranscriptError(f"{where}: not a rule: {line[:80]!r}; write: [old] => [new] / [ ] __ [ ]")
-    old, new = (match[name] if match[name] is not None else match[f"{name}_bare"] for name in ("old", "new"))
+    old, new = (next(filter(None, match.group(side, f"{side}_quoted", f"{side}_bare")), "") for side in ("old", "new"))
     if not old:
         raise TranscriptError(f"{where}: there is nothing to replace: write a text in the first brackets")
     return GlmRule(old, new, match["left"] or "", match["right"] or "", inputs)

@@ -21,6 +21,7 @@ START = -1
 
 _TOKEN = re.compile(r"[{}]|[^\s{}]+")
 _TOKEN_INSIDE = re.compile(r"[{}/]|[^\s{}/]+")
+_TAG = re.compile(r"(?<!\\);.*")
 
 
 class MarkupError(ValueError):
@@ -115,6 +116,22 @@ class Network:
     def linear(self) -> bool:
         """Whether there is only one reading and no optional word."""
         return all(not arc.null and not arc.optional and arc.start == k for k, arc in enumerate(self.arcs))
+
+
+def without_tags(text: str) -> str:
+    r"""The text without what NIST's formats may attach to a word: tags, and a final asterisk.
+
+    `gone;tag1;tag2` and `gone*` are the word `gone`; a semicolon of the word is written as `\;`.
+    """
+    if not any(mark in text for mark in ";*\\"):
+        return text
+    return " ".join(_without_tag(token) for token in _tokens(text))
+
+
+def _without_tag(token: str) -> str:
+    word = _TAG.sub("", token).replace("\\", "")
+    word = word[:-1] if len(word) > 1 and word.endswith("*") else word
+    return word or token
 
 
 def parse_network(text: str, rules: ScoringRules) -> Network:

@@ -23,11 +23,12 @@ from speech.scoring.formats import (
     TranscriptEntry,
     TranscriptError,
     TranscriptFile,
+    TranscriptFormat,
     find_format,
     read_transcript,
 )
 from speech.scoring.glm import NO_RULES, GlobalMap, TextFilter
-from speech.scoring.network import ScoringRules, parse_network
+from speech.scoring.network import ScoringRules, parse_network, without_tags
 
 Missing = Literal["refuse", "delete"]
 """Utterances without a hypothesis: an error, or all of their words deleted."""
@@ -87,9 +88,10 @@ def load_pairs(ref: Path, hyp: Path, rules: ScoringRules, pairing: PairingRules 
             f"{ref} ({formats[0].name}) cannot be scored against {hyp} ({formats[1].name}): "
             "give stm as reference and ctm as hypothesis, or two files of utterances (trn, kaldi, jsonl)"
         )
-    said = _mapped(read_transcript(ref, "ref", formats[0].name), ref, "ref", formats[0].name, rules, pairing)
-    heard = _mapped(read_transcript(hyp, "hyp", formats[1].name), hyp, "hyp", formats[1].name, rules, pairing)
-    pairs = _pair_times(said, heard) if said.segments else _pair_utterances(said.utterances, heard.utterances)
+    silent = pairing.missing == "delete"
+    said = _mapped(read_transcript(ref, "ref", formats[0].name), ref, "ref", formats[0], rules, pairing)
+    heard = _mapped(read_transcript(hyp, "hyp", formats[1].name, silent), hyp, "hyp", formats[1], rules, pairing)
+    pairs = _pair_times(said, heard) if said.segments else _pair_utterances(said.utterances, heard.utterances, rules)
     return _settle(pairs, ref, hyp, pairing, timed=bool(said.segments))
 
 
@@ -104,17 +106,23 @@ def share_extra(systems: list[Pairs]) -> list[Pairs]:
 
 
 def _mapped(
-    found: TranscriptFile, path: Path, purpose: Purpose, format_name: str, rules: ScoringRules, pairing: PairingRules
+    found: TranscriptFile,
+    path: Path,
+    purpose: Purpose,
+    format_: TranscriptFormat,
+    rules: ScoringRules,
+    pairing: PairingRules,
 ) -> TranscriptFile:
     """Applies text rules to a transcript, and checks that its texts can be read."""
     change: TextFilter | None = None
     if pairing.glm or pairing.split_hyphens:
         glm = pairing.glm or NO_RULES
-        change = glm.filter(format_name, purpose, ignore_case=rules.ignore_case, split_hyphens=pairing.split_hyphens)
+        change = glm.filter(format_.name, purpose, ignore_case=rules.ignore_case, split_hyphens=pairing.split_hyphens)
 
     def read(text: str, line: int) -> str:
         try:
             text = change(text) if change else text
+            text = without_tags(text) if format_.tags and rules.alternatives else text
             if rules.reads_marks(text):
                 parse_network(text, rules)
         except ValueError as error:  # a MarkupError, or parentheses that do not match
@@ -124,12 +132,18 @@ def _mapped(
     return found.map_texts(read)
 
 
-def _pair_utterances(said: list[TranscriptEntry], heard: list[TranscriptEntry]) -> Pairs:
-    """Pairs by id, in the order of the reference; the speaker and the domain are the reference's."""
+def _pair_utterances(said: list[TranscriptEntry], heard: list[TranscriptEntry], rules: ScoringRules) -> Pairs:
+    """Pairs by id, in the order of the reference; the speaker and the domain are the reference's.
+
+    If case is ignored, ids without a partner are paired with those that differ only in case.
+    """
     texts = {entry.id: entry for entry in heard}
+    own = {entry.id for entry in said}
+    similar = {rules.fold(id_): id_ for id_ in texts if id_ not in own}
     pairs = Pairs()
     for entry in said:
-        found = texts.pop(entry.id, None)
+        id_ = entry.id if entry.id in texts else similar.get(rules.fold(entry.id), entry.id)
+        found = texts.pop(id_, None)
         if found is None:
             pairs.missing.append(entry.id)
         hyp = found.text if found else ""

@@ -7,6 +7,8 @@ from support import small_corpus, starling, tiny_document, write_config, write_t
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from flows.cli.score import score_files
+from speech.scoring import PairingRules, ScoringRules
 from storage.corpora import READERS
 
 COMMANDS = {
@@ -129,6 +131,27 @@ def test_score_counts_and_compares_as_nist_does(tmp_path, wide):
     assert json.loads(both.stdout)["comparison"]["segments"] == 2
     assert "Switchboard" in shown.stdout
     assert "no significant difference between one and two: matched-pairs test over 1 segments" in shown.stdout
+
+
+def test_score_reads_files_of_any_name_and_marks_as_words(tmp_path):
+    (tmp_path / "ref.out").write_text("u-1 { a / b }\n")
+    (tmp_path / "hyp.out").write_text("u-1 { a / c }\n")
+    files = [tmp_path / "ref.out", tmp_path / "hyp.out"]
+    found = json.loads(invoke("score", *files, "--format", "kaldi", "--words", "--json").stdout)
+    assert (found["sets"]["hyp"]["words"], found["sets"]["hyp"]["sub"]) == (5, 1)
+
+
+def test_score_keeps_systems_of_the_same_name_apart(tmp_path):
+    ref, hyps = tmp_path / "ref.stm", [tmp_path / name / "hyp.ctm" for name in "ab"]
+    ref.write_text("f A ann 0 2 <SW> yes\nf B bob 0 2 <SW,CH> no\n")
+    for hyp in hyps:
+        hyp.parent.mkdir()
+        hyp.write_text("f A 0.5 0.5 yes\n")
+    found, _ = score_files(ref, *hyps, ScoringRules(), PairingRules())
+    assert list(found["sets"]) == ["hyp", str(hyps[1])]
+    # both lack the same channel, and no label has a title
+    assert found["missing"] == ["f b"]
+    assert {name: counts["ref_words"] for name, counts in found["labels"]["hyp"].items()} == {"sw": 2, "ch": 1}
 
 
 def test_score_counts_missing_utterances_where_it_may(tmp_path):

@@ -95,6 +95,11 @@ def test_the_configuration_is_the_models(folder, tmp_path):
     assert (config.name, config.data.sample_rate, config.data.max_seconds) == ("evaluate-a-b.csv", RATE, 7)
     assert config.features.kind == "logmel"
     assert config.data.sources[0].set == config.score.sets[0] == "test"
+    # every utterance counts
+    data = config.data
+    assert (data.min_seconds, data.silence_db, data.duplicates.fingerprint) == (0, -1000, False)
+    named = {path: evaluation_config(folder, source | {"path": path}).name for path in ("/", "/x/.old (1)")}
+    assert named == {"/": "evaluate-corpus", "/x/.old (1)": "evaluate-old-1"}
     config = evaluation_config(folder, source, "dev")
     assert (config.data.sources[0].set, config.score.sets) == ("", ("dev",))
 

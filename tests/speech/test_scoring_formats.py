@@ -114,6 +114,43 @@ def test_missing_and_extra_utterances_are_refused_or_counted(write):
     assert [row.id for row in found.rows] == ["u1", "u2"]
 
 
+def test_ids_that_differ_in_case_are_one_utterance_if_case_is_ignored(write):
+    ref, hyp = write("ref.trn", "a (S-1)\nb (s-2)\nc (S-2)\n"), write("hyp.trn", "c (S-2)\nb (s-2)\na (s-1)\n")
+    folding = ScoringRules(alternatives=True, ignore_case=True)
+    assert [(row.id, row.hyp) for row in load_pairs(ref, hyp, folding).rows] == [
+        ("S-1", "a"),
+        ("s-2", "b"),
+        ("S-2", "c"),
+    ]
+    ref, only = write("two.trn", "a (S-1)\nb (s-1)\n"), write("one.trn", "b (s-1)\n")
+    found = load_pairs(ref, only, folding, PairingRules(missing="delete"))
+    assert [(row.id, row.hyp) for row in found.rows] == [("S-1", ""), ("s-1", "b")]
+    ref = write("ref.trn", "a (S-1)\nb (s-2)\nc (S-2)\n")
+    with pytest.raises(ScoringError, match=r"lacks 1 utterance: 'S-1'"):
+        load_pairs(ref, hyp, MARKS)
+
+
+def test_tags_of_words_are_left_out(write):
+    ref = write("ref.trn", r"a;x;y {b;x/c\;d*} e* \* * (s-1)" + "\n")
+    hyp = write("hyp.trn", r"a;;z c\;d e;x * ;q (s-1)" + "\n")
+    # sclite reads the same words
+    assert rows(load_pairs(ref, hyp, MARKS)) == [("s-1", "a { b / c;d } e * *", "a c;d e * ;q", "s")]
+    stm, ctm = write("ref.stm", "f A s 0 1 a;x\n"), write("hyp.ctm", "f A 0.1 0.1 a;y\n")
+    assert rows(load_pairs(stm, ctm, MARKS)) == [("s-000", "a", "a", "s")]
+    assert load_pairs(stm, ctm, ScoringRules()).rows[0][1:3] == ("a;x", "a;y")
+    text = write("ref.txt", "s-1 a;x\n")
+    assert rows(load_pairs(text, text, MARKS)) == [("s-1", "a;x", "a;x", "s")]
+
+
+@pytest.mark.parametrize(("ref", "said"), [("x.trn", "a b (s-1)\n"), ("x.stm", "f A s 0 1 a b\n")])
+def test_an_empty_hypothesis_deletes_all_words_if_that_is_asked_for(write, ref, said):
+    ref = write(ref, said)
+    hyp = write("hyp.ctm" if ref.suffix == ".stm" else "hyp.trn", ";; nothing\n")
+    with pytest.raises(TranscriptError, match=r"hyp.*nothing in it.*--missing delete"):
+        load_pairs(ref, hyp, MARKS)
+    assert [row[1:3] for row in load_pairs(ref, hyp, MARKS, PairingRules(missing="delete")).rows] == [("a b", "")]
+
+
 def test_many_missing_utterances_are_named_in_part(write):
     ref = write("ref.txt", "".join(f"u{number} a\n" for number in range(9)))
     with pytest.raises(ScoringError, match="lacks 8 utterances: 'u1', 'u2', 'u3', 'u4', 'u5' and 3 more of"):
@@ -153,6 +190,15 @@ def test_words_belong_to_segments_by_their_middles(write):
     assert [row.labels for row in pairs.rows] == [("o", "ch"), ("o", "ch"), ()]
     assert pairs.titles == {"o": "Overall", "ch": "CallHome"}
     assert pairs.missing == ["en b"]
+
+
+@pytest.mark.parametrize(
+    "text", ["ignore_time_segment_in_scoring", "IGNORETIMESEGMENTINSCORING", "%x IGNORE_TIME_SEGMENT_IN_SCORING"]
+)
+def test_ignored_segments_are_marked_in_several_ways(write, text):
+    stm = write("ref.stm", f"f A s 0 1 a\nf A s 1 2 {text}\nf A s 2 3 b\n")
+    ctm = write("hyp.ctm", "f A 0.5 0.1 a\nf A 1.5 0.1 x\nf A 2.5 0.1 b\n")
+    assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["a", "b"]
 
 
 def test_words_in_a_gap_belong_to_the_next_segment(write):

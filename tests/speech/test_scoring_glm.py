@@ -32,6 +32,12 @@ def changed(rules, text, **options):
         ([f"[A] => []{WORD}"], "b a c", "b c"),
         ([f"[[NOISE]] => [%N]{WORD}", f"[<B>] => [X]{WORD}"], "[noise] <b>", "%N X"),
         ([f"[A] => [1]{WORD} ;; comment", ";; comment", "", f"[C] => [2;3]{WORD}"], "a c", "1 2;3"),
+        # without brackets, a side may have several words; quotes keep spaces at its ends
+        (["TEA SPOON => TEASPOON"], "tea spoon tea spoons", "TEASPOON TEASPOONs"),
+        (['" AB " => " A B "', '"Q => QUOTE ;; comment'], 'ab cab "q', "A B cab QUOTE"),
+        # only what the file begins with, here two semicolons, marks comments
+        ([";DOT-DOT => COLON", "; not a rule"], ";dot-dot", "COLON"),
+        (["{B => [LEFT]", "[IN] => [OUT] / [ ] __X [ ]"], "in {b", "OUT LEFT"),
         # parentheses are words of their own while rules are applied, and go around each word afterwards
         ([f"[UH] => [(%HES)]{WORD}", f"[B] => [X Y]{WORD}"], "uh (uh) (a b)", "(%HES) ((%HES)) (a) (X) (Y)"),
     ],
@@ -45,6 +51,13 @@ def test_hyphens_within_words_are_split_afterwards():
     text = "uh-huh x-y- (z-) -a-b mother-in-law x--y"
     assert changed([rule], text, split_hyphens=True) == "%BC x y- (z-) -a b mother in law x -y"
     assert changed([rule], text) == "%BC x-y- (z-) -a-b mother-in-law x--y"
+
+
+def test_what_the_file_begins_with_marks_comments():
+    lines = ["%% first", f"[A] => [B]{WORD} %% [C] => [D]", f"%% [C] => [D]{WORD}", f"[E] => [F]{WORD}"]
+    assert parse_glm(lines).filter("trn", "ref")("a c e %%") == "B c F %%"
+    assert parse_glm(["* name 'x'", f"[A] => [B]{WORD} ;; comment"]).filter("trn", "ref")("a") == "B"
+    assert parse_glm(['"Q => QUOTE', '"R => R']).filter("trn", "ref")('"q "r') == "QUOTE R"
 
 
 def test_case():

@@ -1,8 +1,4 @@
-"""Our alignments, counts and tests against NIST's programs, where they are installed (Debian: `apt install sctk`).
-
-NIST's own test data (`src/test_suite` of the repository usnistgov/SCTK) are compared, too, if STARLING_SCTK_DATA names
-a folder that holds them.
-"""
+"""Our alignments, counts and tests against NIST's programs, where they are installed (Debian: `apt install sctk`)."""
 
 import os
 import random
@@ -235,38 +231,3 @@ def test_two_systems_as_sc_stats_compares_them(tmp_path, seed):
     assert found.segments == segments
     assert (found.mean, found.deviation, found.z) == pytest.approx((mean, deviation, z), abs=0.00051)
     assert (found.better is not None) == significant
-
-
-def nist_pairs() -> list:
-    """Pairs of NIST's test files: stm with ctm, and transcripts; one skipped parameter where there are none."""
-    folder = os.environ.get("STARLING_SCTK_DATA", "")
-    if not folder:
-        return [pytest.param(None, None, marks=pytest.mark.skip(reason="STARLING_SCTK_DATA names no folder"))]
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    kinds = {"stm": [], "ctm": [], "trn": [], "ref": [], "hyp": []}
-    for path in files:
-        kinds.get(path.suffix[1:], []).append(path)
-    times = [(ref, hyp) for ref in kinds["stm"] for hyp in kinds["ctm"] if ref.parent == hyp.parent]
-    texts = [
-        (ref, hyp)
-        for ref in [path for path in kinds["ref"] + kinds["trn"] if "hyp" not in path.name]
-        for hyp in [path for path in kinds["hyp"] + kinds["trn"] if "ref" not in path.name]
-        if ref.parent == hyp.parent
-    ]
-    return [pytest.param(*pair, id=f"{pair[0].name}-{pair[1].name}") for pair in times + texts]
-
-
-@pytest.mark.parametrize(("ref", "hyp"), nist_pairs())
-def test_nist_data(ref, hyp):
-    kinds = ("stm", "ctm") if ref.suffix == ".stm" else ("trn", "trn")
-    for path in (ref, hyp):
-        try:
-            path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            pytest.skip(f"{path.name} is not UTF-8")
-    theirs = read_alignments(run_sclite(ref, [hyp], "-D", "-F", kinds=kinds))
-    if not theirs:
-        pytest.skip("sclite refuses this pair")
-    pairs = load_pairs(ref, hyp, ALL, PairingRules(*kinds))
-    ours = {row.id.lower(): align_texts(row.ref, row.hyp, ALL) for row in pairs.rows}
-    assert ours == {id_.lower(): steps for id_, steps in theirs.items()}

@@ -56,18 +56,20 @@ def find_format(path: Path, name: str = "") -> TranscriptFormat:
     raise TranscriptError(f"{path}: the name does not tell the format: give --format, one of {', '.join(FORMATS)}")
 
 
-def read_transcript(path: Path, purpose: Purpose, format_name: str = "") -> TranscriptFile:
+def read_transcript(path: Path, purpose: Purpose, format_name: str = "", may_be_empty: bool = False) -> TranscriptFile:
     """Reads a transcript.
 
     Args:
         path: A text file in UTF-8.
         purpose: Whether it is the reference or a hypothesis.
         format_name: Its format; by default, the ending of its name tells.
+        may_be_empty: Accept a file with nothing in it.
 
     Raises:
         TranscriptError: The file cannot be read as its format, or is empty.
     """
     found = find_format(path, format_name).read(read_lines(path), str(path), purpose)
-    if not len(found):
-        raise TranscriptError(f"{path}: there is nothing in it: is it the right file?")
+    if not len(found) and not may_be_empty:
+        remedy = "; if nothing was recognized, use --missing delete" if purpose == "hyp" else ""
+        raise TranscriptError(f"{path}: there is nothing in it: is it the right file?{remedy}")
     return found

@@ -92,12 +92,14 @@ class TranscriptFormat:
         suffixes: Endings of file names that have it by default.
         holds: What its files hold: texts of utterances, timed words, or timed segments.
         read: Reads lines; its other arguments are the file's name for messages, and its purpose.
+        tags: Whether words may have tags behind semicolons, as in NIST's formats.
     """
 
     name: str
     suffixes: tuple[str, ...]
     holds: Literal["utterances", "words", "segments"]
     read: Callable[[Iterable[str], str, Purpose], TranscriptFile]
+    tags: bool = False
 
 
 def read_lines(path: Path) -> Iterator[str]:

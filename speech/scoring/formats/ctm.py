@@ -71,4 +71,4 @@ class _Choice:
         return TimedWord(last.file, last.channel, last.start, last.duration, f"{{ {text} }}", self.line)
 
 
-CTM = TranscriptFormat("ctm", (".ctm",), "words", read_ctm)
+CTM = TranscriptFormat("ctm", (".ctm",), "words", read_ctm, tags=True)

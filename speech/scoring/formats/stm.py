@@ -1,7 +1,7 @@
 """NIST's stm format: `file channel speaker start end [<label,label>] text`, a segment per line, times in seconds.
 
-The text `IGNORE_TIME_SEGMENT_IN_SCORING` excludes a stretch. A comment such as `;; LABEL "sw" "Switchboard" "from
-Switchboard"` defines a label.
+The text `IGNORE_TIME_SEGMENT_IN_SCORING` excludes a stretch, with or without its underscores. A comment such as
+`;; LABEL "sw" "Switchboard" "from Switchboard"` defines a label.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from speech.scoring.formats.base import (
     without_comments,
 )
 
-IGNORED = "ignore_time_segment_in_scoring"
+_IGNORED = re.compile(r"IGNORE_TIME_SEGMENT_IN_SCORING|IGNORETIMESEGMENTINSCORING", re.IGNORECASE)
 _LABEL = re.compile(r';;\s*LABEL\s+"(?P<id>[^"]*)"\s+"(?P<title>[^"]*)"', re.IGNORECASE)
 _SUBSETS = re.compile(r"<(?P<labels>\S*)>")
 
@@ -50,7 +50,7 @@ def _segment(content: str, line: int, where: str) -> TimedSegment:
     if match := _SUBSETS.fullmatch(first):
         labels, text = tuple(name for name in match["labels"].lower().split(",") if name), rest
     text = " ".join(text.split())
-    return TimedSegment(fields[0], fields[1], fields[2], start, end, text, line, labels, text.lower() == IGNORED)
+    return TimedSegment(fields[0], fields[1], fields[2], start, end, text, line, labels, bool(_IGNORED.search(text)))
 
 
-STM = TranscriptFormat("stm", (".stm",), "segments", read_stm)
+STM = TranscriptFormat("stm", (".stm",), "segments", read_stm, tags=True)

@@ -68,7 +68,7 @@ def _read(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
     return TranscriptFile(list(_entries(lines, source)))
 
 
-TRN = TranscriptFormat("trn", (".trn",), "utterances", _read)
+TRN = TranscriptFormat("trn", (".trn",), "utterances", _read, tags=True)
 
 
 def format_trn(texts: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ import pytest
 from corpus_contract import SPEAKERS, CorpusContract, expected_ids, texts, write_audio
 
 from storage.corpora import CorpusError, open_corpus
+from storage.corpora.sidecar import SidecarReader
 
 
 class TestSidecar(CorpusContract):
@@ -27,6 +28,17 @@ class TestSidecar(CorpusContract):
         write_audio(path / "33" / "broken.wav")
         (path / "33" / "broken.lab").write_bytes(b"\xff")
         return {"11-no text": "missing-transcript", "11-no audio": "missing-audio", "33-broken": "bad-line"}
+
+    def test_upper_case_suffixes_and_the_first_of_two_transcripts(self, tmp_path):
+        for name in ("a.WAV", "a.LAB", "a.txt"):
+            (tmp_path / name).touch()
+        assert [path.name for path in SidecarReader(str(tmp_path)).files()] == ["a.WAV", "a.LAB"]
+
+    @pytest.mark.parametrize(("name", "known"), [("a.wav", True), ("b.wav", False)])
+    def test_a_transcript_must_be_beside_its_audio(self, tmp_path, name, known):
+        for file in (name, "a.txt"):
+            (tmp_path / file).touch()
+        assert SidecarReader.recognises(tmp_path) == known
 
 
 class TestMls(CorpusContract):

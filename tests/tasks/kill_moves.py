@@ -71,7 +71,9 @@ def fake_comparison(case):
 
     significance.decide = decide
     significance.tests_tag = promotion.tests_tag = lambda run: TESTS
-    promotion.load_run = lambda version: SimpleNamespace(run_id="a-run", flow_run_url="")
+    promotion.load_run = lambda version: SimpleNamespace(
+        run_id="a-run", flow_run_url="", config=SimpleNamespace(lm=None)
+    )
 
 
 def note(case, what, champion):

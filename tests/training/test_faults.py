@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from disturbed import QUICK, Running, with_signal
-from support import processes_naming, wait_until
+from support import environment, processes_naming, slow_nodes, wait_until
 from tones import LEARNS, bare
 
 from training.launch.training_process import TrainingFailedError
@@ -157,8 +157,9 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
         wait_until(lambda: lefts(running))
         store = json.loads((tmp_path / "coordinator.json").read_text())["address"]
         words = ["--coordinator", store, "--key-file", str(tmp_path / "ring.key"), "--node-rank", "3"]
-        words += ["--folder", str(tmp_path / "by-hand"), "--more", json.dumps({"slow": 20})]
-        joiner = subprocess.Popen([sys.executable, "-m", "training.node.agent", *words], cwd=ROOT)
+        words += ["--folder", str(tmp_path / "by-hand")]
+        with environment(**slow_nodes({3: 20})):
+            joiner = subprocess.Popen([sys.executable, "-m", "training.node.agent", *words], cwd=ROOT)
         try:
             trained = running.finish()
             assert joiner.wait(30) == 0

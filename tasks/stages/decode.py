@@ -23,7 +23,7 @@ from tasks.config.decoding import grid_of
 from tasks.config.home import home
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.decoder_files import local_files, stage_files, with_digests
+from tasks.stages.decoder_files import stage_files, with_digests, with_stage_files
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.folds import is_tested
 from tasks.stages.prepare import write_table
@@ -189,7 +189,7 @@ def _decode(run: Run, bundle: Path, name: str, decode: DecodeConfig, quarantine:
     """
     source = stage_files(run)
     if run.runner.local or run.bundle is not None:
-        whole = decode.with_language_model(local_files(**source)) if source else decode
+        whole = with_stage_files(decode, source)
         return decode_with(run, bundle, name, whole, own=run.bundle is None, on_damage=quarantine.add)
     index = ShardIndex.read(ObjectStore(set_url(run, name)))
     common = {
@@ -231,12 +231,10 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
         damaged.append((error.shard.name, error.reason))
 
     decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(piece["decode"])
-    if piece["lm"]:
-        decode = decode.with_language_model(local_files(**piece["lm"]))
     found = decode_set(
         Path(_fetched(piece["model"], piece["digest"]).name),
         piece["url"],
-        decode=decode,
+        decode=with_stage_files(decode, piece["lm"]),
         cache=home() / "cache",
         device=str(best_device(piece["device"])),
         speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},

@@ -22,8 +22,19 @@ def decoder_of(run: Run) -> DecodeConfig:
     Files that the configuration does not name come from the stage `lm`; tuned values, once the decode stage has chosen
     them, take the place of configured ones.
     """
-    cfg = tuned_decoder(run)
-    source = stage_files(run)
+    return with_stage_files(tuned_decoder(run), stage_files(run))
+
+
+def with_stage_files(cfg: DecodeConfig, source: Mapping[str, Any] | None) -> DecodeConfig:
+    """Decoding parameters with verified local copies of the stage lm's files, unless they name files of their own.
+
+    Args:
+        cfg: The parameters.
+        source: What `stage_files` returned; None for decoders that take no files of the stage.
+
+    Raises:
+        DamagedObjectError: A file is missing or damaged.
+    """
     return cfg.with_language_model(local_files(**source)) if source else cfg
 
 

@@ -140,9 +140,7 @@ def test_differences_beyond_fp32_are_left_out_by_both_sides():
         learner.give()
         learner.inside.poll()
     net = Network(learners)
-    net.ask(0, 1, 0)
-    net.answer(0)
-    net.settle(0)
+    net.exchange(0, 1, 0)
     assert [learner.inside.skipped for learner in learners] == [1, 1]
 
 
@@ -182,15 +180,11 @@ def test_a_delta_that_the_snapshot_lacks_stays_in_the_working_copy():
 def test_a_delta_released_while_an_older_snapshot_waits_is_not_lost_from_the_working_copy():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
-    net.ask(0, 1, 0)
-    net.answer(0)
-    net.settle(0)
+    net.exchange(0, 1, 0)
     one.poll()
     one.give()  # waits, without the delta
     one.take()
-    net.ask(0, 1, 1)
-    net.answer(0)
-    net.settle(0)  # the next delta is gathered meanwhile
+    net.exchange(0, 1, 1)  # the next delta is gathered meanwhile
     one.inside.poll()
     mean = (one.exact + two.exact) / 2
     assert np.allclose(one.inside.weights(0), mean[:4])
@@ -200,13 +194,9 @@ def test_a_delta_released_while_an_older_snapshot_waits_is_not_lost_from_the_wor
 def test_new_weights_drop_what_waits_and_what_is_gathered():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
-    net.ask(0, 1, 0)
-    net.answer(0)
-    net.settle(0)
+    net.exchange(0, 1, 0)
     one.poll()
-    net.ask(0, 1, 1)
-    net.answer(0)
-    net.settle(0)
+    net.exchange(0, 1, 1)
     fresh = torch.arange(SIZE, dtype=torch.float32)
     one.outside.start(fresh, 5)
     one.poll()

@@ -7,9 +7,7 @@ from bare_learners import CHUNK, SIZE, Learner, Network
 def test_staleness_counts_own_steps_since_the_snapshot_in_use():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
-    net.ask(0, 1, 0)
-    net.answer(0)
-    net.settle(0)
+    net.exchange(0, 1, 0)
     one.poll()
     for step in range(1, 4):
         one.outside.tick(step)

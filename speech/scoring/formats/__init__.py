@@ -1,4 +1,4 @@
-"""TranscriptFile formats: NIST's trn, ctm and stm, Kaldi's text, and JSON lines, behind one registry.
+"""Transcript formats: NIST's trn, ctm and stm, Kaldi's text, and JSON lines, behind one registry.
 
 A new format is a module with a `TranscriptFormat`, and a line in `FORMATS`.
 """

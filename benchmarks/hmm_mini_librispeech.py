@@ -31,7 +31,7 @@ from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import HmmModel
 from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.topology import PhoneSet
-from speech.hmm.train import STAGES, Progress, Trainer
+from speech.hmm.train import STAGES, Trainer, TrainingProgress
 from speech.hmm.utterances import Utterance
 from speech.hmm.word_graph import word_graph
 from speech.scoring import score_sets
@@ -147,7 +147,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def show(progress: Progress) -> None:
+def show(progress: TrainingProgress) -> None:
     """A line for each iteration."""
     print(
         f"{progress.stage} {progress.iteration}/{progress.iterations}: {progress.log_likelihood:.3f} a frame, "

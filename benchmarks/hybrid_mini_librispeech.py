@@ -35,7 +35,7 @@ from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.priors import log_priors, scaled_likelihoods
 from speech.hmm.pronunciations import count_pronunciations, graph_options
-from speech.hmm.steps import Utterance
+from speech.hmm.utterances import Utterance
 from speech.models import TdnnConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.objects import ObjectStore

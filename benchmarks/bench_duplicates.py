@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -125,7 +126,7 @@ def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[st
     }  # fmt: skip
 
 
-def measure(root: Path, name: str, share: float = 1.0) -> dict[str, object]:
+def measure(root: Path, name: str, share: float = 1.0) -> dict[str, Any]:
     """Recall and false positives in one corpus by kind of copy; kinds are searched separately."""
     files, chosen = sample(root, name, share)
     clock, limit = Clock(), DuplicatesConfig().bit_errors

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def made_up(begin: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
-def data(**fields) -> DataConfig:
+def data(**fields: object) -> DataConfig:
     """A data configuration."""
     sources = [{"kind": "table", "path": "none"}]
     return parse_config({"name": "bench", "data": {"sources": sources} | fields}).data
@@ -85,7 +86,7 @@ def write_checked(folder: Path, count: int) -> None:
             table.add_batch(made_up(begin, min(CHUNK, count - begin)))
 
 
-def split(folder: Path, count: int, **fields) -> None:
+def split(folder: Path, count: int, **fields: object) -> None:
     """Split the utterances into sets."""
     sets = assign_sets(folder / "checked.parquet", np.ones(count, dtype=bool), data(**fields), 1)
     np.savez(folder / "sets.npz", codes=sets.codes, names=np.array(sets.names))
@@ -268,7 +269,7 @@ PARTS = {
 }
 
 
-def _child(name: str, folder: Path, count: int, pipe) -> None:
+def _child(name: str, folder: Path, count: int, pipe: Connection) -> None:
     work, fields = PARTS[name]
     started = time.perf_counter()
     about = work(folder, count, **fields) or {}

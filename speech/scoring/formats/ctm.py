@@ -1,12 +1,14 @@
-"""NIST's ctm format: `file channel start duration word [confidence]`, a word per line, times in seconds.
+"""NIST's ctm format, `file channel start duration word [confidence [type [speaker]]]`, times in seconds.
 
-Alternatives are lines with `*` instead of times: `<ALT_BEGIN>`, words, `<ALT>`, words, `<ALT_END>`.
+Several words on a line share its time equally, as NIST's csrfilt takes them. Alternatives are lines with `*` instead of
+times: `<ALT_BEGIN>`, words, `<ALT>`, words, `<ALT_END>`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 
 from speech.scoring.formats.base import (
     Purpose,
@@ -44,14 +46,31 @@ def _units(lines: Iterable[str], source: str) -> Iterator[TimedWord]:
         elif tag:
             raise TranscriptError(f"{where}: {fields[4]} is out of place: order is {BEGIN}, {NEXT}, {END}")
         else:
-            start, duration = number(fields[2], "start", where), number(fields[3], "duration", where)
-            word = TimedWord(fields[0], fields[1], start, duration, fields[4], line)
+            words = _words(fields, line, where)
             if choice:
-                choice.sets[-1].append(word)
+                choice.sets[-1] += words
             else:
-                yield word
+                yield from words
     if choice:
         raise TranscriptError(f"{source}, line {choice.line}: {BEGIN} without {END}: close the alternatives")
+
+
+def _words(fields: list[str], line: int, where: str) -> list[TimedWord]:
+    """The words of a line, which end where the confidence is."""
+    start, duration = number(fields[2], "start", where), number(fields[3], "duration", where)
+    end = next((place for place in range(5, len(fields)) if _is_confidence(fields[place])), len(fields))
+    share = duration / (end - 4)
+    return [
+        TimedWord(fields[0], fields[1], start + place * share, share, text, line)
+        for place, text in enumerate(fields[4:end])
+    ]
+
+
+def _is_confidence(text: str) -> bool:
+    try:
+        return text.upper() == "NA" or isfinite(float(text))
+    except ValueError:
+        return False
 
 
 @dataclass

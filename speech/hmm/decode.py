@@ -73,17 +73,21 @@ class GraphSearch:
         self._families = families
         self.words = words
         self._graph = graph  # the decoder does not keep it alive
-        settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
-        self._decoder = kaldi_decoder.FasterDecoder(graph, settings)
+
+    def with_options(self, options: DecodeOptions) -> GraphSearch:
+        """A search of the same graph with another beam and scale."""
+        return GraphSearch(self._graph, self.words, options, self._families)
 
     def __call__(self, log_likelihoods: NDArray[np.float32]) -> Hypothesis:
         """Decode log-likelihoods `[T, P]` (or posteriors minus priors), not scaled."""
         if len(log_likelihoods) == 0:
             return Hypothesis((), np.zeros(0, dtype=np.int32), 0.0, False)
         scaled = np.ascontiguousarray(self.options.acoustic_scale * log_likelihoods, dtype=np.float32)
-        self._decoder.decode(kaldi_decoder.DecodableCtc(scaled))
-        complete = self._decoder.reached_final()
-        found, lattice = self._decoder.get_best_path()
+        settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
+        decoder = kaldi_decoder.FasterDecoder(self._graph, settings)  # one for each call: threads share the search
+        decoder.decode(kaldi_decoder.DecodableCtc(scaled))
+        complete = decoder.reached_final()
+        found, lattice = decoder.get_best_path()
         if not found:
             return Hypothesis((), np.zeros(0, dtype=np.int32), float("inf"), False)
         _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
@@ -112,10 +116,20 @@ def word_starts(path: Any) -> Ints:
     return np.array(found, dtype=np.int32)
 
 
-def decode_plain(model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor]) -> list[Hypothesis]:
-    """Decode utterances without adaptation; with a speaker-adapted model by its mixtures for such features."""
-    gmm = model.unadapted or model.gmm
-    return [decoder(gmm.log_likelihoods(model.chain(one)).cpu().numpy()) for one in features]
+def decode_plain(
+    model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor], transform: Tensor | None = None
+) -> list[Hypothesis]:
+    """Decode utterances in one pass.
+
+    Args:
+        model: The model.
+        decoder: Over the model's graph.
+        features: Static features of each utterance.
+        transform: The speaker's fMLLR `[D, D + 1]`; without it, a speaker-adapted model decodes by its mixtures for
+            features that are not adapted.
+    """
+    gmm = model.unadapted or model.gmm if transform is None else model.gmm
+    return [decoder(gmm.log_likelihoods(model.chain(one, transform)).cpu().numpy()) for one in features]
 
 
 def speaker_transform(
@@ -165,6 +179,29 @@ def noise_pdfs(model: HmmModel) -> Ints:
     return np.unique(table[table >= 0])
 
 
+def adapt_to_speaker(
+    model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
+) -> tuple[Tensor | None, list[list[Hypothesis]]]:
+    """Estimate a speaker's fMLLR from hypotheses: decode, estimate, decode with the transform, estimate again.
+
+    Args:
+        model: A speaker-adapted model.
+        decoder: Over the model's graph.
+        features: Static features of each utterance.
+        passes: Number of times to decode and estimate.
+        minimum: With fewer frames, the speaker is not adapted.
+
+    Returns:
+        The transform `[D, D + 1]`, None without a pass, and the hypotheses of each pass, the first without adaptation.
+    """
+    transform: Tensor | None = None
+    found: list[list[Hypothesis]] = []
+    for _ in range(passes):
+        found.append(decode_plain(model, decoder, features, transform))
+        transform = speaker_transform(model, features, found[-1], transform, minimum=minimum)
+    return transform, found
+
+
 def decode_speaker(
     model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
 ) -> list[list[Hypothesis]]:
@@ -180,13 +217,8 @@ def decode_speaker(
     Returns:
         The hypotheses after each pass, the first without adaptation.
     """
-    found = [decode_plain(model, decoder, features)]
-    transform: Tensor | None = None
-    for _ in range(passes):
-        transform = speaker_transform(model, features, found[-1], transform, minimum=minimum)
-        scores = [model.gmm.log_likelihoods(model.chain(one, transform)) for one in features]
-        found.append([decoder(one.cpu().numpy()) for one in scores])
-    return found
+    transform, found = adapt_to_speaker(model, decoder, features, passes, minimum)
+    return [*found, decode_plain(model, decoder, features, transform)]
 
 
 def by_speaker(speakers: Sequence[str]) -> Mapping[str, list[int]]:

@@ -1,5 +1,8 @@
 """The decoding graph against all sentences, each aligned by the training graphs' own code."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import kaldifst
 import numpy as np
 import pytest
@@ -77,3 +80,20 @@ def test_loops_repeat_the_label_that_a_state_was_entered_by():
     looped = _with_loops(fst, np.array([0.25, 0.5]), np.array([4, 6], dtype=np.int32))
     assert accepted(looped, 1) == {(5,): 9.0, (7,): 4.0}
     assert accepted(looped, 3) == {(5, 5, 5): 9.5, (7, 7, 7): 5.0}
+
+
+def test_threads_share_a_search(tmp_path):
+    rng = np.random.default_rng(5)
+    model = random_model(rng)
+    graph = decoding_graph(*lg(tmp_path), model.tree, model.transitions).constant()
+    search = GraphSearch(graph, WORDS, DecodeOptions(acoustic_scale=1.0))
+    scores = [rng.normal(size=(60 + n, model.gmm.num_pdfs)).astype(np.float32) for n in range(24)]
+    alone = [(one.words, one.cost) for one in map(search, scores)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns between any two calls
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = [[(one.words, one.cost) for one in threads.map(search, scores)] for _ in range(4)]
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [alone] * 4

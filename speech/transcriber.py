@@ -12,12 +12,11 @@ from torch import Tensor
 from speech.audio import AudioError, check_samples, resample, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.recognizer import Recognizer
-from speech.vad import EnergyConfig, VadConfig, build_vad, cut
+from speech.vad import VadConfig, build_vad, cut, default_vad
 from speech.words import Word, timed_words
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
-DEFAULT_VAD = EnergyConfig()
 _WINDOW = 4  # batches that are read ahead and sorted by length
 
 Audio = str | Path | bytes | NDArray[np.floating] | Tensor
@@ -83,7 +82,7 @@ class Transcriber:
         decode: Decoding parameters; the bundle's own by default.
         device: Device to run on, for example `cpu` or `cuda`.
         batch_seconds: Seconds of audio per batch, padding included.
-        vad: Voice activity detection: only pieces with speech are recognized.
+        vad: Voice activity detection, by default Silero VAD: only pieces with speech are recognized.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Transcriber:
         batch_seconds: float = 120.0,
         vad: VadConfig | None = None,
     ) -> None:
-        self.vad = build_vad(vad or DEFAULT_VAD)
+        self.vad = build_vad(vad or default_vad())
         self.recognizer = Recognizer.load(folder, decode, device)
         self.spec, self.batch_seconds = self.recognizer.spec, batch_seconds
 

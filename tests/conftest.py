@@ -158,6 +158,15 @@ def threads_ended(monkeypatch):
 
 
 @pytest.fixture
+def tones_are_speech(monkeypatch):
+    """By default speech is found by energy: to Silero VAD, tones and noise are none."""
+    from speech import transcriber
+    from speech.vad import EnergyConfig
+
+    monkeypatch.setattr(transcriber, "default_vad", EnergyConfig)
+
+
+@pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty data folder."""
     folder = tmp_path / "home"

@@ -60,7 +60,9 @@ def transcribe(
     ] = "cpu",
     vad: Annotated[
         Detector | None,
-        typer.Option("--vad", help="How speech is found, between which recordings are cut in pauses; none: by length."),
+        typer.Option(
+            "--vad", help="How speech is found, between which recordings are cut in pauses (silero); none: by length."
+        ),
     ] = None,
     json_output: JsonOption = False,
 ) -> None:

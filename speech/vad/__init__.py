@@ -6,11 +6,14 @@
 To add a detector, add a file with the detector and its configuration, and a line in `DETECTORS`.
 """
 
+import logging
+from functools import cache
+
 from speech.vad.base import Vad, VadConfig
 from speech.vad.cutting import SpeechSegment, cut
 from speech.vad.energy import EnergyConfig, EnergyVad
 from speech.vad.everything import EverythingConfig, EverythingVad
-from speech.vad.silero import SileroConfig, SileroVad
+from speech.vad.silero import SileroConfig, SileroVad, is_installed
 
 __all__ = [
     "DETECTORS",
@@ -25,11 +28,25 @@ __all__ = [
     "VadConfig",
     "build_vad",
     "cut",
+    "default_vad",
 ]
 
+log = logging.getLogger(__name__)
 DETECTORS: dict[str, type[Vad]] = {"silero": SileroVad, "energy": EnergyVad, "none": EverythingVad}
 
 
 def build_vad(cfg: VadConfig) -> Vad:
     """Builds the configured detector."""
     return DETECTORS[cfg.kind](cfg)
+
+
+@cache
+def default_vad() -> VadConfig:
+    """Silero, or energy where Silero's package is missing, as beside a model registered without it; warns once."""
+    if is_installed():
+        return SileroConfig()
+    log.warning(
+        "the package silero-vad is not installed, so speech is found by energy, which errs more in noise: `pip install "
+        "silero-vad`"
+    )
+    return EnergyConfig()

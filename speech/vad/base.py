@@ -26,9 +26,11 @@ class Vad(ABC):
 
     Attributes:
         config: Class of the detector's configuration.
+        packages: Packages that it needs besides those of every recognizer.
     """
 
     config: ClassVar[type[VadConfig]]
+    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: VadConfig) -> None:
         self.cfg = cfg

@@ -1,6 +1,8 @@
 """Voice activity by Silero VAD, a small recurrent network whose weights come with its package (MIT licence)."""
 
+import threading
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -11,6 +13,8 @@ from speech.audio import resample
 from speech.vad.base import Interval, Vad, VadConfig
 
 _RATES = (8000, 16000)
+_ONE_AT_A_TIME = threading.Lock()
+"""The network keeps a state from frame to frame, and a server recognizes in several threads."""
 
 
 class SileroConfig(VadConfig):
@@ -28,12 +32,21 @@ class SileroVad(Vad):
 
     config = SileroConfig
     cfg: SileroConfig
+    packages = ("silero-vad",)
+
+    def __init__(self, cfg: SileroConfig) -> None:
+        if not is_installed():
+            raise ValueError(
+                "voice activity detection by silero needs the package silero-vad: `pip install silero-vad`, or choose "
+                "the detector energy"
+            )
+        super().__init__(cfg)
 
     def speech(self, wave: Tensor, sample_rate: int) -> list[Interval]:
         """The intervals that the network takes for speech."""
         find, network = _silero()
         rate = sample_rate if sample_rate in _RATES else 16000
-        with torch.inference_mode():
+        with _ONE_AT_A_TIME, torch.inference_mode():
             found = find(
                 resample(wave, sample_rate, rate),
                 network,
@@ -44,6 +57,11 @@ class SileroVad(Vad):
             )
         times = [[min(len(wave), part[edge] * sample_rate // rate) for edge in ("start", "end")] for part in found]
         return [(start, end) for start, end in times if start < end]
+
+
+def is_installed() -> bool:
+    """Whether the package is there."""
+    return find_spec("silero_vad") is not None
 
 
 @cache

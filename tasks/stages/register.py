@@ -31,6 +31,7 @@ import speech
 from speech.audio import encode_flac
 from speech.bundle import BundleSpec, add_decoder, load_spec
 from speech.decoding import DECODERS
+from speech.vad import SileroVad
 from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.stages import lm, tuning
@@ -61,7 +62,10 @@ from tasks.tracking.runs import (
 from tasks.tracking.significance import Decision, tests_tag
 from training.coordinator.journal import read_journal
 
-_REQUIREMENTS = ("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow")
+_REQUIREMENTS = (
+    *("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"),
+    *SileroVad.packages,
+)
 """Packages that every registered model needs."""
 _PIECES = "sentencepiece"
 _SEARCHES = tuple(dict.fromkeys(name for one in DECODERS.values() for name in one.packages))

@@ -17,6 +17,7 @@ from speech.audio import decode_audio, stream_audio
 from speech.transcriber import Transcriber, Transcript
 from speech.words import Word
 
+pytestmark = pytest.mark.usefixtures("tones_are_speech")
 said = load_beside(__file__, "../speech/test_transcriber.py")
 RATE, TEXT, folder, speak = said.RATE, said.TEXT, said.folder, said.speak
 

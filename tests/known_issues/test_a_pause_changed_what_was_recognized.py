@@ -55,7 +55,7 @@ def test_the_features_of_speech_stay_where_they_are(corpus, tones):
 
 
 @pytest.mark.slow
-def test_a_trained_model_writes_the_same_with_a_pause_around(corpus, tones, tmp_path):
+def test_a_trained_model_writes_the_same_with_a_pause_around(corpus, tones, tmp_path, tones_are_speech):
     features = LogMelConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=3, trim_db=21)
     spec = corpus.spec("conformer", model=tones.bare("conformer"), features=features, stats=None)
     augment = {"time_masks": 0, "freq_masks": 0, "pauses": {"probability": 0.3}}

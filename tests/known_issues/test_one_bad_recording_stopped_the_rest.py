@@ -27,6 +27,7 @@ from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
 from tasks.tracking import pyfunc_model
 
+pytestmark = pytest.mark.usefixtures("tones_are_speech")
 RATE = 8000
 
 

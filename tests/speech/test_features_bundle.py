@@ -10,6 +10,7 @@ from speech.features import FEATURES, CmvnStats, LogMelConfig, build_features
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
+from speech.vad import EverythingConfig
 
 RATE = 8000
 WIDENED = {"delta_order": 1, "splice_left": 1, "splice_right": 1, "stride": 2}
@@ -40,7 +41,7 @@ def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
     assert feats.shape == (2, 49, 6 * build_features(spec.features, RATE).dim)
     log_probs, _ = model(feats, frames)
     assert torch.isfinite(log_probs).all()
-    found = Transcriber(tmp_path).transcribe([waves[0].numpy()])
+    found = Transcriber(tmp_path, vad=EverythingConfig()).transcribe([waves[0].numpy()])
     assert found[0].error == ""
 
 

@@ -20,6 +20,7 @@ from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.transcriber import Transcriber
 
+pytestmark = pytest.mark.usefixtures("tones_are_speech")
 RATE = 8000
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot"]
 

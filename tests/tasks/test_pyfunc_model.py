@@ -114,7 +114,8 @@ except Exception as error:
 rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "training", "storage", "prefect"})
 where = sys.modules["speech"].__file__
 found = {k: v.to_dict("records") for k, v in found.items()}
-print(json.dumps({"found": found, "rooms": rooms, "pickles": loads, "refused": refused, "where": where}))
+silero = "silero_vad" in sys.modules
+print(json.dumps(dict(found=found, rooms=rooms, pickles=loads, refused=refused, where=where, silero=silero)))
 """
 
 
@@ -156,5 +157,6 @@ def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finis
     assert "nowhere.wav" in found["missing"][0]["error"]
     assert "in each row of its column 'audio'" in answer["refused"]
     assert answer["rooms"] == []
+    assert answer["silero"]
     assert [name for name in answer["pickles"] if "starling" in name or "torch" in name] == []
     assert processes_naming(str(audio)) == []

@@ -199,6 +199,7 @@ def test_a_model_asks_only_for_the_packages_that_it_uses(finished, tmp_path):
     pieces = spec.model_copy(update={"tokenizer": {"kind": "bpe"}})
     beam = spec.model_copy(update={"decode": BeamConfig()})
     common = {"torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"}
+    common |= {"silero-vad"}
     assert names(spec) == common
     assert names(pieces) == {*common, "sentencepiece"}
     assert names(beam) == {*common, "flashlight-text"}

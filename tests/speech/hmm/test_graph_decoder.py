@@ -16,6 +16,7 @@ from speech.models import TdnnConfig
 from speech.recognizer import Recognizer, Scores
 from speech.tokens import CharacterTokenizer
 from speech.transcriber import Transcriber
+from speech.vad import EverythingConfig
 from speech.words import timed_words
 
 TOKENIZER = CharacterTokenizer(["<blank>", "▁", "A"])
@@ -177,7 +178,8 @@ def test_bundle_carries_the_graph_and_nothing_that_it_was_made_from(toy, tmp_pat
     assert direct.decode(*Scores(*scores)[:2]) == found
     assert len(likelihoods) == 2 * int(scores.frames[0])
 
-    said = Transcriber(tmp_path / "elsewhere").transcribe([waves[0].numpy()], sample_rate=8000, words=True)[0]
+    whole = Transcriber(tmp_path / "elsewhere", vad=EverythingConfig())
+    said = whole.transcribe([waves[0].numpy()], sample_rate=8000, words=True)[0]
     assert said.text == " ".join(one.word for one in said.words)
     assert (said.confidence > 0) == bool(said.text)
 

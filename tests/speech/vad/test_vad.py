@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ROOT
 
+from speech import vad as vads
 from speech.audio import decode_audio
 from speech.vad import (
     DETECTORS,
@@ -22,6 +24,8 @@ from speech.vad import (
     VadConfig,
     build_vad,
     cut,
+    default_vad,
+    silero,
 )
 
 RATE = 1000
@@ -213,3 +217,46 @@ def test_a_piece_says_where_it_is():
     (piece,) = cut(told(pad_s=0), [(recording(-1, 1), RATE)], 10.0)
     assert isinstance(piece, SpeechSegment)
     assert (piece.start, piece.sample_rate) == (1.0, RATE)
+
+
+@pytest.fixture
+def without_silero(monkeypatch):
+    """As where its package is not installed."""
+    monkeypatch.setattr(silero, "find_spec", lambda name: None)
+    default_vad.cache_clear()
+    yield
+    default_vad.cache_clear()
+
+
+def test_silero_is_the_default():
+    assert default_vad() == SileroConfig()
+
+
+def test_without_its_package_energy_is_the_default_and_a_warning_says_so_once(without_silero, caplog):
+    assert [default_vad(), default_vad()] == [EnergyConfig()] * 2
+    (said,) = caplog.records
+    assert said.name == vads.__name__
+    assert "pip install silero-vad" in said.message
+
+
+def test_silero_without_its_package_names_the_remedy(without_silero):
+    with pytest.raises(ValueError, match=r"pip install silero-vad.* or choose the detector energy"):
+        build_vad(SileroConfig())
+
+
+def test_threads_find_the_same_speech(shared_data):
+    """The network keeps a state from frame to frame: two recordings at once would mix theirs."""
+    digits = sorted((shared_data / "fsdd" / "recordings").glob("*.flac"))[::500]
+    waves = [torch.cat([torch.zeros(4000), decode_audio(path)[0], torch.zeros(4000)]).repeat(4) for path in digits]
+    vad = build_vad(SileroConfig())
+    alone = [vad.speech(wave, 8000) for wave in waves]
+    assert all(alone)
+    found = [[] for _ in waves]
+    workers = [
+        threading.Thread(target=lambda n=n: found[n].extend(vad.speech(waves[n], 8000))) for n in range(len(waves))
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert found == alone

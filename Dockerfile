@@ -22,7 +22,9 @@ COPY docker/requirements.py docker/requirements.py
 RUN python docker/requirements.py $(echo $EXTRAS | tr , " ") > requirements.txt \
     && /opt/starling/bin/pip install -r requirements.txt -c constraints.txt
 COPY flows flows
+COPY configs configs
 COPY speech speech
+COPY starling starling
 COPY storage storage
 COPY tasks tasks
 COPY training training

@@ -5,8 +5,9 @@
     python -m benchmarks.faults --faults 20 --variants plain --folder /tmp/faults --calm /tmp/faults/calm.json
 
 A run is `starling run` of a small digit recognizer in a separate data folder, with a private Prefect server and the
-embedded MLflow, or with `--plain`; the variants (adpsgd, h-adpsgd, asgd) take turns. Its processes get KILL, STOP (and
-CONT some seconds later), TERM or INT, individually, as a group, or all at once. If the command ends, it is run again.
+embedded MLflow, or with `--no-prefect`; the variants (adpsgd, h-adpsgd, asgd) take turns. Its processes get KILL, STOP
+(and CONT some seconds later), TERM or INT, individually, as a group, or all at once. If the command ends, it is run
+again.
 Checks at the end: the run is finished, every epoch is complete, weights are finite, the error rate is within the noise
 of undisturbed runs, no process and no lock is left, `storage verify` is clean, one model is registered, and a rerun has
 nothing to do.

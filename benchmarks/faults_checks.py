@@ -169,7 +169,7 @@ def stored_whole(home: Path) -> Iterator[Finding]:
 
 def nothing_left_to_do(home: Path, config: Path, summary: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that a rerun finds every stage done, and reports the same model and scores."""
-    done = look(home, "run", config, "--plain", "--json")
+    done = look(home, "run", config, "--no-prefect", "--json")
     if done.returncode:
         yield Finding("once more", _last_lines(done))
         return

@@ -128,7 +128,7 @@ def command(*words: object) -> list[str]:
 
 def run_command(variant: Variant, config: Path) -> list[str]:
     """The command that runs a variant's pipeline."""
-    return command("run", config, "--json", *(["--plain"] if variant.plain else []))
+    return command("run", config, "--json", *(["--no-prefect"] if variant.plain else []))
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ def run_without(config: Path, speaker: str, settings: list[str]) -> dict[str, An
         "data.sources.1.speakers": f"[{speaker}]",
         "data.sources.1.where": "{}",
     }
-    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--plain", "--until", "score", "--json"]
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--no-prefect", "--until", "score", "--json"]
     for field, value in changes.items():
         command += ["--set", f"{field}={value}"]
     for setting in settings:

@@ -50,7 +50,7 @@ def run(config: Path, setup: str, overrides: list[str], options: list[str]) -> d
     own = [f"train.strategy.{text.removeprefix(f'{strategy}.')}" for text in options if text.startswith(f"{strategy}.")]
     changes = [f"train.strategy={strategy}", *own, f"train.nodes={nodes}", f"train.learners_per_node={learners}"]
     changes += overrides
-    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--plain", "--until", "score", "--json"]
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--no-prefect", "--until", "score", "--json"]
     for change in changes:
         command += ["--set", change]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)

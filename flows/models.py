@@ -47,7 +47,7 @@ def fetch_model(model: str) -> Path:
         local = Path(mlflow.artifacts.download_artifacts(artifact_uri=model))
     except (MlflowException, OSError) as error:
         raise ValueError(
-            f"{model} is not in the registry at {shown_mlflow_uri()}: run a pipeline first (`starling run "
-            f"configs/demo.yaml`), or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
+            f"{model} is not in the registry at {shown_mlflow_uri()}: run a pipeline first (`starling run demo`), "
+            f"or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
         ) from error
     return next(local.rglob("bundle.json")).parent

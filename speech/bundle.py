@@ -272,7 +272,7 @@ def check_files(folder: Path) -> dict[str, str]:
     return found
 
 
-_AGAIN = "fetch the model again, or recreate it with `starling register CONFIG --again`"
+_AGAIN = "fetch the model again, or recreate it with `starling register CONFIG --force`"
 
 
 def _damaged(path: Path) -> BundleError:

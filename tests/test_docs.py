@@ -75,7 +75,7 @@ def check_starling(words):
     while isinstance(command, click.Group) or hasattr(command, "commands"):
         plain = [word for word in words if not word.startswith("-")]
         if not plain:
-            assert set(words) <= {"--help"}
+            assert set(words) <= {"--help", "-h", "--version"}
             return
         name = plain[0]
         assert name in command.commands, f"there is no command {name!r}"

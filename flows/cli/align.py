@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, SetOption, friendly, interruptible, out, print_json, progress_bars, say
+from flows.cli.configs import complete_path
 
 if TYPE_CHECKING:
     from speech.timings import TimedUtterance
@@ -29,7 +30,9 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-DataArgument = Annotated[Path, typer.Argument(help="Corpus: a folder in a known layout, or a table.")]
+DataArgument = Annotated[
+    Path, typer.Argument(help="Corpus: a folder in a known layout, or a table.", autocompletion=complete_path)
+]
 
 
 @friendly
@@ -37,7 +40,9 @@ def align(
     model: ModelArgument,
     data: DataArgument,
     overrides: SetOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the files.")] = Path("aligned"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the files.", autocompletion=complete_path)
+    ] = Path("aligned"),
     deviations: Annotated[
         float,
         typer.Option("--deviations", min=0, help="Report scores this many standard deviations below the median."),

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from typing import Annotated
 
 import typer
 
@@ -22,6 +23,7 @@ from flows.cli import (
     doctor,
     evaluate,
     lexicon,
+    listing,
     node,
     plan,
     promote,
@@ -33,18 +35,35 @@ from flows.cli import (
     top,
     transcribe,
 )
+from flows.cli.commands import CommandGroup
 from flows.cli.early_interrupt import imported
 from flows.cli.exit_status import leaving
 from flows.cli.output import guarded_output
 from flows.servers import services
+from starling import __version__
 
-app = typer.Typer(
+app = CommandGroup(
+    "Speech recognition, from a corpus to a champion in the model registry.",
     name="starling",
-    help="Speech recognition, from a corpus to a champion in the model registry.",
-    no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    rich_markup_mode="rich",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"starling {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Speech recognition, from a corpus to a champion in the model registry."""
+
+
 app.command("run")(run.run)
 for stage in ("shard", "features", "decode", "register"):
     app.command(stage, help=run.STAGE_HELP[stage])(run.stage_command(stage))
@@ -57,6 +76,8 @@ corpus.app.command("changed")(deploy.corpus_changed)
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(lexicon.app, name="lexicon")
 app.add_typer(storage.app, name="storage")
+app.command("models")(listing.models)
+app.command("runs")(listing.runs)
 app.command("promote")(promote.promote)
 app.command("rollback")(promote.rollback)
 app.command("transcribe")(transcribe.transcribe)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, friendly, out, print_json, say
+from flows.cli.configs import complete_path
 
 
 @friendly
@@ -24,7 +25,8 @@ def backup(
 def restore(
     source: Annotated[str, typer.Option("--from", metavar="FOLDER|s3://…", help="A backup, or a folder of several.")],
     folder: Annotated[
-        Path | None, typer.Option(help="Data folder. Default: $STARLING_HOME.", show_default=False)
+        Path | None,
+        typer.Option(help="Data folder. Default: $STARLING_HOME.", show_default=False, autocompletion=complete_path),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite databases that have data.")] = False,
     json_output: JsonOption = False,

@@ -50,8 +50,8 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             if not _expected(error):
                 raise
-            err.print(f"[bold red]error[/bold red] {type(error).__name__}:", end=" ")
-            err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            err.print("[bold red]error:[/bold red]", end=" ")
+            err.print(str(error) or type(error).__name__, markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from error
 
     return wrapped

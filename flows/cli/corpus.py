@@ -8,9 +8,11 @@ import typer
 from rich.table import Column, Table
 
 from flows.cli import corpus_download
+from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, friendly, out, print_json
+from flows.cli.configs import complete_path
 
-app = typer.Typer(help="Inspect corpora, and fetch public ones.", no_args_is_help=True)
+app = CommandGroup("Inspect corpora, and fetch public ones.")
 
 app.command("download")(corpus_download.download)
 
@@ -82,7 +84,9 @@ def _sizes(download: Any) -> dict[str, int]:
 @app.command("inspect")
 @friendly
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Folder or table of a corpus.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(help="Folder or table of a corpus.", show_default=False, autocompletion=complete_path)
+    ],
     kind: Annotated[str, typer.Option("--kind", "-k", help="Layout; detected if left out.")] = "",
     limit: Annotated[int, typer.Option("--limit", help="Read only this many utterances; 0: all.")] = 0,
     json_output: JsonOption = False,

@@ -6,12 +6,15 @@ from typing import Annotated
 import typer
 
 from flows.cli.common import JsonOption, friendly, out, print_json, progress_bars
+from flows.cli.configs import complete_path
 
 
 @friendly
 def download(
     name: Annotated[str, typer.Argument(help="Corpus, as `starling corpus list` names it.", show_default=False)],
-    to: Annotated[Path, typer.Option("--to", help="Parent of the corpus' folder.")] = Path("corpora"),
+    to: Annotated[
+        Path, typer.Option("--to", help="Parent of the corpus' folder.", autocompletion=complete_path)
+    ] = Path("corpora"),
     part: Annotated[
         list[str] | None, typer.Option("--part", "-p", help="Only this part; repeatable. Default: the usual ones.")
     ] = None,

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
+from flows.cli.configs import complete_config, find_configs
 
 if TYPE_CHECKING:
     from flows.deploy.deployments import Options
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = Path("configs/demo.yaml")
 ConfigOption = Annotated[
     list[Path] | None,
-    typer.Option("--config", "-c", help="Configuration to deploy; repeatable. Default: configs/demo.yaml."),
+    typer.Option(
+        "--config",
+        "-c",
+        help="Configuration to deploy; repeatable. Default: configs/demo.yaml.",
+        callback=find_configs,
+        autocompletion=complete_config,
+    ),
 ]
 
 

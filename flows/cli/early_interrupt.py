@@ -7,12 +7,16 @@ import sys
 from pathlib import Path
 
 _PROGRAMS = ("starling", "-m")
-"""`sys.argv[0]` while this package is imported by the console script, and by `python -m flows.cli.app`."""
+"""Last part of `sys.argv[0]` during imports by the console script, and by `python -m flows.cli.app`."""
+_MAIN = ("starling", "__main__.py")
+"""Its last parts during imports by `python -m starling`."""
 
 
 def is_command() -> bool:
     """Whether this process is the `starling` command; valid during its imports."""
-    return Path(sys.argv[0]).name in _PROGRAMS and multiprocessing.parent_process() is None
+    program = Path(sys.argv[0])
+    known = program.name in _PROGRAMS or program.parts[-2:] == _MAIN
+    return known and multiprocessing.parent_process() is None
 
 
 def hear_interrupts() -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, interruptible, out, print_json, progress_bars, say
-from flows.cli.run import PlainOption
+from flows.cli.configs import complete_path
+from flows.cli.run import NoPrefectOption
 
 
 @friendly
@@ -17,13 +18,18 @@ def evaluate(
         str,
         typer.Argument(help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder."),
     ],
-    corpus: Annotated[Path, typer.Argument(help="Corpus of any layout, or a folder of audio with text files.")],
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            help="Corpus of any layout, or a folder of audio with text files.", autocompletion=complete_path
+        ),
+    ],
     kind: Annotated[str, typer.Option("--kind", help="Layout; by default it is found out.")] = "auto",
     split: Annotated[str, typer.Option("--split", help="Score only this part of the corpus, such as test.")] = "",
     language: Annotated[str, typer.Option("--language", help="Language of the transcripts.")] = "en",
     limit: Annotated[int, typer.Option("--limit", help="Only the first utterances; 0: all.", min=0)] = 0,
     overrides: SetOption = None,
-    plain: PlainOption = False,
+    no_prefect: NoPrefectOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize and score a corpus with an existing model: error rates, intervals and a report; nothing is trained."""
@@ -38,17 +44,17 @@ def evaluate(
         source = {"kind": layout, "path": str(path), "language": language, "limit": limit}
         uri = model_uri(model)
         config = evaluation_config(fetch_model(uri), source, split, overrides)
-        summary = _execute(config, uri, plain)
+        summary = _execute(config, uri, no_prefect)
     print_summary(summary, err if json_output else out)
     if json_output:
         print_json(summary)
 
 
-def _execute(config: Any, model: str, plain: bool) -> dict[str, Any]:
+def _execute(config: Any, model: str, no_prefect: bool) -> dict[str, Any]:
     from tasks.orchestration.reachable import check_servers
 
     check_servers(config, "score", say)
-    if plain:
+    if no_prefect:
         from flows.pipeline import evaluate_plainly
 
         with progress_bars():

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, SetOption, friendly, interruptible, out, print_json, progress_bars, say
-from flows.cli.run import ConfigArgument
+from flows.cli.configs import ConfigArgument, complete_path
 
 if TYPE_CHECKING:
     from speech.lexicon import Built, Coverage
     from speech.lexicon.check import Suspicion
     from tasks.config.pipeline import PipelineConfig
 
-app = typer.Typer(help="Look at pronunciations.", no_args_is_help=True)
+app = CommandGroup("Look at pronunciations.")
 _LM = "decoder's words"
 _SHOWN = 10
 """Suspicious entries of each kind that are shown."""
@@ -32,7 +33,8 @@ def show(
     ] = None,
     overrides: SetOption = None,
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE", help="Write Kaldi's lexicon.txt, too.")
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Write Kaldi's lexicon.txt, too.", autocompletion=complete_path),
     ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write lexiconp.txt, with probabilities.")

@@ -7,19 +7,29 @@ from typing import Annotated
 import typer
 
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json
-from flows.cli.run import PlainOption, execute, finish
+from flows.cli.configs import OptionalConfigArgument, complete_path
+from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
 
 COORDINATOR, KEY_FILE = "STARLING_COORDINATOR", "STARLING_RING_KEY_FILE"
 RANKS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 """Variables with the node's number, set by launchers: Slurm, Kubernetes' indexed Jobs."""
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", help=f"The ring's key (see `starling key`). Default: {KEY_FILE}.", autocompletion=complete_path
+    ),
+]
+FolderOption = Annotated[
+    Path | None, typer.Option("--folder", help="Folder of the node's logs.", autocompletion=complete_path)
+]
 
 
 @friendly
 def train(
-    config: Annotated[Path | None, typer.Argument(help="YAML configuration.", show_default=False)] = None,
+    config: OptionalConfigArgument = None,
     overrides: SetOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Run this stage again even if it is done.")] = False,
-    plain: PlainOption = False,
+    force: ForceOption = False,
+    no_prefect: NoPrefectOption = False,
     node_rank: Annotated[
         int | None,
         typer.Option("--node-rank", min=0, help=f"Run this node of a ring. Default: {' or '.join(RANKS)}."),
@@ -27,9 +37,7 @@ def train(
     coordinator: Annotated[
         str, typer.Option("--coordinator", metavar="HOST:PORT", help=f"The ring's coordinator. Default: {COORDINATOR}.")
     ] = "",
-    key_file: Annotated[
-        Path | None, typer.Option("--key-file", help=f"The ring's key (see `starling key`). Default: {KEY_FILE}.")
-    ] = None,
+    key_file: KeyFileOption = None,
     bind: Annotated[
         str,
         typer.Option("--bind", metavar="HOST", help="Listen here. Default: the address used to reach the coordinator."),
@@ -37,7 +45,7 @@ def train(
     advertise: Annotated[
         str, typer.Option("--advertise", metavar="HOST", help="Address for neighbours. Default: --bind.")
     ] = "",
-    folder: Annotated[Path | None, typer.Option("--folder", help="Folder of the node's logs.")] = None,
+    folder: FolderOption = None,
     max_restarts: Annotated[
         int | None, typer.Option("--max-restarts", min=0, help="Restarts of the node's processes. Default: 3.")
     ] = None,
@@ -64,11 +72,11 @@ def train(
                 f"{given[0]} is for a node, which takes no configuration (the coordinator sends it): leave out "
                 f"{config}, or {given[0]}"
             )
-        finish(execute(config, overrides or [], "train" if again else "", "train", plain), json_output)
+        finish(execute(config, overrides or [], "train" if force else "", "train", no_prefect), json_output)
         return
     if not given and not os.environ.get(COORDINATOR):
         raise ValueError("give a configuration to train, or --node-rank and --coordinator to run a node of a training")
-    foreign = {"--set": bool(overrides), "--again": again, "--plain": plain, "--json": json_output}
+    foreign = {"--set": bool(overrides), "--force": force, "--no-prefect": no_prefect, "--json": json_output}
     for name, used in foreign.items():
         if used:
             raise ValueError(f"{name} needs a configuration; a node takes none (the coordinator sends it)")
@@ -125,7 +133,10 @@ def _rank() -> int:
 
 @friendly
 def key(
-    file: Annotated[Path, typer.Argument(help="File to write; must not exist yet.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="File to write; must not exist yet.", show_default=False, autocompletion=complete_path),
+    ],
     json_output: JsonOption = False,
 ) -> None:
     """Generate the key of a ring: anyone with this file can join the training, and read and change its weights."""

@@ -75,5 +75,5 @@ def guarded_output() -> Iterator[None]:
         finally:
             output.flush()
     except OutputError as error:
-        sys.stderr.write(f"error OutputError: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None

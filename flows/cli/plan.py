@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from flows.cli.configs import OptionalConfigArgument
 from flows.cli.simulate import time_unit
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ BorderMbOption = Annotated[
 
 @friendly
 def plan(
-    config: Annotated[Path | None, typer.Argument(help="YAML configuration: the model, for --measure.")] = None,
+    config: OptionalConfigArgument = None,
     overrides: SetOption = None,
     measure: MeasureOption = False,
     parameters: Annotated[int, typer.Option("--parameters", min=0, help="Weights of the model.")] = 0,

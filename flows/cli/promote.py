@@ -9,8 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, err, friendly, interruptible, out, print_json
+from flows.cli.configs import complete_config, find_config
 
-PlainOption = Annotated[bool, typer.Option("--plain", help="Run without Prefect, even if its server is running.")]
+NoPrefectOption = Annotated[
+    bool, typer.Option("--no-prefect", help="Run without Prefect, even if its server is running.")
+]
 NameArgument = Annotated[str, typer.Argument(help="Registered model, such as starling-demo.", show_default=False)]
 
 
@@ -21,7 +24,14 @@ def promote(
     ] = "",
     version: Annotated[str, typer.Option("--version", "-v", help="Version. Default: the challenger.")] = "",
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML configuration that names the model.")
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="YAML configuration that names the model.",
+            callback=find_config,
+            autocompletion=complete_config,
+        ),
     ] = None,
     new_tests: Annotated[
         bool, typer.Option("--new-tests", help="Compare both on the version's own test sets, and freeze these.")
@@ -30,7 +40,7 @@ def promote(
         bool, typer.Option("--force", help="Promote regardless of the comparison; needs --reason.")
     ] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why; stored with the version.")] = "",
-    plain: PlainOption = False,
+    no_prefect: NoPrefectOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Compare a version with the champion on the frozen test sets; make it champion if it wins.
@@ -38,7 +48,7 @@ def promote(
     The exit status is 0 whichever wins, and 1 if they cannot be compared.
     """
     with redirect_stdout(sys.stderr):
-        found = _promote(_model_name(name, config), version, new_tests, force, reason, plain)
+        found = _promote(_model_name(name, config), version, new_tests, force, reason, no_prefect)
     if json_output:
         print_json(found)
         return
@@ -57,12 +67,12 @@ def _model_name(name: str, config: Path | None) -> str:
     return load_config(config).model_name
 
 
-def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str, plain: bool) -> dict[str, Any]:
+def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str, no_prefect: bool) -> dict[str, Any]:
     """Promote in a flow run if there is a Prefect server, which then shows it and notifies; else in this process."""
     from flows.servers.prefect_api import orchestration
     from flows.servers.services import connect_mlflow
 
-    if not plain and _served():
+    if not no_prefect and _served():
         with interruptible(), orchestration():
             from flows.promote import promote as as_flow
 
@@ -84,12 +94,12 @@ def _served() -> bool:
     return bool(os.environ.get("PREFECT_API_URL")) or "prefect" in running_services()
 
 
-def _rollback(name: str, to: str, reason: str, plain: bool) -> dict[str, Any]:
+def _rollback(name: str, to: str, reason: str, no_prefect: bool) -> dict[str, Any]:
     """Roll back in a flow run if there is a Prefect server, so that other machines' promotions wait; else here."""
     from flows.servers.prefect_api import orchestration
     from flows.servers.services import connect_mlflow
 
-    if not plain and _served():
+    if not no_prefect and _served():
         with interruptible(), orchestration():
             from flows.promote import rollback as as_flow
 
@@ -109,7 +119,7 @@ def rollback(
     listing: Annotated[
         bool, typer.Option("--list", help="Show the versions and their history; change nothing.")
     ] = False,
-    plain: PlainOption = False,
+    no_prefect: NoPrefectOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Make the previous champion champion again."""
@@ -122,7 +132,7 @@ def rollback(
         _show_history(name, history(client(), name), json_output)
         return
     with redirect_stdout(sys.stderr):
-        move = _rollback(name, to, reason, plain)
+        move = _rollback(name, to, reason, no_prefect)
     if json_output:
         print_json(move)
         return

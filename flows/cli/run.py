@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, interruptible, out, print_json, progress_bars
+from flows.cli.configs import ConfigArgument
 from tasks import STAGES
 
 STAGE_HELP = {
@@ -18,10 +19,8 @@ STAGE_HELP = {
     "register": "Register the model of a configuration in MLflow.",
 }
 
-ConfigArgument = Annotated[
-    Path, typer.Argument(help="YAML configuration, such as configs/demo.yaml.", show_default=False)
-]
-PlainOption = Annotated[bool, typer.Option("--plain", help="Run the stages without Prefect.")]
+NoPrefectOption = Annotated[bool, typer.Option("--no-prefect", help="Run the stages without Prefect.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Run this stage again even if it is done.")]
 
 
 def _stage(value: str | None) -> str | None:
@@ -44,7 +43,7 @@ def run(
     folds: Annotated[
         int, typer.Option("--folds", metavar="K", help="Cross-validate: train and score K folds, register nothing.")
     ] = 0,
-    plain: PlainOption = False,
+    no_prefect: NoPrefectOption = False,
     json_output: JsonOption = False,
 ) -> None:
     """Run a pipeline: prepare, shard, features, train, lm (if configured), decode, score, register, report.
@@ -54,29 +53,29 @@ def run(
     if folds:
         if until != "report":
             raise typer.BadParameter("--until and --folds exclude each other: every fold runs through `score`")
-        finish_folds(execute_folds(config, overrides or [], folds, from_stage or "", plain), json_output)
+        finish_folds(execute_folds(config, overrides or [], folds, from_stage or "", no_prefect), json_output)
         return
-    summary = execute(config, overrides or [], from_stage or "", until, plain)
+    summary = execute(config, overrides or [], from_stage or "", until, no_prefect)
     finish(summary, json_output)
 
 
-def execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
+def execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     """Run a configuration and return its summary; output of libraries goes to standard error."""
     with redirect_stdout(sys.stderr), interruptible():
-        return _execute(config_path, overrides, force_from, until, plain)
+        return _execute(config_path, overrides, force_from, until, no_prefect)
 
 
 def _say(text: str) -> None:
     err.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, plain: bool) -> dict[str, Any]:
+def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
 
     config = load_config(config_path, overrides)
     check_servers(config, until, _say)
-    if plain:
+    if no_prefect:
         from flows.pipeline import new_run_id
         from flows.summary import summarize
         from tasks.orchestration.stage_tasks import run_plainly
@@ -101,7 +100,9 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
         return summary
 
 
-def execute_folds(config_path: Path, overrides: list[str], folds: int, force_from: str, plain: bool) -> dict[str, Any]:
+def execute_folds(
+    config_path: Path, overrides: list[str], folds: int, force_from: str, no_prefect: bool
+) -> dict[str, Any]:
     """Cross-validate a configuration; output of libraries goes to standard error."""
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
@@ -111,7 +112,7 @@ def execute_folds(config_path: Path, overrides: list[str], folds: int, force_fro
         config = load_config(config_path, overrides)
         fold_configs(config, folds)  # reject an impossible number before a server is started
         check_servers(config, "register", _say, can_stop=False)  # the result is logged to MLflow
-        if plain:
+        if no_prefect:
             from flows.folds import crossvalidate_plainly
 
             with progress_bars():
@@ -156,11 +157,11 @@ def stage_command(name: str) -> Callable[..., None]:
     def command(
         config: ConfigArgument,
         overrides: SetOption = None,
-        again: Annotated[bool, typer.Option("--again", help="Run this stage again even if it is done.")] = False,
-        plain: PlainOption = False,
+        force: ForceOption = False,
+        no_prefect: NoPrefectOption = False,
         json_output: JsonOption = False,
     ) -> None:
-        finish(execute(config, overrides or [], name if again else "", name, plain), json_output)
+        finish(execute(config, overrides or [], name if force else "", name, no_prefect), json_output)
 
     command.__name__ = name
     return command

@@ -7,10 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
-from flows.cli.run import PlainOption, execute, finish
+from flows.cli.configs import complete_config, complete_path, find_config
+from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
 
 if TYPE_CHECKING:
     from speech.scoring import PairingRules, ScoringRules
+
+
+CompareOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--compare",
+        metavar="HYP2",
+        help="Test whether this system is better or worse.",
+        autocompletion=complete_path,
+    ),
+]
+GlmOption = Annotated[
+    Path | None,
+    typer.Option("--glm", help="NIST's global mapping rules for both texts.", autocompletion=complete_path),
+]
 
 
 class MissingOption(StrEnum):
@@ -32,20 +48,23 @@ class ExtraOption(StrEnum):
 def score(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="CONFIG | REF HYP", help="YAML configuration, or two transcripts.", show_default=False),
+        typer.Argument(
+            metavar="CONFIG | REF HYP",
+            help="YAML configuration, or two transcripts.",
+            show_default=False,
+            autocompletion=complete_config,
+        ),
     ] = None,
     overrides: SetOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Score a configuration again even if it is done.")] = False,
-    plain: PlainOption = False,
+    force: ForceOption = False,
+    no_prefect: NoPrefectOption = False,
     kind: Annotated[
         str,
         typer.Option(
             "--format", metavar="NAME[,NAME]", help="trn, kaldi, jsonl, ctm or stm; one for both, or REF,HYP."
         ),
     ] = "",
-    compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="HYP2", help="Test whether this system is better or worse.")
-    ] = None,
+    compare: CompareOption = None,
     optional: Annotated[
         bool, typer.Option("--optional", "-D", help="Words in parentheses may be left out (sclite -D).")
     ] = False,
@@ -57,7 +76,7 @@ def score(
     hyphens: Annotated[
         bool, typer.Option("--split-hyphens", help="Hyphens within words are spaces (csrfilt -dh).")
     ] = False,
-    glm: Annotated[Path | None, typer.Option("--glm", help="NIST's global mapping rules for both texts.")] = None,
+    glm: GlmOption = None,
     missing: Annotated[
         MissingOption, typer.Option("--missing", help="Utterances without a hypothesis.")
     ] = MissingOption.refuse,
@@ -68,7 +87,8 @@ def score(
     if not files or len(files) > 2:
         raise ValueError("give either a configuration, or a reference and a hypothesis: starling score REF HYP")
     if len(files) == 1:
-        finish(execute(files[0], overrides or [], "score" if again else "", "score", plain), json_output)
+        config = find_config(files[0]) or files[0]
+        finish(execute(config, overrides or [], "score" if force else "", "score", no_prefect), json_output)
         return
     from speech.scoring import PairingRules, ScoringRules, read_glm
 

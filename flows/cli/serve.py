@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, err, friendly, out, print_json, say
+from flows.cli.configs import complete_path
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
 from flows.servers.shutdown import end_now
 from training.processes.children import adopt_orphans
@@ -49,7 +50,12 @@ def up(
         typer.Option(help="small: SQLite, no passwords. production: PostgreSQL, S3, passwords."),
     ] = Profile.small,
     folder: Annotated[
-        Path | None, typer.Option(help="Data folder. Default: $STARLING_HOME, or ~/.starling.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Data folder. Default: $STARLING_HOME, or ~/.starling.",
+            show_default=False,
+            autocompletion=complete_path,
+        ),
     ] = None,
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
@@ -184,7 +190,9 @@ def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output:
 
 @friendly
 def secrets(
-    folder: Annotated[Path | None, typer.Argument(help="Default: `secrets` in the data folder.")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="Default: `secrets` in the data folder.", autocompletion=complete_path)
+    ] = None,
     for_containers: Annotated[
         bool, typer.Option("--for-containers", help="For docker-compose: files readable in containers, folder closed.")
     ] = False,

@@ -8,6 +8,7 @@ import typer
 import yaml
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from flows.cli.configs import OptionalConfigArgument
 from storage.disks import size_text
 from tasks.config.yaml_text import parse_yaml
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-ConfigOption = Annotated[
-    Path | None, typer.Argument(help="YAML configuration: what is trained. Not needed with --timing.")
-]
 StrategyOption = Annotated[
     list[str] | None, typer.Option("--strategy", help="Method to simulate. Repeatable; all without it.")
 ]
@@ -51,7 +49,7 @@ JitterOption = Annotated[
 
 @friendly
 def simulate(
-    config: ConfigOption = None,
+    config: OptionalConfigArgument = None,
     overrides: SetOption = None,
     strategy: StrategyOption = None,
     learners: Annotated[list[int] | None, typer.Option("--learners", min=1, help="Learners. Repeatable.")] = None,

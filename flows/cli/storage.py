@@ -8,16 +8,25 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, friendly, out, print_json, progress_bars
+from flows.cli.configs import complete_config, find_config
 from storage.disks import size_text
 
-app = typer.Typer(help="Verify, clean and measure an object store.", no_args_is_help=True)
+app = CommandGroup("Verify, clean and measure an object store.")
 
 UrlOption = Annotated[
     str, typer.Option("--url", help="Object store. Default: the configuration's, or that of the data folder.")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Configuration whose `storage` gives the store and credentials.")
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="Configuration whose `storage` gives the store and credentials.",
+        callback=find_config,
+        autocompletion=complete_config,
+    ),
 ]
 
 

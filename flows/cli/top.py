@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.common import JsonOption, friendly, out, print_json
+from flows.cli.configs import complete_path
 from flows.cli.node import KEY_FILE
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ def top(
         ),
     ] = "",
     key_file: Annotated[
-        Path | None, typer.Option("--key-file", help=f"The ring's key, for HOST:PORT. Default: {KEY_FILE}.")
+        Path | None,
+        typer.Option(
+            "--key-file", help=f"The ring's key, for HOST:PORT. Default: {KEY_FILE}.", autocompletion=complete_path
+        ),
     ] = None,
     every: Annotated[float, typer.Option("--every", min=0.1, max=60, help="Seconds between updates.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show the current state and exit.")] = False,

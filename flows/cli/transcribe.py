@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.common import JsonOption, err, friendly
+from flows.cli.configs import complete_path
 
 if TYPE_CHECKING:
     from flows.cli.transcripts import Sink
@@ -40,7 +41,12 @@ class Detector(StrEnum):
 @friendly
 def transcribe(
     files: Annotated[
-        list[Path], typer.Argument(help="Audio files, folders of them, or - for standard input.", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Audio files, folders of them, or - for standard input.",
+            show_default=False,
+            autocompletion=complete_path,
+        ),
     ],
     model: Annotated[
         str, typer.Option("--model", "-m", help="models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's folder.")

@@ -2,7 +2,7 @@
 
 Processes of one machine use a file lock, which the system frees when its owner dies. Within flows, a lease at the
 Prefect server is required as well (see `tasks.locking.leases`), which excludes other machines. Without a Prefect server
-(`starling run --plain`) there is only the file lock.
+(`starling run --no-prefect`) there is only the file lock.
 """
 
 import hashlib

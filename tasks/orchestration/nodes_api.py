@@ -103,8 +103,8 @@ def check_pool(pool: str, name: str) -> None:
     """
     if not PREFECT_API_URL.value():
         raise StageError(
-            "train.launch.kind is prefect, but no Prefect server is configured: run this as a flow (without --plain) "
-            "with `starling up` or PREFECT_API_URL, or use train.launch.kind=local"
+            "train.launch.kind is prefect, but no Prefect server is configured: run this as a flow (without "
+            "--no-prefect) with `starling up` or PREFECT_API_URL, or use train.launch.kind=local"
         )
     with _impatient(), _client() as api:
         try:

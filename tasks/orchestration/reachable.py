@@ -135,7 +135,8 @@ def check_prefect(patience_s: float = 0.0, say: Callable[[str], None] = lambda _
     _ask(
         f"the Prefect server at {redact(url)}",
         ask,
-        "start it, or correct or unset PREFECT_API_URL (without it the run starts its own server; --plain needs none)",
+        "start it, or correct or unset PREFECT_API_URL (without it the run starts its own server; "
+        "--no-prefect needs none)",
         "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to what it accepts",
         patience_s,
         say,

@@ -254,5 +254,5 @@ def undisturbed(folder, document, until="train"):
     path = folder / "config.json"
     folder.mkdir(parents=True)
     path.write_text(json.dumps(document))
-    starling("run", path, "--plain", "--until", until, home=folder, timeout=600)
+    starling("run", path, "--no-prefect", "--until", until, home=folder, timeout=600)
     return {stage: record_of(folder, stage) for stage in ("shard", "train")}

@@ -24,6 +24,8 @@ COMMANDS = {
     "evaluate",
     "register",
     "storage",
+    "models",
+    "runs",
     "promote",
     "rollback",
     "transcribe",
@@ -192,11 +194,11 @@ def test_a_users_mistake_is_one_message_with_a_remedy(tmp_path, home, words, mes
     result = invoke(*(word.format(tmp_path) for word in words), code=1)
     assert message in result.stderr
     assert result.stdout == ""
-    assert result.stderr.startswith("error ")
+    assert result.stderr.startswith("error: ")
 
 
 @pytest.mark.parametrize(
-    "words", [["run", "x", "--until", "shrad"], ["run", "x", "--from", "nothing"], ["runs"], ["run"]]
+    "words", [["run", "x", "--until", "shrad"], ["run", "x", "--from", "nothing"], ["rnu"], ["run"]]
 )
 def test_a_wrong_command_line_is_answered_with_usage(words):
     assert "Usage:" in invoke(*words, code=2).stderr
@@ -204,16 +206,16 @@ def test_a_wrong_command_line_is_answered_with_usage(words):
 
 def test_a_plain_run_prints_one_json_object_and_tables_on_standard_error(tmp_path, home):
     path = write_config(tmp_path / "c.yaml", tiny_document())
-    result = invoke("features", path, "--plain", "--json")
+    result = invoke("features", path, "--no-prefect", "--json")
     assert len(result.stdout.splitlines()) == 1
     found = json.loads(result.stdout)
     assert [stage["name"] for stage in found["stages"]] == ["prepare", "shard", "features"]
     assert found["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
     assert found["model_uri"] is None
     assert "prepare" in result.stderr
-    again = invoke("features", path, "--plain")
+    again = invoke("features", path, "--no-prefect")
     assert again.stdout.count("cached") == 3
-    forced = json.loads(invoke("shard", path, "--plain", "--again", "--json").stdout)
+    forced = json.loads(invoke("shard", path, "--no-prefect", "--force", "--json").stdout)
     assert [stage["cached"] for stage in forced["stages"]] == [True, False]
 
 
@@ -230,7 +232,7 @@ def test_transcribe_reads_files_and_folders_and_reports_bad_ones(finished, tmp_p
     assert errors == {"good.flac": False, "bad.wav": True}
     result = invoke("transcribe", tmp_path / "nowhere.wav", "--model", bundle, code=1)
     assert "nowhere.wav" in result.stderr
-    assert "error Exit" not in result.stderr
+    assert "error:" not in result.stderr
 
 
 def test_a_model_that_is_not_in_the_registry_is_an_error_with_a_remedy(finished, tmp_path, wide):

@@ -103,7 +103,7 @@ def test_the_nodes_exit_status_is_the_commands(key, monkeypatch):
             ["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--set", "train.epochs=1"],
             "--set needs a configuration",
         ),
-        (["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--plain"], "--plain needs a configuration"),
+        (["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--no-prefect"], "--no-prefect needs a configuration"),
     ],
 )
 def test_a_wrong_combination_names_the_option(words, message, tmp_path, node):
@@ -130,5 +130,5 @@ def test_a_configuration_is_trained_as_before(monkeypatch, tmp_path):
     monkeypatch.setattr("flows.cli.node.finish", lambda summary, json_output: None)
     path = write_config(tmp_path / "c.yaml", tiny_document())
     monkeypatch.setenv("STARLING_COORDINATOR", "127.0.0.1:1")  # a whole training ignores it
-    invoke("train", path, "--plain", "--again", "--set", "train.epochs=1")
+    invoke("train", path, "--no-prefect", "--force", "--set", "train.epochs=1")
     assert seen == [(path, ["train.epochs=1"], "train", "train", True)]

@@ -27,12 +27,12 @@ def config(tmp_path):
     [
         (["run"], ([], "", "report", False)),
         (["run", "--set", "a=1", "--set", "b=2"], (["a=1", "b=2"], "", "report", False)),
-        (["run", "--from", "train", "--until", "score", "--plain"], ([], "train", "score", True)),
+        (["run", "--from", "train", "--until", "score", "--no-prefect"], ([], "train", "score", True)),
         (["decode"], ([], "", "decode", False)),
-        (["register", "--again", "--set", "a=1"], (["a=1"], "register", "register", False)),
+        (["register", "--force", "--set", "a=1"], (["a=1"], "register", "register", False)),
         (["train"], ([], "", "train", False)),
         (["score"], ([], "", "score", False)),
-        (["score", "--again", "--plain"], ([], "score", "score", True)),
+        (["score", "--force", "--no-prefect"], ([], "score", "score", True)),
     ],
 )
 @pytest.mark.parametrize("json_output", [False, True])
@@ -50,7 +50,7 @@ def test_what_is_cross_validated(recorder, config):
     executed = recorder("flows.cli.run.execute_folds", {"a": "result"})
     finished = recorder("flows.cli.run.finish_folds")
     invoke("run", config, "--folds", 3)
-    invoke("run", config, "--folds", 4, "--from", "shard", "--plain", "--set", "a=1", "--json")
+    invoke("run", config, "--folds", 4, "--from", "shard", "--no-prefect", "--set", "a=1", "--json")
     assert executed == [(config, [], 3, "", False), (config, ["a=1"], 4, "shard", True)]
     assert finished == [({"a": "result"}, False), ({"a": "result"}, True)]
     invoke("run", config, "--folds", 3, "--until", "score", code=2)

@@ -20,7 +20,7 @@ def test_the_champion_is_named_and_listed(finished, tmp_path):
     assert (found["model"], found["version"], found["promoted"]) == ("tiny", "1", True)
     assert found["reason"] == "it is already the champion"
     config = write_config(tmp_path / "c.yaml", tiny_document())
-    assert "tiny version 1: champion" in invoke("promote", "--config", config, "--plain").stdout
+    assert "tiny version 1: champion" in invoke("promote", "--config", config, "--no-prefect").stdout
     listed = json.loads(invoke("rollback", "tiny", "--list", "--json").stdout)
     assert listed["versions"][0]["aliases"] == ["challenger", "champion"]
     assert "decision" in invoke("rollback", "tiny", "--list").stdout

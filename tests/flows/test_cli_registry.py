@@ -73,8 +73,8 @@ def test_with_a_prefect_server_promotions_and_rollbacks_are_flows_unless_they_ar
     assert flows[0] == [({"model": "m", "version": "3", "new_tests": True, "force": True, "reason": "r"},)]
     assert flows[1] == [({"model": "m", "to": "1", "reason": "s"},)]
     assert plain == ([], [])
-    invoke("promote", "m", "--plain")
-    invoke("rollback", "m", "--plain")
+    invoke("promote", "m", "--no-prefect")
+    invoke("rollback", "m", "--no-prefect")
     assert [len(calls) for calls in (*flows, *plain)] == [1, 1, 1, 1]
 
 

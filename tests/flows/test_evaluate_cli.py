@@ -54,7 +54,7 @@ def corpus(tmp_path):
 
 
 def evaluate(*words, code=0):
-    result = CliRunner().invoke(app, ["evaluate", *map(str, words), "--plain"])
+    result = CliRunner().invoke(app, ["evaluate", *map(str, words), "--no-prefect"])
     assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
     return result
 

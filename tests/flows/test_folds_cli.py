@@ -46,7 +46,7 @@ def test_a_cross_validation_by_command_and_again(tmp_path):
         assert word in done.stderr
     assert "Traceback" not in done.stderr
 
-    again = answer(starling("run", config, "--folds", "2", "--plain", "--json", home=home))
+    again = answer(starling("run", config, "--folds", "2", "--no-prefect", "--json", home=home))
     assert all(stage["cached"] for run in again["runs"] for stage in run["stages"])
     assert (again["wer"], again["mlflow_run"]) == (first["wer"], first["mlflow_run"])
     api = mlflow.MlflowClient(f"sqlite:///{home}/mlflow/mlflow.db")
@@ -64,7 +64,7 @@ def test_a_cross_validation_by_command_and_again(tmp_path):
         (["--folds", "1"], 1, "2 folds or more"),
         (["--folds", "101"], 1, "at most 100"),
         (["--folds", "2", "--until", "train"], 2, "exclude each other"),
-        (["--folds", "4", "--plain"], 1, "too few for 4 folds and a validation set"),
+        (["--folds", "4", "--no-prefect"], 1, "too few for 4 folds and a validation set"),
     ],
 )
 def test_what_cannot_be_cross_validated_is_said(tmp_path, home, words, code, message):

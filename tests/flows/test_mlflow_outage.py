@@ -51,7 +51,7 @@ def test_a_dead_mlflow_costs_no_step_and_loses_no_metric(tmp_path):
         service = start_mlflow().wait()
         url, port = service.url, int(service.url.rpartition(":")[2])
         try:
-            words = ("run", config, "--plain", "--json")
+            words = ("run", config, "--no-prefect", "--json")
             run = threading.Thread(
                 target=lambda: done.append(starling(*words, home=home, timeout=500, MLFLOW_TRACKING_URI=url, **SLOW))
             )

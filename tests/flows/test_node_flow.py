@@ -263,7 +263,10 @@ def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_
 
 @pytest.mark.slow
 def test_without_a_server_a_ring_of_prefect_runs_is_refused_with_the_remedy(home, monkeypatch):
-    with temporary_settings(restore_defaults={PREFECT_API_URL}), pytest.raises(StageError, match=r"without --plain"):
+    with (
+        temporary_settings(restore_defaults={PREFECT_API_URL}),
+        pytest.raises(StageError, match=r"without --no-prefect"),
+    ):
         check_pool("starling", "ring")
 
 

@@ -54,7 +54,7 @@ def test_on_a_full_disk_a_command_says_so_in_one_line(body, tmp_path):
     with Path("/dev/full").open("wb") as full:
         done = run(words, full, tmp_path)
     assert done.returncode == 1
-    assert done.stderr.strip().startswith("error OutputError: standard output cannot be written (No space left on")
+    assert done.stderr.strip().startswith("error: standard output cannot be written (No space left on")
     assert len(done.stderr.strip().splitlines()) == 1
 
 

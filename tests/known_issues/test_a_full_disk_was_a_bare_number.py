@@ -104,15 +104,15 @@ def test_a_command_on_a_full_or_read_only_home_says_what_to_do(disk, tmp_path, m
         result = CliRunner().invoke(app, [str(word) for word in words])
         assert result.exit_code == 1
         assert isinstance(result.exception, SystemExit)
-        assert result.stderr.lstrip().startswith("error DiskError: ")
+        assert result.stderr.lstrip().startswith("error: ")
         return " ".join(result.stderr.split())
 
-    assert "no space is left on the disk of" in said("shard", path, "--plain")
+    assert "no space is left on the disk of" in said("shard", path, "--no-prefect")
     # before a server is started that could only fail
     assert f"{disk}/home: no space is left on its disk (0 B of 2.1 MB free)" in said("shard", path)
     hog.unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    for words in (["--plain"], []):
+    for words in (["--no-prefect"], []):
         text = said("shard", path, *words)
         assert "is read-only. Mount it for writing, or name another folder (STARLING_HOME" in text
 

@@ -160,13 +160,13 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
         (["run"], many_words, synthesizing, INT, 1),
         (["run"], many_words, synthesizing, INT, 2),
         (["run"], many_words, synthesizing, TERM, 1),
-        (["run", "--plain"], many_words, synthesizing, INT, 2),
+        (["run", "--no-prefect"], many_words, synthesizing, INT, 2),
         (["run"], long_document, starting_the_server, INT, 1),
         (["run"], long_document, starting_the_server, TERM, 2),
         (["run"], long_document, starting_the_training, INT, 1),
         (["run"], long_document, training, INT, 2),
         (["run"], ring, training, TERM, 1),
-        (["train", "--plain"], ring, training, INT, 1),
+        (["train", "--no-prefect"], ring, training, INT, 1),
         (["run", "--folds", "2"], ring, training, INT, 2),
         (["run"], processes, training, TERM, 2),
     ],
@@ -175,7 +175,7 @@ def test_an_interrupted_command_ends_with_one_line(command, words, document, pha
     one = command(document(), *words)
     one.until(phase)
     one.interrupt(number, times)
-    if phase in (synthesizing, training) and "--plain" not in words:
+    if phase in (synthesizing, training) and "--no-prefect" not in words:
         assert one.states() <= {"CANCELLED", "COMPLETED"}
 
 

@@ -26,7 +26,7 @@ def test_an_exit_passes_with_its_status_and_without_a_word(code, capsys):
 def test_a_servers_error_is_one_message(capsys):
     with pytest.raises(typer.Exit):
         raising(MlflowException("the registry is away"))()
-    assert "error MlflowException: the registry is away" in capsys.readouterr().err
+    assert "error: the registry is away" in capsys.readouterr().err
 
 
 def test_our_own_mistakes_keep_their_traceback():

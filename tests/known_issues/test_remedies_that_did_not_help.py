@@ -168,12 +168,12 @@ def test_the_command_line_says_it_in_one_line(prepared, tmp_path):
     config = write_config(tmp_path / "c.yaml", again.document)
     name = find(store, "prepare/*/done.json")
     store.write(name, b"{}")
-    done = CliRunner().invoke(app, ["run", str(config), "--plain", "--until", "prepare"])
+    done = CliRunner().invoke(app, ["run", str(config), "--no-prefect", "--until", "prepare"])
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit), done.exception
     (line,) = [line for line in done.output.splitlines() if store.join(name) in line]
     starling(COMMAND.search(line)[1])
-    assert CliRunner().invoke(app, ["run", str(config), "--plain", "--until", "prepare"]).exit_code == 0
+    assert CliRunner().invoke(app, ["run", str(config), "--no-prefect", "--until", "prepare"]).exit_code == 0
 
 
 def test_later_stages_come_back_too_and_read_nothing_damaged(home):

@@ -44,7 +44,7 @@ def test_a_run_with_secrets_in_its_environment_leaves_none(tmp_path, failing):
         more |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     home = tmp_path / "home"
     config = write_config(tmp_path / "c.yaml", document)
-    done = run(home, "shard", config, "--plain", "--json", **more)
+    done = run(home, "shard", config, "--no-prefect", "--json", **more)
     assert (done.returncode == 0) is not failing, done.stderr
     assert found_in(done.stdout + done.stderr) == []
     written = [path for path in home.rglob("*") if path.is_file()]

@@ -98,7 +98,7 @@ def test_a_training_whose_disk_fills_says_why_and_goes_on_later(disk, nodes, sig
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("words", [[], ["--plain"]], ids=["prefect", "plain"])
+@pytest.mark.parametrize("words", [[], ["--no-prefect"]], ids=["prefect", "plain"])
 def test_the_command_says_it_in_one_line(disk, tmp_path, words):
     config = write_config(tmp_path / "tiny.yaml", tiny_document())
     starling("run", config, "--until", "prepare", *words, home=disk / "home")

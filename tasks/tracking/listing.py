@@ -1,0 +1,132 @@
+"""What MLflow holds, for people: the registered models with their error rates, and the runs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import mlflow
+from mlflow.entities import Run
+
+from tasks.tracking.registry import RegistryError
+from tasks.tracking.runs import DECISION_TAG
+
+_RATE, _VALID = ".wer", "valid_wer"
+_PARTS = (".corpus.", ".domain.")
+"""Parts of names of error rates that are not of a whole set, such as `test.domain.read.wer`."""
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """A version of a registered model."""
+
+    model: str
+    version: str
+    aliases: tuple[str, ...]
+    wer: dict[str, float]
+    """Word error rate by test set."""
+    registered: datetime
+    decision: str
+    """Why it is the champion, or why not."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run of a pipeline."""
+
+    name: str
+    experiment: str
+    """Name of its configuration."""
+    status: str
+    """running, finished, failed or killed."""
+    started: datetime
+    seconds: float | None
+    """Duration; None while it runs."""
+    wer: dict[str, float]
+    """Word error rate by test set; that of the validation set as `valid` if no test set was scored."""
+    decision: str
+    """What became of its model; empty if none was registered."""
+
+
+def list_versions(api: mlflow.MlflowClient, name: str = "") -> list[RegisteredVersion]:
+    """The versions of a model, newest first; without a name, those of all models that have an alias.
+
+    Args:
+        api: MLflow client.
+        name: Registered model.
+
+    Raises:
+        RegistryError: If the registry has no such model.
+    """
+    models = list(_pages(lambda token: api.search_registered_models(page_token=token)))
+    if name and name not in (known := [model.name for model in models]):
+        raise RegistryError(f"the registry has no model {name!r}; it has: {', '.join(known) or 'none'}")
+    found: list[RegisteredVersion] = []
+    for model in models:
+        if name in ("", model.name):
+            versions = [_version(one, model.aliases) for one in api.search_model_versions(f"name = '{model.name}'")]
+            chosen = [one for one in versions if name or one.aliases]
+            found += sorted(chosen, key=lambda one: -int(one.version))
+    return found
+
+
+def list_runs(api: mlflow.MlflowClient, experiment: str = "", limit: int = 20) -> list[TrackedRun]:
+    """The last runs, newest first.
+
+    Args:
+        api: MLflow client.
+        experiment: Name of a configuration; empty for all.
+        limit: Maximum number of runs.
+    """
+    wanted = f"name = '{experiment}'" if experiment else None
+    names = {one.experiment_id: one.name for one in api.search_experiments(filter_string=wanted)}
+    if not names:
+        return []
+    runs = api.search_runs(list(names), max_results=limit, order_by=["attributes.start_time DESC"])
+    return [_run(one, names[one.info.experiment_id]) for one in runs]
+
+
+def _pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
+    """Items of all pages of an answer."""
+    token = None
+    while True:
+        page = ask(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _version(version: Any, aliases: Mapping[str, str]) -> RegisteredVersion:
+    return RegisteredVersion(
+        model=version.name,
+        version=str(version.version),
+        aliases=tuple(sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))),
+        wer=_rates(version.tags),
+        registered=_time(version.creation_timestamp),
+        decision=version.tags.get(DECISION_TAG, ""),
+    )
+
+
+def _run(run: Run, experiment: str) -> TrackedRun:
+    info, figures = run.info, run.data.metrics
+    valid = {"valid": figures[_VALID]} if _VALID in figures else {}
+    return TrackedRun(
+        name=info.run_name or info.run_id,
+        experiment=experiment,
+        status=info.status.lower(),
+        started=_time(info.start_time),
+        seconds=(info.end_time - info.start_time) / 1000 if info.end_time else None,
+        wer=_rates(figures) or valid,
+        decision=run.data.tags.get(DECISION_TAG, ""),
+    )
+
+
+def _rates(values: Mapping[str, Any]) -> dict[str, float]:
+    """Error rates of whole sets among metrics or tags."""
+    names = [name for name in values if name.endswith(_RATE) and not any(part in name for part in _PARTS)]
+    return {name.removesuffix(_RATE): float(values[name]) for name in sorted(names) if values[name] != "None"}
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,0 +1,36 @@
+"""`starling models` and `starling runs`."""
+
+import json
+
+import pytest
+from command_line import invoke
+from support import give_mlflow
+
+pytestmark = pytest.mark.usefixtures("wide")
+
+
+def test_the_registered_model_is_listed_with_its_aliases_and_error_rate(finished):
+    shown = invoke("models").stdout
+    assert "tiny" in shown
+    assert "@challenger @champion" in shown
+    assert "test " in shown
+    (found,) = json.loads(invoke("models", "tiny", "--json").stdout)["versions"]
+    assert (found["model"], found["version"], found["aliases"]) == ("tiny", "1", ["challenger", "champion"])
+    assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
+    assert "the registry has no model 'tini'; it has: tiny" in invoke("models", "tini", code=1).stderr
+
+
+def test_the_run_is_listed_with_its_error_rate_and_outcome(finished):
+    (found,) = json.loads(invoke("runs", "--json").stdout)["runs"]
+    assert (found["name"], found["experiment"], found["status"]) == ("tiny-run", "tiny", "finished")
+    assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
+    assert found["decision"] == "there was no champion"
+    shown = invoke("runs", "tiny", "-n", 5).stdout
+    assert "tiny-run" in shown
+    assert "there was no champion" in shown
+
+
+def test_where_there_is_nothing_the_next_step_is_named(home):
+    give_mlflow(home)
+    assert "`starling run demo` registers one" in invoke("models").stderr
+    assert "has no run of x yet: `starling run` makes one" in invoke("runs", "x").stderr

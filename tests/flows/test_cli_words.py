@@ -1,0 +1,137 @@
+"""What every command understands: `-h`, `--version`, packaged configurations by name, completion, former names."""
+
+import typing
+from pathlib import Path
+
+import pytest
+import typer
+from command_line import invoke
+from support import tiny_document, write_config
+from typer.testing import CliRunner
+
+import starling
+from flows.cli.app import app
+from flows.cli.configs import complete_config, complete_path, packaged_configs
+
+pytestmark = pytest.mark.usefixtures("wide")
+
+
+def commands(group=None, names=()):
+    """Every command with the words that name it."""
+    group = group or typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*names, name))
+        else:
+            yield (*names, name), command
+
+
+ALL = dict(commands())
+
+
+def test_the_version_is_printed():
+    assert invoke("--version").stdout == f"starling {starling.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [(), ("storage",), *ALL], ids=" ".join)
+def test_every_command_has_short_help_without_types_of_flags(words):
+    shown = invoke(*words, "-h").stdout
+    assert "Usage:" in shown
+    assert "<bool>" not in shown
+
+
+# --- former names
+
+
+def test_former_names_of_flags_work_with_a_warning(recorder, tmp_path):
+    config = write_config(tmp_path / "c.yaml", tiny_document())
+    executed, _ = recorder("flows.cli.run.execute", {}), recorder("flows.cli.run.finish")
+    shown = invoke("shard", config, "--plain", "--again").stderr
+    assert "warning: --plain is now called --no-prefect" in shown
+    assert "warning: --again is now called --force" in shown
+    assert "warning" not in invoke("shard", config, "--no-prefect", "--force").stderr
+    assert executed == [(config, [], "shard", "shard", True)] * 2
+
+
+def test_former_names_are_unknown_where_they_never_were():
+    assert "No such option: --plain" in invoke("runs", "--plain", code=2).stderr
+    assert "No such option: --again" in invoke("promote", "--again", code=2).stderr  # its --force means something else
+
+
+# --- configurations
+
+
+@pytest.fixture
+def executed(recorder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorder("flows.cli.run.finish")
+    return recorder("flows.cli.run.execute", {})
+
+
+def test_a_packaged_configuration_has_a_name(executed):
+    invoke("run", "demo")
+    assert executed[0][0].read_text().startswith("# The demo")
+
+
+def test_a_folder_of_that_name_does_not_hide_it_but_a_file_does(executed):
+    Path("demo").mkdir()
+    invoke("run", "demo")
+    Path("fsdd").write_text("name: mine")
+    invoke("run", "fsdd")
+    assert [given[0] for given in executed] == [packaged_configs()["demo"], Path("fsdd")]
+
+
+def test_a_name_that_there_is_not_is_answered_with_those_there_are(executed):
+    shown = invoke("run", "dmeo", code=2).stderr
+    assert "'dmeo' is neither a file nor a packaged configuration (demo, " in " ".join(shown.replace("│", "").split())
+    assert "did you mean 'demo'?" in shown
+    assert executed == []
+
+
+def test_score_and_options_find_them_too(recorder):
+    scored = recorder("flows.cli.score.execute", {})
+    recorder("flows.cli.score.finish")
+    invoke("score", "demo")
+    assert scored[0][0] == packaged_configs()["demo"]
+    promoted = recorder("flows.cli.promote._promote", {"model": "m", "version": 1, "promoted": True, "reason": ""})
+    invoke("promote", "--config", "demo")
+    assert promoted[0][0] == "starling-demo"
+
+
+# --- completion
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("mine.yaml", "data/deep.yml", "data/a.wav", ".hidden"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_configurations_complete_to_packaged_names_yaml_files_and_folders(folder):
+    assert list(complete_config("d")) == ["demo", "data/"]
+    assert list(complete_config("m"))[-1] == "mine.yaml"
+    assert list(complete_config("data/")) == ["data/deep.yml"]
+
+
+def test_paths_complete_to_files_and_folders(folder):
+    assert list(complete_path("")) == ["data/", "mine.yaml"]
+    assert list(complete_path(".h")) == [".hidden"]
+    assert list(complete_path(f"{folder}/data/a")) == [f"{folder}/data/a.wav"]
+    assert list(complete_path("nowhere/x")) == []
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_every_file_completes(words, folder):
+    hints = typing.get_type_hints(ALL[words].callback)
+    for parameter in ALL[words].params:
+        if "Path" in str(hints.get(parameter.name)):
+            found = parameter.shell_complete(typer.Context(ALL[words]), "mi")
+            assert "mine.yaml" in [item.value for item in found], f"{parameter.name} completes no file"
+
+
+def test_a_shell_gets_them(folder):
+    shell = {"_STARLING_COMPLETE": "complete_bash", "COMP_WORDS": "starling run mine", "COMP_CWORD": "2"}
+    assert CliRunner().invoke(app, [], env=shell, prog_name="starling").stdout.split() == ["mine.yaml"]

@@ -1,0 +1,41 @@
+"""The public package: light to import, with the version, the command and the example configurations."""
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from support import ROOT
+
+import starling
+
+HEAVY = ("torch", "prefect", "mlflow", "typer", "pydantic", "flows", "tasks", "training", "speech", "storage")
+
+
+@pytest.mark.real_interpreter
+def test_importing_it_imports_nothing_heavy():
+    script = f"import sys, starling; print(sorted(set({HEAVY!r}) & {{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_its_version_is_that_of_the_distribution():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "starling.__version__"}
+    assert starling.__version__ == importlib.metadata.version("starling")
+
+
+@pytest.mark.real_interpreter
+def test_it_is_the_command_too():
+    command = [sys.executable, "-m", "starling", "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, f"starling {starling.__version__}\n"), done.stderr
+
+
+def test_a_wheel_has_every_configuration_and_the_mark_of_typed_packages():
+    packaged = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folder = ROOT / "starling"
+    found = {path.name for pattern in packaged["package-data"]["starling"] for path in folder.glob(pattern)}
+    assert found == {"py.typed", *(path.name for path in (ROOT / "configs").iterdir())}
+    assert "starling" in packaged["packages"]["find"]["include"]

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-STAGES = ("prepare", "shard", "features", "align", "train", "lm", "decode", "score", "register", "report")
+STAGES = ("prepare", "shard", "features", "align", "train", "lm", "graph", "decode", "score", "register", "report")
 """The stages in order; defined here because the command line needs them before the slow imports."""
-OPTIONAL = ("align", "lm")
-"""Stages that run only if the configuration has a section of their name."""
+OPTIONAL = ("align", "lm", "graph")
+"""Stages that run only if the configuration needs them: it has a section of their name, or a graph has to be made."""
 
 
 def pyfunc_path() -> Path:

@@ -36,14 +36,22 @@ class DecodeConfig(ChoiceWithFiles):
         """What the decoder needs and the configuration does not name, with the remedy; empty if nothing is missing."""
         return ""
 
-    def with_language_model(self, files: Mapping[str, str]) -> Self:
-        """This configuration with a language model's files, unless it names a language model of its own.
+    @property
+    def takes_language_model(self) -> bool:
+        """Whether it reads a language model and names none."""
+        return bool(self.lm_unit) and "lm" not in self.files()
+
+    @property
+    def makes_graph(self) -> bool:
+        """Whether it searches a decoding graph that has to be made first."""
+        return False
+
+    def completed(self, files: Mapping[str, str]) -> Self:
+        """This configuration with files that it needs and does not name.
 
         Args:
             files: Paths by field, such as `lm` and `words`; fields that name a file keep it.
         """
-        if not self.lm_unit or "lm" in self.files():
-            return self
         missing = {name: path for name, path in files.items() if name in self.file_fields and not getattr(self, name)}
         return self.model_copy(update=missing)
 

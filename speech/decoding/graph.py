@@ -6,7 +6,7 @@ from the HMMs that the training data were aligned with, a lexicon and an n-gram,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.hmm.priors import StateOutputs, scaled_likelihoods
 from speech.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.hmm.decode import GraphSearch
+    from speech.hmm.decode import DecodeOptions, GraphSearch
     from speech.hmm.decode import Hypothesis as GraphPath
 
 _SOURCES = ("hmm", "lexicon", "lm")
+"""Fields that name what a graph is made from."""
 
 
 class GraphConfig(DecodeConfig):
@@ -34,17 +35,20 @@ class GraphConfig(DecodeConfig):
 
     kind: Literal["graph"] = "graph"
     hmm: str = ""
-    """The `model.json` of the HMMs that aligned the training data, with `model.safetensors` beside it."""
+    """The `model.json` of the HMMs that aligned the training data, with `model.safetensors` beside it; by default the
+    model of the stage `align`."""
     lexicon: str = ""
-    """Pronunciations in the HMMs' phones: a file in one of the formats of section `lexicon`."""
+    """Pronunciations in the HMMs' phones: a file in one of the formats of section `lexicon`; by default the lexicon of
+    the stage `align`, with the probabilities that it estimated."""
     lm: str = ""
-    """Language model of words: an ARPA file. Words without a pronunciation are left out."""
+    """Language model of words: an ARPA file; by default that of the stage `lm`. Words without a pronunciation are left
+    out."""
     graph: str = ""
     """The graph, instead of `hmm`, `lexicon` and `lm`: a constant OpenFst transducer from states + 1 to words."""
     words: str = ""
     """The words of `graph`: a text file whose line n is word n."""
     silence_probability: float = Field(default=0.5, gt=0, lt=1)
-    """Probability of silence between two words, in a graph that is made."""
+    """Probability of silence between two words, in a graph that is made from `hmm` and `lexicon`."""
     beam: float = Field(default=12.0, gt=0)
     """Partial hypotheses are dropped if their scaled score is this much below the best one's."""
     max_active: int = Field(default=7000, ge=1)
@@ -52,6 +56,8 @@ class GraphConfig(DecodeConfig):
     acoustic_scale: float = Field(default=0.1, gt=0)
     """Weight of the log likelihoods beside the graph's probabilities."""
 
+    lm_unit: ClassVar[str] = "word"
+    grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"acoustic_scale": (0.05, 0.07, 0.09, 0.12)}
     file_fields: ClassVar[dict[str, str]] = {
         "hmm": "hmm",
         "lexicon": "lexicon",
@@ -65,21 +71,44 @@ class GraphConfig(DecodeConfig):
         given = [name for name in _SOURCES if getattr(self, name)]
         if bool(self.graph) != bool(self.words):
             raise ValueError("kind graph needs graph and words together: one is what the other's numbers mean")
-        if not self.graph and len(given) < len(_SOURCES):
-            raise ValueError("kind graph needs hmm, lexicon and lm to make a graph from; or graph and words")
+        if bool(self.hmm) != bool(self.lexicon):
+            raise ValueError("kind graph needs hmm and lexicon together: the lexicon has the phones of the HMMs")
         if self.graph and given:
             raise ValueError(f"graph is given, so nothing is made from {', '.join(given)}: leave out one or the other")
         return self
+
+    @property
+    @override
+    def takes_language_model(self) -> bool:
+        return not self.graph and not self.lm
+
+    @property
+    @override
+    def makes_graph(self) -> bool:
+        return not self.graph
+
+    @override
+    def completed(self, files: Mapping[str, str]) -> Self:
+        sources = {} if self.graph else dict.fromkeys(_SOURCES, "")
+        return super().completed(files).model_copy(update=sources)
+
+    @override
+    def lacking(self) -> str:
+        missing = [name for name in _SOURCES if not getattr(self, name)]
+        if self.graph or not missing:
+            return ""
+        return f"decode.kind graph lacks {', '.join(missing)}: name files in decode, or a finished graph and its words"
 
     @override
     def prepared(self, folder: Path) -> Self:
         if self.graph:
             return self
-        from speech.hmm.graph_files import write_graph
+        if lacking := self.lacking():
+            raise DecodeError(lacking)
+        from speech.hmm.graph_files import GRAPH, WORDS, write_graph
 
-        graph, words = folder / "graph.fst", folder / "graph-words.txt"
-        write_graph(Path(self.hmm), Path(self.lexicon), Path(self.lm), graph, words, self.silence_probability)
-        made = {"graph": str(graph), "words": str(words)}
+        write_graph(Path(self.hmm), Path(self.lexicon), Path(self.lm), folder, self.silence_probability)
+        made = {"graph": str(folder / GRAPH), "words": str(folder / WORDS)}
         return self.model_copy(update={**dict.fromkeys(_SOURCES, ""), **made})
 
 
@@ -95,6 +124,13 @@ class GraphDecoder(Decoder):
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         super().__init__(cfg, tokenizer, states)
         self._search: GraphSearch | None = None
+
+    @override
+    def with_config(self, cfg: DecodeConfig) -> Decoder:
+        other = GraphDecoder(cfg, self.tokenizer, self.states)
+        if self._search is not None and cfg.files() == self.cfg.files():
+            other._search = self._search.with_options(search_options(other.cfg))
+        return other
 
     @override
     def prepare(self) -> None:
@@ -125,6 +161,13 @@ class GraphDecoder(Decoder):
             confidence=min(max(confidence, 0.0), 1.0),
             word_frames=_word_frames(found, factor),
         )
+
+
+def search_options(cfg: GraphConfig) -> DecodeOptions:
+    """Parameters of the beam search."""
+    from speech.hmm.decode import DecodeOptions
+
+    return DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
 
 
 def _word_frames(found: GraphPath, factor: int) -> list[tuple[int, int]]:

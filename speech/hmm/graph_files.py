@@ -2,70 +2,83 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speech.decoding.base import DecodeError
-from speech.decoding.language_model import arpa_words
-from speech.hmm.decode import DecodeOptions, GraphSearch
-from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
+from speech.decoding.graph import search_options
+from speech.hmm.decode import GraphSearch
+from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions
 from speech.hmm.model import HmmModel
-from speech.hmm.topology import PhoneSet
+from speech.hmm.word_graph import WordGraph, WordGraphError, word_graph
 from speech.lexicon.base import Pronunciation
 from speech.lexicon.formats import read_lexicon
 
 if TYPE_CHECKING:
     from speech.decoding.graph import GraphConfig
 
-Entries = dict[str, list[Pronunciation]]
+GRAPH, WORDS = "graph.fst", "graph-words.txt"
+"""Names of a graph's files: the transducer, and a text file whose line n is its word n."""
 
 
-def write_graph(hmm: Path, lexicon: Path, lm: Path, graph: Path, words: Path, silence_probability: float) -> None:
-    """Make the graph of some HMMs, a lexicon and an n-gram.
+def write_graph(hmm: Path, lexicon: Path, lm: Path, folder: Path, silence_probability: float) -> dict[str, int]:
+    """Make the graph of some HMMs, a lexicon and an n-gram, and write its two files.
 
     Args:
         hmm: `model.json` of the HMMs.
         lexicon: Pronunciations; their probabilities count, if they have any.
         lm: ARPA file, also .gz; words without a pronunciation are left out.
-        graph: Where to write the graph.
-        words: Where to write its words.
+        folder: Where to write `GRAPH` and `WORDS`.
         silence_probability: Of silence between two words.
+
+    Returns:
+        What `save_graph` returns.
 
     Raises:
         ModelError: `hmm` is no model.
         DecodeError: No word of the n-gram has a pronunciation in the HMMs' phones.
     """
     model = HmmModel.load(hmm.parent)
-    phones = model.tree.phones
-    entries = _usable(read_lexicon(lexicon).entries, phones)
-    usual = {word: entries[word] for word in arpa_words(str(lm)) if word in entries}
-    if not usual:
+    entries = read_lexicon(lexicon).entries
+    options = GraphOptions(silence_probability, _probabilities(entries))
+    pronunciations = {word: [tuple(one.phones) for one in ones] for word, ones in entries.items()}
+    try:
+        words = word_graph(model.tree.phones, pronunciations, lm, options)
+    except WordGraphError as error:
         raise DecodeError(
             f"no word of {lm} has a pronunciation in {lexicon} made of the phones of {hmm}: is one of them of another "
             "language, or in another case?"
-        )
-    table = WordTable.of(usual)
-    options = GraphOptions(silence_probability, _probabilities(usual))
-    found = lexicon_fst(phones, {word: [one.phones for one in ones] for word, ones in usual.items()}, table, options)
-    with tempfile.TemporaryDirectory() as folder:
-        lg = compose_lexicon(found, grammar(_plain(lm, Path(folder)), table))
-    decoding_graph(lg, found.symbols, model.tree, model.transitions).write(graph)
-    words.write_text("".join(f"{word}\n" for word in table.words), encoding="utf-8")
+        ) from error
+    return save_graph(words, model, folder)
 
 
-def _usable(entries: Entries, phones: PhoneSet) -> Entries:
-    """Pronunciations whose phones the HMMs have."""
-    known = {phones.base(number) for number in range(1, len(phones) + 1)}
-    usable = {word: [one for one in ones if known.issuperset(one.phones)] for word, ones in entries.items()}
-    return {word: ones for word, ones in usable.items() if ones}
+def save_graph(words: WordGraph, model: HmmModel, folder: Path) -> dict[str, int]:
+    """Make a model's graph and write its two files.
+
+    Args:
+        words: Its word part.
+        model: The HMMs.
+        folder: Where to write `GRAPH` and `WORDS`.
+
+    Returns:
+        Number of states, arcs and words, and of words of the language model without a pronunciation.
+    """
+    found = words.decoding_graph(model)
+    found.write(folder / GRAPH)
+    (folder / WORDS).write_text("".join(f"{word}\n" for word in words.words.words), encoding="utf-8")
+    return {
+        "states": len(found.finals),
+        "arcs": len(found.arcs),
+        "words": len(words.words.words),
+        "unpronounced": words.unpronounced,
+    }
 
 
-def _probabilities(entries: Entries) -> dict[tuple[str, tuple[str, ...]], float]:
+def _probabilities(entries: dict[str, list[Pronunciation]]) -> dict[tuple[str, tuple[str, ...]], float]:
     """Probabilities of pronunciations relative to the word's most probable one, as in Kaldi's graphs."""
     found: dict[tuple[str, tuple[str, ...]], float] = {}
     for word, ones in entries.items():
@@ -76,13 +89,33 @@ def _probabilities(entries: Entries) -> dict[tuple[str, tuple[str, ...]], float]
     return found
 
 
-def _plain(lm: Path, folder: Path) -> Path:
-    """An uncompressed ARPA file."""
-    if lm.suffix != ".gz":
-        return lm
-    with gzip.open(lm, "rb") as source, (folder / "lm.arpa").open("wb") as target:
-        shutil.copyfileobj(source, target)
-    return folder / "lm.arpa"
+@dataclass(frozen=True)
+class SavedGraph:
+    """A decoding graph, as read from its two files.
+
+    Attributes:
+        arrays: The transducer.
+        words: Its output labels.
+    """
+
+    arrays: FstArrays
+    words: WordTable
+
+
+def read_graph(graph: Path, words: Path) -> SavedGraph:
+    """Read the files that `save_graph` has written.
+
+    Raises:
+        DecodeError: One is missing or damaged, or they do not belong together.
+    """
+    try:
+        arrays = FstArrays.read(graph)
+        table = WordTable(tuple(words.read_text(encoding="utf-8").splitlines()))
+    except (OSError, ValueError) as error:
+        raise DecodeError(f"the graph {graph} cannot be read ({error}): make it again") from error
+    if len(arrays.arcs) and int(arrays.arcs["olabel"].max()) > len(table.words):
+        raise DecodeError(f"{words} has {len(table.words)} words, fewer than the graph: make both again")
+    return SavedGraph(arrays, table)
 
 
 def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
@@ -97,17 +130,11 @@ def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
     """
     with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
         cfg = cfg.prepared(Path(folder))
-        try:
-            arrays = FstArrays.read(Path(cfg.graph))
-            words = Path(cfg.words).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise DecodeError(f"the graph {cfg.graph} cannot be read ({error}): make it again") from error
-        if len(arrays.arcs) and int(arrays.arcs["ilabel"].max()) > num_states:
-            raise DecodeError(
-                f"decode.graph has {int(arrays.arcs['ilabel'].max())} states, the network {num_states}: make it from "
-                "the HMMs that aligned the network's training data"
-            )
-        if len(arrays.arcs) and int(arrays.arcs["olabel"].max()) > len(words):
-            raise DecodeError(f"{cfg.words} has {len(words)} words, fewer than the graph: make both again")
-    options = DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
-    return GraphSearch(arrays.constant(), WordTable(tuple(words)), options)
+        found = read_graph(Path(cfg.graph), Path(cfg.words))
+    states = int(found.arrays.arcs["ilabel"].max()) if len(found.arrays.arcs) else 0
+    if states > num_states:
+        raise DecodeError(
+            f"decode.graph has {states} states, the network {num_states}: make it from the HMMs that aligned the "
+            "network's training data"
+        )
+    return GraphSearch(found.arrays.constant(), found.words, search_options(cfg))

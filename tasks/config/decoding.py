@@ -23,21 +23,36 @@ class TuneConfig(BaseModel):
 
 def uses_stage(decode: DecodeConfig, lm: LmConfig | None) -> bool:
     """Whether a decoder takes the language model of the stage `lm`: it reads one, and the configuration names none."""
-    return lm is not None and bool(decode.lm_unit) and "lm" not in decode.files()
+    return lm is not None and decode.takes_language_model
 
 
-def check_decoding(decode: DecodeConfig, lm: LmConfig | None, tune: TuneConfig | None) -> None:
+def check_decoding(decode: DecodeConfig, lm: LmConfig | None, tune: TuneConfig | None, aligned: bool = False) -> None:
     """Check that the decoder has what it reads, and that its parameters can be tuned.
+
+    Args:
+        decode: The decoder.
+        lm: The language model that is estimated, if one is.
+        tune: What is tuned, if anything is.
+        aligned: Whether there is a stage `align`.
 
     Raises:
         ValueError: If not; the message names the field and the remedy.
     """
     if lm is not None and uses_stage(decode, lm):
         _check_model(decode, lm)
-    elif lacking := decode.lacking():
+    if decode.makes_graph:
+        _check_graph(decode, lm, aligned)
+    elif not uses_stage(decode, lm) and (lacking := decode.lacking()):
         raise ValueError(f"{lacking}; or add a section lm: the decoder then takes that language model and its words")
     if tune is not None:
         grid_of(decode, tune)
+
+
+def _check_graph(decode: DecodeConfig, lm: LmConfig | None, aligned: bool) -> None:
+    named = decode.files()
+    sections = {"align": aligned or "hmm" in named, "lm": lm is not None or "lm" in named}
+    if missing := [name for name, there in sections.items() if not there]:
+        raise ValueError(f"{decode.lacking()}; or add the section {' and the section '.join(missing)}")
 
 
 def _check_model(decode: DecodeConfig, lm: LmConfig) -> None:

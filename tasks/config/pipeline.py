@@ -228,7 +228,7 @@ class PipelineConfig(BaseModel):
         if self.features.stored:
             self.train.augment.refuse_waves()
         check_decoder(self.train.objective, self.decode.kind)
-        check_decoding(self.decode, self.lm, self.tune)
+        check_decoding(self.decode, self.lm, self.tune, self.align is not None)
         if self.recognizer == "gmm" and not (self.align and (self.align.recognize.arpa or self.lm)):
             raise ValueError(
                 "recognizer is gmm, which needs a GMM-HMM and a language model: give the sections align and lm, or set "

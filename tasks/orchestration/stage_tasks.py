@@ -24,6 +24,7 @@ from tasks.stages.align import ALIGN
 from tasks.stages.base import Run, Stage, position, stages_of
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
+from tasks.stages.graph import GRAPH
 from tasks.stages.lm import LM
 from tasks.stages.prepare import PREPARE
 from tasks.stages.register import REGISTER
@@ -33,7 +34,7 @@ from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
 
 ALL: dict[str, Stage] = {
-    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, ALIGN, TRAIN, LM, DECODE, SCORE, REGISTER, REPORT)
+    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, ALIGN, TRAIN, LM, GRAPH, DECODE, SCORE, REGISTER, REPORT)
 }
 assert tuple(ALL) == STAGES
 

@@ -20,7 +20,10 @@ from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig
 
 _CONFIG = "align.json"
-_FILES = ("model/model.json", "model/model.safetensors", "lexicon/lexiconp.txt", "lexicon/silence.json", _CONFIG)
+FILES = ("model/model.json", "model/model.safetensors", "lexicon/lexiconp.txt", "lexicon/silence.json", _CONFIG)
+
+
+"""The files of a stage's output that are the model."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class AlignmentModel:
     @classmethod
     def fetch(cls, output: StageOutput, folder: Path) -> AlignmentModel:
         """Load a model from the output of the stage align, by way of a local folder."""
-        for name in _FILES:
+        for name in FILES:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(output.read(name))
         return cls.load(folder)

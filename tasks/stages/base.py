@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from storage.cache import set_cache_limit
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
-from tasks import OPTIONAL, STAGES
+from tasks import STAGES
 from tasks.config.credentials import export_credentials
 from tasks.config.home import home, objects_url, own_disks_named
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
@@ -47,10 +47,14 @@ def position(stage: str) -> int:
 
 def stages_of(config: PipelineConfig) -> tuple[str, ...]:
     """The stages that a configuration has, in order."""
-    without = _OF_NETWORKS if config.recognizer == "gmm" else ()
-    return tuple(
-        name for name in STAGES if name not in without and (name not in OPTIONAL or getattr(config, name) is not None)
-    )
+    gmm = config.recognizer == "gmm"
+    needed = {
+        **dict.fromkeys(_OF_NETWORKS, not gmm),
+        "align": config.align is not None,
+        "lm": config.lm is not None,
+        "graph": gmm or config.decode.makes_graph,
+    }
+    return tuple(name for name in STAGES if needed.get(name, True))
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _inputs(run: Run) -> Inputs:
     config = {"decode": with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)}
     digests["model"] = _model_digest(run)
     if source := stage_files(run):
-        digests["language model"] = source["digest"]
+        digests["graph" if run.config.decode.makes_graph else "language model"] = source["digest"]
     if run.config.tune is not None:
         check_tuning(run)
         config["tune"] = run.config.tune.model_dump(mode="json", exclude_defaults=True)
@@ -168,7 +168,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         if run.config.tune is not None:
             record["tuning"] = tune_on_validation(run, bundle)
             chosen = record["tuning"]["chosen"]
-        decode = run.config.decode.model_copy(update=chosen).prepared(Path(folder))
+        decode = run.config.decode.model_copy(update=chosen)
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
             found = _decode(run, bundle, name, decode, quarantine)
@@ -184,7 +184,7 @@ def _decode(run: Run, bundle: Path, name: str, decode: DecodeConfig, quarantine:
         run: The run.
         bundle: The model.
         name: The set.
-        decode: Decoding parameters, without the files of the stage lm.
+        decode: Decoding parameters, without the files that stages make.
         quarantine: Takes damaged shards.
     """
     source = stage_files(run)
@@ -197,7 +197,7 @@ def _decode(run: Run, bundle: Path, name: str, decode: DecodeConfig, quarantine:
         "digest": run.result("train").record["digest"],
         "url": set_url(run, name),
         "decode": decode.model_dump(mode="json"),
-        "lm": source,  # fetched by each worker, which may be on another machine
+        "files": source,  # fetched by each worker, which may be on another machine
         "device": run.config.train.device,
         "speakers": run.result("features").record["speakers"],
     }
@@ -234,7 +234,7 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
     found = decode_set(
         Path(_fetched(piece["model"], piece["digest"]).name),
         piece["url"],
-        decode=with_stage_files(decode, piece["lm"]),
+        decode=with_stage_files(decode, piece["files"]),
         cache=home() / "cache",
         device=str(best_device(piece["device"])),
         speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},

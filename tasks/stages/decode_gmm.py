@@ -10,15 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import kaldifst
-
-from speech.decoding.language_model import LanguageModelError, arpa_words
 from speech.hmm.confidence import phone_families
 from speech.hmm.config import GraphSearchConfig
 from speech.hmm.decode import DecodeOptions, GraphSearch, by_speaker, decode_plain, decode_speaker
-from speech.hmm.decoding_graph import WordTable
+from speech.hmm.graph_files import read_graph
 from speech.hmm.model import HmmModel
-from speech.hmm.word_graph import WordGraph, WordGraphError, word_graph
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
@@ -26,37 +22,19 @@ from tasks.stages import progress
 from tasks.stages.align import config_of
 from tasks.stages.align_data import FeatureSet, compute_features, opened
 from tasks.stages.align_model import AlignmentModel
-from tasks.stages.base import Inputs, Run, StageError
+from tasks.stages.base import Inputs, Run
 from tasks.stages.decode import publish_hypotheses, scored_sets
-from tasks.stages.decoder_files import file_digest
+from tasks.stages.decoder_files import graph_files, local_files
 from tasks.stages.features import quarantine_record
 from tasks.stages.runner import Piece, map_pieces
 from training.learner.inference import Decoded
 
-_WORK, _GRAPH, _WORDS = "work", "graph.fst", "words.json"
+_WORK = "work"
 
 
 def search_of(run: Run) -> GraphSearchConfig:
     """How the GMM-HMM decodes."""
     return config_of(run).recognize
-
-
-def _language_model(run: Run, folder: Path) -> tuple[str, Path]:
-    """Name and local copy of the ARPA file: the one that is configured, or that of the stage lm."""
-    search = search_of(run)
-    if search.arpa:
-        return "align.recognize.arpa", Path(search.arpa)
-    made = run.result("lm")
-    return "lm", made.output.fetch(made.record["files"]["lm"], folder)
-
-
-def _language_model_digest(run: Run) -> str:
-    search = search_of(run)
-    if search.arpa:
-        return file_digest(search.arpa, "align.recognize.arpa")
-    made = run.result("lm").record
-    digest: str = made["sha256"][made["files"]["lm"]]
-    return digest
 
 
 def gmm_inputs(run: Run) -> Inputs:
@@ -65,7 +43,7 @@ def gmm_inputs(run: Run) -> Inputs:
     config = {"gmm": search.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"})}
     sets = run.result("shard").record["sets"]
     digests = {name: sets[name]["digest"] for name in scored_sets(run)}
-    return config, digests | {"model": run.result("align").key, "language model": _language_model_digest(run)}
+    return config, digests | {"model": run.result("align").key, "graph": run.result("graph").key}
 
 
 def decode_with_gmm(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -73,42 +51,12 @@ def decode_with_gmm(run: Run, output: StageOutput) -> dict[str, Any]:
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
     work = output.store.child(_WORK)
-    graph = _graph(run, work)
     for name in scored_sets(run):
         features, bad = compute_features(run, config_of(run).features, name, work.child(f"features-{name}"), "decode")
         damaged += bad
         publish_hypotheses(output, name, list(_decoded(run, work, features, name)), counts)
     work.delete_tree("")
-    record = {"counts": counts, "sets": scored_sets(run), "graph": graph}
-    return record | quarantine_record(counts, damaged)
-
-
-def _graph(run: Run, work: ObjectStore) -> dict[str, int]:
-    """Build the decoding graph for all workers; returns its size."""
-    progress.report("decode", 0, 0, "building the decoding graph")
-    with tempfile.TemporaryDirectory() as folder:
-        model = AlignmentModel.fetch(run.result("align").output, Path(folder) / "model")
-        field, arpa = _language_model(run, Path(folder))
-        try:
-            lexicon = model.pronunciations(arpa_words(str(arpa)))
-            words = word_graph(model.model.tree.phones, lexicon, arpa, model.spoken)
-        except (LanguageModelError, WordGraphError) as error:
-            raise StageError(f"{field}: {error}") from error
-        return _written(words, model.model, Path(folder), work)
-
-
-def _written(words: WordGraph, model: HmmModel, folder: Path, work: ObjectStore) -> dict[str, int]:
-    found = words.decoding_graph(model)
-    found.write(folder / _GRAPH)
-    work.write_file(_GRAPH, folder / _GRAPH)
-    work.write_json(_WORDS, list(words.words.words))
-    return {
-        "states": len(found.finals),
-        "arcs": len(found.arcs),
-        "bytes": (folder / _GRAPH).stat().st_size,
-        "words": len(words.words.words),
-        "unpronounced": words.unpronounced,
-    }
+    return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
 
 
 def _pieces(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> Iterator[Piece]:
@@ -118,6 +66,7 @@ def _pieces(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> Ite
         yield {
             "name": speaker,
             "work": work.url,
+            "graph": graph_files(run),
             "align": run.result("align").url,
             "features": features.store.url,
             "digest": features.index.digest,
@@ -151,17 +100,15 @@ def _decoded(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> li
 
 
 @lru_cache(maxsize=2)
-def _loaded(work: str, align: str, search: str) -> tuple[HmmModel, GraphSearch]:
+def _loaded(align: str, graph: str, search: str) -> tuple[HmmModel, GraphSearch]:
     """Model and decoder; cached for further pieces in this process."""
-    store = ObjectStore(work)
     options = GraphSearchConfig.model_validate_json(search)
     with tempfile.TemporaryDirectory() as folder:
         model = AlignmentModel.fetch(StageOutput.at(align), Path(folder)).model
-        (Path(folder) / _GRAPH).write_bytes(store.read(_GRAPH))
-        graph = kaldifst.StdConstFst.read(str(Path(folder) / _GRAPH))
-    words = WordTable(tuple(store.read_json(_WORDS)))
+    files = local_files(**json.loads(graph))
+    found = read_graph(Path(files["graph"]), Path(files["words"]))
     decoding = DecodeOptions(options.beam, options.max_active, options.acoustic_scale)
-    return model, GraphSearch(graph, words, decoding, phone_families(model)[1])
+    return model, GraphSearch(found.arrays.constant(), found.words, decoding, phone_families(model)[1])
 
 
 def decode_speaker_piece(piece: Piece) -> list[Any]:
@@ -170,7 +117,7 @@ def decode_speaker_piece(piece: Piece) -> list[Any]:
     if store.exists(piece["result"]):  # done before a kill
         kept: list[Any] = store.read_json(piece["result"])
         return kept
-    model, decoder = _loaded(piece["work"], piece["align"], json.dumps(piece["search"], sort_keys=True))
+    model, decoder = _loaded(piece["align"], *(json.dumps(piece[name], sort_keys=True) for name in ("graph", "search")))
     passes = int(piece["search"]["passes"])
     rows: Sequence[int] = piece["rows"]
     features = [one.features for one in opened(piece["features"], piece["digest"]).utterances(list(rows))]

@@ -1,8 +1,8 @@
-"""Files that a configuration names: needed from the start, and part of a stage's key; and those of the stage lm."""
+"""Files that a configuration names: needed from the start, and part of a stage's key; and those that stages make."""
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,36 +19,46 @@ Named = TypeVar("Named", bound=ChoiceWithFiles)
 def decoder_of(run: Run) -> DecodeConfig:
     """The run's decoding parameters, with paths on this machine for all files.
 
-    Files that the configuration does not name come from the stage `lm`; tuned values, once the decode stage has chosen
-    them, take the place of configured ones.
+    Files that the configuration does not name come from the stage `lm` or `graph`; tuned values, once the decode stage
+    has chosen them, take the place of configured ones.
     """
     return with_stage_files(tuned_decoder(run), stage_files(run))
 
 
 def with_stage_files(cfg: DecodeConfig, source: Mapping[str, Any] | None) -> DecodeConfig:
-    """Decoding parameters with verified local copies of the stage lm's files, unless they name files of their own.
+    """Decoding parameters with verified local copies of a stage's files, unless they name files of their own.
 
     Args:
         cfg: The parameters.
-        source: What `stage_files` returned; None for decoders that take no files of the stage.
+        source: What `stage_files` returned; None for decoders that take no files of a stage.
 
     Raises:
         DamagedObjectError: A file is missing or damaged.
     """
-    return cfg.with_language_model(local_files(**source)) if source else cfg
+    return cfg.completed(local_files(**source)) if source else cfg
 
 
 def tuned_decoder(run: Run) -> DecodeConfig:
-    """The run's decoding parameters with the values that the decode stage has chosen, without files of the stage lm."""
+    """The run's decoding parameters with the values that the decode stage has chosen, without files of stages."""
     found = run.result("decode").record.get("tuning", {}) if "decode" in run.results else {}
     return run.config.decode.model_copy(update=found.get("chosen", {}))
 
 
 def stage_files(run: Run) -> dict[str, Any] | None:
-    """Arguments of `local_files` for a decoder that takes the files of the stage `lm`; None for others."""
-    if not uses_stage(run.config.decode, run.config.lm):
+    """Arguments of `local_files` for a decoder that takes the files of the stage `lm` or `graph`; None for others."""
+    decode = run.config.decode
+    if not decode.makes_graph and not uses_stage(decode, run.config.lm):
         return None
-    made, fields = run.result("lm"), run.config.decode.file_fields
+    return graph_files(run) if decode.makes_graph else _files_of(run, "lm", decode.file_fields)
+
+
+def graph_files(run: Run) -> dict[str, Any]:
+    """Arguments of `local_files` for the decoding graph and its words."""
+    return _files_of(run, "graph", ("graph", "words"))
+
+
+def _files_of(run: Run, stage: str, fields: Container[str]) -> dict[str, Any]:
+    made = run.result(stage)
     names = {field: name for field, name in made.record["files"].items() if field in fields}
     return {
         "url": made.url,
@@ -58,7 +68,7 @@ def stage_files(run: Run) -> dict[str, Any] | None:
 
 
 def local_files(url: str, digest: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Paths of files of the stage `lm` on this machine, verified.
+    """Paths of a stage's files on this machine, verified.
 
     Args:
         url: The stage's output.

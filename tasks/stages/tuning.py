@@ -1,6 +1,5 @@
 """Tuning of the decoder's parameters on the validation set, for the decode stage."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
         on_damage=_warn,
     )
     spec = load_spec(bundle)
-    with tempfile.TemporaryDirectory() as folder:
-        decoder = build_decoder(decode.prepared(Path(folder)), spec.build_tokenizer(), spec.state_outputs)
-        trials = try_all(decoder, scored, grid, run.runner.count, _report)
+    decoder = build_decoder(decode, spec.build_tokenizer(), spec.state_outputs)
+    trials = try_all(decoder, scored, grid, run.runner.count, _report)
     best = best_trial(trials, grid, configured)
     return {
         "set": VALID,

@@ -23,6 +23,7 @@ from tasks.stages.align import ALIGN, figures
 from tasks.stages.align_data import work_folder
 from tasks.stages.base import Run, Stage, StageError, stages_of
 from tasks.stages.decode import DECODE
+from tasks.stages.graph import GRAPH
 from tasks.stages.prepare import PREPARE, read_table
 from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
@@ -57,8 +58,8 @@ def aligned(tmp_path_factory):
 
 def test_the_stage_is_part_of_a_pipeline_that_asks_for_it():
     with_it, without = (parse_config(tiny_document(**f)) for f in ({"align": {}}, {}))
-    assert stages_of(with_it) == tuple(name for name in STAGES if name != "lm")
-    assert stages_of(without) == tuple(name for name in STAGES if name not in ("align", "lm"))
+    assert stages_of(with_it) == tuple(name for name in STAGES if name not in ("lm", "graph"))
+    assert stages_of(without) == tuple(name for name in STAGES if name not in ("align", "lm", "graph"))
     with pytest.raises(ConfigError, match=r"align.*cmvn is global, but Gaussians need features normalized by speaker"):
         parse_config(tiny_document(align={"features": {"kind": "mfcc", "cmvn": "global"}}))
 
@@ -88,7 +89,7 @@ def run_texts(run):
 def test_a_pipeline_without_a_network_has_no_training(tmp_path):
     align = {"recognize": {"arpa": "x.arpa"}}
     config = parse_config(tiny_document(align=align, recognizer="gmm"))
-    assert stages_of(config) == ("prepare", "shard", "features", "align", "decode", "score")
+    assert stages_of(config) == ("prepare", "shard", "features", "align", "graph", "decode", "score")
     with pytest.raises(ConfigError, match=r"set align\.recognize\.arpa"):
         parse_config(tiny_document(align={}, recognizer="gmm"))
     write_config(tmp_path / "c.yaml", tiny_document(align=align, recognizer="gmm"))
@@ -100,6 +101,9 @@ def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypa
 
     run = gmm_run(aligned, tmp_path)
     assert ALIGN.output(run).key == run.result("align").key  # how it is used does not change the model
+    graph = GRAPH.execute(run)
+    assert graph.counts["unpronounced"] == 1
+    assert graph.counts["words"] == len(graph.store.read("graph-words.txt").split())
     with monkeypatch.context() as patch:
         patch.setattr(decode_gmm, "publish_hypotheses", raises(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -113,7 +117,6 @@ def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypa
     known = {word for text in run_texts(run) for word in text.split()}
     assert {word for row in rows for word in row["hyp"].split()} <= known
     assert all(0 <= row["confidence"] <= 1 for row in rows)
-    assert result.record["graph"]["unpronounced"] == 1
     assert not [name for name in result.store.list() if name.startswith("work")]
     record = SCORE.execute(run).record
     assert record["sets"]["test"]["wer"] < 0.9
@@ -124,7 +127,7 @@ def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypa
 
 def test_the_language_model_of_the_stage_lm_is_used_unless_one_is_named(aligned, tmp_path):
     run = gmm_run(aligned, tmp_path)
-    named = DECODE.output(run).key
+    named, made = GRAPH.output(run).key, GRAPH.execute(run)
     text = (tmp_path / "lm.arpa").read_bytes()
 
     def estimate(_, output):
@@ -135,9 +138,10 @@ def test_the_language_model_of_the_stage_lm_is_used_unless_one_is_named(aligned,
     search = align.recognize.model_copy(update={"arpa": ""})
     run.config = run.config.model_copy(update={"align": align.model_copy(update={"recognize": search})})
     Stage("lm", 1, lambda _: ({}, {}), estimate).execute(run)
-    assert DECODE.output(run).key == named  # what the file says counts, not where it is
-    field, path = decode_gmm._language_model(run, tmp_path)
-    assert (field, path.read_bytes()) == ("lm", text)
+    assert GRAPH.output(run).key == named  # what the file says counts, not where it is
+    run.force_from = "graph"
+    again = GRAPH.execute(run)
+    assert (again.counts, again.record["sha256"]) == (made.counts, made.record["sha256"])
 
 
 def raises(error):
@@ -151,10 +155,10 @@ def test_a_missing_language_model_is_named(aligned, tmp_path):
     run = gmm_run(aligned, tmp_path)
     (tmp_path / "lm.arpa").write_text("nothing")
     with pytest.raises(StageError, match=r"align\.recognize\.arpa: .*lm\.arpa lists no words"):
-        DECODE.execute(run)
+        GRAPH.execute(run)
     (tmp_path / "lm.arpa").unlink()
     with pytest.raises(StageError, match=r"align\.recognize\.arpa names .*lm\.arpa, which is not there"):
-        DECODE.execute(run)
+        GRAPH.execute(run)
 
 
 def test_any_corpus_is_aligned_with_the_stages_output(aligned, tmp_path):

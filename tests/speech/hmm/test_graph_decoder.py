@@ -131,12 +131,32 @@ def test_language_model_of_other_words_is_refused(toy, tmp_path):
         cfg.model_copy(update={"lm": str(tmp_path / "lm.arpa")}).prepared(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{}, {"graph": "g"}, {"hmm": "h", "lm": "l"}, {"graph": "g", "words": "w", "lm": "l"}]
-)
-def test_configuration_names_all_it_needs(wrong):
-    with pytest.raises(ValueError, match="graph"):
+@pytest.mark.parametrize("wrong", [{"graph": "g"}, {"hmm": "h", "lm": "l"}, {"graph": "g", "words": "w", "lm": "l"}])
+def test_configuration_names_what_belongs_together(wrong):
+    with pytest.raises(ValueError, match="together|is given, so nothing is made from lm"):
         GraphConfig.model_validate(wrong)
+
+
+def test_graph_without_its_sources_is_not_made(toy, tmp_path):
+    _, _, cfg = toy
+    with pytest.raises(DecodeError, match="lacks hmm, lexicon, lm: name files in decode"):
+        GraphConfig().prepared(tmp_path)
+    with pytest.raises(DecodeError, match="lacks lm: "):
+        cfg.model_copy(update={"lm": ""}).prepared(tmp_path)
+
+
+def test_other_parameters_search_the_same_graph(toy, monkeypatch):
+    model, _, cfg = toy
+    priors = StateOutputs(random_priors(model), 1)
+    decoder, posteriors = build_decoder(cfg, TOKENIZER, priors), random_posteriors(model, 4, 12)
+    decoder.prepare()
+    monkeypatch.setattr("speech.hmm.graph_files.open_search", None)
+    other = decoder.with_config(cfg.model_copy(update={"acoustic_scale": 0.2}))
+    found = other.decode(posteriors, torch.tensor([12]))[0]
+    monkeypatch.undo()
+    fresh = build_decoder(cfg.model_copy(update={"acoustic_scale": 0.2}), TOKENIZER, priors)
+    assert found == fresh.decode(posteriors, torch.tensor([12]))[0]
+    assert found.score != pytest.approx(decoder.decode(posteriors, torch.tensor([12]))[0].score)
 
 
 def saved_bundle(folder: Path, model) -> BundleSpec:

@@ -1,0 +1,115 @@
+"""The stage graph for networks: which files it takes, and that decoding uses what it made."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import load_beside, tiny_document
+
+from speech.decoding import GraphConfig
+from speech.hmm.graph_files import read_graph
+from speech.hmm.model import model_digest
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.stages import graph as graph_stage
+from tasks.stages.base import Run, StageError, stages_of
+from tasks.stages.decoder_files import decoder_of, stage_files
+from tasks.stages.graph import GRAPH
+
+toys = load_beside(__file__, "../speech/hmm/toys.py")
+
+
+def document(**decode):
+    found = tiny_document(decode={"kind": "graph", **decode})
+    found["train"] |= {"objective": {"kind": "frame_cross_entropy", "alignments": "aligned"}}
+    return found
+
+
+@pytest.fixture
+def files(tmp_path):
+    """HMMs, a lexicon and a language model, as a configuration names them."""
+    rng = np.random.default_rng(3)
+    toys.random_model(rng, toys.context_tree(rng)).save(tmp_path / "hmm")
+    lines = [f"{word} {' '.join(phones)}\n" for word, several in toys.LEXICON.items() for phones in several]
+    (tmp_path / "lexicon.txt").write_text("".join(lines))
+    (tmp_path / "lm.arpa").write_text(toys.arpa())
+    return {"hmm": str(tmp_path / "hmm" / "model.json"), **{k: str(tmp_path / v) for k, v in
+            {"lexicon": "lexicon.txt", "lm": "lm.arpa"}.items()}}
+
+
+@pytest.fixture
+def run(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(tmp_path / "home"))
+    return Run(parse_config(document(**files)), "r")
+
+
+def test_graph_of_named_files_is_made_once_and_used_by_the_decoder(run, files):
+    made = GRAPH.execute(run)
+    assert made.counts["words"] == len(made.store.read("graph-words.txt").split())
+    assert GRAPH.execute(run).cached
+    decode = decoder_of(run)
+    assert isinstance(decode, GraphConfig)
+    assert set(decode.files()) == {"graph", "words"}
+    found = read_graph(Path(decode.graph), Path(decode.words))
+    assert (len(found.arrays.finals), len(found.arrays.arcs)) == (made.counts["states"], made.counts["arcs"])
+    assert stage_files(run)["names"] == {"graph": "graph.fst", "words": "graph-words.txt"}
+
+
+@pytest.mark.parametrize("changed", ["hmm", "lexicon", "lm", "silence_probability"])
+def test_graph_depends_on_what_it_is_made_from(run, files, changed):
+    key = GRAPH.output(run).key
+    if changed == "hmm":
+        folder = Path(files["hmm"]).parent
+        before = model_digest(folder)
+        toys.random_model(np.random.default_rng(4), toys.context_tree(np.random.default_rng(4))).save(folder)
+        assert model_digest(folder) != before
+    elif changed == "silence_probability":
+        run.config = parse_config(document(**files, silence_probability=0.3))
+    else:
+        with Path(files[changed]).open("a") as file:
+            file.write("\n")
+    assert GRAPH.output(run).key != key
+
+
+def test_search_options_do_not_change_the_graph(run, files):
+    key = GRAPH.output(run).key
+    assert GRAPH.output(Run(parse_config(document(**files, beam=9.0, acoustic_scale=0.2)), "r")).key == key
+
+
+def test_large_graph_is_made_in_another_process(run, monkeypatch):
+    here = GRAPH.execute(run)
+    monkeypatch.setattr(graph_stage, "_SMALL", 0)
+    run.force_from = "graph"
+    there = GRAPH.execute(run)
+    assert there.record["sha256"] == here.record["sha256"]
+
+
+def test_stage_is_left_out_with_a_finished_graph():
+    assert "graph" not in stages_of(parse_config(document(graph="g.fst", words="w.txt")))
+    assert "graph" not in stages_of(parse_config(tiny_document()))
+
+
+@pytest.mark.parametrize(
+    ("given", "sections"),
+    [({}, "align and the section lm"), ({"lm": "x.arpa"}, "align"), ({"hmm": "m.json", "lexicon": "l.txt"}, "lm")],
+)
+def test_missing_sources_are_named_with_the_sections_that_make_them(given, sections):
+    with pytest.raises(ConfigError, match=f"lacks .*or add the section {sections}$"):
+        parse_config(document(**given))
+
+
+def test_sections_supply_what_the_decoder_does_not_name():
+    config = parse_config(document() | {"align": {}, "lm": {"order": 2}})
+    assert stages_of(config)[-6:] == ("lm", "graph", "decode", "score", "register", "report")
+    with pytest.raises(ConfigError, match="needs a language model of words"):
+        parse_config(document() | {"align": {}, "lm": {"order": 2, "unit": "character"}})
+
+
+def test_damaged_sources_are_named(run, files):
+    Path(files["lm"]).write_text("nothing")
+    with pytest.raises(StageError, match=r"decode\.lm: .*lm\.arpa"):
+        GRAPH.execute(run)
+    value = json.loads(Path(files["hmm"]).read_text())
+    Path(files["hmm"]).write_text(json.dumps(value)[:-20])
+    with pytest.raises(StageError, match=r"decode\.lm|decode\.hmm|model\.json"):
+        GRAPH.execute(run)

@@ -111,8 +111,8 @@ def graph_piece(piece: Piece) -> dict[str, Any]:
     folder = Path(piece["folder"])
     try:
         if piece["hmm"]:
-            sources = (Path(piece[name]) for name in ("hmm", "lexicon", "lm"))
-            return {"counts": write_graph(*sources, folder, piece["silence_probability"])}
+            hmm, lexicon, lm = (Path(piece[name]) for name in ("hmm", "lexicon", "lm"))
+            return {"counts": write_graph(hmm, lexicon, lm, folder, piece["silence_probability"])}
         model = AlignmentModel.fetch(StageOutput.at(piece["align"]), folder / "align")
         lexicon = model.pronunciations(arpa_words(piece["lm"]))
         words = word_graph(model.model.tree.phones, lexicon, Path(piece["lm"]), model.spoken)

@@ -33,8 +33,10 @@ def files(tmp_path):
     lines = [f"{word} {' '.join(phones)}\n" for word, several in toys.LEXICON.items() for phones in several]
     (tmp_path / "lexicon.txt").write_text("".join(lines))
     (tmp_path / "lm.arpa").write_text(toys.arpa())
-    return {"hmm": str(tmp_path / "hmm" / "model.json"), **{k: str(tmp_path / v) for k, v in
-            {"lexicon": "lexicon.txt", "lm": "lm.arpa"}.items()}}
+    return {
+        "hmm": str(tmp_path / "hmm" / "model.json"),
+        **{k: str(tmp_path / v) for k, v in {"lexicon": "lexicon.txt", "lm": "lm.arpa"}.items()},
+    }
 
 
 @pytest.fixture
@@ -76,6 +78,7 @@ def test_search_options_do_not_change_the_graph(run, files):
     assert GRAPH.output(Run(parse_config(document(**files, beam=9.0, acoustic_scale=0.2)), "r")).key == key
 
 
+@pytest.mark.slow  # a process imports torch and Prefect
 def test_large_graph_is_made_in_another_process(run, monkeypatch):
     here = GRAPH.execute(run)
     monkeypatch.setattr(graph_stage, "_SMALL", 0)

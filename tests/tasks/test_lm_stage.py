@@ -47,7 +47,9 @@ def test_without_its_section_there_is_no_stage(finished):
     assert "lm" in STAGES
     assert "lm" not in stages_of(finished.config)
     assert "lm" not in finished.results
-    assert stages_of(parse_config(tiny_document(lm={}))) == tuple(name for name in STAGES if name not in ("align", "graph"))
+    assert stages_of(parse_config(tiny_document(lm={}))) == tuple(
+        name for name in STAGES if name not in ("align", "graph")
+    )
 
 
 def test_the_model_is_that_of_the_training_transcripts(own):

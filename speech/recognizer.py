@@ -1,6 +1,7 @@
 """The recognizer: features, encoder and decoder. Everything that turns audio into text uses it."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from speech.bundle import BundleSpec, load_bundle, own_decoder
-from speech.decoding import DecodeConfig, Hypothesis, build_decoder
+from speech.decoding import DecodeConfig, Decoder, Hypothesis, build_decoder
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
 
@@ -47,7 +48,7 @@ class Recognizer:
         self.model = model.to(self.device)
         self.frontend: FrontEnd = spec.build_frontend(dict(speakers or {})).to(self.device)
         self.tokenizer = spec.build_tokenizer()
-        self.decoder = build_decoder(decode or spec.decode, self.tokenizer, spec.state_outputs)
+        self._decode = decode or spec.decode
 
     @classmethod
     def load(
@@ -64,6 +65,15 @@ class Recognizer:
         """
         spec, model = load_bundle(Path(folder))
         return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers)
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The decoder, built when it is first used: some uses need only the model's output.
+
+        Raises:
+            DecodeError: It cannot read the model's outputs.
+        """
+        return build_decoder(self._decode, self.tokenizer, self.spec.state_outputs)
 
     @property
     def frame_seconds(self) -> float:

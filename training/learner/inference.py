@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.decoding import DecodeConfig, GreedyConfig, Hypothesis
+from speech.decoding import DecodeConfig, Hypothesis
 from speech.features.cmvn import CmvnStats
 from speech.recognizer import Recognizer, Scores
 from storage.index import ShardIndex
@@ -140,7 +140,7 @@ def score_some(
     Returns:
         Batches: the transcripts, and the model's output.
     """
-    recognizer = Recognizer.load(bundle, GreedyConfig(), device, speakers)
+    recognizer = Recognizer.load(bundle, None, device, speakers)
     dataset = _open_set(recognizer, url, cache)
     rows = np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
     return [(list(part.texts), scores) for part, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage)]

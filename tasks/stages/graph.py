@@ -114,8 +114,8 @@ def graph_piece(piece: Piece) -> dict[str, Any]:
             hmm, lexicon, lm = (Path(piece[name]) for name in ("hmm", "lexicon", "lm"))
             return {"counts": write_graph(hmm, lexicon, lm, folder, piece["silence_probability"])}
         model = AlignmentModel.fetch(StageOutput.at(piece["align"]), folder / "align")
-        lexicon = model.pronunciations(arpa_words(piece["lm"]))
-        words = word_graph(model.model.tree.phones, lexicon, Path(piece["lm"]), model.spoken)
+        pronunciations = model.pronunciations(arpa_words(piece["lm"]))
+        words = word_graph(model.model.tree.phones, pronunciations, Path(piece["lm"]), model.spoken)
         return {"counts": save_graph(words, model.model, folder)}
     except (LanguageModelError, WordGraphError, DecodeError, ModelError) as error:
         raise StageError(f"{piece['field']}: {error}") from error

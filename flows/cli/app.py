@@ -18,6 +18,7 @@ warnings.filterwarnings("ignore", category=UserWarning)
 from flows.cli import (
     align,
     backup,
+    config,
     corpus,
     deploy,
     doctor,
@@ -73,6 +74,7 @@ app.command("score")(score.score)
 app.command("evaluate")(evaluate.evaluate)
 app.command("align")(align.align)
 corpus.app.command("changed")(deploy.corpus_changed)
+app.add_typer(config.app, name="config")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(lexicon.app, name="lexicon")
 app.add_typer(storage.app, name="storage")

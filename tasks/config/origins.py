@@ -1,0 +1,118 @@
+"""A configuration with all its values, and where each came from: a line of its file, `--set`, or a default."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.config.pipeline import PipelineConfig, load_config
+from tasks.config.yaml_text import parse_yaml
+
+_MERGE = "<<"
+Place = tuple[str | int, ...]
+"""Names of fields and numbers of list items on the way to a value."""
+
+
+def origins(path: Path, overrides: Sequence[str] = ()) -> tuple[PipelineConfig, dict[Place, str]]:
+    """Load a configuration, and find out where each of its values came from.
+
+    Args:
+        path: YAML file.
+        overrides: Assignments of `--set`.
+
+    Returns:
+        The configuration, and by the place of each value `FILE:LINE`, `--set` or `default`.
+
+    Raises:
+        ConfigError: If the configuration cannot be loaded.
+    """
+    config = load_config(path, overrides)
+    given: dict[Place, str] = {}
+    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    for place, line in _lines(root, ()):
+        given.setdefault(place, f"{path.name}:{line}")
+    for text in overrides:
+        name, _, value = text.partition("=")
+        at: Place = tuple(int(part) if part.isdigit() else part for part in name.strip().split("."))
+        for below in [place for place in given if place[: len(at)] == at]:
+            del given[below]
+        given.update(dict.fromkeys((at + place for place in _places(parse_yaml(value))), "--set"))
+    document = config.model_dump(mode="json", by_alias=True)
+    return config, {place: _origin(place, given) for place in leaves(document)}
+
+
+def leaves(value: Any, at: Place = ()) -> Iterator[Place]:
+    """Places of all values that are neither mappings nor lists of mappings."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from leaves(item, (*at, name))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for number, item in enumerate(value):
+            yield from leaves(item, (*at, number))
+    else:
+        yield at
+
+
+def annotated(config: PipelineConfig, found: dict[Place, str]) -> str:
+    """The configuration as YAML, with each value's origin as a comment; it can be run as it is."""
+    lines = list(_written(config.model_dump(mode="json", by_alias=True), (), found))
+    width = min(60, max(len(line) for line, origin in lines if origin))
+    return "".join(f"{line:{width}}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines)
+
+
+def _written(value: dict[str, Any], at: Place, found: dict[Place, str]) -> Iterator[tuple[str, str]]:
+    """Lines of a mapping, without the indentation of the place, and their origins."""
+    for name, item in value.items():
+        here = (*at, name)
+        if here in found:
+            yield f"{_flow(name)}: {_flow(item)}", found[here]
+        elif isinstance(item, dict):
+            yield f"{_flow(name)}:", ""
+            yield from ((f"  {line}", origin) for line, origin in _written(item, here, found))
+        else:
+            yield f"{_flow(name)}:", ""
+            for number, entry in enumerate(item):
+                for count, (line, origin) in enumerate(_written(entry, (*here, number), found)):
+                    yield f"  {'  ' if count else '- '}{line}", origin
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=1_000_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _origin(place: Place, given: dict[Place, str]) -> str:
+    if place in given:
+        return given[place]
+    # `strategy: adpsgd` stands for `strategy: {kind: adpsgd}`
+    return given.get(place[:-1], "default") if place[-1:] == ("kind",) else "default"
+
+
+def _lines(node: yaml.Node | None, at: Place) -> Iterator[tuple[Place, int]]:
+    """Places of a document's values except non-empty mappings, with their lines; merged values come last."""
+    if isinstance(node, yaml.MappingNode) and node.value:
+        merged = [value for key, value in node.value if key.value == _MERGE]
+        for key, value in node.value:
+            if key.value != _MERGE:
+                yield from _lines(value, (*at, key.value))
+        for value in merged:
+            for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from _lines(one, at)
+    elif node is not None:
+        yield at, node.start_mark.line + 1
+        if isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                yield from _lines(item, (*at, number))
+
+
+def _places(value: Any, at: Place = ()) -> Iterator[Place]:
+    """Places of the values of a `--set`."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _places(item, (*at, name))
+    else:
+        yield at
+        for number, item in enumerate(value if isinstance(value, list) else ()):
+            yield from _places(item, (*at, number))

@@ -1,0 +1,57 @@
+"""`starling config`: show, check and reference."""
+
+import json
+
+import pytest
+import yaml
+from command_line import invoke
+from support import ROOT, tiny_document, write_config
+
+pytestmark = pytest.mark.usefixtures("wide", "home")
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_config(tmp_path / "c.yaml", tiny_document())
+
+
+def test_a_configuration_is_shown_with_its_origins(config, home):
+    shown = invoke("config", "show", config, "--set", "seed=7").stdout
+    assert yaml.safe_load(shown)["seed"] == 7
+    assert "  # --set\n" in shown
+    assert "  # c.yaml:1\n" in shown
+    assert f"# data folder: {home}\n" in shown
+    found = json.loads(invoke("config", "show", config, "--json").stdout)
+    assert found["config"]["train"]["epochs"] == 2
+    assert (found["origins"]["train.epochs"], found["origins"]["train.average"]) == ("c.yaml:1", "default")
+    assert found["places"]["object store"] == str(home / "objects")
+
+
+def test_what_is_shown_can_be_run(config, tmp_path):
+    (tmp_path / "all.yaml").write_text(invoke("config", "show", config).stdout)
+    assert "no mistake found" in invoke("config", "check", tmp_path / "all.yaml").stdout
+
+
+def test_credentials_in_an_address_are_not_shown(config, monkeypatch):
+    monkeypatch.setenv("STARLING_OBJECTS", "s3://key:secret@bucket/x")
+    assert "secret" not in invoke("config", "show", config).stdout
+
+
+def test_a_check_names_every_problem_and_fails(tmp_path):
+    sources = [{"kind": "table", "path": "nowhere.csv"}, {"kind": "kaldi", "path": "also-nowhere"}]
+    path = write_config(tmp_path / "c.yaml", tiny_document(data={"sources": sources}))
+    shown = invoke("config", "check", path, code=1).stderr
+    assert len(shown.splitlines()) == 2
+    assert "nowhere.csv" in shown
+    found = json.loads(invoke("config", "check", path, "--json", code=1).stdout)
+    assert (found["name"], len(found["problems"])) == ("tiny", 2)
+
+
+def test_a_check_names_the_stages(config):
+    assert "stages: prepare, shard, features, train, decode, score, register, report" in invoke(
+        "config", "check", config
+    ).stdout.replace("\n", " ")
+
+
+def test_the_reference_is_the_page_of_the_docs():
+    assert invoke("config", "reference").stdout == (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")

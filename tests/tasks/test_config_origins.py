@@ -1,0 +1,80 @@
+"""Where each value of a configuration came from."""
+
+import pytest
+import yaml
+from support import ROOT
+
+from tasks.config.origins import annotated, leaves, origins
+from tasks.config.pipeline import ConfigError, load_config, parse_config
+
+TEXT = """\
+name: mine
+data:
+  sources:
+    - {kind: synthetic, corpus: a}
+    - kind: synthetic
+      corpus: b
+model: blstm
+train:
+  optimizer: &step
+    lr: 0.5
+  augment: {speed_factors: [0.9,
+    1.1]}
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(TEXT)
+    return file
+
+
+def at(found, name):
+    return found[tuple(int(part) if part.isdigit() else part for part in name.split("."))]
+
+
+def test_values_have_their_lines_and_the_rest_are_defaults(path):
+    _, found = origins(path)
+    lines = {"name": 1, "data.sources.0.corpus": 4, "data.sources.1.corpus": 6, "train.optimizer.lr": 10}
+    lines |= {"train.augment.speed_factors": 11, "model.kind": 7}
+    assert {name: at(found, name) for name in lines} == {name: f"mine.yaml:{line}" for name, line in lines.items()}
+    for name in ("seed", "model.layers", "train.optimizer.kind", "data.sources.1.set", "align"):
+        assert at(found, name) == "default"
+
+
+def test_overrides_come_before_the_file(path):
+    words = ["train.optimizer={kind: sgd, momentum: 0.5}", "data.sources.1.corpus=c", "decode=beam", "seed=3"]
+    config, found = origins(path, words)
+    names = ("train.optimizer.kind", "train.optimizer.momentum", "data.sources.1.corpus", "decode.kind", "seed")
+    assert {at(found, name) for name in names} == {"--set"}
+    assert at(found, "train.optimizer.lr") == "default"  # the override replaces the whole section
+    assert at(found, "decode.beam") == "default"
+    assert at(found, "data.sources.0.corpus") == "mine.yaml:4"
+    assert config == load_config(path, words)
+
+
+def test_merged_mappings_have_the_line_of_what_counts(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "name: m\ndata:\n  sources:\n    - &first\n      kind: synthetic\n      corpus: a\n      domain: x\n"
+        "    - <<: *first\n      corpus: b\n"
+    )
+    config, found = origins(path)
+    assert (config.data.sources[1].corpus, config.data.sources[1].domain) == ("b", "x")
+    assert at(found, "data.sources.1.corpus") == "m.yaml:9"
+    assert at(found, "data.sources.1.domain") == "m.yaml:7"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_is_shown_is_the_same_configuration(path):
+    config, found = origins(path)
+    text = annotated(config, found)
+    assert parse_config(yaml.safe_load(text)) == config
+    assert set(found) == set(leaves(config.model_dump(mode="json", by_alias=True)))
+    assert text.count("  # ") == len(found)
+
+
+def test_a_mistake_is_said_as_everywhere(path):
+    with pytest.raises(ConfigError, match="did you mean 'epochs'"):
+        origins(path, ["train.epoch=1"])

@@ -1,0 +1,123 @@
+"""The reference of the configuration: complete, current, and every field explained."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+from support import ROOT
+
+from speech.choices import Choice, OneOf, choice_of
+from tasks.config.mistakes import _models_in
+from tasks.config.pipeline import PipelineConfig
+from tasks.config.reference import reference
+
+
+class Small(Choice):
+    """A small one.
+
+    With details.
+    """
+
+    kind: Literal["small"] = "small"
+    size: int = Field(default=1, ge=1, lt=9)
+    """How large
+    it is."""
+
+
+class Large(Small):
+    """A large one."""
+
+    kind: Literal["large"] = "large"  # type: ignore[assignment]
+    rooms: tuple[str, ...] = ("a", "b")
+    """What is | in it."""
+
+
+class Part(BaseModel):
+    """A part."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    share: float = Field(default=0.5, gt=0)
+    """A share."""
+    pair: tuple[float, float] | None = None
+    """Two numbers."""
+
+
+class Whole(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: str
+    """Its name."""
+    one: Part = Part(share=0.25)
+    """The first part."""
+    two: Part = Part()
+    """The second part."""
+    parts: tuple[Part, ...] = ()
+    """More of them."""
+    house: Annotated[Small, OneOf({"small": Small, "large": Large}, "small")] = Large(rooms=("c",))
+    """Where it is."""
+
+
+def rows(text):
+    return [line for line in text.splitlines() if line.startswith("| `")]
+
+
+def test_types_bounds_and_defaults_are_in_words():
+    found = rows(reference(Whole))
+    assert "| `name` | text | required | Its name. |" in found
+    assert "| `pair` | list of 2: number or nothing | nothing | Two numbers. |" in found
+    assert "| `size` | integer ≥ 1, < 9 | `1` | How large it is. |" in found
+    assert "| `rooms` | list of text | `[a, b]` | What is \\| in it. |" in found
+
+
+def test_a_section_has_its_own_defaults_and_is_written_once():
+    text = reference(Whole)
+    assert text.count("A share.") == 1
+    assert "| `share` | number > 0 | `0.25` | A share. |" in text
+    assert "## `two`\n\nThe second part.\n\nFields as of `one`.\n" in text
+    assert "## `parts`\n\nMore of them.\n\nFields as of `one`.\n" in text
+
+
+def test_fields_that_all_kinds_share_come_first_and_once():
+    text = reference(Whole)
+    assert text.count("`size`") == 1
+    assert text.index("Fields of every kind") < text.index("`size`") < text.index("**`kind: small`**: A small one.\n")
+    assert text.index("**`kind: large`**: A large one.") < text.index("`rooms`")
+
+
+def test_the_page_in_the_docs_is_current():
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert page == reference(PipelineConfig), "run `starling config reference > docs/reference.md`"
+
+
+def fields(model, known):
+    """All fields of a class and of those below it, with the classes."""
+    if model in known:
+        return
+    known.add(model)
+    for name, field in model.model_fields.items():
+        yield model, name, field
+        choice = choice_of(field)
+        for below in [*_models_in(field.annotation), *(choice.kinds.values() if choice else ())]:
+            yield from fields(below, known)
+
+
+ALL = list(fields(PipelineConfig, set()))
+
+
+@pytest.mark.parametrize(("model", "name", "field"), ALL, ids=[f"{model.__name__}.{name}" for model, name, _ in ALL])
+def test_every_field_has_its_sentence_and_a_row(model, name, field):
+    if issubclass(model, Choice) and name == "kind":
+        return  # the section lists the kinds, each with its sentence
+    assert field.description, "add a docstring below the field"
+    assert field.description.rstrip().endswith(".")
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert f"| `{field.alias or name}` |" in page
+
+
+def test_every_kind_has_its_sentence():
+    kinds = [
+        (kind, model) for _, _, field in ALL if (choice := choice_of(field)) for kind, model in choice.kinds.items()
+    ]
+    assert len(kinds) > 30
+    assert [kind for kind, model in kinds if not model.__dict__.get("__doc__")] == []

@@ -1,0 +1,306 @@
+"""Lattices: all paths through a decoding graph whose costs are close to the best path's, with one state a frame.
+
+The search is Viterbi beam search that keeps every arc between surviving tokens (Ljolje et al. 1999). Arcs are on a path
+within `lattice_beam` of the best one, exactly: forward costs come from the search, backward costs from a pass over what
+it kept. kaldi-decoder's lattice decoder has no limit of active states: where a model is unsure it takes minutes for
+seconds of audio. This one has the limit, and handles the arcs of a frame as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speech.hmm.fst_arrays import FstArrays
+
+_Floats = NDArray[np.float64]
+_Places = NDArray[np.int64]
+_BLOCK = 25
+"""Frames after which arcs that are far from every surviving path are dropped, to save memory."""
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """An acyclic graph of paths; states are in topological order, and the first one is where all paths begin.
+
+    Attributes:
+        frames: int32 `[S]`, frames before each state.
+        finals: float64 `[S]`, final costs, infinite where no path ends.
+        sources: int32 `[A]`, sorted: the state that each arc leaves.
+        targets: int32 `[A]`.
+        pdfs: int32 `[A]`, the tied state of the frame that an arc consumes; -1 if it consumes none.
+        words: int32 `[A]`, the word that an arc puts out, by its number in the graph; 0 for none.
+        graph: float64 `[A]`, costs of the graph: language model, pronunciations, transitions.
+        acoustic: float64 `[A]`, scaled negative log likelihoods.
+        complete: Whether paths end in final states of the graph; if the search reached none, they end anywhere.
+    """
+
+    frames: NDArray[np.int32]
+    finals: _Floats
+    sources: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    pdfs: NDArray[np.int32]
+    words: NDArray[np.int32]
+    graph: _Floats
+    acoustic: _Floats
+    complete: bool
+
+    def remaining(self) -> _Floats:
+        """The cost of the best way from each state to an end `[S]`."""
+        found = self.finals.copy()
+        starts = np.searchsorted(self.sources, np.arange(len(found) + 1)).tolist()
+        costs = (self.graph + self.acoustic).tolist()
+        targets, best = self.targets.tolist(), found.tolist()
+        for state in range(len(best) - 1, -1, -1):
+            for arc in range(starts[state], starts[state + 1]):
+                best[state] = min(best[state], costs[arc] + best[targets[arc]])
+        return np.asarray(best)
+
+
+@dataclass(frozen=True)
+class _Arcs:
+    """Arcs of one sort by the state that they leave."""
+
+    first: _Places
+    """`[S + 1]`, the number of each state's first arc."""
+    pdfs: NDArray[np.int32]
+    words: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    targets: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, graph: FstArrays, chosen: NDArray[np.bool_]) -> _Arcs:
+        """The chosen arcs of a graph."""
+        arcs = graph.arcs[chosen]
+        first = np.zeros(len(graph.finals) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(graph.sources[chosen], minlength=len(graph.finals)), out=first[1:])
+        columns = (np.ascontiguousarray(arcs[name]) for name in ("ilabel", "olabel", "weight", "target"))
+        labels, words, weights, targets = columns
+        return cls(first, labels - 1, words, weights, targets)
+
+    def leaving(self, states: _Places) -> tuple[_Places, _Places]:
+        """All arcs that leave some states: for each the place of its state in the list, and its number."""
+        begin = self.first[states]
+        counts = self.first[states + 1] - begin
+        owners = np.repeat(np.arange(len(states)), counts)
+        return owners, np.arange(len(owners)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
+
+    def labels(self, links: _Links) -> tuple[NDArray[np.int32], _Floats]:
+        """Words and costs of some arcs."""
+        return self.words[links.arcs], self.weights[links.arcs].astype(np.float64)
+
+
+@dataclass
+class _Links:
+    """Arcs between tokens, by their places in the frames' lists."""
+
+    sources: _Places
+    targets: _Places
+    arcs: _Places
+
+    def chosen(self, keep: NDArray[np.bool_]) -> _Links:
+        """Some of them."""
+        return _Links(self.sources[keep], self.targets[keep], self.arcs[keep])
+
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass
+class _Frame:
+    """Tokens after some frame: states of the graph that the search reached."""
+
+    states: _Places
+    costs: _Floats
+    silent: _Links
+    """Arcs inside this frame, which consume none."""
+    spoken: _Links = field(default_factory=lambda: _Links(_NONE, _NONE, _NONE))
+    """Arcs to the next frame."""
+
+
+class LatticeSearch:
+    """Searches a graph.
+
+    Args:
+        graph: The decoding graph: input labels are pdf + 1.
+        beam: Tokens with a cost this much above the frame's best one are dropped.
+        max_active: Most tokens of a frame from which the search goes on.
+        lattice_beam: Paths with a cost this much above the best one's belong to the lattice.
+    """
+
+    def __init__(self, graph: FstArrays, beam: float, max_active: int, lattice_beam: float) -> None:
+        self.beam, self.max_active, self.lattice_beam = beam, max_active, lattice_beam
+        emitting = graph.arcs["ilabel"] > 0
+        self._start, self._finals = graph.start, graph.finals
+        self._emitting, self._silent = _Arcs.of(graph, emitting), _Arcs.of(graph, ~emitting)
+        self._places = np.full(len(graph.finals), -1, dtype=np.int64)  # of states among the current tokens
+
+    def __call__(self, scores: NDArray[np.float32]) -> Lattice | None:
+        """The lattice of an utterance.
+
+        Args:
+            scores: Scaled log likelihoods `[T, P]`.
+
+        Returns:
+            The lattice; None if no path is left, or there are no frames.
+        """
+        if len(scores) == 0:
+            return None
+        start = np.array([self._start])
+        frames = [self._closed(start, np.zeros(1), self.beam)]
+        for number, row in enumerate(scores):
+            following = self._step(frames[-1], row)
+            if following is None:
+                return None
+            frames.append(following)
+            if (number + 1) % _BLOCK == 0:
+                extra = np.zeros(len(following.states))
+                self._prune(frames, scores, extra, number + 1 - _BLOCK)
+        finals, complete = self._ends(frames[-1])
+        ends = frames[-1].costs + finals
+        self._prune(frames, scores, ends - ends.min(), 0)
+        return self._assembled(frames, scores, self._ends(frames[-1])[0], complete)
+
+    def _ends(self, frame: _Frame) -> tuple[_Floats, bool]:
+        """Final costs of the last tokens, and whether any is final; if not, all are."""
+        finals = self._finals[frame.states].astype(np.float64)
+        complete = bool(np.isfinite(finals).any())
+        return (finals if complete else np.zeros(len(finals))), complete
+
+    def _step(self, frame: _Frame, row: NDArray[np.float32]) -> _Frame | None:
+        """Tokens after another frame; their arcs are added to the frame before."""
+        limit = frame.costs.min() + self.beam
+        if len(frame.costs) > self.max_active:
+            limit = min(limit, np.partition(frame.costs, self.max_active - 1)[self.max_active - 1])
+        alive = np.flatnonzero(frame.costs <= limit)
+        owners, arcs = self._emitting.leaving(frame.states[alive])
+        if len(arcs) == 0:
+            return None
+        sources = alive[owners]
+        costs = frame.costs[sources] + self._emitting.weights[arcs] - row[self._emitting.pdfs[arcs]]
+        cutoff = costs.min() + self.beam
+        near = costs <= cutoff
+        sources, arcs, costs = sources[near], arcs[near], costs[near]
+        targets = self._emitting.targets[arcs].astype(np.int64)
+        numbers = np.arange(len(targets))
+        self._places[targets] = numbers
+        states = targets[self._places[targets] == numbers]
+        self._places[states] = np.arange(len(states))
+        best, places = np.full(len(states), np.inf), self._places[targets]
+        np.minimum.at(best, places, costs)
+        self._places[states] = -1
+        frame.spoken = _Links(sources, places, arcs)
+        return self._closed(states, best, cutoff)
+
+    def _closed(self, states: _Places, costs: _Floats, cutoff: float) -> _Frame:
+        """The frame of some tokens and those that arcs without frames lead to."""
+        places = self._places
+        places[states] = np.arange(len(states))
+        improved = np.arange(len(states))
+        while len(improved):
+            owners, arcs = self._silent.leaving(states[improved])
+            found = costs[improved[owners]] + self._silent.weights[arcs]
+            targets = self._silent.targets[arcs[found <= cutoff]].astype(np.int64)
+            fresh = np.unique(targets[places[targets] < 0])
+            places[fresh] = len(states) + np.arange(len(fresh))
+            states = np.concatenate([states, fresh])
+            costs = np.concatenate([costs, np.full(len(fresh), np.inf)])
+            before = costs.copy()
+            np.minimum.at(costs, places[targets], found[found <= cutoff])
+            improved = np.flatnonzero(costs < before)
+        sources, arcs = self._silent.leaving(states)
+        near = costs[sources] + self._silent.weights[arcs] <= cutoff
+        silent = _Links(sources[near], places[self._silent.targets[arcs[near]]], arcs[near])
+        places[states] = -1
+        return _Frame(states, costs, silent)
+
+    def _prune(self, frames: Sequence[_Frame], scores: NDArray[np.float32], extra: _Floats, until: int) -> None:
+        """Drop arcs and tokens that are only on paths outside the lattice beam, from the last frame backwards.
+
+        Args:
+            frames: All frames so far.
+            scores: Scaled log likelihoods.
+            extra: For each token of the last frame, how much its best path's cost is above the best one's.
+            until: Frames before this one are left alone if no token after them was dropped.
+        """
+        costs, places = _NONE.astype(np.float64), _NONE  # of the following frame's tokens, before any was dropped
+        for number in range(len(frames) - 1, -1, -1):
+            frame, links = frames[number], frames[number].spoken
+            if number < len(frames) - 1:
+                if number < until and (places >= 0).all():
+                    return
+                added = self._emitting.weights[links.arcs] - scores[number][self._emitting.pdfs[links.arcs]]
+                above = extra[links.targets] + (frame.costs[links.sources] + added - costs[links.targets])
+                extra = np.full(len(frame.states), np.inf)
+                np.minimum.at(extra, links.sources, above)
+                links = links.chosen(above <= self.lattice_beam)
+            silent, extra = self._pruned_silent(frame, extra)
+            keep = extra <= self.lattice_beam
+            after, costs = places, frame.costs
+            places = np.where(keep, np.cumsum(keep) - 1, -1)
+            frame.states, frame.costs = frame.states[keep], frame.costs[keep]
+            frame.spoken = _Links(places[links.sources], after[links.targets], links.arcs)
+            frame.silent = _Links(places[silent.sources], places[silent.targets], silent.arcs)
+
+    def _pruned_silent(self, frame: _Frame, extra: _Floats) -> tuple[_Links, _Floats]:
+        """The arcs inside a frame that stay, and how much each token is above the best path, through them, too."""
+        links = frame.silent
+        added = frame.costs[links.sources] + self._silent.weights[links.arcs] - frame.costs[links.targets]
+        while True:
+            above = extra[links.targets] + added
+            found = extra.copy()
+            np.minimum.at(found, links.sources, above)
+            if (found == extra).all():
+                return links.chosen(above <= self.lattice_beam), extra
+            extra = found
+
+    def _assembled(
+        self, frames: Sequence[_Frame], scores: NDArray[np.float32], finals: _Floats, complete: bool
+    ) -> Lattice:
+        """One lattice from the frames' tokens and arcs."""
+        sizes = [len(frame.states) for frame in frames]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        numbers = [offset + _topological(frame) for offset, frame in zip(offsets, frames, strict=False)]
+        parts: list[tuple[NDArray[Any], ...]] = []
+        for time, frame in enumerate(frames):
+            here, silent, spoken = numbers[time], frame.silent, frame.spoken
+            none = np.full(len(silent.arcs), -1, dtype=np.int32)
+            parts.append((here[silent.sources], here[silent.targets], none, *self._silent.labels(silent), 0.0 * none))
+            if time < len(scores):
+                pdfs = self._emitting.pdfs[spoken.arcs]
+                likely = -scores[time][pdfs].astype(np.float64)
+                after = numbers[time + 1][spoken.targets]
+                parts.append((here[spoken.sources], after, pdfs, *self._emitting.labels(spoken), likely))
+        sources, targets, pdfs, words, graph, acoustic = (np.concatenate(one) for one in zip(*parts, strict=True))
+        ends = np.full(offsets[-1], np.inf)
+        ends[numbers[-1]] = finals
+        order = np.argsort(sources, kind="stable")
+        return Lattice(
+            frames=np.repeat(np.arange(len(frames), dtype=np.int32), sizes),
+            finals=ends,
+            sources=sources[order].astype(np.int32),
+            targets=targets[order].astype(np.int32),
+            pdfs=pdfs[order],
+            words=words[order],
+            graph=graph[order],
+            acoustic=acoustic[order],
+            complete=complete,
+        )
+
+
+def _topological(frame: _Frame) -> _Places:
+    """The place of each of a frame's tokens in an order in which arcs without frames lead forward."""
+    depth = np.zeros(len(frame.states), dtype=np.int64)
+    for _ in range(len(depth)):
+        deeper = depth.copy()
+        np.maximum.at(deeper, frame.silent.targets, depth[frame.silent.sources] + 1)
+        if (deeper == depth).all():
+            break
+        depth = deeper
+    places = np.empty(len(depth), dtype=np.int64)
+    places[np.argsort(depth, kind="stable")] = np.arange(len(depth))
+    return places

@@ -55,6 +55,21 @@ class DecodeConfig(ChoiceWithFiles):
         missing = {name: path for name, path in files.items() if name in self.file_fields and not getattr(self, name)}
         return self.model_copy(update=missing)
 
+    def with_nbest(self, count: int) -> Self:
+        """This configuration with a number of hypotheses to give of each utterance.
+
+        Raises:
+            DecodeError: The decoder finds one only, or the number is below 1.
+        """
+        if "nbest" not in type(self).model_fields:
+            raise DecodeError(
+                f"decode.kind {self.kind} finds one hypothesis of an utterance: set decode.kind to a search, such as "
+                "beam or words, and register the model again; it need not be trained again"
+            )
+        if count < 1:
+            raise DecodeError(f"the number of hypotheses must be 1 or more, not {count}")
+        return self.model_copy(update={"nbest": count})
+
     def prepared(self, folder: Path) -> Self:
         """This configuration with all files that decoding needs; those that must be made are written to a folder."""
         return self
@@ -70,6 +85,10 @@ class Alternative:
     """What the search gave it."""
     posterior: float
     """Its probability among all hypotheses that the search ended with, 0 to 1."""
+    word_frames: list[tuple[int, int]] = field(default_factory=list)
+    """First output frame of each word and the one after its last; empty unless words are searched."""
+    word_confidences: list[float] = field(default_factory=list)
+    """Posterior of each word over the final hypotheses of the search; empty unless words are searched."""
 
 
 @dataclass(frozen=True)

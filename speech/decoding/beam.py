@@ -13,6 +13,7 @@ It holds the GIL: use several processes to decode in parallel, not threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from pydantic import Field
 
 from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
 from speech.decoding.language_model import LanguageModel, zero_lm
+from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class BeamConfig(DecodeConfig):
     times as fast."""
     beam_threshold: float = Field(default=25.0, gt=0)
     """Partial hypotheses are dropped if their natural log probability is this far below the best one."""
+    nbest: int = Field(default=1, ge=1)
+    """Number of hypotheses that are given of each utterance."""
 
 
 class BeamDecoder(Decoder):
@@ -90,9 +94,17 @@ class BeamDecoder(Decoder):
         if num_frames == 0:
             return Hypothesis()
         emissions = emissions_for(log_probs, size + 1, num_frames)
-        result = search.decode(emissions.ctypes.data, num_frames, size + 1)[0]
-        path = np.asarray(result.tokens[1:-1])
+        results = search.decode(emissions.ctypes.data, num_frames, size + 1)
+        path = np.asarray(results[0].tokens[1:-1])
         posteriors = np.exp(emissions[np.arange(num_frames), path])
         tokens, frames, peaks = collapse(path, posteriors, self.tokenizer.blank)
         silence = float(np.exp(emissions[:, self.tokenizer.blank]).mean())
-        return self._hypothesis(tokens, frames, peaks, float(result.score), silence)
+        best = self._hypothesis(tokens, frames, peaks, float(results[0].score), silence)
+        if self.cfg.nbest == 1:
+            return best
+        texts = [self._text(one) for one in results]
+        return replace(best, nbest=merged_texts(texts, [float(one.score) for one in results], self.cfg.nbest))
+
+    def _text(self, result: _Result) -> str:
+        path = np.asarray(result.tokens[1:-1])
+        return self.tokenizer.decode(collapse(path, np.zeros(len(path)), self.tokenizer.blank)[0])

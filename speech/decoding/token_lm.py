@@ -30,6 +30,8 @@ class TokensConfig(DecodeConfig):
     """Number of tokens tried in each frame, the most probable ones; 0 for all."""
     beam_threshold: float = Field(default=20.0, gt=0, le=1e6)
     """A partial hypothesis is dropped when its score is this much below the best one's."""
+    nbest: int = Field(default=1, ge=1)
+    """Number of hypotheses that are given of each utterance."""
 
     file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
     lm_unit: ClassVar[str] = "token"

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from speech.decoding.language_model import LanguageModel
+from speech.decoding.nbest import WordPath
 from speech.decoding.paths import NEVER, emissions_for
 from speech.tokens import SPACE_SYMBOL, Tokenizer
 
@@ -43,19 +44,6 @@ class SearchOptions:
     beam_threshold: float
     lm_weight: float
     word_score: float
-
-
-@dataclass(frozen=True)
-class WordPath:
-    """A word sequence with its best alignment."""
-
-    words: tuple[str, ...]
-    spans: tuple[tuple[int, int], ...]
-    """For each word the first frame of its first token, and the frame after its last."""
-    path: NDArray[np.int64]
-    """Token of each frame."""
-    score: float
-    """Natural log probability over all alignments, with what the language model and word scores add."""
 
 
 class WordSearch(ABC):

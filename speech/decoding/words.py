@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.decoding.language_model import arpa_words, load_lm, read_words
-from speech.decoding.nbest import posteriors, word_confidences
+from speech.decoding.nbest import alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.paths import collapse
-from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordPath, WordSearch
+from speech.decoding.rescoring import RescoredConfig, Rescorer
+from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordSearch
 from speech.hmm.priors import StateOutputs
 from speech.tokens import TokenError, Tokenizer
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _SEARCHES: dict[str, type[WordSearch]] = {"characters": LetterSearch, "bpe": PieceSearch, "words": PieceSearch}
 
 
-class WordsConfig(DecodeConfig):
+class WordsConfig(RescoredConfig):
     """The best sequence of known words, with a language model of words."""
 
     kind: Literal["words"] = "words"
@@ -46,10 +47,8 @@ class WordsConfig(DecodeConfig):
     """Number of tokens tried in each frame, the most probable ones; 0 for all."""
     beam_threshold: float = Field(default=20.0, gt=0, le=1e6)
     """A partial hypothesis is dropped when its score is this much below the best one's."""
-    nbest: int = Field(default=1, ge=1)
-    """Number of hypotheses that are given of each utterance."""
 
-    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", "words": "words"}
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", "words": "words", "rescore_lm": "rescore-lm"}
     lm_unit: ClassVar[str] = "word"
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "lm_weight": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
@@ -67,7 +66,8 @@ class WordsDecoder(Decoder):
     """Prefix beam search over words and all their alignments.
 
     The score of a word sequence is the natural logarithm of its probability over all its alignments, plus `lm_weight`
-    times the language model's log10 probability of the sentence, plus `word_score` for each word.
+    times the language model's log10 probability of the sentence, plus `word_score` for each word. With a second language
+    model, the best sequences are ranked again: it takes the share `rescore_weight` of the first one's place.
     """
 
     config = WordsConfig
@@ -78,16 +78,18 @@ class WordsDecoder(Decoder):
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         super().__init__(cfg, tokenizer, states)
         self._search: WordSearch | None = None
+        self._rescorer: Rescorer | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is native: another process reads its files itself."""
-        return self.__dict__ | {"_search": None}
+        return self.__dict__ | {"_search": None, "_rescorer": None}
 
     @override
     def with_config(self, cfg: DecodeConfig) -> WordsDecoder:
         made = WordsDecoder(cfg, self.tokenizer)
         if self._search is not None and made.cfg.files() == self.cfg.files():
             made._search = self._search.with_options(made._options())
+            made._rescorer = self._rescorer
         return made
 
     def prepare(self) -> None:
@@ -99,6 +101,8 @@ class WordsDecoder(Decoder):
         """
         if self._search is None:
             self._search = self._build()
+            if self.cfg.rescore_lm:
+                self._rescorer = Rescorer(self.cfg.lm, self.cfg.rescore_lm, self._search.words)
 
     def _build(self) -> WordSearch:
         cfg = self.cfg
@@ -143,22 +147,18 @@ class WordsDecoder(Decoder):
             return Hypothesis()
         assert self._search is not None
         found = self._search.paths(log_probs)
+        if self._rescorer is not None:
+            found = self._rescorer(found[: self.cfg.hypotheses], self.cfg.rescore_weight, self.cfg.lm_weight)
         shares = posteriors([one.score for one in found])
         best = found[0]
         confidences = word_confidences(found, shares)
         tokens, frames, _ = collapse(best.path, np.zeros(len(best.path)), self.tokenizer.blank)
-        listed = zip(found[: self.cfg.nbest], shares, strict=False) if self.cfg.nbest > 1 else ()
         return Hypothesis(
             tokens=tokens,
             text=" ".join(best.words),
             score=best.score,
             frames=frames,
-            confidence=float(np.mean(confidences)) if confidences else _silence(found, shares),
+            confidence=float(np.mean(confidences)) if confidences else silence_posterior(found, shares),
             word_confidences=confidences,
-            nbest=[Alternative(" ".join(one.words), one.score, share) for one, share in listed],
+            nbest=alternatives(found, shares, self.cfg.nbest),
         )
-
-
-def _silence(found: Sequence[WordPath], shares: Sequence[float]) -> float:
-    """The posterior of hypotheses without words."""
-    return min(1.0, sum(share for one, share in zip(found, shares, strict=True) if not one.words))

@@ -1,0 +1,76 @@
+"""Ranking the best hypotheses again with a second language model, such as one that is too large for the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import Field
+
+from speech.decoding.base import DecodeConfig
+from speech.decoding.language_model import LanguageModel, load_lm
+from speech.decoding.nbest import WordPath
+
+
+class RescoredConfig(DecodeConfig):
+    """Base class of configurations of decoders whose hypotheses can be ranked again."""
+
+    nbest: int = Field(default=1, ge=1)
+    """Number of hypotheses that are given of each utterance."""
+    rescore_lm: str = ""
+    """Second language model of words, with which the best hypotheses are ranked again: an ARPA file (also .gz) or a
+    KenLM binary. Empty: none."""
+    rescore_weight: float = Field(default=1.0, ge=0)
+    """Share of the second language model's log probabilities; the first one has the rest: 0 leaves the ranks as they
+    are, 1 replaces the first one."""
+    rescore_nbest: int = Field(default=100, ge=1)
+    """Number of hypotheses that are ranked again."""
+
+    @property
+    def hypotheses(self) -> int:
+        """Number of hypotheses that the search is asked for."""
+        return max(self.nbest, self.rescore_nbest if self.rescore_lm else 1)
+
+
+class Rescorer:
+    """Takes a first language model out of hypotheses' scores and puts a second one in.
+
+    Args:
+        first: The search's language model: an ARPA file or KenLM binary; empty if it used none.
+        second: The other one.
+        words: What can be recognized. Words that a model lacks have the probability of its `<unk>`.
+
+    Raises:
+        LanguageModelError: A file cannot be read.
+    """
+
+    def __init__(self, first: str, second: str, words: Sequence[str]) -> None:
+        self._labels = {word: label for label, word in enumerate(words)}
+        self._first, self._second = load_lm(first, words), load_lm(second, words)
+
+    def __call__(self, found: Sequence[WordPath], weight: float, factor: float) -> list[WordPath]:
+        """Hypotheses with other scores, the best first.
+
+        Args:
+            found: The hypotheses.
+            weight: Share of the second language model, the first has the rest.
+            factor: What the search multiplies log10 probabilities with.
+        """
+        if not weight:
+            return list(found)
+        ranked = [replace(one, score=one.score + weight * factor * self._gain(one.words)) for one in found]
+        return sorted(ranked, key=lambda one: -one.score)
+
+    def _gain(self, words: Sequence[str]) -> float:
+        """log10 of a sentence's probability under the second model, less that under the first."""
+        labels = [self._labels[word] for word in words]
+        return _log10(self._second, labels) - _log10(self._first, labels)
+
+
+def _log10(model: LanguageModel, labels: Sequence[int]) -> float:
+    """log10 of the probability of a sentence, its end included."""
+    state, total = model.start(False), 0.0
+    for label in labels:
+        state, log_prob = model.score(state, label)
+        total += log_prob
+    return total + model.finish(state)[1]

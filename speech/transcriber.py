@@ -9,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from speech.alternatives import TimedAlternative, joined_alternatives, timed_alternatives
 from speech.audio import AudioError, check_samples, resample, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
+from speech.bundle import own_decoder
 from speech.recognizer import Recognizer
 from speech.vad import VadConfig, build_vad, cut, default_vad
 from speech.words import Word, timed_words
@@ -36,6 +38,8 @@ class Transcript:
     """Why the recording could not be read or recognized; empty on success."""
     words: tuple[Word, ...] = ()
     """The words with their times, if requested."""
+    nbest: tuple[TimedAlternative, ...] = ()
+    """The best hypotheses including this one, best first, if more than one is requested."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class _Part:
 
     hypothesis: Hypothesis
     words: list[Word]
+    nbest: list[TimedAlternative] = field(default_factory=list)
 
 
 @dataclass
@@ -62,7 +67,7 @@ class _Recording:
     parts: list[_Part] = field(default_factory=list)
     error: str = ""
 
-    def transcript(self) -> Transcript:
+    def transcript(self, nbest: int) -> Transcript:
         if self.error:
             return Transcript(text="", seconds=0.0, confidence=0.0, error=self.error)
         found = [part.hypothesis for part in self.parts]
@@ -71,7 +76,8 @@ class _Recording:
         confidence = total / sum(sizes) if any(sizes) else 0.0
         text = " ".join(one.text for one in found if one.text)
         words = tuple(word for part in self.parts for word in part.words)
-        return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words)
+        others = joined_alternatives((part.nbest for part in self.parts), nbest) if nbest > 1 else []
+        return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words, nbest=tuple(others))
 
 
 class Transcriber:
@@ -83,6 +89,11 @@ class Transcriber:
         device: Device to run on, for example `cpu` or `cuda`.
         batch_seconds: Seconds of audio per batch, padding included.
         vad: Voice activity detection, by default Silero VAD: only pieces with speech are recognized.
+        nbest: Number of hypotheses to give of each recording.
+
+    Raises:
+        BundleError: The folder is not a bundle, or the bundle is damaged.
+        DecodeError: More than one hypothesis is requested, and the decoder finds one only.
     """
 
     def __init__(
@@ -92,10 +103,13 @@ class Transcriber:
         device: str = "cpu",
         batch_seconds: float = 120.0,
         vad: VadConfig | None = None,
+        nbest: int = 1,
     ) -> None:
         self.vad = build_vad(vad or default_vad())
+        if nbest > 1:
+            decode = (decode or own_decoder(folder)).with_nbest(nbest)
         self.recognizer = Recognizer.load(folder, decode, device)
-        self.spec, self.batch_seconds = self.recognizer.spec, batch_seconds
+        self.spec, self.batch_seconds, self.nbest = self.recognizer.spec, batch_seconds, nbest
 
     @property
     def sample_rate(self) -> int:
@@ -132,7 +146,7 @@ class Transcriber:
                 self._flush(window, found, words, on_seconds)
                 window, waiting = [], 0.0
         self._flush(window, found, words, on_seconds)
-        return [recording.transcript() for recording in found]
+        return [recording.transcript(self.nbest) for recording in found]
 
     def _pieces(self, audio: Sequence[Audio], sample_rate: int | None, found: list[_Recording]) -> Iterator[_Piece]:
         """Yield the recordings' pieces at the model's rate; records durations and errors."""
@@ -207,13 +221,12 @@ class Transcriber:
         inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True)
         scores = recognizer.scores(inputs, torch.tensor([len(wave) for wave in waves]))
         found = recognizer.decode(scores)
-        if not words:
-            return [_Part(one, []) for one in found]
         parts = []
         for row, (one, piece) in enumerate(zip(found, pieces, strict=True)):
             log_probs, begin = scores.log_probs[row, : int(scores.frames[row])], piece.start + float(scores.starts[row])
-            spoken = timed_words(one, log_probs, recognizer.tokenizer, recognizer.frame_seconds, begin)
-            parts.append(_Part(one, spoken))
+            shift = recognizer.frame_seconds
+            spoken = timed_words(one, log_probs, recognizer.tokenizer, shift, begin) if words else []
+            parts.append(_Part(one, spoken, timed_alternatives(one, shift, begin) if self.nbest > 1 else []))
         return parts
 
 

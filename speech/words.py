@@ -1,5 +1,6 @@
 """Word times and confidences, from the CTC alignment of a hypothesis."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -42,7 +43,8 @@ def timed_words(
         offset: Start time of the first frame in seconds.
     """
     if hypothesis.word_frames:
-        return _searched(hypothesis, frame_seconds, offset)
+        confidences = hypothesis.word_confidences or [hypothesis.confidence] * len(hypothesis.word_frames)
+        return placed_words(hypothesis.text, hypothesis.word_frames, confidences, frame_seconds, offset)
     spelled: list[_Spelled] = []
     said: list[str] = []
     best_T = log_probs_TV.argmax(dim=1).tolist()
@@ -69,10 +71,24 @@ def timed_words(
     ]
 
 
-def _searched(hypothesis: Hypothesis, frame_seconds: float, offset: float) -> list[Word]:
-    """Words whose times the search knows."""
-    words = hypothesis.text.split()
-    confidences = hypothesis.word_confidences or [hypothesis.confidence] * len(words)
+def placed_words(
+    text: str,
+    word_frames: Sequence[tuple[int, int]],
+    confidences: Sequence[float],
+    frame_seconds: float,
+    offset: float = 0.0,
+) -> list[Word]:
+    """Words whose times the search knows; none if it does not.
+
+    Args:
+        text: The words.
+        word_frames: First output frame of each word and the one after its last; may be empty.
+        confidences: Of each word.
+        frame_seconds: Frame shift in seconds.
+        offset: Start time of the first frame in seconds.
+    """
+    if not word_frames:
+        return []
     return [
         Word(
             word,
@@ -80,7 +96,7 @@ def _searched(hypothesis: Hypothesis, frame_seconds: float, offset: float) -> li
             round((end - first) * frame_seconds, 3),
             round(confidence, 4),
         )
-        for word, (first, end), confidence in zip(words, hypothesis.word_frames, confidences, strict=True)
+        for word, (first, end), confidence in zip(text.split(), word_frames, confidences, strict=True)
     ]
 
 

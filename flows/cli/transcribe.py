@@ -70,25 +70,37 @@ def transcribe(
             "--vad", help="How speech is found, between which recordings are cut in pauses (silero); none: by length."
         ),
     ] = None,
+    nbest: Annotated[
+        int,
+        typer.Option(
+            "--nbest",
+            min=1,
+            help="Number of hypotheses of each recording, with posteriors (json), or as lines NAME-1, NAME-2 … (text).",
+        ),
+    ] = 1,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.
 
     A file that cannot be read is reported and does not stop the others; the exit status is then 1.
     """
-    from flows.cli.transcripts import open_sink
+    from flows.cli.transcripts import TIMED, open_sink
     from flows.models import fetch_model
     from speech.transcriber import Transcriber
     from speech.vad import DETECTORS
     from training.learner.devices import pick_device
 
+    shown = "json" if json_output else kind.value
+    if nbest > 1 and shown in TIMED:
+        raise ValueError(f"--format {shown} shows one hypothesis: give --format json or text with --nbest {nbest}")
     recordings = find_audio(files)
     with redirect_stdout(sys.stderr):
         if device in ("auto", "cuda"):
             device = str(pick_device(device, field="--device"))
-        transcriber = Transcriber(fetch_model(model), device=device, vad=DETECTORS[vad.value].config() if vad else None)
+        detector = DETECTORS[vad.value].config() if vad else None
+        transcriber = Transcriber(fetch_model(model), device=device, vad=detector, nbest=nbest)
     sink = open_sink(
-        "json" if json_output else kind.value,
+        shown,
         Path(output) if output else None,
         model,
         several=len(recordings) > 1,

@@ -22,7 +22,20 @@ _SINGLE = ("srt", "vtt")
 
 def entry(path: Path, found: Transcript) -> dict[str, Any]:
     """A transcript as JSON."""
-    return {"file": str(path), **asdict(found), "words": [asdict(word) for word in found.words]}
+    value = {"file": str(path), **asdict(found), "words": [asdict(word) for word in found.words]}
+    if not value["nbest"]:
+        del value["nbest"]
+    return value
+
+
+def numbered(name: str, found: Transcript) -> str:
+    """The best hypotheses of a recording as text, a line each, which begins with NAME-1, NAME-2 and so on.
+
+    Args:
+        name: Name of the recording.
+        found: Transcript with its best hypotheses.
+    """
+    return "".join(f"{name}-{number} {one.text}".rstrip() + "\n" for number, one in enumerate(found.nbest, 1))
 
 
 class Sink(ABC):
@@ -82,6 +95,8 @@ class Stream(Sink):
     def _text(self, path: Path, place: Path, found: Transcript) -> str:
         if self.kind in TIMED:
             return TIMED[self.kind](str(place), found)
+        if found.nbest:
+            return numbered(str(place), found)
         return f"{path}: {found.text}\n" if self.several else f"{found.text}\n"
 
     def _write(self, text: str) -> None:
@@ -160,7 +175,8 @@ class Folder(Sink):
         if self.kind == "json":
             text = json.dumps({"model": self.model, **entry(path, found)}) + "\n"
         else:
-            text = TIMED[self.kind](str(place), found) if self.kind in TIMED else f"{found.text}\n"
+            plain = numbered(str(place), found) if found.nbest else f"{found.text}\n"
+            text = TIMED[self.kind](str(place), found) if self.kind in TIMED else plain
         partial = _partial(target)
         try:
             partial.write_text(text, encoding="utf-8")

@@ -66,8 +66,8 @@ class WordsDecoder(Decoder):
     """Prefix beam search over words and all their alignments.
 
     The score of a word sequence is the natural logarithm of its probability over all its alignments, plus `lm_weight`
-    times the language model's log10 probability of the sentence, plus `word_score` for each word. With a second language
-    model, the best sequences are ranked again: it takes the share `rescore_weight` of the first one's place.
+    times the language model's log10 probability of the sentence, plus `word_score` for each word. With a second
+    language model, the best sequences are ranked again: it takes the share `rescore_weight` of the first one's place.
     """
 
     config = WordsConfig

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from flows.cli.subtitles import ctm, srt, vtt
 from speech.audio import decode_audio, stream_audio
+from speech.bundle import add_decoder
+from speech.decoding import BeamConfig
 from speech.transcriber import Transcriber, Transcript
 from speech.words import Word
 
@@ -92,6 +94,51 @@ WORDS = (
     Word("two", 1.61, 0.3999, 1.0),
     Word("x", 3661.5, 1, 1.0),
 )
+
+
+@pytest.fixture
+def searching(sure, tmp_path):
+    """The same model with a search that finds several hypotheses."""
+    copy = shutil.copytree(sure, tmp_path / "searching")
+    add_decoder(copy, BeamConfig(beam=8, beam_threshold=1e3))
+    return copy
+
+
+def test_the_best_hypotheses_have_posteriors_and_the_best_one_is_the_text(searching, audio):
+    result = transcribe(audio / "a.wav", "--json", "--nbest", 3, model=searching)
+    (found,) = json.loads(result.stdout)["files"]
+    assert found["text"] == found["nbest"][0]["text"] == TEXT
+    assert len({one["text"] for one in found["nbest"]}) == 3
+    scores, shares = zip(*((one["score"], one["posterior"]) for one in found["nbest"]), strict=True)
+    assert list(scores) == sorted(scores, reverse=True)
+    assert 0.99 < shares[0] <= sum(shares) <= 1 + 1e-6
+    assert "nbest" not in json.loads(transcribe(audio / "a.wav", "--json", model=searching).stdout)["files"][0]
+
+
+def test_the_best_hypotheses_are_numbered_lines_of_text(searching, audio, tmp_path):
+    result = transcribe(audio / "a.wav", audio / "b.flac", "--nbest", 2, model=searching)
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"a-1 {TEXT}"
+    assert [line.partition(" ")[0] for line in lines] == ["a-1", "a-2", "b-1", "b-2"]
+    transcribe(audio / "deep", "--nbest", 2, "--output", f"{tmp_path}/out/", model=searching)
+    assert (tmp_path / "out" / "f.txt").read_text().splitlines()[0] == f"f-1 {TEXT}"
+
+
+def test_hypotheses_of_a_recording_in_pieces_are_joined(searching, tmp_path):
+    wave = np.concatenate([speak("delta alpha"), np.zeros(4 * RATE), speak("echo")])
+    soundfile.write(tmp_path / "a.wav", wave, RATE)
+    result = transcribe(tmp_path / "a.wav", "--json", "--nbest", 4, model=searching)
+    (found,) = json.loads(result.stdout)["files"]
+    assert found["text"] == found["nbest"][0]["text"] == "delta alpha echo"
+    assert len({one["text"] for one in found["nbest"]}) == 4
+
+
+def test_what_cannot_give_several_hypotheses_says_what_can(sure, audio):
+    wrong = transcribe(audio / "a.wav", "--nbest", 2, model=sure, code=1)
+    assert "decode.kind greedy finds one hypothesis" in f"{wrong.stderr}{wrong.exception}"
+    for kind in ("ctm", "srt", "vtt"):
+        wrong = transcribe(audio / "a.wav", "--nbest", 2, "--format", kind, model=sure, code=1)
+        assert f"--format {kind} shows one hypothesis: give --format json or text" in f"{wrong.stderr}{wrong.exception}"
 
 
 def cues(words):

@@ -1,0 +1,212 @@
+"""Lattices against all paths of small graphs, and their best word sequences against all sentences."""
+
+import math
+
+import kaldifst
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speech.hmm import lattice_paths
+from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
+from speech.hmm.lattice import Lattice, LatticeSearch
+from speech.hmm.lattice_paths import best_paths
+
+WIDE = 1e6
+
+
+def random_graph(rng, states=7, pdfs=4, words=3):
+    """Arcs with and without frames and words; those without frames lead forward, so that there is no cycle of them."""
+    rows = []
+    for source in range(states):
+        for _ in range(int(rng.integers(1, 4))):
+            label, target = int(rng.integers(0, pdfs + 1)), int(rng.integers(0, states))
+            if label == 0 and target <= source:
+                label = 1
+            word = int(rng.integers(1, words + 1)) if rng.random() < 0.4 else 0
+            rows.append((source, label, word, float(rng.normal()), target))
+    sources, *columns = (np.array(column) for column in zip(*rows, strict=True))
+    finals = np.where(rng.random(states) < 0.4, rng.normal(size=states), np.inf).astype(np.float32)
+    return from_arcs(0, finals, sources, arc_records(*columns))
+
+
+def all_paths(graph, scores):
+    """Every path of as many frames: words, the frame of each, pdfs, graph cost, acoustic cost, whether it is final."""
+    found, waiting = [], [(graph.start, (), (), (), 0.0, 0.0)]
+    while waiting:
+        state, words, starts, pdfs, cost, acoustic = waiting.pop()
+        if len(pdfs) == len(scores):
+            final = float(graph.finals[state])
+            found.append((words, starts, pdfs, cost, acoustic, final))
+        for label, word, weight, target in graph.arcs[graph.sources == state].tolist():
+            if label and len(pdfs) == len(scores):
+                continue
+            after = (*words, word) if word else words
+            at = (*starts, len(pdfs)) if word else starts
+            said = (*pdfs, label - 1) if label else pdfs
+            more = -float(scores[len(pdfs), label - 1]) if label else 0.0
+            waiting.append((target, after, at, said, cost + weight, acoustic + more))
+    complete = any(path[-1] < math.inf for path in found)
+    ends = [path[-1] if complete else 0.0 for path in found]
+    return [(*path[:3], path[3] + end, path[4]) for path, end in zip(found, ends, strict=True) if end < math.inf]
+
+
+def best_sentences(paths):
+    """The cost of the best path of each word sequence."""
+    found = {}
+    for words, _, _, cost, acoustic in paths:
+        found[words] = min(found.get(words, math.inf), cost + acoustic)
+    return found
+
+
+def example(seed, frames=4):
+    rng = np.random.default_rng(seed)
+    return random_graph(rng), rng.normal(size=(frames, 4)).astype(np.float32)
+
+
+seeds = st.integers(0, 1_000_000)
+
+
+@given(seed=seeds, frames=st.integers(1, 5), limit=st.sampled_from([1, 3, 10_000]))
+@settings(max_examples=60, deadline=None)
+def test_best_paths_are_the_best_of_all(seed, frames, limit):
+    graph, scores = example(seed, frames)
+    paths = all_paths(graph, scores)
+    lattice = LatticeSearch(graph, WIDE, 10_000, WIDE)(scores)
+    if not paths:
+        assert lattice is None
+        return
+    wanted = best_sentences(paths)
+    found = best_paths(lattice, limit, WIDE)
+    assert lattice.complete == any(np.isfinite(graph.finals[state]) for state in last_states(graph, scores))
+    assert len({one.words for one in found}) == len(found) == min(limit, len(wanted))
+    assert [one.cost for one in found] == pytest.approx(sorted(wanted.values())[:limit], abs=1e-5)
+    for one in found:
+        assert one.cost == pytest.approx(wanted[one.words], abs=1e-5)
+        key = (one.words, one.starts, tuple(one.pdfs.tolist()))
+        split = [(cost, acoustic) for *path, cost, acoustic in paths if tuple(path) == key]
+        assert any((one.graph, one.acoustic) == pytest.approx(pair, abs=1e-5) for pair in split)
+
+
+def last_states(graph, scores):
+    """States that some path of as many frames reaches."""
+    reached = {graph.start}
+    for number in range(len(scores) + 1):
+        grown = True
+        while grown:
+            more = {row[3] for state in reached for row in graph.arcs[graph.sources == state].tolist() if not row[0]}
+            grown = not more <= reached
+            reached |= more
+        if number < len(scores):
+            reached = {row[3] for state in reached for row in graph.arcs[graph.sources == state].tolist() if row[0]}
+    return reached
+
+
+@given(seed=seeds, beam=st.sampled_from([0.5, 2.0, 4.0]))
+@settings(max_examples=40, deadline=None)
+def test_a_lattice_has_the_paths_inside_its_beam_and_no_arc_outside(seed, beam):
+    graph, scores = example(seed, 5)
+    paths = all_paths(graph, scores)
+    if not paths:
+        return
+    lattice = LatticeSearch(graph, WIDE, 10_000, beam)(scores)
+    wanted = best_sentences(paths)
+    best = min(wanted.values())
+    inside = {words: cost for words, cost in wanted.items() if cost <= best + beam - 1e-4}
+    outside = {words for words, cost in wanted.items() if cost > best + beam + 1e-4}
+    found = {one.words: one.cost for one in best_paths(lattice, 100_000, beam)}
+    assert {words: found[words] for words in inside} == pytest.approx(inside, abs=1e-5)
+    assert not outside & found.keys()
+    assert above_best(lattice).max() <= beam + 1e-6
+
+
+def above_best(lattice: Lattice):
+    """For each arc, how much its best path costs more than the best of all."""
+    costs = lattice.graph + lattice.acoustic
+    before = np.full(len(lattice.finals), np.inf)
+    before[0] = 0.0
+    assert (lattice.targets > lattice.sources).all()  # states are in topological order
+    for source, target, cost in zip(lattice.sources, lattice.targets, costs, strict=True):
+        before[target] = min(before[target], before[source] + cost)
+    remaining = lattice.remaining()
+    assert np.min(before + lattice.finals) == pytest.approx(remaining[0])
+    return before[lattice.sources] + costs + remaining[lattice.targets] - remaining[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_dropping_arcs_on_the_way_changes_nothing(seed, monkeypatch):
+    graph, scores = example(seed, 40)
+    search = LatticeSearch(graph, WIDE, 10_000, 3.0)
+    blocks = []
+    for size in (1000, 7, 1):
+        monkeypatch.setattr("speech.hmm.lattice._BLOCK", size)
+        blocks.append(search(scores))
+    if blocks[0] is None:
+        return
+    assert len(blocks[0].sources) == len(blocks[1].sources) == len(blocks[2].sources)
+    lists = [[(one.words, pytest.approx(one.cost)) for one in best_paths(one, 20, 3.0)] for one in blocks]
+    assert lists[0] == lists[1] == lists[2]
+
+
+def long_graph():
+    """A loop over three words of two states each, which begin alike."""
+    text = "0 1 1 0 0.1\n1 1 1 0 0.2\n1 2 2 1 1\n1 2 3 2 1.2\n1 2 4 3 1.1\n2 2 2 0 0.3\n2 0 0 0 0.05\n2 0\n"
+    return FstArrays.of(kaldifst.compile(text))
+
+
+def test_prefixes_with_equal_futures_share_them(monkeypatch):
+    # each word lasts two frames, so all prefixes of as many words lead to one state
+    graph = FstArrays.of(kaldifst.compile("0 1 1 0 0.1\n1 0 2 1 1\n1 0 3 2 1.2\n1 0 4 3 1.1\n0 0\n"))
+    scores = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
+    followed = []
+    original = lattice_paths._Sentences._followed
+    monkeypatch.setattr(
+        lattice_paths._Sentences, "_followed", lambda self, reached: followed.append(1) or original(self, reached)
+    )
+    found = best_paths(LatticeSearch(graph, WIDE, 1000, 9.0)(scores), 300, 9.0)
+    assert (len(found), len(followed)) == (300, 16)
+    assert [one.cost for one in found] == pytest.approx(sorted(one.cost for one in found))
+    assert {one.starts for one in found} == {tuple(range(1, 30, 2))}
+
+
+def test_work_is_bounded_and_what_is_found_is_the_best(monkeypatch):
+    scores = np.random.default_rng(6).normal(size=(30, 4)).astype(np.float32)
+    lattice = LatticeSearch(long_graph(), WIDE, 1000, 8.0)(scores)
+    everything = best_paths(lattice, 500, 8.0)
+    monkeypatch.setattr(lattice_paths, "_WORK", 3000)
+    some = best_paths(lattice, 500, 8.0)
+    assert 0 < len(some) < len(everything)
+    assert [one.words for one in some] == [one.words for one in everything[: len(some)]]
+
+
+@pytest.mark.parametrize(("beam", "active"), [(1.0, 1000), (WIDE, 1), (WIDE, 2)])
+def test_a_narrow_search_finds_paths_that_exist(beam, active):
+    for seed in range(30):
+        graph, scores = example(seed, 5)
+        lattice = LatticeSearch(graph, beam, active, 5.0)(scores)
+        if lattice is None:
+            continue
+        costs = {}
+        for words, starts, pdfs, cost, acoustic in all_paths(graph, scores):
+            costs.setdefault((words, starts, pdfs), []).append(cost + acoustic)
+        for one in best_paths(lattice, 10, 5.0):
+            key = (one.words, one.starts, tuple(one.pdfs.tolist()))
+            if lattice.complete:
+                assert min(abs(one.cost - cost) for cost in costs[key]) < 1e-4
+
+
+def test_a_search_that_cannot_go_on_and_no_frames_give_nothing():
+    graph = FstArrays.of(kaldifst.compile("0 1 1 1 0\n1 0\n"))
+    search = LatticeSearch(graph, WIDE, 10, WIDE)
+    assert search(np.zeros((0, 2), dtype=np.float32)) is None
+    assert search(np.zeros((2, 2), dtype=np.float32)) is None
+    lattice = search(np.zeros((1, 2), dtype=np.float32))
+    (only,) = best_paths(lattice, 5, WIDE)
+    assert (only.words, only.starts, only.cost) == ((1,), (0,), 0.0)
+
+
+def test_no_word_is_a_hypothesis_of_its_own():
+    graph = FstArrays.of(kaldifst.compile("0 0 1 0 0.5\n0 0 2 7 0\n0 0\n"))
+    found = best_paths(LatticeSearch(graph, WIDE, 10, WIDE)(np.zeros((2, 2), dtype=np.float32)), 10, WIDE)
+    assert [(one.words, round(one.cost, 4)) for one in found] == [((7, 7), 0.0), ((7,), 0.5), ((), 1.0)]

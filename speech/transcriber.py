@@ -11,8 +11,8 @@ from torch import Tensor
 
 from speech.alternatives import TimedAlternative, joined_alternatives, timed_alternatives
 from speech.audio import AudioError, check_samples, resample, stream_audio
-from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.bundle import own_decoder
+from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.recognizer import Recognizer
 from speech.vad import VadConfig, build_vad, cut, default_vad
 from speech.words import Word, timed_words

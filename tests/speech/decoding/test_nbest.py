@@ -112,7 +112,9 @@ def random_lists(seed):
     lists = []
     for size in torch.randint(1, 5, (3,), generator=generator).tolist():
         scores = sorted((-3 * torch.rand(size, generator=generator)).tolist(), reverse=True)
-        texts = [" ".join("ab"[int(n)] for n in torch.randint(0, 2, (k % 3,), generator=generator)) for k in range(size)]
+        texts = [
+            " ".join("ab"[int(n)] for n in torch.randint(0, 2, (k % 3,), generator=generator)) for k in range(size)
+        ]
         shares = posteriors(scores)
         lists.append([TimedAlternative(*row) for row in zip(texts, scores, shares, strict=True)])
     return lists

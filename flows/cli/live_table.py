@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.tracking.training_lookup import WatchedTraining
-from tasks.tracking.training_view import DEFICIT
+from tasks.tracking.training_view import DEFICIT, validation_text
 
 _EVENT_LINES = 8
 _DASH = "–"
@@ -69,7 +69,7 @@ def _headline(shown: dict[str, Any]) -> Text:
         "ended" if shown["ended"] else f"left {clock(shown['eta_s'])}",
     ]
     if (valid := shown["valid"]) is not None:
-        words.append(f"validation loss {number(valid['valid_loss'], '.3f')}, WER {number(valid['valid_wer'], '.1%')}")
+        words.append(validation_text(valid))
     if "pool" in coordinator and not shown["ended"]:
         words.append(f"{coordinator['pool']} utterances unleased")
     return Text.assemble((shown["training"], "bold"), "\n", ", ".join(words))

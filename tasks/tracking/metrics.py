@@ -257,7 +257,7 @@ class Translator:
     def _milestone(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = step = max(self._step, _steps(entry.get("step", 0)))
         if entry["kind"] == "end":
-            return self._points(entry, ("valid_loss", "valid_wer"), at_ms, step, "final.")
+            return self._points(entry, [name for name in entry if name.startswith("valid_")], at_ms, step, "final.")
         if entry["kind"] == "epoch":
             return self._points(entry, ("repeated",), at_ms, step)
         names = [name for name in entry if name not in ("kind", "step", "epochs")]

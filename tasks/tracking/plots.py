@@ -85,6 +85,16 @@ def _members(axes: Axes, steps: list[Entry]) -> None:
     axes.set(title="Nodes", ylim=(0, None))
 
 
+def _rates(axes: Axes, valid: list[Entry]) -> None:
+    """Word error rate; frame accuracy for models of tied states, which have none."""
+    name, label, title = "valid_wer", "validation, greedy", "Word error rate"
+    if any(entry.get("valid_frame_accuracy") is not None for entry in valid):
+        name, label, title = "valid_frame_accuracy", "validation", "Frame accuracy"
+    percent = [{**entry, "percent": 100 * rate} for entry in valid if (rate := entry.get(name)) is not None]
+    _curve(axes, percent, "percent", label, _VALID, "o")
+    axes.set(title=title, ylabel="%", ylim=(0, None))
+
+
 def _shown(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -103,9 +113,7 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
     figure = Figure(figsize=(10, 3.2 * rows), layout="constrained")
     axes = figure.subplots(rows, 2)
     _losses(axes[0, 0], journal, steps, valid)
-    percent = [{**entry, "wer": 100 * wer} for entry in valid if (wer := entry["valid_wer"]) is not None]
-    _curve(axes[0, 1], percent, "wer", "validation, greedy", _VALID, "o")
-    axes[0, 1].set(title="Word error rate", ylabel="%", ylim=(0, None))
+    _rates(axes[0, 1], valid)
     _curve(axes[1, 0], steps, "lr", "learning rate", _TRAIN)
     axes[1, 0].set(title="Learning rate", ylim=(0, None))
     _curve(axes[1, 1], steps, "throughput", "audio seconds per second", _TRAIN)

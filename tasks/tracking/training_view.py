@@ -221,7 +221,8 @@ class TrainingView:
         hidden = ("kind", "elapsed")
         valid = None
         if self.valid is not None:
-            valid = {name: self.valid.get(name) for name in ("epoch", "train_loss", "valid_loss", "valid_wer")}
+            names = ("epoch", "train_loss", "valid_loss", "valid_wer", "valid_frame_accuracy")
+            valid = {name: self.valid.get(name) for name in names}
         return {
             "epoch": self.progress,
             "epochs": self.epochs,

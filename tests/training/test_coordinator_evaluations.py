@@ -123,3 +123,15 @@ def test_the_journals_line_sums_up_to_the_epoch(ring):
     assert (first["audio_seconds"], second["audio_seconds"], second["step"]) == (2.0, 4.0, 4)
     assert (first["elapsed"], second["elapsed"]) == (1.5, 3.0)
     assert "valid_unreadable" not in second
+    assert "valid_frame_accuracy" not in second
+
+
+def test_figures_of_the_objective_are_in_the_journal(ring):
+    coordinator, _ = ring
+    close(coordinator, 0)
+    for node in range(2):
+        beat(coordinator, node, snapshots=[1])
+    coordinator.core.drain()
+    evaluated(coordinator, 1, wer=None, frame_accuracy=0.625)
+    (line,) = (line for line in coordinator.core.drain()[1] if line["kind"] == "valid")
+    assert (line["valid_frame_accuracy"], line["valid_wer"]) == (0.625, None)

@@ -6,6 +6,8 @@ from training.coordinator.messages import JsonObject, ReadyEpoch
 
 LATE_S = 30.0
 """How long to wait for the other nodes' replicas after the first."""
+_NAMED = ("epoch", "loss", "wer", "replicas", "unreadable")
+"""Fields of an evaluation's result that the journal has in any case."""
 
 
 class Evaluations:
@@ -85,7 +87,8 @@ class Evaluations:
 
         Args:
             number: The epoch.
-            result: `loss`, `wer`, `replicas` (each node's loss), and `unreadable` if utterances were lost.
+            result: `loss`, `wer`, `replicas` (each node's loss), and `unreadable` if utterances were lost. Further
+                figures of the objective, such as `frame_accuracy`, are copied with the prefix `valid_`.
         """
         ledger = self.ledger
         past = [part.totals for n, part in sorted(ledger.closed.items()) if n < number]
@@ -105,4 +108,9 @@ class Evaluations:
             "elapsed": closed.elapsed if closed else ledger.values.elapsed,
             "audio_seconds": sum(totals.seconds for totals in past),
             "unalignable": sum(totals.unalignable for totals in past),
+            **{
+                f"valid_{name}": value
+                for name, value in result.items()
+                if name not in _NAMED and isinstance(value, float)
+            },
         } | ({"valid_unreadable": result["unreadable"]} if result.get("unreadable") else {})

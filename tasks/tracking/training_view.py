@@ -84,7 +84,8 @@ class LearnerView:
 
 def validation_text(entry: Entry) -> str:
     """Figures of a validation; models of tied states have no WER."""
-    text = f"validation loss {entry['valid_loss']:.3f}"
+    loss = entry.get("valid_loss")
+    text = "no finite validation loss" if loss is None else f"validation loss {loss:.3f}"
     for name, label in (("valid_wer", "WER"), ("valid_frame_accuracy", "frame accuracy")):
         if entry.get(name) is not None:
             text += f", {label} {entry[name]:.1%}"

@@ -164,4 +164,5 @@ def test_a_long_journal_is_read_from_near_its_end(tmp_path):
 def test_validation_of_tied_states_has_a_frame_accuracy_and_no_wer():
     entry = {"valid_loss": 1.25, "valid_wer": None, "valid_frame_accuracy": 0.5}
     assert validation_text(entry) == "validation loss 1.250, frame accuracy 50.0%"
+    assert validation_text({"valid_loss": None, "valid_wer": None}) == "no finite validation loss"
     assert validation_text({"valid_loss": 1.25, "valid_wer": 0.5}) == "validation loss 1.250, WER 50.0%"

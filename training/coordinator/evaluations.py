@@ -108,9 +108,5 @@ class Evaluations:
             "elapsed": closed.elapsed if closed else ledger.values.elapsed,
             "audio_seconds": sum(totals.seconds for totals in past),
             "unalignable": sum(totals.unalignable for totals in past),
-            **{
-                f"valid_{name}": value
-                for name, value in result.items()
-                if name not in _NAMED and isinstance(value, float)
-            },
+            **{f"valid_{name}": value for name, value in result.items() if name not in _NAMED},
         } | ({"valid_unreadable": result["unreadable"]} if result.get("unreadable") else {})

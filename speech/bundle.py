@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
@@ -66,6 +66,9 @@ class BundleSpec(BaseModel):
     """The contents of bundle.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    members: ClassVar[tuple[str, ...]] = (WEIGHTS, SPEC)
+    """Names of the files that `save` writes, in the order in which they are published."""
 
     format: int = FORMAT
     sample_rate: int
@@ -132,6 +135,10 @@ class BundleSpec(BaseModel):
     def build_model(self) -> AcousticModel:
         """The acoustic model, with random weights."""
         return build_model(self.model, self.build_frontend().dim, self.num_outputs)
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the bundle into a folder."""
+        save_bundle(folder, self, weights)
 
 
 class _Written(BundleSpec):

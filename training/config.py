@@ -246,13 +246,14 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_targets(self) -> "TrainConfig":
-        if objective_class(self.objective).needs == "states":
+        needs = objective_class(self.objective).needs
+        if self.traits.split and needs != "tokens":
+            raise ValueError(
+                f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the {needs} that "
+                f"{self.objective.kind} needs: use another strategy"
+            )
+        if needs == "states":
             self.augment.refuse_insertions()
-            if self.traits.split:
-                raise ValueError(
-                    f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the states "
-                    f"that {self.objective.kind} needs: use another strategy"
-                )
         elif self.segments:
             raise ValueError(
                 f"segments have no transcripts, which {self.objective.kind} needs: leave segments out, or use "

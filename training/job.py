@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from speech.bundle import BundleSpec
 from speech.features.cmvn import CmvnStats
+from speech.lm import LmSpec
 from training.config import TrainConfig
 
 
@@ -21,8 +22,9 @@ class TrainJob(BaseModel):
     """Seed of initialization, batch order, dropout and augmentation."""
     train: TrainConfig
     """How to train."""
-    spec: BundleSpec
-    """Contents of the finished bundle: features, tokens, model sizes, normalization."""
+    spec: BundleSpec | LmSpec
+    """What is trained: the contents of the finished bundle (features, tokens, model sizes, normalization), or a
+    language model that is a network."""
     speakers: dict[str, dict[str, Any]] = {}
     """Feature statistics by speaker, for `cmvn: speaker`."""
     train_url: str

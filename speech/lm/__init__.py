@@ -22,6 +22,8 @@ from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexi
 from speech.lm.classes import ClassConfig, ClassEstimator
 from speech.lm.interpolation import Mixture, merged_ngrams, tuned_weights
 from speech.lm.kenlm import KenlmModel
+from speech.lm.lstm import LstmConfig, LstmEstimator
+from speech.lm.network import LmSpec, NetworkConfig, NetworkTrainer, NumberedText, read_network
 from speech.lm.ngram import NgramModel
 from speech.lm.ngram_estimator import NgramConfig, NgramEstimator
 from speech.lm.pruning import entropy_pruned
@@ -47,10 +49,16 @@ __all__ = [
     "LmConfig",
     "LmError",
     "LmOption",
+    "LmSpec",
+    "LstmConfig",
+    "LstmEstimator",
     "Mixture",
+    "NetworkConfig",
+    "NetworkTrainer",
     "NgramConfig",
     "NgramEstimator",
     "NgramModel",
+    "NumberedText",
     "Perplexity",
     "Sources",
     "Text",
@@ -66,6 +74,7 @@ __all__ = [
     "load",
     "merged_ngrams",
     "read_arpa",
+    "read_network",
     "text_digests",
     "tuned_weights",
     "unit_of",
@@ -76,6 +85,7 @@ LANGUAGE_MODELS: dict[str, type[Estimator]] = {
     "ngram": NgramEstimator,
     "unigram": UnigramEstimator,
     "class": ClassEstimator,
+    "lstm": LstmEstimator,
 }
 _KINDS = {kind: one.config for kind, one in LANGUAGE_MODELS.items()}
 LmChoice = Annotated[LmConfig, OneOf(_KINDS, "ngram")]
@@ -100,6 +110,8 @@ class Sources:
     """How the text is normalized: as the transcripts were."""
     tokenizer: Tokenizer | None = None
     """That of the acoustic model, for models of its tokens."""
+    train: NetworkTrainer | None = None
+    """Trains networks, for models that are networks."""
 
 
 def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) -> dict[str, Any]:
@@ -118,7 +130,7 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
     Raises:
         LmError: There is no text, or the model cannot be estimated from it.
     """
-    estimator = LANGUAGE_MODELS[cfg.kind](cfg)
+    estimator = LANGUAGE_MODELS[cfg.kind](cfg, sources.train)
     cut = Units(estimator.unit, sources.tokenizer)
     transcripts = sources.transcripts if cfg.transcripts else ()
     text = Text(cfg.text, sources.normalizer, transcripts, sources.protected, cut, workers)

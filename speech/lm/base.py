@@ -26,6 +26,7 @@ from speech.choices import Choice
 from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
 
 if TYPE_CHECKING:
+    from speech.lm.network import NetworkTrainer
     from speech.lm.sources import Text
 
 Unit = Literal["word", "character", "token"]
@@ -150,14 +151,18 @@ class LanguageModel(ABC):
 class Estimator(ABC):
     """Estimates language models of one kind, and reads them again.
 
+    Args:
+        cfg: Its configuration.
+        trainer: Trains networks; only these need it.
+
     Attributes:
         config: Class of its configuration.
     """
 
     config: ClassVar[type[LmConfig]]
 
-    def __init__(self, cfg: LmConfig) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: LmConfig, trainer: NetworkTrainer | None = None) -> None:
+        self.cfg, self.trainer = cfg, trainer
 
     @property
     def unit(self) -> Unit:

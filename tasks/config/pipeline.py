@@ -24,6 +24,7 @@ from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.config.assignments import assign
 from tasks.config.decoding import TuneConfig, check_decoding
+from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import DuplicatesConfig, SlotsConfig
@@ -209,6 +210,8 @@ class PipelineConfig(BaseModel):
     """How words are pronounced."""
     lm: LmOption = None
     """The language model that the stage `lm` estimates; without this section there is no such stage."""
+    lm_train: LmTrainConfig | None = None
+    """How a language model that is a network is trained; with the defaults unless given."""
     score: ScoreConfig = ScoreConfig()
     """Scoring."""
     register_as: RegisterConfig = Field(default=RegisterConfig(), alias="register")
@@ -229,6 +232,7 @@ class PipelineConfig(BaseModel):
             self.train.augment.refuse_waves()
         check_decoder(self.train.objective, self.decode.kind)
         check_decoding(self.decode, self.lm, self.tune, self.align is not None)
+        check_lm_training(self.lm, self.lm_train)
         if self.recognizer == "gmm" and not (self.align and (self.align.recognize.arpa or self.lm)):
             raise ValueError(
                 "recognizer is gmm, which needs a GMM-HMM and a language model: give the sections align and lm, or set "

@@ -27,9 +27,9 @@ from tasks.stages.base import Inputs, Run, Stage
 from tasks.stages.decoder_files import with_digests
 from tasks.stages.features import set_texts
 from tasks.stages.folds import is_tested, train_folder
+from tasks.stages.lm_network import VALID, engine_trainer, network_content
 from tasks.stages.prepare import worker_count
 
-VALID = "valid"
 LEXICON = "lexicon.txt"
 
 
@@ -59,7 +59,7 @@ def _has_lexicon(run: Run) -> bool:
 
 def _inputs(run: Run) -> Inputs:
     cfg = language_model(run)
-    config: dict[str, Any] = {
+    config: dict[str, Any] = network_content(run) | {
         # what the text files contain counts, not where they are; blocks do not affect the model
         "lm": cfg.model_dump(mode="json", exclude_defaults=True, exclude={"text": {"paths", "block_bytes"}}),
         "normalizer": run.config.data.normalizer.model_dump(mode="json", exclude_defaults=True),
@@ -85,8 +85,12 @@ def _tokenizer(run: Run) -> Tokenizer | None:
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     cfg = language_model(run)
+    tokenizer = _tokenizer(run)
     # named after the output, whose lock one process holds at a time: remains of a killed process are removed
-    with scratch_folder(home() / "work" / f"lm-{output.key}") as folder:
+    with (
+        scratch_folder(home() / "work" / f"lm-{output.key}") as folder,
+        engine_trainer(run, output, tokenizer) as trainer,
+    ):
         progress.report("lm", 0, 2, "estimating")
         held_out = {VALID: set_texts(run, VALID)} if VALID in run.result("shard").record["sets"] else {}
         sources = Sources(
@@ -94,7 +98,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             protected=chain.from_iterable(set_texts(run, name) for name in protected_sets(run)),
             held_out=held_out,
             normalizer=run.config.data.normalizer,
-            tokenizer=_tokenizer(run),
+            tokenizer=tokenizer,
+            train=trainer,
         )
         about = _finite(estimate(sources, cfg, folder, worker_count(run.config.storage.workers)))
         record: dict[str, Any] = {"lm": about, "files": {"words": WORDS}}
@@ -114,8 +119,9 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 
 def _counts(about: dict[str, Any]) -> dict[str, int]:
     text = about["text"]
-    counts = {"sentences": text["kept"], "words": about["words"], "ngrams": sum(about["ngrams"])}
-    return counts | ({"protected": text["protected"]} if text.get("protected") else {})
+    counts = {"sentences": text["kept"], "words": about["words"]}
+    sizes = {"ngrams": sum(about["ngrams"])} if "ngrams" in about else {"parameters": about["parameters"]}
+    return counts | sizes | ({"protected": text["protected"]} if text.get("protected") else {})
 
 
 def _write_lexicon(run: Run, folder: Path) -> dict[str, Any]:
@@ -155,8 +161,10 @@ def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
         for figure in ("perplexity_with_unknown", "perplexity_without_unknown", "unknown_rate"):
             if found[figure] is not None:
                 yield f"lm.{name}.{figure}", float(found[figure])
-    for order, count in enumerate(about["ngrams"], start=1):
+    for order, count in enumerate(about.get("ngrams", ()), start=1):
         yield f"lm.ngrams.{order}", float(count)
+    if "parameters" in about:
+        yield "lm.parameters", float(about["parameters"])
     yield "lm.words", float(about["words"])
     yield "lm.bytes", float(sum(record["bytes"].values()))
     yield "lm.sentences", float(about["text"]["kept"])

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speech.lm import check_sources
+from speech.lm import NetworkConfig, check_sources
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from tasks.config.lm_training import lm_training
 from tasks.orchestration.nodes_api import check_pool
 from tasks.stages.base import Run, StageError
 from tasks.stages.decode import check_tuning
@@ -35,6 +36,8 @@ def run_preflight(run: Run) -> None:
     check_files(run.config.decode)
     if run.config.lm is not None:
         check_sources(run.config.lm)
+        if isinstance(run.config.lm, NetworkConfig):
+            check_devices(lm_training(run.config.lm_train))
         check_files(run.config.lexicon, "lexicon")
     check_tuning(run)
     check_launch(cfg)

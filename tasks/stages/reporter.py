@@ -15,12 +15,13 @@ class Reporter:
     Args:
         journal: The journal.
         nodes: Configured number of nodes.
+        stage: The stage that trains.
     """
 
-    def __init__(self, journal: Path, nodes: int) -> None:
+    def __init__(self, journal: Path, nodes: int, stage: str = "train") -> None:
         self.tail, self.view = JournalTail(journal), TrainingView()
         self.forwarder: Forwarder | None = None
-        self._nodes = nodes
+        self._nodes, self._stage = nodes, stage
 
     @property
     def present(self) -> set[int] | None:
@@ -30,7 +31,7 @@ class Reporter:
     def __call__(self) -> None:
         """Report new journal lines."""
         for text, url in (self.forwarder.links if self.forwarder is not None else {}).items():
-            progress.link("train", text, url)
+            progress.link(self._stage, text, url)
         for entry in self.tail.new_entries():
             self.view.feed(entry)
             if entry["kind"] == "step":
@@ -58,4 +59,4 @@ class Reporter:
         if self.forwarder is not None and self.forwarder.trouble:
             note += ", MLflow is unreachable"
         done = max(view.progress, float(view.valid["epoch"]) if view.valid is not None else 0.0)
-        progress.report("train", done, view.epochs, note)
+        progress.report(self._stage, done, view.epochs, note)

@@ -29,6 +29,7 @@ from tasks.stages.reporter import Reporter
 from tasks.tracking.forwarding import Forwarder, Sender
 from tasks.tracking.provenance import provenance
 from tasks.tracking.runs import TrainingRun, flatten
+from training.config import TrainConfig
 from training.job import TrainJob
 from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
@@ -56,7 +57,6 @@ def _content(run: Run) -> dict[str, Any]:
     requires a higher version of the stage.
     """
     config = run.config
-    apart = _NOT_CONTENT if config.train.traits.exchange else {**_NOT_CONTENT, "exchange": True}
     parts: dict[str, BaseModel] = {
         "model": config.model,
         "tokens": config.tokens,
@@ -64,11 +64,17 @@ def _content(run: Run) -> dict[str, Any]:
         "normalizer": config.data.normalizer,
     }
     return {
-        "train": _without_empty(config.train.model_dump(mode="json", exclude=apart, exclude_defaults=True)),
+        "train": training_content(config.train),
         **{name: part.model_dump(mode="json", exclude_defaults=True) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
+
+
+def training_content(train: TrainConfig) -> dict[str, Any]:
+    """The fields of a training's configuration that affect its model and differ from their defaults."""
+    apart = _NOT_CONTENT if train.traits.exchange else {**_NOT_CONTENT, "exchange": True}
+    return _without_empty(train.model_dump(mode="json", exclude=apart, exclude_defaults=True))
 
 
 def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
@@ -125,9 +131,9 @@ def tied_states(run: Run) -> TiedStates | None:
     return TiedStates(model=table.info.model, frame_shift_ms=table.info.frame_shift_ms, log_priors=priors)
 
 
-def work_folder(key: str) -> Path:
+def work_folder(key: str, stage: str = "train") -> Path:
     """Local folder of a training: journal, job, logs, the ring's key."""
-    return home() / "work" / f"train-{key}"
+    return home() / "work" / f"{stage}-{key}"
 
 
 def forward_note(key: str, training: str) -> Path:

@@ -15,6 +15,7 @@ from torch import Tensor
 from speech.features import SpecAugment, WaveAugment
 from speech.features.augment import AugmentConfig, Drawn, utterance_seeds
 from speech.frontend import FrontEnd
+from speech.lm.network import WordInputs
 from training.learner.data import Batch
 from training.learner.state_targets import padded_states
 
@@ -63,7 +64,7 @@ class Augmenter:
         lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
         return replace(batch, drawn=drawn, states=padded_states(states), state_lengths=lengths)
 
-    def features(self, frontend: FrontEnd, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    def features(self, frontend: FrontEnd | WordInputs, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
         """Augmented features [batch, frames, dim] and frames [batch] of a batch from `drawn`, or of part of one.
 
         The only step that synchronizes with the GPU is the search for quiet samples, if pauses are inserted.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import nn
 
-from speech.models.networks.base import AcousticModel, ModelStage
+from speech.models.networks.base import ModelStage, TrainableNetwork
 from speech.models.networks.blstm import LstmLayers
 from speech.models.networks.precision import describe, has_bf16
 from speech.objectives import build_objective, objective_class
@@ -244,5 +244,5 @@ class Learner:
         """Make one optimizer step with the gradients."""
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
-        assert isinstance(self.model, AcousticModel | ModelStage)
+        assert isinstance(self.model, TrainableNetwork | ModelStage)
         self.model.constrain()

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from speech.decoding import GreedyConfig, GreedyDecoder, build_decoder
 from speech.frontend import FrontEnd
-from speech.models.networks.base import AcousticModel
+from speech.lm.network import WordInputs
+from speech.models.networks.base import TrainableNetwork
 from speech.objectives import Objective, build_objective
 from speech.scoring import score_sets
 from speech.tokens import Tokenizer
@@ -20,14 +21,14 @@ class Validation:
 
     Args:
         objective: Objective that defines the loss.
-        tokenizer: Converts recognized tokens to text.
+        tokenizer: Converts recognized tokens to text; None for models of other outputs.
     """
 
-    def __init__(self, objective: Objective, tokenizer: Tokenizer) -> None:
+    def __init__(self, objective: Objective, tokenizer: Tokenizer | None) -> None:
         self._objective = objective
         # tied states need a graph to become words: their training is followed by loss and frame accuracy
         readable = objective.outputs == GreedyDecoder.reads
-        self._decoder = build_decoder(GreedyConfig(), tokenizer) if readable else None
+        self._decoder = build_decoder(GreedyConfig(), tokenizer) if tokenizer and readable else None
         self._loss, self._items = 0.0, 0
         self._further: dict[str, tuple[float, int]] = {}
         self._rows: list[tuple[str, str, str, str, str]] = []
@@ -64,10 +65,10 @@ class Validation:
 
 @torch.inference_mode()
 def validate(
-    model: AcousticModel,
-    frontend: FrontEnd,
+    model: TrainableNetwork,
+    frontend: FrontEnd | WordInputs,
     dataset: SpeechDataset,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     cfg: TrainConfig,
     device: torch.device,
 ) -> dict[str, float]:

@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from speech.bundle import save_bundle
 from speech.decoding import DecodeError
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import TooManyShardsError
@@ -209,8 +208,8 @@ class Evaluator:
         provenance = {**self.job.spec.provenance, "run": self.job.run, "epochs": sorted(chosen)}
         spec = self.job.spec.model_copy(update={"provenance": provenance})
         with tempfile.TemporaryDirectory() as folder:
-            save_bundle(Path(folder), spec, weights)
-            for name in ("model.safetensors", "bundle.json"):
+            spec.save(Path(folder), weights)
+            for name in spec.members:
                 self.output.write_file(f"model/{name}", Path(folder) / name)
         result = {
             **totals,

@@ -116,6 +116,7 @@ class Speech:
         self, job: TrainJob, learners: int, epochs: int = 0, together: int = 0, like: "Speech | None" = None
     ) -> None:
         self._cfg, self._seed = job.train, job.seed
+        assert isinstance(job.spec, BundleSpec)
         spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"dropout": 0.0})})
         self._spec, self.epochs = spec, epochs or job.train.epochs
         if like is None:

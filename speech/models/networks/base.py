@@ -1,4 +1,4 @@
-"""What every acoustic model promises, and the front end that shortens the frame sequence."""
+"""What every network and every acoustic model promises, and the front end that shortens the frame sequence."""
 
 from abc import ABC, abstractmethod
 
@@ -49,7 +49,22 @@ class Subsampling(nn.Module):
         return x_BTD * frame_mask(lengths, x_BTD.shape[1])[..., None], lengths
 
 
-class AcousticModel(nn.Module, ABC):
+class TrainableNetwork(nn.Module):
+    """What the engine trains: an acoustic model, or a language model.
+
+    It is called with inputs [batch, frames, features] and the frames of each sequence [batch], and returns natural log
+    probabilities [batch, output frames, outputs] and output frames [batch].
+    """
+
+    def constrain(self) -> None:
+        """Move the parameters towards what constrains them; called after each update."""
+
+    def num_parameters(self) -> int:
+        """Trainable parameters."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+class AcousticModel(TrainableNetwork, ABC):
     """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) or tied states out."""
 
     def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
@@ -83,9 +98,6 @@ class AcousticModel(nn.Module, ABC):
         logits_BTV = self.encode(x_BTD, out_lengths)
         return logits_BTV.float().log_softmax(dim=-1), out_lengths
 
-    def constrain(self) -> None:
-        """Move the parameters towards what constrains them; called after each update."""
-
     @property
     def hidden_width(self) -> int:
         """Values of a frame between two layers."""
@@ -102,10 +114,6 @@ class AcousticModel(nn.Module, ABC):
             ValueError: If models of this kind cannot be split.
         """
         raise ValueError(f"model {self.cfg.kind} cannot be split into stages: use another strategy than pipeline")
-
-    def num_parameters(self) -> int:
-        """Trainable parameters."""
-        return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
 
 class ModelStage(nn.Module, ABC):

@@ -1,12 +1,15 @@
 """What the language models' tests share."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_lines
 from speech.lm.estimation import smoothed
+from speech.objectives import NextWordConfig, build_objective
 
 
 def zipf_sentences(count=300, words=40, seed=0):
@@ -21,6 +24,29 @@ def zipf_sentences(count=300, words=40, seed=0):
                 sentence[at] = (sentence[at - 1] * 7 + 1) % words
         found.append([f"w{word}" for word in sentence])
     return found
+
+
+def train_in_place(spec, text, folder):
+    """A trainer of networks without the engine: some steps of Adam on the whole text."""
+    torch.manual_seed(0)
+    network = spec.build_model()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
+    objective = build_objective(NextWordConfig())
+    rows = [torch.from_numpy(block) for block in text.blocks()]
+    inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).float().unsqueeze(2)
+    targets = SimpleNamespace(inputs=inputs, lengths=torch.tensor([len(row) for row in rows]))
+    for _ in range(25):
+        optimizer.zero_grad()
+        losses, _ = objective.losses(*network(inputs, targets.lengths), targets)
+        (losses.sum() / objective.items(targets)).backward()
+        optimizer.step()
+    spec.save(folder, network.state_dict())
+    return {"loss": float(losses.sum().detach())}
+
+
+@pytest.fixture
+def in_place():
+    return train_in_place
 
 
 @pytest.fixture

@@ -13,13 +13,20 @@ class Holder(BaseModel):
     lm: LmChoice = NgramConfig()
 
 
+OPTIONS = {
+    "ngram": {"discount_fallback": (0.5, 1.0, 1.5)},
+    "class": {"classes": 5},
+    "lstm": {"dim": 12, "dropout": 0.0},
+}
+
+
 def transcripts(sentences):
     return [" ".join(sentence).replace("w", "word ") for sentence in sentences]
 
 
 @pytest.fixture(params=sorted(LANGUAGE_MODELS))
 def cfg(request):
-    options = {"ngram": {"discount_fallback": (0.5, 1.0, 1.5)}, "class": {"classes": 5}}.get(request.param, {})
+    options = OPTIONS.get(request.param, {})
     return Holder.model_validate({"lm": {"kind": request.param, **options}}).lm
 
 
@@ -30,11 +37,11 @@ def lines():
     return [" ".join(digits[d] for d in chosen.geometric(0.3, size=chosen.integers(1, 7)) % 10) for _ in range(200)]
 
 
-def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines):
+def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines, in_place):
     (tmp_path / "more.txt").write_text("One, two, three!\n\xe9\n", encoding="latin-1")
     cfg = cfg.model_copy(update={"text": cfg.text.model_copy(update={"paths": (str(tmp_path / "more.txt"),)})})
     (tmp_path / "lm").mkdir()
-    record = estimate(Sources(transcripts=lines, held_out={"valid": lines[:20]}), cfg, tmp_path / "lm")
+    record = estimate(Sources(train=in_place, transcripts=lines, held_out={"valid": lines[:20]}), cfg, tmp_path / "lm")
     assert record["kind"] == cfg.kind
     assert record["text"]["kept"] == 201
     assert record["text"]["undecodable"] == 1
@@ -42,24 +49,24 @@ def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines):
     assert record["bytes"] == sum(files.values()) - files[WORDS], "no scratch stays"
     model = load(cfg, tmp_path / "lm")
     assert (tmp_path / "lm" / WORDS).read_text().split() == list(model.words)[3:]
-    assert (arpa_of(cfg) or "classes.arpa") in files
+    assert (arpa_of(cfg) or {"class": "classes.arpa", "lstm": "lm.safetensors"}[cfg.kind]) in files
     assert record["protection"] == {"allowed": False, "length": 8, "sequences": 0, "too_short": 0}
     found = model.evaluate(line.split() for line in lines[:20])
     assert found.without_unknown == pytest.approx(record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5)
     assert 2 < found.without_unknown < 12
 
 
-def test_transcripts_can_be_left_out(tmp_path, cfg, lines):
+def test_transcripts_can_be_left_out(tmp_path, cfg, lines, in_place):
     (tmp_path / "more.txt").write_text("one two two\n" * 9 + "three one two three\n")
     text = cfg.text.model_copy(update={"paths": (str(tmp_path / "more.txt"),)})
     cfg = cfg.model_copy(update={"text": text, "transcripts": False})
     (tmp_path / "lm").mkdir()
-    assert estimate(Sources(transcripts=lines), cfg, tmp_path / "lm")["text"]["kept"] == 10
+    assert estimate(Sources(train=in_place, transcripts=lines), cfg, tmp_path / "lm")["text"]["kept"] == 10
     assert set(load(cfg, tmp_path / "lm").words) == {"<unk>", "<s>", "</s>", "one", "two", "three"}
 
 
-def test_scores_one_by_one_equal_scores_in_batches_and_sum_to_one(tmp_path, cfg, lines):
-    estimate(Sources(transcripts=lines), cfg, tmp_path)
+def test_scores_one_by_one_equal_scores_in_batches_and_sum_to_one(tmp_path, cfg, lines, in_place):
+    estimate(Sources(train=in_place, transcripts=lines), cfg, tmp_path)
     model = load(cfg, tmp_path)
     words = np.array([word for word in range(len(model.words)) if word != 1])
     state = model.start
@@ -73,17 +80,17 @@ def test_scores_one_by_one_equal_scores_in_batches_and_sum_to_one(tmp_path, cfg,
         assert isinstance(hash(state), int)
 
 
-def test_the_same_text_gives_the_same_files(tmp_path, cfg, lines):
+def test_the_same_text_gives_the_same_files(tmp_path, cfg, lines, in_place):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        estimate(Sources(transcripts=lines), cfg, tmp_path / name)
+        estimate(Sources(train=in_place, transcripts=lines), cfg, tmp_path / name)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
 
-def test_no_text_is_an_error_with_a_remedy(tmp_path, cfg):
+def test_no_text_is_an_error_with_a_remedy(tmp_path, cfg, in_place):
     with pytest.raises(LmError, match=r"lm\.text\.paths"):
-        estimate(Sources(), cfg, tmp_path)
+        estimate(Sources(train=in_place), cfg, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

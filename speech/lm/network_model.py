@@ -1,0 +1,155 @@
+"""Networks that predict words, and the language model that asks them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from typing_extensions import override
+
+from speech.lm.base import LanguageModel, States
+from speech.lm.lstm import LstmConfig
+from speech.lm.ngram import LOWEST
+from speech.lm.vocabulary import START_ID, Vocabulary
+from speech.models.networks.base import TrainableNetwork
+from speech.models.networks.blstm import run_lstm
+from speech.models.networks.dropout import Dropout
+
+_LOG10 = float(np.log(10.0))
+_CHUNK = 256
+"""States that are scored at once: their probabilities are rows as long as the vocabulary."""
+Memory = tuple[Tensor, ...]
+"""What a network remembers of a history, tensors [batch, ...]."""
+
+
+class WordNetwork(TrainableNetwork):
+    """A network that predicts words from left to right."""
+
+    @abstractmethod
+    def step(self, words: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """Natural log probabilities of the next word after one more word.
+
+        Args:
+            words: The words [batch].
+            memory: What is remembered of the words before.
+
+        Returns:
+            Log probabilities [batch, words], and what is remembered now.
+        """
+
+    @abstractmethod
+    def nothing(self) -> Memory:
+        """What is remembered before the first word, without the batch's dimension."""
+
+
+class LstmNetwork(WordNetwork):
+    """Embeddings, `cfg.layers` LSTM layers of `cfg.dim` cells, and a softmax that shares the embeddings' weights."""
+
+    def __init__(self, cfg: LstmConfig, num_words: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.embedding = nn.Embedding(num_words, cfg.dim)
+        nn.init.normal_(self.embedding.weight, std=cfg.dim**-0.5)
+        between = cfg.dropout if cfg.layers > 1 else 0.0
+        self.lstm = nn.LSTM(cfg.dim, cfg.dim, num_layers=cfg.layers, dropout=between, batch_first=True)
+        self.dropout = Dropout(cfg.dropout)
+        self.bias = nn.Parameter(torch.zeros(num_words))
+
+    @override
+    def forward(self, words_BT1: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Log probabilities of the following words [B, T, words], and `lengths`; each sentence starts anew."""
+        words = words_BT1.squeeze(2).long()
+        inside = torch.arange(words.shape[1], device=words.device) < lengths.to(words.device).unsqueeze(1)
+        # the sentences of all blocks side by side: what stands before one must not affect it
+        flat = words[inside]
+        first = torch.nonzero(flat == START_ID).flatten().tolist()
+        sizes = [end - start for start, end in zip(first, [*first[1:], len(flat)], strict=True)]
+        sentences = nn.utils.rnn.pad_sequence(list(torch.split(flat, sizes)), batch_first=True)
+        counts = torch.tensor(sizes)
+        hidden = run_lstm(self.lstm, self.dropout(self.embedding(sentences)), counts)
+        rows = hidden[(torch.arange(hidden.shape[1]) < counts.unsqueeze(1)).to(hidden.device)]
+        found = self._log_probs(self.dropout(rows))
+        out = found.new_zeros(*words.shape, found.shape[1])
+        out[inside] = found
+        return out, lengths
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        """Log probabilities of words; `<s>` never follows."""
+        scores = nn.functional.linear(hidden, self.embedding.weight, self.bias).float()
+        never = torch.zeros_like(self.bias)
+        never[START_ID] = -torch.inf
+        return (scores + never).log_softmax(dim=-1)
+
+    @override
+    def step(self, words: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        # torch wants the layers first
+        hidden, cells = (one.transpose(0, 1).contiguous() for one in memory)
+        found, (hidden, cells) = self.lstm(self.embedding(words).unsqueeze(1), (hidden, cells))
+        return self._log_probs(found.squeeze(1)), (hidden.transpose(0, 1), cells.transpose(0, 1))
+
+    @override
+    def nothing(self) -> Memory:
+        zeros = torch.zeros(self.cfg.layers, self.cfg.dim)
+        return zeros, zeros
+
+
+@dataclass(frozen=True)
+class _State:
+    """A history; equal ones are equal states."""
+
+    words: tuple[int, ...]
+    """All words from `<s>` on; the network has not seen the last one yet."""
+    memory: Memory = field(compare=False, repr=False)
+    """What it remembers of the others."""
+
+
+class NetworkModel(LanguageModel):
+    """A language model that asks a network; on a CPU.
+
+    Args:
+        words: The words, by the network's numbers.
+        network: The network.
+    """
+
+    start: _State
+
+    def __init__(self, words: Vocabulary, network: TrainableNetwork) -> None:
+        assert isinstance(network, WordNetwork)
+        self.words, self._network = words, network
+        self.start = _State((START_ID,), network.nothing())
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the network."""
+        return self._network.num_parameters()
+
+    @override
+    def score(self, state: _State, word: int) -> tuple[_State, float]:
+        states, log_probs = self.score_batch([state], np.array([word]))
+        return states[0], float(log_probs[0])
+
+    @override
+    def score_batch(self, states: States, words: NDArray[np.int64]) -> tuple[list[_State], NDArray[np.float64]]:
+        parts = [slice(start, start + _CHUNK) for start in range(0, len(words), _CHUNK)]
+        done = [self._scored_part(list(states[part]), words[part]) for part in parts]
+        found = [log_probs for _, log_probs in done]
+        return [one for after, _ in done for one in after], np.concatenate(found) if found else np.zeros(0)
+
+    @torch.inference_mode()
+    def _scored_part(
+        self, states: Sequence[_State], words: NDArray[np.int64]
+    ) -> tuple[list[_State], NDArray[np.float64]]:
+        last = torch.tensor([state.words[-1] for state in states])
+        memory = tuple(torch.stack(column) for column in zip(*(state.memory for state in states), strict=True))
+        found, memory = self._network.step(last, memory)
+        chosen = found.gather(1, torch.from_numpy(words.astype(np.int64)).unsqueeze(1)).squeeze(1).double().numpy()
+        after = [
+            _State((*state.words, int(word)), rows)
+            for state, word, rows in zip(states, words, zip(*memory, strict=True), strict=True)
+        ]
+        return after, np.maximum(chosen / _LOG10, LOWEST)

@@ -1,0 +1,280 @@
+"""Language models that are networks: the engine trains them, within the stage lm."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from support import ROOT, copy_finished, load_beside, tiny_document, wait_until
+
+from speech.lm import LmError, LmSpec, LstmConfig, read_network
+from speech.lm.vocabulary import END_ID, SPECIAL, START_ID
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from tasks import STAGES
+from tasks.config.lm_training import LmTrainConfig
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.stages.base import Run, StageError
+from tasks.stages.features import set_texts
+from tasks.stages.lm import LM, figures
+from tasks.stages.lm_network import write_text
+from training.job import TrainJob
+
+tones = load_beside(__file__, "../training/tones.py")
+LSTM = {"kind": "lstm", "dim": 8}
+SHORT = {"epochs": 2, "device": "cpu", "threads": 1, "checkpoint_steps": 1, "membership": {"beat_s": 0.05}}
+WORDS = ("a", "b", "c", "d")
+SPEC = LmSpec(network=LstmConfig(dim=12, dropout=0.0), words=(*SPECIAL, *WORDS))
+
+
+def sentences(count, seed):
+    """Each word but the first is the one after the word before it, in a circle; lengths are 2 to 5."""
+    chosen = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        first, length = chosen.integers(4), chosen.integers(2, 6)
+        found.append(np.array([START_ID, *((first + np.arange(length)) % 4 + len(SPECIAL)), END_ID]))
+    return found
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Makes jobs; `changes` go to the training's configuration."""
+
+    def build(**changes):
+        for name, count, seed in (("train", 200, 1), ("valid", 40, 2)):
+            write_text(ObjectStore(str(tmp_path / name)), sentences(count, seed), 200)
+        options = {"device": "cpu", "threads": 1, "log_steps": 1, "batch_seconds": 60, "epochs": 6}
+        options |= {"membership": {"beat_s": 0.05}, "optimizer": {"lr": 0.02}}
+        return TrainJob(
+            run="lm",
+            seed=1,
+            train=LmTrainConfig.model_validate(options | changes),
+            spec=SPEC,
+            train_url=str(tmp_path / "train"),
+            valid_url=str(tmp_path / "valid"),
+            output_url=str(tmp_path / "output"),
+            journal=tmp_path / "journal.jsonl",
+            cache=tmp_path / "cache",
+        )
+
+    return build
+
+
+def best_loss():
+    """Entropy in nats a word, ends included: four first words, and four lengths, which are 3.5 words on average."""
+    return 2 * math.log(4) / 4.5
+
+
+def test_the_job_is_read_as_it_was_written(job):
+    one = job()
+    again = TrainJob.model_validate_json(one.model_dump_json())
+    assert again.spec == one.spec
+    assert isinstance(again.spec, LmSpec)
+    assert isinstance(again.spec.network, LstmConfig)
+    assert again.train.model_dump() == one.train.model_dump()
+
+
+def test_the_engine_learns_a_language(job):
+    done = tones.train_here(job())
+    loss = done.result["valid"]["loss"]
+    assert best_loss() < loss < 1.25 * best_loss()
+    assert "wer" not in done.result["valid"]
+    model = read_network(done.bundle / "lm.safetensors")
+    assert tuple(model.words) == SPEC.words
+    assert done.result["parameters"] == model.num_parameters
+    found = model.evaluate([model.words[int(word)] for word in one[1:-1]] for one in sentences(40, 2))
+    assert math.log(found.with_unknown) == pytest.approx(loss, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy", [{"nodes": 2, "strategy": "adpsgd"}, {"learners_per_node": 2, "strategy": "scpsgd"}]
+)
+def test_several_learners_train_one_model(job, strategy):
+    done = tones.train(job(**strategy))
+    assert done.result["valid"]["loss"] < 1.4 * best_loss()
+    assert done.result["strategy"] == strategy["strategy"]
+
+
+def test_sentences_of_a_block_do_not_see_each_other():
+    torch.manual_seed(0)
+    network = SPEC.build_model().eval()
+    blocks = sentences(5, 3)
+    whole = torch.from_numpy(np.concatenate(blocks)).float()[None, :, None]
+    together, lengths = network(whole, torch.tensor([whole.shape[1]]))
+    assert lengths.tolist() == [whole.shape[1]]
+    alone = [network(torch.from_numpy(one).float()[None, :, None], torch.tensor([len(one)]))[0][0] for one in blocks]
+    torch.testing.assert_close(together[0], torch.cat(alone))
+    assert together[0, :, START_ID].max() == -torch.inf
+
+
+def test_shards_hold_whole_sentences_once(tmp_path):
+    store, blocks = ObjectStore(str(tmp_path)), [np.concatenate(sentences(30, n)) for n in range(3)]
+    blocks.append(np.concatenate([[START_ID], np.full(400, 5), [END_ID]]))
+    index = write_text(store, blocks, 300)
+    assert len(index.shards) > 1
+    assert sum(index.column("duration")) == sum(map(len, blocks))
+    assert max(index.column("num_frames")) == 402
+    assert [row for row in index.column("num_frames") if row > 256] == [402]
+    written = {one.name: (tmp_path / one.name).stat().st_mtime_ns for one in index.shards}
+    (tmp_path / "index.parquet").unlink()
+    (tmp_path / index.shards[0].name).unlink()
+    again = write_text(store, blocks, 300)
+    assert [one.sha256 for one in again.shards] == [one.sha256 for one in ShardIndex.read(store).shards]
+    assert [one.sha256 for one in again.shards] == [one.sha256 for one in index.shards]
+    kept = {one.name for one in again.shards if (tmp_path / one.name).stat().st_mtime_ns == written[one.name]}
+    assert kept == written.keys() - {index.shards[0].name}, "a resume writes what is missing"
+
+
+# --- the stage
+
+
+@pytest.fixture
+def own(finished, tmp_path, monkeypatch):
+    """Runs that go on from the finished run's training, in a data folder of the test's own."""
+    monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
+
+    def variant(lm=LSTM, train=SHORT, **fields):
+        run = Run(parse_config(tiny_document(lm=lm, lm_train=train, **fields)), "r")
+        names = STAGES[: STAGES.index("train") + 1]
+        run.results = {name: result for name, result in finished.results.items() if name in names}
+        return run
+
+    return variant
+
+
+@pytest.mark.slow
+def test_the_stage_trains_a_network_and_leaves_only_its_model(own):
+    run = own()
+    result = LM.execute(run)
+    folder, about = result.store.local_path("done.json").parent, result.record["lm"]
+    model = read_network(folder / "lm.safetensors")
+    assert result.counts == {
+        "sentences": 24,
+        "words": len(model.words) - len(SPECIAL),
+        "parameters": model.num_parameters,
+    }
+    assert set(result.record["bytes"]) == {"lm.safetensors", "words.txt"}
+    assert {"text", "training"}.isdisjoint(path.name for path in folder.iterdir())
+    expected = model.evaluate(line.split() for line in set_texts(run, "valid"))
+    assert about["perplexity"]["valid"]["perplexity_with_unknown"] == pytest.approx(expected.with_unknown)
+    assert about["training"]["valid_loss"] == pytest.approx(math.log(expected.with_unknown), abs=1e-4)
+    assert (about["training"]["epoch"], about["training"]["strategy"]) == (2, "single")
+    assert figures(result.record)["lm.parameters"] == model.num_parameters
+    assert LM.execute(own()).cached
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from tasks.config.pipeline import load_config
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run
+
+run_plainly(Run(load_config(Path(sys.argv[1])), "killed"), "lm")
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_training_continues_at_its_checkpoint(own, tmp_path):
+    long = SHORT | {"epochs": 400, "average": 1}
+    run, config = own(train=long), tmp_path / "tiny.yaml"
+    config.write_text(json.dumps(tiny_document(lm=LSTM, lm_train=long)))
+    store = LM.output(run).store
+    process = subprocess.Popen([sys.executable, "-c", _KILLED, str(config)], cwd=ROOT)
+    try:
+        wait_until(lambda: store.list("training/checkpoints"), 120)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    assert LM.output(run).record() is None
+    shards = store.local_path("text/train/index.parquet")
+    written = shards.stat().st_mtime_ns
+    journal = tmp_path / "home" / "work" / f"lm-train-{LM.output(run).key}" / "journal.jsonl"
+    before = journal.stat().st_size
+    again = own(train=long)
+    kept = []
+    from tasks.stages import lm_network
+
+    original = lm_network.run_training
+
+    def watched(job, *rest):
+        kept.append(shards.stat().st_mtime_ns)
+        original(job, *rest)
+
+    lm_network.run_training = watched
+    try:
+        result = LM.execute(again)
+    finally:
+        lm_network.run_training = original
+    assert kept == [written]
+    assert journal.stat().st_size > before
+    starts = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert any(entry["kind"] == "resume" for entry in starts), {entry["kind"] for entry in starts}
+    assert result.record["lm"]["training"]["epoch"] == 400
+
+
+def test_what_affects_the_network_is_part_of_the_stages_address(own):
+    def key(*options, **fields):
+        return LM.output(own(*options, **fields)).key
+
+    first = key()
+    assert key(LSTM, SHORT | {"threads": 2, "log_steps": 3}) == first
+    assert key(LSTM, {"epochs": 2}) != key(LSTM, {"epochs": 3})
+    assert key(LSTM, {"epochs": 10}) == key(LSTM, None)
+    others = [key(LSTM | {"dim": 9}), key(LSTM, SHORT | {"epochs": 3}), key(seed=2), key({"order": 2}, None)]
+    assert len({first, *others}) == 5
+
+
+def test_another_model_ignores_the_seed(own):
+    lm = {"order": 2, "smoothing": "witten-bell"}
+    assert LM.output(own(lm, None, seed=2)).key == LM.output(own(lm, None)).key
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"lm": {}, "lm_train": {}}, "lm.kind is ngram: remove lm_train"),
+        ({"lm_train": {}}, "lm.kind is none: remove lm_train"),
+        ({"lm": LSTM, "lm_train": {"objective": "ctc"}}, "objective ctc is for recognizers"),
+        ({"lm": LSTM, "lm_train": {"augment": {"time_masks": 1}}}, "augment is for audio"),
+        ({"lm": LSTM, "lm_train": {"launch": {"kind": "external"}}}, "trained on one machine: use local"),
+        ({"lm": LSTM, "lm_train": {"strategy": "pipeline", "learners_per_node": 2}}, "not the inputs that next_word"),
+        ({"train": {"objective": "next_word"}}, "next_word is for language models .lm_train.: use ctc"),
+        ({"lm": LSTM, "decode": {"kind": "words"}}, "lm.kind lstm makes none: use lm.kind ngram"),
+    ],
+)
+def test_trainings_that_cannot_be_are_refused(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_config(tiny_document(**fields))
+
+
+def test_without_held_out_text_there_is_no_training(own, monkeypatch):
+    monkeypatch.setattr("tasks.stages.lm_network.set_texts", lambda run, name: iter(()))
+    with pytest.raises(StageError, match=r"there is no transcript in it: raise data\.valid_share"):
+        LM.execute(own())
+
+
+def test_more_nodes_than_shards_are_refused(own):
+    with pytest.raises(StageError, match=r"lm_train\.nodes is 16, but the text .* use fewer nodes, or add text"):
+        LM.execute(own(train=SHORT | {"nodes": 16, "strategy": "adpsgd"}))
+
+
+def test_a_file_that_is_no_network_is_an_error_with_a_remedy(tmp_path):
+    path = tmp_path / "lm.safetensors"
+    for content in (b"", b"no tensors at all"):
+        path.write_bytes(content)
+        with pytest.raises(LmError, match=r"lm\.safetensors cannot be read as a language model.*make it again"):
+            read_network(path)
+    SPEC.save(tmp_path, {"weight": torch.zeros(1)})
+    with pytest.raises(LmError, match="cannot be read as a language model"):
+        read_network(path)
+    with pytest.raises(LmError, match="cannot be read as a language model"):
+        read_network(tmp_path / "none")

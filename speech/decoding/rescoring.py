@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pydantic import Field
 
 from speech.decoding.base import DecodeConfig
 from speech.decoding.language_model import LanguageModel, load_lm
 from speech.decoding.nbest import WordPath
+from speech.lm.network import MODEL, read_network
+
+SentenceScorer = Callable[[Sequence[Sequence[str]]], list[float]]
 
 
 class RescoredConfig(DecodeConfig):
@@ -18,8 +22,8 @@ class RescoredConfig(DecodeConfig):
     nbest: int = Field(default=1, ge=1)
     """Number of hypotheses that are given of each utterance."""
     rescore_lm: str = ""
-    """Second language model of words, with which the best hypotheses are ranked again: an ARPA file (also .gz) or a
-    KenLM binary. Empty: none."""
+    """Second language model of words, with which the best hypotheses are ranked again: an ARPA file (also .gz), a
+    KenLM binary, or a network (`lm.safetensors`). Empty: none."""
     rescore_weight: float = Field(default=1.0, ge=0)
     """Share of the second language model's log probabilities; the first one has the rest: 0 leaves the ranks as they
     are, 1 replaces the first one."""
@@ -37,16 +41,16 @@ class Rescorer:
 
     Args:
         first: The search's language model: an ARPA file or KenLM binary; empty if it used none.
-        second: The other one.
+        second: The other one; it may be a network, too.
         words: What can be recognized. Words that a model lacks have the probability of its `<unk>`.
 
     Raises:
         LanguageModelError: A file cannot be read.
+        LmError: A network cannot be read.
     """
 
     def __init__(self, first: str, second: str, words: Sequence[str]) -> None:
-        self._labels = {word: label for label, word in enumerate(words)}
-        self._first, self._second = load_lm(first, words), load_lm(second, words)
+        self._first, self._second = _scorer(first, words), _scorer(second, words)
 
     def __call__(self, found: Sequence[WordPath], weight: float, factor: float) -> list[WordPath]:
         """Hypotheses with other scores, the best first.
@@ -58,13 +62,22 @@ class Rescorer:
         """
         if not weight:
             return list(found)
-        ranked = [replace(one, score=one.score + weight * factor * self._gain(one.words)) for one in found]
+        sentences = [one.words for one in found]
+        pairs = zip(self._second(sentences), self._first(sentences), strict=True)
+        ranked = [
+            replace(one, score=one.score + weight * factor * (second - first))
+            for one, (second, first) in zip(found, pairs, strict=True)
+        ]
         return sorted(ranked, key=lambda one: -one.score)
 
-    def _gain(self, words: Sequence[str]) -> float:
-        """log10 of a sentence's probability under the second model, less that under the first."""
-        labels = [self._labels[word] for word in words]
-        return _log10(self._second, labels) - _log10(self._first, labels)
+
+def _scorer(path: str, words: Sequence[str]) -> SentenceScorer:
+    """What gives log10 of the probabilities of sentences, their ends included."""
+    if path.endswith(Path(MODEL).suffix):
+        network = read_network(Path(path))
+        return lambda sentences: [float(log_probs.sum()) for log_probs in network.sentences(sentences)]
+    model, labels = load_lm(path, words), {word: label for label, word in enumerate(words)}
+    return lambda sentences: [_log10(model, [labels[word] for word in one]) for one in sentences]
 
 
 def _log10(model: LanguageModel, labels: Sequence[int]) -> float:

@@ -39,6 +39,8 @@ READERS: dict[str, str] = {
     "webdataset": "storage.corpora.webdataset:WebDatasetReader",
     "librispeech": "storage.corpora.librispeech:LibriSpeechReader",
     "telephone": "storage.corpora.presets:TelephoneReader",
+    "switchboard": "storage.corpora.switchboard:SwitchboardReader",
+    "hub5": "storage.corpora.switchboard:Hub5Reader",
     "sidecar": "storage.corpora.sidecar:SidecarReader",
 }
 """Readers by kind, in the order in which they are tried for "auto", from the surest sign to the weakest: a manifest

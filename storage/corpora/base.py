@@ -20,6 +20,8 @@ _LONGEST_LINE = 1 << 24
 AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
 """Our name of a set for each name of a part in public corpora."""
+NOT_MEANT = frozenset({"garbage", "no-words", "not-scored"})
+"""Reasons for which the corpus itself says that an entry is not an utterance to be used."""
 
 
 class CorpusError(ValueError):

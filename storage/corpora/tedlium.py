@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, checked_times, read_lines
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance
+from storage.corpora.stm import StmError, StmSegment, read_stm
 
 _SUFFIXES = (".sph", ".wav", ".flac")
 _MARKS = re.compile(
@@ -49,45 +50,27 @@ class TedliumReader(CorpusReader):
                 yield from self._talk(path, split, refuse_unknown=unknown == "refuse")
 
     def _talk(self, stm: Path, split: str | None, refuse_unknown: bool) -> Iterator[Utterance]:
-        for number, line in read_lines(stm):
-            if line is not None and (not line.strip() or line.startswith(";;")):
+        for one in read_stm(stm):
+            if isinstance(one, StmError):
+                self._problem(one.place, "bad-line", str(one))
                 continue
-            place = f"{stm.name}:{number}"
-            fields = (line or "").split(maxsplit=6)
-            try:
-                if line is None or len(fields) < 5:
-                    raise ValueError("not UTF-8" if line is None else "too few fields")
-                start, end = checked_times(float(fields[3]), float(fields[4]))
-            except ValueError as error:
-                self._problem(place, "bad-line", f"line {number} of {stm}: {error}")
-                continue
-            text = fields[6] if len(fields) > 6 and fields[5].startswith("<") else " ".join(fields[5:])
-            utterance_id = f"{fields[0]}-{round(start * 100):07d}-{round((end or 0) * 100):07d}"
-            if _IGNORED in text:
+            utterance_id = f"{one.file}-{round(one.start * 100):07d}-{round(one.end * 100):07d}"
+            if _IGNORED in one.text:
                 self._problem(utterance_id, "not-scored", "the corpus excludes it from scoring")
-            elif refuse_unknown and "<unk>" in text:
-                self._problem(utterance_id, "unknown-words", text)
+            elif refuse_unknown and "<unk>" in one.text:
+                self._problem(utterance_id, "unknown-words", one.text)
             else:
-                yield from self._segment(stm, utterance_id, fields, (start, end), text, split)
+                yield from self._segment(stm, utterance_id, one, split)
 
-    def _segment(
-        self,
-        stm: Path,
-        utterance_id: str,
-        fields: list[str],
-        times: tuple[float, float | None],
-        text: str,
-        split: str | None,
-    ) -> Iterator[Utterance]:
-        start, end = times
+    def _segment(self, stm: Path, utterance_id: str, one: StmSegment, split: str | None) -> Iterator[Utterance]:
         found = self._make(
             utterance_id,
-            _audio(stm, fields[0]),
-            clean_text(text),
-            fields[2],
-            start=start,
-            end=end,
-            duration=round((end or 0) - start, 6),
+            _audio(stm, one.file),
+            clean_text(one.text),
+            one.speaker,
+            start=one.start,
+            end=one.end,
+            duration=round(one.end - one.start, 6),
             split=split,
         )
         if found:

@@ -25,7 +25,7 @@ from speech.synthesis import SynthesizerMissingError
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from speech.text import LanguageError, TextError, TextNormalizer
 from storage.corpora import Utterance, open_corpus
-from storage.corpora.base import CorpusReader
+from storage.corpora.base import NOT_MEANT, CorpusReader
 from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
@@ -326,17 +326,18 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
 
 
 def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: ObjectStore) -> None:
-    total = usable + len(refused)
-    if total == 0:
+    faulty = sum(count for reason, count in refused.reasons.items() if reason not in NOT_MEANT)
+    total = usable + faulty
+    if total == 0 and not refused.reasons:
         raise StageError("the sources have no utterance: check data.sources (`starling corpus inspect PATH` helps)")
-    if len(refused) > data.max_quarantined * total or not usable:
+    if faulty > data.max_quarantined * total or not usable:
         refused.publish(store)
         reasons = ", ".join(f"{n} {reason}" for reason, n in refused.reasons.most_common(4))
         first = refused.first
         assert first is not None
         raise QuarantineError(
-            f"{len(refused)} of {total} utterances are quarantined ({reasons}), more than data.max_quarantined "
-            f"({data.max_quarantined:.0%}); the first: {first.id}: {first.detail}. All are in "
+            f"{len(refused)} of {usable + len(refused)} utterances are quarantined ({reasons}), more than "
+            f"data.max_quarantined ({data.max_quarantined:.0%}); the first: {first.id}: {first.detail}. All are in "
             f"{store.join(QUARANTINE)}. Repair the corpus or raise the limit."
         )
 

@@ -103,6 +103,26 @@ def test_too_many_bad_utterances_stop_the_run_and_say_why(home, tmp_path):
     assert prepared(home, path, max_quarantined=share)[0].counts["quarantined"] == 13
 
 
+def test_what_a_corpus_calls_no_speech_is_counted_and_does_not_stop_the_run(home, tmp_path):
+    write_tone(tmp_path / "swb" / "sw02001.wav", seconds=6.0, rate=8000, channels=2)
+    audio, rate = soundfile.read(tmp_path / "swb" / "sw02001.wav")
+    soundfile.write(tmp_path / "swb" / "sw02001.sph", audio, rate, format="NIST", subtype="ULAW")
+    table = tmp_path / "swb" / "swb_ms98_transcriptions" / "20" / "2001" / "sw2001A-ms98-a-trans.text"
+    table.parent.mkdir(parents=True)
+    words = ("[silence]", "yes", "[noise]", "[laughter-no] uh-huh", "[silence]")
+    lines = [f"sw2001A-ms98-a-{n:04d} {n}.0 {n}.9 {text}\n" for n, text in enumerate(words)]
+    table.write_text("".join(lines))
+    sources = [{"kind": "switchboard", "path": str(tmp_path / "swb"), "set": "train"}]
+    limit = {"sources": sources, "max_quarantined": 0.05, "sample_rate": 8000}
+    result, used, refused = prepared(home, tmp_path, **limit)
+    assert result.counts == {"read": 5, "written": 2, "quarantined": 3}
+    assert [row["text"] for row in used] == ["yes", "no uh huh"]
+    assert {row["reason"] for row in refused} == {"no-words"}
+    table.write_text("".join([*lines, "sw2001A-ms98-a-0009 5 4 wrong\n"]))
+    with pytest.raises(QuarantineError, match=r"4 of 6 .*3 no-words, 1 bad-line.*max_quarantined \(5%\)"):
+        prepared(home, tmp_path, **limit)
+
+
 def test_a_corpus_without_any_good_utterance_stops_whatever_the_limit(home, tmp_path):
     bad = tmp_path / "corpus" / "x.wav"
     path = write_table(tmp_path / "corpus", [("a", bad, "text", "s")])

@@ -7,6 +7,7 @@ from corpus_contract import SPEAKERS, CorpusContract, texts, write_audio
 
 from storage.corpora import CorpusError, open_corpus
 from storage.corpora.gigaspeech import read_array, spell
+from storage.corpora.switchboard import switchboard_words
 from storage.corpora.tedlium import clean_text
 
 
@@ -110,6 +111,115 @@ class TestTelephone(CorpusContract):
         assert [(u.channel, u.start, u.domain) for u in self.open(path)][2:4] == [
             (0, 2.0, "telephone"),
             (1, 0.0, "telephone"),
+        ]
+
+
+class TestSwitchboard(CorpusContract):
+    """Calls of two sides, and a transcript of each side, as LDC97S62 and its corrected transcripts have them."""
+
+    kind = "switchboard"
+    text = "text ü b 1"
+
+    def ids(self):
+        return [f"sw2001{side}-ms98-a-{n:04d}" for side in "AB" for n in range(3)]
+
+    def speakers(self):
+        return [f"sw02001-{side}" for side in "AB" for _ in range(3)]
+
+    def make(self, folder):
+        write_audio(folder / "swb1_d1" / "data" / "sw02001.sph", 6.0)
+        for side in "AB":
+            lines = [f"sw2001{side}-ms98-a-{n:04d} {n}.0 {n}.5 text ü {side.lower()} {n}\n" for n in range(3)]
+            table = folder / "swb_ms98_transcriptions" / "20" / "2001" / f"sw2001{side}-ms98-a-trans.text"
+            table.parent.mkdir(parents=True, exist_ok=True)
+            table.write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        folder = path / "swb_ms98_transcriptions" / "20"
+        with (folder / "2001" / "sw2001A-ms98-a-trans.text").open("ab") as file:
+            file.write(b"sw2001A-ms98-a-0003 2 1 late\nsw2001A-ms98-a-0004 2 3\n\xff 1 2 x\n")
+            file.write(b"sw2001A-ms98-a-0005 3 4 [silence]\nsw2001A-ms98-a-0001 3 4 again\n")
+        (folder / "2002").mkdir()
+        (folder / "2002" / "sw2002A-ms98-a-trans.text").write_text("sw2002A-ms98-a-0001 0 1 yes\n")
+        return {
+            "sw2001A-ms98-a-trans.text:4": "bad-line",
+            "sw2001A-ms98-a-trans.text:5": "bad-line",
+            "sw2001A-ms98-a-trans.text:6": "bad-line",
+            "sw2001A-ms98-a-0005": "no-words",
+            "sw2001A-ms98-a-0001": "duplicate-id",
+            "sw2002A-ms98-a-0001": "missing-audio",
+        }
+
+    def test_sides_are_channels(self, path):
+        found = [(u.channel, u.start, u.end) for u in self.open(path)]
+        assert found[2:4] == [(0, 2.0, 2.5), (1, 0.0, 0.5)]
+        assert {u.domain for u in self.open(path)} == {"switchboard"}
+
+    @pytest.mark.parametrize(
+        ("marked", "words", "without"),
+        [
+            ("[laughter-yeah] [noise] uh", "yeah uh", "yeah uh"),
+            ("th[at]- -[th]at it's", "th- -at it's", "it's"),
+            ("[it's/its] {alltogether} them_1", "it's alltogether them", "it's alltogether them"),
+            ("[lem[guini]-/linguini] <b_aside> so <e_aside>", "lem- so", "so"),
+            ("[laughter] [vocalized-noise]", "", ""),
+        ],
+    )
+    def test_marks_of_transcripts(self, marked, words, without):
+        assert switchboard_words(marked) == words
+        assert switchboard_words(marked, keep_fragments=False) == without
+
+    def test_wrong_option_is_named(self, path):
+        with pytest.raises(CorpusError, match="fragments is 'x': use keep or remove"):
+            list(self.open(path, fragments="x"))
+
+
+class TestHub5(CorpusContract):
+    """The evaluation of 2000: two corpora in one reference."""
+
+    kind = "hub5"
+    text = "i am ü b 1"
+    own = True
+
+    def ids(self):
+        return [f"{call}-{side}_{100 * n:06d}-{100 * n + 50:06d}" for call, side in self.sides() for n in range(3)]
+
+    def sides(self):
+        return [("en_4156", "A"), ("sw_4390", "B")]
+
+    def speakers(self):
+        return [f"{call}_{side}" for call, side in self.sides() for _ in range(3)]
+
+    def make(self, folder):
+        lines = [";; comment\n"]
+        for call, side in self.sides():
+            write_audio(folder / "hub5e_00" / "english" / f"{call}.sph", 6.0)
+            text = f"<O,en,F,en-F> {{ i am / i'm }} (%hesitation) ü {side.lower()}"
+            lines += [f"{call} {side} {call}_{side} {n}.0 {n}.5 {text} {n}\n" for n in range(3)]
+        table = folder / "reference" / "hub5e00.english.000405.stm"
+        table.parent.mkdir()
+        table.write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "reference" / "hub5e00.english.000405.stm").open("ab") as file:
+            file.write(b"en_4156 A en_4156_A 5 4 <O> x\nen_4156 A en_4156_A 4 5 <O> IGNORE_TIME_SEGMENT_IN_SCORING\n")
+            file.write(b"en_4156 A en_4156_A 3 4 <O> (%hesitation)\nen_4156 C x 3 4 <O> yes\nen_9 A x 0 1 <O> yes\n")
+            file.write(b"en_4156 A en_4156_A 0 0.5 <O> again\n")
+        return {
+            "hub5e00.english.000405.stm:8": "bad-line",
+            "en_4156-A_000400-000500": "not-scored",
+            "en_4156-A_000300-000400": "no-words",
+            "en_4156-C_000300-000400": "bad-channel",
+            "en_9-A_000000-000100": "missing-audio",
+            "en_4156-A_000000-000050": "duplicate-id",
+        }
+
+    def test_subsets_are_domains(self, path):
+        assert [(u.domain, u.channel, u.split) for u in self.open(path)][2:4] == [
+            ("callhome", 0, "test"),
+            ("switchboard", 1, "test"),
         ]
 
 

@@ -1,0 +1,174 @@
+"""Switchboard-1 (LDC97S62) and the Hub5 2000 evaluation (LDC2002S09, LDC2002T43) as the LDC distributes them.
+
+Sources: Godfrey et al. 1992, "SWITCHBOARD: telephone speech corpus for research and development"; the corrected
+transcripts of Mississippi State University (swb_ms98_transcriptions); NIST, "The 2000 NIST evaluation plan for
+recognition of conversational speech over the telephone".
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times, read_lines
+from storage.corpora.stm import StmError, StmSegment, read_stm
+
+_TRANSCRIPT = re.compile(r"sw(\d{4})([AB])-ms98-a-trans\.text")
+_CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
+_IGNORED = "ignore_time_segment_in_scoring"
+_ALTERNATIVES = re.compile(r"\{([^{}/]*)/[^{}]*\}")
+_OPTIONAL = re.compile(r"\([^()]*\)")
+
+
+class SwitchboardReader(CorpusReader):
+    """Reads a folder with the discs' `.sph` files and `swb_ms98_transcriptions`, in folders of any depth.
+
+    A side of a call is a speaker. Marks of noise are removed and laughed words kept; of a word that was said
+    differently than meant, what was said counts. Segments without words are reported as problems.
+
+    Options:
+        fragments: handling of words that break off ("th[at]-"): `keep` what was said ("th-", the default), or `remove`.
+    """
+
+    OPTIONS = frozenset({"fragments"})
+
+    def __init__(
+        self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
+    ) -> None:
+        super().__init__(path, corpus=corpus, domain=domain or "switchboard", language=language, **options)
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """Whether there is a folder `swb_ms98_transcriptions`."""
+        return (root / "swb_ms98_transcriptions").is_dir()
+
+    def _utterances(self) -> Iterator[Utterance]:
+        fragments = self.options.get("fragments", "keep")
+        if fragments not in ("keep", "remove"):
+            raise CorpusError(f"option fragments is {fragments!r}: use keep or remove")
+        transcripts = self._transcripts()
+        if not transcripts:
+            raise CorpusError(
+                f"{self.root} has no transcripts swNNNNX-ms98-a-trans.text: unpack swb_ms98_transcriptions there"
+            )
+        calls = {path.stem: path for path in self.root.rglob("sw*.sph")}
+        for path in transcripts:
+            found = _TRANSCRIPT.fullmatch(path.name)
+            assert found is not None
+            call = f"sw0{found[1]}"
+            audio = calls.get(call, self.root / f"{call}.sph")
+            yield from self._side(path, audio, f"{call}-{found[2]}", fragments == "keep")
+
+    def _side(self, transcript: Path, audio: Path, speaker: str, keep: bool) -> Iterator[Utterance]:
+        for number, line in read_lines(transcript):
+            fields = (line or "").split(maxsplit=3)
+            try:
+                if len(fields) < 4:
+                    raise ValueError("not UTF-8" if line is None else "too few fields")
+                start, end = checked_times(float(fields[1]), float(fields[2]))
+            except ValueError as error:
+                self._problem(f"{transcript.name}:{number}", "bad-line", f"line {number} of {transcript}: {error}")
+                continue
+            text = switchboard_words(fields[3], keep)
+            if not text:
+                self._problem(fields[0], "no-words", fields[3])
+                continue
+            duration = None if end is None else round(end - start, 6)
+            channel = _CHANNELS[speaker[-1]]
+            found = self._make(
+                fields[0], audio, text, speaker, start=start, end=end, channel=channel, duration=duration, split="train"
+            )
+            if found:
+                yield found
+
+    def _transcripts(self) -> list[Path]:
+        return sorted(path for path in self.root.rglob("sw*.text") if _TRANSCRIPT.fullmatch(path.name))
+
+    def files(self) -> Iterator[Path]:
+        """Yield calls and transcripts."""
+        yield from sorted(self.root.rglob("sw*.sph"))
+        yield from self._transcripts()
+
+
+def switchboard_words(text: str, keep_fragments: bool = True) -> str:
+    """The words of a transcript.
+
+    Args:
+        text: With the marks of the corpus: "[laughter-yeah] uh th[at]- {alltogether} [it's/its] them_1 [noise]".
+        keep_fragments: Whether words that break off stay, as what was said of them ("th-").
+    """
+    found = []
+    for marked in text.split():
+        word = re.sub(r"^\[laughter-(.+)\]", r"\1", marked)  # [laughter-yeah]
+        word = re.sub(r"^(-?)\[([^/]+)/.+\](-?)$", r"\1\2\3", word)  # [said/meant]
+        if re.fullmatch(r"\[.*\]|<.*>", word):  # [noise], <b_aside>
+            continue
+        word = re.sub(r"\[[^\[\]]*\]-$|^-\[[^\[\]]*\]", "-", word)  # th[at]- and -[th]at
+        word = re.sub(r"[{}\[\]]|_\d+$", "", word)
+        if word.strip("-") and (keep_fragments or not (word.startswith("-") or word.endswith("-"))):
+            found.append(word)
+    return " ".join(found)
+
+
+class Hub5Reader(CorpusReader):
+    """Reads the Hub5 2000 evaluation: its reference `*.stm` and `.sph` files, in folders of any depth.
+
+    All utterances are `test`; their domain is `switchboard` or `callhome`, so that the scores of both are reported.
+    Of alternatives in the reference the first counts, and words that may be left out are removed; scores as NIST
+    counts them come from `starling score` with the stm and glm files themselves.
+    """
+
+    @classmethod
+    def recognises(cls, root: Path) -> bool:
+        """Whether there is a table `hub5e*.stm`, or a folder of that name."""
+        return any(root.glob("hub5e*.stm")) or any(root.glob("*/hub5e*.stm")) or (root / "hub5e_00").is_dir()
+
+    def _utterances(self) -> Iterator[Utterance]:
+        tables = self._tables()
+        if not tables:
+            raise CorpusError(f"{self.root} has no reference such as hub5e00.english.000405.stm: copy it there")
+        calls = {path.stem: path for path in self.root.rglob("*.sph")}
+        for table in tables:
+            for one in read_stm(table):
+                if isinstance(one, StmError):
+                    self._problem(one.place, "bad-line", str(one))
+                else:
+                    yield from self._segment(one, calls)
+
+    def _segment(self, one: StmSegment, calls: dict[str, Path]) -> Iterator[Utterance]:
+        utterance_id = f"{one.file}-{one.channel}_{round(one.start * 100):06d}-{round(one.end * 100):06d}"
+        text = reference_words(one.text)
+        if _IGNORED in one.text.lower():
+            self._problem(utterance_id, "not-scored", "the reference excludes it from scoring")
+            return
+        if not text or one.channel not in _CHANNELS:
+            reason = "no-words" if not text else "bad-channel"
+            self._problem(utterance_id, reason, f"{one.place}: {one.channel} {one.text}")
+            return
+        found = self._make(
+            utterance_id,
+            calls.get(one.file, self.root / f"{one.file}.sph"),
+            text,
+            one.speaker,
+            start=one.start,
+            end=one.end,
+            channel=_CHANNELS[one.channel],
+            duration=round(one.end - one.start, 6),
+            domain="callhome" if one.file.startswith("en_") else "switchboard",
+            split="test",
+        )
+        if found:
+            yield found
+
+    def _tables(self) -> list[Path]:
+        return sorted(self.root.rglob("hub5e*.stm"))
+
+    def files(self) -> Iterator[Path]:
+        """Yield calls and references."""
+        yield from sorted(self.root.rglob("*.sph"))
+        yield from self._tables()
+
+
+def reference_words(text: str) -> str:
+    """The words of a NIST reference: "{ i am / i'm } (%hesitation) he- there" is "i am he- there"."""
+    text = _ALTERNATIVES.sub(r" \1 ", text)
+    return " ".join(word for word in _OPTIONAL.sub(" ", text).split() if word not in ("@", "{", "}"))

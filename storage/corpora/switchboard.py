@@ -93,7 +93,7 @@ def switchboard_words(text: str, keep_fragments: bool = True) -> str:
     """The words of a transcript.
 
     Args:
-        text: With the marks of the corpus: "[laughter-yeah] uh th[at]- {youself} [it's/its] them_1 [noise]".
+        text: With the marks of the corpus: "[laughter-yeah] uh th[at]- {smushy} [it's/its] them_1 [noise]".
         keep_fragments: Whether words that break off stay, as what was said of them ("th-").
     """
     found = []

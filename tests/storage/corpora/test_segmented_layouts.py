@@ -161,7 +161,7 @@ class TestSwitchboard(CorpusContract):
         [
             ("[laughter-yeah] [noise] uh", "yeah uh", "yeah uh"),
             ("th[at]- -[th]at it's", "th- -at it's", "it's"),
-            ("[it's/its] {youself} them_1", "it's youself them", "it's youself them"),
+            ("[it's/its] {smushy} them_1", "it's smushy them", "it's smushy them"),
             ("[lem[guini]-/linguini] <b_aside> so <e_aside>", "lem- so", "so"),
             ("[laughter] [vocalized-noise]", "", ""),
         ],

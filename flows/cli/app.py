@@ -23,6 +23,7 @@ from flows.cli import (
     deploy,
     doctor,
     evaluate,
+    init,
     lexicon,
     listing,
     node,
@@ -65,6 +66,7 @@ def _options(
     """Speech recognition, from a corpus to a champion in the model registry."""
 
 
+app.command("init")(init.init)
 app.command("run")(run.run)
 for stage in ("shard", "features", "decode", "register"):
     app.command(stage, help=run.STAGE_HELP[stage])(run.stage_command(stage))

@@ -3,14 +3,14 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines, read_lines
 from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
 
-# Column names of each field in public corpora; the first one present in the table is used.
-_KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
+KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "audio": ("audio", "path", "audio_filepath", "wav", "audio_path", "file"),
     "text": ("text", "sentence", "transcript", "transcription"),
     "speaker": ("speaker", "speaker_id", "client_id", "spk"),
@@ -24,7 +24,9 @@ _KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "end": ("end",),
     "channel": ("channel",),
 }
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+"""Column names of each field in public corpora; the first one present in the table is used."""
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+"""File names of tables end in one of these."""
 _BATCH_ROWS = 1024
 
 
@@ -50,9 +52,9 @@ class TableReader(CorpusReader):
         self.table = self._find_table()
         self._chosen = self._mapping("columns")
         self._where = self._mapping("where")
-        unknown = sorted(self._chosen.keys() - _KNOWN_COLUMNS)
+        unknown = sorted(self._chosen.keys() - KNOWN_COLUMNS)
         if unknown:
-            raise CorpusError(f"columns: there is no field {unknown[0]!r}: use {', '.join(_KNOWN_COLUMNS)}")
+            raise CorpusError(f"columns: there is no field {unknown[0]!r}: use {', '.join(KNOWN_COLUMNS)}")
 
     def _mapping(self, option: str) -> dict[str, str]:
         value = self.options.get(option) or {}
@@ -64,21 +66,21 @@ class TableReader(CorpusReader):
     def recognises(cls, root: Path) -> bool:
         """Whether it is a table, or a folder with a table named `metadata`."""
         if root.is_file():
-            return root.suffix.lower() in _SUFFIXES
-        return any((root / f"metadata{suffix}").is_file() for suffix in _SUFFIXES)
+            return root.suffix.lower() in TABLE_SUFFIXES
+        return any((root / f"metadata{suffix}").is_file() for suffix in TABLE_SUFFIXES)
 
     def _find_table(self) -> Path:
         if self.root.is_dir():
-            for suffix in _SUFFIXES:
+            for suffix in TABLE_SUFFIXES:
                 if (self.root / f"metadata{suffix}").is_file():
                     return self.root / f"metadata{suffix}"
             raise CorpusError(f"{self.root} has no metadata.csv, .tsv, .jsonl or .parquet: name the table itself")
-        if self.root.suffix.lower() not in _SUFFIXES:
-            raise CorpusError(f"{self.root} is not a table: its name must end in {', '.join(_SUFFIXES)}")
+        if self.root.suffix.lower() not in TABLE_SUFFIXES:
+            raise CorpusError(f"{self.root} is not a table: its name must end in {', '.join(TABLE_SUFFIXES)}")
         return self.root
 
     def _utterances(self) -> Iterator[Utterance]:
-        for number, row in self._rows():
+        for number, row in self.numbered_rows():
             if isinstance(row, str):
                 self._problem(f"{self.table.name}:{number}", "bad-line", f"line {number}: {row}")
                 continue
@@ -87,7 +89,7 @@ class TableReader(CorpusReader):
                 yield utterance
 
     def _utterance(self, number: int, row: dict[str, Any]) -> Utterance | None:
-        values = {field: self._value(field, row) for field in _KNOWN_COLUMNS}
+        values = {field: self._value(field, row) for field in KNOWN_COLUMNS}
         label = values["id"] or Path(values["audio"] or "").stem or f"{self.table.name}:{number}"
         if not values["audio"]:
             self._problem(label, "missing-audio", f"line {number} names no audio")
@@ -130,7 +132,7 @@ class TableReader(CorpusReader):
         )
 
     def _value(self, field: str, row: dict[str, Any]) -> str | None:
-        names = (self._chosen[field],) if field in self._chosen else _KNOWN_COLUMNS[field]
+        names = (self._chosen[field],) if field in self._chosen else KNOWN_COLUMNS[field]
         for name in names:
             if row.get(name) is not None and not isinstance(row[name], dict | bytes):  # audio inside the table
                 return str(row[name]).strip()
@@ -142,13 +144,13 @@ class TableReader(CorpusReader):
     def files(self) -> Iterator[Path]:
         """Yield the table and the audio files of the rows selected by `where`."""
         yield self.table
-        for _, row in self._rows():
+        for _, row in self.numbered_rows():
             audio = None if isinstance(row, str) else self._value("audio", row)
             path = self._resolve(audio) if audio else None
             if isinstance(path, Path):
                 yield path
 
-    def _rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    def numbered_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         """Yield line number and row; for a bad row, a description of the error."""
         kinds = {".jsonl": lambda: read_json_lines(self.table), ".parquet": self._parquet_rows}
         for number, row in kinds.get(self.table.suffix.lower(), self._text_rows)():
@@ -187,7 +189,7 @@ class TableReader(CorpusReader):
 
     def _check_header(self, header: list[str]) -> list[str]:
         for field in ("audio", "text", *self._chosen):
-            names = (self._chosen[field],) if field in self._chosen else _KNOWN_COLUMNS[field]
+            names = (self._chosen[field],) if field in self._chosen else KNOWN_COLUMNS[field]
             if not set(names) & set(header):
                 raise CorpusError(
                     f"{self.table} has no column for {field} ({' or '.join(names)}), only {', '.join(header)}: "
@@ -198,6 +200,27 @@ class TableReader(CorpusReader):
         missing = sorted(self._where.keys() - set(header))
         if missing:
             raise CorpusError(f"{self.table} has no column {missing[0]!r} to select by, only {', '.join(header)}")
+        return header
+
+
+def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    """The first rows of a table with any columns; rows that cannot be read are left out.
+
+    Args:
+        path: The table.
+        count: Maximum number of lines to read.
+
+    Raises:
+        CorpusError: If it is not a readable table.
+    """
+    rows = (row for _, row in islice(_AnyTable(str(path)).numbered_rows(), count))
+    return [row for row in rows if isinstance(row, dict)]
+
+
+class _AnyTable(TableReader):
+    """A table whose columns need not be those of a corpus."""
+
+    def _check_header(self, header: list[str]) -> list[str]:
         return header
 
 

@@ -29,7 +29,7 @@ from tasks.config.home import home
 from tasks.dataset.sets import fold_name, is_trained
 from tasks.dataset.splits import TRAIN
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.folds import train_folder, union_name, write_unions
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stages.shard import shard_name
@@ -204,8 +204,14 @@ def _needed(cfg: FeatureConfig, sets: list[str]) -> list[str]:
 
 
 def _inputs(run: Run) -> Inputs:
+    sets = run.result("shard").record["sets"]
+    if run.bundle is None and not any(is_trained(name) for name in sets):
+        raise StageError(
+            f"there is no training set, only {', '.join(sorted(sets))}: check data.sources.*.set. The shards are "
+            "complete; `starling evaluate MODEL CORPUS` scores a model on a corpus without training data"
+        )
     config = {"features": run.config.features.model_dump(mode="json"), "sample_rate": run.config.data.sample_rate}
-    return config, {name: entry["digest"] for name, entry in run.result("shard").record["sets"].items()}
+    return config, {name: entry["digest"] for name, entry in sets.items()}
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:

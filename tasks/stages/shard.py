@@ -255,8 +255,6 @@ def _inputs(run: Run) -> Inputs:
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     prepared = run.result("prepare").record["sets"]
     folds = run.config.data.folds
-    if "train" not in prepared and not folds and run.bundle is None:
-        raise StageError(f"there is no training set, only {', '.join(sorted(prepared))}: check data.sources.*.set")
     warn_of_room(output.store, prepared, run.config.data.sample_rate)
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []

@@ -12,6 +12,7 @@ from speech.scoring import PairingRules, ScoringRules
 from storage.corpora import READERS
 
 COMMANDS = {
+    "init",
     "run",
     "config",
     "corpus",

@@ -20,6 +20,7 @@ from tasks.config.pipeline import parse_config
 from tasks.dataset.manifest import iter_manifest
 from tasks.stages import shard
 from tasks.stages.base import Run, StageError
+from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE, QuarantineError
 from tasks.stages.shard import SHARD, make_sample, plan_shards, shard_name, write_one
 
@@ -259,13 +260,14 @@ def test_a_corpus_that_has_gone_since_stops_the_stage(home, tmp_path):
     assert SHARD.output(run).record() is None
 
 
-def test_data_without_a_training_set_is_refused(home, tmp_path):
+def test_data_without_a_training_set_are_sharded_but_not_trained_on(home, tmp_path):
     path = small_corpus(tmp_path / "corpus")
     source = {"kind": "table", "path": str(path), "set": "eval"}
     run = Run(parse_config({"name": "s", "data": {"sources": [source]}}), "r")
     PREPARE.execute(run)
-    with pytest.raises(StageError, match="no training set, only eval"):
-        SHARD.execute(run)
+    assert SHARD.execute(run).record["sets"]["eval"]["utterances"] == 12
+    with pytest.raises(StageError, match=r"no training set, only eval.*`starling evaluate MODEL CORPUS`"):
+        FEATURES.execute(run)
 
 
 def test_a_note_of_a_failed_attempt_does_not_count_once_the_audio_is_back(tmp_path):

@@ -1,0 +1,84 @@
+"""`starling init`: a first configuration for one's own recordings."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.common import JsonOption, friendly, out, print_json, say
+from flows.cli.configs import complete_path
+
+if TYPE_CHECKING:
+    from tasks.dataset.discovery import FoundSource
+    from tasks.stages.starter import Survey
+
+
+@friendly
+def init(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of recordings with transcripts; or a table, a manifest, a Kaldi data folder.",
+            show_default=False,
+            autocompletion=complete_path,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write. Default: NAME.yaml here.", autocompletion=complete_path),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the model. Default: the folder's.")] = "",
+    language: Annotated[str, typer.Option("--language", help="Language of the transcripts, such as de.")] = "en",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Look at your recordings, say what was found, and write a commented configuration that runs."""
+    from tasks.config.pipeline import load_config
+    from tasks.dataset.discovery import find_sources
+    from tasks.dataset.sources import checked_name
+    from tasks.stages.starter import Starter, config_name, survey
+
+    name = checked_name(name) or config_name(folder.expanduser())
+    path = output or Path(f"{name}.yaml")
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists: name another file with --output, or overwrite it with --force")
+    sources = find_sources(folder.expanduser())
+    found = survey(sources, language)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(Starter(name, sources, found, language).text(path.parent, path.name), encoding="utf-8")
+    load_config(path)  # a mistake of ours shows here, not in the user's first run
+    if json_output:
+        documents = [one.document() | {"path": str(one.path), "set": one.set} for one in sources]
+        print_json({"config": str(path), "sources": documents, "survey": asdict(found)})
+        return
+    for line in _said(sources, found):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+    if not found.sets.keys() & {"", "train"}:
+        say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
+        return
+    out.print(f"next:    starling run {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
+    """What was found, in words."""
+    lines = []
+    for one in sources:
+        columns = "".join(f", {field} in the column {column}" for field, column in one.columns.items())
+        rows = "".join(f", rows with {column} {value}" for column, value in one.where.items())
+        lines.append(f"found:   {one.kind} {one.path}{rows}{columns}" + (f", as set {one.set}" if one.set else ""))
+    who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
+    lines.append(
+        f"         {found.utterances:,} utterances, about {found.hours:.2g} hours, {who}, "
+        f"{found.different_words:,} different words, {found.sample_rate:,} Hz"
+    )
+    named = {name or "without a set": count for name, count in sorted(found.sets.items())}
+    if list(named) != ["without a set"]:
+        lines.append("         " + ", ".join(f"{name} {count:,}" for name, count in named.items()))
+    if found.refused:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items())
+        lines.append(f"warning: of {found.sample} utterances that were decoded, these cannot be used: {reasons}")
+    if found.lost:
+        lines.append(f"warning: {found.lost:,} entries have no audio or no transcript: see `starling corpus inspect`")
+    return lines

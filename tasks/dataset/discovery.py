@@ -1,0 +1,158 @@
+"""Finds the corpora in a folder: known layouts, tables with any column names, Kaldi folders, parts for each set."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.corpora import CorpusError, guess_kind
+from storage.corpora.base import AUDIO_SUFFIXES
+from storage.corpora.nemo import NemoReader
+from storage.corpora.table import TABLE_SUFFIXES
+from tasks.dataset.sources import is_name
+from tasks.dataset.table_columns import TableColumns, set_of_name
+
+_WITH_SETS = {"commonvoice", "speechocean762", "tedlium", "an4", "mls", "fsdd", "peoples_speech", "gigaspeech"}
+"""Layouts whose readers know the sets: they are taken as a whole."""
+_DEPTH = 3
+_COUNTED = 10_000
+_TABLE_TEXT = "a table metadata.csv with the columns path, text and, if you know them, speaker"
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """A source that was found."""
+
+    kind: str
+    path: Path
+    set: str = ""
+    """The set that its name stands for; empty if it has its own sets or none."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Columns of a table that are not known by their names, by field."""
+    where: dict[str, str] = field(default_factory=dict)
+    """Rows of a table that belong to it."""
+
+    def document(self) -> dict[str, Any]:
+        """Fields of `data.sources`, except the path."""
+        options = {"options": {"columns": self.columns}} if self.columns else {}
+        return {"kind": self.kind} | ({"where": self.where} if self.where else {}) | options
+
+
+def find_sources(folder: Path) -> list[FoundSource]:
+    """The sources in a folder, or in a file such as a table or a manifest.
+
+    Raises:
+        CorpusError: If there is nothing that can be used; the message says what is there, and what to add.
+    """
+    if not folder.exists():
+        raise CorpusError(f"{folder} does not exist: check the path of your recordings")
+    if folder.is_file():
+        return _of_table(folder) if folder.suffix.lower() in TABLE_SUFFIXES else [FoundSource(_kind(folder), folder)]
+    kind = _kind(folder)
+    if kind in _WITH_SETS:
+        return [FoundSource(kind, folder)]
+    trouble: list[str] = []
+    if found := _of_tables(folder, trouble) or _of_manifests(folder):
+        return found
+    if kind:
+        return _of_sets([FoundSource(kind, child) for child in _children(folder) if _kind(child) == kind]) or [
+            FoundSource(kind, folder)
+        ]
+    if found := list(_below(folder, 1)):
+        return _of_sets(found) or found
+    raise CorpusError(_nothing(folder, trouble))
+
+
+def _kind(path: Path) -> str:
+    """The layout of a path; empty if it has none."""
+    try:
+        return guess_kind(str(path))
+    except CorpusError:
+        return ""
+
+
+def _children(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _of_tables(folder: Path, trouble: list[str]) -> list[FoundSource]:
+    """Sources of the tables of a folder: one for each set, or else the first usable table, `metadata` before others."""
+    tables = [path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()]
+    found: list[list[FoundSource]] = []
+    for path in sorted(tables, key=lambda path: (path.stem != "metadata", path.name)):
+        if NemoReader.recognises(path):
+            continue
+        try:
+            found.append(_of_table(path))
+        except CorpusError as error:
+            trouble.append(str(error))
+    several = [sources[0] for sources in found if len(sources) == 1]
+    return _of_sets(several) or (found[0] if found else [])
+
+
+def _of_table(path: Path) -> list[FoundSource]:
+    """Sources of a table: one, or one for each set that a column names.
+
+    Raises:
+        CorpusError: If it lacks audio or text.
+    """
+    table = TableColumns(path)
+    if not table.splits or table.own_split:
+        return [FoundSource("table", path, columns=table.columns)]
+    return [
+        FoundSource("table", path, name, table.columns, {table.split_column: value})
+        for value, name in table.splits.items()
+    ]
+
+
+def _of_manifests(folder: Path) -> list[FoundSource]:
+    """Sources of NeMo's manifests."""
+    found = [FoundSource("nemo", path) for path in sorted(folder.glob("*.json*")) if NemoReader.recognises(path)]
+    return _of_sets(found) or found
+
+
+def _of_sets(found: list[FoundSource]) -> list[FoundSource]:
+    """The sources with the sets that their names stand for; none unless at least one is for training or several are."""
+    named = [(one, set_of_name(one.path.stem if one.path.is_file() else one.path.name)) for one in found]
+    named = [(one, name) for one, name in named if name]
+    if len(named) < 2 and not any(name == "train" for _, name in named):
+        return []
+    tests = [one for one, name in named if name == "test"]
+
+    def label(one: FoundSource, name: str) -> str:
+        own = one.path.stem if one.path.is_file() else one.path.name
+        return own if name == "test" and len(tests) > 1 and is_name(own) else name
+
+    return [FoundSource(one.kind, one.path, label(one, name), one.columns) for one, name in named]
+
+
+def _below(folder: Path, depth: int) -> Iterator[FoundSource]:
+    """Corpora in subfolders, down to a few levels; what lies within another one is left out."""
+    for child in _children(folder):
+        if kind := _kind(child):
+            yield FoundSource(kind, child)
+        elif tables := _of_tables(child, []) or _of_manifests(child):
+            yield from tables
+        elif depth < _DEPTH:
+            yield from _below(child, depth + 1)
+
+
+def _nothing(folder: Path, trouble: list[str]) -> str:
+    """Why a folder cannot be used, and what to add."""
+    audio: Counter[str] = Counter()
+    for number, path in enumerate(folder.rglob("*")):
+        if path.suffix.lower() in AUDIO_SUFFIXES:
+            audio[path.suffix.lower().lstrip(".")] += 1
+        if number >= _COUNTED:
+            break
+    if trouble:
+        return f"{folder}: {'; '.join(trouble)}"
+    if not audio:
+        kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in AUDIO_SUFFIXES))
+        return f"{folder} has no recordings ({kinds}) and no table, manifest or Kaldi folder that names any"
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in audio.most_common())
+    return (
+        f"{folder} has recordings ({counts}), but no transcripts: put NAME.txt beside each recording NAME.wav, or "
+        f"{_TABLE_TEXT}, into the folder"
+    )

@@ -1,0 +1,97 @@
+"""Guesses which columns of a table hold the audio, the text, the speaker and the set."""
+
+import os
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from storage.corpora.base import AUDIO_SUFFIXES, SET_OF_SPLIT, CorpusError
+from storage.corpora.table import KNOWN_COLUMNS, first_rows
+
+_MORE_NAMES: dict[str, tuple[str, ...]] = {
+    "audio": ("filename", "file_name", "filepath", "recording", "clip"),
+    "text": ("label", "words", "utterance", "prompt", "normalized_text", "raw_text", "content", "reference"),
+    "speaker": ("speaker_name", "user", "user_id", "reader", "subject", "voice"),
+    "split": ("part", "set", "subset", "partition"),
+}
+"""Column names that are taken for a field only here, where a person sees the guess."""
+_SETS = SET_OF_SPLIT | {"training": "train", "val": "valid", "eval": "test", "evaluation": "test", "testing": "test"}
+_READ, _LOOKED_AT = 100_000, 50
+
+
+class TableColumns:
+    """The columns of a table.
+
+    Args:
+        path: The table.
+
+    Attributes:
+        columns: The option `columns` of a source: column by field, for columns that are not known by their names.
+        splits: Set by value of the column of sets; empty if there is no such column.
+        split_column: That column.
+
+    Raises:
+        CorpusError: If no column holds audio files that exist, or none holds text; the message names the columns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._rows = path, first_rows(path, _READ)
+        if not self._rows:
+            raise CorpusError(f"{path.name} has no rows")
+        self._names = [str(name) for name in self._rows[0]]
+        found = {"audio": self._audio(), "text": self._text(), "speaker": self._named("speaker")}
+        self.columns = {field: name for field, name in found.items() if name and name != self._known(field)}
+        self.split_column = self._named("split")
+        values = sorted({str(row.get(self.split_column) or "") for row in self._rows}) if self.split_column else []
+        sets = {value: set_of_name(value) for value in values}
+        self.splits = {value: name for value, name in sets.items() if name} if all(sets.values()) else {}
+
+    @property
+    def own_split(self) -> bool:
+        """Whether the reader understands the column of sets as it is."""
+        return self.split_column == "split" and all(value == name for value, name in self.splits.items())
+
+    def _known(self, field: str) -> str:
+        return next((name for name in KNOWN_COLUMNS[field] if name in self._names), "")
+
+    def _named(self, field: str) -> str:
+        """The column with one of a field's names; empty if there is none."""
+        more = [name for name in self._names if name.lower() in (*KNOWN_COLUMNS[field], *_MORE_NAMES[field])]
+        return self._known(field) or (more[0] if more else "")
+
+    def _audio(self) -> str:
+        candidates = dict.fromkeys([self._named("audio"), *self._names])
+        for name in candidates:
+            if name and self._share_of_files(name) >= 0.5:
+                return name
+        raise CorpusError(
+            f"no column of {self.path.name} ({', '.join(self._names)}) names audio files that exist; paths count from "
+            f"the folder of the table"
+        )
+
+    def _share_of_files(self, name: str) -> float:
+        """Share of the first values of a column that name audio files or URLs."""
+        values = [str(row.get(name) or "") for row in islice(self._rows, _LOOKED_AT)]
+        return sum(self._is_audio(value) for value in values) / len(values)
+
+    def _is_audio(self, value: str) -> bool:
+        path = Path(os.path.normpath(self.path.parent / Path(value)))
+        return "://" in value or (path.suffix.lower() in AUDIO_SUFFIXES and path.is_file())
+
+    def _text(self) -> str:
+        if name := self._named("text"):
+            return name
+        raise CorpusError(
+            f"no column of {self.path.name} ({', '.join(self._names)}) is called {', '.join(KNOWN_COLUMNS['text'])} or "
+            f"{', '.join(_MORE_NAMES['text'])}: rename the one with the transcripts"
+        )
+
+
+def set_of_name(name: str) -> str:
+    """The set that a folder, a file or a value of a table stands for, such as `train` for `train-clean-5`.
+
+    Returns:
+        `train`, `valid` or `test`; empty if the name says nothing.
+    """
+    parts: Iterable[str] = name.lower().replace("_", "-").replace(".", "-").split("-")
+    return next((_SETS[part] for part in parts if part in _SETS), "")

@@ -1,0 +1,248 @@
+"""A first configuration for somebody's own recordings: looks at them, and writes YAML with the reasons as comments."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from storage.corpora import CorpusError, Utterance
+from tasks.config.pipeline import DataConfig
+from tasks.dataset.discovery import FoundSource
+from tasks.dataset.manifest import Refused
+from tasks.dataset.policies import DuplicatesConfig
+from tasks.dataset.sources import SourceConfig
+from tasks.stages.prepare import Checked, check_all, open_source, worker_count
+
+_SAMPLE = 200
+"""Utterances whose audio is decoded to estimate durations, sample rates and the share of unusable ones."""
+_FEW_SPEAKERS = 8
+"""With fewer speakers than this, whole speakers cannot be spared for validation and test."""
+_FEW_WORDS, _EXAMPLES = 100, 20
+"""With at most this many different words and this many examples of each, words are the tokens."""
+_LONGEST_S = 60.0
+_MANY_REFUSED = 0.5
+_SIZES = (
+    (2.0, "dim: 96, layers: 4, channels: 32, dropout: 0.15", 30, 0.002),
+    (20.0, "dim: 144, layers: 6, channels: 32, dropout: 0.1", 60, 0.0015),
+    (math.inf, "dim: 256, layers: 12, channels: 64, dropout: 0.1", 160, 0.001),
+)
+"""Below so many hours of training data: size of the model, seconds of a batch, and learning rate."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is known about the recordings; figures of the audio are of a sample."""
+
+    utterances: int
+    sets: dict[str, int]
+    """Utterances by set; the empty name is for those without one."""
+    speakers: int
+    """Speakers that are told apart; 1 if the corpus does not name them."""
+    words: int
+    different_words: int
+    hours: float
+    sample_rate: int
+    """The most frequent one, Hz."""
+    long_s: float
+    """Duration that 99 % of the utterances do not exceed, in seconds."""
+    sample: int
+    """Number of utterances in the sample."""
+    refused: dict[str, int]
+    """Utterances of the sample that cannot be used, by reason."""
+    lost: int
+    """Entries of the corpora that their readers could not use."""
+
+
+def survey(sources: Sequence[FoundSource], language: str) -> Survey:
+    """Read the sources, and decode a sample.
+
+    Args:
+        sources: The sources.
+        language: Their language.
+
+    Raises:
+        CorpusError: If there are fewer than three utterances, or most of the sample cannot be used.
+    """
+    utterances, lost = _read(sources, language)
+    if len(utterances) < 3:
+        raise CorpusError(
+            f"there are only {len(utterances)} utterances with audio and text, and {lost} unusable entries"
+        )
+    step = max(1, len(utterances) // _SAMPLE)
+    chosen = [utterance for _, utterance in utterances[::step]]
+    data = data_config(language, _sources(sources, language))
+    good, refused = list[Checked](), Counter[str]()
+    first = ""
+    for result in check_all(chosen, data, worker_count(0)):
+        if isinstance(result, Refused):
+            refused[result.reason] += 1
+            first = first or f"{result.id}: {result.detail}"
+        else:
+            good.append(result)
+    if len(good) < (1 - _MANY_REFUSED) * len(chosen):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
+        raise CorpusError(f"{len(chosen) - len(good)} of {len(chosen)} utterances cannot be used: {reasons}; {first}")
+    texts = Counter(word for _, utterance in utterances for word in utterance.text.lower().split())
+    seconds = sorted(entry.duration for entry in good)
+    return Survey(
+        utterances=len(utterances),
+        sets=dict(Counter(name for name, _ in utterances)),
+        speakers=len({utterance.speaker for _, utterance in utterances}),
+        words=texts.total(),
+        different_words=len(texts),
+        hours=sum(seconds) / len(seconds) * len(utterances) / 3600,
+        sample_rate=Counter(entry.sample_rate for entry in good).most_common(1)[0][0],
+        long_s=seconds[math.ceil(0.99 * len(seconds)) - 1],
+        sample=len(chosen),
+        refused=dict(refused),
+        lost=lost,
+    )
+
+
+def data_config(language: str, sources: Sequence[SourceConfig]) -> DataConfig:
+    """How a sample is checked: with the text rules of the language, and long utterances too."""
+    normalizer = _normalizer(language) or {}
+    duplicates = DuplicatesConfig(fingerprint=False)
+    document = {"sources": tuple(sources), "normalizer": normalizer, "max_seconds": 3600.0, "duplicates": duplicates}
+    return DataConfig.model_validate(document)
+
+
+def _normalizer(language: str) -> dict[str, Any] | None:
+    return None if language.partition("-")[0] == "en" else {"kind": "auto"}
+
+
+def _sources(sources: Sequence[FoundSource], language: str) -> list[SourceConfig]:
+    given = {"language": language}
+    return [SourceConfig.model_validate(one.document() | given | {"path": str(one.path)}) for one in sources]
+
+
+def _read(sources: Sequence[FoundSource], language: str) -> tuple[list[tuple[str, Utterance]], int]:
+    """All utterances with their sets, and the number of entries that the readers could not use."""
+    found: list[tuple[str, Utterance]] = []
+    lost = 0
+    for one, source in zip(sources, _sources(sources, language), strict=True):
+        reader = open_source(source)
+        found += [(one.set or utterance.split or "", utterance) for utterance in reader]
+        lost += len(reader.problems)
+    return found, lost
+
+
+class Starter:
+    """Writes the configuration.
+
+    Args:
+        name: Name of the configuration and of the model.
+        sources: The sources.
+        found: What is known about them.
+        language: Their language.
+    """
+
+    def __init__(self, name: str, sources: Sequence[FoundSource], found: Survey, language: str = "en") -> None:
+        self._name, self._sources, self._found, self._language = name, sources, found, language
+
+    def text(self, folder: Path, file: str) -> str:
+        """The configuration.
+
+        Args:
+            folder: The folder that it is written to: paths below it are relative.
+            file: The file's name.
+        """
+        found = self._found
+        lines = [
+            f"# {found.utterances:,} utterances, {found.hours:.2g} hours, {found.speakers} speaker(s), "
+            f"{found.different_words:,} different words.",
+            f"# Run it with: starling run {file}",
+            f"name: {self._name}",
+            "data:",
+            *(f"  {line}" for line in self._data(folder)),
+            *self._model(),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _data(self, folder: Path) -> list[str]:
+        found, wide = self._found, self._found.sample_rate > 8000
+        rate = 16000 if wide else 8000
+        lines = [f"sample_rate: {rate}  # Hz; most of the recordings have {found.sample_rate}"]
+        if (normalizer := _normalizer(self._language)) is not None:
+            lines.append(f"normalizer: {_flow(normalizer)}  # text rules of each source's language")
+        if found.long_s > 30:
+            lines.append(f"max_seconds: {min(_LONGEST_S, math.ceil(found.long_s)):g}  # longer utterances are left out")
+        lines += self._limits()
+        lines += self._split()
+        return [*lines, "sources:", *(f"  - {_flow(self._source(one, folder))}" for one in self._sources)]
+
+    def _limits(self) -> list[str]:
+        """A higher limit of unusable utterances, if the sample has more than the usual one allows."""
+        found = self._found
+        share = sum(found.refused.values()) / found.sample
+        share = (share * found.utterances + found.lost) / (found.utterances + found.lost)
+        if share <= 0.04:
+            return []
+        limit = min(0.95, math.ceil(20 * share + 1) / 20)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items()) or "missing files"
+        why = f"about {share:.0%} cannot be used ({reasons} of {found.sample}): see `starling corpus inspect`"
+        return [f"max_quarantined: {limit:g}  # {why}"]
+
+    def _split(self) -> list[str]:
+        """How the sets that are missing are made."""
+        sets, speakers = self._found.sets, self._found.speakers
+        if "" not in sets and not self._divides_training:
+            return []
+        what = "validation" if sets.keys() - {"", "train", "valid"} else "validation and test"
+        if speakers >= _FEW_SPEAKERS:
+            return [f"split_by: speaker  # {what} speakers are not trained on"]
+        why = f"{speakers} speaker(s) are too few to keep some for {what}: the error rate is for these voices"
+        return [f"split_by: utterance  # {why}"]
+
+    @property
+    def _divides_training(self) -> bool:
+        """Whether the validation set is taken out of the training set."""
+        return "train" in self._found.sets and "valid" not in self._found.sets
+
+    def _source(self, one: FoundSource, folder: Path) -> dict[str, Any]:
+        path = one.path.resolve()
+        below = path.is_relative_to(folder.resolve())
+        document = one.document() | {"path": str(path.relative_to(folder.resolve()) if below else path)}
+        document |= {} if self._language == "en" else {"language": self._language}
+        # what is to be divided has no set
+        named = one.set and not (self._divides_training and one.set == "train")
+        return document | ({"set": one.set} if named else {})
+
+    def _model(self) -> list[str]:
+        found = self._found
+        hours = found.hours * sum(n for name, n in found.sets.items() if name in ("", "train")) / found.utterances
+        mels = 80 if found.sample_rate > 8000 else 40
+        small = found.different_words <= _FEW_WORDS and found.words >= _EXAMPLES * found.different_words
+        words = f"{{kind: words}}  # each of the {found.different_words} words is a token"
+        pieces = "{kind: bpe, vocab_size: 500}" if hours >= 20 else "{kind: characters}"
+        size, batch, rate = next(rest for most, *rest in _SIZES if hours < most)
+        epochs = max(10, min(30, round(8 / max(hours, 0.01)))) if hours < 2 else 30
+        return [
+            f"features: {{num_mels: {mels}, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4, trim_db: 30}}",
+            f"tokens: {words if small else pieces}",
+            f"model: {{kind: conformer, {size}}}  # for {hours:.2g} hours of training data",
+            "train:",
+            f"  epochs: {epochs}",
+            *(["  max_minutes: 60  # then the best model so far is taken; 0 trains all epochs"] if hours < 20 else []),
+            f"  batch_seconds: {batch}",
+            "  average: 5  # of the best epochs' weights",
+            f"  optimizer: {{kind: adamw, lr: {rate}}}",
+            "  schedule: {kind: cosine, warmup_epochs: 2}",
+            "  augment: {time_masks: 2, freq_masks: 2, pauses: {}}",
+        ]
+
+
+def config_name(folder: Path) -> str:
+    """A name for a configuration, from that of a folder or file."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.resolve().stem if folder.is_file() else folder.resolve().name)
+    return name.strip("-._") or "recordings"
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=100_000, allow_unicode=True).strip()

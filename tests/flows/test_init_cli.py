@@ -1,0 +1,170 @@
+"""`starling init`: the configuration that it writes for one's own recordings runs."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import soundfile
+from command_line import invoke
+from support import write_tone
+
+from tasks.config.pipeline import load_config
+
+pytestmark = pytest.mark.usefixtures("wide", "home")
+WORDS = ("zero", "one", "two")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def digits(folder, speakers=("anna", "ben"), takes=12, rate=8000):
+    """Recordings of "words", each a chord of its own, as the rows of a table."""
+    rows = []
+    for speaker_number, speaker in enumerate(speakers):
+        for take in range(takes):
+            for number, word in enumerate(WORDS):
+                seconds = np.arange(int(0.4 * rate)) / rate
+                noise = np.random.default_rng(1000 * speaker_number + 10 * take + number).normal(0, 0.01, len(seconds))
+                wave = 0.3 * np.sin(2 * np.pi * (400 + 500 * number + 20 * speaker_number) * seconds) + noise
+                path = folder / "audio" / f"{word}_{speaker}_{take}.wav"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                soundfile.write(path, wave, rate, subtype="PCM_16")
+                rows.append((f"audio/{path.name}", word, speaker))
+    return rows
+
+
+def with_table(folder):
+    rows = digits(folder)
+    with (folder / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("file", "label", "speaker"), *rows])
+
+
+def with_text_files(folder):
+    for path, word, _ in digits(folder):
+        (folder / path).with_suffix(".txt").write_text(word)
+
+
+def with_kaldi_folders(folder):
+    rows = digits(folder, speakers=("anna", "ben", "cleo"))
+    for name, who in (("train", ("anna", "ben")), ("test", ("cleo",))):
+        data = folder / "data" / name
+        data.mkdir(parents=True)
+        chosen = [(f"{speaker}-{n}", folder / path, text, speaker) for n, (path, text, speaker) in enumerate(rows)]
+        chosen = [row for row in chosen if row[3] in who]
+        (data / "wav.scp").write_text("".join(f"{name} {path}\n" for name, path, _, _ in chosen))
+        (data / "text").write_text("".join(f"{name} {text}\n" for name, _, text, _ in chosen))
+        (data / "utt2spk").write_text("".join(f"{name} {speaker}\n" for name, _, _, speaker in chosen))
+
+
+FOLDERS = {"table": with_table, "text files": with_text_files, "kaldi": with_kaldi_folders}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_what_it_writes_runs(here, kind):
+    folder = here / "My digits"
+    FOLDERS[kind](folder)
+    shown = invoke("init", folder).stdout
+    assert "written: My-digits.yaml" in shown
+    assert "next:    starling run My-digits.yaml" in shown
+    assert "8,000 Hz" in shown
+    config = load_config(here / "work" / "My-digits.yaml")
+    assert (config.name, config.data.sample_rate, config.tokens.kind) == ("My-digits", 8000, "words")
+    found = json.loads(invoke("run", "My-digits.yaml", "--until", "shard", "--no-prefect", "--json").stdout)
+    assert {row["set"] for row in found["data"]["sets"]} == {"train", "valid", "test"}
+    assert found["utterances"]["quarantined"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_what_it_writes_trains_and_registers(here, kind):
+    FOLDERS[kind](here / "digits")
+    invoke("init", here / "digits")
+    words = ["--set", "train.epochs=2", "--set", "train.average=1", "--set", "train.device=cpu"]
+    found = json.loads(invoke("run", "digits.yaml", "--no-prefect", "--json", *words).stdout)
+    assert found["model_uri"] == "models:/digits/1"
+    assert found["sets"]["test"]["words"] > 0
+
+
+def test_every_line_is_a_field_with_its_reason(here):
+    with_table(here / "digits")
+    invoke("init", here / "digits", "-o", here / "digits" / "mine.yaml", "--name", "ours")
+    text = (here / "digits" / "mine.yaml").read_text()
+    assert text.startswith("# 72 utterances, 0.008 hours, 2 speaker(s), 3 different words.\n")
+    assert "# Run it with: starling run mine.yaml" in text
+    assert "path: labels.csv" in text  # the folder can be moved with its configuration
+    assert "split_by: utterance  # 2 speaker(s) are too few" in text
+    assert "options: {columns: {text: label}}" in text
+    assert len(text.splitlines()) <= 25
+
+
+def test_what_was_found_is_printed_as_json(here):
+    with_kaldi_folders(here / "digits")
+    found = json.loads(invoke("init", here / "digits", "--json").stdout)
+    assert found["config"] == "digits.yaml"
+    assert [(one["kind"], one["set"]) for one in found["sources"]] == [("kaldi", "test"), ("kaldi", "train")]
+    assert (found["survey"]["utterances"], found["survey"]["sets"]) == (108, {"test": 36, "train": 72})
+
+
+def test_bad_recordings_are_counted_and_allowed_for(here):
+    with_table(here / "digits")
+    for path in sorted((here / "digits" / "audio").iterdir())[:8]:
+        path.write_bytes(b"no audio")
+    shown = invoke("init", here / "digits").stdout
+    assert "of 72 utterances that were decoded, these cannot be used: 8 unreadable" in shown
+    assert load_config(here / "work" / "digits.yaml").data.max_quarantined == 0.2
+    found = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
+    assert found["utterances"] == {"read": 72, "written": 64, "quarantined": 8}
+
+
+def test_other_languages_have_their_text_rules(here):
+    with_table(here / "digits")
+    invoke("init", here / "digits", "--language", "de")
+    config = load_config(here / "work" / "digits.yaml")
+    assert (config.data.normalizer.kind, config.data.sources[0].language) == ("auto", "de")
+
+
+def test_data_without_training_are_named(here):
+    rows = digits(here / "digits", takes=2)
+    with (here / "digits" / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "text", "part"), *((path, text, "eval") for path, text, _ in rows)])
+    shown = invoke("init", here / "digits")
+    assert "there is no training data: score a model with `starling evaluate MODEL CORPUS`" in shown.stderr
+    invoke("run", "digits.yaml", "--until", "shard", "--no-prefect")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda folder: write_tone(folder / "a.wav"),
+            "has recordings (1 wav), but no transcripts: put NAME.txt",
+        ),
+        (lambda folder: folder.mkdir(), "has no recordings"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_what_to_add(here, make, message):
+    make(here / "digits")
+    result = invoke("init", here / "digits", code=1)
+    assert message in result.stderr
+    assert not list((here / "work").iterdir())
+
+
+def test_recordings_that_are_all_bad_stop_it(here):
+    with_table(here / "digits")
+    for path in (here / "digits" / "audio").iterdir():
+        path.write_bytes(b"no audio")
+    assert "72 of 72 utterances cannot be used: 72 unreadable; " in invoke("init", here / "digits", code=1).stderr
+
+
+def test_a_file_is_not_overwritten_unless_it_is_wanted(here):
+    with_table(here / "digits")
+    (here / "work" / "digits.yaml").write_text("mine")
+    assert "digits.yaml exists" in invoke("init", here / "digits", code=1).stderr
+    assert (here / "work" / "digits.yaml").read_text() == "mine"
+    invoke("init", here / "digits", "--force")
+    assert load_config(here / "work" / "digits.yaml").name == "digits"

@@ -1,0 +1,157 @@
+"""Corpora that are found in folders as people have them."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from support import small_corpus, write_tone
+
+from storage.corpora import CorpusError
+from tasks.dataset.discovery import find_sources
+from tasks.dataset.table_columns import set_of_name
+
+
+def table(folder, columns, rows, name="transcripts.csv"):
+    """A table with the audio files that its rows name in the first column."""
+    for number, row in enumerate(rows):
+        write_tone(folder / row[0], seconds=0.3, seed=number)
+    with (folder / name).open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return folder / name
+
+
+def kaldi(folder, count=3):
+    folder.mkdir(parents=True)
+    waves = [write_tone(folder / f"{number}.wav", seconds=0.3, seed=number) for number in range(count)]
+    (folder / "wav.scp").write_text("".join(f"u{n} {wave}\n" for n, wave in enumerate(waves)))
+    (folder / "text").write_text("".join(f"u{n} some words\n" for n in range(count)))
+    (folder / "utt2spk").write_text("".join(f"u{n} s{n}\n" for n in range(count)))
+
+
+def found(folder):
+    return [(one.kind, one.path.relative_to(folder).as_posix(), one.set) for one in find_sources(folder)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train-clean-5", "train"),
+        ("Dev_other", "valid"),
+        ("val", "valid"),
+        ("eval.2", "test"),
+        ("trainers", ""),
+        ("", ""),
+    ],
+)
+def test_names_of_folders_and_columns_stand_for_sets(name, expected):
+    assert set_of_name(name) == expected
+
+
+def test_a_table_of_any_name_with_usual_columns(tmp_path):
+    table(tmp_path, ["path", "text", "speaker"], [("a.wav", "one", "x"), ("b.wav", "two", "y")])
+    (one,) = find_sources(tmp_path)
+    assert (one.kind, one.path.name, one.columns, one.where) == ("table", "transcripts.csv", {}, {})
+
+
+def test_columns_with_other_names_are_guessed(tmp_path):
+    table(tmp_path, ["Nr", "FileName", "Label", "user"], [("clips/a.wav", "a.wav", "one", "x")])
+    shutil.copy(tmp_path / "clips" / "a.wav", tmp_path / "a.wav")
+    (one,) = find_sources(tmp_path)
+    assert one.columns == {"audio": "FileName", "text": "Label", "speaker": "user"}
+    assert one.document()["options"] == {"columns": one.columns}
+
+
+def test_the_audio_column_is_the_one_whose_files_exist(tmp_path):
+    rows = [("a.wav", "/elsewhere/1.wav", "one"), ("b.wav", "/elsewhere/2.wav", "two")]
+    table(tmp_path, ["local", "path", "text"], rows)
+    assert find_sources(tmp_path)[0].columns == {"audio": "local"}
+
+
+def test_a_column_of_sets_becomes_sources(tmp_path):
+    rows = [("a.wav", "one", "training"), ("b.wav", "two", "dev"), ("c.wav", "three", "eval")]
+    table(tmp_path, ["path", "text", "part"], rows)
+    assert [(one.where, one.set) for one in find_sources(tmp_path)] == [
+        ({"part": "dev"}, "valid"),
+        ({"part": "eval"}, "test"),
+        ({"part": "training"}, "train"),
+    ]
+
+
+def test_a_split_that_the_reader_understands_stays_one_source(tmp_path):
+    table(tmp_path, ["path", "text", "split"], [("a.wav", "one", "train"), ("b.wav", "two", "test")])
+    (one,) = find_sources(tmp_path)
+    assert (one.where, one.set) == ({}, "")
+
+
+def test_a_column_of_something_else_is_no_column_of_sets(tmp_path):
+    table(tmp_path, ["path", "text", "part"], [("a.wav", "one", "train"), ("b.wav", "two", "chapter 2")])
+    (one,) = find_sources(tmp_path)
+    assert one.where == {}
+
+
+def test_a_table_for_each_set(tmp_path):
+    for number, name in enumerate(("train", "dev", "test")):
+        table(tmp_path, ["path", "text"], [(f"{name}.wav", f"text {number}")], f"{name}.csv")
+    table(tmp_path, ["speaker", "age"], [], "speakers.csv")
+    expected = [("table", "dev.csv", "valid"), ("table", "test.csv", "test"), ("table", "train.csv", "train")]
+    assert found(tmp_path) == expected
+
+
+def test_kaldi_folders_of_sets_below_a_folder(tmp_path):
+    for name in ("train", "dev", "test_clean", "test_other"):
+        kaldi(tmp_path / "data" / name)
+    expected = [("dev", "valid"), ("test_clean", "test_clean"), ("test_other", "test_other"), ("train", "train")]
+    assert found(tmp_path) == [("kaldi", f"data/{name}", label) for name, label in expected]
+    assert found(tmp_path / "data" / "train") == [("kaldi", ".", "")]
+
+
+def test_text_files_beside_recordings(tmp_path):
+    for name in ("anna/1", "anna/2", "ben/1"):
+        write_tone(tmp_path / f"{name}.wav", seconds=0.3)
+        (tmp_path / f"{name}.txt").write_text("hello")
+    assert found(tmp_path) == [("sidecar", ".", "")]
+    (tmp_path / "anna").rename(tmp_path / "train")
+    (tmp_path / "ben").rename(tmp_path / "test")
+    assert found(tmp_path) == [("sidecar", "test", "test"), ("sidecar", "train", "train")]
+
+
+def test_manifests_of_nemo(tmp_path):
+    for name in ("train", "val"):
+        wave = write_tone(tmp_path / f"{name}.wav", seconds=0.3)
+        line = {"audio_filepath": str(wave), "duration": 0.3, "text": "a"}
+        (tmp_path / f"{name}_manifest.json").write_text(json.dumps(line) + "\n")
+    expected = [("nemo", "train_manifest.json", "train"), ("nemo", "val_manifest.json", "valid")]
+    assert found(tmp_path) == expected
+
+
+def test_a_corpus_with_its_own_sets_is_taken_as_a_whole(tmp_path):
+    write_tone(tmp_path / "recordings" / "0_anna_7.wav")
+    assert found(tmp_path) == [("fsdd", ".", "")]
+
+
+def test_a_file_is_its_own_source(tmp_path):
+    path = small_corpus(tmp_path)
+    assert [one.path for one in find_sources(path)] == [path]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda folder: None, "has no recordings (flac, mp3"),
+        (lambda folder: write_tone(folder / "x" / "a.flac"), "1 flac), but no transcripts: put NAME.txt beside"),
+        (lambda folder: table(folder, ["path", "content2"], [("a.wav", "x")]), "rename the one with the transcripts"),
+        (lambda folder: (folder / "t.csv").write_text("path,text\nnone.wav,a\n"), "names audio files that exist"),
+        (lambda folder: (folder / "t.csv").write_text("path,text\n"), "t.csv has no rows"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path, prepare, message):
+    prepare(tmp_path)
+    with pytest.raises(CorpusError) as caught:
+        find_sources(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(CorpusError, match="does not exist: check the path of your recordings"):
+        find_sources(tmp_path / "nowhere")

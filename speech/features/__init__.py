@@ -8,6 +8,7 @@ from speech.features.fber import FberConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mel import FeatureError
 from speech.features.mfcc import MfccConfig
+from speech.features.plp import PlpConfig
 from speech.features.registry import FEATURES, FeatureChoice, build_features, feature_dim
 from speech.features.sliding import sliding_normalize
 
@@ -24,6 +25,7 @@ __all__ = [
     "FeatureError",
     "LogMelConfig",
     "MfccConfig",
+    "PlpConfig",
     "SpecAugment",
     "WaveAugment",
     "build_features",

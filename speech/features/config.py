@@ -105,8 +105,11 @@ class FeatureConfig(Choice, ABC):
         """Features of a frame, before deltas and splicing."""
         return self.num_mels
 
-    def tables(self) -> dict[str, Tensor]:
+    def tables(self, sample_rate: int) -> dict[str, Tensor]:
         """Constant tensors that the formulas need beside the filters, by name; they are buffers of the `FilterBank`.
+
+        Args:
+            sample_rate: Sample rate of the waveforms, Hz.
 
         Raises:
             FeatureError: Options contradict each other.

@@ -74,7 +74,7 @@ class FilterBank(nn.Module):
         hz = torch.arange(len(filters), dtype=torch.float64) * sample_rate / self.fft_size
         centres = hz @ filters / filters.sum(0)
         self.register_buffer("loudness", -torch.log1p((centres / _LOUD_HZ).square()).float(), persistent=False)
-        for name, table in config.tables().items():
+        for name, table in config.tables(sample_rate).items():
             self.register_buffer(name, table.float(), persistent=False)
 
     def speech_frames(self, feats: Tensor, lengths: Tensor) -> Tensor | None:

@@ -48,8 +48,7 @@ def mel_filter_bank(
     Raises:
         FeatureError: the edges are out of range for the sample rate, or a filter is narrower than an FFT bin.
     """
-    nyquist = sample_rate / 2
-    high = high_freq if high_freq > 0 else nyquist + high_freq
+    nyquist, high = sample_rate / 2, _upper_edge(sample_rate, high_freq)
     if not 0 <= low_freq < high <= nyquist:
         raise FeatureError(
             f"the filters from low_freq={low_freq} to high_freq={high_freq} ({high} Hz) do not fit into "
@@ -68,6 +67,26 @@ def mel_filter_bank(
             f"{sample_rate / fft_size:g} Hz: lower features.num_mels or raise features.frame_ms"
         )
     return torch.cat([weights, weights.new_zeros(1, num_mels)])
+
+
+def _upper_edge(sample_rate: int, high_freq: float) -> float:
+    return high_freq if high_freq > 0 else sample_rate / 2 + high_freq
+
+
+def filter_centres(num_mels: int, sample_rate: int, low_freq: float, high_freq: float, scale: str = "mel") -> Tensor:
+    """Frequencies in Hz at which the filters of `mel_filter_bank` are one: float64 `[num_mels]`."""
+    edges = torch.tensor([low_freq, _upper_edge(sample_rate, high_freq)], dtype=torch.float64)
+    shares = torch.arange(1, num_mels + 1, dtype=torch.float64) / (num_mels + 1)
+    if scale == "linear":
+        return edges[0] + shares * (edges[1] - edges[0])
+    low, high = hz_to_mel(edges)
+    return 700.0 * torch.expm1((low + shares * (high - low)) / 1127.0)
+
+
+def equal_loudness(hz: Tensor) -> Tensor:
+    """Sensitivity of hearing at about 40 dB (Hermansky 1990, equation 4, in the form that HTK and Kaldi use)."""
+    squared = hz.square()
+    return (squared / (squared + 1.6e5)).square() * (squared + 1.44e6) / (squared + 9.61e6)
 
 
 def dct_matrix(num_mels: int, num_ceps: int) -> Tensor:

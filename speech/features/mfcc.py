@@ -36,7 +36,7 @@ class MfccConfig(FrameEnergyConfig):
         return self.num_ceps
 
     @override
-    def tables(self) -> dict[str, Tensor]:
+    def tables(self, sample_rate: int) -> dict[str, Tensor]:
         if self.num_ceps > self.num_mels:
             raise FeatureError(
                 f"features.num_ceps={self.num_ceps} exceeds features.num_mels={self.num_mels}: lower the first"

@@ -10,6 +10,7 @@ from speech.features.fbank import FbankConfig
 from speech.features.fber import FberConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mfcc import MfccConfig
+from speech.features.plp import PlpConfig
 
 if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 FEATURES: dict[str, type[FeatureConfig]] = {
     "logmel": LogMelConfig,
     "mfcc": MfccConfig,
+    "plp": PlpConfig,
     "fbank": FbankConfig,
     "fber": FberConfig,
 }

@@ -368,7 +368,7 @@ def test_impossible_configurations_name_their_field():
         build_features(MfccConfig(num_mels=13, num_ceps=14), 16000)
     with pytest.raises(FeatureError, match=r"features\.frame_ms"):
         build_features(LogMelConfig(frame_ms=0.01), 16000)
-    with pytest.raises(ValidationError, match=r"'chroma'.*'logmel', 'mfcc', 'fbank', 'fber'"):
+    with pytest.raises(ValidationError, match=r"'chroma'.*'logmel', 'mfcc', 'plp', 'fbank', 'fber'"):
         CHOICE.validate_python("chroma")
 
 

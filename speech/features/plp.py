@@ -1,0 +1,140 @@
+"""Perceptual linear prediction (Hermansky 1990, JASA 87) as Kaldi's `compute-plp-feats` defines it.
+
+The filters' energies are weighted by an equal-loudness curve and compressed by a power of about 1/3. Their inverse
+Fourier transform is an autocorrelation, to which an all-pole model is fitted; its cepstrum is the features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import override
+
+from speech.features.config import FrameEnergyConfig
+from speech.features.mel import equal_loudness, filter_centres, lifter_weights
+from speech.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.features.kaldi import FilterBank
+
+_LEAST = 1e-5
+"""Floor of 1 - k² in Durbin's recursion, for reflection coefficients k of 1."""
+
+
+class PlpConfig(FrameEnergyConfig):
+    """Perceptual linear prediction cepstra."""
+
+    kind: Literal["plp"] = "plp"
+    num_mels: int = Field(default=23, ge=3)
+    """Number of filters."""
+    num_ceps: int = Field(default=13, ge=2)
+    """Number of cepstral coefficients, at most `lpc_order` + 1."""
+    lpc_order: int = Field(default=12, ge=1)
+    """Order of the all-pole model."""
+    compression: float = Field(default=1 / 3, gt=0, le=1)
+    """Power that the energies are raised to, for loudness (Kaldi's `--compress-factor`)."""
+    cepstral_lifter: float = Field(default=22.0, ge=0)
+    """Length of the cepstral lifter; 0 is none."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> PlpConfig:
+        if self.num_ceps > self.lpc_order + 1:
+            raise ValueError(
+                f"num_ceps={self.num_ceps} exceeds lpc_order + 1, as a model of order {self.lpc_order} gives "
+                f"{self.lpc_order + 1} coefficients: lower num_ceps or raise lpc_order"
+            )
+        return self
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.num_ceps
+
+    @override
+    def tables(self, sample_rate: int) -> dict[str, Tensor]:
+        centres = filter_centres(self.num_mels, sample_rate, self.low_freq, self.high_freq, self.scale)
+        angles = math.pi / (self.num_mels + 1) * torch.arange(1, self.num_mels + 1, dtype=torch.float64)
+        return {
+            "curve": equal_loudness(centres),
+            "correlations": correlation_matrix(self.num_mels, self.lpc_order),
+            "lifter": lifter_weights(self.num_ceps, self.cepstral_lifter),
+            "spectrum": 2.0 * torch.cos(torch.outer(torch.arange(1, self.num_ceps, dtype=torch.float64), angles)),
+        }
+
+    @override
+    def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
+        centred = bank.centred(frames)
+        loudness = bank.energies(centred).clamp_(min=bank.epsilon).mul_(bank.get_buffer("curve"))
+        autocorrelation = torch.matmul(loudness.pow_(self.compression), bank.get_buffer("correlations"))
+        coefficients, error = linear_prediction(autocorrelation)
+        cepstra = prediction_cepstrum(coefficients, self.num_ceps - 1)
+        # Kaldi floors the logarithm, not the energy
+        gain = error.log().clamp(min=bank.epsilon).unsqueeze(-1)
+        feats = torch.cat([gain, cepstra], dim=-1) * bank.get_buffer("lifter")
+        if self.use_energy:
+            feats[..., :1] = bank.log_energy(centred, self.energy_floor)
+        return feats
+
+    @override
+    def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
+        if self.use_energy:
+            return feats[..., 0]
+        cepstra = feats / bank.get_buffer("lifter")
+        smoothed = cepstra[..., :1] + torch.matmul(cepstra[..., 1:], bank.get_buffer("spectrum"))
+        return bank.level(smoothed / self.compression - bank.get_buffer("curve").log())
+
+
+def correlation_matrix(num_mels: int, order: int) -> Tensor:
+    """Inverse Fourier transform of an even spectrum, whose first and last value are repeated at its ends.
+
+    Returns:
+        float64 `[num_mels, order + 1]`: energies of the filters to the autocorrelation at lags 0 to `order`.
+    """
+    lags = torch.arange(order + 1, dtype=torch.float64)
+    points = torch.arange(num_mels + 2, dtype=torch.float64)
+    weights = torch.full((num_mels + 2,), 2.0, dtype=torch.float64)
+    weights[0] = weights[-1] = 1.0
+    basis = (
+        weights.unsqueeze(1) * torch.cos(math.pi / (num_mels + 1) * torch.outer(points, lags)) / (2 * (num_mels + 1))
+    )
+    basis[1] += basis[0]
+    basis[-2] += basis[-1]
+    return basis[1:-1]
+
+
+def linear_prediction(autocorrelation: Tensor) -> tuple[Tensor, Tensor]:
+    """The all-pole model 1 / (1 + Σ a_j z^-j) of an autocorrelation, by Durbin's recursion.
+
+    Args:
+        autocorrelation: `[..., order + 1]`, lags from 0.
+
+    Returns:
+        The coefficients a `[..., order]`, and the energy of the prediction error `[...]`.
+    """
+    error = autocorrelation[..., 0]
+    found = autocorrelation[..., :0]
+    for lag in range(1, autocorrelation.shape[-1]):
+        past = autocorrelation[..., 1:lag].flip(-1)
+        reflection = (autocorrelation[..., lag] + (found * past).sum(-1)) / error
+        error = error * (1.0 - reflection.square()).clamp(min=_LEAST)
+        turned = reflection.unsqueeze(-1)
+        found = torch.cat([found - turned * found.flip(-1), -turned], dim=-1)
+    return found, error
+
+
+def prediction_cepstrum(coefficients: Tensor, count: int) -> Tensor:
+    """The cepstrum of an all-pole model without gain: coefficients a `[..., order]` to c_1 to c_count `[..., count]`.
+
+    c_n = -a_n - Σ_j (n - j) a_j c_(n-j) / n, over j from 1 to n - 1 (Atal 1974, JASA 55).
+    """
+    found: list[Tensor] = []
+    for n in range(1, count + 1):
+        value = -coefficients[..., n - 1]
+        for j in range(1, n):
+            value = value - (n - j) / n * coefficients[..., j - 1] * found[n - j - 1]
+        found.append(value)
+    return torch.stack(found, dim=-1)

@@ -2,10 +2,13 @@
 
 What is searched are likelihoods: posteriors minus priors of the states (Bourlard and Morgan 1994). The graph is made
 from the HMMs that the training data were aligned with, a lexicon and an n-gram, or is given as a file.
+
+Where several hypotheses are asked for, or a second language model ranks them again, they come from a lattice.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +20,8 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.nbest import WordPath, alternatives, posteriors, silence_posterior, word_confidences
+from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.hmm.priors import StateOutputs, scaled_likelihoods
 from speech.tokens import Tokenizer
 
@@ -28,9 +33,11 @@ if TYPE_CHECKING:
 
 _SOURCES = ("hmm", "lexicon", "lm")
 """Fields that name what a graph is made from."""
+_CONSIDERED = 100
+"""Hypotheses over which posteriors are computed, if not more are asked for."""
 
 
-class GraphConfig(DecodeConfig):
+class GraphConfig(RescoredConfig):
     """The best word sequence of a decoding graph, for models of tied states."""
 
     kind: Literal["graph"] = "graph"
@@ -47,6 +54,8 @@ class GraphConfig(DecodeConfig):
     """The graph, instead of `hmm`, `lexicon` and `lm`: a constant OpenFst transducer from states + 1 to words."""
     words: str = ""
     """The words of `graph`: a text file whose line n is word n."""
+    graph_lm: str = ""
+    """The language model that a finished `graph` was made with, for `rescore_lm`: an ARPA file or a KenLM binary."""
     silence_probability: float = Field(default=0.5, gt=0, lt=1)
     """Probability of silence between two words, in a graph that is made from `hmm` and `lexicon`."""
     beam: float = Field(default=12.0, gt=0)
@@ -55,6 +64,8 @@ class GraphConfig(DecodeConfig):
     """Most states of the graph that are kept after each frame."""
     acoustic_scale: float = Field(default=0.1, gt=0)
     """Weight of the log likelihoods beside the graph's probabilities."""
+    lattice_beam: float = Field(default=8.0, gt=0)
+    """Hypotheses beside the best one are left out if their scaled score is this much below its."""
 
     lm_unit: ClassVar[str] = "word"
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"acoustic_scale": (0.05, 0.07, 0.09, 0.12)}
@@ -64,6 +75,8 @@ class GraphConfig(DecodeConfig):
         "lm": "lm",
         "graph": "graph",
         "words": "graph-words",
+        "graph_lm": "graph-lm",
+        "rescore_lm": "rescore-lm",
     }
 
     @model_validator(mode="after")
@@ -75,6 +88,10 @@ class GraphConfig(DecodeConfig):
             raise ValueError("kind graph needs hmm and lexicon together: the lexicon has the phones of the HMMs")
         if self.graph and given:
             raise ValueError(f"graph is given, so nothing is made from {', '.join(given)}: leave out one or the other")
+        if self.graph and self.rescore_lm and not self.graph_lm:
+            raise ValueError("rescore_lm takes the graph's language model out of the scores: name it in graph_lm")
+        if self.graph_lm and not self.graph:
+            raise ValueError("graph_lm is the language model of a finished graph: without graph, name it in lm")
         return self
 
     @property
@@ -89,8 +106,13 @@ class GraphConfig(DecodeConfig):
 
     @override
     def completed(self, files: Mapping[str, str]) -> Self:
-        sources = {} if self.graph else dict.fromkeys(_SOURCES, "")
-        return super().completed(files).model_copy(update=sources)
+        made = super().completed(files)
+        return made if self.graph else made._finished(made.graph, made.words, made.graph_lm or self.lm)
+
+    def _finished(self, graph: str, words: str, lm: str) -> Self:
+        """This configuration with a graph in place of what it was made from."""
+        made = {"graph": graph, "words": words, "graph_lm": lm if self.rescore_lm else ""}
+        return self.model_copy(update={**dict.fromkeys(_SOURCES, ""), **made})
 
     @override
     def lacking(self) -> str:
@@ -108,12 +130,16 @@ class GraphConfig(DecodeConfig):
         from speech.hmm.graph_files import GRAPH, WORDS, write_graph
 
         write_graph(Path(self.hmm), Path(self.lexicon), Path(self.lm), folder, self.silence_probability)
-        made = {"graph": str(folder / GRAPH), "words": str(folder / WORDS)}
-        return self.model_copy(update={**dict.fromkeys(_SOURCES, ""), **made})
+        return self._finished(str(folder / GRAPH), str(folder / WORDS), self.lm)
 
 
 class GraphDecoder(Decoder):
-    """Viterbi beam search in a graph; a graph is read or made before the first utterance."""
+    """Viterbi beam search in a graph; a graph is read or made before the first utterance.
+
+    The score of a hypothesis is the natural logarithm of its graph's probability, plus the scaled log likelihood. With
+    one hypothesis asked for, the confidence of all its words is the mean posterior of the path's states; with several,
+    and after ranking again, each word's is its posterior over the hypotheses.
+    """
 
     config = GraphConfig
     reads = "states"
@@ -124,12 +150,13 @@ class GraphDecoder(Decoder):
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         super().__init__(cfg, tokenizer, states)
         self._search: GraphSearch | None = None
+        self._rescorer: Rescorer | None = None
 
     @override
     def with_config(self, cfg: DecodeConfig) -> Decoder:
         other = GraphDecoder(cfg, self.tokenizer, self.states)
         if self._search is not None and cfg.files() == self.cfg.files():
-            other._search = self._search.with_options(search_options(other.cfg))
+            other._search, other._rescorer = self._search.with_options(search_options(other.cfg)), self._rescorer
         return other
 
     @override
@@ -138,6 +165,9 @@ class GraphDecoder(Decoder):
             from speech.hmm.graph_files import open_search
 
             self._search = open_search(self.cfg, self.num_outputs)
+            if self.cfg.rescore_lm:
+                first = self.cfg.graph_lm or self.cfg.lm
+                self._rescorer = Rescorer(first, self.cfg.rescore_lm, self._search.words.words)
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         self.prepare()
@@ -150,7 +180,10 @@ class GraphDecoder(Decoder):
         if len(log_probs) == 0:
             return Hypothesis()
         factor = self.states.frame_factor
-        found = self._search(scaled_likelihoods(log_probs, self.states.log_priors, factor))
+        likelihoods = scaled_likelihoods(log_probs, self.states.log_priors, factor)
+        if self.cfg.hypotheses > 1 or self._rescorer is not None:
+            return self._ranked(likelihoods, factor)
+        found = self._search(likelihoods)
         if not len(found.pdfs):
             return Hypothesis()
         places = np.arange(len(log_probs))
@@ -160,6 +193,29 @@ class GraphDecoder(Decoder):
             score=-found.cost,
             confidence=min(max(confidence, 0.0), 1.0),
             word_frames=_word_frames(found, factor),
+        )
+
+    def _ranked(self, likelihoods: NDArray[np.float32], factor: int) -> Hypothesis:
+        """The best of several hypotheses."""
+        assert self._search is not None
+        count = max(self.cfg.hypotheses, _CONSIDERED)
+        found = [
+            WordPath(one.words, tuple(_word_frames(one, factor)), one.pdfs, -one.cost)
+            for one in self._search.nbest(likelihoods, count, self.cfg.lattice_beam)
+        ]
+        if not found:
+            return Hypothesis()
+        if self._rescorer is not None:
+            found = self._rescorer(found[: self.cfg.hypotheses], self.cfg.rescore_weight, math.log(10))
+        shares = posteriors([one.score for one in found])
+        confidences = word_confidences(found, shares)
+        return Hypothesis(
+            text=" ".join(found[0].words),
+            score=found[0].score,
+            confidence=float(np.mean(confidences)) if confidences else silence_posterior(found, shares),
+            word_confidences=confidences,
+            nbest=alternatives(found, shares, self.cfg.nbest),
+            word_frames=list(found[0].spans),
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import kaldi_decoder
@@ -16,6 +18,9 @@ from torch import Tensor
 from speech.hmm.confidence import pdf_confidences
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
+from speech.hmm.fst_arrays import FstArrays
+from speech.hmm.lattice import LatticeOptions, LatticeSearch
+from speech.hmm.lattice_paths import best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
 
@@ -56,6 +61,18 @@ class Hypothesis:
     starts: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
 
+class _Graph:
+    """A graph, as each of the searches reads it."""
+
+    def __init__(self, constant: Any) -> None:
+        self.constant = constant  # kaldi-decoder does not keep it alive
+
+    @cached_property
+    def lattices(self) -> LatticeSearch:
+        """The search for lattices, made when it is first needed."""
+        return LatticeSearch(FstArrays.of(self.constant))
+
+
 class GraphSearch:
     """Searches a graph.
 
@@ -72,19 +89,23 @@ class GraphSearch:
         self.options = options or DecodeOptions()
         self._families = families
         self.words = words
-        self._graph = graph  # the decoder does not keep it alive
+        self._graph = _Graph(graph)
 
     def with_options(self, options: DecodeOptions) -> GraphSearch:
         """A search of the same graph with another beam and scale."""
-        return GraphSearch(self._graph, self.words, options, self._families)
+        other = copy(self)
+        other.options = options
+        return other
 
     def __call__(self, log_likelihoods: NDArray[np.float32]) -> Hypothesis:
         """Decode log-likelihoods `[T, P]` (or posteriors minus priors), not scaled."""
         if len(log_likelihoods) == 0:
             return Hypothesis((), np.zeros(0, dtype=np.int32), 0.0, False)
-        scaled = np.ascontiguousarray(self.options.acoustic_scale * log_likelihoods, dtype=np.float32)
+        scaled = self._scaled(log_likelihoods)
         settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
-        decoder = kaldi_decoder.FasterDecoder(self._graph, settings)  # one for each call: threads share the search
+        decoder = kaldi_decoder.FasterDecoder(
+            self._graph.constant, settings
+        )  # one for each call: threads share the search
         decoder.decode(kaldi_decoder.DecodableCtc(scaled))
         complete = decoder.reached_final()
         found, lattice = decoder.get_best_path()
@@ -96,6 +117,35 @@ class GraphSearch:
         cost = float(weight.value1 + weight.value2)
         confidence = self._confidence(log_likelihoods, pdfs)
         return Hypothesis(names, pdfs, cost, complete, confidence, word_starts(lattice))
+
+    def nbest(self, log_likelihoods: NDArray[np.float32], count: int, lattice_beam: float) -> list[Hypothesis]:
+        """The best hypotheses with different words, from a lattice; the best first.
+
+        Args:
+            log_likelihoods: `[T, P]`, as for one hypothesis.
+            count: Most hypotheses.
+            lattice_beam: Hypotheses with a cost this much above the best one's are left out.
+
+        Returns:
+            The hypotheses, without confidences; none if the search lost all paths.
+        """
+        options = LatticeOptions(self.options.beam, self.options.max_active, lattice_beam)
+        lattice = self._graph.lattices(self._scaled(log_likelihoods), options)
+        if lattice is None:
+            return []
+        return [
+            Hypothesis(
+                words=tuple(self.words.words[word - 1] for word in one.words),
+                pdfs=one.pdfs,
+                cost=one.cost,
+                complete=lattice.complete,
+                starts=np.array(one.starts, dtype=np.int32),
+            )
+            for one in best_paths(lattice, count, lattice_beam)
+        ]
+
+    def _scaled(self, log_likelihoods: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.ascontiguousarray(self.options.acoustic_scale * log_likelihoods, dtype=np.float32)
 
     def _confidence(self, log_likelihoods: NDArray[np.float32], pdfs: Ints) -> float:
         if self._families is None or len(pdfs) != len(log_likelihoods):

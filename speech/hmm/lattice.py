@@ -8,7 +8,6 @@ seconds of audio. This one has the limit, and handles the arcs of a frame as arr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,89 +121,109 @@ class _Frame:
     """Arcs to the next frame."""
 
 
-class LatticeSearch:
-    """Searches a graph.
+@dataclass(frozen=True)
+class LatticeOptions:
+    """Parameters of a search.
 
-    Args:
-        graph: The decoding graph: input labels are pdf + 1.
+    Attributes:
         beam: Tokens with a cost this much above the frame's best one are dropped.
         max_active: Most tokens of a frame from which the search goes on.
         lattice_beam: Paths with a cost this much above the best one's belong to the lattice.
     """
 
-    def __init__(self, graph: FstArrays, beam: float, max_active: int, lattice_beam: float) -> None:
-        self.beam, self.max_active, self.lattice_beam = beam, max_active, lattice_beam
-        emitting = graph.arcs["ilabel"] > 0
-        self._start, self._finals = graph.start, graph.finals
-        self._emitting, self._silent = _Arcs.of(graph, emitting), _Arcs.of(graph, ~emitting)
-        self._places = np.full(len(graph.finals), -1, dtype=np.int64)  # of states among the current tokens
+    beam: float
+    max_active: int
+    lattice_beam: float
 
-    def __call__(self, scores: NDArray[np.float32]) -> Lattice | None:
+
+class LatticeSearch:
+    """Searches a graph; several threads may call it.
+
+    Args:
+        graph: The decoding graph: input labels are pdf + 1.
+    """
+
+    def __init__(self, graph: FstArrays) -> None:
+        emitting = graph.arcs["ilabel"] > 0
+        self.start, self.finals = graph.start, graph.finals
+        self.emitting, self.silent = _Arcs.of(graph, emitting), _Arcs.of(graph, ~emitting)
+
+    def __call__(self, scores: NDArray[np.float32], options: LatticeOptions) -> Lattice | None:
         """The lattice of an utterance.
 
         Args:
             scores: Scaled log likelihoods `[T, P]`.
+            options: Width of the search and of the lattice.
 
         Returns:
             The lattice; None if no path is left, or there are no frames.
         """
-        if len(scores) == 0:
-            return None
-        start = np.array([self._start])
-        frames = [self._closed(start, np.zeros(1), self.beam)]
-        for number, row in enumerate(scores):
-            following = self._step(frames[-1], row)
+        return _Utterance(self, scores, options).lattice() if len(scores) else None
+
+
+class _Utterance:
+    """The search of one utterance."""
+
+    def __init__(self, search: LatticeSearch, scores: NDArray[np.float32], options: LatticeOptions) -> None:
+        self.search, self.scores, self.options = search, scores, options
+        self.frames: list[_Frame] = []
+        self.places = np.full(len(search.finals), -1, dtype=np.int64)  # of states among the current tokens
+
+    def lattice(self) -> Lattice | None:
+        start = np.array([self.search.start])
+        self.frames.append(self._closed(start, np.zeros(1), self.options.beam))
+        for number, row in enumerate(self.scores, 1):
+            following = self._step(self.frames[-1], row)
             if following is None:
                 return None
-            frames.append(following)
-            if (number + 1) % _BLOCK == 0:
-                extra = np.zeros(len(following.states))
-                self._prune(frames, scores, extra, number + 1 - _BLOCK)
-        finals, complete = self._ends(frames[-1])
-        ends = frames[-1].costs + finals
-        self._prune(frames, scores, ends - ends.min(), 0)
-        return self._assembled(frames, scores, self._ends(frames[-1])[0], complete)
+            self.frames.append(following)
+            if number % _BLOCK == 0:
+                self._prune(np.zeros(len(following.states)), number - _BLOCK)
+        finals, complete = self._ends()
+        ends = self.frames[-1].costs + finals
+        self._prune(ends - ends.min(), 0)
+        return self._assembled(self._ends()[0], complete)
 
-    def _ends(self, frame: _Frame) -> tuple[_Floats, bool]:
+    def _ends(self) -> tuple[_Floats, bool]:
         """Final costs of the last tokens, and whether any is final; if not, all are."""
-        finals = self._finals[frame.states].astype(np.float64)
+        finals = self.search.finals[self.frames[-1].states].astype(np.float64)
         complete = bool(np.isfinite(finals).any())
         return (finals if complete else np.zeros(len(finals))), complete
 
     def _step(self, frame: _Frame, row: NDArray[np.float32]) -> _Frame | None:
         """Tokens after another frame; their arcs are added to the frame before."""
-        limit = frame.costs.min() + self.beam
-        if len(frame.costs) > self.max_active:
-            limit = min(limit, np.partition(frame.costs, self.max_active - 1)[self.max_active - 1])
+        limit = frame.costs.min() + self.options.beam
+        if len(frame.costs) > self.options.max_active:
+            limit = min(limit, np.partition(frame.costs, self.options.max_active - 1)[self.options.max_active - 1])
         alive = np.flatnonzero(frame.costs <= limit)
-        owners, arcs = self._emitting.leaving(frame.states[alive])
+        owners, arcs = self.search.emitting.leaving(frame.states[alive])
         if len(arcs) == 0:
             return None
         sources = alive[owners]
-        costs = frame.costs[sources] + self._emitting.weights[arcs] - row[self._emitting.pdfs[arcs]]
-        cutoff = costs.min() + self.beam
+        costs = frame.costs[sources] + self.search.emitting.weights[arcs] - row[self.search.emitting.pdfs[arcs]]
+        cutoff = costs.min() + self.options.beam
         near = costs <= cutoff
         sources, arcs, costs = sources[near], arcs[near], costs[near]
-        targets = self._emitting.targets[arcs].astype(np.int64)
+        targets = self.search.emitting.targets[arcs].astype(np.int64)
         numbers = np.arange(len(targets))
-        self._places[targets] = numbers
-        states = targets[self._places[targets] == numbers]
-        self._places[states] = np.arange(len(states))
-        best, places = np.full(len(states), np.inf), self._places[targets]
+        self.places[targets] = numbers
+        states = targets[self.places[targets] == numbers]
+        self.places[states] = np.arange(len(states))
+        best, places = np.full(len(states), np.inf), self.places[targets]
         np.minimum.at(best, places, costs)
-        self._places[states] = -1
+        self.places[states] = -1
         frame.spoken = _Links(sources, places, arcs)
         return self._closed(states, best, cutoff)
 
     def _closed(self, states: _Places, costs: _Floats, cutoff: float) -> _Frame:
         """The frame of some tokens and those that arcs without frames lead to."""
-        places = self._places
+        places, silent = self.places, self.search.silent
         places[states] = np.arange(len(states))
         improved = np.arange(len(states))
         while len(improved):
-            owners, arcs = self._silent.leaving(states[improved])
-            found = costs[improved[owners]] + self._silent.weights[arcs]
-            targets = self._silent.targets[arcs[found <= cutoff]].astype(np.int64)
+            owners, arcs = silent.leaving(states[improved])
+            found = costs[improved[owners]] + silent.weights[arcs]
+            targets = silent.targets[arcs[found <= cutoff]].astype(np.int64)
             fresh = np.unique(targets[places[targets] < 0])
             places[fresh] = len(states) + np.arange(len(fresh))
             states = np.concatenate([states, fresh])
@@ -212,34 +231,33 @@ class LatticeSearch:
             before = costs.copy()
             np.minimum.at(costs, places[targets], found[found <= cutoff])
             improved = np.flatnonzero(costs < before)
-        sources, arcs = self._silent.leaving(states)
-        near = costs[sources] + self._silent.weights[arcs] <= cutoff
-        silent = _Links(sources[near], places[self._silent.targets[arcs[near]]], arcs[near])
+        sources, arcs = silent.leaving(states)
+        near = costs[sources] + silent.weights[arcs] <= cutoff
+        inside = _Links(sources[near], places[silent.targets[arcs[near]]], arcs[near])
         places[states] = -1
-        return _Frame(states, costs, silent)
+        return _Frame(states, costs, inside)
 
-    def _prune(self, frames: Sequence[_Frame], scores: NDArray[np.float32], extra: _Floats, until: int) -> None:
+    def _prune(self, extra: _Floats, until: int) -> None:
         """Drop arcs and tokens that are only on paths outside the lattice beam, from the last frame backwards.
 
         Args:
-            frames: All frames so far.
-            scores: Scaled log likelihoods.
             extra: For each token of the last frame, how much its best path's cost is above the best one's.
             until: Frames before this one are left alone if no token after them was dropped.
         """
         costs, places = _NONE.astype(np.float64), _NONE  # of the following frame's tokens, before any was dropped
-        for number in range(len(frames) - 1, -1, -1):
-            frame, links = frames[number], frames[number].spoken
-            if number < len(frames) - 1:
+        for number in range(len(self.frames) - 1, -1, -1):
+            frame, links = self.frames[number], self.frames[number].spoken
+            if number < len(self.frames) - 1:
                 if number < until and (places >= 0).all():
                     return
-                added = self._emitting.weights[links.arcs] - scores[number][self._emitting.pdfs[links.arcs]]
+                arcs, row = self.search.emitting, self.scores[number]
+                added = arcs.weights[links.arcs] - row[arcs.pdfs[links.arcs]]
                 above = extra[links.targets] + (frame.costs[links.sources] + added - costs[links.targets])
                 extra = np.full(len(frame.states), np.inf)
                 np.minimum.at(extra, links.sources, above)
-                links = links.chosen(above <= self.lattice_beam)
+                links = links.chosen(above <= self.options.lattice_beam)
             silent, extra = self._pruned_silent(frame, extra)
-            keep = extra <= self.lattice_beam
+            keep = extra <= self.options.lattice_beam
             after, costs = places, frame.costs
             places = np.where(keep, np.cumsum(keep) - 1, -1)
             frame.states, frame.costs = frame.states[keep], frame.costs[keep]
@@ -249,19 +267,18 @@ class LatticeSearch:
     def _pruned_silent(self, frame: _Frame, extra: _Floats) -> tuple[_Links, _Floats]:
         """The arcs inside a frame that stay, and how much each token is above the best path, through them, too."""
         links = frame.silent
-        added = frame.costs[links.sources] + self._silent.weights[links.arcs] - frame.costs[links.targets]
+        added = frame.costs[links.sources] + self.search.silent.weights[links.arcs] - frame.costs[links.targets]
         while True:
             above = extra[links.targets] + added
             found = extra.copy()
             np.minimum.at(found, links.sources, above)
             if (found == extra).all():
-                return links.chosen(above <= self.lattice_beam), extra
+                return links.chosen(above <= self.options.lattice_beam), extra
             extra = found
 
-    def _assembled(
-        self, frames: Sequence[_Frame], scores: NDArray[np.float32], finals: _Floats, complete: bool
-    ) -> Lattice:
+    def _assembled(self, finals: _Floats, complete: bool) -> Lattice:
         """One lattice from the frames' tokens and arcs."""
+        frames, scores, search = self.frames, self.scores, self.search
         sizes = [len(frame.states) for frame in frames]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         numbers = [offset + _topological(frame) for offset, frame in zip(offsets, frames, strict=False)]
@@ -269,12 +286,12 @@ class LatticeSearch:
         for time, frame in enumerate(frames):
             here, silent, spoken = numbers[time], frame.silent, frame.spoken
             none = np.full(len(silent.arcs), -1, dtype=np.int32)
-            parts.append((here[silent.sources], here[silent.targets], none, *self._silent.labels(silent), 0.0 * none))
+            parts.append((here[silent.sources], here[silent.targets], none, *search.silent.labels(silent), 0.0 * none))
             if time < len(scores):
-                pdfs = self._emitting.pdfs[spoken.arcs]
+                pdfs = search.emitting.pdfs[spoken.arcs]
                 likely = -scores[time][pdfs].astype(np.float64)
                 after = numbers[time + 1][spoken.targets]
-                parts.append((here[spoken.sources], after, pdfs, *self._emitting.labels(spoken), likely))
+                parts.append((here[spoken.sources], after, pdfs, *search.emitting.labels(spoken), likely))
         sources, targets, pdfs, words, graph, acoustic = (np.concatenate(one) for one in zip(*parts, strict=True))
         ends = np.full(offsets[-1], np.inf)
         ends[numbers[-1]] = finals

@@ -49,7 +49,12 @@ def stage_files(run: Run) -> dict[str, Any] | None:
     decode = run.config.decode
     if not decode.makes_graph and not uses_stage(decode, run.config.lm):
         return None
-    return graph_files(run) if decode.makes_graph else _files_of(run, "lm", decode.file_fields)
+    if not decode.makes_graph:
+        return _files_of(run, "lm", decode.file_fields)
+    found = graph_files(run)
+    if "rescore_lm" in decode.files() and uses_stage(decode, run.config.lm):
+        found["also"] = _files_of(run, "lm", ("lm",), "graph_lm")
+    return found
 
 
 def graph_files(run: Run) -> dict[str, Any]:
@@ -57,9 +62,10 @@ def graph_files(run: Run) -> dict[str, Any]:
     return _files_of(run, "graph", ("graph", "words"))
 
 
-def _files_of(run: Run, stage: str, fields: Container[str]) -> dict[str, Any]:
+def _files_of(run: Run, stage: str, fields: Container[str], called: str = "") -> dict[str, Any]:
+    """Arguments of `local_files` for some of a stage's files; `called` is the decoder's field if it has another name."""
     made = run.result(stage)
-    names = {field: name for field, name in made.record["files"].items() if field in fields}
+    names = {called or field: name for field, name in made.record["files"].items() if field in fields}
     return {
         "url": made.url,
         "digest": digest_json([made.record["sha256"][name] for name in names.values()]),
@@ -67,13 +73,16 @@ def _files_of(run: Run, stage: str, fields: Container[str]) -> dict[str, Any]:
     }
 
 
-def local_files(url: str, digest: str, names: Mapping[str, str]) -> dict[str, str]:
+def local_files(
+    url: str, digest: str, names: Mapping[str, str], also: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Paths of a stage's files on this machine, verified.
 
     Args:
         url: The stage's output.
         digest: Digest of the files.
         names: Their names in the output by field of the decoder.
+        also: The same arguments for files of another stage.
 
     Returns:
         Paths by field.
@@ -82,7 +91,8 @@ def local_files(url: str, digest: str, names: Mapping[str, str]) -> dict[str, st
         DamagedObjectError: One is missing or damaged.
     """
     output, folder = StageOutput.at(url), Path(_folder(url, digest).name)
-    return {field: str(output.fetch(name, folder)) for field, name in names.items()}
+    found = {field: str(output.fetch(name, folder)) for field, name in names.items()}
+    return found | (local_files(**also) if also else {})
 
 
 @lru_cache(maxsize=4)

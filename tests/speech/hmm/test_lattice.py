@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from speech.hmm import lattice_paths
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
-from speech.hmm.lattice import Lattice, LatticeSearch
+from speech.hmm.lattice import Lattice, LatticeOptions, LatticeSearch
 from speech.hmm.lattice_paths import best_paths
 
 WIDE = 1e6
@@ -73,7 +73,7 @@ seeds = st.integers(0, 1_000_000)
 def test_best_paths_are_the_best_of_all(seed, frames, limit):
     graph, scores = example(seed, frames)
     paths = all_paths(graph, scores)
-    lattice = LatticeSearch(graph, WIDE, 10_000, WIDE)(scores)
+    lattice = LatticeSearch(graph)(scores, LatticeOptions(WIDE, 10_000, WIDE))
     if not paths:
         assert lattice is None
         return
@@ -110,7 +110,7 @@ def test_a_lattice_has_the_paths_inside_its_beam_and_no_arc_outside(seed, beam):
     paths = all_paths(graph, scores)
     if not paths:
         return
-    lattice = LatticeSearch(graph, WIDE, 10_000, beam)(scores)
+    lattice = LatticeSearch(graph)(scores, LatticeOptions(WIDE, 10_000, beam))
     wanted = best_sentences(paths)
     best = min(wanted.values())
     inside = {words: cost for words, cost in wanted.items() if cost <= best + beam - 1e-4}
@@ -137,11 +137,11 @@ def above_best(lattice: Lattice):
 @pytest.mark.parametrize("seed", range(8))
 def test_dropping_arcs_on_the_way_changes_nothing(seed, monkeypatch):
     graph, scores = example(seed, 40)
-    search = LatticeSearch(graph, WIDE, 10_000, 3.0)
+    search = LatticeSearch(graph)
     blocks = []
     for size in (1000, 7, 1):
         monkeypatch.setattr("speech.hmm.lattice._BLOCK", size)
-        blocks.append(search(scores))
+        blocks.append(search(scores, LatticeOptions(WIDE, 10_000, 3.0)))
     if blocks[0] is None:
         return
     assert len(blocks[0].sources) == len(blocks[1].sources) == len(blocks[2].sources)
@@ -164,7 +164,7 @@ def test_prefixes_with_equal_futures_share_them(monkeypatch):
     monkeypatch.setattr(
         lattice_paths._Sentences, "_followed", lambda self, reached: followed.append(1) or original(self, reached)
     )
-    found = best_paths(LatticeSearch(graph, WIDE, 1000, 9.0)(scores), 300, 9.0)
+    found = best_paths(LatticeSearch(graph)(scores, LatticeOptions(WIDE, 1000, 9.0)), 300, 9.0)
     assert (len(found), len(followed)) == (300, 16)
     assert [one.cost for one in found] == pytest.approx(sorted(one.cost for one in found))
     assert {one.starts for one in found} == {tuple(range(1, 30, 2))}
@@ -172,7 +172,7 @@ def test_prefixes_with_equal_futures_share_them(monkeypatch):
 
 def test_work_is_bounded_and_what_is_found_is_the_best(monkeypatch):
     scores = np.random.default_rng(6).normal(size=(30, 4)).astype(np.float32)
-    lattice = LatticeSearch(long_graph(), WIDE, 1000, 8.0)(scores)
+    lattice = LatticeSearch(long_graph())(scores, LatticeOptions(WIDE, 1000, 8.0))
     everything = best_paths(lattice, 500, 8.0)
     monkeypatch.setattr(lattice_paths, "_WORK", 3000)
     some = best_paths(lattice, 500, 8.0)
@@ -184,7 +184,7 @@ def test_work_is_bounded_and_what_is_found_is_the_best(monkeypatch):
 def test_a_narrow_search_finds_paths_that_exist(beam, active):
     for seed in range(30):
         graph, scores = example(seed, 5)
-        lattice = LatticeSearch(graph, beam, active, 5.0)(scores)
+        lattice = LatticeSearch(graph)(scores, LatticeOptions(beam, active, 5.0))
         if lattice is None:
             continue
         costs = {}
@@ -198,15 +198,16 @@ def test_a_narrow_search_finds_paths_that_exist(beam, active):
 
 def test_a_search_that_cannot_go_on_and_no_frames_give_nothing():
     graph = FstArrays.of(kaldifst.compile("0 1 1 1 0\n1 0\n"))
-    search = LatticeSearch(graph, WIDE, 10, WIDE)
-    assert search(np.zeros((0, 2), dtype=np.float32)) is None
-    assert search(np.zeros((2, 2), dtype=np.float32)) is None
-    lattice = search(np.zeros((1, 2), dtype=np.float32))
+    search, options = LatticeSearch(graph), LatticeOptions(WIDE, 10, WIDE)
+    assert search(np.zeros((0, 2), dtype=np.float32), options) is None
+    assert search(np.zeros((2, 2), dtype=np.float32), options) is None
+    lattice = search(np.zeros((1, 2), dtype=np.float32), options)
     (only,) = best_paths(lattice, 5, WIDE)
     assert (only.words, only.starts, only.cost) == ((1,), (0,), 0.0)
 
 
 def test_no_word_is_a_hypothesis_of_its_own():
     graph = FstArrays.of(kaldifst.compile("0 0 1 0 0.5\n0 0 2 7 0\n0 0\n"))
-    found = best_paths(LatticeSearch(graph, WIDE, 10, WIDE)(np.zeros((2, 2), dtype=np.float32)), 10, WIDE)
+    lattice = LatticeSearch(graph)(np.zeros((2, 2), dtype=np.float32), LatticeOptions(WIDE, 10, WIDE))
+    found = best_paths(lattice, 10, WIDE)
     assert [(one.words, round(one.cost, 4)) for one in found] == [((7, 7), 0.0), ((7,), 0.5), ((), 1.0)]

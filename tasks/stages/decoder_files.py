@@ -63,7 +63,7 @@ def graph_files(run: Run) -> dict[str, Any]:
 
 
 def _files_of(run: Run, stage: str, fields: Container[str], called: str = "") -> dict[str, Any]:
-    """Arguments of `local_files` for some of a stage's files; `called` is the decoder's field if it has another name."""
+    """Arguments of `local_files` for some of a stage's files; `called` is the decoder's field if named differently."""
     made = run.result(stage)
     names = {called or field: name for field, name in made.record["files"].items() if field in fields}
     return {

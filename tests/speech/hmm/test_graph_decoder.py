@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hmm_toys import LEXICON, arpa, best_sentence, context_tree, random_model
+from hmm_toys import LEXICON, arpa, best_sentence, context_tree, random_model, sentence_costs
 
 from speech.bundle import BundleError, BundleSpec, TiedStates, add_decoder, load_spec, own_decoder, save_bundle
 from speech.decoding import DecodeError, GraphConfig, GreedyConfig, build_decoder
@@ -206,3 +206,143 @@ def test_bundle_carries_the_graph_and_nothing_that_it_was_made_from(toy, tmp_pat
     (tmp_path / "elsewhere" / "graph.fst").write_bytes(b"x")
     with pytest.raises(BundleError, match=r"graph\.fst is damaged"):
         Recognizer.load(tmp_path / "elsewhere")
+
+
+SECOND = """\\data\\
+ngram 1=6
+ngram 2=3
+
+\\1-grams:
+-99\t<s>\t-0.4
+-0.9\tA\t-0.2
+-0.4\tAT\t-0.3
+-0.8\tTO\t-0.1
+-0.6\tTWO\t-0.5
+-0.5\t</s>
+
+\\2-grams:
+-0.1\t<s> TWO
+-0.2\tTWO AT
+-0.15\tAT </s>
+
+\\end\\
+"""
+
+
+def several(cfg, model, log_probs, **changes):
+    decoder = build_decoder(cfg.model_copy(update=changes), TOKENIZER, StateOutputs(random_priors(model), 2))
+    (found,) = decoder.decode(log_probs, torch.tensor([log_probs.shape[1]]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def second(toy):
+    """A configuration like the toy's with another language model."""
+    _, folder, cfg = toy
+    (folder / "second.arpa").write_text(SECOND)
+    return cfg.model_copy(update={"lm": str(folder / "second.arpa")})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_several_hypotheses_are_the_best_sentences(toy, seed):
+    model, _, cfg = toy
+    log_probs = random_posteriors(model, seed, 5)  # ten frames, for three words at most
+    found = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0)
+    costs = sentence_costs(
+        model, cfg.acoustic_scale * scaled_likelihoods(log_probs[0].numpy(), random_priors(model), 2)
+    )
+    assert len(found.nbest) == len(costs) > 10
+    assert {tuple(one.text.split()) for one in found.nbest} == set(costs)
+    assert [-one.score for one in found.nbest] == pytest.approx(sorted(costs.values()), abs=3e-2)
+    everything = np.logaddexp.reduce([-cost for cost in costs.values()])
+    for one in found.nbest:
+        assert -one.score == pytest.approx(costs[tuple(one.text.split())], abs=3e-2)  # determinization rounds
+        assert one.posterior == pytest.approx(math.exp(one.score - everything), rel=0.1, abs=1e-3)
+        assert len(one.word_frames) == len(one.word_confidences) == len(one.text.split())
+        assert all(0 <= begin < end <= 5 for begin, end in one.word_frames)
+        assert one.word_frames == sorted(one.word_frames)
+    assert (found.text, found.score) == (found.nbest[0].text, found.nbest[0].score)
+    assert found.word_frames == found.nbest[0].word_frames
+
+
+def test_one_hypothesis_costs_the_same_with_others_and_alone(toy):
+    model, _, cfg = toy
+    for seed in range(5):
+        log_probs = random_posteriors(model, seed, 10)
+        alone, first = several(cfg, model, log_probs), several(cfg, model, log_probs, nbest=2)
+        assert first.score == pytest.approx(alone.score, abs=1e-3)
+        assert (alone.nbest, len(first.nbest)) == ([], 2)
+        if first.text == alone.text:
+            assert len(first.word_confidences) == len(first.text.split())
+        narrow = several(cfg, model, log_probs, nbest=2, lattice_beam=1e-6)
+        assert [one.text for one in narrow.nbest] == [first.text]
+        assert narrow.nbest[0].posterior == 1.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranking_again_gives_what_a_graph_of_the_second_model_gives(toy, second, seed):
+    model, _, cfg = toy
+    log_probs = random_posteriors(model, seed, 7)
+    wanted = several(second, model, log_probs, nbest=20, lattice_beam=1000.0)
+    found = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0, rescore_lm=second.lm, rescore_nbest=5000)
+    assert [one.score for one in found.nbest] == pytest.approx([one.score for one in wanted.nbest], abs=5e-2)
+    scores = {one.text: one.score for one in wanted.nbest}
+    for one in found.nbest[:10]:
+        assert one.score == pytest.approx(scores[one.text], abs=5e-2)
+    plain = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0)
+    assert [one.text for one in plain.nbest] != [one.text for one in found.nbest]
+    same = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0, rescore_lm=second.lm, rescore_weight=0.0)
+    assert same == plain
+
+
+def test_silence_and_no_frames_have_several_hypotheses_or_none(toy):
+    model, _, cfg = toy
+    log_probs = random_posteriors(model, 1, 4)
+    decoder = build_decoder(cfg.model_copy(update={"nbest": 3}), TOKENIZER, StateOutputs(random_priors(model)))
+    empty, full = decoder.decode(log_probs.repeat(2, 1, 1), torch.tensor([0, 4]))
+    assert (empty.text, empty.nbest) == ("", [])
+    assert 0 < full.confidence <= 1
+
+
+def test_second_model_needs_the_first(toy, second, tmp_path):
+    _, _, cfg = toy
+    with pytest.raises(ValueError, match="takes the graph's language model out of the scores: name it in graph_lm"):
+        GraphConfig(graph="g", words="w", rescore_lm="l")
+    with pytest.raises(ValueError, match="without graph, name it in lm"):
+        GraphConfig(hmm="h", lexicon="l", graph_lm="l")
+    named = cfg.model_copy(update={"rescore_lm": second.lm})
+    assert named.prepared(tmp_path).graph_lm == cfg.lm
+    assert cfg.prepared(tmp_path).graph_lm == ""
+    files = {"graph": "g", "words": "w", "graph_lm": "stage.arpa"}
+    assert named.completed(files).graph_lm == "stage.arpa"
+    assert named.completed({"graph": "g", "words": "w"}).graph_lm == cfg.lm
+    assert GraphConfig.model_validate(named.completed(files).model_dump()) == named.completed(files)
+
+
+def test_bundle_carries_both_language_models(toy, second, tmp_path):
+    model, _, cfg = toy
+    saved_bundle(tmp_path / "bundle", model)
+    add_decoder(tmp_path / "bundle", cfg.model_copy(update={"rescore_lm": second.lm, "rescore_weight": 0.6}))
+    files = {"graph.fst", "graph-words.txt", "graph-lm.arpa", "rescore-lm.arpa"}
+    assert {path.name for path in (tmp_path / "bundle").iterdir()} == files | {"bundle.json", "model.safetensors"}
+    log_probs = random_posteriors(model, 5, 10)
+    own = several(own_decoder(tmp_path / "bundle"), model, log_probs, nbest=4)
+    assert own == several(cfg, model, log_probs, nbest=4, rescore_lm=second.lm, rescore_weight=0.6)
+    waves = np.random.default_rng(1).normal(size=4000).astype(np.float32) / 10
+    (said,) = Transcriber(tmp_path / "bundle", nbest=3).transcribe([waves], sample_rate=8000, words=True)
+    if said.nbest:
+        assert said.nbest[0].text == said.text
+        assert [one.word for one in said.nbest[0].words] == said.text.split()
+
+
+def test_other_weights_share_the_graph_and_the_models(toy, second):
+    model, _, cfg = toy
+    both = cfg.model_copy(update={"rescore_lm": second.lm})
+    decoder = build_decoder(both, TOKENIZER, StateOutputs(random_priors(model), 2))
+    decoder.prepare()
+    other = decoder.with_config(both.model_copy(update={"rescore_weight": 0.2, "acoustic_scale": 0.3}))
+    assert other._rescorer is decoder._rescorer
+    assert other._search._graph is decoder._search._graph
+    log_probs = random_posteriors(model, 3, 10)
+    fresh = several(both, model, log_probs, rescore_weight=0.2, acoustic_scale=0.3)
+    assert other.decode(log_probs, torch.tensor([10])) == [fresh]

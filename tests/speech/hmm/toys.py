@@ -110,17 +110,22 @@ def sentence_cost(words: tuple[str, ...]) -> float:
     return total
 
 
-def best_sentence(model, scores, options=None):
-    """The cheapest of all sentences of up to three words, and its cost."""
-    found = []
+def sentence_costs(model, scores, options=None):
+    """The costs of all sentences of up to three words that take as many frames."""
+    found = {}
     for size in range(4):
         for words in itertools.product(LEXICON, repeat=size):
             graph = utterance_graph(PHONES, LEXICON, words, options, model.tree.context_dependent)
             states = state_graph(graph, model.tree, model.transitions)
             path = viterbi(states, scores, states.pdfs)
             if path is not None:
-                found.append((sentence_cost(words) - path_score(states, scores, path), words))
-    return min(found)
+                found[words] = sentence_cost(words) - path_score(states, scores, path)
+    return found
+
+
+def best_sentence(model, scores, options=None):
+    """The cheapest of all sentences of up to three words, and its cost."""
+    return min((cost, words) for words, cost in sentence_costs(model, scores, options).items())
 
 
 def path_score(states, scores, path):

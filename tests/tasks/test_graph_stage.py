@@ -1,5 +1,6 @@
 """The stage graph for networks: which files it takes, and that decoding uses what it made."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,9 +11,10 @@ from support import load_beside, tiny_document
 from speech.decoding import GraphConfig
 from speech.hmm.graph_files import read_graph
 from speech.hmm.model import model_digest
+from storage.stages import StageOutput
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages import graph as graph_stage
-from tasks.stages.base import Run, StageError, stages_of
+from tasks.stages.base import Run, StageError, StageResult, stages_of
 from tasks.stages.decoder_files import decoder_of, stage_files
 from tasks.stages.graph import GRAPH
 
@@ -55,6 +57,36 @@ def test_graph_of_named_files_is_made_once_and_used_by_the_decoder(run, files):
     found = read_graph(Path(decode.graph), Path(decode.words))
     assert (len(found.arrays.finals), len(found.arrays.arcs)) == (made.counts["states"], made.counts["arcs"])
     assert stage_files(run)["names"] == {"graph": "graph.fst", "words": "graph-words.txt"}
+
+
+def test_second_language_model_comes_with_the_one_that_the_graph_has(run, files, tmp_path):
+    GRAPH.execute(run)
+    (tmp_path / "large.arpa").write_text(toys.arpa())
+    again = {"rescore_lm": str(tmp_path / "large.arpa")}
+    named = Run(parse_config(document(**files, **again)), "r")
+    assert GRAPH.execute(named).cached
+    decode = decoder_of(named)
+    assert (decode.graph_lm, decode.rescore_lm, decode.lm) == (files["lm"], again["rescore_lm"], "")
+
+
+def test_stage_supplies_the_language_model_that_the_graph_has(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(tmp_path / "home"))
+    (tmp_path / "large.arpa").write_text(toys.arpa())
+    sources = {name: files[name] for name in ("hmm", "lexicon")}
+    again = {"rescore_lm": str(tmp_path / "large.arpa")}
+    config = parse_config(document(**sources, **again) | {"lm": {"order": 2}})
+    run = Run(config, "r")
+    output = StageOutput(run.store, "lm", "0" * 16)
+    output.store.write("lm.arpa", toys.arpa().encode())
+    digest = hashlib.sha256(toys.arpa().encode()).hexdigest()
+    record = output.publish({"files": {"lm": "lm.arpa"}, "sha256": {"lm.arpa": digest}, "bytes": {"lm.arpa": 1}})
+    run.results["lm"] = StageResult("lm", output.key, output.store.url, 0.0, False, {}, record)
+    GRAPH.execute(run)
+    decode = decoder_of(run)
+    assert set(decode.files()) == {"graph", "words", "graph_lm", "rescore_lm"}
+    assert Path(decode.graph_lm).read_text() == toys.arpa()
+    run.config = parse_config(document(**sources) | {"lm": {"order": 2}})
+    assert set(decoder_of(run).files()) == {"graph", "words"}
 
 
 @pytest.mark.parametrize("changed", ["hmm", "lexicon", "lm", "silence_probability"])

@@ -73,9 +73,7 @@ def transcribe(
     nbest: Annotated[
         int,
         typer.Option(
-            "--nbest",
-            min=1,
-            help="Number of hypotheses of each recording, with posteriors (json), or as lines NAME-1, NAME-2 … (text).",
+            "--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."
         ),
     ] = 1,
     json_output: JsonOption = False,
@@ -84,21 +82,12 @@ def transcribe(
 
     A file that cannot be read is reported and does not stop the others; the exit status is then 1.
     """
-    from flows.cli.transcripts import TIMED, open_sink
-    from flows.models import fetch_model
-    from speech.transcriber import Transcriber
-    from speech.vad import DETECTORS
-    from training.learner.devices import pick_device
+    from flows.cli.transcripts import open_sink
 
-    shown = "json" if json_output else kind.value
-    if nbest > 1 and shown in TIMED:
-        raise ValueError(f"--format {shown} shows one hypothesis: give --format json or text with --nbest {nbest}")
+    shown = _shown("json" if json_output else kind.value, nbest)
     recordings = find_audio(files)
     with redirect_stdout(sys.stderr):
-        if device in ("auto", "cuda"):
-            device = str(pick_device(device, field="--device"))
-        detector = DETECTORS[vad.value].config() if vad else None
-        transcriber = Transcriber(fetch_model(model), device=device, vad=detector, nbest=nbest)
+        transcriber = _transcriber(model, device, vad, nbest)
     sink = open_sink(
         shown,
         Path(output) if output else None,
@@ -111,6 +100,32 @@ def transcribe(
         err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)
     if failed:
         raise typer.Exit(1)
+
+
+def _shown(kind: str, nbest: int) -> str:
+    """The output format.
+
+    Raises:
+        ValueError: It has no place for several hypotheses.
+    """
+    from flows.cli.transcripts import TIMED
+
+    if nbest > 1 and kind in TIMED:
+        raise ValueError(f"--format {kind} shows one hypothesis: give --format json or text with --nbest {nbest}")
+    return kind
+
+
+def _transcriber(model: str, device: str, vad: Detector | None, nbest: int) -> "Transcriber":
+    """The model, ready to use."""
+    from flows.models import fetch_model
+    from speech.transcriber import Transcriber
+    from speech.vad import DETECTORS
+    from training.learner.devices import pick_device
+
+    if device in ("auto", "cuda"):
+        device = str(pick_device(device, field="--device"))
+    detector = DETECTORS[vad.value].config() if vad else None
+    return Transcriber(fetch_model(model), device=device, vad=detector, nbest=nbest)
 
 
 def _transcribe_all(recordings: list[tuple[Path, Path]], transcriber: "Transcriber", sink: "Sink") -> int:

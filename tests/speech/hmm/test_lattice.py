@@ -69,7 +69,7 @@ seeds = st.integers(0, 1_000_000)
 
 
 @given(seed=seeds, frames=st.integers(1, 5), limit=st.sampled_from([1, 3, 10_000]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_best_paths_are_the_best_of_all(seed, frames, limit):
     graph, scores = example(seed, frames)
     paths = all_paths(graph, scores)
@@ -104,7 +104,7 @@ def last_states(graph, scores):
 
 
 @given(seed=seeds, beam=st.sampled_from([0.5, 2.0, 4.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_lattice_has_the_paths_inside_its_beam_and_no_arc_outside(seed, beam):
     graph, scores = example(seed, 5)
     paths = all_paths(graph, scores)

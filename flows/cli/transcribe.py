@@ -88,13 +88,8 @@ def transcribe(
     recordings = find_audio(files)
     with redirect_stdout(sys.stderr):
         transcriber = _transcriber(model, device, vad, nbest)
-    sink = open_sink(
-        shown,
-        Path(output) if output else None,
-        model,
-        several=len(recordings) > 1,
-        folder=output.endswith("/"),
-    )
+    place, several = Path(output) if output else None, len(recordings) > 1
+    sink = open_sink(shown, place, model, several, folder=output.endswith("/"))
     failed = _transcribe_all(recordings, transcriber, sink)
     if failed or (len(recordings) > 1 and err.is_terminal):
         err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)

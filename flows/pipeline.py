@@ -103,6 +103,7 @@ def evaluate(
     until: str = "report",
     only_waiting: bool = False,
     model: str = "",
+    as_configured: bool = False,
 ) -> Any:
     """Decode and score the test sets, register the model, write the report; trains first if needed.
 
@@ -115,12 +116,14 @@ def evaluate(
         until: Last stage.
         only_waiting: Do nothing unless a registered challenger waits for its evaluation.
         model: An existing model: NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder.
+        as_configured: Decode that model as the section `decode` says even if that is the default; otherwise the default
+            means the model's own decoder.
     """
     if only_waiting and not waiting(config):
         return Completed(name="NothingWaits", message=f"no challenger of {config.model_name} waits for evaluation")
     with _run(config, run_id, force_from, "score" if model else until) as run:
         if model:
-            use_model(run, fetch_model(model_uri(model)))
+            use_model(run, fetch_model(model_uri(model)), as_configured)
             _stages(run, EVALUATION, "score")
             return summarize_evaluation(run, model)
         _stages(run, STAGES, until)

@@ -67,5 +67,5 @@ def _execute(config: Any, model: str, no_prefect: bool) -> dict[str, Any]:
         err.print(f"[dim]Prefect at {url}[/dim]")
         with progress_bars():
             evaluation: Any = flow  # a flow's types omit what it returns
-            summary: dict[str, Any] = evaluation(config, until="score", model=model)
+            summary: dict[str, Any] = evaluation(config, until="score", model=model, as_configured=True)
         return summary

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tasks.config.pipeline import PipelineConfig
 
 app = CommandGroup("Look at pronunciations.")
-_LM = "decoder's words"
+_DECODER, _LM = "decoder's words", "language model's words"
 _SHOWN = 10
 """Suspicious entries of each kind that are shown."""
 
@@ -72,7 +72,7 @@ def check(
     everything: Annotated[bool, typer.Option("--all", help="Show all suspicious entries.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Say which words of the transcripts and of the decoder have a pronunciation, and which entries look wrong."""
+    """Say which words have a pronunciation (of transcripts, decoder, language model), and which entries look wrong."""
     from speech.lexicon.check import suspicions
 
     built, parts = _build(config, overrides or [], [])
@@ -99,23 +99,24 @@ def _build(config_path: Path, overrides: list[str], words: list[str]) -> "tuple[
         config = load_config(config_path, overrides)
         parts = _words(config)
         counts = sum(parts.values(), Counter(dict.fromkeys(words, 1)))
-        for word in parts.get(_LM, ()):  # they come in no transcript
+        for word in [*parts.get(_DECODER, ()), *parts.get(_LM, ())]:  # they may be in no transcript
             counts.setdefault(word, 0)
         return build_lexicon(config.lexicon, counts), parts
 
 
 def _words(config: "PipelineConfig") -> dict[str, Counter[str]]:
-    """Words by set, and the decoder's; the corpora are read unless a run has done it."""
+    """Words by set, the decoder's, and the language model's; the corpora are read unless a run has done it."""
     from flows.pipeline import new_run_id
     from tasks.dataset.words import decoder_words, transcript_words
     from tasks.stages.base import Run
+    from tasks.stages.lm import coming_words
     from tasks.stages.prepare import PREPARE
 
     with progress_bars():
         prepared = PREPARE.execute(Run(config, new_run_id(config)))
     parts = transcript_words(prepared.output)
-    listed = decoder_words(config.decode)
-    return parts | ({_LM: Counter(dict.fromkeys(listed, 0))} if listed else {})
+    listed = {_DECODER: decoder_words(config.decode), _LM: coming_words(config, prepared.output)}
+    return parts | {name: Counter(dict.fromkeys(words, 0)) for name, words in listed.items() if words}
 
 
 def _coverage_table(coverages: "dict[str, Coverage]") -> Table:

@@ -11,7 +11,7 @@ A new kind of model is one file with its configuration beside `unigram.py`, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +71,7 @@ __all__ = [
     "check_sources",
     "entropy_pruned",
     "estimate",
+    "estimated_words",
     "load",
     "merged_ngrams",
     "read_arpa",
@@ -140,6 +141,24 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
     perplexity = {name: model.evaluate(_writable(cut, lines)).to_dict() for name, lines in sources.held_out.items()}
     about = {"words": len(words), "protection": text.protection_record(), "perplexity": perplexity}
     return {"kind": cfg.kind, **facts, **about}
+
+
+def estimated_words(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) -> list[str]:
+    """The words that `estimate` gives a model of words, without the special symbols; takes a fraction of its time.
+
+    Raises:
+        LmError: There is no text.
+    """
+    words = NgramConfig(
+        order=1,
+        smoothing="witten-bell",
+        text=cfg.text,
+        transcripts=cfg.transcripts,
+        vocabulary=getattr(cfg, "vocabulary", None),
+        cutoffs=getattr(cfg, "cutoffs", ())[:1],
+    )
+    estimate(replace(sources, held_out={}), words, folder, workers)
+    return (folder / WORDS).read_text(encoding="utf-8").splitlines()
 
 
 def _writable(cut: Units, lines: Iterable[str]) -> Iterator[list[str]]:

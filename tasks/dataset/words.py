@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,19 @@ def transcript_words(source: ObjectStore | StageOutput) -> dict[str, Counter[str
         for row in iter_table(source, MANIFEST, Path(folder), ["set", "text"]):
             found.setdefault(str(row["set"]), Counter()).update(str(row["text"]).split())
     return dict(sorted(found.items()))
+
+
+def set_transcripts(source: ObjectStore | StageOutput, wanted: Callable[[str], bool]) -> Iterator[str]:
+    """Normalized transcripts of some sets, as they are before sharding.
+
+    Args:
+        source: Output of the stage prepare.
+        wanted: Whether a set's transcripts are.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for row in iter_table(source, MANIFEST, Path(folder), ["set", "text"]):
+            if wanted(str(row["set"])):
+                yield str(row["text"])
 
 
 def decoder_words(cfg: DecodeConfig) -> list[str]:

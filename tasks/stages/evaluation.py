@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from speech.bundle import SPEC, BundleError, load_spec, own_decoder
+from speech.decoding import DecodeConfig, GreedyConfig
+from speech.lm import LmConfig
 from tasks.config.assignments import assign
+from tasks.config.decoding import uses_stage
 from tasks.config.home import home
 from tasks.config.mistakes import choices
 from tasks.config.pipeline import ConfigError, PipelineConfig, parse_config
-from tasks.stages.base import Run
+from tasks.stages.base import Run, StageError
 from tasks.stages.report import render_evaluation
 
 EVALUATION = ("prepare", "shard", "features", "decode", "score")
@@ -60,19 +63,41 @@ def evaluation_config(
     return parse_config(document, "the evaluation")
 
 
-def use_model(run: Run, bundle: Path) -> None:
-    """Let a run score an existing model: with the decoder of its bundle, so no language model is made and none tuned.
+def use_model(run: Run, bundle: Path, as_configured: bool = False) -> None:
+    """Let a run score an existing model; no language model is made and nothing tuned.
+
+    The model decodes with the decoder of its bundle, unless the configuration has a section `decode` that says another
+    than the default, and no section `tune`, whose values are in the bundle. Files that the configured decoder would
+    take from other stages are those of the bundle.
 
     Args:
         run: The run, before its stage decode.
         bundle: The model's folder.
+        as_configured: Whether the section counts even if it says the default.
 
     Raises:
         BundleError: If the folder is not a bundle, or its decoder needs files that are not in it.
+        StageError: If the configured decoder needs files that neither the configuration nor the bundle has.
     """
     run.bundle = bundle
-    own = {"decode": own_decoder(bundle), "recognizer": "network", "align": None, "lm": None, "tune": None}
-    run.config = run.config.model_copy(update=own)
+    decode = own = own_decoder(bundle)
+    if as_configured or (run.config.decode != GreedyConfig() and run.config.tune is None):
+        decode = _completed(run.config.decode, own, run.config.lm)
+    parts = {"decode": decode, "recognizer": "network", "align": None, "lm": None, "tune": None}
+    run.config = run.config.model_copy(update=parts)
+
+
+def _completed(decode: DecodeConfig, own: DecodeConfig, lm: LmConfig | None) -> DecodeConfig:
+    """A configured decoder with the bundle's files where it would take a stage's."""
+    if not (decode.makes_graph or uses_stage(decode, lm) or decode.lacking()):
+        return decode
+    found = decode.completed(own.files()) if decode.kind == own.kind else decode
+    if found.makes_graph or uses_stage(found, lm) or found.lacking():
+        raise StageError(
+            f"decode.kind {decode.kind} needs files that neither the section decode names nor the model has (its "
+            f"decoder is {own.kind}): name them, or remove the section, so that the model's own decoder is used"
+        )
+    return found
 
 
 def write_evaluation(run: Run, model: str) -> Path:

@@ -15,13 +15,15 @@ from typing import Any
 
 from speech.bundle import SPEC, load_spec
 from speech.lexicon import GraphemesConfig, build_lexicon
-from speech.lm import WORDS, LmConfig, Sources, arpa_of, estimate, text_digests, unit_of
+from speech.lm import WORDS, LmConfig, Sources, arpa_of, estimate, estimated_words, text_digests, unit_of
 from speech.tokens import Tokenizer
 from storage.stages import StageOutput, digest_json
 from tasks.config.home import home
+from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.manifest import scratch_folder
 from tasks.dataset.sets import is_trained
 from tasks.dataset.splits import TRAIN
+from tasks.dataset.words import set_transcripts
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage
 from tasks.stages.decoder_files import with_digests
@@ -43,6 +45,34 @@ def protected_sets(run: Run) -> list[str]:
     """The sets whose transcripts must not be in the text: all that this run does not train on."""
     names = sorted(run.result("shard").record["sets"])
     return [name for name in names if not is_trained(name) or is_tested(name, run.config.data)]
+
+
+def coming_words(config: PipelineConfig, prepared: StageOutput) -> list[str]:
+    """Words of the language model that the stage will make, as far as the transcripts tell before they are sharded.
+
+    Utterances whose audio turns out to be damaged are still among them. None without a section `lm`, or for models of
+    characters and tokens.
+
+    Args:
+        config: The configuration.
+        prepared: Output of the stage prepare.
+
+    Raises:
+        LmError: There is no text.
+    """
+    if config.lm is None or unit_of(config.lm) != "word":
+        return []
+
+    def held_out(name: str) -> bool:
+        return not is_trained(name) or is_tested(name, config.data)
+
+    sources = Sources(
+        transcripts=set_transcripts(prepared, lambda name: not held_out(name)),
+        protected=set_transcripts(prepared, held_out),
+        normalizer=config.data.normalizer,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return estimated_words(sources, config.lm, Path(folder), worker_count(config.storage.workers))
 
 
 def _set_digests(run: Run) -> dict[str, str]:

@@ -1,19 +1,23 @@
 """`starling evaluate`: an existing model on a corpus, with real stages and a model that cannot err."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import soundfile
-from support import copy_database, copy_finished, load_beside
+from support import copy_database, copy_finished, load_beside, tiny_document, write_arpa
 from typer.testing import CliRunner
 
 from flows.cli.app import app
 from flows.models import model_uri
-from speech.bundle import bundle_digest
+from speech.bundle import add_decoder, bundle_digest, own_decoder
+from speech.decoding import BeamConfig, GreedyConfig, WordsConfig
 from speech.recognizer import Recognizer
 from tasks.config.home import home as home_folder
-from tasks.stages.evaluation import evaluation_config
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import Run, StageError
+from tasks.stages.evaluation import evaluation_config, use_model
 
 said = load_beside(__file__, "../speech/test_transcriber.py")
 RATE, folder, speak = said.RATE, said.folder, said.speak
@@ -87,6 +91,39 @@ def test_other_weights_are_another_model(folder, tmp_path):
     weights[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(weights)
     assert bundle_digest(tmp_path) != before
+
+
+def test_a_flow_with_a_model_decodes_as_its_bundle_says_unless_a_decoder_is_configured(folder, tmp_path):
+    lists = [
+        write_arpa(tmp_path / name, {"<s>": (-99, 0), "</s>": (-1, None), "alpha": (-0.5, 0)}, {}) for name in "ab"
+    ]
+    bundle = tmp_path / "bundle"
+    shutil.copytree(folder, bundle)
+
+    def decoder(*given, **fields):
+        run = Run(parse_config(tiny_document(**fields)), "r")
+        use_model(run, bundle, *given)
+        assert (run.bundle, run.config.lm, run.config.tune) == (bundle, None, None)
+        return run.config.decode
+
+    assert decoder() == GreedyConfig()
+    assert decoder(decode={"kind": "beam", "beam": 3}) == BeamConfig(beam=3)
+    with pytest.raises(
+        StageError, match=r"needs files that neither .* \(its decoder is greedy\): name them, or remove"
+    ):
+        decoder(decode="words", lm={})
+    add_decoder(bundle, WordsConfig(lm=lists[0], lm_weight=3.0))
+    own = own_decoder(bundle)
+    assert (own.lm_weight, Path(own.lm).parent) == (3.0, bundle)
+    assert decoder() == decoder(decode="greedy") == own
+    assert decoder(True, decode="greedy") == GreedyConfig()
+    assert decoder(decode="words", lm={}, tune={}) == own, "the bundle has the tuned weights"
+    configured = decoder(decode={"kind": "words", "lm_weight": 1.5}, lm={})
+    assert (configured.lm_weight, configured.lm) == (1.5, own.lm)
+    assert decoder(decode={"kind": "words", "lm": lists[1]}) == WordsConfig(lm=lists[1])
+    listed = tmp_path / "words.txt"
+    listed.write_text("alpha\n")
+    assert decoder(decode={"kind": "words", "words": str(listed)}).lm == "", "no language model is asked for"
 
 
 def test_the_configuration_is_the_models(folder, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from support import copy_finished, tiny_document
 
 from flows import folds, pipeline, promote, verify, watch
+from speech.decoding import GreedyConfig
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
 from tasks.tracking.registry import Move, RegistryError
@@ -109,7 +110,7 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
 def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
     done = []
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
-    config = SimpleNamespace(align=None, lm=None, recognizer="network")
+    config = SimpleNamespace(align=None, lm=None, recognizer="network", decode=GreedyConfig())
     run = SimpleNamespace(results={"shard": None}, config=config)
     pipeline._stages(run, pipeline.STAGES, "train")
     assert done == ["prepare", "features", "train"]

@@ -61,6 +61,26 @@ def test_check_says_what_has_a_pronunciation(config):
     assert "quarantined" in text
 
 
+def test_the_words_of_the_language_model_are_covered_too(config, tmp_path):
+    """With the vocabulary that the stage lm will have, without the held-out text."""
+    path, _ = config
+    (tmp_path / "books.txt").write_text("Zwei zero\none two\n")
+    lm = f"lm={{smoothing: witten-bell, text: [{tmp_path / 'books.txt'}]}}"
+    given = ["--set", lm, "--set", "decode={kind: words}"]
+    found = json.loads(invoke("check", path, "--json", *given).stdout.splitlines()[-1])
+    assert "decoder's words" not in found["sets"]
+    part = found["sets"]["language model's words"]
+    assert part["origins"]["file"]["words"] >= 2
+    assert "zwei" in part["unknown"]
+    assert part["running_words"] == 0
+    limited = ["--set", "lm={smoothing: witten-bell, vocabulary: 1}", "--set", "decode={kind: words}"]
+    found = json.loads(invoke("check", path, "--json", *limited).stdout.splitlines()[-1])
+    assert found["sets"]["language model's words"]["words"] == 1
+    tokens = ["--set", "lm={smoothing: witten-bell, unit: token}", "--set", "decode={kind: tokens}"]
+    found = json.loads(invoke("check", path, "--json", *tokens).stdout.splitlines()[-1])
+    assert "language model's words" not in found["sets"]
+
+
 def test_show_pronounces_words_and_writes_kaldis_file(config, tmp_path):
     path, words = config
     written = tmp_path / "out.txt"

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from speech.lm import LANGUAGE_MODELS, WORDS, LmChoice, LmError, NgramConfig, Sources, arpa_of, estimate, load
+from speech.lm import (
+    LANGUAGE_MODELS,
+    WORDS,
+    LmChoice,
+    LmError,
+    NgramConfig,
+    Sources,
+    arpa_of,
+    estimate,
+    estimated_words,
+    load,
+)
 from speech.lm.lmplz import lmplz_path
 from speech.tokens import TokenConfig, train_tokenizer
 
@@ -92,6 +103,31 @@ def test_no_text_is_an_error_with_a_remedy(tmp_path, cfg, in_place):
     with pytest.raises(LmError, match=r"lm\.text\.paths"):
         estimate(Sources(train=in_place), cfg, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"vocabulary": 4},
+        {"cutoffs": (2, 2, 2)},
+        {"kind": "unigram", "vocabulary": 3},
+        {"kind": "class", "classes": 3},
+        {"kind": "lstm", "dim": 4, "vocabulary": 5},
+    ],
+)
+def test_the_words_are_known_before_the_model(tmp_path, lines, in_place, options):
+    (tmp_path / "more.txt").write_text("one eleven one two three four five six seven eight\n" * 3)
+    if options.get("kind", "ngram") == "ngram":
+        options = options | {"smoothing": "witten-bell"}
+    cfg = Holder.model_validate({"lm": options | {"text": [str(tmp_path / "more.txt")]}}).lm
+    (tmp_path / "lm").mkdir()
+    sources = Sources(transcripts=lines, protected=["one two three four five six seven eight"], train=in_place)
+    estimate(sources, cfg, tmp_path / "lm")
+    wanted = set((tmp_path / "lm" / WORDS).read_text().split())
+    (tmp_path / "words").mkdir()
+    assert set(estimated_words(sources, cfg, tmp_path / "words")) == wanted
+    assert "eleven" not in wanted
 
 
 def test_characters_are_units_too(tmp_path, lines):

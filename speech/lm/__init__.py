@@ -20,6 +20,7 @@ from speech.files import replace_file
 from speech.lm.arpa import read_arpa, write_arpa
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexity, TextConfig, Unit
 from speech.lm.classes import ClassConfig, ClassEstimator
+from speech.lm.hidden_classes import HiddenClassConfig, HiddenClassEstimator
 from speech.lm.interpolation import Mixture, merged_ngrams, tuned_weights
 from speech.lm.kenlm import KenlmModel
 from speech.lm.lstm import LstmConfig, LstmEstimator
@@ -43,6 +44,8 @@ __all__ = [
     "ClassConfig",
     "ClassEstimator",
     "Estimator",
+    "HiddenClassConfig",
+    "HiddenClassEstimator",
     "KenlmModel",
     "LanguageModel",
     "LmChoice",
@@ -86,6 +89,7 @@ LANGUAGE_MODELS: dict[str, type[Estimator]] = {
     "ngram": NgramEstimator,
     "unigram": UnigramEstimator,
     "class": ClassEstimator,
+    "hmm": HiddenClassEstimator,
     "lstm": LstmEstimator,
 }
 _KINDS = {kind: one.config for kind, one in LANGUAGE_MODELS.items()}

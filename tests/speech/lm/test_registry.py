@@ -27,6 +27,7 @@ class Holder(BaseModel):
 OPTIONS = {
     "ngram": {"discount_fallback": (0.5, 1.0, 1.5)},
     "class": {"classes": 5},
+    "hmm": {"classes": 3, "iterations": 4},
     "lstm": {"dim": 12, "dropout": 0.0},
 }
 
@@ -60,7 +61,9 @@ def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines, in_place):
     assert record["bytes"] == sum(files.values()) - files[WORDS], "no scratch stays"
     model = load(cfg, tmp_path / "lm")
     assert (tmp_path / "lm" / WORDS).read_text().split() == list(model.words)[3:]
-    assert (arpa_of(cfg) or {"class": "classes.arpa", "lstm": "lm.safetensors"}[cfg.kind]) in files
+    assert (
+        arpa_of(cfg) or {"class": "classes.arpa", "hmm": "hmm.safetensors", "lstm": "lm.safetensors"}[cfg.kind]
+    ) in files
     assert record["protection"] == {"allowed": False, "length": 8, "sequences": 0, "too_short": 0}
     found = model.evaluate(line.split() for line in lines[:20])
     assert found.without_unknown == pytest.approx(record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5)
@@ -113,6 +116,7 @@ def test_no_text_is_an_error_with_a_remedy(tmp_path, cfg, in_place):
         {"cutoffs": (2, 2, 2)},
         {"kind": "unigram", "vocabulary": 3},
         {"kind": "class", "classes": 3},
+        {"kind": "hmm", "classes": 2, "iterations": 1},
         {"kind": "lstm", "dim": 4, "vocabulary": 5},
     ],
 )

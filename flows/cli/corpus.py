@@ -1,6 +1,7 @@
 """`starling corpus`: lists corpus layouts, inspects corpora, and fetches public ones."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ LAYOUTS = {
     "peoples_speech": "People's Speech: manifests of JSON lines with training_data; audio in folders or tars",
     "tedlium": "TED-LIUM 1 to 3: stm/*.stm with sph/*.sph (or wav, flac)",
     "an4": "AN4 and SphinxTrain's layout: etc/*.fileids, etc/*.transcription, wav/ or raw/",
+    "switchboard": "Switchboard-1 (LDC97S62): .sph files of the discs and swb_ms98_transcriptions/",
+    "hub5": "Hub5 2000 (LDC2002S09, LDC2002T43): hub5e00.*.stm and .sph files",
     "telephone": "Switchboard, Fisher and the like as a Kaldi data folder with segments and two channels",
     "speechocean762": "speechocean762: Kaldi data folders train and test beside WAVE/",
     "fsdd": "Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_TAKE.wav",
@@ -115,27 +118,86 @@ def inspect(
     if json_output:
         print_json(report)
         return
-    table = Table(title=str(path), title_justify="left", show_header=False)
-    for name, value in report.items():
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(name, text or "none")
-    out.print(table)
+    print_inspected(path, report)
 
 
 def describe(kind: str, good: list[Any], reasons: Counter[str]) -> dict[str, Any]:
-    """Statistics of a corpus: counts, reasons for quarantine, durations, sample rates."""
-    seconds = sorted(entry.duration for entry in good)
+    """Statistics of a corpus, as a whole and by set.
+
+    Args:
+        kind: Layout.
+        good: Usable utterances (`Checked`).
+        reasons: Number of entries that cannot be used, by reason.
+    """
     refused = sum(reasons.values())
+    sets: dict[str, list[Any]] = {}
+    for entry in good:
+        sets.setdefault(entry.utterance.split or "", []).append(entry)
     return {
         "kind": kind,
         "read": len(good) + refused,
         "written": len(good),
         "quarantined": refused,
         "reasons": dict(reasons),
+        **_figures(good),
+        "sets": {name: {"utterances": len(members), **_figures(members)} for name, members in sorted(sets.items())},
+    }
+
+
+def _figures(good: list[Any]) -> dict[str, Any]:
+    seconds = sorted(entry.duration for entry in good)
+    return {
         "speakers": len({entry.utterance.speaker for entry in good}),
         "hours": round(sum(seconds) / 3600, 3),
         "median_seconds": round(seconds[len(seconds) // 2], 2) if seconds else 0.0,
         "longest_seconds": round(seconds[-1], 2) if seconds else 0.0,
         "words": sum(len(entry.text.split()) for entry in good),
+        "different_words": len({word for entry in good for word in entry.text.split()}),
         "sample_rates": {str(k): v for k, v in sorted(Counter(entry.sample_rate for entry in good).items())},
     }
+
+
+def print_inspected(path: Path, report: dict[str, Any]) -> None:
+    """Print the statistics of a corpus in words, by set, and why entries cannot be used."""
+    usable = f"{report['written']:,} of {report['read']:,} utterances can be used"
+    out.print(f"{path}: layout {report['kind']}; {usable}", markup=False, highlight=False, soft_wrap=True)
+    if report["sets"]:
+        out.print(_set_table(report))
+    if report["reasons"]:
+        table = Table("reason", "not used", header_style="bold")
+        for reason, count in sorted(report["reasons"].items(), key=lambda item: -item[1]):
+            table.add_row(reason, f"{count:,}")
+        out.print(table)
+        out.print("docs/corpora.md explains the reasons", highlight=False)
+    if set(report["sets"]) == {""}:
+        out.print("The corpus has no sets: a run divides it into training, validation and test.", soft_wrap=True)
+
+
+def _set_table(report: dict[str, Any]) -> Table:
+    """Figures of each set, one column a set: many figures and few sets fit a terminal best so."""
+    sets = {name or "no set": figures for name, figures in report["sets"].items()}
+    if len(sets) > 1:
+        sets["all"] = report | {"utterances": report["written"]}
+    table = Table("set", header_style="bold")
+    for name in sets:
+        table.add_column(name, justify="right")
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
+        "utterances": lambda one: f"{one['utterances']:,}",
+        "speakers": lambda one: f"{one['speakers']:,}",
+        "hours": lambda one: f"{one['hours']:.2f}",
+        "median duration (s)": lambda one: f"{one['median_seconds']:.1f}",
+        "longest (s)": lambda one: f"{one['longest_seconds']:.1f}",
+        "words": lambda one: f"{one['words']:,}",
+        "different words": lambda one: f"{one['different_words']:,}",
+        "sample rate (Hz)": lambda one: _rates(one["sample_rates"]),
+    }
+    for label, shown in rows.items():
+        table.add_row(label, *(shown(one) for one in sets.values()))
+    return table
+
+
+def _rates(counts: dict[str, int]) -> str:
+    """Sample rates; with the number of utterances if there are several."""
+    if len(counts) == 1:
+        return f"{int(next(iter(counts))):,}"
+    return "\n".join(f"{int(rate):,} in {count:,}" for rate, count in counts.items())

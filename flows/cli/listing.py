@@ -8,7 +8,6 @@ import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, friendly, out, print_json, say
-from flows.cli.live_table import clock
 
 
 def _connected() -> Any:
@@ -52,6 +51,7 @@ def runs(
     json_output: JsonOption = False,
 ) -> None:
     """List the last runs: status, start, duration, word error rates, and what became of the model."""
+    from flows.cli.live_table import clock
     from tasks.config.home import shown_mlflow_uri
     from tasks.tracking.listing import list_runs
 

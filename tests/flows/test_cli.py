@@ -1,9 +1,10 @@
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-from support import small_corpus, starling, tiny_document, write_config, write_tone
+from support import small_corpus, starling, tiny_document, write_config, write_table, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -93,8 +94,26 @@ def test_corpus_inspect_counts_what_is_good_and_why_the_rest_is_not(tmp_path, ho
     assert found["reasons"] == {"unreadable": 1, "missing-audio": 1}
     assert (found["speakers"], found["sample_rates"], found["words"]) == (4, {"16000": 10}, 30)
     assert found["longest_seconds"] == 0.5
-    assert "unreadable 1" in invoke("corpus", "inspect", tmp_path / "corpus").stdout
+    shown = invoke("corpus", "inspect", tmp_path / "corpus").stdout
+    assert "layout table; 10 of 12 utterances can be used" in shown.replace("\n", "")
+    assert re.search(r"unreadable +│ +1 ", shown)
+    assert "The corpus has no sets" in shown
     assert json.loads(invoke("corpus", "inspect", path, "--limit", 3, "--json").stdout)["written"] <= 3
+
+
+def test_corpus_inspect_shows_each_set_in_words(tmp_path, home, wide):
+    rows = [("a", "audio/a.wav", "one two", "x", "train"), ("b", "audio/b.wav", "two", "y", "test")]
+    for number, row in enumerate(rows):
+        write_tone(tmp_path / row[1], seconds=1 + number, rate=8000 * (1 + number))
+    shown = invoke("corpus", "inspect", write_table(tmp_path, rows)).stdout
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    assert re.search(r"set +┃ +test ┃ +train ┃ +all ", shown)
+    cells = {label: values for label, *values in lines if label}
+    assert cells["utterances"] == ["1", "1", "2"]
+    assert cells["longest (s)"] == ["2.0", "1.0", "2.0"]
+    assert cells["words"] == ["1", "2", "3"]
+    assert cells["different words"] == ["1", "2", "2"]
+    assert cells["sample rate (Hz)"] == ["16,000", "8,000", "8,000 in 1"]
 
 
 def test_corpus_inspect_of_nothing_known_says_so(tmp_path, home):

@@ -246,11 +246,18 @@ def test_what_a_corpus_holds_in_figures():
 
     from flows.cli.corpus import describe
 
+    def utterance(seconds, rate, who, name, text="a b"):
+        about = SimpleNamespace(speaker=who, split=name)
+        return SimpleNamespace(duration=seconds, sample_rate=rate, text=text, utterance=about)
+
     good = [
-        SimpleNamespace(duration=seconds, sample_rate=rate, text="a b", utterance=SimpleNamespace(speaker=who))
-        for seconds, rate, who in ((1800.0, 16000, "x"), (2.0, 8000, "y"), (3.0, 16000, "x"))
+        utterance(1800.0, 16000, "x", "train"),
+        utterance(2.0, 8000, "y", "train", "b c"),
+        utterance(3.0, 16000, "x", None),
     ]
-    assert describe("table", good, Counter({"unreadable": 2, "too-long": 3})) == {
+    found = describe("table", good, Counter({"unreadable": 2, "too-long": 3}))
+    sets = found.pop("sets")
+    assert found == {
         "kind": "table",
         "read": 8,
         "written": 3,
@@ -261,7 +268,13 @@ def test_what_a_corpus_holds_in_figures():
         "median_seconds": 3.0,
         "longest_seconds": 1800.0,
         "words": 6,
+        "different_words": 3,
         "sample_rates": {"8000": 1, "16000": 2},
     }
+    assert list(sets) == ["", "train"]
+    names = ("utterances", "speakers", "longest_seconds", "words", "sample_rates")
+    assert [sets[""][name] for name in names] == [1, 1, 3.0, 2, {"16000": 1}]
+    assert [sets["train"][name] for name in names] == [2, 2, 1800.0, 4, {"8000": 1, "16000": 1}]
     empty = describe("table", [], Counter())
     assert (empty["median_seconds"], empty["longest_seconds"], empty["hours"]) == (0.0, 0.0, 0.0)
+    assert empty["sets"] == {}

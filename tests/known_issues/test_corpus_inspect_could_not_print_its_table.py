@@ -9,4 +9,4 @@ from flows.cli.app import app
 def test_inspect_prints_a_table(tmp_path, home):
     result = CliRunner().invoke(app, ["corpus", "inspect", str(small_corpus(tmp_path / "corpus"))])
     assert result.exit_code == 0, result.stderr
-    assert "sample_rates" in result.stdout
+    assert "sample rate (Hz)" in result.stdout

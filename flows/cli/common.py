@@ -90,7 +90,7 @@ def _say_interrupted(number: int) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[None]:
-    """Show the stages' progress on standard error while the block runs."""
+    """Show the stages' progress on standard error while the block runs: bars on a terminal, and lines anywhere."""
     from tasks.stages import progress
 
     columns = (TextColumn("[bold]{task.description:9}"), BarColumn(), TextColumn("{task.fields[note]}"))
@@ -103,5 +103,8 @@ def progress_bars() -> Iterator[None]:
             text = note if total > 0 else f"{note} {done:,.0f}"
             bars.update(shown[stage], completed=done, total=total or None, note=text)
 
-        with progress.listening(sink):
+        def tell(stage: str, text: str) -> None:
+            bars.console.print(f"{stage}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+        with progress.listening(sink), progress.following(tell):
             yield

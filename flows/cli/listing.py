@@ -51,9 +51,9 @@ def runs(
     json_output: JsonOption = False,
 ) -> None:
     """List the last runs: status, start, duration, word error rates, and what became of the model."""
-    from flows.cli.live_table import clock
     from tasks.config.home import shown_mlflow_uri
     from tasks.tracking.listing import list_runs
+    from tasks.tracking.training_view import clock
 
     found = list_runs(_connected(), name, limit)
     if json_output:

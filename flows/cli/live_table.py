@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.tracking.training_lookup import WatchedTraining
-from tasks.tracking.training_view import DEFICIT, validation_text
+from tasks.tracking.training_view import DEFICIT, clock, training_line
 
 _EVENT_LINES = 8
 _DASH = "–"
@@ -41,14 +41,6 @@ def render(shown: dict[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def clock(seconds: float | None) -> str:
-    """Format a duration as hours, minutes, seconds; a dash for None."""
-    if seconds is None:
-        return _DASH
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
 def number(value: Any, form: str = ".2f", unit: str = "") -> str:
     """Format a number; a dash for None."""
     return _DASH if value is None else f"{value:{form}}{unit}"
@@ -59,20 +51,10 @@ def _headline(shown: dict[str, Any]) -> Text:
     count = f"{len(shown['learners'])} learners" + (f" on {len(nodes)} nodes" if nodes is not None else "")
     if coordinator.get("wanted") and nodes is not None and len(nodes) < coordinator["wanted"]:
         count += f" of {coordinator['wanted']}"
-    words = [
-        f"epoch {shown['epoch']:.2f} of {shown['epochs']:g}",
-        f"loss {number(shown['loss'], '.3f')}",
-        f"{number(shown['steps_per_s'])} steps/s",
-        f"{number(shown['audio_per_s'], '.0f')} × real time",
-        count,
-        f"elapsed {clock(shown['elapsed'])}",
-        "ended" if shown["ended"] else f"left {clock(shown['eta_s'])}",
-    ]
-    if (valid := shown["valid"]) is not None:
-        words.append(validation_text(valid))
+    words = [f"{number(shown['steps_per_s'])} steps/s", count, f"elapsed {clock(shown['elapsed'])}"]
     if "pool" in coordinator and not shown["ended"]:
         words.append(f"{coordinator['pool']} utterances unleased")
-    return Text.assemble((shown["training"], "bold"), "\n", ", ".join(words))
+    return Text.assemble((shown["training"], "bold"), "\n", training_line(shown), "\n", ", ".join(words))
 
 
 def _learners(shown: dict[str, Any]) -> Table:

@@ -18,8 +18,8 @@ from prefect.logging import get_run_logger
 
 from tasks.dataset.speakers import overlap_warnings, set_rows
 from tasks.stages import lm, progress
-from tasks.stages.base import Run, StageResult
-from tasks.stages.report import counts_text, percent
+from tasks.stages.base import Run, StageResult, counts_text
+from tasks.stages.report import percent
 from tasks.stages.score import GROUPS, RATES
 from tasks.tracking.registry import record_links
 

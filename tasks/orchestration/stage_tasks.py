@@ -21,14 +21,14 @@ from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
 from tasks.stages import progress
 from tasks.stages.align import ALIGN
-from tasks.stages.base import Run, Stage, position, stages_of
+from tasks.stages.base import Run, Stage, counts_text, position, stages_of
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
 from tasks.stages.graph import GRAPH
 from tasks.stages.lm import LM
 from tasks.stages.prepare import PREPARE
 from tasks.stages.register import REGISTER
-from tasks.stages.report import REPORT, counts_text
+from tasks.stages.report import REPORT
 from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
@@ -54,13 +54,17 @@ def close_run(run_id: str) -> None:
 def _call(stage: Stage) -> Any:
     def call(run_id: str) -> Any:
         run = _runs[run_id]
-        bar = ProgressArtifact(run, stage.name)
-        with progress.listening(bar), secrets_kept():
+        bar, logger = ProgressArtifact(run, stage.name), get_run_logger()
+
+        def log(name: str, text: str) -> None:
+            if name == stage.name:
+                logger.info("%s: %s", name, text)
+
+        with progress.listening(bar), progress.following(log), secrets_kept():
             result = stage.execute(run)
         bar.finish()
-        get_run_logger().info("%s: %s%s", stage.name, counts_text(result.counts), " (cached)" if result.cached else "")
         if stage is PREPARE:
-            _tell_sets(run, get_run_logger())
+            _tell_sets(run, logger)
         publish(run, result)
         summary = f"{counts_text(result.counts)}; {result.url}"
         return Completed(name="Cached", message=summary) if result.cached else Completed(message=summary)

@@ -20,6 +20,7 @@ from tasks.config.home import home, objects_url, own_disks_named
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import machine_lock, output_lock_name, run_log, shared_lock
+from tasks.stages import progress
 from training.processes.logs import fields
 
 if TYPE_CHECKING:
@@ -86,9 +87,19 @@ class StageResult:
         """The output; checks what is read against the record."""
         return StageOutput.at(self.url)
 
+    @property
+    def line(self) -> str:
+        """Counts and duration in one line."""
+        return f"{counts_text(self.counts)} ({'cached' if self.cached else f'{self.seconds:.1f} s'})"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
         return asdict(self)
+
+
+def counts_text(counts: dict[str, Any]) -> str:
+    """Format counts in one line."""
+    return ", ".join(f"{value:,} {name}" for name, value in counts.items())
 
 
 def lock_path(stage: str, key: str) -> Path:
@@ -220,6 +231,7 @@ class Stage:
             record=record,
         )
         run.results[self.name] = result
+        progress.announce(self.name, result.line)
         return result
 
     def _made(self, run: Run, output: StageOutput) -> dict[str, Any] | None:

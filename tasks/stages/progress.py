@@ -1,4 +1,8 @@
-"""Progress of long work: stages report it to listeners, such as a terminal's progress bar or a test."""
+"""Progress of long work, for listeners such as a terminal, Prefect's logs or a test.
+
+Reports say how much of a stage is done, often and for bars. Announcements are lines to keep: one at the end of each
+stage, and one for each epoch of a training.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +10,11 @@ from contextlib import contextmanager
 Sink = Callable[[str, float, float, str], None]
 """Receives stage name, work done, total work, and a short note."""
 
+Follower = Callable[[str, str], None]
+"""Receives stage name and a line."""
+
 _sinks: list[Sink] = []
+_followers: list[Follower] = []
 _links: dict[str, dict[str, str]] = {}
 
 
@@ -18,6 +26,22 @@ def listening(sink: Sink) -> Iterator[None]:
         yield
     finally:
         _sinks.remove(sink)
+
+
+@contextmanager
+def following(follower: Follower) -> Iterator[None]:
+    """Send announcements to a follower while the block runs."""
+    _followers.append(follower)
+    try:
+        yield
+    finally:
+        _followers.remove(follower)
+
+
+def announce(stage: str, text: str) -> None:
+    """Send a line of a stage to every follower."""
+    for follower in list(_followers):
+        follower(stage, text)
 
 
 def link(stage: str, text: str, url: str) -> None:

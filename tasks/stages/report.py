@@ -14,7 +14,7 @@ from tasks import STAGES
 from tasks.config.home import home, shown_mlflow_uri
 from tasks.dataset.speakers import overlap_warnings
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.base import Inputs, Run, Stage, counts_text
 from tasks.stages.score import GROUPS
 from tasks.tracking.model_card import compute_text
 from tasks.tracking.plots import learning_curves
@@ -43,11 +43,6 @@ def strategy_text(run: Run) -> str:
         return cfg.strategy.kind
     nodes = "1 node" if cfg.nodes == 1 else f"{cfg.nodes} nodes"
     return f"{cfg.strategy.kind}, {nodes} of {cfg.learners_per_node} learner{'s' if cfg.learners_per_node > 1 else ''}"
-
-
-def counts_text(counts: dict[str, Any]) -> str:
-    """Format counts in one line."""
-    return ", ".join(f"{value:,} {name}" for name, value in counts.items())
 
 
 def _environment() -> jinja2.Environment:

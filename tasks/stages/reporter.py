@@ -5,12 +5,13 @@ from typing import Any
 
 from tasks.stages import progress
 from tasks.tracking.forwarding import Forwarder
-from tasks.tracking.training_view import TrainingView, validation_text
+from tasks.tracking.metrics import is_number
+from tasks.tracking.training_view import TrainingView, training_line
 from training.coordinator.journal import JournalTail
 
 
 class Reporter:
-    """Turns new journal lines into progress reports.
+    """Turns new journal lines into progress reports, and validations into a line for each epoch.
 
     Args:
         journal: The journal.
@@ -32,21 +33,24 @@ class Reporter:
         """Report new journal lines."""
         for text, url in (self.forwarder.links if self.forwarder is not None else {}).items():
             progress.link(self._stage, text, url)
+        validated = None
         for entry in self.tail.new_entries():
             self.view.feed(entry)
             if entry["kind"] == "step":
-                self._report(self._speed(entry))
+                # a validation has its own report, and a bar has room for one line
+                self._report(training_line(self.view.figures() | {"valid": None}))
             elif entry["kind"] == "valid" and self.view.valid is entry:
-                self._report(validation_text(entry))
+                validated = entry
+                self._report(self._epoch_line(entry))
+        if validated is not None:  # a resume reads many: the last one counts
+            progress.announce(self._stage, self._epoch_line(validated))
 
-    def _speed(self, entry: dict[str, Any]) -> str:
-        note = f"loss {self.view.loss:.3f}" if self.view.loss is not None else "no finite loss"
-        note += f", lr {entry['lr']:.2e}" if entry.get("lr") is not None else ""
-        rate, left = self.view.steps_per_s, self.view.eta_s
-        note += f", {rate:.1f} steps/s" if rate is not None else ""
-        note += f", {left / 60:.0f} min left" if left is not None and left >= 60 else ""
-        learners = len(self.view.present)
-        return note + (f", {learners} learners" if learners > self._alive else "")
+    def _epoch_line(self, entry: dict[str, Any]) -> str:
+        """The training at the end of an epoch, with its validation."""
+        figures = self.view.figures() | {"epoch": float(entry["epoch"])}
+        if is_number(entry.get("train_loss")):
+            figures["loss"] = entry["train_loss"]
+        return training_line(figures)
 
     @property
     def _alive(self) -> int:
@@ -54,6 +58,8 @@ class Reporter:
 
     def _report(self, note: str) -> None:
         view = self.view
+        learners = len(view.present)
+        note += f", {learners} learners" if learners > self._alive else ""
         if self._nodes > 1:
             note += f", {self._alive} of {self._nodes} nodes"
         if self.forwarder is not None and self.forwarder.trouble:

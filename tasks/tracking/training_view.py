@@ -9,6 +9,7 @@ Reading may start anywhere in the journal; earlier information is then missing.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +81,34 @@ class LearnerView:
         """As JSON."""
         fields = ("step", *_FIGURES, "steps_per_s", "audio_per_s")
         return {"learner": self.name, "node": self.node, **{name: getattr(self, name) for name in fields}}
+
+
+def clock(seconds: float | None) -> str:
+    """Format a duration as hours, minutes, seconds; a dash for None."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def training_line(figures: Mapping[str, Any]) -> str:
+    """State of a training in one line: the same in the terminal, in Prefect, and first in `starling top`.
+
+    Args:
+        figures: `epoch`, `epochs`, `loss`, `valid` (the last validation, or None), `audio_per_s`, `eta_s` and `ended`;
+            what is None is left out.
+    """
+    parts = [f"epoch {figures['epoch']:.2f}".removesuffix(".00") + f" of {figures['epochs']:g}"]
+    parts.append("no finite loss" if figures["loss"] is None else f"loss {figures['loss']:.3f}")
+    if figures["valid"] is not None:
+        parts.append(validation_text(figures["valid"]))
+    if figures["audio_per_s"] is not None:
+        parts.append(f"{figures['audio_per_s']:.0f} × real time")
+    if figures["ended"]:
+        parts.append("ended")
+    elif figures["eta_s"] is not None:
+        parts.append(f"{clock(figures['eta_s'])} left")
+    return ", ".join(parts)
 
 
 def validation_text(entry: Entry) -> str:
@@ -213,6 +242,18 @@ class TrainingView:
             return None
         return max(0.0, self.epochs - last) * (end - begin) / (last - first)
 
+    def figures(self) -> dict[str, Any]:
+        """The figures of `training_line`, of the training as a whole."""
+        return {
+            "epoch": self.progress,
+            "epochs": self.epochs,
+            "loss": self.loss,
+            "valid": self.valid,
+            "audio_per_s": self.audio_per_s,
+            "eta_s": self.eta_s,
+            "ended": self.ended is not None,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         learners = []
@@ -224,14 +265,9 @@ class TrainingView:
         if self.valid is not None:
             names = ("epoch", "train_loss", "valid_loss", "valid_wer", "valid_frame_accuracy")
             valid = {name: self.valid.get(name) for name in names}
-        return {
-            "epoch": self.progress,
-            "epochs": self.epochs,
+        return self.figures() | {
             "elapsed": self.elapsed,
-            "eta_s": self.eta_s,
-            "loss": self.loss,
             "steps_per_s": self.steps_per_s,
-            "audio_per_s": self.audio_per_s,
             "nodes": None if self.nodes is None else sorted(self.nodes),
             "learners": learners,
             "systems": [
@@ -240,5 +276,4 @@ class TrainingView:
             ],
             "valid": valid,
             "events": list(self.events),
-            "ended": self.ended is not None,
         }

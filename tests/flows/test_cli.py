@@ -234,6 +234,8 @@ def test_a_plain_run_prints_one_json_object_and_tables_on_standard_error(tmp_pat
     assert found["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
     assert found["model_uri"] is None
     assert "prepare" in result.stderr
+    line = r"^shard: 0 quarantined, 40 read, \d+ shards, 40 written \(\d+\.\d s\)$"
+    assert re.search(line, result.stderr, re.MULTILINE)
     again = invoke("features", path, "--no-prefect")
     assert again.stdout.count("cached") == 3
     forced = json.loads(invoke("shard", path, "--no-prefect", "--force", "--json").stdout)

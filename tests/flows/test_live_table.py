@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 from support import ROOT, environment, load_beside, slow_nodes, wait_until
 
-from flows.cli.live_table import clock, number, picture, render
+from flows.cli.live_table import number, picture, render
 from tasks.stages.base import StageError
 from tasks.tracking.training_lookup import LocalTraining, RemoteTraining, WatchError, find_training, is_running
+from tasks.tracking.training_view import clock, training_line
 from training.coordinator.journal import Journal
 from training.coordinator.messages import JournalReply
 from training.coordinator.views import journal_portion
@@ -143,9 +144,10 @@ def test_every_figure_of_a_ring_stands_in_its_place():
     with console.capture() as capture:
         console.print(render(shown))
     lines = [line.split() for line in capture.get().splitlines()]
-    told = "epoch 0.50 of 4, loss 2.500, 3.00 steps/s, 90 × real time, 2 learners on 1 nodes of 2, elapsed 0:01:01, "
-    told += "left 1:00:00, validation loss 1.500, WER 25.0%, 33 utterances unleased"
-    assert lines[:2] == [["tiny"], told.split()]
+    told = "epoch 0.50 of 4, loss 2.500, validation loss 1.500, WER 25.0%, 90 × real time, 1:00:00 left"
+    more = "3.00 steps/s, 2 learners on 1 nodes of 2, elapsed 0:01:01, 33 utterances unleased"
+    assert lines[:3] == [["tiny"], told.split(), more.split()]
+    assert told == training_line(shown)  # what a run prints after each epoch
     assert ["0.1", "70", "1.50", "2.250", "3.0", "0.50", "s", "1.2", "4e-03", "5", "6", "8"] in lines
     assert ["1.0", "70", "1.50", "–", "3.0", "0.50", "s", "1.2", "4e-03", "5", "–", "8"] in lines
     assert ["3", "lab", "41", "%", "7", "%", "0:", "90", "%,", "8000", "MB"] in lines
@@ -153,7 +155,7 @@ def test_every_figure_of_a_ring_stands_in_its_place():
     assert lines[-1] == ["no", "answer"]
     with console.capture() as capture:
         console.print(render(shown | {"ended": True, "nodes": None, "systems": []}))
-    assert "2 learners, elapsed 0:01:01, ended, validation" in capture.get()
+    assert "90 × real time, ended\n3.00 steps/s, 2 learners, elapsed 0:01:01\n" in capture.get()
     assert "unleased" not in capture.get()
 
 

@@ -4,9 +4,9 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from tasks.stages.base import Run
+from tasks.stages.base import Run, counts_text
 from tasks.stages.register import client
-from tasks.stages.report import REPORT, counts_text, percent, text_html
+from tasks.stages.report import REPORT, percent, text_html
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 

@@ -1,4 +1,5 @@
 import json
+import re
 import threading
 
 import pytest
@@ -145,3 +146,16 @@ def test_a_relative_data_folder_is_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STARLING_HOME", "here")
     assert data_folder() == tmp_path.resolve() / "here"
+
+
+def test_a_stage_announces_its_counts_and_time_at_its_end(home):
+    lines, config = [], parse_config(tiny_document())
+    stage = Stage("shard", 1, lambda run: ({}, {}), lambda run, output: {"counts": {"read": 1040, "written": 39}})
+    with progress.following(lambda *line: lines.append(line)):
+        stage.execute(Run(config, "first"))
+        stage.execute(Run(config, "again"))
+    progress.announce("shard", "nobody listens")
+    (first, second) = lines
+    assert first[0] == "shard"
+    assert re.fullmatch(r"1,040 read, 39 written \(\d+\.\d s\)", first[1])
+    assert second == ("shard", "1,040 read, 39 written (cached)")

@@ -246,15 +246,18 @@ def test_progress_is_the_rings_and_names_the_nodes_that_are_alive(tmp_path):
     write(journal, "view", number=2, nodes=[0, 2], joined=[], left={"1": "silent"})
     write(journal, "step", learner="0.0", epoch=0.7, loss=1.0, **(common | {"nodes": 2}))
     write(journal, "valid", epoch=1, epochs=4, valid_loss=1.5, valid_wer=0.25)
-    with progress.listening(lambda *given: heard.append(given)):
+    lines = []
+    with progress.listening(lambda *given: heard.append(given)), progress.following(lambda *line: lines.append(line)):
         reporter()
+    told = "epoch 1 of 4, loss 2.000, validation loss 1.500, WER 25.0%"
     assert [(done, note) for _, done, _, note in heard] == [
-        (0.5, "loss 2.000, lr 1.00e-01, 3 of 3 nodes"),
-        (0.5, "loss 3.000, lr 1.00e-01, 3 of 3 nodes"),
-        (0.6, "loss 3.000, lr 1.00e-01, 3 of 3 nodes"),
-        (0.7, "loss 2.000, lr 1.00e-01, 2 of 3 nodes"),
-        (1, "validation loss 1.500, WER 25.0%, 2 of 3 nodes"),
+        (0.5, "epoch 0.50 of 4, loss 2.000, 3 of 3 nodes"),
+        (0.5, "epoch 0.50 of 4, loss 3.000, 3 of 3 nodes"),
+        (0.6, "epoch 0.60 of 4, loss 3.000, 3 of 3 nodes"),
+        (0.7, "epoch 0.70 of 4, loss 2.000, 2 of 3 nodes"),
+        (1, f"{told}, 2 of 3 nodes"),
     ]
+    assert lines == [("train", told)]
     assert reporter.present == {0, 2}
 
 
@@ -269,14 +272,57 @@ def test_progress_tells_speed_time_left_learners_and_that_mlflow_is_away(tmp_pat
     write(journal, "start", step=0)
     with progress.listening(lambda *given: heard.append(given[1:])):
         for n, trouble in ((1, ""), (2, "OSError: away")):
-            common = {"step": n, "epoch": n / 10, "epochs": 2, "lr": None, "elapsed": 10.0 * n}
+            common = {
+                "step": n,
+                "epoch": n / 10,
+                "epochs": 2,
+                "lr": None,
+                "elapsed": 10.0 * n,
+                "audio_seconds": 40.0 * n,
+            }
             for rank in ("0.0", "0.1"):
                 write(journal, "step", learner=rank, loss=float("nan") if n == 1 else 2.0, **common)
             forwarder.trouble = trouble
             reporter()
-    assert heard[-1] == (0.2, 2.0, "loss 2.000, 0.2 steps/s, 3 min left, 2 learners, MLflow is unreachable")
-    assert heard[1] == (0.1, 2.0, "no finite loss, 2 learners")
+    assert heard[-1] == (
+        0.2,
+        2.0,
+        "epoch 0.20 of 2, loss 2.000, 8 × real time, 0:03:00 left, 2 learners, MLflow is unreachable",
+    )
+    assert heard[1] == (0.1, 2.0, "epoch 0.10 of 2, no finite loss, 2 learners")
     assert progress.links("train") == {"MLflow run": "http://m"}
+
+
+def test_each_epoch_has_its_line_and_a_resume_has_one(tmp_path):
+    from tasks.stages import progress
+
+    journal, lines = tmp_path / "journal.jsonl", []
+    write(journal, "start", step=0)
+    for n in (1, 2, 3):  # of a training that is resumed
+        valid = {"epochs": 3, "train_loss": 1 / n, "valid_loss": None, "valid_wer": 0.5 / n}
+        write(
+            journal,
+            "step",
+            learner="0.0",
+            step=n,
+            epoch=n,
+            epochs=3,
+            loss=9.0,
+            elapsed=60.0 * n,
+            audio_seconds=600.0 * n,
+        )
+        write(journal, "valid", epoch=n, **valid)
+        if n == 2:
+            reporter = Reporter(journal, 1)
+            with progress.following(lambda *line: lines.append(line)):
+                reporter()
+    with progress.following(lambda *line: lines.append(line)):
+        reporter()
+        reporter()
+    assert lines == [
+        ("train", "epoch 2 of 3, loss 0.500, no finite validation loss, WER 25.0%, 10 × real time, 0:01:00 left"),
+        ("train", "epoch 3 of 3, loss 0.333, no finite validation loss, WER 16.7%, 10 × real time, 0:00:00 left"),
+    ]
 
 
 def test_an_interrupted_stage_hears_of_nothing_but_its_own_work_folder(trained):

@@ -24,8 +24,8 @@ import torch
 
 from benchmarks.common import view_of
 from benchmarks.exchange_raw import RawPair
-from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.processes.keys import RingKey
 from training.strategies.gossip import GossipConfig
 

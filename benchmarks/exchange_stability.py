@@ -33,8 +33,8 @@ import torch
 
 from benchmarks import netns
 from benchmarks.common import view_of
-from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.exchange.neighbours import Kind, neighbour
 from training.processes.keys import RingKey
 from training.strategies.gossip import GossipConfig

@@ -28,9 +28,10 @@ from torch import Tensor, nn
 from benchmarks.common import BenchmarkError, Watched
 from speech.models.networks.blstm import run_lstm
 from speech.models.networks.precision import describe
-from training.config import ExchangeConfig, SgdConfig
+from training.config import SgdConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange
+from training.exchange.config import ExchangeConfig
 from training.learner.devices import claim, inventory, pick_device
 from training.learner.flat import FlatParameters
 from training.learner.optim import build_optimizer

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from benchmarks import netns
 from benchmarks.board import Board
-from training.config import ExchangeConfig
 from training.coordinator.membership import View
 from training.coordinator.messages import JoinReply
 from training.coordinator.node_client import NodeClient
 from training.coordinator.worklist import Assignment
 from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.node.process_group import NodeGroup
 from training.processes.children import end_with_parent
 from training.processes.keys import RingKey

@@ -22,8 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from benchmarks.common import view_of
-from training.config import ExchangeConfig
 from training.exchange import Exchange, ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.strategies.gossip import GossipConfig
 
 _WARM_UP = 10

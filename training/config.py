@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from speech.choices import Choice, OneOf
 from speech.features.augment import AugmentConfig
 from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
+from training.coordinator.config import MembershipConfig
+from training.exchange.config import ExchangeConfig
 from training.learner.sampling import SamplingConfig
 from training.learner.segments import SegmentConfig
 from training.strategies.gossip import GossipConfig
@@ -64,50 +66,6 @@ class ScheduleConfig(BaseModel):
     """Factor per epoch beyond `hold_epochs` (published: 1/sqrt(2))."""
     reference_batch: int = Field(default=0, ge=0)
     """The peak is `lr` x batch / this number of utterances (published: 256); 0 leaves `lr` unscaled."""
-
-
-class ExchangeConfig(BaseModel):
-    """How nodes average their weights with neighbours."""
-
-    model_config = _MODEL_CONFIG
-
-    kind: Literal["zmq", "gloo"] = "zmq"
-    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave."""
-    wire: Literal["fp32", "bf16"] = "fp32"
-    """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
-    cpu_share: float = Field(default=0.05, ge=0, le=1)
-    """Maximum share of one core that a learner's exchanges may use for it to start another one in the same step; the
-    first one of a step always starts."""
-    chunk_kb: int = Field(default=1024, ge=16, le=65536)
-    """Maximum size of a message in KiB: sending, receiving and averaging overlap chunk by chunk."""
-    daemons: int = Field(default=1, ge=1, le=16)
-    """Processes that average a learner's weights, each a part of them: use more if the model is so large and the
-    network so fast that one process is limited by its core."""
-    timeout_s: float = Field(default=5.0, gt=0)
-    """A neighbour that does not answer for this long is not asked for a while."""
-    encrypt: bool = True
-    """Authenticate and encrypt; if false, only loopback addresses are allowed."""
-
-
-class MembershipConfig(BaseModel):
-    """When nodes count as lost, and other time limits."""
-
-    model_config = _MODEL_CONFIG
-
-    beat_s: float = Field(default=0.5, gt=0)
-    """Seconds between a node's heartbeats to the coordinator."""
-    dead_after_s: float = Field(default=10.0, gt=0)
-    """A node without a heartbeat for this long is dropped; its unfinished leases return to the pool."""
-    start_patience_s: float = Field(default=120.0, gt=0)
-    """Training starts without the missing nodes if not all have joined after this time."""
-    coordinator_grace_s: float = Field(default=10.0, gt=0)
-    """A node without work or an answer from the coordinator trains a share of its own after this time."""
-    coordinator_patience_s: float = Field(default=600.0, gt=0)
-    """A node without any answer from the coordinator for this long gives up."""
-    max_restarts: int = Field(default=3, ge=0)
-    """Maximum number of restarts of a node's processes; after each, the node rejoins the ring as a newcomer."""
-    max_bad_steps: int = Field(default=20, ge=1)
-    """After this many steps in a row without a finite loss a node takes its weights from a neighbour."""
 
 
 class LaunchConfig(BaseModel):

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from benchmarks.peers.base import LR, Setup, System, await_file
 from benchmarks.peers.emulation import EmulatedModel
 from benchmarks.scaling_coordinator import coordinator_address, start_coordinator
-from training.config import ExchangeConfig
 from training.coordinator.node_client import NodeClient
 from training.exchange import ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.learner.flat import FlatParameters
+from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
-from training.node.ring import Ring
 from training.processes.keys import RingKey
 from training.strategies.gossip import GossipConfig
 
@@ -46,7 +46,7 @@ class Starling(System):
             gossip=gossip,
         )
         group = NodeGroup(0, 1, setup.folder / "unused", torch.device("cpu"))
-        self.ring = Ring(setup.number, group, self.flat, build_exchange(cfg, one))
+        self.ring = NodeExchange(setup.number, group, self.flat, build_exchange(cfg, one))
         await_file(setup.folder / "coordinator" / "coordinator.json")
         self.client = NodeClient(coordinator_address(setup.folder), key, setup.number, folder=setup.folder)
         self.steps = 0

@@ -6,9 +6,9 @@ import torch
 
 from training.config import TrainConfig
 from training.learner.flat import FlatParameters
+from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
 from training.node.program_stepper import ProgramStepper
-from training.node.ring import Ring
 
 
 def test_it_has_one(tmp_path):
@@ -16,7 +16,7 @@ def test_it_has_one(tmp_path):
     group.size = 2  # as if there were another learner: nothing is sent here
     cfg = TrainConfig(strategy={"kind": "onebit", "warm_epochs": 1}, learners_per_node=2)
     learner = SimpleNamespace(cfg=cfg, flat=FlatParameters(torch.nn.Linear(3, 2)))
-    ring = Ring(0, group, learner.flat, None)
+    ring = NodeExchange(0, group, learner.flat, None)
     stepper = ProgramStepper(SimpleNamespace(train=cfg), learner, ring, epoch_steps=2.5)
     stepper.start(0)
     assert stepper._request.codec.warm_steps == 3

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
-from training.node.ring import Ring
 from training.simulation import Cluster, Simulation
 from training.simulation.problem import Timing
 from training.strategies.registry import METHODS
@@ -32,7 +32,7 @@ def test_what_came_after_a_late_delta_is_applied_at_the_same_update(tmp_path):
     exchange = SimpleNamespace(endpoint="", alive=lambda: True, ready=lambda: bool(waiting))
     exchange.take, exchange.release = lambda: waiting[0], lambda: waiting.pop(0)
     flat = SimpleNamespace(weights=torch.ones(3))
-    ring = Ring(0, NodeGroup(0, 1, tmp_path, torch.device("cpu")), flat, exchange)
+    ring = NodeExchange(0, NodeGroup(0, 1, tmp_path, torch.device("cpu")), flat, exchange)
     ring.average(ring.ready())
     assert torch.equal(flat.weights, torch.full((3,), 3.5))
 
@@ -40,6 +40,6 @@ def test_what_came_after_a_late_delta_is_applied_at_the_same_update(tmp_path):
 def test_a_rank_whose_exchange_has_nothing_does_not_hold_back_the_others(tmp_path):
     exchange = SimpleNamespace(endpoint="", alive=lambda: True, ready=lambda: False)  # take() would fail
     flat = SimpleNamespace(weights=torch.ones(3))
-    ring = Ring(0, NodeGroup(0, 1, tmp_path, torch.device("cpu")), flat, exchange)
+    ring = NodeExchange(0, NodeGroup(0, 1, tmp_path, torch.device("cpu")), flat, exchange)
     ring.average(ready=False)
     assert torch.equal(flat.weights, torch.ones(3))

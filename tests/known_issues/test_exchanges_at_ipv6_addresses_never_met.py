@@ -6,9 +6,9 @@ import pytest
 import torch
 from support import wait_until
 
-from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.processes.keys import RingKey
 
 

@@ -12,9 +12,9 @@ from pretended_copies import DeviceExchange
 from support import wait_until
 
 from benchmarks.peers.starling import exchange_config
-from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.exchange.several import combined
 from training.processes.keys import RingKey
 from training.strategies.gossip import GossipConfig

@@ -15,9 +15,9 @@ import zmq
 from support import ROOT, end_processes, processes_naming, wait_until
 
 from benchmarks.peers.starling import exchange_config
-from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, PortTakenError, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.exchange.messages import AVERAGE, OK, Header, unpack
 from training.processes.keys import RingKey
 
@@ -315,7 +315,7 @@ def test_the_daemon_starts_without_torch_and_shows_no_key(tmp_path):
 TRAINER = """
 import sys, time, torch
 from pathlib import Path
-from training.config import ExchangeConfig
+from training.exchange.config import ExchangeConfig
 from training.exchange import ExchangeSetup, build_exchange
 
 folder = Path(sys.argv[1])

@@ -2,7 +2,7 @@
 
 import logging
 
-from training.node.ring import ExchangeRate
+from training.node.node_exchange import ExchangeRate
 
 
 def test_the_rate_is_a_mean_over_the_last_steps_and_survives_a_new_daemon():

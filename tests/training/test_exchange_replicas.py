@@ -13,16 +13,18 @@ import zmq
 from ranks import run_ranks
 from torch import nn
 
-from training.config import AdamWConfig, ExchangeConfig, SgdConfig, TrainConfig
+from training.config import AdamWConfig, SgdConfig, TrainConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.exchange.mailbox import make_memory
 from training.exchange.messages import MISMATCH, NOT_READY, OK, REPLICA, WAITING, Header, unpack
 from training.exchange.replicas import ReplicaGiver, ReplicaMemory, replica_bytes, replica_length
 from training.learner.flat import FlatParameters
-from training.learner.optim import Moments, build_optimizer
+from training.learner.moments import Moments
+from training.learner.optim import build_optimizer
+from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
-from training.node.ring import Ring
 from training.processes.keys import RingKey
 
 ADAMW, SGD = AdamWConfig(lr=0.01), SgdConfig(lr=0.01)
@@ -36,13 +38,15 @@ class Node:
         self.model = nn.Sequential(nn.Linear(60, 90), nn.BatchNorm1d(90), nn.Linear(90, 80))
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(cfg, self.model)
-        self.moments = Moments(cfg, self.optimizer, self.flat)
+        self.moments = Moments(self.optimizer, self.flat)
         size = self.flat.weights.numel()
         exchange = ExchangeConfig.model_validate({"chunk_kb": 16, "timeout_s": 0.5, "encrypt": key is not None})
         count = len(self.moments.names) if moments is None else moments
         setup = ExchangeSetup(number, 0, size, key, folder, moments=count, optimizer=self.moments.optimizer)
         self.exchange = build_exchange(exchange, setup)
-        self.ring = Ring(number, NodeGroup(0, 1, folder, torch.device("cpu")), self.flat, self.exchange, self.moments)
+        self.ring = NodeExchange(
+            number, NodeGroup(0, 1, folder, torch.device("cpu")), self.flat, self.exchange, self.moments
+        )
         self.steps, self.past = 0, []
 
     def step(self):
@@ -286,13 +290,15 @@ PROGRAM = textwrap.dedent(
     import torch
     from torch import nn
     from ranks import device_of
-    from training.config import ExchangeConfig, OptimizerConfig
+    from training.config import OptimizerConfig
+    from training.exchange.config import ExchangeConfig
     from training.exchange import ExchangeSetup, build_exchange
     from training.learner.flat import FlatParameters
     from training.node.process_group import NodeGroup
     from training.coordinator.membership import Member, View
-    from training.learner.optim import Moments, build_optimizer
-    from training.node.ring import Ring
+    from training.learner.moments import Moments
+    from training.learner.optim import build_optimizer
+    from training.node.node_exchange import NodeExchange
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -303,7 +309,7 @@ PROGRAM = textwrap.dedent(
         torch.manual_seed(node)
         model = nn.Sequential(nn.Linear(90, 91), nn.Linear(91, 33))
         flat, optimizer = FlatParameters(model), build_optimizer(cfg, model)
-        moments, (start, stop) = Moments(cfg, optimizer, flat), group.share(flat.weights.numel())
+        moments, (start, stop) = Moments(optimizer, flat), group.share(flat.weights.numel())
         setup = ExchangeSetup(node, rank, stop - start, None, folder, moments=2, optimizer=moments.optimizer)
         return flat, optimizer, moments, build_exchange(exchange_cfg, setup)
 
@@ -325,7 +331,7 @@ PROGRAM = textwrap.dedent(
     thread = threading.Thread(target=give)
     thread.start()
     new_flat, new_optimizer, new_moments, new_exchange = learner(1)
-    ring = Ring(1, group, new_flat, new_exchange, new_moments)
+    ring = NodeExchange(1, group, new_flat, new_exchange, new_moments)
     ring.set_view(View(1, (Member(0, "x", tuple(group.gather_text(exchange.endpoint))),)))
     assert ring.take_from_neighbour()
     ended.set()

@@ -14,9 +14,9 @@ from support import wait_until
 from tones import LEARNS, bare, train
 
 from speech.features.augment import AugmentConfig
-from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
+from training.exchange.config import ExchangeConfig
 from training.learner.augmentation import Augmenter
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, open_set

@@ -7,10 +7,11 @@ from torch import nn
 
 from training.config import AdamWConfig, SgdConfig
 from training.learner.flat import FlatParameters
+from training.learner.moments import Moments
 from training.learner.optim import (
-    Moments,
     build_optimizer,
     load_optimizer_tensors,
+    num_moments,
     optimizer_tensors,
     set_learning_rate,
 )
@@ -62,7 +63,7 @@ def test_state_survives_as_flat_shares_bit_for_bit(cfg):
     model, other = small_model(), small_model(seed=9)
     flats = [FlatParameters(one) for one in (model, other)]
     optimizers = [build_optimizer(cfg, one) for one in (model, other)]
-    giving, taking = [Moments(cfg, *both) for both in zip(optimizers, flats, strict=True)]
+    giving, taking = [Moments(*both) for both in zip(optimizers, flats, strict=True)]
     total = flats[0].weights.numel()
     assert giving.write(torch.ones(len(giving.names), total), 0, total) == 0
     update(flats[0], optimizers[0], range(3))
@@ -74,6 +75,33 @@ def test_state_survives_as_flat_shares_bit_for_bit(cfg):
     for flat, optimizer in zip(flats, optimizers, strict=True):
         update(flat, optimizer, range(3, 6))
     assert torch.equal(flats[0].weights, flats[1].weights)
+
+
+@pytest.mark.parametrize("cfg", KINDS, ids=ids)
+def test_state_that_an_optimizer_has_already_is_kept(cfg):
+    model, other = small_model(), small_model()
+    optimizers = [build_optimizer(cfg, one) for one in (model, other)]
+    steps(model, optimizers[0], 2, seed=1)
+    steps(other, optimizers[1], 2, seed=1)
+    moments = Moments(optimizers[0], FlatParameters(model))
+    assert len(moments.names) == num_moments(cfg)
+    steps(model, optimizers[0], 2, seed=2)
+    steps(other, optimizers[1], 2, seed=2)
+    assert torch.equal(weights(model), weights(other))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5),
+        lambda model: torch.optim.Rprop(model.parameters()),
+    ],
+)
+def test_state_that_is_not_known_stays_with_its_optimizer(make):
+    model = small_model()
+    optimizer = make(model)
+    assert Moments(optimizer, FlatParameters(model)).names == ()
+    assert not optimizer.state
 
 
 def update(flat, optimizer, numbers):

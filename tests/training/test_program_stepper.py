@@ -25,7 +25,7 @@ PROGRAM = textwrap.dedent(
     from training.learner.flat import FlatParameters
     from training.node.process_group import NodeGroup
     from training.learner.optim import build_optimizer
-    from training.node.ring import Ring
+    from training.node.node_exchange import NodeExchange
     from training.simulation import Cluster, Simulation
     from training.strategies.registry import find_method
     from training.node.strategy_setup import build_stepper
@@ -56,7 +56,7 @@ PROGRAM = textwrap.dedent(
         chosen, optimizer = {"kind": strategy} | constants, problem.optimizer.model_dump()
         cfg = TrainConfig.model_validate({"strategy": chosen, "learners_per_node": size, "optimizer": optimizer})
         learner = Toy(cfg)
-        ring = Ring(0, group, learner.flat, None)
+        ring = NodeExchange(0, group, learner.flat, None)
         return build_stepper(SimpleNamespace(train=cfg), ring, learner, epoch_steps=EPOCH)
 
     def train(one, numbers):

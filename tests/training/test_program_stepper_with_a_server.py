@@ -10,9 +10,9 @@ from training.config import TrainConfig
 from training.learner.compute import Learner, Losses
 from training.learner.flat import FlatParameters
 from training.learner.optim import build_optimizer
+from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
 from training.node.program_stepper import ProgramStepper
-from training.node.ring import Ring
 
 SIZE = sum(parameter.numel() for parameter in Regression().build().parameters())
 
@@ -56,7 +56,7 @@ def make(tmp_path):
 
     def stepper():
         server, group, learner = NotedServer(), NodeGroup(0, 1, tmp_path, torch.device("cpu")), Toy()
-        ring = Ring(0, group, learner.flat, None)
+        ring = NodeExchange(0, group, learner.flat, None)
         return ProgramStepper(SimpleNamespace(train=cfg), learner, ring, server, epoch_steps=24.0), server
 
     return stepper

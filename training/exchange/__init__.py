@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError, RingRendezvous
 
 if TYPE_CHECKING:
-    from training.config import ExchangeConfig
+    from training.exchange.config import ExchangeConfig
 
 __all__ = [
     "Exchange",

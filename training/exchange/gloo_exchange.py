@@ -1,7 +1,7 @@
 """The exchange between fixed ring neighbours over torch.distributed (Gloo): a baseline without elasticity."""
 
-from training.config import ExchangeConfig
 from training.exchange.base import ExchangeSetup
+from training.exchange.config import ExchangeConfig
 from training.exchange.process import ProcessExchange
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from training.config import ExchangeConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import ExchangeError, ExchangeSetup, FetchedReplica, PortTakenError
 from training.exchange.client import MailboxExchange
+from training.exchange.config import ExchangeConfig
 from training.exchange.control import Control
 from training.exchange.mailbox import make_memory
 from training.exchange.replicas import ReplicaMemory, replica_bytes, replica_length

@@ -1,7 +1,7 @@
 """The default exchange: ZeroMQ between daemons, elastic, authenticated and encrypted."""
 
-from training.config import ExchangeConfig
 from training.exchange.base import ExchangeSetup
+from training.exchange.config import ExchangeConfig
 from training.exchange.process import ProcessExchange
 
 

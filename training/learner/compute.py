@@ -29,7 +29,8 @@ from training.learner.data import Batch, SpeechDataset
 from training.learner.devices import is_out_of_memory
 from training.learner.flat import FlatParameters
 from training.learner.microbatches import Portions, cut, undivided
-from training.learner.optim import Moments, build_optimizer, moment_names, set_learning_rate
+from training.learner.moments import Moments
+from training.learner.optim import build_optimizer, num_moments, set_learning_rate
 from training.learner.padding import frame_multiple, rounded_up
 from training.learner.segments import segments_of
 from training.learner.state_targets import StateTargets, read_alignments
@@ -123,7 +124,7 @@ class Learner:
             self.model.to(device)
             self.flat = FlatParameters(self.model)
             self.optimizer = build_optimizer(self._updates, self.model)
-            self.moments = Moments(self._updates, self.optimizer, self.flat)
+            self.moments = Moments(self.optimizer, self.flat)
         self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed)
         self.model.train()
         self._forward = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
@@ -140,7 +141,7 @@ class Learner:
     def _in_memory(self) -> AbstractContextManager[None]:
         """Context for the allocations that must fit into memory besides batches."""
         count = sum(parameter.numel() for parameter in self.model.parameters())
-        values = 2 + len(moment_names(self._updates))
+        values = 2 + num_moments(self._updates)
         other = ", train.optimizer.kind=sgd" if self._updates.kind == "adamw" else ""
         return undivided(
             f"{count:,} weights with their gradients and optimizer state, {4e-9 * values * count:.2f} GB",

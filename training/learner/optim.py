@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from training.config import AdamWConfig, OptimizerConfig, SgdConfig
-from training.learner.flat import FlatParameters
 
 
 def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -49,76 +48,9 @@ def drop_momentum(optimizer: torch.optim.Optimizer) -> None:
                 entries[name].zero_()
 
 
-def moment_names(cfg: OptimizerConfig) -> tuple[str, ...]:
-    """Names of an optimizer's per-weight state tensors in torch."""
-    if isinstance(cfg, SgdConfig):
-        return ("momentum_buffer",) if cfg.momentum else ()
-    return ("exp_avg", "exp_avg_sq")
-
-
-class Moments:
-    """An optimizer's state as flat vectors in the order of the weights, allocated before the first step.
-
-    torch would allocate it in that step: too late to know how large a batch fits into a GPU's memory.
-
-    Args:
-        cfg: Configuration of the optimizer.
-        optimizer: Optimizer of the model's parameters, still without state; its state is set to zeros.
-        flat: The model's weights.
-
-    Attributes:
-        names: Names of the vectors.
-        optimizer: Names of the optimizer and its vectors, to compare with another node's.
-    """
-
-    def __init__(self, cfg: OptimizerConfig, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:
-        self.names = moment_names(cfg)
-        self.optimizer = " ".join((cfg.kind, *self.names))
-        device = flat.weights.device
-        self._values = torch.zeros(len(self.names), flat.num_parameters, device=device)
-        # the fused kernel keeps a step count per parameter, on its device; SGD has none
-        self._steps = torch.zeros(len(flat.parameters) if cfg.kind == "adamw" else 0, device=device)
-        if not self.names:
-            return
-        spans = dict(zip(flat.parameters, flat.spans, strict=True))
-        for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
-            start, stop = spans[parameter]
-            views = (row[start:stop].view(parameter.shape) for row in self._values)
-            counted = {"step": self._steps[number]} if len(self._steps) else {}
-            optimizer.state[parameter] = counted | dict(zip(self.names, views, strict=True))
-
-    @torch.no_grad()
-    def clear(self) -> None:
-        """Set the state to that of a new optimizer."""
-        self._values.zero_()
-        self._steps.zero_()
-
-    @torch.no_grad()
-    def write(self, rows: Tensor, start: int, stop: int) -> float:
-        """Copy the moments of weights [start, stop).
-
-        Args:
-            rows: Output [names, stop - start]; zero for averaged buffers, which have no moments.
-
-        Returns:
-            Steps that the optimizer has made; without a step count, 1 if any moment differs from zero, else 0.
-        """
-        rows.zero_()
-        for row, values in zip(rows, self._values, strict=True):
-            part = values[start:stop]
-            row[: len(part)].copy_(part)
-        return float(self._steps[0]) if len(self._steps) else float(self._values.any())
-
-    @torch.no_grad()
-    def load(self, rows: Tensor, steps: float) -> None:
-        """Replace the state.
-
-        Args:
-            rows: [names, num_weights], as `write` returns them for all weights.
-            steps: Steps that the optimizer has made.
-        """
-        self._values.copy_(rows[:, : self._values.shape[1]])
-        self._steps.fill_(steps)
+def num_moments(cfg: OptimizerConfig) -> int:
+    """Values of optimizer state per weight, for an estimate of memory."""
+    return int(bool(cfg.momentum)) if isinstance(cfg, SgdConfig) else 2
 
 
 def _named_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

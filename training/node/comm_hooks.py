@@ -9,7 +9,7 @@ checkpoints.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,11 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.futures import Future
 
-from training.config import TrainConfig
 from training.strategies.onebit import numbered
 from training.strategies.requests import Codec
+
+if TYPE_CHECKING:
+    from training.config import TrainConfig
 
 POWERSGD_RANK = 2
 """Rank of the approximation: columns per matrix. Two are orthogonalized with an epsilon, which zero gradients need."""
@@ -201,7 +203,7 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
         return [("error", self.error_dict), ("p", self.p_memory_dict), ("q", self.q_memory_dict)]
 
 
-def build_hook(cfg: TrainConfig, device: torch.device) -> CommHook | None:
+def build_hook(cfg: "TrainConfig", device: torch.device) -> CommHook | None:
     """Build the configured hook; None if gradients are sent uncompressed.
 
     Args:

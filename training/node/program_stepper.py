@@ -18,8 +18,8 @@ from training.learner.compute import Learner, Losses
 from training.node.collectives import NodeCollectives
 from training.node.comm_hooks import build_hook, codec_hook
 from training.node.learner_replica import LearnerReplica
+from training.node.node_exchange import NodeExchange
 from training.node.process_group import GradientReducer
-from training.node.ring import Ring
 from training.node.shared_weights import SharedWeights
 from training.node.step_counters import StepReport, together
 from training.node.stepper import Stepped, Stepper, Weights, keep
@@ -64,7 +64,7 @@ class ProgramStepper(Stepper):
         self,
         job: TrainJob,
         learner: Learner,
-        ring: Ring,
+        ring: NodeExchange,
         server: ServerClient | None = None,
         shared: SharedWeights | None = None,
         epoch_steps: float = 0.0,

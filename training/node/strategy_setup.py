@@ -6,11 +6,11 @@ import torch
 
 from training.job import TrainJob
 from training.learner.compute import Learner
+from training.node.node_exchange import NodeExchange
 from training.node.pipeline_learner import PipelineLearner
 from training.node.pipeline_stepper import PipelineStepper
 from training.node.process_group import NodeGroup
 from training.node.program_stepper import ProgramStepper
-from training.node.ring import Ring
 from training.node.shared_weights import SharedWeights
 from training.node.stepper import Stepper
 from training.parameter_server.client import ServerClient
@@ -31,7 +31,7 @@ def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Lear
 
 def build_stepper(
     job: TrainJob,
-    ring: Ring,
+    ring: NodeExchange,
     learner: Learner,
     server: ServerClient | None = None,
     shared: SharedWeights | None = None,

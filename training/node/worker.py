@@ -25,9 +25,9 @@ from training.learner.data import Batch
 from training.learner.devices import claim
 from training.learner.prefetch import Loader, Prefetcher
 from training.learner.sampling import Draws
+from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
 from training.node.replica_writer import ReplicaWriter, Wanted, open_replica_writer
-from training.node.ring import Ring
 from training.node.scheduler import Orders, Scheduler, count_batches
 from training.node.shared_weights import SharedWeights
 from training.node.step_counters import StepCounters
@@ -79,7 +79,7 @@ class Worker:
     ) -> None:
         self.job, self.cfg, self.node = job, job.train, node
         self.learner, self.group, self.client = learner, group, client
-        self.ring = Ring(node, group, learner.flat, exchange, learner.moments)
+        self.ring = NodeExchange(node, group, learner.flat, exchange, learner.moments)
         self.name = f"{node}.{group.rank}"
         self.data = open_set(job, job.train_url)
         self.output = ObjectStore(job.output_url)

@@ -12,7 +12,7 @@ from torch import Tensor
 from training.coordinator.membership import View
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
 from training.learner.flat import FlatParameters
-from training.learner.optim import Moments
+from training.learner.moments import Moments
 from training.node.process_group import NodeGroup
 
 FETCH_S = 30.0
@@ -57,7 +57,7 @@ class ExchangeRate:
             )
 
 
-class Ring:
+class NodeExchange:
     """Averages a node's weights with its neighbours'; does nothing if there is only one node.
 
     Args:

@@ -1,0 +1,28 @@
+"""Configuration of the exchange."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ExchangeConfig(BaseModel):
+    """How nodes average their weights with neighbours."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    kind: Literal["zmq", "gloo"] = "zmq"
+    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave."""
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
+    cpu_share: float = Field(default=0.05, ge=0, le=1)
+    """Maximum share of one core that a learner's exchanges may use for it to start another one in the same step; the
+    first one of a step always starts."""
+    chunk_kb: int = Field(default=1024, ge=16, le=65536)
+    """Maximum size of a message in KiB: sending, receiving and averaging overlap chunk by chunk."""
+    daemons: int = Field(default=1, ge=1, le=16)
+    """Processes that average a learner's weights, each a part of them: use more if the model is so large and the
+    network so fast that one process is limited by its core."""
+    timeout_s: float = Field(default=5.0, gt=0)
+    """A neighbour that does not answer for this long is not asked for a while."""
+    encrypt: bool = True
+    """Authenticate and encrypt; if false, only loopback addresses are allowed."""

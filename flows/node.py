@@ -16,11 +16,11 @@ from flows.servers.shutdown import outlive_reader
 from tasks.config.credentials import export_credentials
 from tasks.config.home import home
 from tasks.config.pipeline import StorageConfig
-from tasks.orchestration.nodes import own_address
 from tasks.stages.preflight import check_key_file, split_address
 from training.node.rank import STOPPED
 from training.processes.children import Child, end_of_log, log_size, stop
 from training.processes.logs import redact
+from training.processes.sockets import own_address
 
 _PATIENCE_S = 9.0
 

@@ -1,7 +1,35 @@
 """Starling: speech recognition, from a corpus to a champion in the model registry.
 
 The command is `starling` or `python -m starling`. The code is in the packages flows, tasks, training, speech and
-storage; this one holds the version and the example configurations, and importing it imports none of the others.
+storage; this one holds the version, the example configurations and the public names. Importing it imports none of the
+others: a name is imported when it is first used.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from training.ring.config import RingConfig
+    from training.ring.learner import RingError
+    from training.ring.ring import Ring
+
+__all__ = ["Ring", "RingConfig", "RingError", "__version__"]
 __version__ = "0.1.0"
+
+_MODULES = {
+    "Ring": "training.ring.ring",
+    "RingConfig": "training.ring.config",
+    "RingError": "training.ring.learner",
+}
+"""Modules of the public names."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name.
+
+    Raises:
+        AttributeError: If there is no such name.
+    """
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

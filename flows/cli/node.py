@@ -95,10 +95,10 @@ def _node(
     max_restarts: int,
 ) -> int:
     from flows.node import node_folder
-    from tasks.orchestration.nodes import own_address
     from tasks.stages.preflight import check_key_file, is_loopback, split_address
     from training.node.agent import run_node
     from training.processes import logs
+    from training.processes.sockets import own_address
 
     rank = _rank() if rank is None else rank
     coordinator = coordinator or os.environ.get(COORDINATOR, "")

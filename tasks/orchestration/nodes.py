@@ -7,7 +7,6 @@ nodes keep training; their runs are updated when it answers again.
 
 import json
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from uuid import UUID, uuid4
 
 from tasks.stages.base import Run, StageError
 from training.job import TrainJob
+from training.processes.sockets import own_address
 
 QUEUE = "nodes"
 """Work queue of node runs: its workers take nothing else, so waiting pipelines cannot block nodes."""
@@ -218,19 +218,3 @@ def node_runs(run: Run, job: TrainJob) -> Iterator[NodeRuns]:
             runs.close(0.0)
             raise
         runs.close(_END_S)
-
-
-def own_address(coordinator: str) -> str:
-    """This machine's address on the route to the coordinator, under which neighbours reach it.
-
-    Args:
-        coordinator: HOST:PORT; for a local one, the result is a loopback address.
-    """
-    host, _, port = coordinator.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends no packet, only selects a route
-        try:
-            probe.connect((host.strip("[]"), int(port)))
-        except (OSError, ValueError):
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

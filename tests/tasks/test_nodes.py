@@ -6,9 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from tasks.orchestration.nodes import NodeRuns, own_address
+from tasks.orchestration.nodes import NodeRuns
 from tasks.stages.base import StageError
 from training.config import TrainConfig
+from training.processes.sockets import own_address
 
 
 class Prefect:

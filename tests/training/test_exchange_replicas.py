@@ -290,9 +290,9 @@ PROGRAM = textwrap.dedent(
     import torch
     from torch import nn
     from ranks import device_of
-    from training.config import OptimizerConfig
-    from training.exchange.config import ExchangeConfig
+    from training.config import AdamWConfig
     from training.exchange import ExchangeSetup, build_exchange
+    from training.exchange.config import ExchangeConfig
     from training.learner.flat import FlatParameters
     from training.node.process_group import NodeGroup
     from training.coordinator.membership import Member, View

@@ -6,7 +6,14 @@ import secrets
 from training.coordinator.checkpoints import discard, find_checkpoint, last_number, restored_state
 from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
-from training.coordinator.messages import CoordinatorError, JoinReply, JsonObject, Source, checkpoint_folder
+from training.coordinator.messages import (
+    CoordinatorError,
+    JoinReply,
+    JsonObject,
+    NamedData,
+    Source,
+    checkpoint_folder,
+)
 from training.coordinator.packing import pack_bits
 from training.coordinator.requests import JoinRequest
 
@@ -63,7 +70,7 @@ class Admission:
         """Admit a node.
 
         Raises:
-            CoordinatorError: If its number is taken or out of range.
+            CoordinatorError: If its number is taken or out of range, or it names another data set.
         """
         core, ledger = self.core, self.core.ledger
         node, name = request.node, request.incarnation
@@ -73,12 +80,34 @@ class Admission:
         if present is not None and request.previous and present.member.incarnation not in (request.previous, name):
             raise CoordinatorError(f"node {node} was taken over by another process: give every node its own number")
         source = self._source(node, request.kept, request.damaged)
+        if request.data is not None:
+            self._name_data(request.data)
         if name not in ledger.states:
             core.do("join", node=node, incarnation=name, endpoints=list(request.endpoints))
             log.info("node %d joined as %s, weights: %s", node, name, source)
         if source == "own":
             core.do("ready", incarnation=name)
         return self._welcome(node, name, source)
+
+    def _name_data(self, data: NamedData) -> None:
+        """Set the data set that a node names.
+
+        Raises:
+            CoordinatorError: If the training has another data set.
+        """
+        core, wanted = self.core, data.model_dump(mode="json")
+        known = core.ledger.books.data
+        if core.settings.train_url:
+            raise CoordinatorError(f"this coordinator trains on {core.settings.train_url}, not on data of its nodes")
+        if known is None:
+            core.do("data", **wanted)
+        elif known != wanted:
+            rows, shards = core.ledger.size, core.ledger.shards.count
+            raise CoordinatorError(
+                f"the ring trains {rows} rows in {shards} shards for {core.ledger.total} epochs, this learner names "
+                f"{sum(data.counts)} rows in {len(data.counts)} shards for {data.epochs}: give all learners the same "
+                "counts and epochs"
+            )
 
     def _source(self, node: int, kept: str, damaged: str) -> Source:
         """Where a joining node's weights come from; starts a new session if no member has weights."""

@@ -14,7 +14,7 @@ from training.coordinator.checkpoint_rounds import CheckpointRounds
 from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
 from training.coordinator.leasing import Leasing
-from training.coordinator.ledger import MemberState
+from training.coordinator.membership import MemberState
 from training.coordinator.messages import (
     Done,
     EvaluatedReply,
@@ -25,6 +25,7 @@ from training.coordinator.messages import (
     JournalReply,
     StatusReply,
 )
+from training.coordinator.numbers import NodeNumbers
 from training.coordinator.rendezvous import RendezvousService
 from training.coordinator.requests import (
     AnyRequest,
@@ -36,6 +37,7 @@ from training.coordinator.requests import (
     JoinRequest,
     JournalRequest,
     LeaveRequest,
+    NumberRequest,
     RendezvousRequest,
     Report,
     ReturnedBatch,
@@ -72,6 +74,7 @@ class Coordinator:
         self.rounds = CheckpointRounds(core.settings, core.ledger, core.output)
         rendezvous = RendezvousService(core.settings, core.clock)
         self._handlers: dict[type[Message], Callable[[Any], Message]] = {
+            NumberRequest: NodeNumbers(core.ledger, core.clock).answer,
             JoinRequest: self._join,
             Heartbeat: self._heartbeat,
             LeaveRequest: self._leave,
@@ -290,6 +293,8 @@ class Coordinator:
             self.ledger.lines.append({**line, "wanted": self.settings.nodes, "elapsed": self.ledger.values.elapsed})
 
     def _begin_checkpoint(self) -> None:
+        if not self.settings.checkpoint_steps:
+            return
         number = self.ledger.values.checkpoint + 1
         self.core.set(checkpoint=number)
         self.rounds.begin(number, self.core.clock())

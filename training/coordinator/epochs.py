@@ -4,6 +4,7 @@ Pure state without clock or I/O: the same calls in the same order give the same 
 restore it from its event log after a kill.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,11 @@ class ShardMap:
         self._order = None if ascending else np.argsort(self.shard_of_row, kind="stable").astype(np.int64)
         sizes = np.bincount(self.shard_of_row, minlength=self.count)
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @classmethod
+    def from_counts(cls, counts: Sequence[int]) -> "ShardMap":
+        """Shards with these numbers of rows; the rows are numbered shard by shard."""
+        return cls(np.repeat(np.arange(len(counts)), counts))
 
     def __len__(self) -> int:
         return len(self.shard_of_row)

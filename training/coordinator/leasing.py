@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from training.coordinator.core import Core
 from training.coordinator.epochs import Epoch, RowLease
-from training.coordinator.ledger import MemberState
+from training.coordinator.membership import MemberState
 from training.coordinator.messages import Lease, Revocation
 from training.coordinator.packing import pack_rows
 from training.coordinator.throughput import Throughput, fair_transfer
@@ -85,7 +85,7 @@ class Leasing:
     def give_work(self, state: MemberState, have: set[str]) -> None:
         """Lease rows of the oldest open epoch; if none are free, take some back from the slowest node."""
         ledger, name = self.core.ledger, state.member.incarnation
-        if not ledger.values.running or not state.ready or self.open_leases(name, have):
+        if not ledger.size or not ledger.values.running or not state.ready or self.open_leases(name, have):
             return
         first = ledger.values.closed
         for number in range(first, min(first + 2, ledger.total)):

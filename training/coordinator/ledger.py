@@ -9,41 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.coordinator.epochs import ClosedEpoch, Epoch, ShardMap, Totals
-from training.coordinator.membership import Member, View
+from training.coordinator.membership import Member, MemberState, View
 from training.coordinator.messages import JsonObject, Progress
 from training.coordinator.packing import Rows, unpack_rows
 
 Event = dict[str, Any]
-
-
-@dataclass
-class MemberState:
-    """A member and its reported state.
-
-    Attributes:
-        member: Number, incarnation, endpoints.
-        ready: Whether it has weights that a newcomer may take.
-        seq: Number of its last report.
-        step: Number of its local steps.
-        since: Number of closed epochs when it joined.
-    """
-
-    member: Member
-    ready: bool = False
-    seq: int = 0
-    step: int = 0
-    since: int = 0
-
-    def to_list(self) -> list[Any]:
-        """JSON representation."""
-        member = self.member
-        return [member.node, member.incarnation, list(member.endpoints), self.ready, self.seq, self.step, self.since]
-
-    @classmethod
-    def from_list(cls, value: list[Any]) -> "MemberState":
-        """Inverse of `to_list`."""
-        node, incarnation, endpoints, *rest = value
-        return cls(Member(node, incarnation, tuple(endpoints)), *rest)
 
 
 @dataclass
@@ -112,6 +82,8 @@ class Books:
     """Incarnations that had weights when they were dropped."""
     result: JsonObject | None = None
     """The final result."""
+    data: JsonObject | None = None
+    """`counts` and `epochs` of a data set that learners have named; None for one that has an index."""
 
 
 Names = Callable[[int, Sequence[int]], list[str]]
@@ -222,6 +194,14 @@ class Ledger:
         view = self.view()
         line = {"kind": "view", "number": view.number, "nodes": list(view.nodes), "joined": joined, "left": left}
         self.lines.append({**line, "step": self.totals.steps, "elapsed": self.values.elapsed})
+
+    def _on_data(self, event: Event) -> None:
+        self.books.data = {"counts": event["counts"], "epochs": event["epochs"]}
+        self._use_data()
+
+    def _use_data(self) -> None:
+        if (data := self.books.data) is not None:
+            self.shards, self.total = ShardMap.from_counts(data["counts"]), int(data["epochs"])
 
     def _on_ready(self, event: Event) -> None:
         self.states[event["incarnation"]].ready = True
@@ -338,6 +318,7 @@ class Ledger:
     def load(self, value: JsonObject) -> None:
         """Restore the state from what `to_dict` returned."""
         self.values, self.books = Counters(**value["values"]), Books(**value["books"])
+        self._use_data()
         self.totals = Totals(**value["totals"])
         self.states = {state.member.incarnation: state for state in map(MemberState.from_list, value["seats"])}
         epochs = [Epoch.from_dict(part, self.shards, self.seed) for part in value["epochs"]]

@@ -1,4 +1,4 @@
-"""Members and views of the ring, as last received from the coordinator."""
+"""Members and views of the ring."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -54,3 +54,33 @@ class View:
         """Inverse of `to_dict`."""
         members = (Member(int(node), str(name), tuple(map(str, ends))) for node, name, ends in value["members"])
         return cls(int(value["number"]), tuple(sorted(members, key=lambda member: member.node)))
+
+
+@dataclass
+class MemberState:
+    """A member and its reported state.
+
+    Attributes:
+        member: Number, incarnation, endpoints.
+        ready: Whether it has weights that a newcomer may take.
+        seq: Number of its last report.
+        step: Number of its local steps.
+        since: Number of closed epochs when it joined.
+    """
+
+    member: Member
+    ready: bool = False
+    seq: int = 0
+    step: int = 0
+    since: int = 0
+
+    def to_list(self) -> list[Any]:
+        """JSON representation."""
+        member = self.member
+        return [member.node, member.incarnation, list(member.endpoints), self.ready, self.seq, self.step, self.since]
+
+    @classmethod
+    def from_list(cls, value: list[Any]) -> "MemberState":
+        """Inverse of `to_list`."""
+        node, incarnation, endpoints, *rest = value
+        return cls(Member(node, incarnation, tuple(endpoints)), *rest)

@@ -1,7 +1,7 @@
 """What the coordinator answers: one pydantic model for each kind of reply; `requests` has the requests."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -114,6 +114,24 @@ class JoinReply(Message):
         names = ("session", "source", "step", "record", "resume", "finish")
         more = {"records": list(self.records), "view": self.view.to_dict()}
         return {name: getattr(self, name) for name in names} | more
+
+
+class NamedData(Message):
+    """A data set without an index.
+
+    Attributes:
+        counts: Rows of each shard.
+        epochs: Passes over it.
+    """
+
+    counts: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    epochs: int = Field(ge=1)
+
+
+class NumberReply(Message):
+    """A node number that no other node has."""
+
+    node: int
 
 
 class Lease(Message):

@@ -24,6 +24,7 @@ from training.coordinator.messages import (
     CoordinatorFailedError,
     CoordinatorUnreachableError,
     JoinReply,
+    NamedData,
     Progress,
 )
 from training.coordinator.node_state import COORDINATOR_LOST, NodeState
@@ -69,8 +70,9 @@ class NodeClient:
         self._lock = threading.RLock()
         self._thread = HeartbeatThread(self._try_beat, self._pause_s)
         self._spool: JournalSpool | None = None
-        self._state = NodeState()
-        self._error = ""
+        self._state, self._error = NodeState(), ""
+        self.data: NamedData | None = None
+        """Data set to train on, for `join`; only if the job names none."""
         self._beat_s, self._grace_s, self._patience_s = 0.5, 10.0, 600.0
 
     # --- joining and leaving
@@ -104,6 +106,7 @@ class NodeClient:
             kept=self._state.kept,
             endpoints=endpoints,
             damaged=damaged,
+            data=self.data,
         )
         with self._thread.lock:
             reply = self._client.request(request, patience_s)

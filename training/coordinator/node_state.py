@@ -195,7 +195,7 @@ class NodeState:
         self._sent = set(self._announced)
 
     def _wants(self, beat_s: float) -> bool:
-        if self.queue is None:
+        if self.queue is None or not len(self.queue.shards):
             return False
         if not self._step_s:
             return len(self.queue) < 2

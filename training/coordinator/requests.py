@@ -19,6 +19,8 @@ from training.coordinator.messages import (
     JoinReply,
     JournalReply,
     JsonObject,
+    NamedData,
+    NumberReply,
     RendezvousReply,
     StatusReply,
 )
@@ -49,6 +51,7 @@ class JoinRequest(Request[JoinReply]):
         kept: The incarnation whose weights it has, or "".
         endpoints: Endpoints of the exchanges of its ranks.
         damaged: Folder of a checkpoint whose files turned out to be damaged.
+        data: Data set to train on, if the job names none; the same for all nodes.
     """
 
     op: Literal["join"] = "join"
@@ -58,7 +61,16 @@ class JoinRequest(Request[JoinReply]):
     kept: str = ""
     endpoints: tuple[str, ...]
     damaged: str = ""
+    data: NamedData | None = None
     reply = JoinReply
+
+
+class NumberRequest(Request[NumberReply]):
+    """Asks for a node number that no other node has; `token` is unique to the asking process."""
+
+    op: Literal["number"] = "number"
+    token: Name
+    reply = NumberReply
 
 
 class Counts(Message):
@@ -253,6 +265,7 @@ class FinishedRequest(Request[Done]):
 
 AnyRequest = Annotated[
     JoinRequest
+    | NumberRequest
     | Heartbeat
     | LeaveRequest
     | RendezvousRequest

@@ -1,7 +1,7 @@
 """The coordinator process: one socket, one loop.
 
     python -m training.coordinator.server --folder F --job job.json --listen HOST:PORT --key-file K [--parent PID]
-        [--fresh]
+        [--fresh] [--linger SECONDS]
 
 It may be killed at any moment and restarted with the same folder: every answer is committed before it is sent, and
 nodes repeat unanswered requests. `F/coordinator.json` contains its address. Exit status 2 means that it cannot work as
@@ -12,6 +12,7 @@ import argparse
 import logging
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,13 @@ COMPACT_EVERY = 5000
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """Create an empty ledger for the training set's index.
+    """Create an empty ledger for the training set's index; without one, nodes name the data set when they join.
 
     Raises:
         CoordinatorError: If there are fewer shards than nodes.
     """
+    if not settings.train_url:
+        return Ledger(ShardMap.from_counts([]), lambda _, rows: [str(row) for row in rows], settings.seed, 1)
     index = ShardIndex.read(ObjectStore(settings.train_url))
     draws = Draws(index, settings.sampling, settings.seed)
     shards = ShardMap(draws.shard)
@@ -80,9 +83,19 @@ class CoordinatorServer:
         endpoint: ZeroMQ endpoint to listen on.
         key: The ring's key.
         fresh: Start a new session and discard the log.
+        linger_s: End after so many seconds without a member or a request; 0 never does.
     """
 
-    def __init__(self, settings: Settings, folder: Path, endpoint: str, key: RingKey | None, fresh: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        endpoint: str,
+        key: RingKey | None,
+        fresh: bool,
+        linger_s: float = 0.0,
+    ) -> None:
+        self._linger_s, self._busy = linger_s, time.monotonic()
         self.folder = folder
         self.context: zmq.Context[Any] = zmq.Context()
         try:
@@ -136,7 +149,16 @@ class CoordinatorServer:
             self._commit()
             for frames in answers:
                 self.socket.send_multipart(frames)
+            self._end_if_left(bool(answers))
         self.close()
+
+    def _end_if_left(self, asked: bool) -> None:
+        """Stop if there has been neither a member nor a request for a while."""
+        if asked or self.core.ledger.states:
+            self._busy = time.monotonic()
+        elif self._linger_s and time.monotonic() > self._busy + self._linger_s:
+            log.info("no member for %g s", self._linger_s)
+            self.stop()
 
     def _next(self) -> list[bytes] | None:
         """The answer to the next queued request, or None."""
@@ -187,6 +209,7 @@ def _arguments() -> argparse.Namespace:
     parser = server_parser("training.coordinator.server", "The coordinator of a training.")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the log and coordinator.json")
     parser.add_argument("--fresh", action="store_true", help="start from the newest checkpoint, not from the log")
+    parser.add_argument("--linger", type=float, default=0.0, help="end after so many seconds without members")
     return parser.parse_args()
 
 
@@ -201,7 +224,7 @@ def main() -> int:
         key = RingKey.load(arguments.key_file) if arguments.key_file else None
         arguments.folder.mkdir(parents=True, exist_ok=True)
         endpoint = listening_endpoint(arguments.listen, arguments.folder / NOTE, arguments.fresh)
-        server = CoordinatorServer(settings, arguments.folder, endpoint, key, arguments.fresh)
+        server = CoordinatorServer(settings, arguments.folder, endpoint, key, arguments.fresh, arguments.linger)
     except ValueError as error:  # a user error: CoordinatorError, AddressError, KeyFileError, ShardIndexError, ...
         print(f"the coordinator cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK

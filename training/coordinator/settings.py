@@ -15,6 +15,7 @@ class Settings:
     run: str
     seed: int
     train_url: str
+    """Empty if the nodes name the data set when they join."""
     output_url: str
     journal: Path
     nodes: int
@@ -23,6 +24,7 @@ class Settings:
     epochs: int
     max_minutes: float
     checkpoint_steps: int
+    """0 makes no checkpoints: the nodes keep their weights themselves."""
     checkpoint_keep: int
     beat_s: float
     dead_after_s: float

@@ -34,11 +34,14 @@ class ManagedProcess:
     """Final exit status, after which it is not restarted; None before."""
     lock: int | None = None
     """Descriptor of the training's lock: processes that inherit it keep the lock if the supervisor is killed."""
+    detached: bool = False
+    """Whether it is out of reach of the terminal's signals, such as Ctrl-C."""
 
     def start(self) -> None:
         """Start the process; its output goes to its log."""
         inherited = () if self.lock is None else (self.lock,)
-        self.process = Child(self.command, self.log, note=self.log.with_suffix(".exit-reason.txt"), pass_fds=inherited)
+        note = self.log.with_suffix(".exit-reason.txt")
+        self.process = Child(self.command, self.log, note=note, pass_fds=inherited, start_new_session=self.detached)
 
     def died(self) -> int | None:
         """Its exit status if it has ended since the last start, else None."""

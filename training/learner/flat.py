@@ -28,7 +28,7 @@ class FlatParameters:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         wrong = next((n for n, p in model.named_parameters() if p.requires_grad and p.dtype != torch.float32), None)
         if wrong is not None:
-            raise ValueError(f"parameter {wrong} is not float32: keep master weights in float32 and use train.amp")
+            raise ValueError(f"parameter {wrong} is not float32: keep weights in float32 and use autocast (train.amp)")
         self._buffers = list(_averaged_buffers(model))
         self.num_parameters = sum(p.numel() for p in self.parameters)
         total = self.num_parameters + sum(b.numel() for b in self._buffers)
@@ -65,6 +65,17 @@ class FlatParameters:
             tensor.data = weights[start:stop].view(tensor.shape)
             start = stop
         self.weights = weights
+
+    @torch.no_grad()
+    def gather_grads(self) -> None:
+        """Make the gradients views of `grads` again where they are not: `Optimizer.zero_grad` replaces them by None."""
+        for parameter, (start, stop) in zip(self.parameters, self.spans, strict=True):
+            view = self.grads[start:stop].view(parameter.shape)
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+            parameter.grad = view
 
     def zero_grad(self) -> None:
         """Clear all gradients in one pass; they stay views of `grads`."""

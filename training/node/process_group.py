@@ -38,11 +38,11 @@ class NodeGroup:
         rank: This rank, from 0.
         size: Number of ranks of the node.
         meeting_point: Rendezvous of the ranks, specific to this start of the node: a file, or the store of
-            `training.node.rendezvous`; unused if the node has one rank.
+            `training.node.rendezvous`; unused (None) if the node has one rank.
         device: Device of the gradients.
     """
 
-    def __init__(self, rank: int, size: int, meeting_point: Path | Store, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, meeting_point: Path | Store | None, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         self._control: dist.ProcessGroup | None = None
         if size > 1:
@@ -51,6 +51,7 @@ class NodeGroup:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             backend = "nccl" if device.type == "cuda" else "gloo"
             found = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
+            assert found is not None
             self._agree(found)
             # With device_id, NCCL creates its communicator here, on this device; otherwise the first collective does,
             # on the current device.

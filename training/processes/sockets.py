@@ -81,6 +81,22 @@ def beside(address: str, other: str) -> str:
     return f"{split_address(other, 'the other address')[0] if is_local(f'tcp://{address}') else host}:{port}"
 
 
+def own_address(coordinator: str) -> str:
+    """This machine's address on the route to the coordinator, under which neighbours reach it.
+
+    Args:
+        coordinator: HOST:PORT; for a local one, the result is a loopback address.
+    """
+    host, _, port = coordinator.rpartition(":")
+    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
+    with sockets.socket(family, sockets.SOCK_DGRAM) as probe:  # sends no packet, only selects a route
+        try:
+            probe.connect((host.strip("[]"), int(port)))
+        except (OSError, ValueError):
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
 def interface_of(host: str) -> str:
     """The network interface with a given address of this machine; an IPv4 address must be the interface's first.
 

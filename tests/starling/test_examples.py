@@ -1,0 +1,58 @@
+"""The examples run, and their learners train every row."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support import ROOT
+
+EXAMPLE = str(ROOT / "examples" / "tabular.py")
+LINE = re.compile(r"node (\d+): (\d+) rows in (\d+) steps, loss ([\d.]+)")
+
+
+def run(*words):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def epochs_of(folder):
+    lines = map(json.loads, (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines())
+    return {line["epoch"]: line for line in lines if line["kind"] == "epoch"}
+
+
+@pytest.mark.slow
+@pytest.mark.real_interpreter
+def test_four_processes_of_which_one_is_killed_train_a_table(tmp_path):
+    process = run(EXAMPLE, str(tmp_path), "--processes", "4", "--kill", "--epochs", "6")
+    out, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, out[-3000:]
+    assert "one process is killed" in out
+    found = LINE.findall(out)
+    assert len(found) == 3, out[-3000:]
+    assert max(float(loss) for *_, loss in found) < 0.2
+    assert {line["utterances"] for line in epochs_of(tmp_path).values()} == {2000}
+    assert len(epochs_of(tmp_path)) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.real_interpreter
+def test_two_nodes_of_two_under_torchrun_train_a_table(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    ports = ["29511", "29512"]
+    agents = [run(*torchrun, port, EXAMPLE, str(tmp_path), "--nodes", "2", "--epochs", "4") for port in ports]
+    outs = [agent.communicate(timeout=500)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outs)[-6000:]
+    found = [LINE.findall(out) for out in outs]
+    assert [len(lines) for lines in found] == [2, 2], "\n".join(outs)[-6000:]
+    rows = sum(int(rows) for lines in found for _, rows, *_ in lines)
+    assert rows == 4 * 2000
+    assert {node for lines in found for node, *_ in lines} == {"0", "1"}
+    for lines in found:  # the learners of a node have the same weights
+        assert len({loss for *_, loss in lines}) == 1
+        assert float(lines[0][-1]) < 0.3
+    assert sum(line["repeated"] for line in epochs_of(tmp_path).values()) == 0

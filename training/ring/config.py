@@ -1,0 +1,26 @@
+"""Configuration of a ring for any model."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from training.coordinator.config import MembershipConfig
+from training.exchange.config import ExchangeConfig
+from training.strategies.gossip import HierarchicalGossipConfig
+
+
+class RingConfig(BaseModel):
+    """How the learners of a ring work together; the defaults suit most models."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    exchange: ExchangeConfig = ExchangeConfig()
+    """How learners average their weights; without a key they do it unencrypted, on loopback addresses only."""
+    gossip: HierarchicalGossipConfig = HierarchicalGossipConfig(newcomer="weights+optimizer")
+    """With whom they average, how often, and what a newcomer takes from a neighbour."""
+    membership: MembershipConfig = MembershipConfig()
+    """When learners count as lost; the process that starts the coordinator decides."""
+    seed: int = 0
+    """Seed of the order of shards and rows; the process that starts the coordinator decides."""
+    host: str = ""
+    """Address on which this learner listens for its neighbours; empty uses the one that reaches the coordinator."""
+    settle_s: float = Field(default=5.0, ge=0)
+    """Longest time that learners go on averaging when all rows are trained, until their weights agree."""

@@ -1,0 +1,300 @@
+"""This process's place in a ring: its connections, its membership, and the averaging of its weights."""
+
+import logging
+import tempfile
+import time
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.coordinator.client import CoordinatorClient
+from training.coordinator.epochs import ShardMap
+from training.coordinator.membership import View
+from training.coordinator.messages import CoordinatorUnreachableError, NamedData, Source
+from training.coordinator.node_client import NodeClient
+from training.coordinator.packing import Rows
+from training.coordinator.requests import NumberRequest
+from training.coordinator.worklist import Planner
+from training.exchange import ExchangeSetup, build_exchange
+from training.learner.flat import FlatParameters
+from training.learner.moments import Moments
+from training.node.collectives import NodeCollectives
+from training.node.node_exchange import NodeExchange
+from training.processes.keys import RingKey
+from training.processes.sockets import own_address
+from training.ring.config import RingConfig
+from training.ring.folder import RingFolder
+from training.ring.group import torchrun_group
+from training.strategies.requests import AllReduce
+
+log = logging.getLogger(__name__)
+IDLE_S = 0.02
+"""Seconds between two looks for work."""
+JOIN_TRIES = 5
+CONNECT_TRIES = 3
+CONNECT_S = 20.0
+AGREED = 1e-4
+"""Learners agree when the RMS difference to a neighbour is below this share of the weights' RMS."""
+Orders = dict[str, Any]
+
+
+class RingError(RuntimeError):
+    """The ring cannot go on; the message says why."""
+
+
+class RingLearner:
+    """A learner of a ring; arguments are those of `training.ring.ring.Ring`.
+
+    Args:
+        flat: The model's weights.
+        moments: State of its optimizer.
+        config: The ring's configuration.
+        place: The ring's folder, or HOST:PORT of its coordinator.
+        key_file: The coordinator's key, for an address.
+        learners: Nodes to wait for at the start of training.
+
+    Attributes:
+        group: The learners of its node.
+        client: Connection to the coordinator; at the node's first learner only.
+        step: Steps that the node has made.
+        joined: Whether it is a member.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        moments: Moments,
+        config: RingConfig,
+        place: Path | str,
+        key_file: Path | None,
+        learners: int,
+    ) -> None:
+        self._flat, self._moments, self._config, self._learners = flat, moments, config, learners
+        self._folder = RingFolder(place, config) if isinstance(place, Path) else None
+        self._address, self._key_file = str(place), self._folder.key_file if self._folder else key_file
+        self.client: NodeClient | None = None
+        self.step, self.joined = 0, False
+        self._planner: Planner = _no_plan
+        self._shard_of_row: NDArray[np.integer[Any]] = ShardMap.from_counts([]).shard_of_row
+        self._stack = ExitStack()
+        try:
+            self.group = torchrun_group(flat.weights.device)
+            self._stack.callback(self.group.close)
+            self._collectives = NodeCollectives(self.group)
+            self.exchange = self._connect()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    # --- connections
+
+    def _connect(self) -> NodeExchange:
+        """Connect to the coordinator, at rank 0, and start the exchange."""
+        told: Orders = {}
+        logs = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="starling-ring-")))
+        if self.group.rank == 0:
+            if self._folder is not None:
+                self._stack.callback(self._folder.close)
+            told = self._number()
+        told = self.group.tell(told)
+        address, node = str(told["address"]), int(told["node"])
+        key = self._key()
+        if self.group.rank == 0:
+            self.client = NodeClient(address, key, node, folder=logs)
+            self._stack.callback(self.client.close)
+        start, stop = self.group.share(self._flat.weights.numel())
+        newcomer = self._config.gossip.newcomer == "weights+optimizer"
+        exchange_cfg = self._config.exchange
+        if key is None:
+            exchange_cfg = exchange_cfg.model_copy(update={"encrypt": False})
+        setup = ExchangeSetup(
+            node=node,
+            rank=self.group.rank,
+            size=stop - start,
+            key=key if exchange_cfg.encrypt else None,
+            folder=logs,
+            bind_host=self._config.host or own_address(address),
+            moments=len(self._moments.names) if newcomer else 0,
+            optimizer=self._moments.optimizer,
+            gossip=self._config.gossip,
+        )
+        exchange = build_exchange(exchange_cfg, setup)
+        self._stack.callback(exchange.close)
+        return NodeExchange(node, self.group, self._flat, exchange, self._moments)
+
+    def _number(self) -> Orders:
+        """The coordinator's address, and a node number that no other learner has."""
+        request, address = NumberRequest(token=uuid.uuid4().hex), self._address
+        for _ in range(CONNECT_TRIES):
+            if self._folder is not None:
+                self._folder.close()
+                address = self._folder.enter()
+            try:
+                with CoordinatorClient(address, self._key()) as client:
+                    return {"address": address, "node": client.request(request, CONNECT_S).node}
+            except CoordinatorUnreachableError as error:
+                unreachable = error
+                if self._folder is None:
+                    break
+        raise unreachable
+
+    def _key(self) -> RingKey | None:
+        return RingKey.load(self._key_file) if self._key_file is not None else None
+
+    # --- joining
+
+    def train_on(self, data: NamedData, planner: Planner) -> None:
+        """Ask for leases of a data set, from `join` on.
+
+        Args:
+            data: The data set.
+            planner: Cuts leases into pieces.
+        """
+        self._shard_of_row, self._planner = ShardMap.from_counts(data.counts).shard_of_row, planner
+        if self.client is not None:
+            self.client.data = data
+
+    def join(self, again: bool = False) -> None:
+        """Become a member, and take a neighbour's weights and optimizer state if others train already.
+
+        Raises:
+            RingError: If no neighbour gives its weights.
+            CoordinatorError: If the coordinator refuses.
+        """
+        exchange, client = self.exchange, self.client
+        for _ in range(JOIN_TRIES):
+            endpoints = exchange.endpoints()
+            facts: Orders = {}
+            if client is not None:
+                if self._folder is not None:
+                    self._folder.enter()  # the last step may be long ago
+                facts = (client.rejoin if again else client.join)(endpoints).facts()
+            facts = self.group.tell(facts)
+            exchange.set_view(View.from_dict(facts["view"]))
+            if facts["finish"] or self._get_weights(facts["source"]):
+                break
+            again = True
+        else:
+            raise RingError("no other learner gave its weights: see the coordinator's log for who is in the ring")
+        self.step = max(self.step, int(facts["step"]))
+        exchange.start(self.step)
+        if client is not None and not facts["finish"]:
+            client.begin(self._planner, self._shard_of_row)
+        first, self.joined = not self.joined, True
+        log.info("learner %d: weights %s, from step %d", exchange.node, facts["source"], self.step)
+        if first:
+            self._await_learners()
+
+    def _get_weights(self, source: Source) -> bool:
+        """Get the weights to start from; False if they should come from a neighbour and none has them.
+
+        At the start of training, the first member keeps its weights, and the others take them.
+        """
+        others = self.exchange.view.without(self.exchange.node).members
+        if source == "neighbour":
+            return self.exchange.take_from_neighbour()
+        if source != "own" and others:
+            if any(self.exchange.take_from_neighbour() for _ in range(JOIN_TRIES)):
+                return True
+            log.warning("the first learner gave no weights: learner %d starts with its own", self.exchange.node)
+        self._equalize()
+        return True
+
+    def _equalize(self) -> None:
+        """Give a node's learners the weights of its first one."""
+        if self.group.size > 1:
+            op = AllReduce(self._flat.weights, float(self.group.rank == 0))
+            self._flat.load(self._collectives.finish(self._collectives.begin(op)).vector)
+
+    def _await_learners(self) -> None:
+        patience_s = self._config.membership.start_patience_s
+        while True:
+            client, few = self.client, False
+            if client is not None:
+                progress = client.progress()
+                few = progress.live < self._learners and progress.elapsed < patience_s and not client.finish()
+            if not self.group.any(few):
+                return
+            self.idle()
+            self.follow()
+
+    def follow(self) -> None:
+        """Follow the coordinator: take over its view, rejoin after it dropped this node, restart it if it died."""
+        client = self.client
+        orders: Orders = {}
+        if client is not None:
+            if self._folder is not None:
+                self._folder.revive()
+            if client.dropped():
+                orders = {"rejoin": True}
+            elif (view := client.view()).number != self.exchange.view.number:
+                orders = {"view": view.to_dict()}
+        orders = self.group.tell(orders)
+        if "rejoin" in orders:
+            log.warning("learner %d was dropped from the ring and rejoins", self.exchange.node)
+            self.join(again=True)
+        elif "view" in orders:
+            self.exchange.set_view(View.from_dict(orders["view"]))
+
+    # --- averaging
+
+    def reduce(self, weight: float) -> None:
+        """Average the gradients over the learners of the node.
+
+        Args:
+            weight: Weight of this learner's gradient; one of weight 0 may be NaN.
+        """
+        if self.group.size > 1:
+            self._flat.gather_grads()
+            op = AllReduce(self._flat.grads, weight)
+            self._flat.grads.copy_(self._collectives.finish(self._collectives.begin(op)).vector)
+
+    def average(self) -> None:
+        """Apply the averages that have arrived."""
+        ready = self.exchange.ready()
+        if self.group.any(ready):
+            self.exchange.average(ready)
+
+    def after_step(self) -> None:
+        """Count a step, and offer its weights to the neighbours.
+
+        Raises:
+            ExchangeError: If the exchange has died.
+        """
+        self.step += 1
+        self.exchange.after_step(self.step)
+
+    def idle(self) -> None:
+        """Wait a moment, and apply the neighbours' averages meanwhile."""
+        time.sleep(IDLE_S)
+        self.exchange.idle(self.step)
+
+    def settle(self) -> None:
+        """Go on averaging until the learners' weights agree."""
+        deadline, agreed = time.monotonic() + self._config.settle_s, 0
+        while True:
+            stats = self.exchange.stats()
+            others = len(self.exchange.view.without(self.exchange.node).members)
+            scale = float(self._flat.weights.square().mean().sqrt())
+            close = stats is not None and stats.finished > 0 and stats.distance <= AGREED * scale
+            agreed = agreed + 1 if close else 0
+            if self.group.all(not others or agreed > 2 * others or time.monotonic() > deadline):
+                return
+            time.sleep(IDLE_S)
+            self.average()
+            self.after_step()
+            self.follow()
+
+    def close(self) -> None:
+        """Leave the ring."""
+        if self.client is not None and self.joined:
+            self.client.leave()
+        self._stack.close()
+
+
+def _no_plan(_: int, __: Rows, ___: str) -> list[Rows]:
+    raise AssertionError("a learner that asks for no leases gets none")

@@ -17,7 +17,12 @@ from tasks.config.pipeline import ConfigError, parse_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")] if path.is_file()
+    path
+    for path in [
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+        *(ROOT / "docs").glob("*.md"),
+    ]
+    if path.is_file()
 )
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")

@@ -26,6 +26,11 @@ def test_its_version_is_that_of_the_distribution():
     assert starling.__version__ == importlib.metadata.version("starling")
 
 
+def test_the_changelog_has_the_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {starling.__version__} " in text
+
+
 @pytest.mark.real_interpreter
 def test_it_is_the_command_too():
     command = [sys.executable, "-m", "starling", "--version"]

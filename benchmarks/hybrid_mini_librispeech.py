@@ -29,13 +29,13 @@ from speech.bundle import BundleSpec, TiedStates, load_bundle
 from speech.features import CmvnStats, MfccConfig
 from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint
-from speech.hmm.decode import DecodeOptions, GraphSearch, by_speaker, decode_plain, speaker_transform
+from speech.hmm.decode import DecodeOptions, GraphSearch, decode_plain, speaker_transform
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.priors import log_priors, scaled_likelihoods
 from speech.hmm.pronunciations import count_pronunciations, graph_options
-from speech.hmm.utterances import Utterance
+from speech.hmm.utterances import Utterance, by_speaker
 from speech.models import TdnnConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.objects import ObjectStore

@@ -26,7 +26,7 @@ from storage.reading import ShardReader
 from tasks.config.pipeline import load_config
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run
-from tasks.stages.decode import fetch_bundle
+from tasks.stages.bundles import fetch_bundle
 from training.learner.data import SpeechDataset
 
 SECONDS = (0.1, 0.4, 1.0, 5.0)

@@ -2,8 +2,9 @@
 
 `model.safetensors` contains the weights, `bundle.json` the rest: sample rate, features with their statistics, tokens,
 model sizes, text normalization and decoding parameters. Files that these name (a language model, a list of words) are
-copied into the folder. A flipped bit in a weight would silently change the output, so `bundle.json` contains the
-SHA-256 of the other files and of itself; loading verifies them.
+copied into the folder; so is the GMM-HMM that adapts features to speakers (`speech.adaptation`). A flipped bit in a
+weight would silently change the output, so `bundle.json` contains the SHA-256 of the other files and of itself; loading
+verifies them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from speech.choices import choice_of, own_fields
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
+from speech.hmm.config import AdaptationConfig
 from speech.hmm.priors import StateOutputs
 from speech.models import ModelChoice, build_model
 from speech.text import NormalizerConfig
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FORMAT = 1
 WEIGHTS, SPEC = "model.safetensors", "bundle.json"
+HMM_FILES = ("hmm/model.json", "hmm/model.safetensors")
+"""The GMM-HMM that adapts features to speakers."""
 
 
 class BundleError(ValueError):
@@ -81,6 +85,8 @@ class BundleSpec(BaseModel):
     provenance: dict[str, Any] = {}
     states: TiedStates | None = None
     """What the outputs stand for if they are not tokens."""
+    adaptation: AdaptationConfig | None = None
+    """How the GMM-HMM in the folder `hmm` adapts the features to speakers, if they are adapted ones."""
 
     @field_validator("features", "model", "decode", mode="before")
     @classmethod
@@ -170,6 +176,8 @@ def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
     value = spec.model_dump(mode="json") | {"files": dict(files)}
     if spec.states is None:  # bundles of models of tokens stay as earlier versions write and read them
         del value["states"]
+    if spec.adaptation is None:
+        del value["adaptation"]
     text = json.dumps(value | {"checksum": _checksum(value)}, indent=2, sort_keys=True)
     (folder / SPEC).write_text(text + "\n", encoding="utf-8")
 
@@ -180,7 +188,7 @@ def add_decoder(folder: Path, decode: DecodeConfig) -> None:
     Raises:
         BundleError: The folder is no bundle, it is damaged, or a file is not there.
     """
-    files = {WEIGHTS: check_files(folder)[WEIGHTS]}
+    files = {name: sha256 for name, sha256 in check_files(folder).items() if name in (WEIGHTS, *HMM_FILES)}
     with tempfile.TemporaryDirectory(prefix="starling-decoder-") as made:
         decode = decode.prepared(Path(made))
         names = _copy_files(folder, decode, files)

@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from speech.bundle import BundleSpec, load_bundle, own_decoder
-from speech.decoding import DecodeConfig, Decoder, Hypothesis, build_decoder
+from speech.decoding import DecodeConfig, Decoder, GraphDecoder, Hypothesis, build_decoder
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
+
+if TYPE_CHECKING:
+    from speech.adaptation import SpeakerAdapter
+    from speech.hmm.model import HmmModel
 
 
 class Scores(NamedTuple):
@@ -34,6 +38,7 @@ class Recognizer:
         decode: Decoding parameters; the bundle's own by default.
         device: Device of the model, for example `cpu` or `cuda`.
         speakers: Statistics by speaker, for `cmvn: speaker`.
+        hmm: The GMM-HMM that makes the features, if they are adapted to speakers.
     """
 
     def __init__(
@@ -43,12 +48,13 @@ class Recognizer:
         decode: DecodeConfig | None = None,
         device: str | torch.device = "cpu",
         speakers: Mapping[str, CmvnStats] | None = None,
+        hmm: "HmmModel | None" = None,
     ) -> None:
         self.spec, self.device = spec, torch.device(device)
         self.model = model.to(self.device)
         self.frontend: FrontEnd = spec.build_frontend(dict(speakers or {})).to(self.device)
         self.tokenizer = spec.build_tokenizer()
-        self._decode = decode or spec.decode
+        self._decode, self._hmm = decode or spec.decode, hmm
 
     @classmethod
     def load(
@@ -61,10 +67,40 @@ class Recognizer:
         """Load a recognizer from a bundle's folder; arguments as for the class.
 
         Raises:
-            BundleError: The folder is not a bundle, or the bundle is damaged.
+            BundleError: The folder is not a bundle, the bundle is damaged, or it lacks the GMM-HMM that it needs.
         """
         spec, model = load_bundle(Path(folder))
-        return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers)
+        hmm = None
+        if spec.features.adapted:
+            from speech.adaptation import load_hmm
+
+            hmm = load_hmm(Path(folder), spec)
+        return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers, hmm)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the model reads features that are adapted to speakers: `scores` then takes what `adapted` gives."""
+        return self.spec.features.adapted
+
+    def adapted(self, waves: Sequence[Tensor]) -> list[Tensor]:
+        """Features of one speaker's utterances, adapted to this speaker.
+
+        Args:
+            waves: Waveforms [samples] in ±1: the more, the better the adaptation.
+
+        Returns:
+            Features [frames, F] of each, as they are stored for training.
+        """
+        return self._adapter(waves)
+
+    @cached_property
+    def _adapter(self) -> "SpeakerAdapter":
+        from speech.adaptation import SpeakerAdapter
+
+        assert self._hmm is not None
+        assert self.spec.adaptation is not None
+        assert isinstance(self.decoder, GraphDecoder), "states are decoded with a graph"
+        return SpeakerAdapter(self._hmm, self.spec.adaptation, self.spec.sample_rate, self.decoder.search)
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -85,7 +121,7 @@ class Recognizer:
         """Run the model on utterances, after trimming or padding the silence at their ends to the same length.
 
         Args:
-            inputs: Waveforms [batch, samples] in ±1, or stored features [batch, frames, F].
+            inputs: Waveforms [batch, samples] in ±1, or stored or adapted features [batch, frames, F].
             lengths: Samples or frames of each utterance [batch].
             speakers: Speaker of each utterance, for `cmvn: speaker`.
         """

@@ -1,7 +1,7 @@
 """Transcribes files, bytes and arrays of any length with the model of a bundle."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from speech.alternatives import TimedAlternative, joined_alternatives, timed_alt
 from speech.audio import AudioError, check_samples, resample, stream_audio
 from speech.bundle import own_decoder
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
+from speech.hmm.utterances import by_speaker
 from speech.recognizer import Recognizer
 from speech.vad import VadConfig, build_vad, cut, default_vad
 from speech.words import Word, timed_words
@@ -48,6 +49,15 @@ class _Piece:
     wave: Tensor
     start: float
     """Start within the recording, in seconds."""
+    speaker: int
+    """Number of the speaker; without speakers, of the recording."""
+    features: Tensor | None = None
+    """Features that are adapted to the speaker, for models that read these."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """What the model's front end reads."""
+        return self.wave if self.features is None else self.features
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,7 @@ class Transcriber:
         sample_rate: int | None = None,
         *,
         words: bool = False,
+        speakers: Sequence[str] | None = None,
         on_seconds: Callable[[float], object] | None = None,
     ) -> list[Transcript]:
         """Recognize recordings; one that cannot be read gets an error and does not affect the others.
@@ -132,6 +143,8 @@ class Transcriber:
             audio: Paths, encoded files as bytes, or arrays [num_samples]: floats in ±1, or integer PCM.
             sample_rate: Sample rate of the arrays in Hz; the model's own by default.
             words: Whether to return the words' times, too.
+            speakers: Speaker of each recording: a model whose features are adapted to speakers adapts to all recordings
+                of a speaker together (by default, to each recording). Of those, eight minutes are in memory at once.
             on_seconds: Called after each batch with the seconds of audio recognized in it.
         """
         if isinstance(audio, str | Path | bytes):  # one recording; otherwise a string would be iterated by character
@@ -139,21 +152,40 @@ class Transcriber:
         found = [_Recording() for _ in audio]
         window: list[_Piece] = []
         waiting = 0.0
-        for piece in self._pieces(audio, sample_rate, found):
+        for piece in self._pieces(audio, sample_rate, found, speakers):
             window.append(piece)
             waiting += len(piece.wave) / self.sample_rate
             if waiting >= _WINDOW * self.batch_seconds:
+                window, later = self._complete(window)
                 self._flush(window, found, words, on_seconds)
-                window, waiting = [], 0.0
+                window, waiting = later, sum(len(one.wave) for one in later) / self.sample_rate
         self._flush(window, found, words, on_seconds)
         return [recording.transcript(self.nbest) for recording in found]
 
-    def _pieces(self, audio: Sequence[Audio], sample_rate: int | None, found: list[_Recording]) -> Iterator[_Piece]:
-        """Yield the recordings' pieces at the model's rate; records durations and errors."""
-        for number, (item, recording) in enumerate(zip(audio, found, strict=True)):
+    def _complete(self, window: list[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
+        """Pieces to recognize now, and those that wait for more of the last speaker, unless they fill the window."""
+        last = window[-1].speaker
+        before = [piece for piece in window if piece.speaker != last]
+        return (before, window[len(before) :]) if before and self.recognizer.adapts else (window, [])
+
+    def _pieces(
+        self,
+        audio: Sequence[Audio],
+        sample_rate: int | None,
+        found: list[_Recording],
+        speakers: Sequence[str] | None,
+    ) -> Iterator[_Piece]:
+        """Yield the recordings' pieces at the model's rate, by speaker; records durations and errors."""
+        if speakers is not None and len(speakers) != len(audio):
+            raise ValueError(f"there are {len(audio)} recordings, but {len(speakers)} speakers: name one for each")
+        first = {who: number for number, who in reversed(list(enumerate(speakers or ())))}
+        groups = [first[who] for who in speakers] if speakers is not None else list(range(len(audio)))
+        for number in sorted(range(len(audio)), key=groups.__getitem__):
+            item, recording = audio[number], found[number]
             try:
                 for piece in cut(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
-                    yield _Piece(number, resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start)
+                    wave = resample(piece.wave, piece.sample_rate, self.sample_rate)
+                    yield _Piece(number, wave, piece.start, groups[number])
             except AudioError as error:
                 recording.error = str(error)
             except (TypeError, ValueError) as error:
@@ -182,6 +214,8 @@ class Transcriber:
         on_seconds: Callable[[float], object] | None,
     ) -> None:
         """Recognize pieces in batches of similar length, and append the results to their recordings in order."""
+        if self.recognizer.adapts:
+            window = self._adapted(window)
         parts: dict[int, _Part] = {}
         order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
         for rows in self._batches(order, window):
@@ -191,6 +225,15 @@ class Transcriber:
                 on_seconds(sum(len(piece.wave) for piece in batch) / self.sample_rate)
         for row, piece in enumerate(window):
             found[piece.recording].parts.append(parts[row])
+
+    def _adapted(self, window: list[_Piece]) -> list[_Piece]:
+        """The pieces with features that are adapted to their speakers."""
+        found = list(window)
+        for rows in by_speaker([piece.speaker for piece in window]).values():
+            feats = self.recognizer.adapted([window[row].wave for row in rows])
+            for row, one in zip(rows, feats, strict=True):
+                found[row] = replace(window[row], features=one)
+        return found
 
     def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
         rows: list[int] = []
@@ -217,9 +260,9 @@ class Transcriber:
             return [_Part(Hypothesis(), [])]
 
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
-        waves, recognizer = [piece.wave for piece in pieces], self.recognizer
-        inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True)
-        scores = recognizer.scores(inputs, torch.tensor([len(wave) for wave in waves]))
+        given, recognizer = [piece.inputs for piece in pieces], self.recognizer
+        inputs = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
+        scores = recognizer.scores(inputs, torch.tensor([len(one) for one in given]))
         found = recognizer.decode(scores)
         parts = []
         for row, (one, piece) in enumerate(zip(found, pieces, strict=True)):

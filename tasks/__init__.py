@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
-STAGES = ("prepare", "shard", "features", "align", "train", "lm", "graph", "decode", "score", "register", "report")
+STAGES = (
+    "prepare", "shard", "features", "align", "adapt", "train", "lm", "graph", "decode", "score", "register", "report"
+)  # fmt: skip
 """The stages in order; defined here because the command line needs them before the slow imports."""
-OPTIONAL = ("align", "lm", "graph")
-"""Stages that run only if the configuration needs them: it has a section of their name, or a graph has to be made."""
+OPTIONAL = ("align", "adapt", "lm", "graph")
+"""Stages that run only if the configuration needs them: it has a section of their name, features that are adapted to
+speakers, or a graph that has to be made."""
 
 
 def pyfunc_path() -> Path:

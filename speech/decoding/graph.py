@@ -152,6 +152,13 @@ class GraphDecoder(Decoder):
         self._search: GraphSearch | None = None
         self._rescorer: Rescorer | None = None
 
+    @property
+    def search(self) -> GraphSearch:
+        """The search of the graph, which is read or made if it has not been."""
+        self.prepare()
+        assert self._search is not None
+        return self._search
+
     @override
     def with_config(self, cfg: DecodeConfig) -> Decoder:
         other = GraphDecoder(cfg, self.tokenizer, self.states)

@@ -5,6 +5,7 @@ from speech.features.cmvn import CmvnError, CmvnStats, normalize, utterance_stat
 from speech.features.config import FeatureConfig
 from speech.features.fbank import FbankConfig
 from speech.features.fber import FberConfig
+from speech.features.fmllr import FmllrConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mel import FeatureError
 from speech.features.mfcc import MfccConfig
@@ -23,6 +24,7 @@ __all__ = [
     "FeatureChoice",
     "FeatureConfig",
     "FeatureError",
+    "FmllrConfig",
     "LogMelConfig",
     "MfccConfig",
     "PlpConfig",

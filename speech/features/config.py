@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -30,7 +30,12 @@ class FeatureConfig(Choice, ABC):
     """The features that a model receives; definitions and defaults are Kaldi's.
 
     Order of processing: feature extraction, normalization, deltas, splicing, stride.
+
+    Attributes:
+        adapted: Whether they are those of the speaker-adapted GMM-HMM, which one waveform does not determine.
     """
+
+    adapted: ClassVar[bool] = False
 
     num_mels: int = Field(default=80, ge=3)
     """Number of filters (Kaldi's MFCC use 23, its `hires` setup 40)."""
@@ -99,6 +104,11 @@ class FeatureConfig(Choice, ABC):
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {"kind": self.kind} | leave_out_defaults(handler(self), self, _LATER)
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether training reads them from shards, and has no waveforms."""
+        return self.stored or self.adapted
 
     @property
     def width(self) -> int:

@@ -65,9 +65,8 @@ class FilterBank(nn.Module):
                 f"raise features.frame_ms and features.hop_ms"
             )
         self.fft_size = 1 << (self.frame_length - 1).bit_length()
-        filters = mel_filter_bank(
-            config.num_mels, self.fft_size, sample_rate, config.low_freq, config.high_freq, config.scale
-        )
+        count = 1 if config.adapted else config.num_mels  # adapted features are not computed here
+        filters = mel_filter_bank(count, self.fft_size, sample_rate, config.low_freq, config.high_freq, config.scale)
         # Everything before the spectrum is linear, so the window includes the 16-bit scale (a power of two: exact).
         self.register_buffer("window", (povey_window(self.frame_length) * _INT16_SCALE).float(), persistent=False)
         self.register_buffer("filters", filters.float(), persistent=False)

@@ -8,6 +8,7 @@ from speech.choices import OneOf
 from speech.features.config import FeatureConfig
 from speech.features.fbank import FbankConfig
 from speech.features.fber import FberConfig
+from speech.features.fmllr import FmllrConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mfcc import MfccConfig
 from speech.features.plp import PlpConfig
@@ -21,6 +22,7 @@ FEATURES: dict[str, type[FeatureConfig]] = {
     "plp": PlpConfig,
     "fbank": FbankConfig,
     "fber": FberConfig,
+    "fmllr": FmllrConfig,
 }
 FeatureChoice = Annotated[FeatureConfig, OneOf(FEATURES, "logmel")]
 """A field that takes the configuration of any kind."""

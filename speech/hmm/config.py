@@ -96,6 +96,17 @@ class GraphSearchConfig(BaseModel):
     """How often fMLLR is estimated from the hypotheses, and the speech decoded again; only for `stage: sat`."""
 
 
+class AdaptationConfig(BaseModel):
+    """What a recognizer needs, beside the GMM-HMM, to adapt features to a speaker."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    features: FeatureChoice
+    """Static features of the Gaussians, normalized by speaker."""
+    search: GraphSearchConfig = GraphSearchConfig()
+    """How the first passes decode; the graph is the network's."""
+
+
 class AlignConfig(HmmConfig):
     """Training of a GMM-HMM and alignment with it."""
 
@@ -121,6 +132,8 @@ class AlignConfig(HmmConfig):
     @field_validator("features")
     @classmethod
     def _check_features(cls, features: FeatureConfig) -> FeatureConfig:
+        if features.adapted:
+            raise ValueError(f"kind {features.kind} is made from these features: use another kind, such as mfcc")
         for name in ("delta_order", "splice_left", "splice_right"):
             if getattr(features, name):
                 raise ValueError(f"{name} is set, but training adds deltas or neighbouring frames itself: remove it")

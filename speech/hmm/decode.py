@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -269,11 +269,3 @@ def decode_speaker(
     """
     transform, found = adapt_to_speaker(model, decoder, features, passes, minimum)
     return [*found, decode_plain(model, decoder, features, transform)]
-
-
-def by_speaker(speakers: Sequence[str]) -> Mapping[str, list[int]]:
-    """Positions of each speaker's utterances."""
-    found: dict[str, list[int]] = {}
-    for place, speaker in enumerate(speakers):
-        found.setdefault(speaker, []).append(place)
-    return found

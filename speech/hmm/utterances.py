@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from speech.hmm.model import FeatureChain
 
+S = TypeVar("S", bound=Hashable)
 Adaptations = Mapping[str, Tensor]
 """fMLLR transforms by speaker."""
 
@@ -102,6 +103,14 @@ def _same(first: tuple[FeatureChain, Adaptations], second: tuple[FeatureChain, A
     ):
         return False
     return adaptations.keys() == others.keys() and all(torch.equal(adaptations[who], others[who]) for who in others)
+
+
+def by_speaker(speakers: Iterable[S]) -> dict[S, list[int]]:
+    """Positions of each speaker's utterances."""
+    found: dict[S, list[int]] = {}
+    for place, speaker in enumerate(speakers):
+        found.setdefault(speaker, []).append(place)
+    return found
 
 
 def make_shards(utterances: Iterable[TrainingUtterance], frames: int = 200_000, device: str = "cpu") -> list[Shard]:

@@ -30,6 +30,7 @@ __all__ = [
     "build_objective",
     "check_decoder",
     "objective_class",
+    "objective_of",
 ]
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -49,6 +50,11 @@ def objective_class(cfg: ObjectiveConfig) -> type[Objective]:
 def build_objective(cfg: ObjectiveConfig) -> Objective:
     """Makes the objective that the configuration asks for."""
     return objective_class(cfg)(cfg)
+
+
+def objective_of(decoder: str) -> str:
+    """A kind of objective whose models a kind of decoder reads."""
+    return next(kind for kind, one in OBJECTIVES.items() if one.outputs == DECODERS[decoder].reads)
 
 
 def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:

@@ -22,6 +22,7 @@ from speech.models import ConformerConfig, ModelChoice
 from speech.objectives import check_decoder
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
+from tasks.config.adapted import check_features
 from tasks.config.assignments import assign
 from tasks.config.decoding import TuneConfig, check_decoding
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
@@ -228,8 +229,11 @@ class PipelineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_parts(self) -> "PipelineConfig":
+        check_features(self.features, self.align, self.train.objective)
         if self.features.stored:
-            self.train.augment.refuse_waves()
+            self.train.augment.refuse_waves("features.stored", "set features.stored=false")
+        elif self.features.in_shards:
+            self.train.augment.refuse_waves(f"features.kind {self.features.kind}")
         check_decoder(self.train.objective, self.decode.kind)
         check_decoding(self.decode, self.lm, self.tune, self.align is not None)
         check_lm_training(self.lm, self.lm_train)
@@ -241,7 +245,7 @@ class PipelineConfig(BaseModel):
         if self.recognizer == "gmm" and self.tune is not None:
             raise ValueError("recognizer is gmm, but tune chooses parameters of a network's decoder: remove tune")
         if self.train.segments and (
-            not self.features.stored or self.features.cmvn not in ("none", "global", "speaker")
+            not self.features.in_shards or self.features.cmvn not in ("none", "global", "speaker")
         ):
             raise ValueError(
                 "train.segments are cut from stored features, and too short for statistics of their own: set "

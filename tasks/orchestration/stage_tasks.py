@@ -20,6 +20,7 @@ from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
 from tasks.stages import progress
+from tasks.stages.adapt import ADAPT
 from tasks.stages.align import ALIGN
 from tasks.stages.base import Run, Stage, counts_text, position, stages_of
 from tasks.stages.decode import DECODE
@@ -34,7 +35,8 @@ from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
 
 ALL: dict[str, Stage] = {
-    stage.name: stage for stage in (PREPARE, SHARD, FEATURES, ALIGN, TRAIN, LM, GRAPH, DECODE, SCORE, REGISTER, REPORT)
+    stage.name: stage
+    for stage in (PREPARE, SHARD, FEATURES, ALIGN, ADAPT, TRAIN, LM, GRAPH, DECODE, SCORE, REGISTER, REPORT)
 }
 assert tuple(ALL) == STAGES
 

@@ -52,6 +52,7 @@ def stages_of(config: PipelineConfig) -> tuple[str, ...]:
     needed = {
         **dict.fromkeys(_OF_NETWORKS, not gmm),
         "align": config.align is not None,
+        "adapt": config.features.adapted and not gmm,
         "lm": config.lm is not None,
         "graph": gmm or config.decode.makes_graph,
     }

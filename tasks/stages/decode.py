@@ -23,6 +23,8 @@ from tasks.config.decoding import grid_of
 from tasks.config.home import home
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
+from tasks.stages.decode_adapted import decode_by_speaker
 from tasks.stages.decoder_files import stage_files, with_digests, with_stage_files
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.folds import is_tested
@@ -32,6 +34,7 @@ from tasks.stages.tuning import VALID, tune_on_validation
 from training.learner.devices import best_device
 from training.learner.inference import Decoded, decode_set
 
+_WORK = "work"
 _SCHEMA = pa.schema(
     [
         *[(name, pa.string()) for name in ("id", "ref", "hyp", "speaker", "domain", "corpus")],
@@ -52,22 +55,6 @@ def scored_sets(run: Run) -> list[str]:
             raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}")
     tests = [name for name in present if is_tested(name, run.config.data)]
     return list(run.config.score.sets) or tests or ["valid"]
-
-
-def fetch_bundle(source: ObjectStore | StageOutput, folder: Path) -> Path:
-    """Copy a trained model's bundle into a local folder.
-
-    Args:
-        source: Store of the bundle, or output of a training, whose files are checked against its record.
-        folder: The local folder.
-
-    Raises:
-        DamagedObjectError: If a file differs from the record.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("model.safetensors", "bundle.json"):
-        (folder / name).write_bytes(source.read(f"model/{name}"))
-    return folder
 
 
 def decode_with(
@@ -93,7 +80,7 @@ def decode_with(
     speakers = run.result("features").record["speakers"] if same_features else {}
     return decode_set(
         bundle,
-        set_url(run, name) if own else run.result("shard").store.child(name).url,
+        set_url(run, name, recognition=True) if own else run.result("shard").store.child(name).url,
         decode=decode,
         cache=run.cache_folder,
         device=str(best_device(run.config.train.device)),
@@ -119,17 +106,19 @@ def _inputs(run: Run) -> Inputs:
 
         return gmm_inputs(run)
     sets = scored_sets(run)
-    digests = {name: set_digest(run, name) for name in sets}
+    digests = {name: set_digest(run, name, recognition=True) for name in sets}
     # only what differs from the default, as in `tasks.stages.train`
     config = {"decode": with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)}
     digests["model"] = _model_digest(run)
+    adaptation = adaptation_inputs(run)
+    config, digests = config | adaptation[0], digests | adaptation[1]
     if source := stage_files(run):
         digests["graph" if run.config.decode.makes_graph else "language model"] = source["digest"]
     if run.config.tune is not None:
         check_tuning(run)
         config["tune"] = run.config.tune.model_dump(mode="json", exclude_defaults=True)
         config["grid"] = grid_of(run.config.decode, run.config.tune)
-        digests["tuned on"] = set_digest(run, VALID)
+        digests["tuned on"] = set_digest(run, VALID, recognition=True)
     return config, digests
 
 
@@ -163,7 +152,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     damaged: list[QuarantinedShard] = []
     record: dict[str, Any] = {"sets": scored_sets(run)}
     with tempfile.TemporaryDirectory() as folder:
-        bundle = run.bundle or fetch_bundle(run.result("train").output, Path(folder))
+        bundle = run.bundle or own_bundle(run, Path(folder))
         chosen: dict[str, Any] = {}
         if run.config.tune is not None:
             record["tuning"] = tune_on_validation(run, bundle)
@@ -171,36 +160,45 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         decode = run.config.decode.model_copy(update=chosen)
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
-            found = _decode(run, bundle, name, decode, quarantine)
+            found = _decode(run, output, bundle, name, decode, quarantine)
             damaged += quarantine.entries()
             publish_hypotheses(output, name, found, counts)
+    output.store.delete_tree(_WORK)
     return record | {"counts": counts} | quarantine_record(counts, damaged)
 
 
-def _decode(run: Run, bundle: Path, name: str, decode: DecodeConfig, quarantine: ShardQuarantine) -> list[Decoded]:
+def _decode(
+    run: Run, output: StageOutput, bundle: Path, name: str, decode: DecodeConfig, quarantine: ShardQuarantine
+) -> list[Decoded]:
     """Decode a set: in this process if the runner is local or the model is not the run's own, else in workers.
 
     Args:
         run: The run.
+        output: The stage's output.
         bundle: The model.
         name: The set.
         decode: Decoding parameters, without the files that stages make.
         quarantine: Takes damaged shards.
     """
     source = stage_files(run)
-    if run.runner.local or run.bundle is not None:
+    adaptation = adaptation_source(run)
+    if (run.runner.local and not adaptation) or run.bundle is not None:
         whole = with_stage_files(decode, source)
         return decode_with(run, bundle, name, whole, own=run.bundle is None, on_damage=quarantine.add)
-    index = ShardIndex.read(ObjectStore(set_url(run, name)))
+    url = set_url(run, name, recognition=True)
+    index = ShardIndex.read(ObjectStore(url))
     common = {
         "model": run.result("train").url,
         "digest": run.result("train").record["digest"],
-        "url": set_url(run, name),
+        "url": url,
         "decode": decode.model_dump(mode="json"),
         "files": source,  # fetched by each worker, which may be on another machine
         "device": run.config.train.device,
         "speakers": run.result("features").record["speakers"],
     }
+    if adaptation:
+        common["adaptation"] = adaptation
+        return decode_by_speaker(run, output.store.child(_WORK), name, url, common, quarantine)
     pieces = (common | {"name": piece_name(n), "shards": n} for n in share_out(len(index.shards), run.runner))
     records = {record.name: record for record in index.shards}
     found: list[Decoded] = []
@@ -246,7 +244,7 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
 
 def set_quarantine(run: Run, name: str, store: ObjectStore) -> ShardQuarantine:
     """An empty quarantine for the shards of a set, in a stage's output."""
-    total = len(ShardIndex.read(ObjectStore(set_url(run, name))))
+    total = len(ShardIndex.read(ObjectStore(set_url(run, name, recognition=True))))
     quarantine = ShardQuarantine(store, total, run.config.data.max_quarantined, f"damaged-shards-{name}")
     quarantine.clear()
     return quarantine

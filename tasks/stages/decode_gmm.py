@@ -5,24 +5,24 @@ Speakers are decoded in parallel through the pipeline's runner; after a kill, th
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from speech.hmm.confidence import phone_families
 from speech.hmm.config import GraphSearchConfig
-from speech.hmm.decode import DecodeOptions, GraphSearch, by_speaker, decode_plain, decode_speaker
+from speech.hmm.decode import DecodeOptions, GraphSearch, decode_speaker
 from speech.hmm.graph_files import read_graph
 from speech.hmm.model import HmmModel
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
-from tasks.stages import progress
 from tasks.stages.align import config_of
 from tasks.stages.align_data import FeatureSet, compute_features, opened
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run
+from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_pieces
 from tasks.stages.decode import publish_hypotheses, scored_sets
 from tasks.stages.decoder_files import graph_files, local_files
 from tasks.stages.features import quarantine_record
@@ -54,49 +54,24 @@ def decode_with_gmm(run: Run, output: StageOutput) -> dict[str, Any]:
     for name in scored_sets(run):
         features, bad = compute_features(run, config_of(run).features, name, work.child(f"features-{name}"), "decode")
         damaged += bad
-        publish_hypotheses(output, name, list(_decoded(run, work, features, name)), counts)
+        publish_hypotheses(output, name, _decoded(run, work, features, name), counts)
     work.delete_tree("")
     return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
 
 
-def _pieces(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> Iterator[Piece]:
-    """A piece for each speaker."""
-    speakers = list(features.index.column("speaker"))
-    for number, (speaker, rows) in enumerate(sorted(by_speaker(speakers).items())):
-        yield {
-            "name": speaker,
-            "work": work.url,
-            "graph": graph_files(run),
-            "align": run.result("align").url,
-            "features": features.store.url,
-            "digest": features.index.digest,
-            "rows": rows,
-            "result": f"hypotheses-{name}/{number}.json",
-            "search": search_of(run).model_dump(mode="json"),
-        }
-
-
 def _decoded(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> list[Decoded]:
     """Hypotheses of a set, in the order of its index."""
-    index = features.index
-    found: dict[int, Decoded] = {}
-    pieces = _pieces(run, work, features, name)
-    for answer in map_pieces(run.runner, "tasks.stages.decode_gmm:decode_speaker_piece", pieces, f"decode {name}"):
-        for row, (hypothesis, score, confidence) in answer:
-            about = index.row(row)
-            found[row] = Decoded(
-                id=about["id"],
-                ref=about["text"],
-                hyp=hypothesis,
-                score=score,
-                confidence=confidence,
-                speaker=about["speaker"],
-                domain=about["domain"],
-                corpus=about["corpus"],
-                duration=float(about["duration"]),
-            )
-        progress.report("decode", len(found), len(index), name)
-    return [found[row] for row in sorted(found)]
+    common = {
+        "work": work.url,
+        "graph": graph_files(run),
+        "align": run.result("align").url,
+        "features": features.store.url,
+        "digest": features.index.digest,
+        "search": search_of(run).model_dump(mode="json"),
+    }
+    pieces = speaker_pieces(features.index, name, common)
+    answers = map_pieces(run.runner, "tasks.stages.decode_gmm:decode_speaker_piece", pieces, f"decode {name}")
+    return joined(answers, features.index, name)
 
 
 @lru_cache(maxsize=2)
@@ -111,21 +86,17 @@ def _loaded(align: str, graph: str, search: str) -> tuple[HmmModel, GraphSearch]
     return model, GraphSearch(found.arrays.constant(), found.words, decoding, phone_families(model)[1])
 
 
-def decode_speaker_piece(piece: Piece) -> list[Any]:
-    """Decode a speaker; returns the row of each utterance, and its words, score and confidence."""
-    store = ObjectStore(piece["work"])
-    if store.exists(piece["result"]):  # done before a kill
-        kept: list[Any] = store.read_json(piece["result"])
-        return kept
-    model, decoder = _loaded(piece["align"], *(json.dumps(piece[name], sort_keys=True) for name in ("graph", "search")))
-    passes = int(piece["search"]["passes"])
-    rows: Sequence[int] = piece["rows"]
-    features = [one.features for one in opened(piece["features"], piece["digest"]).utterances(list(rows))]
-    adapts = model.unadapted is not None and passes > 0
-    found = decode_speaker(model, decoder, features, passes)[-1] if adapts else decode_plain(model, decoder, features)
-    answer = [
-        [row, [" ".join(one.words), -one.cost if one.words else 0.0, one.confidence]]
-        for row, one in zip(rows, found, strict=True)
-    ]
-    store.write_json(piece["result"], answer)
-    return answer
+def decode_speaker_piece(piece: Piece) -> Answer:
+    """Decode one speaker's utterances."""
+
+    def work(rows: Sequence[int]) -> Decoding:
+        model, decoder = _loaded(
+            piece["align"], *(json.dumps(piece[name], sort_keys=True) for name in ("graph", "search"))
+        )
+        features = [one.features for one in opened(piece["features"], piece["digest"]).utterances(list(rows))]
+        passes = int(piece["search"]["passes"]) if model.unadapted is not None else 0
+        found = decode_speaker(model, decoder, features, passes)[-1]
+        results = ((" ".join(one.words), -one.cost if one.words else 0.0, one.confidence) for one in found)
+        return dict(zip(rows, results, strict=True)), []
+
+    return answered(piece, work)

@@ -7,6 +7,7 @@ from typing import Any
 from speech.bundle import SPEC, BundleError, load_spec, own_decoder
 from speech.decoding import DecodeConfig, GreedyConfig
 from speech.lm import LmConfig
+from speech.objectives import objective_of
 from tasks.config.assignments import assign
 from tasks.config.decoding import uses_stage
 from tasks.config.home import home
@@ -38,7 +39,7 @@ def evaluation_config(
     """
     if not (bundle / SPEC).is_file():
         raise BundleError(f"{bundle} is not a model bundle: it has no {SPEC}")
-    spec = load_spec(bundle)
+    spec, decode = load_spec(bundle), own_decoder(bundle)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(source["path"]).name).strip("-.") or "corpus"
     document: dict[str, Any] = {
         "name": f"evaluate-{name}",
@@ -52,10 +53,12 @@ def evaluation_config(
             "silence_db": -1000.0,
             "duplicates": {"fingerprint": False},
         },
-        "features": spec.features.model_dump(mode="json") | {"stored": False},
-        "decode": own_decoder(bundle).model_dump(mode="json"),
+        "decode": decode.model_dump(mode="json"),
+        "train": {"objective": objective_of(decode.kind)},
         "score": {"sets": [split or TEST]},
     }
+    if not spec.features.adapted:  # those are made by the bundle itself
+        document["features"] = spec.features.model_dump(mode="json") | {"stored": False}
     try:
         assign(document, overrides or [], frozenset(choices(PipelineConfig)))
     except ValueError as error:

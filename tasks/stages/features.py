@@ -5,7 +5,7 @@ training set (`cmvn: global`), or of every speaker of every set (`cmvn: speaker`
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,20 @@ class Extractor:
                 raise reader.undecodable(i, error) from error
             feats = self.features(wave)
             stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(self._speech(feats))
-            data = io.BytesIO()
-            np.save(data, feats.numpy(), allow_pickle=False)
-            fields = {name: row[name] for name in _COPIED} | {"num_frames": len(feats)}
-            yield Sample(id=row["id"], members={"npy": data.getvalue()}, row=fields)
+            yield feature_sample(row, feats)
+
+
+def feature_sample(row: dict[str, Any], feats: Tensor) -> Sample:
+    """An utterance's features [frames, F] as they are stored.
+
+    Args:
+        row: What the index says about the utterance.
+        feats: The features.
+    """
+    data = io.BytesIO()
+    np.save(data, feats.numpy(), allow_pickle=False)
+    fields = {name: row[name] for name in _COPIED} | {"num_frames": len(feats)}
+    return Sample(id=row["id"], members={"npy": data.getvalue()}, row=fields)
 
 
 @lru_cache(maxsize=4)
@@ -87,22 +97,28 @@ def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]
     return index, ShardReader(store, index, Path(cache))
 
 
-def _note(number: int) -> str:
-    return f"stats/shard-{number:06d}.json"
+def note_name(shard: str) -> str:
+    """Name of the object with a shard's statistics."""
+    return f"stats/{shard.removesuffix('.tar')}.json"
 
 
-def _read_note(store: ObjectStore, number: int, utterances: int) -> SpeakerStats:
-    value, url = store.read_json(_note(number)), store.join(_note(number))
+def read_note(store: ObjectStore, shard: str, utterances: int) -> SpeakerStats:
+    """A shard's statistics.
+
+    Raises:
+        DamagedObjectError: They are damaged, or missing although the shard has utterances.
+    """
+    value, url = store.read_json(note_name(shard)), store.join(note_name(shard))
     with readable(url):
         if utterances and not value:
             raise damaged(url, f"it lacks the statistics of {utterances} utterances")
         return {str(who): CmvnStats.from_dict(stats) for who, stats in value.items()}
 
 
-def _has_note(store: ObjectStore, number: int, utterances: int) -> bool:
+def has_note(store: ObjectStore, shard: str, utterances: int) -> bool:
     """Whether a shard's statistics exist and are intact."""
     try:
-        return bool(_read_note(store, number, utterances)) or not utterances
+        return bool(read_note(store, shard, utterances)) or not utterances
     except (ObjectMissingError, DamagedObjectError):
         return False
 
@@ -129,17 +145,17 @@ def features_piece(piece: Piece) -> int:
 def _features_of_shard(
     extractor: Extractor, index: ShardIndex, reader: ShardReader, target: ObjectStore, number: int, rows: list[int]
 ) -> None:
-    stored = extractor.cfg.stored
-    if _has_note(target, number, len(rows)) and (not stored or load_part(target, shard_name(number)) is not None):
+    stored, name = extractor.cfg.stored, shard_name(number)
+    if has_note(target, name, len(rows)) and (not stored or load_part(target, name) is not None):
         return
     stats: SpeakerStats = {}
     samples = extractor.samples(index, reader, rows, stats)
     if stored:
-        write_shard(target, shard_name(number), samples, payload="npy")
+        write_shard(target, name, samples, payload="npy")
     else:
         for _ in samples:
             pass
-    target.write_json(_note(number), {who: value.to_dict() for who, value in sorted(stats.items())})
+    target.write_json(note_name(name), {who: value.to_dict() for who, value in sorted(stats.items())})
 
 
 def _pieces(run: Run, source: ObjectStore, target: ObjectStore, index: ShardIndex) -> Iterator[Piece]:
@@ -185,19 +201,32 @@ def features_of_set(
     whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]
     total: SpeakerStats = {}
     for number in whole:
-        for who, stats in _read_note(target, number, index.shards[number].count).items():
+        for who, stats in read_note(target, shard_name(number), index.shards[number].count).items():
             total[who] = total[who] + stats if who in total else stats
     frames = sum(value.count for value in total.values())
     if not run.config.features.stored:
         return total, None, frames, lost
-    parts = (part for number in whole if (part := load_part(target, shard_name(number))) is not None)
-    stored = build_index(parts, {"payload": "npy", "set": name})
-    stored.write(target)
-    return total, stored, frames, lost
+    return total, stored_index(target, name, [shard_name(number) for number in whole]), frames, lost
+
+
+def stored_index(target: ObjectStore, name: str, shards: Iterable[str]) -> ShardIndex:
+    """Write the index of a set of stored features.
+
+    Args:
+        target: Store of the shards.
+        name: The set.
+        shards: Names of its shards.
+    """
+    parts = (part for shard in shards if (part := load_part(target, shard)) is not None)
+    index = build_index(parts, {"payload": "npy", "set": name})
+    index.write(target)
+    return index
 
 
 def _needed(cfg: FeatureConfig, sets: list[str]) -> list[str]:
     """Sets that the configuration needs statistics or stored features of."""
+    if cfg.adapted:
+        return []
     if cfg.stored or cfg.cmvn == "speaker":
         return sets
     return [name for name in sets if is_trained(name)] if cfg.cmvn == "global" else []
@@ -250,6 +279,9 @@ def _train_stats(stats: dict[str, CmvnStats], without: int = 0) -> dict[str, Any
 
 def train_stats(run: Run) -> dict[str, Any] | None:
     """Global statistics of the run's training set; None if the features do not need them."""
+    if run.config.features.adapted:
+        adapted: dict[str, Any] = run.result("adapt").record["stats"]
+        return adapted if run.config.features.cmvn == "global" else None
     record, folder = run.result("features").record, train_folder(run.config.data)
     found: dict[str, Any] | None = record["stats"] if folder == TRAIN else record["fold_stats"][folder]
     return found
@@ -268,10 +300,26 @@ def found_whole(run: Run, record: dict[str, Any]) -> bool:
     return not record.get("quarantined_shards")
 
 
-def set_url(run: Run, name: str) -> str:
-    """URL of the shards that training and decoding read: stored features if configured, else audio."""
-    stage = "features" if run.config.features.stored else "shard"
-    return run.result(stage).store.child(train_folder(run.config.data) if name == TRAIN else name).url
+def _set_source(run: Run, name: str, recognition: bool) -> tuple[str, str]:
+    """The stage that made the shards of a set, and their folder in its output."""
+    cfg = run.config.features
+    folder = train_folder(run.config.data) if name == TRAIN else name
+    if cfg.adapted and not recognition and name in run.result("adapt").record["sets"]:
+        return "adapt", name
+    return ("features" if cfg.stored else "shard"), folder
+
+
+def set_url(run: Run, name: str, recognition: bool = False) -> str:
+    """URL of the shards that training reads: stored features if configured, else audio.
+
+    Args:
+        run: The run.
+        name: The set.
+        recognition: Whether a model is to recognize the set: features that are adapted to speakers are then made from
+            audio, since the stored ones were made with transcripts.
+    """
+    stage, folder = _set_source(run, name, recognition)
+    return run.result(stage).store.child(folder).url
 
 
 def set_texts(run: Run, name: str) -> Iterator[str]:
@@ -281,11 +329,10 @@ def set_texts(run: Run, name: str) -> Iterator[str]:
         yield from batch.column(0).to_pylist()
 
 
-def set_digest(run: Run, name: str) -> str:
-    """Digest of the index at `set_url`."""
-    stage = "features" if run.config.features.stored else "shard"
+def set_digest(run: Run, name: str, recognition: bool = False) -> str:
+    """Digest of the index at `set_url`; arguments as there."""
+    stage, folder = _set_source(run, name, recognition)
     record = run.result(stage).record
-    folder = train_folder(run.config.data) if name == TRAIN else name
     digest: str = (record["sets"] if folder == name else record["unions"])[folder]["digest"]
     return digest
 

@@ -36,7 +36,8 @@ from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.stages import lm, tuning
 from tasks.stages.base import Inputs, Run, Stage
-from tasks.stages.decode import fetch_bundle, scored_sets
+from tasks.stages.bundles import own_bundle
+from tasks.stages.decode import scored_sets
 from tasks.stages.decoder_files import decoder_of, with_digests
 from tasks.stages.score import figures
 from tasks.stages.train import forward_note, training_run
@@ -204,7 +205,7 @@ def _without_chatter() -> Iterator[None]:
 
 def _complete_bundle(run: Run, folder: Path) -> Path:
     """The trained bundle with the decoding parameters and files that this run's hypotheses were made with."""
-    fetch_bundle(run.result("train").output, folder)
+    own_bundle(run, folder)
     add_decoder(folder, decoder_of(run))
     return folder
 

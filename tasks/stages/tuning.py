@@ -36,17 +36,19 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
     decode = decoder_of(run)
     grid = grid_of(run.config.decode, tune)
     configured = {name: getattr(decode, name) for name in grid}
+    spec = load_spec(bundle)
+    speakers = run.result("features").record["speakers"]
     scored = score_some(
         bundle,
-        set_url(run, VALID),
+        set_url(run, VALID, recognition=True),
+        decode=decode,
         utterances=tune.utterances,
         seed=run.config.seed,
         cache=run.cache_folder,
         device=str(best_device(run.config.train.device)),
-        speakers={who: CmvnStats.from_dict(value) for who, value in run.result("features").record["speakers"].items()},
+        speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
         on_damage=_warn,
     )
-    spec = load_spec(bundle)
     decoder = build_decoder(decode, spec.build_tokenizer(), spec.state_outputs)
     trials = try_all(decoder, scored, grid, run.runner.count, _report)
     best = best_trial(trials, grid, configured)

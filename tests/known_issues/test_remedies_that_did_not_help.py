@@ -17,7 +17,8 @@ from storage.intact import DamagedObjectError
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
 from tasks.stages.base import Run
-from tasks.stages.decode import DECODE, fetch_bundle
+from tasks.stages.bundles import fetch_bundle
+from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
 from tasks.stages.score import SCORE

@@ -1,12 +1,14 @@
 """The stage align: what it publishes, on tiny speech."""
 
+import functools
 import hashlib
 import json
 import math
+import os
 
 import numpy as np
 import pytest
-from support import give_mlflow, load_beside, tiny_document, write_config
+from support import environment, give_mlflow, load_beside, shared_folder, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -15,7 +17,7 @@ from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from tasks import STAGES
+from tasks import OPTIONAL, STAGES
 from tasks.config.home import home as home_folder
 from tasks.config.pipeline import ConfigError, load_config, parse_config
 from tasks.stages import decode_gmm, progress
@@ -44,22 +46,29 @@ def aligned_run(home, stage="sat", **fields):
     return run
 
 
-@pytest.fixture(scope="module")
-def aligned(tmp_path_factory):
-    from support import environment
-
-    home = tmp_path_factory.mktemp("aligned")
+@functools.cache
+def aligned_speech():
+    """A data folder, a run that was aligned in it, and what was reported; other modules use them, too."""
+    home, notes = shared_folder() / f"aligned-{os.getpid()}", []
     with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        run, notes = aligned_run(home), []
+        run = aligned_run(home)
         with progress.listening(lambda *report: notes.append(report)):
             ALIGN.execute(run)
+    return home, run, notes
+
+
+@pytest.fixture(scope="module")
+def aligned():
+    home, run, notes = aligned_speech()
+    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
         yield run, notes
 
 
 def test_the_stage_is_part_of_a_pipeline_that_asks_for_it():
     with_it, without = (parse_config(tiny_document(**f)) for f in ({"align": {}}, {}))
-    assert stages_of(with_it) == tuple(name for name in STAGES if name not in ("lm", "graph"))
-    assert stages_of(without) == tuple(name for name in STAGES if name not in ("align", "lm", "graph"))
+    rest = tuple(name for name in STAGES if name not in OPTIONAL)
+    assert stages_of(with_it) == (*rest[:3], "align", *rest[3:])
+    assert stages_of(without) == rest
     with pytest.raises(ConfigError, match=r"align.*cmvn is global, but Gaussians need features normalized by speaker"):
         parse_config(tiny_document(align={"features": {"kind": "mfcc", "cmvn": "global"}}))
 
@@ -251,7 +260,7 @@ def test_workers_in_other_processes_give_the_same_alignments(home):
     assert np.isfinite(first.result("align").record["log_likelihood"])
 
 
-kills = load_beside(__file__, "kill_align.py")
+kills = load_beside(__file__, "kill_stage.py")
 
 
 @pytest.mark.slow
@@ -259,7 +268,7 @@ kills = load_beside(__file__, "kill_align.py")
 def test_a_killed_training_continues_after_its_last_iteration(home, kind):
     run = aligned_run(home, "tri", runner={"kind": kind, "workers": 2})
     document = run.config.model_dump(mode="json", by_alias=True)
-    kills.killed_after(home, document, iterations=4)  # in the first iteration of `tri`
+    kills.killed_in(home, document, "align", "log-likelihood", 4)  # in the first iteration of `tri`
     work = next((home / "work").glob("align-*"))
     before = (work / "mono" / "state.json").read_bytes()
     lines = len((work / "iterations.jsonl").read_text().splitlines())

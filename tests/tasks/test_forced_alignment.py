@@ -4,7 +4,7 @@ from support import copy_finished
 
 from tasks.config.home import home as home_folder
 from tasks.forced_alignment import align_with_ctc
-from tasks.stages.decode import fetch_bundle
+from tasks.stages.bundles import fetch_bundle
 
 
 def test_a_corpus_is_aligned_with_a_ctc_model(finished, tmp_path, monkeypatch):

@@ -4,17 +4,21 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from support import environment, give_mlflow, tiny_document
+from support import environment, give_mlflow, load_beside, tiny_document
 
 from speech.bundle import check_files, load_spec, own_decoder
+from tasks.config.home import home
 from tasks.config.pipeline import parse_config
-from tasks.orchestration.stage_tasks import run_plainly
+from tasks.orchestration.stage_tasks import ALL, run_plainly
 from tasks.stages.base import Run
-from tasks.stages.decode import decode_with, fetch_bundle
+from tasks.stages.bundles import fetch_bundle
+from tasks.stages.decode import DECODE, decode_with
+from tasks.stages.evaluation import evaluation_config, use_model
 from tasks.stages.prepare import read_table
 
 pytestmark = pytest.mark.slow
 
+kills = load_beside(__file__, "kill_stage.py")
 STAGE = {"leaves": 30, "gaussians": 90, "iterations": 3, "growing": 2, "realign": [2], "estimate": [2]}
 ALIGN = {
     "mono": STAGE | {"realign": [2, 3], "gaussians": 60}, "tri": STAGE, "lda": STAGE, "sat": STAGE,
@@ -22,24 +26,23 @@ ALIGN = {
 }  # fmt: skip
 
 
-def hybrid_document():
-    document = tiny_document(
-        "hybrid", align=ALIGN, lm={"order": 2, "smoothing": "witten-bell"}, decode={"kind": "graph"}
-    )
+def hybrid_document(features):
+    lm = {"order": 2, "smoothing": "witten-bell"}
+    document = tiny_document("hybrid", align=ALIGN, lm=lm, decode={"kind": "graph"}, features=features)
     document |= {
         "tune": {"grid": {"acoustic_scale": [0.1, 0.3]}},
         "model": {"kind": "tdnn", "dim": 32, "layers": 3, "bottleneck": 8, "prefinal": 16},
     }
-    document["train"] |= {"objective": {"kind": "frame_cross_entropy"}, "epochs": 6, "optimizer": {"lr": 0.01}}
+    document["train"] |= {"objective": {"kind": "frame_cross_entropy"}, "epochs": 14, "optimizer": {"lr": 0.01}}
     return document
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+@pytest.fixture(scope="module", params=[{"num_mels": 16}, {"kind": "fmllr", "dim": 20}], ids=["logmel", "fmllr"])
+def run(request, tmp_path_factory):
     home = tmp_path_factory.mktemp("hybrid")
     with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
         give_mlflow(home)
-        run = Run(parse_config(hybrid_document()), "r")
+        run = Run(parse_config(hybrid_document(request.param)), "r")
         run_plainly(run, until="register")
         yield run
 
@@ -67,6 +70,30 @@ def test_registered_model_carries_the_graph_and_decodes_alike(run, tmp_path):
     stored = {row["id"]: row["hyp"] for row in read_table(run.result("decode").store, "test.parquet")}
     alone = {one.id: one.hyp for one in decode_with(run, bundle, "test", cfg)}
     assert alone == stored
+    config = evaluation_config(bundle, run.config.data.sources[0].model_dump(mode="json") | {"kind": "synthetic"})
+    other = Run(config, "evaluated")
+    other.results |= {name: run.results[name] for name in ("prepare", "shard")}
+    use_model(other, bundle)
+    for name in ("features", "decode"):
+        ALL[name].execute(other)
+    assert {row["id"]: row["hyp"] for row in read_table(other.result("decode").store, "test.parquet")} == stored
+
+
+def test_decoding_by_speaker_continues_after_a_kill(run):
+    if not run.config.features.adapted:
+        pytest.skip("pieces of this model are not kept")
+    rows = read_table(run.result("decode").store, "test.parquet")
+    output = DECODE.output(run)
+    output.withdraw()
+    kills.killed_in(home(), run.config.model_dump(mode="json", by_alias=True), "decode", "test")
+    kept = {name: output.store.read(name) for name in output.store.list() if name.startswith("work/decoded-test/")}
+    assert kept
+    again = Run(run.config, "again")
+    again.results |= {name: result for name, result in run.results.items() if name != "decode"}
+    assert read_table(DECODE.execute(again).store, "test.parquet") == rows
+    processes = run.config.runner.model_copy(update={"kind": "processes", "workers": 2})
+    again.config, again.force_from = run.config.model_copy(update={"runner": processes}), "decode"
+    assert read_table(DECODE.execute(again).store, "test.parquet") == rows
 
 
 def test_graph_of_the_training_bundle_belongs_to_its_states(run, tmp_path):

@@ -12,7 +12,8 @@ from storage.stages import StageOutput
 from tasks.config.pipeline import parse_config
 from tasks.stages import register
 from tasks.stages.base import Run, StageResult
-from tasks.stages.decode import _SCHEMA, fetch_bundle
+from tasks.stages.bundles import fetch_bundle
+from tasks.stages.decode import _SCHEMA
 from tasks.stages.prepare import read_table, write_table
 from tasks.stages.register import REGISTER
 from tasks.stages.score import SCORE

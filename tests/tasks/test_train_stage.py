@@ -12,7 +12,7 @@ from tasks.config.pipeline import parse_config
 from tasks.stages import progress
 from tasks.stages import train as module
 from tasks.stages.base import Run, StageError
-from tasks.stages.decode import fetch_bundle
+from tasks.stages.bundles import fetch_bundle
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD

@@ -15,7 +15,8 @@ from tasks import STAGES
 from tasks.config.pipeline import parse_config
 from tasks.stages import decode, tuning
 from tasks.stages.base import Run, StageError, stages_of
-from tasks.stages.decode import DECODE, decode_piece, decode_with, fetch_bundle
+from tasks.stages.bundles import fetch_bundle
+from tasks.stages.decode import DECODE, decode_piece, decode_with
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.evaluation import use_model
 from tasks.stages.lm import LM

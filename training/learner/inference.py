@@ -1,14 +1,17 @@
 """Recognizes a set of shards: a hypothesis for every utterance."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from speech.decoding import DecodeConfig, Hypothesis
 from speech.features.cmvn import CmvnStats
+from speech.hmm.utterances import by_speaker
 from speech.recognizer import Recognizer, Scores
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -17,6 +20,9 @@ from training.learner.batching import plan_epoch
 from training.learner.data import Batch, SpeechDataset, read_ahead
 from training.learner.decoding_pool import DecodingPool, useful_processes
 from training.learner.microbatches import Portions
+
+_ADAPTED_S = 3600.0
+"""Seconds of a speaker that are in memory at once, and that features are adapted to."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +76,61 @@ def decode_set(
         TooLargeError: If the device's memory does not hold a single utterance.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
+    rows = None
+    if shards is not None:
+        index = ShardIndex.read(ObjectStore(url))
+        rows = np.flatnonzero(np.isin(np.asarray(index.column("shard")), list(shards))).tolist()
+    decoded = recognize_set(
+        recognizer,
+        url,
+        cache=cache,
+        batch_seconds=batch_seconds,
+        on_progress=on_progress,
+        on_damage=on_damage,
+        rows=rows,
+        processes=processes,
+    )
+    return [decoded[row] for row in sorted(decoded)]
+
+
+def recognize_set(
+    recognizer: Recognizer,
+    url: str,
+    *,
+    cache: Path,
+    batch_seconds: float = 240.0,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_damage: Callable[[ShardError], object] | None = None,
+    rows: Sequence[int] | None = None,
+    processes: int = 1,
+) -> dict[int, Decoded]:
+    """Recognize a set, or some of its utterances; further arguments are those of `decode_set`.
+
+    Args:
+        recognizer: The model.
+        url: Store of the set's index and shards.
+        cache: Local folder for copies of remote shards.
+        batch_seconds: Seconds of audio in a batch, padding included.
+        on_progress: Called with the number of finished utterances and of all.
+        on_damage: Called once for each damaged shard.
+        rows: Rows of the index; all by default.
+        processes: Processes for a slow search.
+
+    Returns:
+        Hypotheses by row, without those of damaged shards.
+    """
     dataset = _open_set(recognizer, url, cache)
-    index = dataset.index
-    shard_of = np.asarray(index.column("shard"))
-    rows = np.arange(len(index)) if shards is None else np.flatnonzero(np.isin(shard_of, list(shards)))
+    wanted = np.arange(len(dataset.index)) if rows is None else np.asarray(rows, dtype=np.int64)
     decoded: dict[int, Decoded] = {}
     decoder = recognizer.decoder
-    pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(rows)))
+    pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(wanted)))
     with pool:
-        scored = _scored(recognizer, dataset, rows, batch_seconds, on_damage)
+        scored = _scored(recognizer, dataset, wanted, batch_seconds, on_damage)
         for part, hypotheses in _recognize(pool, scored):
             decoded |= zip(map(int, part.rows), _decoded(part, hypotheses, dataset), strict=True)
             if on_progress:
-                on_progress(len(decoded), len(rows))
-    return [decoded[row] for row in sorted(decoded)]
+                on_progress(len(decoded), len(wanted))
+    return decoded
 
 
 def _recognize(
@@ -116,6 +163,7 @@ def score_some(
     bundle: Path,
     url: str,
     *,
+    decode: DecodeConfig,
     utterances: int,
     seed: int,
     cache: Path,
@@ -129,6 +177,7 @@ def score_some(
     Args:
         bundle: Folder of the model.
         url: Store of the set's index and shards.
+        decode: Decoding parameters, for features that are adapted with hypotheses.
         utterances: Number of utterances; a smaller set is used whole.
         seed: Seed of the draw.
         cache: Local folder for copies of remote shards.
@@ -140,7 +189,7 @@ def score_some(
     Returns:
         Batches: the transcripts, and the model's output.
     """
-    recognizer = Recognizer.load(bundle, None, device, speakers)
+    recognizer = Recognizer.load(bundle, decode, device, speakers)
     dataset = _open_set(recognizer, url, cache)
     rows = np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
     return [(list(part.texts), scores) for part, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage)]
@@ -165,8 +214,41 @@ def _scored(
     def compute(part: Batch) -> Scores:
         return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
-    for batch in whole_batches(dataset, rows, batch_seconds, on_damage):
+    batches = _adapted_batches if recognizer.adapts else _plain_batches
+    for batch in batches(recognizer, dataset, rows, batch_seconds, on_damage):
         yield from portions.each(batch, compute)
+
+
+def _plain_batches(
+    _: Recognizer,
+    dataset: SpeechDataset,
+    rows: NDArray[np.int64],
+    batch_seconds: float,
+    on_damage: Callable[[ShardError], object] | None,
+) -> Iterator[Batch]:
+    return whole_batches(dataset, rows, batch_seconds, on_damage)
+
+
+def _adapted_batches(
+    recognizer: Recognizer,
+    dataset: SpeechDataset,
+    rows: NDArray[np.int64],
+    batch_seconds: float,
+    on_damage: Callable[[ShardError], object] | None,
+) -> Iterator[Batch]:
+    """Batches of features that are adapted to speakers, made of all of a speaker's utterances (an hour at a time)."""
+    speakers = dataset.index.values("speaker")
+    for places in by_speaker(speakers[int(row)].as_py() for row in rows).values():
+        own = rows[places]
+        hours = (np.cumsum(dataset.durations[own]) // _ADAPTED_S).tolist()
+        for part in by_speaker(hours).values():
+            given = list(whole_batches(dataset, own[part], batch_seconds, on_damage))
+            waves = [one[:size] for batch in given for one, size in zip(batch.inputs, batch.lengths, strict=True)]
+            feats = iter(recognizer.adapted(waves))
+            for batch in given:
+                found = list(islice(feats, len(batch.ids)))
+                inputs = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
+                yield replace(batch, inputs=inputs, lengths=torch.tensor([len(one) for one in found]))
 
 
 def whole_batches(

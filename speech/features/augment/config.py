@@ -230,16 +230,20 @@ class AugmentConfig(BaseModel):
         fields = ("speed_factors", "reverb", "noise", "noise_snr_db", "gain_db", "pauses") if self.enabled else ()
         return [name for name in fields if getattr(self, name)]
 
-    def refuse_waves(self) -> None:
+    def refuse_waves(self, why: str, remedy: str = "") -> None:
         """Check that nothing here changes waveforms, where there are stored features only.
+
+        Args:
+            why: The setting because of which there are stored features.
+            remedy: Another remedy than to leave the fields out.
 
         Raises:
             ValueError: something does; the message names it.
         """
         if fields := self.wave_fields():
             raise ValueError(
-                f"features.stored leaves no waveforms to change while training, but train.augment has "
-                f"{', '.join(fields)}: leave {'it' if len(fields) == 1 else 'them'} out, or set features.stored=false"
+                f"{why} leaves no waveforms to change while training, but train.augment has "
+                f"{', '.join(fields)}: leave {'it' if len(fields) == 1 else 'them'} out{remedy and ', or '}{remedy}"
             )
 
     def refuse_insertions(self) -> None:

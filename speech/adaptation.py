@@ -1,0 +1,117 @@
+"""Adaptation to speakers in recognition: the GMM-HMM in a bundle makes the network's features (fMLLR; Gales 1998).
+
+All speech of a speaker is normalized together, decoded with the GMM-HMM in the graph of the network's decoder, first by
+its mixtures for features that are not adapted, and a transform is estimated from the hypotheses; then again with this
+transform. The network reads the features that the last transform gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from speech.bundle import HMM_FILES, BundleError, BundleSpec, check_files, load_spec, save_spec
+from speech.features import CmvnStats, build_features
+from speech.hmm.config import AdaptationConfig
+from speech.hmm.decode import DecodeOptions, adapt_to_speaker
+from speech.hmm.model import HmmModel, ModelError, model_digest
+
+if TYPE_CHECKING:
+    from speech.hmm.decode import GraphSearch
+
+MINIMUM_FRAMES = 500
+"""With fewer frames of speech a speaker is not adapted."""
+
+
+class SpeakerAdapter:
+    """Makes the features of one speaker's utterances.
+
+    Args:
+        model: The speaker-adapted GMM-HMM.
+        cfg: Its features, and how it decodes.
+        sample_rate: Of the waveforms, Hz.
+        search: The graph of the network's decoder, which has the same states.
+    """
+
+    def __init__(self, model: HmmModel, cfg: AdaptationConfig, sample_rate: int, search: GraphSearch) -> None:
+        self.model, self.cfg = model, cfg
+        self._extract = build_features(cfg.features, sample_rate)
+        first = cfg.search
+        self._search = search.with_options(DecodeOptions(first.beam, first.max_active, first.acoustic_scale))
+
+    @torch.inference_mode()
+    def __call__(self, waves: Sequence[Tensor]) -> list[Tensor]:
+        """Adapted features of all of a speaker's utterances.
+
+        Args:
+            waves: Their waveforms [samples] in ±1.
+
+        Returns:
+            float32 [frames, D] for each; without adaptation if there are fewer than 500 frames.
+        """
+        static = self.static(waves)
+        transform = self.transform(static)
+        return [self.model.chain(one, transform) for one in static]
+
+    def static(self, waves: Sequence[Tensor]) -> list[Tensor]:
+        """Features of utterances [frames, F], normalized over all of them, as the GMM-HMM was trained on."""
+        found, stats = [], CmvnStats(self._extract.dim)
+        for wave in waves:
+            feats, frames = self._extract(wave[None], torch.tensor([len(wave)]))
+            counted = self._extract.speech_frames(feats, frames)
+            stats.add(feats[0, : int(frames[0])] if counted is None else feats[counted])
+            found.append(feats[0, : int(frames[0])])
+        if not stats.count:
+            return found
+        mean, std = stats.mean, stats.std
+        return [(one - mean) / std for one in found]
+
+    def transform(self, static: Sequence[Tensor]) -> Tensor | None:
+        """The speaker's fMLLR [D, D + 1] by decoding; None if there is too little speech to estimate it."""
+        if sum(map(len, static)) < MINIMUM_FRAMES:
+            return None
+        return adapt_to_speaker(self.model, self._search, static, self.cfg.search.passes, MINIMUM_FRAMES)[0]
+
+
+def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig) -> None:
+    """Give a bundle the GMM-HMM that makes its features.
+
+    Args:
+        folder: The bundle's folder.
+        hmm: Folder of the saved GMM-HMM.
+        adaptation: How it is used.
+
+    Raises:
+        BundleError: The folder is no bundle, it is damaged, or the model was trained with another GMM-HMM.
+    """
+    files, spec = check_files(folder), load_spec(folder)
+    if spec.states is None or model_digest(hmm) != spec.states.model:
+        raise BundleError(f"{hmm} is not the GMM-HMM that {folder} was trained with: give that one, or train again")
+    for name in HMM_FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(hmm / Path(name).name, folder / name)
+        files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    save_spec(folder, spec.model_copy(update={"adaptation": adaptation}), files)
+
+
+def load_hmm(folder: Path, spec: BundleSpec) -> HmmModel:
+    """The GMM-HMM of a bundle, whose files have been checked.
+
+    Raises:
+        BundleError: There is none.
+    """
+    if spec.adaptation is None:
+        raise BundleError(
+            f"{folder} has a model for features of kind {spec.features.kind}, but not the GMM-HMM that makes them: "
+            "use the registered model"
+        )
+    try:
+        return HmmModel.load((folder / HMM_FILES[0]).parent)
+    except ModelError as error:
+        raise BundleError(f"{folder} has a damaged GMM-HMM ({error}): fetch the model again") from error

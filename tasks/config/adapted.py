@@ -1,0 +1,39 @@
+"""What features of the speaker-adapted GMM-HMM need of the rest of a configuration."""
+
+from speech.features import FeatureConfig
+from speech.hmm.config import AlignConfig
+from speech.objectives import ObjectiveConfig, objective_class
+
+
+def check_features(features: FeatureConfig, align: AlignConfig | None, objective: ObjectiveConfig) -> None:
+    """Check that adapted features have the GMM-HMM that makes them, and that a graph decodes what is trained on them.
+
+    Raises:
+        ValueError: If not; the message names the field and the remedy.
+    """
+    if not features.adapted:
+        return
+    kind = f"features.kind is {features.kind}"
+    if align is None or align.stage != "sat":
+        given = "there is no section align" if align is None else f"align.stage is {align.stage}"
+        raise ValueError(f"{kind}, which needs a speaker-adapted GMM-HMM, but {given}: set align: {{stage: sat}}")
+    if features.width != align.lda_dim:
+        raise ValueError(
+            f"{kind} with {features.width} features, but align.lda_dim is {align.lda_dim}: set features.dim to "
+            f"{align.lda_dim}"
+        )
+    if features.hop_ms != align.features.hop_ms:
+        raise ValueError(
+            f"{kind} with a frame every {features.hop_ms:g} ms, but align.features.hop_ms is "
+            f"{align.features.hop_ms:g}: set features.hop_ms to {align.features.hop_ms:g}"
+        )
+    if objective_class(objective).needs != "states":
+        raise ValueError(
+            f"{kind}, which recognition adapts by decoding with the GMM-HMM's graph, but models trained with "
+            f"{objective.kind} do not have its states: set train.objective to frame_cross_entropy"
+        )
+    if objective.alignments_folder:
+        raise ValueError(
+            f"{kind}, made by the GMM-HMM of the section align, but train.objective.alignments names alignments of "
+            "another one: remove train.objective.alignments"
+        )

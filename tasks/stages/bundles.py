@@ -1,0 +1,67 @@
+"""Local copies of trained models, with the GMM-HMM of the stage align if their features are adapted to speakers."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from speech.adaptation import add_adaptation
+from speech.hmm.config import AdaptationConfig
+from storage.objects import ObjectStore
+from storage.stages import StageOutput
+from tasks.stages.align import config_of
+from tasks.stages.align_model import AlignmentModel
+from tasks.stages.base import Run
+
+
+def fetch_bundle(source: ObjectStore | StageOutput, folder: Path) -> Path:
+    """Copy a trained model's bundle into a local folder.
+
+    Args:
+        source: Store of the bundle, or output of a training, whose files are checked against its record.
+        folder: The local folder.
+
+    Raises:
+        DamagedObjectError: If a file differs from the record.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model.safetensors", "bundle.json"):
+        (folder / name).write_bytes(source.read(f"model/{name}"))
+    return folder
+
+
+def own_bundle(run: Run, folder: Path) -> Path:
+    """Copy the run's trained model into a local folder, with the GMM-HMM if its features are adapted to speakers."""
+    bundle, source = fetch_bundle(run.result("train").output, folder), adaptation_source(run)
+    return adapt_bundle(bundle, **source) if source else bundle
+
+
+def adaptation_source(run: Run) -> dict[str, Any] | None:
+    """Arguments of `adapt_bundle` for a run that trains on adapted features; None for others."""
+    if not run.config.features.adapted or run.bundle is not None:
+        return None
+    align = config_of(run)
+    search = align.recognize.model_copy(update={"arpa": ""})  # the graph is the network's
+    adaptation = AdaptationConfig(features=align.features, search=search)
+    return {"align": run.result("align").url, "adaptation": adaptation.model_dump(mode="json")}
+
+
+def adaptation_inputs(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
+    """What adaptation adds to the configuration and the input digests of the stage decode."""
+    if adaptation_source(run) is None:
+        return {}, {}
+    search = config_of(run).recognize.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"})
+    return {"adaptation": search}, {"adaptation": run.result("align").key}
+
+
+def adapt_bundle(folder: Path, align: str, adaptation: dict[str, Any]) -> Path:
+    """Give a bundle the GMM-HMM of the stage align; returns the bundle's folder.
+
+    Args:
+        folder: The bundle.
+        align: URL of the stage's output.
+        adaptation: How the GMM-HMM is used.
+    """
+    with tempfile.TemporaryDirectory() as local:
+        AlignmentModel.fetch(StageOutput.at(align), Path(local))
+        add_adaptation(folder, Path(local) / "model", AdaptationConfig.model_validate(adaptation))
+    return folder

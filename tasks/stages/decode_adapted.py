@@ -1,0 +1,90 @@
+"""Decoding with models whose features are adapted to speakers: all of a speaker's utterances together.
+
+Speakers are decoded in parallel through the pipeline's runner; after a kill, those that are done are not repeated.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from speech.decoding import DecodeChoice, DecodeConfig
+from speech.recognizer import Recognizer
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.quarantine import ShardQuarantine
+from storage.reading import ShardError
+from storage.stages import StageOutput
+from tasks.config.home import home
+from tasks.stages.base import Run
+from tasks.stages.bundles import adapt_bundle, fetch_bundle
+from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_pieces
+from tasks.stages.decoder_files import with_stage_files
+from tasks.stages.runner import Piece, map_pieces
+from training.learner.devices import best_device
+from training.learner.inference import Decoded, recognize_set
+
+_loading = Lock()
+
+
+def decode_by_speaker(
+    run: Run, work: ObjectStore, name: str, url: str, common: dict[str, Any], quarantine: ShardQuarantine
+) -> list[Decoded]:
+    """Decode a set speaker by speaker.
+
+    Args:
+        run: The run.
+        work: Store for the answers until the stage is done.
+        name: The set.
+        url: Store of its audio.
+        common: What all pieces of work have.
+        quarantine: Takes damaged shards.
+    """
+    index = ShardIndex.read(ObjectStore(url))
+    pieces = speaker_pieces(index, name, common | {"url": url, "work": work.url})
+    answers = map_pieces(run.runner, "tasks.stages.decode_adapted:decode_speaker_piece", pieces, f"decode {name}")
+    return joined(answers, index, name, quarantine)
+
+
+def decode_speaker_piece(piece: Piece) -> Answer:
+    """Decode one speaker's utterances."""
+
+    def work(rows: Sequence[int]) -> Decoding:
+        damaged: list[tuple[str, str]] = []
+
+        def note(error: ShardError) -> None:
+            assert error.shard is not None
+            damaged.append((error.shard.name, error.reason))
+
+        recognizer = _recognizer(piece)
+        found = recognize_set(recognizer, piece["url"], cache=home() / "cache", on_damage=note, rows=rows)
+        return {row: (one.hyp, one.score, one.confidence) for row, one in found.items()}, damaged
+
+    return answered(piece, work)
+
+
+_PARTS = ("model", "digest", "adaptation", "decode", "files", "device")
+"""What a piece says about its recognizer."""
+
+
+def _recognizer(piece: Piece) -> Recognizer:
+    with _loading:  # threads wait for the one that loads it
+        return _loaded(json.dumps({name: piece[name] for name in _PARTS}, sort_keys=True))
+
+
+@lru_cache(maxsize=1)
+def _loaded(description: str) -> Recognizer:
+    """The recognizer; cached for further speakers in this process."""
+    parts = json.loads(description)
+    decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(parts["decode"])
+    with tempfile.TemporaryDirectory(prefix="starling-model-") as folder:
+        bundle = adapt_bundle(fetch_bundle(StageOutput.at(parts["model"]), Path(folder)), **parts["adaptation"])
+        device = str(best_device(parts["device"]))
+        recognizer = Recognizer.load(bundle, with_stage_files(decode, parts["files"]), device)
+        recognizer.decoder.prepare()
+    return recognizer

@@ -1,0 +1,330 @@
+"""Features that are adapted to speakers: stored for training, made from audio in recognition, and in a bundle."""
+
+import io
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import environment, load_beside, tiny_document
+
+from speech.adaptation import MINIMUM_FRAMES, SpeakerAdapter, add_adaptation
+from speech.audio import decode_audio
+from speech.bundle import BundleError, add_decoder, check_files, save_bundle
+from speech.features import CmvnStats, FeatureError
+from speech.hmm.alignments import AlignmentTable
+from speech.hmm.decode import decode_plain
+from speech.hmm.model import HmmModel
+from speech.recognizer import Recognizer
+from speech.transcriber import Transcriber
+from speech.vad import DETECTORS
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.reading import ShardReader
+from tasks.config.pipeline import parse_config
+from tasks.stages import adapt, by_speaker, decode
+from tasks.stages.adapt import ADAPT
+from tasks.stages.align_data import compute_features
+from tasks.stages.base import Run, Stage
+from tasks.stages.bundles import adaptation_source, fetch_bundle, own_bundle
+from tasks.stages.decode import DECODE, decode_with
+from tasks.stages.decoder_files import decoder_of
+from tasks.stages.features import FEATURES, set_digest, set_url, train_stats
+from tasks.stages.graph import GRAPH
+from tasks.stages.prepare import read_table
+from tasks.stages.train import TRAIN, make_job, model_digest
+
+aligning = load_beside(__file__, "test_align_stage.py")
+kills = load_beside(__file__, "kill_stage.py")
+DIM = aligning.SIZES["lda_dim"]
+
+
+def document(arpa, **fields):
+    """A hybrid pipeline on adapted features; its alignment is that of `aligned_speech`."""
+    adapted = {
+        "features": {"kind": "fmllr", "dim": DIM},
+        "align": aligning.SIZES | {"stage": "sat"},
+        "model": {"kind": "tdnn", "dim": 32, "bottleneck": 8, "layers": 2, "subsampling": 1},
+        "decode": {"kind": "graph", "lm": str(arpa)},
+        "train": {"objective": "frame_cross_entropy", "device": "cpu", "augment": {"enabled": False}},
+    }
+    return tiny_document(**(adapted | fields))
+
+
+def untrained(run, output):
+    """Publish a network with large random weights, whose hypotheses depend on every frame."""
+    spec = make_job(run, output).spec
+    torch.manual_seed(3)
+    weights = {name: value.contiguous() * 3 for name, value in spec.build_model().state_dict().items()}
+    folder = output.store.local_path("model/bundle.json").parent
+    save_bundle(folder, spec, weights)
+    return {"counts": {}, "digest": model_digest(output.store)}
+
+
+@pytest.fixture(scope="module")
+def home():
+    home = aligning.aligned_speech()[0]
+    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
+        yield home
+
+
+def adapted_run(home, **fields):
+    """A run with adapted features."""
+    _, aligned, _ = aligning.aligned_speech()
+    words = sorted({word for text in aligning.run_texts(aligned) for word in text.split()})
+    (home / "lm.arpa").write_text(aligning.unigrams(words))
+    run = Run(parse_config(document(home / "lm.arpa", **fields)), "adapted")
+    run.results |= {name: aligned.results[name] for name in ("prepare", "shard", "align")}
+    for stage in (FEATURES, ADAPT):
+        stage.execute(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    """A run whose network, which was not trained, has decoded the test set."""
+    run = adapted_run(home)
+    Stage("train", 1, lambda run: ({"made": "up"}, {"adapt": run.result("adapt").key}), untrained).execute(run)
+    for stage in (GRAPH, DECODE):
+        stage.execute(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def bundle(run, tmp_path_factory):
+    """The bundle as it is registered."""
+    folder = own_bundle(run, tmp_path_factory.mktemp("bundle"))
+    add_decoder(folder, decoder_of(run))
+    return folder
+
+
+def loaded(run, folder):
+    """The GMM-HMM and the transforms of a run."""
+    output = run.result("align").output
+    for name in ("model/model.json", "model/model.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(output.read(name))
+    return HmmModel.load(folder / "model"), load_file(output.fetch("speakers.safetensors", folder))
+
+
+def audio_of(run, name="test"):
+    """Rows of a set's index, and the waveforms."""
+    store = ObjectStore(run.result("shard").store.child(name).url)
+    index = ShardIndex.read(store)
+    reader = ShardReader(store, index)
+    return [index.row(i) for i in range(len(index))], [decode_audio(reader.payload(i))[0] for i in range(len(index))]
+
+
+def raises(error):
+    def called(*_, **__):
+        raise error
+
+    return called
+
+
+def test_stored_features_are_those_of_the_gmm_with_each_speakers_transform(run, tmp_path):
+    model, transforms = loaded(run, tmp_path)
+    static, _ = compute_features(run, run.config.align.features, "valid", ObjectStore(str(tmp_path / "v")), "align")
+    store = ObjectStore(set_url(run, "valid"))
+    index = ShardIndex.read(store)
+    reader = ShardReader(store, index)
+    assert index.digest == set_digest(run, "valid")
+    found = {}
+    for row in range(len(index)):
+        about = index.row(row)
+        feats = np.load(io.BytesIO(reader.payload(row)))
+        plain = static.read(row, about["speaker"])
+        assert index.column("id")[row] == static.index.column("id")[row]
+        expected = model.chain(plain, transforms[f"valid/{about['speaker']}"])
+        np.testing.assert_allclose(feats, expected, rtol=1e-5, atol=1e-4)
+        assert not np.allclose(feats, model.chain(plain), atol=0.1)
+        assert feats.dtype == np.float32
+        found[about["id"]] = len(feats)
+    path = run.result("align").store.local_path("alignments/valid.parquet")
+    table = AlignmentTable.read(path)
+    assert {one: len(table.pdfs(one)) for one in table} == {one: found[one] for one in table}
+
+
+def test_statistics_are_those_of_the_stored_training_set(run):
+    store = ObjectStore(set_url(run, "train"))
+    index = ShardIndex.read(store)
+    reader = ShardReader(store, index)
+    everything = np.concatenate([np.load(io.BytesIO(reader.payload(i))) for i in range(len(index))])
+    stats = CmvnStats.from_dict(train_stats(run))
+    assert stats.count == len(everything)
+    np.testing.assert_allclose(stats.mean, everything.mean(0), atol=1e-4)
+    np.testing.assert_allclose(stats.std, everything.std(0), rtol=1e-4)
+    assert run.result("adapt").counts["dimensions"] == DIM
+    assert run.result("features").counts == {"frames": 0, "dimensions": DIM}
+    none = adapted_run(aligning.aligned_speech()[0], features={"kind": "fmllr", "dim": DIM, "cmvn": "none"})
+    assert train_stats(none) is None
+    assert none.result("adapt").cached
+
+
+def test_interrupted_adaptation_keeps_its_shards(run, monkeypatch):
+    again = Run(run.config, "again", force_from="adapt")
+    again.results |= {name: run.results[name] for name in ("prepare", "shard", "features", "align")}
+    again.config = again.config.model_copy(update={"runner": again.config.runner.model_copy(update={"workers": 1})})
+    write, written = adapt.write_shard, []
+
+    def interrupted(store, name, *more, **fields):
+        written.append(f"{store.url}/{name}")
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        return write(store, name, *more, **fields)
+
+    monkeypatch.setattr(adapt, "write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ADAPT.execute(again)
+    again.force_from = ""
+    record = ADAPT.execute(again).record
+    first, second, *rest = written
+    assert second in rest
+    assert first not in rest
+    assert record["sets"] == run.result("adapt").record["sets"]
+    assert record["stats"] == run.result("adapt").record["stats"]
+    assert not [name for name in ADAPT.output(run).store.list() if name.startswith("work")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_killed_adaptation_continues_after_its_last_shard(run, home, kind):
+    again = adapted_run(home, runner={"kind": kind, "workers": 1})
+    output = ADAPT.output(again)
+    output.clear()
+    kills.killed_in(home, again.config.model_dump(mode="json", by_alias=True), "adapt", "^train$")
+    path = output.store.local_path("train/shard-000000.tar")
+    before = path.stat().st_mtime_ns
+    assert output.record() is None
+    record = ADAPT.execute(again).record
+    assert path.stat().st_mtime_ns == before
+    assert {name: entry["digest"] for name, entry in record["sets"].items()} == {
+        name: entry["digest"] for name, entry in run.result("adapt").record["sets"].items()
+    }
+
+
+def test_training_depends_on_the_features_and_recognition_on_the_search(run, home):
+    assert set_url(run, "test", recognition=True) == run.result("shard").store.child("test").url
+    key, decoded = TRAIN.output(run).key, DECODE.output(run).key
+    searched = Run(run.config, "searched")
+    searched.results |= run.results
+    align = run.config.align
+    search = align.recognize.model_copy(update={"passes": 1})
+    searched.config = run.config.model_copy(update={"align": align.model_copy(update={"recognize": search})})
+    assert TRAIN.output(searched).key == key
+    assert DECODE.output(searched).key != decoded
+    searched.results["adapt"] = run.result("adapt")
+    record = run.result("adapt").record
+    changed = record | {"sets": record["sets"] | {"train": {"digest": "other"}}}
+    searched.results["adapt"] = type(run.result("adapt"))(**(run.result("adapt").to_dict() | {"record": changed}))
+    assert TRAIN.output(searched).key != key
+
+
+def test_every_test_utterance_is_decoded_and_speakers_that_are_done_are_not_repeated(run, monkeypatch):
+    rows = read_table(run.result("decode").store, "test.parquet")
+    index = ShardIndex.read(run.result("shard").store.child("test"))
+    assert [row["id"] for row in rows] == list(index.column("id"))
+    assert len({row["hyp"] for row in rows}) > 6
+    assert not [name for name in run.result("decode").store.list() if name.startswith("work")]
+    again = Run(run.config, "again", force_from="decode")
+    again.results |= {name: result for name, result in run.results.items() if name != "decode"}
+    with monkeypatch.context() as patch:
+        patch.setattr(decode, "publish_hypotheses", raises(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            DECODE.execute(again)
+    again.force_from = ""
+    DECODE.output(run).withdraw()
+    monkeypatch.setattr("tasks.stages.decode_adapted.recognize_set", raises(AssertionError))
+    DECODE.execute(again)
+    assert read_table(again.result("decode").store, "test.parquet") == rows
+
+
+def test_the_bundle_decodes_as_the_stage(run, bundle, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(bundle, elsewhere)
+    expected = {row["id"]: row["hyp"] for row in read_table(run.result("decode").store, "test.parquet")}
+    recognizer = Recognizer.load(elsewhere)
+    found = decode_with(run, elsewhere, "test", recognizer.decoder.cfg, own=False)
+    assert {one.id: one.hyp for one in found} == expected
+    about, waves = audio_of(run)
+    transcriber = Transcriber(elsewhere, vad=DETECTORS["none"].config(), batch_seconds=2.0)
+    order = np.random.default_rng(1).permutation(len(waves)).tolist()  # speakers take turns
+    speakers = [about[i]["speaker"] for i in order]
+    said = transcriber.transcribe([waves[i].numpy() for i in order], 8000, speakers=speakers, words=True)
+    assert {about[i]["id"]: one.text for i, one in zip(order, said, strict=True)} == expected
+    alone = transcriber.transcribe([wave.numpy() for wave in waves], 8000)
+    assert {row["id"]: one.text for row, one in zip(about, alone, strict=True)} != expected
+    with pytest.raises(ValueError, match="2 recordings, but 1 speakers"):
+        transcriber.transcribe([waves[0].numpy()] * 2, 8000, speakers=["a"])
+
+
+def test_adaptation_raises_the_likelihood_of_new_speakers(run, bundle):
+    recognizer = Recognizer.load(bundle)
+    model, about, waves = recognizer._hmm, *audio_of(run)
+    adapter = SpeakerAdapter(model, recognizer.spec.adaptation, 8000, recognizer.decoder.search)
+    for speaker in {row["speaker"] for row in about}:
+        own = [wave for row, wave in zip(about, waves, strict=True) if row["speaker"] == speaker]
+        static = adapter.static(own)
+        transform = adapter.transform(static)
+        plain, adapted = torch.cat([model.chain(one) for one in static]), torch.cat(adapter(own))
+        assert len(plain) > MINIMUM_FRAMES
+        assert float(torch.cat(static).mean(0).abs().max()) < 1e-3
+        pdfs = np.concatenate([one.pdfs for one in decode_plain(model, adapter._search, static, transform)])
+        chosen = torch.arange(len(plain)), torch.from_numpy(pdfs.astype(np.int64))
+        likelihoods = [model.gmm.log_likelihoods(frames)[chosen].mean() for frames in (plain, adapted)]
+        assert likelihoods[1] + torch.linalg.slogdet(transform[:, :-1])[1] > likelihoods[0] + 0.1
+
+
+def test_short_recordings_are_not_adapted(run, bundle):
+    recognizer = Recognizer.load(bundle)
+    _, waves = audio_of(run)
+    adapter = SpeakerAdapter(recognizer._hmm, recognizer.spec.adaptation, 8000, recognizer.decoder.search)
+    short = waves[:2]
+    expected = [recognizer._hmm.chain(one) for one in adapter.static(short)]
+    assert 0 < sum(map(len, expected)) < MINIMUM_FRAMES
+    assert all(torch.equal(*pair) for pair in zip(recognizer.adapted(short), expected, strict=True))
+    nothing = recognizer.adapted([torch.zeros(10), torch.zeros(0)])
+    assert [tuple(one.shape) for one in nothing] == [(0, DIM)] * 2
+
+
+def test_bundle_needs_its_own_gmm(run, bundle, tmp_path):
+    assert {"hmm/model.json", "hmm/model.safetensors"} < set(check_files(bundle))
+    bare = fetch_bundle(run.result("train").output, tmp_path / "bare")
+    with pytest.raises(BundleError, match="features of kind fmllr, but not the GMM-HMM"):
+        Recognizer.load(bare, decoder_of(run))
+    model, _ = loaded(run, tmp_path)
+    model.with_gmm(model.gmm.transformed(torch.eye(DIM) * 1.1)).save(tmp_path / "other")
+    cfg = Recognizer.load(bundle).spec.adaptation
+    with pytest.raises(BundleError, match="not the GMM-HMM that .*bare was trained with"):
+        add_adaptation(bare, tmp_path / "other", cfg)
+    shutil.copytree(bundle, tmp_path / "damaged")
+    (tmp_path / "damaged" / "hmm" / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(BundleError, match=r"hmm/model\.safetensors is damaged"):
+        Recognizer.load(tmp_path / "damaged")
+
+
+def test_waveforms_have_no_adapted_features_of_their_own(bundle):
+    recognizer = Recognizer.load(bundle)
+    with pytest.raises(FeatureError, match="all speech of a speaker"):
+        recognizer.scores(torch.zeros(1, 4000), torch.tensor([4000]))
+
+
+def test_answers_with_damage_are_not_kept(tmp_path):
+    store = ObjectStore(str(tmp_path))
+    piece = {"work": store.url, "result": "a.json", "rows": [0, 1]}
+    calls = []
+
+    def work(rows):
+        calls.append(rows)
+        return {1: ("a b", -2.0, 0.5)}, [("shard-0.tar", "torn")] if len(calls) == 1 else []
+
+    damaged, whole, kept = (by_speaker.answered(piece, work) for _ in range(3))
+    assert damaged["damaged"] == [["shard-0.tar", "torn"]]
+    assert whole == kept
+    assert len(calls) == 2
+
+
+def test_other_models_have_no_adaptation(home):
+    run = Run(parse_config(tiny_document()), "r")
+    assert adaptation_source(run) is None

@@ -5,8 +5,8 @@
 
 Decodes dev-clean-5 with the hybrid benchmark's network, transforms and graph. Prints for each search its CPU seconds
 and real-time factor, the WER of the best hypothesis, and the least WER that any choice from the list could have
-(oracle); for each share of the second language model the WER after ranking the list again. Nothing is tuned here: the table shows
-all shares. Use OMP_NUM_THREADS=1.
+(oracle); for each share of the second language model the WER after ranking the list again. Nothing is tuned here: the
+table shows all shares. Use OMP_NUM_THREADS=1.
 """
 
 import argparse

@@ -196,6 +196,19 @@ def test_a_narrow_search_finds_paths_that_exist(beam, active):
                 assert min(abs(one.cost - cost) for cost in costs[key]) < 1e-4
 
 
+def test_only_the_best_tokens_of_a_frame_go_on():
+    # the first word is cheaper after one frame, the second after two
+    graph = FstArrays.of(kaldifst.compile("0 1 1 1 1\n0 2 1 2 2\n1 3 1 0 5\n2 3 1 0 1\n3 0\n"))
+    scores = np.zeros((2, 1), dtype=np.float32)
+    costs = {}
+    for active in (1, 2):
+        lattice = LatticeSearch(graph)(scores, LatticeOptions(WIDE, active, WIDE))
+        costs[active] = {one.words: one.cost for one in best_paths(lattice, 10, WIDE)}
+    assert costs == {1: {(1,): 6.0}, 2: {(2,): 3.0, (1,): 6.0}}
+    narrow = LatticeSearch(graph)(scores, LatticeOptions(0.5, 10, WIDE))
+    assert [one.words for one in best_paths(narrow, 10, WIDE)] == [(1,)]
+
+
 def test_a_search_that_cannot_go_on_and_no_frames_give_nothing():
     graph = FstArrays.of(kaldifst.compile("0 1 1 1 0\n1 0\n"))
     search, options = LatticeSearch(graph), LatticeOptions(WIDE, 10, WIDE)

@@ -91,3 +91,16 @@ def test_a_saved_state_is_a_copy_and_loads_into_a_plain_model():
 def test_shares_cover_everything_once(total, ranks):
     parts = [share(total, rank, ranks) for rank in range(ranks)]
     assert [i for start, stop in parts for i in range(start, stop)] == list(range(total))
+
+
+def test_gradients_are_views_again_after_an_optimizer_has_replaced_them():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    flat = FlatParameters(model)
+    flat.grads.fill_(7.0)
+    for parameter in model.parameters():
+        parameter.grad = None  # as Optimizer.zero_grad does
+    model[0](torch.ones(1, 2)).sum().backward()  # no gradient for the second layer
+    flat.gather_grads()
+    assert flat.grads.tolist() == [1.0] * 6 + [0.0] * 3
+    flat.grads.fill_(2.0)
+    assert all(bool((parameter.grad == 2).all()) for parameter in model.parameters())

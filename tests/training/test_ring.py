@@ -26,6 +26,7 @@ from training.coordinator.numbers import HELD_S, NodeNumbers
 from training.coordinator.requests import NumberRequest
 from training.coordinator.server import open_ledger
 from training.coordinator.settings import Settings
+from training.processes.keys import RingKey
 from training.ring.config import RingConfig
 from training.ring.folder import ring_job
 from training.ring.learner import RingError
@@ -167,6 +168,58 @@ def test_without_leases_the_calls_around_a_step_are_enough(tmp_path):
         assert (ring.steps, ring.members) == (3, (ring.node,))
     finally:
         ring.close()
+
+
+SERVE = textwrap.dedent(
+    """
+    import sys
+    from training.ring.config import RingConfig
+    from training.ring.ring import Ring
+
+    config = RingConfig.model_validate({"membership": {"coordinator_patience_s": 1.0}})
+    Ring.serve("127.0.0.1:0", sys.argv[1], sys.argv[2], config=config)
+    """
+)
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A coordinator that a process of its own serves: the process, its address and its key's file."""
+    key, note = tmp_path / "ring.key", tmp_path / "served" / "coordinator.json"
+    RingKey.generate().save(key)
+    command = [sys.executable, "-c", Forkable(SERVE), str(note.parent), str(key)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        try:
+            until(note.exists)
+            yield process, json.loads(note.read_text())["address"], key
+        finally:
+            process.kill()
+
+
+def test_a_learner_finds_a_coordinator_by_address_and_key(served):
+    process, address, key = served
+    model, optimizer = make()
+    with Ring(model, optimizer, address=address, key=key) as ring:
+        rows = [row for _, _, part in ring.leases([4, 4], batch=3) for row in part.tolist()]
+    assert sorted(rows) == list(range(8))
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def test_a_coordinator_that_stays_away_ends_the_leases_with_an_error(served):
+    process, address, key = served
+    model, optimizer = make()
+    with Ring(model, optimizer, address=address, key=key) as ring:
+        pieces = ring.leases([4, 4], epochs=100_000, batch=1)
+        next(pieces)
+        process.kill()
+        with pytest.raises(RingError, match="may be untrained"):
+            list(pieces)
+
+
+def test_a_coordinator_beyond_this_machine_needs_a_key(tmp_path):
+    with pytest.raises(ValueError, match="can be reached from other machines and there is no key"):
+        Ring.serve("0.0.0.0:0", tmp_path)
 
 
 # --- several processes

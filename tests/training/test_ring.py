@@ -120,6 +120,14 @@ def test_a_ring_needs_a_folder_or_an_address(tmp_path):
             Ring(*make(), **place)
 
 
+@pytest.mark.parametrize(
+    ("exchange", "message"), [({"kind": "gloo"}, "cannot join or leave: use zmq"), ({"daemons": 2}, "use .*daemons=1")]
+)
+def test_an_exchange_without_newcomers_is_refused(exchange, message):
+    with pytest.raises(ValueError, match=message):
+        RingConfig.model_validate({"exchange": exchange})
+
+
 def test_a_model_without_trainable_parameters_is_refused(tmp_path):
     model, optimizer = make()
     model.requires_grad_(False)

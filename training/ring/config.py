@@ -1,6 +1,6 @@
 """Configuration of a ring for any model."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from training.coordinator.config import MembershipConfig
 from training.exchange.config import ExchangeConfig
@@ -24,3 +24,14 @@ class RingConfig(BaseModel):
     """Address on which this learner listens for its neighbours; empty uses the one that reaches the coordinator."""
     settle_s: float = Field(default=5.0, ge=0)
     """Longest time that learners go on averaging when all rows are trained, until their weights agree."""
+
+    @model_validator(mode="after")
+    def _check_exchange(self) -> "RingConfig":
+        if self.exchange.kind != "zmq":
+            raise ValueError(f"exchange.kind is {self.exchange.kind}, whose learners cannot join or leave: use zmq")
+        if self.exchange.daemons > 1 and self.gossip.newcomer != "weights":
+            raise ValueError(
+                f"exchange.daemons is {self.exchange.daemons}, but newcomers get the optimizer's state from a single "
+                "daemon only: use gossip.newcomer=weights, or daemons=1"
+            )
+        return self

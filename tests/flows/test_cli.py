@@ -177,6 +177,24 @@ def test_score_keeps_systems_of_the_same_name_apart(tmp_path):
     assert {name: counts["ref_words"] for name, counts in found["labels"]["hyp"].items()} == {"sw": 2, "ch": 1}
 
 
+@pytest.mark.parametrize(("option", "errors"), [("-D", (1, 0)), ("-F", (0, 1)), ("--optional", (1, 0))])
+def test_score_takes_optional_words_and_fragments_apart(tmp_path, option, errors):
+    (tmp_path / "ref.out").write_text("u-1 (uh) cat\n")
+    (tmp_path / "hyp.out").write_text("u-1 ca-\n")
+    found = invoke("score", tmp_path / "ref.out", tmp_path / "hyp.out", "--format", "kaldi", option, "--json")
+    scores = json.loads(found.stdout)["sets"]["hyp"]
+    assert (scores["sub"], scores["del"]) == errors
+
+
+def test_scores_text_report_is_the_first_systems(tmp_path):
+    for name, text in (("ref", "the cat"), ("one", "the hat"), ("two", "a bat")):
+        (tmp_path / f"{name}.trn").write_text(f"{text} (a-1)\n")
+    ref, one, two = (tmp_path / f"{name}.trn" for name in ("ref", "one", "two"))
+    given = ScoringRules(), PairingRules()
+    assert score_files(ref, one, two, *given)[1] == score_files(ref, one, None, *given)[1]
+    assert score_files(ref, one, two, *given)[1] != score_files(ref, two, None, *given)[1]
+
+
 def test_score_counts_missing_utterances_where_it_may(tmp_path):
     (tmp_path / "text").write_text("a-1 x y\nb-1 z\n")
     (tmp_path / "hyp.jsonl").write_text('{"id": "a-1", "pred_text": "X y"}\n')

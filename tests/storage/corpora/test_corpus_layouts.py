@@ -40,6 +40,11 @@ class TestSidecar(CorpusContract):
             (tmp_path / file).touch()
         assert SidecarReader.recognises(tmp_path) == known
 
+    def test_a_few_recordings_without_transcripts_may_come_first(self, tmp_path):
+        for file in ("a.wav", "b.txt", "c.wav", "c.txt"):
+            (tmp_path / file).touch()
+        assert SidecarReader.recognises(tmp_path)
+
 
 class TestMls(CorpusContract):
     kind = "mls"

@@ -202,6 +202,8 @@ class _Utterance:
         sources = alive[owners]
         costs = frame.costs[sources] + self.search.emitting.weights[arcs] - row[self.search.emitting.pdfs[arcs]]
         cutoff = costs.min() + self.options.beam
+        if not np.isfinite(cutoff):  # a frame in which no state is possible
+            return None
         near = costs <= cutoff
         sources, arcs, costs = sources[near], arcs[near], costs[near]
         targets = self.search.emitting.targets[arcs].astype(np.int64)

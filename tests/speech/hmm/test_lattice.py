@@ -214,6 +214,8 @@ def test_a_search_that_cannot_go_on_and_no_frames_give_nothing():
     search, options = LatticeSearch(graph), LatticeOptions(WIDE, 10, WIDE)
     assert search(np.zeros((0, 2), dtype=np.float32), options) is None
     assert search(np.zeros((2, 2), dtype=np.float32), options) is None
+    for impossible in (-np.inf, np.nan):
+        assert search(np.full((1, 2), impossible, dtype=np.float32), options) is None
     lattice = search(np.zeros((1, 2), dtype=np.float32), options)
     (only,) = best_paths(lattice, 5, WIDE)
     assert (only.words, only.starts, only.cost) == ((1,), (0,), 0.0)

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flows.cli.common import say
+from tasks import STAGES
 
 RENAMED = {"--plain": "--no-prefect", "--again": "--force"}
 """Former names of flags, which version 0.1 still accepts, and their present names."""
@@ -34,7 +35,8 @@ class _Command(TyperCommand):
         words = list(args)
         for place, word in enumerate(args[:end]):
             name = RENAMED.get(word, "")
-            if word not in known and name in known:
+            # --force of promote, restore and init overrides a check: it never was --again
+            if word not in known and name in known and (name != "--force" or self.name in STAGES):
                 say(f"warning: {word} is now called {name}; the old name will stop working in the next version")
                 words[place] = name
         return words

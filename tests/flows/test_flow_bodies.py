@@ -110,7 +110,8 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
 def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
     done = []
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
-    config = SimpleNamespace(align=None, lm=None, recognizer="network", decode=GreedyConfig())
+    features = SimpleNamespace(adapted=False)
+    config = SimpleNamespace(align=None, lm=None, recognizer="network", decode=GreedyConfig(), features=features)
     run = SimpleNamespace(results={"shard": None}, config=config)
     pipeline._stages(run, pipeline.STAGES, "train")
     assert done == ["prepare", "features", "train"]

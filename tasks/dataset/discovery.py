@@ -11,7 +11,7 @@ from storage.corpora.base import AUDIO_SUFFIXES
 from storage.corpora.nemo import NemoReader
 from storage.corpora.table import TABLE_SUFFIXES
 from tasks.dataset.sources import is_name
-from tasks.dataset.table_columns import TableColumns, set_of_name
+from tasks.dataset.table_columns import GuessedColumns, set_of_name
 
 _WITH_SETS = {"commonvoice", "speechocean762", "tedlium", "an4", "mls", "fsdd", "peoples_speech", "gigaspeech"}
 """Layouts whose readers know the sets: they are taken as a whole."""
@@ -97,7 +97,7 @@ def _of_table(path: Path) -> list[FoundSource]:
     Raises:
         CorpusError: If it lacks audio or text.
     """
-    table = TableColumns(path)
+    table = GuessedColumns(path)
     if not table.splits or table.own_split:
         return [FoundSource("table", path, columns=table.columns)]
     return [

@@ -19,7 +19,7 @@ _SETS = SET_OF_SPLIT | {"training": "train", "val": "valid", "eval": "test", "ev
 _READ, _LOOKED_AT = 100_000, 50
 
 
-class TableColumns:
+class GuessedColumns:
     """The columns of a table.
 
     Args:

@@ -245,5 +245,5 @@ class Learner:
         """Make one optimizer step with the gradients."""
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
-        assert isinstance(self.model, TrainableNetwork | ModelStage)
-        self.model.constrain()
+        if isinstance(self.model, TrainableNetwork | ModelStage):
+            self.model.constrain()

@@ -127,9 +127,9 @@ def test_a_server_that_comes_back_is_waited_for():
 @pytest.mark.parametrize(
     "begin",
     [
-        lambda path, config: execute(path, [], "", "report", plain=True),
-        lambda path, config: execute(path, [], "", "report", plain=False),
-        lambda path, config: execute_folds(path, [], 2, "", plain=True),
+        lambda path, config: execute(path, [], "", "report", no_prefect=True),
+        lambda path, config: execute(path, [], "", "report", no_prefect=False),
+        lambda path, config: execute_folds(path, [], 2, "", no_prefect=True),
         lambda path, config: pipeline.fn(config),
         lambda path, config: train.fn(config),
     ],

@@ -160,10 +160,7 @@ def test_a_database_of_which_nothing_is_left_is_refused_and_a_backup_of_it_bring
             act()
     refused = CliRunner().invoke(app, ["backup", "--to", str(tmp_path / "more")])
     assert isinstance(refused.exception, SystemExit)
-    assert (
-        f"DatabaseError: {database} cannot be copied (file is not a database): restore it from a backup"
-        in refused.output
-    )
+    assert f"error: {database} cannot be copied (file is not a database): restore it from a backup" in refused.output
     assert not list((tmp_path / "more").rglob("manifest.json"))
     told = CliRunner().invoke(app, ["restore", "--force", "--from", str(tmp_path / "backups")])
     assert told.exit_code == 0, told.output

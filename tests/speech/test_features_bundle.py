@@ -28,7 +28,7 @@ def make_spec(features):
     )
 
 
-@pytest.mark.parametrize("kind", sorted(FEATURES))
+@pytest.mark.parametrize("kind", sorted(kind for kind, one in FEATURES.items() if not one.adapted))
 @pytest.mark.parametrize("cmvn", ["global", "sliding"])
 def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
     spec = make_spec(FEATURES[kind](num_mels=15, cmvn=cmvn, **WIDENED))

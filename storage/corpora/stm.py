@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from storage.corpora.base import checked_times, read_lines
 
+NOT_SCORED = "ignore_time_segment_in_scoring"
+"""The text of a segment that its corpus excludes from scoring."""
+
 
 class StmSegment(NamedTuple):
     """A line of the table.
@@ -52,7 +55,6 @@ def read_stm(path: Path) -> Iterator[StmSegment | StmError]:
             yield StmError(place, f"line {number} of {path}: {error}")
             continue
         assert end is not None
-        text = fields[6] if len(fields) > 6 and fields[5].startswith("<") else " ".join(fields[5:])
-        if len(fields) == 6 and fields[5].startswith("<"):
-            text = ""
+        labelled = len(fields) > 5 and fields[5].startswith("<")
+        text = " ".join(fields[6 if labelled else 5 :])
         yield StmSegment(place, fields[0], fields[1], fields[2], start, end, text)

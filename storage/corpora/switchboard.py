@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times, read_lines
-from storage.corpora.stm import StmError, StmSegment, read_stm
+from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
 _TRANSCRIPT = re.compile(r"sw(\d{4})([AB])-ms98-a-trans\.text")
 _CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
-_IGNORED = "ignore_time_segment_in_scoring"
 _ALTERNATIVES = re.compile(r"\{([^{}/]*)/[^{}]*\}")
 _OPTIONAL = re.compile(r"\([^()]*\)")
 
@@ -137,7 +136,7 @@ class Hub5Reader(CorpusReader):
     def _segment(self, one: StmSegment, calls: dict[str, Path]) -> Iterator[Utterance]:
         utterance_id = f"{one.file}-{one.channel}_{round(one.start * 100):06d}-{round(one.end * 100):06d}"
         text = reference_words(one.text)
-        if _IGNORED in one.text.lower():
+        if NOT_SCORED in one.text.lower():
             self._problem(utterance_id, "not-scored", "the reference excludes it from scoring")
             return
         if not text or one.channel not in _CHANNELS:

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance
-from storage.corpora.stm import StmError, StmSegment, read_stm
+from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
 _SUFFIXES = (".sph", ".wav", ".flac")
 _MARKS = re.compile(
     r"\{[^}]*\}|\[[^\]]*\]|<(?!unk>)[^>]*>|\(\d+\)"
 )  # {NOISE}, <sil>, the (2) of a second pronunciation
 _CLITIC = re.compile(r" '(?=(?:s|re|ve|ll|d|m|t)\b)")
-_IGNORED = "ignore_time_segment_in_scoring"
 
 
 class TedliumReader(CorpusReader):
@@ -55,7 +54,7 @@ class TedliumReader(CorpusReader):
                 self._problem(one.place, "bad-line", str(one))
                 continue
             utterance_id = f"{one.file}-{round(one.start * 100):07d}-{round(one.end * 100):07d}"
-            if _IGNORED in one.text:
+            if NOT_SCORED in one.text:
                 self._problem(utterance_id, "not-scored", "the corpus excludes it from scoring")
             elif refuse_unknown and "<unk>" in one.text:
                 self._problem(utterance_id, "unknown-words", one.text)

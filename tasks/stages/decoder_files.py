@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,6 +99,17 @@ def local_files(
 def _folder(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
     """A folder of this process for copies of an output's files; those on this machine are used where they are."""
     return tempfile.TemporaryDirectory(prefix="starling-lm-")
+
+
+def publish_files(output: StageOutput, files: Iterable[Path]) -> dict[str, Any]:
+    """Write files to a stage's output; returns the fields of its record that `stage_files` and model cards read."""
+    paths = list(files)
+    for path in paths:
+        output.store.write_file(path.name, path)
+    return {
+        "sha256": {path.name: _digest(str(path)) for path in paths},
+        "bytes": {path.name: path.stat().st_size for path in paths},
+    }
 
 
 def with_digests(cfg: Named, section: str = "decode") -> Named:

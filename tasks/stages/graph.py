@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from speech.decoding import GraphConfig
 from speech.decoding.base import DecodeError
 from speech.decoding.language_model import LanguageModelError, arpa_words
 from speech.hmm.graph_files import GRAPH as TRANSDUCER
@@ -20,7 +21,7 @@ from tasks.config.pipeline import RunnerConfig
 from tasks.stages import progress
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.decoder_files import file_digest
+from tasks.stages.decoder_files import file_digest, publish_files
 from tasks.stages.runner import Piece, Workers
 
 _SMALL = 1_000_000
@@ -61,7 +62,14 @@ def _inputs(run: Run) -> Inputs:
         digests["hmm"] = model_digest(Path(named["hmm"]).parent)
     except (OSError, ModelError) as error:
         raise StageError(f"decode.hmm: {error}") from error
-    return {"silence_probability": getattr(run.config.decode, "silence_probability", None)}, digests
+    return {"silence_probability": _silence(run)}, digests
+
+
+def _silence(run: Run) -> float:
+    """Probability of silence between two words; of graphs from the HMMs of a file."""
+    decode = run.config.decode
+    assert isinstance(decode, GraphConfig)
+    return decode.silence_probability
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -73,19 +81,14 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             "align": "" if "hmm" in named else run.result("align").url,
             "hmm": named.get("hmm", ""),
             "lexicon": named.get("lexicon", ""),
-            "silence_probability": getattr(run.config.decode, "silence_probability", 0.5),
+            "silence_probability": _silence(run) if "hmm" in named else None,
             "lm": arpa,
             "field": _field(run),
             "folder": folder,
         }
         made = _made(run, piece)
-        for name in (TRANSDUCER, WORDS):
-            output.store.write_file(name, Path(folder) / name)
-        return made | {
-            "files": {"graph": TRANSDUCER, "words": WORDS},
-            "sha256": {name: file_digest(str(Path(folder) / name), name) for name in (TRANSDUCER, WORDS)},
-            "bytes": {name: (Path(folder) / name).stat().st_size for name in (TRANSDUCER, WORDS)},
-        }
+        published = publish_files(output, (Path(folder) / name for name in (TRANSDUCER, WORDS)))
+        return made | published | {"files": {"graph": TRANSDUCER, "words": WORDS}}
 
 
 def _fetch_lm(run: Run, folder: Path) -> str:

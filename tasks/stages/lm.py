@@ -4,7 +4,6 @@ The stage runs only if the configuration has the section `lm`. Text that shares 
 validation transcripts is left out, as `speech.lm.protection` describes; the record counts it.
 """
 
-import hashlib
 import math
 import tempfile
 from collections import Counter
@@ -26,7 +25,7 @@ from tasks.dataset.splits import TRAIN
 from tasks.dataset.words import set_transcripts
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage
-from tasks.stages.decoder_files import with_digests
+from tasks.stages.decoder_files import publish_files, with_digests
 from tasks.stages.features import set_texts
 from tasks.stages.folds import is_tested, train_folder
 from tasks.stages.lm_network import VALID, engine_trainer, network_content
@@ -139,11 +138,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             progress.report("lm", 1, 2, "lexicon")
             record["lexicon"] = _write_lexicon(run, folder)
             record["files"]["lexicon"] = LEXICON
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-        record["sha256"] = {path.name: _sha256(path) for path in files}
-        record["bytes"] = {path.name: path.stat().st_size for path in files}
-        for path in files:
-            output.store.write_file(path.name, path)
+        record |= publish_files(output, sorted(path for path in folder.iterdir() if path.is_file()))
     return record | {"counts": _counts(about)}
 
 
@@ -164,11 +159,6 @@ def _write_lexicon(run: Run, folder: Path) -> dict[str, Any]:
     built = build_lexicon(run.config.lexicon, counts)
     built.lexicon.write(folder / LEXICON)
     return built.record()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _finite(value: Any) -> Any:

@@ -214,19 +214,12 @@ def _scored(
     def compute(part: Batch) -> Scores:
         return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
-    batches = _adapted_batches if recognizer.adapts else _plain_batches
-    for batch in batches(recognizer, dataset, rows, batch_seconds, on_damage):
+    if recognizer.adapts:
+        batches = _adapted_batches(recognizer, dataset, rows, batch_seconds, on_damage)
+    else:
+        batches = whole_batches(dataset, rows, batch_seconds, on_damage)
+    for batch in batches:
         yield from portions.each(batch, compute)
-
-
-def _plain_batches(
-    _: Recognizer,
-    dataset: SpeechDataset,
-    rows: NDArray[np.int64],
-    batch_seconds: float,
-    on_damage: Callable[[ShardError], object] | None,
-) -> Iterator[Batch]:
-    return whole_batches(dataset, rows, batch_seconds, on_damage)
 
 
 def _adapted_batches(

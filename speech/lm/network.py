@@ -1,7 +1,7 @@
 """Language models that are networks: their configuration, what a training needs to know, and their files.
 
-The engine of `training` trains them, as it trains acoustic models; whoever estimates one says how, in `Sources.train`.
-A new kind of network is one file beside `lstm.py`, with its configuration and its estimator, and one line in
+The engine of `training` trains them, as it trains acoustic models; the caller supplies it in `Sources.train`. A new
+kind of network is one file beside `lstm.py`, with its configuration and its estimator, and one line in
 `LANGUAGE_MODELS`.
 """
 

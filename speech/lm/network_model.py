@@ -62,7 +62,7 @@ class LstmNetwork(WordNetwork):
 
     @override
     def forward(self, words_BT1: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Log probabilities of the following words [B, T, words], and `lengths`; each sentence starts anew."""
+        """Log probabilities of the following words [B, T, words], and `lengths`; sentences do not share a state."""
         words = words_BT1.squeeze(2).long()
         inside = torch.arange(words.shape[1], device=words.device) < lengths.to(words.device).unsqueeze(1)
         # the sentences of all blocks side by side: what stands before one must not affect it

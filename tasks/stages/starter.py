@@ -31,7 +31,7 @@ _SIZES = (
     (20.0, "dim: 144, layers: 6, channels: 32, dropout: 0.1", 60, 0.0015),
     (math.inf, "dim: 256, layers: 12, channels: 64, dropout: 0.1", 160, 0.001),
 )
-"""Below so many hours of training data: size of the model, seconds of a batch, and learning rate."""
+"""Hours of training data up to which a row holds; size of the model, seconds of a batch, and learning rate."""
 
 
 @dataclass(frozen=True)

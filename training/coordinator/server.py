@@ -83,7 +83,7 @@ class CoordinatorServer:
         endpoint: ZeroMQ endpoint to listen on.
         key: The ring's key.
         fresh: Start a new session and discard the log.
-        linger_s: End after so many seconds without a member or a request; 0 never does.
+        linger_s: Seconds without a member or a request after which it ends; 0: it never does.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ def _arguments() -> argparse.Namespace:
     parser = server_parser("training.coordinator.server", "The coordinator of a training.")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the log and coordinator.json")
     parser.add_argument("--fresh", action="store_true", help="start from the newest checkpoint, not from the log")
-    parser.add_argument("--linger", type=float, default=0.0, help="end after so many seconds without members")
+    parser.add_argument("--linger", type=float, default=0.0, help="end after this many seconds without members")
     return parser.parse_args()
 
 

@@ -22,7 +22,7 @@ from training.processes.sockets import read_address
 from training.ring.config import RingConfig
 
 LINGER_S = 300.0
-"""The coordinator ends after so many seconds without a member."""
+"""Seconds without a member after which the coordinator ends."""
 LOOK_S = 1.0
 """Seconds between two looks at whether the coordinator is alive."""
 END_S = 10.0

@@ -1,13 +1,19 @@
 """`starling models` and `starling runs`: what is registered, and what has been run, with error rates."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.table import Table
 
 from flows.cli.common import JsonOption, friendly, out, print_json, say
+
+if TYPE_CHECKING:
+    from tasks.tracking.listing import RegisteredVersion, TrackedRun
+
+Row = TypeVar("Row")
 
 
 def _connected() -> Any:
@@ -37,11 +43,7 @@ def models(
     if not versions:
         say(f"the registry at {shown_mlflow_uri()} has no model yet: `starling run demo` registers one")
         return
-    table = Table("model", "version", "aliases", "WER", "registered", "decision", header_style="bold")
-    for one in versions:
-        aliases = " ".join(f"@{alias}" for alias in one.aliases)
-        table.add_row(one.model, one.version, aliases, _rates(one.wer), _day(one.registered), one.decision)
-    out.print(table)
+    _print_table(versions, _VERSION_COLUMNS)
 
 
 @friendly
@@ -53,7 +55,6 @@ def runs(
     """List the last runs: status, start, duration, word error rates, and what became of the model."""
     from tasks.config.home import shown_mlflow_uri
     from tasks.tracking.listing import list_runs
-    from tasks.tracking.training_view import clock
 
     found = list_runs(_connected(), name, limit)
     if json_output:
@@ -62,9 +63,13 @@ def runs(
     if not found:
         say(f"MLflow at {shown_mlflow_uri()} has no run{f' of {name}' if name else ''} yet: `starling run` makes one")
         return
-    table = Table("run", "status", "started", "time", "WER", "decision", header_style="bold")
-    for one in found:
-        table.add_row(one.name, one.status, _day(one.started), clock(one.seconds), _rates(one.wer), one.decision)
+    _print_table(found, _RUN_COLUMNS)
+
+
+def _print_table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> None:
+    table = Table(*columns, header_style="bold")
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
     out.print(table)
 
 
@@ -74,3 +79,27 @@ def _rates(wer: dict[str, float]) -> str:
 
 def _day(time: datetime) -> str:
     return f"{time.astimezone():%Y-%m-%d %H:%M}"
+
+
+def _duration(seconds: float | None) -> str:
+    from tasks.tracking.training_view import clock
+
+    return clock(seconds)
+
+
+_VERSION_COLUMNS: dict[str, Callable[["RegisteredVersion"], str]] = {
+    "model": lambda one: one.model,
+    "version": lambda one: one.version,
+    "aliases": lambda one: " ".join(f"@{alias}" for alias in one.aliases),
+    "WER": lambda one: _rates(one.wer),
+    "registered": lambda one: _day(one.registered),
+    "decision": lambda one: one.decision,
+}
+_RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
+    "run": lambda one: one.name,
+    "status": lambda one: one.status,
+    "started": lambda one: _day(one.started),
+    "time": lambda one: _duration(one.seconds),
+    "WER": lambda one: _rates(one.wer),
+    "decision": lambda one: one.decision,
+}

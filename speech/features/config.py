@@ -169,6 +169,7 @@ class FrameEnergyConfig(FeatureConfig):
     """Features that may include the frame's energy."""
 
     use_energy: bool = False
-    """Add the frame's log energy as the first feature (`fbank`), or replace the first coefficient by it (`mfcc`)."""
+    """Add the frame's log energy as the first feature (`fbank`), or put it in place of the first coefficient (`mfcc`,
+    `plp`)."""
     energy_floor: float = Field(default=0.0, ge=0)
     """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""

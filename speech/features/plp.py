@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from speech.features.config import FrameEnergyConfig
+from speech.features.cepstra import CepstraConfig
 from speech.features.mel import equal_loudness, filter_centres, lifter_weights
 from speech.lazy import torch
 
@@ -25,7 +25,7 @@ _LEAST = 1e-5
 """Floor of 1 - k² in Durbin's recursion, for reflection coefficients k of 1."""
 
 
-class PlpConfig(FrameEnergyConfig):
+class PlpConfig(CepstraConfig):
     """Perceptual linear prediction cepstra."""
 
     kind: Literal["plp"] = "plp"
@@ -37,8 +37,6 @@ class PlpConfig(FrameEnergyConfig):
     """Order of the all-pole model."""
     compression: float = Field(default=1 / 3, gt=0, le=1)
     """Power that the energies are raised to, for loudness (Kaldi's `--compress-factor`)."""
-    cepstral_lifter: float = Field(default=22.0, ge=0)
-    """Length of the cepstral lifter; 0 is none."""
 
     @model_validator(mode="after")
     def _check_order(self) -> PlpConfig:
@@ -48,11 +46,6 @@ class PlpConfig(FrameEnergyConfig):
                 f"{self.lpc_order + 1} coefficients: lower num_ceps or raise lpc_order"
             )
         return self
-
-    @property
-    @override
-    def width(self) -> int:
-        return self.num_ceps
 
     @override
     def tables(self, sample_rate: int) -> dict[str, Tensor]:
@@ -66,26 +59,20 @@ class PlpConfig(FrameEnergyConfig):
         }
 
     @override
-    def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
-        centred = bank.centred(frames)
+    def cepstra(self, bank: FilterBank, centred: Tensor) -> Tensor:
         loudness = bank.energies(centred).clamp_(min=bank.epsilon).mul_(bank.get_buffer("curve"))
         autocorrelation = torch.matmul(loudness.pow_(self.compression), bank.get_buffer("correlations"))
         coefficients, error = linear_prediction(autocorrelation)
         cepstra = prediction_cepstrum(coefficients, self.num_ceps - 1)
         # Kaldi floors the logarithm, not the energy
         gain = error.log().clamp(min=bank.epsilon).unsqueeze(-1)
-        feats = torch.cat([gain, cepstra], dim=-1) * bank.get_buffer("lifter")
-        if self.use_energy:
-            feats[..., :1] = bank.log_energy(centred, self.energy_floor)
-        return feats
+        return torch.cat([gain, cepstra], dim=-1) * bank.get_buffer("lifter")
 
     @override
-    def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
-        if self.use_energy:
-            return feats[..., 0]
-        cepstra = feats / bank.get_buffer("lifter")
-        smoothed = cepstra[..., :1] + torch.matmul(cepstra[..., 1:], bank.get_buffer("spectrum"))
-        return bank.level(smoothed / self.compression - bank.get_buffer("curve").log())
+    def smoothed(self, bank: FilterBank, cepstra: Tensor) -> Tensor:
+        plain = cepstra / bank.get_buffer("lifter")
+        loudness = plain[..., :1] + torch.matmul(plain[..., 1:], bank.get_buffer("spectrum"))
+        return loudness / self.compression - bank.get_buffer("curve").log()
 
 
 def correlation_matrix(num_mels: int, order: int) -> Tensor:

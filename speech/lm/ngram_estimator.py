@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class NgramConfig(LmConfig):
 class NgramEstimator(Estimator):
     """Counts, smooths and prunes n-grams, and writes `lm.arpa`."""
 
-    config = NgramConfig
+    config: ClassVar[type[LmConfig]] = NgramConfig
     cfg: NgramConfig
 
     @property

@@ -27,7 +27,7 @@ from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_
 from tasks.stages.decoder_files import with_stage_files
 from tasks.stages.runner import Piece, map_pieces
 from training.learner.devices import best_device
-from training.learner.inference import Decoded, recognize_set
+from training.learner.inference import Decoded, open_set, recognize_set
 
 _loading = Lock()
 
@@ -62,7 +62,8 @@ def decode_speaker_piece(piece: Piece) -> Answer:
             damaged.append((error.shard.name, error.reason))
 
         recognizer = _recognizer(piece)
-        found = recognize_set(recognizer, piece["url"], cache=home() / "cache", on_damage=note, rows=rows)
+        dataset = open_set(recognizer, piece["url"], home() / "cache")
+        found = recognize_set(recognizer, dataset, on_damage=note, rows=rows)
         return {row: (one.hyp, one.score, one.confidence) for row, one in found.items()}, damaged
 
     return answered(piece, work)

@@ -48,7 +48,7 @@ group = NodeGroup(rank, size, meeting.store, torch.device("cpu"))
 assert group.gather_text(f"I am {rank}") == [f"I am {number}" for number in range(size)]
 if rank == 1:
     meeting.wants_to_leave.set()
-assert meeting.told_to_leave.wait(30)
+assert meeting.leaving.wait(30)
 group.all(True)
 meeting.close()
 group.close()
@@ -138,7 +138,7 @@ def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_machine_that_is_told_to_leave_takes_its_node_along_with_a_checkpoint(corpus, tmp_path):
+def test_one_machine_that_is_leaving_takes_its_node_along_with_a_checkpoint(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
         with_signal(running.processes("training.node.agent", 1)[0], signal.SIGTERM)

@@ -47,7 +47,7 @@ class EventLog:
         self.journal = Journal(journal)
         self._behind = True
         """Whether the outbox may contain lines that are not in the journal."""
-        self._told, self._retry_at = False, 0.0
+        self._failure_logged, self._retry_at = False, 0.0
         self._catch_up()
 
     def clear(self) -> None:
@@ -90,7 +90,7 @@ class EventLog:
 
     def _store(self, write: Callable[[], None]) -> None:
         """Write in one transaction; waits while the disk is full, and meanwhile the nodes continue on their own."""
-        deadline, told = time.monotonic() + FULL_S, False
+        deadline, logged = time.monotonic() + FULL_S, False
         while True:
             try:
                 self._db.execute("begin immediate")
@@ -102,9 +102,9 @@ class EventLog:
                     self._db.execute("rollback")
                 if error.sqlite_errorcode != sqlite3.SQLITE_FULL or time.monotonic() > deadline:
                     raise
-            if not told:
+            if not logged:
                 _log.error("no disk space for %s: the coordinator waits", self._path)
-            told = True
+            logged = True
             time.sleep(RETRY_S)
 
     def _write_out(self, texts: list[str]) -> None:
@@ -113,9 +113,9 @@ class EventLog:
             self.journal.append(texts)
         except OSError as error:
             self._behind, self._retry_at = True, time.monotonic() + RETRY_S
-            if not self._told:
+            if not self._failure_logged:
                 _log.error("%s cannot be written, lines stay in the coordinator's log: %s", self.journal.path, error)
-            self._told = True
+            self._failure_logged = True
 
     def _compact(self, state: JsonObject) -> None:
         last = self._db.execute("select coalesce(max(number), 0) from events").fetchone()[0]
@@ -135,9 +135,9 @@ class EventLog:
             missing = [line for line, _ in rows if not _take(written, line)]
             self._write_out(missing)
         # the next commit clears the outbox: nothing can be deleted on a full disk
-        if self._told and not self._behind:
+        if self._failure_logged and not self._behind:
             _log.info("%s can be written again", self.journal.path)
-            self._told = False
+            self._failure_logged = False
 
     def close(self) -> None:
         """Close both files."""

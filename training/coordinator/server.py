@@ -10,7 +10,6 @@ configured.
 
 import argparse
 import logging
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from training.coordinator.requests import encode_error, encode_reply, read_reque
 from training.coordinator.settings import Settings
 from training.learner.sampling import Draws
 from training.processes import logs
-from training.processes.children import end_with_parent
+from training.processes.children import end_with_parent, on_termination
 from training.processes.exit_reason import CANNOT_WORK, run_with_reason
 from training.processes.keys import RingKey
 from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
@@ -228,8 +227,7 @@ def main() -> int:
     except ValueError as error:  # a user error: CoordinatorError, AddressError, KeyFileError, ShardIndexError, ...
         print(f"the coordinator cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
+    on_termination(server.stop)
     server.run()
     return 0
 

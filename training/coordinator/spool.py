@@ -39,7 +39,7 @@ class JournalSpool:
         self._file = LineFile(folder / self._name)
         self._waiting = bytearray()
         """Lines that could not be written to the file yet."""
-        self._told, self._dropped = False, 0
+        self._failure_logged, self._dropped = False, 0
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line; if the disk is full, it waits in memory and is sent from there."""
@@ -53,14 +53,14 @@ class JournalSpool:
     def _write_out(self) -> None:
         del self._waiting[: self._file.append(bytes(self._waiting))]
         if self._waiting:
-            if not self._told:
+            if not self._failure_logged:
                 path, why = self._file.path, self._file.trouble
                 _log.error("%s cannot be written, journal lines wait in memory: %s", path, why)
-            self._told = True
+            self._failure_logged = True
             return
-        if self._told:
+        if self._failure_logged:
             _log.warning("%s can be written again; %d journal lines are lost", self._file.path, self._dropped)
-        self._told, self._dropped = False, 0
+        self._failure_logged, self._dropped = False, 0
 
     def portions(self) -> tuple[SpoolPortion, ...]:
         """What to send next: lines of one file that the coordinator does not have."""

@@ -21,7 +21,7 @@ class Report:
         self._answered = 0
         self._total_s = self._last_s = self._distance = 0.0
         self._last_peer = -1
-        self._told: dict[tuple[int, str], float] = {}
+        self._reported_at: dict[tuple[int, str], float] = {}
         self._written_at = 0.0
         self._changed = True
 
@@ -56,8 +56,8 @@ class Report:
     def refuse(self, node: int, why: str) -> None:
         """Log a refusal, at most once a minute per node and reason."""
         now = time.monotonic()
-        if now - self._told.get((node, why), -_REPEAT_S) >= _REPEAT_S:
-            self._told[node, why] = now
+        if now - self._reported_at.get((node, why), -_REPEAT_S) >= _REPEAT_S:
+            self._reported_at[node, why] = now
             logging.warning("node %d refused an exchange: %s", node, why)
 
     def write(self, now: float, averager: Averager) -> None:

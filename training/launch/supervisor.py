@@ -6,7 +6,6 @@ It is a separate process, the child of the process that requests the training, a
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from training.launch.managed import ManagedProcess, SupervisorError
 from training.launch.parameter_servers import await_servers, server_parts
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED
 from training.processes import logs
-from training.processes.children import end_of_log, end_with_parent, log_size, stop
+from training.processes.children import end_of_log, end_with_parent, log_size, on_termination, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 from training.processes.keys import RingKey
 
@@ -61,7 +60,7 @@ class TrainingSupervisor:
         self.coordinator: ManagedProcess | None = None
         self._logs_begin: dict[str, int] = {}
 
-    def request_stop(self, *_: object) -> None:
+    def request_stop(self) -> None:
         """Handle a stop signal: end after a last checkpoint, or at once if training has not started.
 
         Raises:
@@ -285,8 +284,7 @@ def main(argv: list[str]) -> int:
     # the successor of a killed parent may start before these processes have ended: only one may write checkpoints
     with file_lock(job.journal.parent / "training.lock", PREDECESSOR_S) as lock:
         supervisor = TrainingSupervisor(job, job.journal.parent, lock)
-        signal.signal(signal.SIGTERM, supervisor.request_stop)
-        signal.signal(signal.SIGINT, supervisor.request_stop)
+        on_termination(supervisor.request_stop)
         try:
             return supervisor.run()
         except (SupervisorError, ValueError) as error:

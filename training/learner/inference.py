@@ -76,14 +76,13 @@ def decode_set(
         TooLargeError: If the device's memory does not hold a single utterance.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
+    dataset = open_set(recognizer, url, cache)
     rows = None
     if shards is not None:
-        index = ShardIndex.read(ObjectStore(url))
-        rows = np.flatnonzero(np.isin(np.asarray(index.column("shard")), list(shards))).tolist()
+        rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), list(shards))).tolist()
     decoded = recognize_set(
         recognizer,
-        url,
-        cache=cache,
+        dataset,
         batch_seconds=batch_seconds,
         on_progress=on_progress,
         on_damage=on_damage,
@@ -95,21 +94,19 @@ def decode_set(
 
 def recognize_set(
     recognizer: Recognizer,
-    url: str,
+    dataset: SpeechDataset,
     *,
-    cache: Path,
     batch_seconds: float = 240.0,
     on_progress: Callable[[int, int], None] | None = None,
     on_damage: Callable[[ShardError], object] | None = None,
     rows: Sequence[int] | None = None,
     processes: int = 1,
 ) -> dict[int, Decoded]:
-    """Recognize a set, or some of its utterances; further arguments are those of `decode_set`.
+    """Recognize an open set, or some of its utterances.
 
     Args:
         recognizer: The model.
-        url: Store of the set's index and shards.
-        cache: Local folder for copies of remote shards.
+        dataset: The set, as `open_set` returns it.
         batch_seconds: Seconds of audio in a batch, padding included.
         on_progress: Called with the number of finished utterances and of all.
         on_damage: Called once for each damaged shard.
@@ -119,7 +116,6 @@ def recognize_set(
     Returns:
         Hypotheses by row, without those of damaged shards.
     """
-    dataset = _open_set(recognizer, url, cache)
     wanted = np.arange(len(dataset.index)) if rows is None else np.asarray(rows, dtype=np.int64)
     decoded: dict[int, Decoded] = {}
     decoder = recognizer.decoder
@@ -190,12 +186,19 @@ def score_some(
         Batches: the transcripts, and the model's output.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
-    dataset = _open_set(recognizer, url, cache)
+    dataset = open_set(recognizer, url, cache)
     rows = np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
     return [(list(part.texts), scores) for part, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage)]
 
 
-def _open_set(recognizer: Recognizer, url: str, cache: Path) -> SpeechDataset:
+def open_set(recognizer: Recognizer, url: str, cache: Path) -> SpeechDataset:
+    """Open a set for a recognizer.
+
+    Args:
+        recognizer: The model.
+        url: Store of the set's index and shards (audio, or features of the model's kind).
+        cache: Local folder for copies of remote shards.
+    """
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     return SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)

@@ -7,18 +7,16 @@ import json
 import logging
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
 from training.processes import logs
-from training.processes.children import Child, end_with_parent, stop
+from training.processes.children import Child, end_with_parent, on_termination, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 
 log = logging.getLogger(__name__)
@@ -99,7 +97,7 @@ class Node:
         self.setup, self.max_restarts, self.cache = setup, max_restarts, cache
         self._stop = threading.Event()
 
-    def request_stop(self, *_: object) -> None:
+    def request_stop(self) -> None:
         """Ask the ranks to leave the ring and end; `run` then returns."""
         self._stop.set()
 
@@ -144,13 +142,13 @@ class Node:
             stop(child, END_S)
 
     def _watch(self, child: Child) -> int:
-        told = 0.0
+        terminated_at = 0.0
         while child.poll() is None:
             if self._stop.is_set():
-                if not told:
+                if not terminated_at:
                     child.terminate()
-                    told = time.monotonic()
-                elif time.monotonic() > told + END_S:
+                    terminated_at = time.monotonic()
+                elif time.monotonic() > terminated_at + END_S:
                     child.kill()
             time.sleep(0.1)
         return child.returncode
@@ -223,12 +221,8 @@ def run_node(
     )
     runner = Node(setup, max_restarts, cache)
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        runner.request_stop()
-
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, ask)
+        on_termination(runner.request_stop)
     return runner.run()
 
 

@@ -36,7 +36,7 @@ class ExchangeRate:
 
     def __init__(self, name: str) -> None:
         self.per_step = 0.0
-        self._name, self._steps, self._finished, self._told = name, 0, 0, False
+        self._name, self._steps, self._finished, self._warned = name, 0, 0, False
 
     def step(self, finished: int) -> None:
         """Count a step.
@@ -47,8 +47,8 @@ class ExchangeRate:
         ended, self._finished = max(0, finished - self._finished), finished
         self._steps += 1
         self.per_step += (ended - self.per_step) / min(self._steps, _RATE_STEPS)
-        if self._steps > _RATE_STEPS and self.per_step < _DEFICIT and not self._told:
-            self._told = True
+        if self._steps > _RATE_STEPS and self.per_step < _DEFICIT and not self._warned:
+            self._warned = True
             logging.warning(
                 "learner %s finishes %.2f exchanges a step: with less than one, replicas drift apart; "
                 "make steps longer (train.batch_seconds) or messages smaller (exchange.wire=bf16), or use h-adpsgd",

@@ -70,7 +70,7 @@ class Rendezvous:
 
     Attributes:
         wants_to_leave: Set this to make the whole node leave.
-        told_to_leave: Set by this object when one of the node's machines wants to leave.
+        leaving: Set by this object when one of the node's machines wants to leave.
 
     Raises:
         RendezvousError: If the other machines do not arrive in time.
@@ -81,7 +81,7 @@ class Rendezvous:
         self, setup: NodeSetup, place: RankPlacement, key: RingKey | None, patience_s: float, ask_s: float = 1.0
     ) -> None:
         self._setup, self._place, self._patience_s, self._ask_s = setup, place, patience_s, ask_s
-        self.wants_to_leave, self.told_to_leave = threading.Event(), threading.Event()
+        self.wants_to_leave, self.leaving = threading.Event(), threading.Event()
         self._closed = threading.Event()
         self._group: tuple[str, ...] = ()
         self._client = CoordinatorClient(setup.coordinator, key)
@@ -122,7 +122,7 @@ class Rendezvous:
 
     def _await(self, address: str) -> str:
         """Wait until all machines have arrived; returns the address of the store."""
-        deadline, told, missing = time.monotonic() + self._patience_s, 0.0, "an answer from the coordinator"
+        deadline, logged_at, missing = time.monotonic() + self._patience_s, 0.0, "an answer from the coordinator"
         while time.monotonic() < deadline:
             try:
                 answer = self._ask(min(10.0, self._patience_s), address=address)
@@ -133,8 +133,8 @@ class Rendezvous:
                 self._group = answer.group
                 return answer.address
             missing = f"its machine(s) {', '.join(map(str, answer.missing))}"
-            if time.monotonic() > told + 30.0:
-                told = time.monotonic()
+            if time.monotonic() > logged_at + 30.0:
+                logged_at = time.monotonic()
                 log.info("node %d waits for %s", self._setup.node, missing)
             time.sleep(ASK_S)
         raise RendezvousError(
@@ -151,7 +151,7 @@ class Rendezvous:
                 log.warning("%s", error)  # the learners are connected: they do not need the coordinator
                 continue
             if answer.leave:
-                self.told_to_leave.set()
+                self.leaving.set()
             if answer.over and not self._closed.is_set():
                 log.error("node %d restarts: %s", self._setup.node, answer.over)
                 # other threads may wait for the lost machine in a collective, which no signal interrupts

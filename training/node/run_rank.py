@@ -1,7 +1,6 @@
 """What the process of one rank does: it builds the learner and its connections, trains, and says why it ended."""
 
 import logging
-import signal
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from training.node.rendezvous import RankPlacement, Rendezvous, RendezvousError
 from training.node.strategy_setup import build_learner, connect, share_memory
 from training.node.system_figures import SystemFigures
 from training.node.worker import DivergedError, NoWeightsError, Worker
+from training.processes.children import on_termination
 from training.processes.exit_reason import leave_reason
 from training.processes.keys import RingKey
 
@@ -141,6 +141,5 @@ def _build_exchange(
 
 def _leave_on_signals(wish: threading.Event, rendezvous: Rendezvous | None) -> None:
     if rendezvous:  # the signal may reach a machine without rank 0, which decides
-        rendezvous.told_to_leave, wish = wish, rendezvous.wants_to_leave
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: wish.set())
+        rendezvous.leaving, wish = wish, rendezvous.wants_to_leave
+    on_termination(wish.set)

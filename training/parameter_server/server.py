@@ -12,7 +12,6 @@ server saves before it ends, and loses nothing.
 
 import argparse
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from training.parameter_server.messages import LONGEST, SILENCE_S
 from training.parameter_server.service import ShareService
 from training.parameter_server.share import Share
 from training.processes import logs
-from training.processes.children import end_with_parent
+from training.processes.children import end_with_parent, on_termination
 from training.processes.exit_reason import CANNOT_WORK, run_with_reason
 from training.processes.keys import RingKey
 from training.processes.sockets import announce, bind, end_context, listening_endpoint, server_parser
@@ -144,8 +143,7 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"parameter server {arguments.number} cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
+    on_termination(server.stop)
     server.run()
     return 0
 

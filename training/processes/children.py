@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +44,12 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     bind_to_parent(number)
     if _libc is not None and os.getppid() != parent:
         raise SystemExit("the parent died before this process started")
+
+
+def on_termination(stop: Callable[[], object]) -> None:
+    """Call a function instead of ending when this process receives SIGTERM or SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop())
 
 
 @contextmanager

@@ -94,14 +94,14 @@ class RingLearner:
 
     def _connect(self) -> NodeExchange:
         """Connect to the coordinator, at rank 0, and start the exchange."""
-        told: Orders = {}
+        orders: Orders = {}
         logs = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="starling-ring-")))
         if self.group.rank == 0:
             if self._folder is not None:
                 self._stack.callback(self._folder.close)
-            told = self._number()
-        told = self.group.tell(told)
-        address, node = str(told["address"]), int(told["node"])
+            orders = self._number()
+        orders = self.group.tell(orders)
+        address, node = str(orders["address"]), int(orders["node"])
         key = self._key()
         if self.group.rank == 0:
             self.client = NodeClient(address, key, node, folder=logs)

@@ -1,10 +1,10 @@
 """Runs the coordinator of a ring whose learners are on several machines."""
 
-import signal
 from pathlib import Path
 
 from training.coordinator.server import NOTE, CoordinatorServer
 from training.coordinator.settings import Settings
+from training.processes.children import on_termination
 from training.processes.keys import RingKey
 from training.processes.sockets import listening_endpoint
 from training.ring.config import RingConfig
@@ -38,6 +38,5 @@ def serve(
     settings = Settings.from_job(ring_job(place, config or RingConfig()))
     endpoint = listening_endpoint(listen, place / NOTE, fresh)
     server = CoordinatorServer(settings, place, endpoint, RingKey.load(Path(key)) if key else None, fresh)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
+    on_termination(server.stop)
     server.run()

@@ -23,6 +23,7 @@ RUN python docker/requirements.py $(echo $EXTRAS | tr , " ") > requirements.txt 
     && /opt/starling/bin/pip install -r requirements.txt -c constraints.txt
 COPY flows flows
 COPY configs configs
+COPY configurable configurable
 COPY speech speech
 COPY starling starling
 COPY storage storage

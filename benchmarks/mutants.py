@@ -30,7 +30,7 @@ from pathlib import Path
 from benchmarks.mutations import Mutation, mutations
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("training", "speech", "storage", "tasks", "flows")
+ROOMS = ("training", "speech", "storage", "configurable", "tasks", "flows")
 TEST_S = 60
 """Time-out of a test in seconds; a time-out counts as a detection."""
 FLAKES = 2

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import soundfile
 
-from speech.lazy import torch, torchaudio
+from configurable.lazy import torch, torchaudio
 from speech.truncation import announced_times
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
 
-from speech.choices import choice_of, own_fields
+from configurable.choices import choice_of, own_fields
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats

@@ -9,23 +9,23 @@ Libraries report damaged files in various ways ("Received invalid number of byte
 import hashlib
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
 if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
     from storage.objects import ObjectStore
 
 _OUTPUT_URL = re.compile(r"(.+?)/[a-z][a-z0-9_-]*/[0-9a-f]{16}(?:/|$)")
 _CHUNK = 8 << 20
 _UNREADABLE = (
-    pa.ArrowException,
     SafetensorError,
     EOFError,
     KeyError,
@@ -36,7 +36,7 @@ _UNREADABLE = (
     RecursionError,
     OverflowError,
 )
-"""Exceptions of libraries, and of our code that uses their results, on damaged bytes."""
+"""Exceptions of libraries other than Arrow, and of our code that uses their results, on damaged bytes."""
 
 
 class DamagedObjectError(ValueError):
@@ -89,7 +89,7 @@ def readable(url: str, what: str = "is damaged") -> Iterator[None]:
         yield
     except DamagedObjectError:
         raise
-    except _UNREADABLE as error:
+    except _unreadable() as error:
         raise damaged(url, error, what) from error
     except OSError as error:
         # Arrow's errors about a Parquet file's content have no errno; system errors have one, store errors name their
@@ -97,6 +97,12 @@ def readable(url: str, what: str = "is damaged") -> Iterator[None]:
         if type(error) is not OSError or error.errno is not None:
             raise
         raise damaged(url, error, what) from error
+
+
+def _unreadable() -> tuple[type[BaseException], ...]:
+    # The training engine without the pipeline has no Arrow. Arrow raises its errors only after it has been imported.
+    arrow = sys.modules.get("pyarrow")
+    return (*_UNREADABLE, arrow.ArrowException) if arrow is not None else _UNREADABLE
 
 
 def parse_json(url: str, data: bytes) -> Any:
@@ -139,8 +145,10 @@ def check_content(store: "ObjectStore", name: str, size: int) -> None:
                 raise ValueError(f"{size} bytes, its header announces {8 + length + max(ends, default=0)}")
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Path) -> "ParquetFile":
     """Open a local Parquet file; verifies page checksums if it has them (ours do)."""
+    import pyarrow.parquet as pq
+
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 

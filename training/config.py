@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from speech.choices import Choice, OneOf
+from configurable.choices import Choice, OneOf
 from speech.features.augment import AugmentConfig
 from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
 from training.coordinator.config import MembershipConfig

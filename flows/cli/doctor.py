@@ -64,7 +64,7 @@ def check_packages() -> list[Finding]:
     findings = []
     for line in metadata.requires("starling") or []:
         requirement = Requirement(line)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker and not requirement.marker.evaluate({"extra": "pipeline"}):
             continue
         try:
             version = metadata.version(requirement.name)

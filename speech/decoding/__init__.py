@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from speech.choices import OneOf
+from configurable.choices import OneOf
 from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
 from speech.decoding.beam import BeamConfig, BeamDecoder
 from speech.decoding.graph import GraphConfig, GraphDecoder

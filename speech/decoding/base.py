@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from speech.choices import ChoiceWithFiles
+from configurable.choices import ChoiceWithFiles
+from configurable.lazy import torch
 from speech.hmm.priors import StateOutputs
-from speech.lazy import torch
 from speech.tokens import Tokenizer
 
 if TYPE_CHECKING:

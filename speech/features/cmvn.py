@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from speech.lazy import torch
+from configurable.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from speech.choices import Choice
+from configurable.choices import Choice
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
+from configurable.lazy import torch
 from speech.features.config import FrameEnergyConfig
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from speech.lazy import torch
+from configurable.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

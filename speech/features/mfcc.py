@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
+from configurable.lazy import torch
 from speech.features.cepstra import CepstraConfig
 from speech.features.mel import FeatureError, dct_matrix, lifter_weights
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

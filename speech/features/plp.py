@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from configurable.lazy import torch
 from speech.features.cepstra import CepstraConfig
 from speech.features.mel import equal_loudness, filter_centres, lifter_weights
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from speech.choices import OneOf
+from configurable.choices import OneOf
 from speech.features.config import FeatureConfig
 from speech.features.fbank import FbankConfig
 from speech.features.fber import FberConfig

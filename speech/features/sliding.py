@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from configurable.lazy import torch
 from speech.features.cmvn import STD_FLOOR, frame_mask
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

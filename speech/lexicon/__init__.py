@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from speech.choices import OneOf
+from configurable.choices import OneOf
 from speech.lexicon.base import (
     BadLine,
     Built,

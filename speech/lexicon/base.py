@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from speech.choices import ChoiceWithFiles
+from configurable.choices import ChoiceWithFiles
 from speech.files import replace_file
 
 UNKNOWN = "<unk>"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from speech.choices import OneOf
+from configurable.choices import OneOf
 from speech.files import replace_file
 from speech.lm.arpa import read_arpa, write_arpa
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexity, TextConfig, Unit

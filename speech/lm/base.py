@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from speech.choices import Choice
+from configurable.choices import Choice
 from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
 
 if TYPE_CHECKING:

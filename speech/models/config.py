@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from speech.choices import Choice
+from configurable.choices import Choice
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel

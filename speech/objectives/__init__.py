@@ -8,7 +8,7 @@ A new objective is one file with its configuration beside `ctc.py`, and one line
 
 from typing import Annotated
 
-from speech.choices import OneOf
+from configurable.choices import OneOf
 from speech.decoding import DECODERS
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 from speech.objectives.ctc import Ctc, CtcConfig

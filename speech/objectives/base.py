@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
-from speech.choices import Choice
+from configurable.choices import Choice
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 
 if TYPE_CHECKING:

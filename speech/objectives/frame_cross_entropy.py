@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from speech.objectives.base import NO_STATE, FrameTargets, Objective, ObjectiveConfig, Targets
 
 if TYPE_CHECKING:

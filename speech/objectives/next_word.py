@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from typing_extensions import override
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from speech.lm.vocabulary import END_ID
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 

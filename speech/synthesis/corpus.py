@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from configurable.lazy import torch
 from speech.audio import encode_flac, resample
 from speech.files import replace_file
-from speech.lazy import torch
 from speech.synthesis.commands import random_command
 from speech.synthesis.espeak import Engine, Voice
 

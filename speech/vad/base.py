@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from speech.choices import Choice
+from configurable.choices import Choice
 
 Interval = tuple[int, int]
 """First sample, and the one after the last."""

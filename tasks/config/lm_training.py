@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from speech.choices import OneOf
+from configurable.choices import OneOf
 from speech.features.augment import AugmentConfig
 from speech.lm import LmConfig, NetworkConfig
 from speech.objectives import NextWordConfig, ObjectiveChoice

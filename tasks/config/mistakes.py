@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from speech.choices import choice_of
+from configurable.choices import choice_of
 from tasks.dataset.sources import nearest
 from training.strategies.registry import STRATEGY_CONFIGS
 

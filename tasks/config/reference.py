@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from speech.choices import Choice, choice_of
+from configurable.choices import Choice, choice_of
 
 _HEAD = """\
 # Configuration reference

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from speech.choices import ChoiceWithFiles
+from configurable.choices import ChoiceWithFiles
 from speech.decoding import DecodeConfig
 from storage.stages import StageOutput, digest_json
 from tasks.config.decoding import uses_stage

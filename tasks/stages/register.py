@@ -27,6 +27,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 
+import configurable
 import speech
 from speech.audio import encode_flac
 from speech.bundle import BundleSpec, add_decoder, load_spec
@@ -184,7 +185,7 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about:
             name="model",
             python_model=str(pyfunc_path()),
             artifacts={"bundle": str(bundle)},
-            code_paths=[str(Path(speech.__file__).parent)],
+            code_paths=[str(Path(file).parent) for file in (speech.__file__, configurable.__file__)],
             signature=_signature(),
             input_example=_example(run.config.data.sample_rate),
             step=step,

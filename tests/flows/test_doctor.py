@@ -83,10 +83,17 @@ def test_doctor_on_the_data_folder(home, monkeypatch, free, state, remedy):
 def test_doctor_on_packages(monkeypatch):
     from flows.cli import doctor
 
-    wanted = ["numpy>=1", "torch<1", "no-such-package", "never; extra == 'x'", "pytest<1; python_version < '3'"]
+    wanted = [
+        "numpy>=1",
+        "torch<1",
+        "no-such-package",
+        "never; extra == 'x'",
+        "nor-this; extra == 'pipeline'",
+        "pytest<1; python_version < '3'",
+    ]
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
     found = {check: (state, text, remedy) for check, state, text, remedy in checked(doctor.check_packages)}
-    assert found.keys() == {"torch", "no-such-package"}
+    assert found.keys() == {"torch", "no-such-package", "nor-this"}
     assert found["no-such-package"] == ("error", "missing", "pip install 'no-such-package' -c constraints.txt")
     assert found["torch"][0] == "error"
     assert found["torch"][1].endswith(", not <1")

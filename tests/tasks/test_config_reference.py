@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from support import ROOT
 
-from speech.choices import Choice, OneOf, choice_of
+from configurable.choices import Choice, OneOf, choice_of
 from tasks.config.mistakes import _models_in
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.reference import reference

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import zmq
 
-from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from training.coordinator.coordinator import Coordinator
 from training.coordinator.core import Core
@@ -56,6 +55,8 @@ def open_ledger(settings: Settings) -> Ledger:
     """
     if not settings.train_url:
         return Ledger(ShardMap.from_counts([]), lambda _, rows: [str(row) for row in rows], settings.seed, 1)
+    from storage.index import ShardIndex  # needs Arrow, which the engine without the pipeline does not have
+
     index = ShardIndex.read(ObjectStore(settings.train_url))
     draws = Draws(index, settings.sampling, settings.seed)
     shards = ShardMap(draws.shard)

@@ -12,14 +12,16 @@ changes from epoch to epoch. So leases, checkpoints and "exactly once" refer to 
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from storage.index import ShardIndex
 from training.learner.batching import derive_seed
+
+if TYPE_CHECKING:
+    from storage.index import ShardIndex
 
 Rows = NDArray[np.int64]
 
@@ -78,7 +80,7 @@ class Draws:
         SamplingError: If a group has no weight, or a weight no group.
     """
 
-    def __init__(self, index: ShardIndex, cfg: SamplingConfig, seed: int) -> None:
+    def __init__(self, index: "ShardIndex", cfg: SamplingConfig, seed: int) -> None:
         self._seed = seed
         self._cells: list[_Cell] | None = None
         self._epochs: dict[int, Rows] = {}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from training.strategies.requests import AllReduce, Op, Program, Reduced, Request, Start, Wait, Work
 
 if TYPE_CHECKING:

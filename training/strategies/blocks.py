@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from training.strategies.base import LearnerContext, counter, identity, kept, reduce, weight_of
 from training.strategies.requests import Compute, Program
 from training.strategies.strategy import (

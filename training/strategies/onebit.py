@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from training.strategies.base import LearnerContext
 from training.strategies.requests import Bucket, Compute, Program
 from training.strategies.strategy import ALL_STOP, ALL_WAIT, Facts, Method, Traits, WarmConfig

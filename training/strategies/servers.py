@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from training.strategies.base import LearnerContext, counter, perform
 from training.strategies.requests import AllReduce, Compute, Elastic, Program, Pull, Pulled, Push, Pushed
 from training.strategies.strategy import NOBODY_WAITS, Facts, Method, StrategyConfig, Traits

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from speech.choices import Choice
+from configurable.choices import Choice
 from training.strategies.base import StrategyError
 from training.strategies.requests import Program
 

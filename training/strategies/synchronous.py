@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from speech.lazy import torch
+from configurable.lazy import torch
 from training.strategies.base import LearnerContext, average_all, counter, kept, perform, weight_of
 from training.strategies.requests import AllReduce, Compute, Mix, Program, Reduced, Start, Ticket, Wait
 from training.strategies.strategy import ALL_STOP, ALL_WAIT, Facts, Method, StrategyConfig, Traits, ring_bytes

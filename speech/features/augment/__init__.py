@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
+from configurable.lazy import torch
 from speech.features.augment.bank import Bank, BankError
 from speech.features.augment.base import FeatureAugmentation, WaveAugmentation, silence_padding
 from speech.features.augment.config import (
@@ -31,7 +32,6 @@ from speech.features.augment.masks import Masks, TimeWarp
 from speech.features.augment.noise import Noise
 from speech.features.augment.pauses import Pauses
 from speech.features.augment.reverb import Reverb
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

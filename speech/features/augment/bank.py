@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import soundfile
 
+from configurable.lazy import torch
 from speech.audio import AudioError, load_audio
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configurable.lazy import torch
 from speech.features.augment.draws import Drawn
 from speech.features.cmvn import frame_mask
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from speech.lazy import torch
+from configurable.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

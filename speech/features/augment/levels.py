@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from configurable.lazy import torch
 from speech.audio import resample
 from speech.features.augment.base import WaveAugmentation, beside, silence_padding
 from speech.features.augment.config import GainConfig, SpeedConfig
 from speech.features.augment.draws import Drawn, uniforms
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

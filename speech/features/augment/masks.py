@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configurable.lazy import torch
 from speech.features.augment.base import FeatureAugmentation, beside
 from speech.features.augment.config import MaskConfig, TimeWarpConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.cmvn import frame_mask
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

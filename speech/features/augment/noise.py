@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from configurable.lazy import torch
 from speech.features.augment.bank import Bank
 from speech.features.augment.base import WaveAugmentation, beside, between, power
 from speech.features.augment.config import NoiseConfig
 from speech.features.augment.draws import Drawn, uniforms
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

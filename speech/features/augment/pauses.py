@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from configurable.lazy import torch
 from speech.features.augment.base import WaveAugmentation, beside, between, fft_size
 from speech.features.augment.config import PauseConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.augment.noise import cut_noise
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from configurable.lazy import torch
 from speech.features.augment.base import between
 from speech.features.augment.config import ReverbConfig
 from speech.features.augment.draws import uniforms
-from speech.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ValidationError, create_model
 
+from configurable.choices import Choice, OneOf, own_fields
 from speech.bundle import BundleSpec
-from speech.choices import Choice, OneOf, own_fields
 from speech.features.config import FeatureConfig
 from speech.models.config import ModelConfig
 

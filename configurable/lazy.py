@@ -2,7 +2,7 @@
 
 Importing torch takes seconds. Modules that define configurations beside the code that they configure use
 
-    from speech.lazy import torch
+    from configurable.lazy import torch
 
 instead of `import torch`, so that commands that only read configurations start without it. Classes derived from
 `torch.nn.Module` need torch when they are defined: they are in modules that configurations import in `build`.

@@ -1,0 +1,110 @@
+"""The training engine works where only the core's packages are installed, and the command says what it lacks."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+from support import ROOT
+
+pytestmark = pytest.mark.real_interpreter
+
+SITE = """
+import json, os, sys
+from importlib.machinery import PathFinder
+
+HIDDEN = set(json.loads(os.environ["HIDDEN_PACKAGES"]))
+
+
+class CoreFinder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if path is None and name in HIDDEN else super().find_spec(name, path, target)
+
+
+sys.meta_path[:] = [CoreFinder if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+"""A sitecustomize.py that hides all packages but the core's, in child processes, too."""
+
+LEARNER = textwrap.dedent(
+    """
+    import sys
+    import torch
+    from starling import Ring
+
+    torch.set_num_threads(1)
+    torch.manual_seed(int(sys.argv[2]))
+    inputs = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with Ring(model, optimizer, folder=sys.argv[1], learners=2) as ring:
+        for _, _, rows in ring.leases([25] * 8, epochs=2, batch=5):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs[rows]), inputs[rows].sum(1, keepdim=True)).backward()
+            optimizer.step()
+    print(ring.steps, *(name for name in ("speech", "flows", "tasks", "pyarrow") if name in sys.modules))
+    """
+)
+
+
+def core():
+    """Names of the distributions that the core's dependencies bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found, waiting = {"starling"}, [Requirement(line) for line in project["dependencies"]]
+    while waiting:
+        one = waiting.pop()
+        if one.name.lower() not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            found.add(one.name.lower())
+            waiting += [Requirement(line) for line in metadata.requires(one.name) or ()]
+    return {name.replace("_", "-") for name in found}
+
+
+@pytest.fixture
+def core_only(tmp_path):
+    """Environment of processes that find no packages other than the core's."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
+    names, owners = core(), metadata.packages_distributions().items()
+    hidden = [module for module, by in owners if not names & {name.lower().replace("_", "-") for name in by}]
+    assert {"pyarrow", "torchaudio", "prefect", "mlflow", "rich"} <= set(hidden)
+    assert not {"torch", "zmq", "pydantic", "starling"} & set(hidden)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return env | {"HIDDEN_PACKAGES": json.dumps(hidden)}
+
+
+def test_the_engine_is_imported_with_the_packages_of_the_core(tmp_path, core_only):
+    script = (
+        "import starling, sys; starling.Ring, starling.RingConfig; import training.coordinator.server; print('fine')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=core_only, cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert done.stdout == "fine\n", done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_a_ring_of_two_trains_with_the_packages_of_the_core(tmp_path, core_only):
+    words = [sys.executable, "-c", LEARNER, str(tmp_path / "ring")]
+    start = {"env": core_only, "cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    learners = [subprocess.Popen([*words, str(seed)], **start) for seed in range(2)]
+    outs = [learner.communicate(timeout=300) for learner in learners]
+    assert [learner.returncode for learner in learners] == [0, 0], outs
+    assert all(int(out) > 0 for out, _ in outs), outs  # and none of the names
+    lines = map(json.loads, (tmp_path / "ring" / "journal.jsonl").read_text(encoding="utf-8").splitlines())
+    assert [line["utterances"] for line in lines if line["kind"] == "epoch"] == [200, 200]
+
+
+def test_the_command_without_the_pipeline_names_the_extra(tmp_path, core_only):
+    command = [sys.executable, "-m", "starling", "--version"]
+    done = subprocess.run(command, env=core_only, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: the command needs the pipeline (mlflow, prefect, pyarrow, torchaudio, typer not"
+    )
+    assert "pip install 'starling[pipeline]'" in done.stderr
+    assert "Traceback" not in done.stderr

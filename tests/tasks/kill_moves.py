@@ -1,4 +1,4 @@
-"""Promotions and rollbacks in processes that kill themselves; a program of test_registry_moves.py.
+"""Promotions and rollbacks in processes that kill themselves; a program of test_registry_kills.py.
 
 Everything is imported once. Then each line of standard input is a case, or a list of cases at once; each runs in a
 separate process, forked before any database has been opened. The answers are lines of standard output.

@@ -1,21 +1,11 @@
-"""Promotions and rollbacks on a real registry, with kills and races."""
+"""Promotions and rollbacks on a real registry."""
 
 import json
-import os
-import sqlite3
-import subprocess
-import sys
-import threading
-import time
-from contextlib import closing, suppress
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import mlflow
 import pytest
-from mlflow.exceptions import MlflowException
-from support import ROOT, copy_database, give_mlflow
+from registered import RUN, TESTS, add, champion, comparison_gives, former_champions
 
 from tasks.tracking import promotion
 from tasks.tracking.promotion import load_run, promote_version, settle
@@ -25,7 +15,6 @@ from tasks.tracking.registry import (
     PREVIOUS,
     ROLLED_BACK_TAG,
     SINCE_TAG,
-    TESTS_TAG,
     RegistryError,
     champion_version,
     frozen_tests,
@@ -35,59 +24,8 @@ from tasks.tracking.registry import (
     version_of,
     waiting_challenger,
 )
-from tasks.tracking.runs import client, experiment_id
+from tasks.tracking.runs import client
 from tasks.tracking.significance import Decision, PromotionOptions, refusal
-
-TESTS = json.dumps({"test": "aaaa"})
-RUN = SimpleNamespace(run_id="a-run", flow_run_url="", config=SimpleNamespace(lm=None))
-
-
-@pytest.fixture
-def api(home, monkeypatch):
-    """A registry; all runs have the same test sets, and the challenger wins unless a test sets another result."""
-    give_mlflow(home)
-    monkeypatch.setattr(promotion, "tests_tag", lambda run: TESTS)
-    monkeypatch.setattr("tasks.tracking.significance.tests_tag", lambda run: TESTS)
-    comparison_gives(monkeypatch, True)
-    return client()
-
-
-def comparison_gives(monkeypatch, promoted, **fields):
-    def decide(run, champion):
-        if champion is None:
-            return Decision(True, "there was no champion")
-        found = Decision(promoted, "beats" if promoted else "loses", str(champion.version), 0.2, 0.1, 0.01)
-        return replace(found, **fields)
-
-    monkeypatch.setattr("tasks.tracking.significance.decide", decide)
-
-
-def add(api, name="m", count=1):
-    """Versions with a run each, the last one the challenger; their numbers."""
-    made = []
-    for _ in range(count):
-        run = api.create_run(experiment_id(api, "e"))
-        with suppress(MlflowException):
-            api.create_registered_model(name)
-        version = api.create_model_version(name, source=run.info.artifact_uri, run_id=run.info.run_id)
-        api.set_model_version_tag(name, version.version, TESTS_TAG, TESTS)
-        api.set_registered_model_alias(name, "challenger", version.version)
-        made.append(str(version.version))
-    return made
-
-
-def champion(api, name="m"):
-    found = champion_version(api, name)
-    return str(found.version) if found else None
-
-
-def former_champions(api, count, name="m"):
-    """So many versions, each of which has been champion."""
-    versions = []
-    for _ in range(count):
-        versions += add(api, name)
-        settle(api, RUN, name, versions[-1])
-    return versions
 
 
 def test_a_challenger_waits_until_it_has_been_judged_against_the_present_champion(api, monkeypatch):
@@ -122,150 +60,6 @@ def test_the_decision_and_its_numbers_are_tags_and_an_artifact(api, monkeypatch)
     assert note["at"]
     run = api.get_run(version.run_id)
     assert run.data.tags["promotion.p_value"] == "0.01"
-
-
-class Killer:
-    """Does promotions and rollbacks in processes that kill themselves, on copies of a registry; see kill_moves.py."""
-
-    def __init__(self, folder, database):
-        self.folder, self.database = folder, database
-        command = [sys.executable, Path(__file__).with_name("kill_moves.py")]
-        # without MLflow's address, which MLflow itself puts into the environment
-        env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-        env["PYTHONPATH"] = str(ROOT)
-        self.process = subprocess.Popen(
-            command, env=env, cwd=folder.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def home(self, name):
-        """A data folder with a copy of the registry."""
-        folder = self.folder / name
-        copy_database(self.database, folder / "mlflow" / "mlflow.db")
-        return folder
-
-    def ask(self, cases):
-        """Run cases, each in a separate process."""
-        self.process.stdin.write(json.dumps(cases) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def do(self, what, folder, **case):
-        """Results of actions that are not killed, one after another."""
-        found = self.ask({"do": what, "home": str(folder), **case})
-        assert found["status"] == 0, found
-        return found["said"]
-
-    def deaths(self, what, **case):
-        """Folders whose action was killed before, within or after its first, second, ... change of the registry."""
-        for step in range(1, 60):
-            for where in ("before", "within", "after"):
-                folder = self.home(f"{what}-{step}-{where}")
-                found = self.ask({"do": what, "home": str(folder), "step": step, "where": where, **case})
-                if not found["killed"]:
-                    assert found["status"] == 0, found
-                    return
-                yield folder
-        raise AssertionError("it never ended")
-
-
-def champions(folder):
-    """The champions that a registry's database names: a killed process may have left it in any state."""
-    with closing(sqlite3.connect(folder / "mlflow" / "mlflow.db")) as database:
-        query = "select version from registered_model_aliases where name = 'm' and alias = 'champion'"
-        return [str(version) for (version,) in database.execute(query)]
-
-
-@pytest.fixture
-def killer(api, home, tmp_path):
-    """A registry with two champions one after the other, and two challengers that have not been compared."""
-    former_champions(api, 2)
-    add(api, count=2)
-    killer = Killer(tmp_path / "killed", home / "mlflow" / "mlflow.db")
-    yield killer
-    killer.process.stdin.close()
-    assert killer.process.wait(30) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_promotion_that_is_killed_anywhere_leaves_one_champion_and_is_taken_up(killer):
-    after = set()
-    for deaths, folder in enumerate(killer.deaths("promote", version="4"), 1):  # noqa: B007 - the last one counts
-        reigns = champions(folder)
-        assert reigns in (["2"], ["4"]), folder.name
-        after.add(reigns[0])
-        before, promoted, state, *back = killer.do("state promote state rollback rollback", folder, version="4")
-        assert before["waiting"] == ("4" if reigns == ["2"] else None), folder.name
-        assert promoted, folder.name
-        assert state == {"champion": "4", "previous": "2", "waiting": None}, folder.name
-        assert back == ["2", "1"], folder.name
-        assert champions(folder) == ["1"]
-    assert deaths >= 36
-    assert after == {"2", "4"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_rollback_that_is_killed_anywhere_leaves_one_champion(killer):
-    after = set()
-    for deaths, folder in enumerate(killer.deaths("rollback"), 1):  # noqa: B007 - the last one counts
-        reigns = champions(folder)
-        assert reigns in (["1"], ["2"]), folder.name
-        after.add(reigns[0])
-        moves = "rollback state" if reigns == ["2"] else "state"
-        assert killer.do(moves, folder)[-1]["champion"] == "1", folder.name
-    assert deaths >= 9
-    assert after == {"1", "2"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("dies", [False, True])
-def test_two_processes_that_promote_at_once_take_turns_and_one_that_dies_holds_up_nobody(killer, dies):
-    folder = killer.home("two")
-    cases = [{"do": "promote", "home": str(folder), "version": version, "seconds": 1.0} for version in "34"]
-    cases[0]["dies"] = dies
-    found = killer.ask(cases)
-    assert [one["killed"] for one in found] == [dies, False]
-    told = [line.split() for line in (folder / "judged").read_text().splitlines()]
-    for (_, version, _), (end, same, _) in zip(told[::2], told[1::2], strict=False):
-        assert dies or (end, same) == ("out", version)  # no other promotion in between
-    assert len(champions(folder)) == 1
-    if dies:
-        assert champions(folder) == ["4"]
-        assert ["out", "3", "2"] not in told
-    else:
-        assert told[2][2] == told[0][1]  # the second one had to beat the first
-        assert champions(folder) == [told[2][1]]
-
-
-@pytest.mark.slow
-def test_two_promotions_at_once_are_done_one_after_the_other(api, monkeypatch):
-    former_champions(api, 1)
-    add(api, count=2)
-    inside, most, champions = [0], [0], []
-    lock = threading.Lock()
-
-    def decide(run, champion):
-        with lock:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-            champions.append(str(champion.version))
-        time.sleep(0.2)
-        with lock:
-            inside[0] -= 1
-        return Decision(True, "beats", str(champion.version))
-
-    monkeypatch.setattr("tasks.tracking.significance.decide", decide)
-    threads = [threading.Thread(target=settle, args=(api, RUN, "m", version)) for version in ("2", "3")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(240)
-    assert most == [1]
-    assert champions[0] == "1"
-    assert champions[1] in ("2", "3")  # the second one had to beat the first
-    assert champion(api) == ({"2", "3"} - {champions[1]}).pop()
 
 
 def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatch):

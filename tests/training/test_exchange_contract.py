@@ -8,83 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from exchange_ring import CONFIG, SIZE, Ring
 from pretended_copies import DeviceExchange
 from support import wait_until
 
 from benchmarks.peers.starling import exchange_config
-from training.coordinator.membership import Member, View
-from training.exchange import ExchangeError, ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
-from training.exchange.config import ExchangeConfig
-from training.exchange.several import combined
+from training.coordinator.membership import View
+from training.exchange import ExchangeError, ExchangeSetup, RingRendezvous, build_exchange
 from training.processes.keys import RingKey
-from training.strategies.gossip import GossipConfig
-
-SIZE = 10_000
-CONFIG = {"chunk_kb": 16, "timeout_s": 1.0, "per_step": 1}  # three chunks
-
-
-class Ring:
-    """Exchanges and the live weights beside them."""
-
-    def __init__(self, exchanges):
-        self.exchanges = list(exchanges)
-        self.live = [torch.full((SIZE,), float(i)) + torch.arange(SIZE) % 7 for i in range(len(self.exchanges))]
-        self.step = 0
-        self.view = View()
-
-    def join(self, nodes=None, number=1):
-        """Tell all that these are in the ring."""
-        nodes = range(len(self.exchanges)) if nodes is None else nodes
-        self.view = View(number, tuple(Member(n, f"once-{n}", (self.exchanges[n].endpoint,)) for n in nodes))
-        for n in nodes:
-            self.exchanges[n].set_view(self.view)
-
-    def start(self, nodes=None):
-        for n in range(len(self.exchanges)) if nodes is None else nodes:
-            self.exchanges[n].start(self.live[n], 0)
-
-    def loaded(self, nodes=None):
-        """Wait until all have their weights: the second offer finds the first one read."""
-        for n in 2 * list(range(len(self.exchanges)) if nodes is None else nodes):
-            wait_until(lambda: self.exchanges[n].give(self.live[n], 0), every_s=0.01)  # noqa: B023
-
-    def work(self, nodes=None, tick=True):
-        """What a training process does around a step."""
-        self.step += 1
-        for n in range(len(self.exchanges)) if nodes is None else nodes:
-            self.take(n)
-            self.exchanges[n].give(self.live[n], self.step)
-            if tick:
-                self.exchanges[n].tick(self.step)
-
-    def take(self, n):
-        if self.exchanges[n].ready():
-            self.live[n] += self.exchanges[n].take()
-            self.exchanges[n].release()
-
-    def total(self):
-        return torch.stack(self.live).double().sum(0)
-
-    def spread(self, nodes=None):
-        """RMS distance to the average."""
-        live = torch.stack([self.live[n] for n in nodes] if nodes else self.live).double()
-        return float((live - live.mean(0)).square().mean().sqrt())
-
-    def rest(self):
-        """Wait until every permitted exchange has started and ended: commands and figures have been passed on twice."""
-        for exchange in 2 * self.exchanges:
-            exchange.fetch(5.0)
-        for _ in range(2):
-            time.sleep(0.2)
-            wait_until(lambda: all(s.initiated == s.finished + s.failed for s in self.stats()), every_s=0.05)
-
-    def stats(self):
-        return [exchange.stats() for exchange in self.exchanges]
-
-    def settled(self, total):
-        """Take what waits; whether the sum is right, so that nothing is under way."""
-        self.work(tick=False)
-        return torch.allclose(self.total(), total, rtol=0, atol=1e-2)
 
 
 class ExchangeContract:
@@ -329,25 +260,6 @@ class TestZmq(ExchangeContract):
         return made
 
 
-def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp_path):
-    for share, wanted in ((1.0, 3), (0.0, 1)):
-        cfg, gossip = exchange_config(CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
-        ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
-        try:
-            ring.start()
-            ring.loaded()
-            ring.join()
-            one = ring.exchanges[0]
-            for step in range(3):
-                one.tick(step)
-                wait_until(lambda: one.stats().finished >= wanted * (step + 1), every_s=0.01)  # noqa: B023
-            ring.rest()
-            assert one.stats().finished == 3 * wanted
-        finally:
-            for exchange in ring.exchanges:
-                exchange.close()
-
-
 @pytest.mark.slow
 class TestZmqOfADevice(TestZmq):
     """Weights on a device, whose copies take a while."""
@@ -406,85 +318,3 @@ class TestGloo(ExchangeContract):
             wait_until(lambda: ring.work(others) or not any(ring.exchanges[n].alive() for n in others), every_s=0.01)
             ring.work(others)
             assert all(torch.isfinite(ring.live[n]).all() for n in others)
-
-
-def test_ranks_exchange_with_the_same_rank(tmp_path):
-    cfg, gossip = exchange_config(CONFIG | {"encrypt": False})
-    setups = {(n, r): ExchangeSetup(n, r, SIZE, None, tmp_path, gossip=gossip) for n in (0, 1) for r in (0, 1)}
-    made = {place: build_exchange(cfg, setup) for place, setup in setups.items()}
-    try:
-        view = View(1, tuple(Member(n, "x", (made[n, 0].endpoint, made[n, 1].endpoint)) for n in (0, 1)))
-        live = {key: torch.full((SIZE,), 10.0 * key[1] + key[0]) for key in made}
-        for key, exchange in made.items():
-            exchange.set_view(view)
-            exchange.start(live[key], 0)
-
-        def met():
-            for key, exchange in made.items():
-                if exchange.ready():
-                    live[key] += exchange.take()
-                    exchange.release()
-                exchange.give(live[key], 1)
-                exchange.tick(1)
-            return all(abs(float(live[n, r][0]) - (10 * r + 0.5)) < 1e-3 for n, r in made)
-
-        wait_until(met, every_s=0.01)
-    finally:
-        for exchange in made.values():
-            exchange.close()
-
-
-def test_two_daemons_average_what_one_would(tmp_path):
-    cfg, gossip = exchange_config(CONFIG | {"encrypt": False, "daemons": 2})
-    ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
-    try:
-        ring.start()
-        ring.loaded()
-        ring.join()
-        total = ring.total()
-        one = ring.exchanges[0]
-        one._exchanges[0].tick(1)
-        wait_until(lambda: one.stats().finished == 1, every_s=0.01)
-        second = ring.live[0][SIZE // 2 :].clone()
-        # a daemon on a busy machine may be too late with a part for the first update
-        wait_until(lambda: ring.take(0) or ring.live[0][0] == 0.5, every_s=0.01)
-        assert torch.equal(ring.live[0][SIZE // 2 :], second)
-        one._exchanges[1].tick(1)
-        wait_until(lambda: one.stats().finished == 2, every_s=0.01)
-        wait_until(lambda: ring.take(0) or ring.take(1) or ring.spread() == 0, every_s=0.01)
-        assert torch.equal(ring.total(), total)
-        stats = one.stats()
-        assert (stats.finished, stats.failed, stats.bytes_sent) == (2, 0, 4 * SIZE)
-        assert sorted(path.name for path in tmp_path.glob("*.log")) == [
-            f"exchange-{n}.{part}.log" for n in (0, 1) for part in (0, 1)
-        ]
-    finally:
-        for exchange in ring.exchanges:
-            exchange.close()
-    assert not one.alive()
-    with pytest.raises(ValueError, match="use daemons=1"):
-        build_exchange(cfg, ExchangeSetup(0, 0, 1, None, tmp_path))
-
-
-def test_figures_of_parts_add_up():
-    one = ExchangeStats(5, 4, 3, 1, 2, 6, 0.5, 1.0, 100, 200, 3.0, 1.0, 0.25, 0.1, 7)
-    two = ExchangeStats(2, 1, 4, 1, 0, 1, 0.7, 6.0, 10, 20, 4.0, 2.0, 0.5, 0.3, 8)
-    assert combined([one]) == one
-    both = ExchangeStats(7, 5, 7, 2, 2, 7, 0.7, 2.0, 110, 220, 12.5**0.5, 2.0, 0.75, 0.3, 8)
-    assert combined([one, two]) == both
-    assert combined([ExchangeStats()]) == ExchangeStats()
-
-
-@pytest.mark.parametrize(
-    ("node", "rendezvous", "neighbours", "message"),
-    [
-        (0, None, "ring", "needs a rendezvous"),
-        (0, RingRendezvous("file", 2, True), "random-ring", "fixed neighbours"),
-        (2, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
-        (-1, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
-    ],
-)
-def test_gloo_refuses_what_a_fixed_ring_cannot_do(tmp_path, node, rendezvous, neighbours, message):
-    cfg, gossip = ExchangeConfig(kind="gloo", encrypt=False), GossipConfig(neighbours=neighbours)
-    with pytest.raises(ValueError, match=message):
-        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, rendezvous=rendezvous, gossip=gossip))

@@ -161,6 +161,9 @@ class TrainConfig(BaseModel):
     """Number of newest checkpoints to keep."""
     log_steps: int = Field(default=10, ge=1)
     """Steps between lines in the journal."""
+    learner_metrics: Literal["auto", "always", "never"] = "auto"
+    """Whether MLflow gets the figures of each learner besides those of the training as a whole; `auto` up to eight
+    learners. The journal has them in any case."""
 
     @property
     def learners(self) -> int:

@@ -42,11 +42,12 @@ from tasks.stages.decode import scored_sets
 from tasks.stages.decoder_files import decoder_of, with_digests
 from tasks.stages.score import figures
 from tasks.stages.train import forward_note, training_run
+from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest
 from tasks.tracking.model_card import card, card_tags, contents
 from tasks.tracking.plots import learning_curves
 from tasks.tracking.promotion import save_stages, settle
-from tasks.tracking.provenance import provenance
+from tasks.tracking.provenance import provenance, version_tags
 from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, waiting_challenger
 from tasks.tracking.runs import (
     DECISION_TAG,
@@ -57,6 +58,7 @@ from tasks.tracking.runs import (
     experiment_id,
     find_training_run,
     flatten,
+    log_inputs,
     log_params,
     set_tags,
     ui_links,
@@ -87,18 +89,13 @@ def _last_step(run: Run) -> int:
 
 
 def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str]:
-    tags = {
+    return {
         KEY_TAG: output.key,
-        "starling.run": run.run_id,
         "starling.model_digest": run.result("train").record["digest"],
-        "starling.objects": run.store.url,
         TESTS_TAG: tests_tag(run),
-        **{f"starling.{name}": str(value) for name, value in provenance().items()},
+        **version_tags(run),
         **card_tags(about),
     }
-    if run.flow_run_url:
-        tags["prefect.flow_run"] = run.flow_run_url
-    return tags
 
 
 def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> TrainingRun:
@@ -117,6 +114,7 @@ def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> N
     config = run.config.model_dump(mode="json", by_alias=True)
     known = api.get_run(run_id)
     log_params(api, known, flatten(config))
+    log_inputs(api, known, set_inputs(run, dict.fromkeys(["train", "valid", *scored_sets(run)])))
     elapsed_ms = int(1000 * float(run.result("train").record["result"].get("elapsed", 0.0)))
     api.log_batch(run_id, metrics=_late_metrics(run, known.info.start_time + elapsed_ms))
     learning_curves(read_journal(folder / "journal.jsonl"), folder / "learning_curves.png")

@@ -21,6 +21,8 @@ from tasks.tracking.plots import learning_curves
 from tasks.tracking.provenance import provenance
 from training.coordinator.journal import read_journal
 
+FILE = "report.html"
+"""Name of the page in the stage's output and among the artifacts of the model's MLflow run."""
 _WORST = 12
 """Number of utterances shown with their errors."""
 
@@ -147,9 +149,9 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         curves = learning_curves(read_journal(journal), Path(folder) / "curves.png").read_bytes()
     page = render(run, curves)
     output.store.write("learning_curves.png", curves)
-    output.store.write("report.html", page.encode())
+    output.store.write(FILE, page.encode())
     path = local_report(output.store, run.config.name, output.key)
-    _attach(run, path)
+    _attach(run, page)
     return {"counts": {"bytes": len(page.encode())}, "report": str(path)}
 
 
@@ -157,16 +159,16 @@ def local_report(store: ObjectStore, name: str, key: str) -> Path:
     """Write a copy of the report to the data folder, and return its path."""
     path = home() / "reports" / f"{name}-{key}.html"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(store.read("report.html"))
+    path.write_bytes(store.read(FILE))
     return path
 
 
-def _attach(run: Run, path: Path) -> None:
+def _attach(run: Run, page: str) -> None:
     """Attach the report to the model's MLflow run; a failure to do so is only reported."""
     from tasks.tracking.runs import client
 
     try:
-        client().log_artifact(run.result("register").record["mlflow_run"], str(path))
+        client().log_text(run.result("register").record["mlflow_run"], page, FILE)
     except Exception as error:  # any tracking error: the report itself is in the object store
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 

@@ -26,8 +26,9 @@ from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.features import quarantine_record, set_digest, set_texts, set_url, train_stats
 from tasks.stages.preflight import run_preflight
 from tasks.stages.reporter import Reporter
+from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import Forwarder, Sender
-from tasks.tracking.provenance import provenance
+from tasks.tracking.provenance import run_tags
 from tasks.tracking.runs import TrainingRun, flatten
 from training.config import TrainConfig
 from training.job import TrainJob
@@ -40,11 +41,13 @@ from training.learner.state_targets import read_alignments
 # fields that affect how training runs, but not its result
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
-    **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile"), True),
+    **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile", "learner_metrics"), True),
     "exchange": {"encrypt", "timeout_s", "chunk_kb", "daemons"},
     "strategy": {"newcomer"},
     "objective": {"alignments"},  # their digest counts
 }
+_FEW_LEARNERS = 8
+"""Maximum number of learners whose own curves are worth a look."""
 _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
@@ -182,11 +185,22 @@ def training_run(run: Run, training: str) -> TrainingRun:
     """
     content = _content(run)
     data = {"sample_rate": content.pop("sample_rate"), "normalizer": content.pop("normalizer")}
-    tags = {"starling.run": run.run_id, "starling.objects": run.store.url}
-    tags |= {f"starling.{name}": str(value) for name, value in provenance().items()}
-    if run.flow_run_url:
-        tags["prefect.flow_run"] = run.flow_run_url
-    return TrainingRun(training, run.config.name, run.run_id, tags, flatten(content | {"data": data}))
+    return TrainingRun(
+        training,
+        run.config.name,
+        run.run_id,
+        run_tags(run),
+        flatten(content | {"data": data}),
+        set_inputs(run, ("train", "valid")),
+        _learner_metrics(run.config.train),
+    )
+
+
+def _learner_metrics(train: TrainConfig) -> bool:
+    """Whether the MLflow run has the figures of single learners."""
+    if train.learner_metrics == "auto":
+        return train.learners <= _FEW_LEARNERS
+    return train.learner_metrics == "always"
 
 
 def training_identity(store: ObjectStore) -> str:

@@ -92,7 +92,7 @@ class Sender:
         return self._links
 
     def _rewind(self) -> None:
-        self._translator = Translator()
+        self._translator = Translator(self.about.learner_metrics)
         self._read = 0
         self._lines: deque[tuple[int, list[MetricPoint]]] = deque()
 

@@ -1,7 +1,9 @@
 """Translates the training journal into metrics of each learner and of the training as a whole.
 
-Metric names: `learner.<node>.<rank>/<field>` for one learner at its own steps; `loss`, `lr`, ... averaged over the
-learners at the total of their steps; `valid_loss`, `valid_wer`, `train_loss` and `replica.<node>/valid_loss` per epoch.
+Metric names: `loss`, `lr`, ... averaged over the learners at the total of their steps; `valid_loss`, `valid_wer` and
+`train_loss` per epoch. MLflow's page shows these first, and below them the folder `learners`, with
+`learners/<field>.<node>.<rank>` of one learner at its own steps and `learners/valid_loss.<node>` of a node per epoch;
+trainings with many learners leave the folder out.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
 Entries without a learner (trainings of one process, older versions) become global metrics.
 
@@ -27,13 +29,14 @@ _LEARNER_FIELDS = (
     *("step_s", "exchange_s", "exchanges_per_step", "staleness", "distance", "failed", "divided"),
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "exchanges_per_step", "staleness", "distance")
+_LEARNERS = "learners/"
 _SYSTEM = "system/"
 _SYSTEM_FIELDS = {
     "cpu": "cpu_utilization_percentage",
     "memory": "system_memory_usage_percentage",
     "memory_mb": "system_memory_usage_megabytes",
-    "received_mb": "network_receive_megabytes",
-    "sent_mb": "network_transmit_megabytes",
+    "received_mb_per_s": "network_receive_megabytes_per_second",
+    "sent_mb_per_s": "network_transmit_megabytes_per_second",
 }
 _GPU_FIELDS = {
     "load": "utilization_percentage",
@@ -157,9 +160,14 @@ class StepRounds:
 
 
 class Translator:
-    """Turns journal entries, in order, into points; deterministic."""
+    """Turns journal entries, in order, into points; deterministic.
 
-    def __init__(self) -> None:
+    Args:
+        learners: Whether there are points of single learners and nodes.
+    """
+
+    def __init__(self, learners: bool = True) -> None:
+        self.learners = learners
         self.highest: dict[str, MetricPoint] = {}
         """By metric, the point that MLflow takes for the last one: highest step, then latest time."""
         self.last: dict[str, MetricPoint] = {}
@@ -237,7 +245,7 @@ class Translator:
         if learner is None:
             names = [name for name in entry if name not in ("kind", "step", "epochs")]
             return self._points(entry, names, at_ms, step)
-        return self._points(entry, _LEARNER_FIELDS, at_ms, step, f"learner.{learner}/")
+        return self._points_of_one(str(learner), entry, _LEARNER_FIELDS, at_ms, step)
 
     def _system(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         """Points of a machine, with the elapsed seconds as steps."""
@@ -263,10 +271,18 @@ class Translator:
         names = [name for name in entry if name not in ("kind", "step", "epochs")]
         points = self._points(entry, names, at_ms, step)
         replicas = entry.get("replicas")
-        if isinstance(replicas, dict):
-            named = {f"replica.{node}/valid_loss": value for node, value in replicas.items()}
-            points += self._points(named, list(named), at_ms, step)
+        for node, value in replicas.items() if isinstance(replicas, dict) else ():
+            points += self._points_of_one(str(node), {"valid_loss": value}, ("valid_loss",), at_ms, step)
         return points
+
+    def _points_of_one(
+        self, name: str, entry: Mapping[str, Any], fields: Iterable[str], at_ms: int, step: int
+    ) -> list[MetricPoint]:
+        """Points of one learner or node; none if they are left out."""
+        if not self.learners:
+            return []
+        named = {f"{field}.{name}": entry.get(field) for field in fields}
+        return self._points(named, named, at_ms, step, _LEARNERS)
 
     def _points(
         self, entry: Mapping[str, Any], names: Iterable[str], at_ms: int, step: int, prefix: str = ""
@@ -297,7 +313,7 @@ def closing_points(sent: Translator, valid: Iterable[Entry]) -> list[MetricPoint
         sent: Translator that has processed the whole journal, including voided entries.
         valid: The valid entries (`training.coordinator.journal.read_journal`).
     """
-    right = Translator()
+    right = Translator(sent.learners)
     for entry in valid:
         right.feed(entry)
     points = []

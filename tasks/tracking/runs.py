@@ -7,14 +7,14 @@ MLflow run. So a resumed training, and the registration of its model, find the r
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import mlflow
-from mlflow.entities import Param, Run, RunTag
+from mlflow.entities import DatasetInput, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from tasks.config.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
@@ -25,6 +25,9 @@ TRAINING_TAG = "starling.training"
 DECISION_TAG = "starling.decision"
 NOTE_TAG = "mlflow.note.content"
 """Tag that MLflow shows as a run's description."""
+_KIND_TAG = "mlflow.experimentKind"
+_KIND = "custom_model_development"
+"""Kind of experiment whose page opens on training runs; without one MLflow asks, or opens on traces."""
 _PARAMS_PER_CALL = 100
 _VALUE_LENGTH = 6000
 
@@ -71,13 +74,15 @@ def impatient(seconds: int, always: bool = False) -> Iterator[None]:
 
 
 def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
-    """Id of an experiment by name; created if missing."""
+    """Id of an experiment by name; created if missing, and marked as one of training runs unless a user chose a kind."""
     found = api.get_experiment_by_name(name)
     if found is not None:
+        if _KIND_TAG not in found.tags:
+            api.set_experiment_tag(found.experiment_id, _KIND_TAG, _KIND)
         return str(found.experiment_id)
     local = mlflow_uri().startswith("sqlite:") or not os.environ.get("MLFLOW_TRACKING_URI")
     location = (mlflow_artifacts() / name).as_uri() if local else None
-    return str(api.create_experiment(name, artifact_location=location))
+    return str(api.create_experiment(name, artifact_location=location, tags={_KIND_TAG: _KIND}))
 
 
 def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
@@ -121,6 +126,10 @@ class TrainingRun:
     tags: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     """Only parameters that a resume cannot change, since MLflow does not allow changes."""
+    inputs: Sequence[DatasetInput] = ()
+    """Data sets that it reads."""
+    learner_metrics: bool = True
+    """Whether the run has metrics of single learners."""
 
 
 def open_training_run(api: mlflow.MlflowClient, about: TrainingRun, known: str = "") -> Run:
@@ -138,6 +147,7 @@ def open_training_run(api: mlflow.MlflowClient, about: TrainingRun, known: str =
     elif run.info.status != "RUNNING":
         api.update_run(run.info.run_id, status="RUNNING")
     log_params(api, run, about.params)
+    log_inputs(api, run, about.inputs)
     return run
 
 
@@ -167,6 +177,14 @@ def log_params(api: mlflow.MlflowClient, run: Run, params: Mapping[str, str]) ->
     new = [Param(name, value[:_VALUE_LENGTH]) for name, value in params.items() if name not in run.data.params]
     for start in range(0, len(new), _PARAMS_PER_CALL):
         api.log_batch(run.info.run_id, params=new[start : start + _PARAMS_PER_CALL])
+
+
+def log_inputs(api: mlflow.MlflowClient, run: Run, inputs: Iterable[DatasetInput]) -> None:
+    """Log the data sets that the run does not have yet."""
+    known = {(one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs}
+    new = [one for one in inputs if (one.dataset.name, one.dataset.digest) not in known]
+    if new:
+        api.log_inputs(run.info.run_id, datasets=new)
 
 
 def set_tags(api: mlflow.MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from mlflow.entities import Metric
 
 from tasks.stages.base import Run
-from tasks.tracking.provenance import provenance
+from tasks.tracking.provenance import run_tags
 from tasks.tracking.runs import KEY_TAG, client, experiment_id, flatten, impatient, log_params, set_tags
 
 STAGE_TAG = "starling.stage"
@@ -40,13 +40,9 @@ def _log(run: Run, stage: str, key: str, figures: Mapping[str, float], iteration
     api = client()
     experiment = experiment_id(api, run.config.name)
     found = api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-    tags = {STAGE_TAG: stage, "starling.run": run.run_id, "starling.objects": run.store.url}
-    tags |= {f"starling.{name}": str(value) for name, value in provenance().items()}
-    if run.flow_run_url:
-        tags["prefect.flow_run"] = run.flow_run_url
     known = found[0] if found else api.create_run(experiment, run_name=f"{run.run_id}-{stage}", tags={KEY_TAG: key})
     identity = str(known.info.run_id)
-    set_tags(api, identity, tags)
+    set_tags(api, identity, {STAGE_TAG: stage, **run_tags(run)})
     section = getattr(run.config, stage).model_dump(mode="json")
     log_params(api, known, flatten({stage: section}))
     if not found:

@@ -134,8 +134,8 @@ def test_a_resume_continues_the_same_run_and_the_last_value_is_right(writer):
     run = api.get_run(first.run_id)
     assert second.run_id == first.run_id
     assert run.info.status == "FINISHED"
-    assert run.data.metrics["learner.0.0/loss"] == run.data.metrics["loss"] == 0.25
-    at_five = [m.value for m in api.get_metric_history(first.run_id, "learner.0.0/loss") if m.step == 5]
+    assert run.data.metrics["learners/loss.0.0"] == run.data.metrics["loss"] == 0.25
+    at_five = [m.value for m in api.get_metric_history(first.run_id, "learners/loss.0.0") if m.step == 5]
     assert at_five == [1.0, 0.25]
 
 

@@ -17,7 +17,9 @@ from tasks.stages.register import REGISTER
 from tasks.stages.reporter import Reporter
 from tasks.stages.train import TRAIN, work_folder
 from tasks.tracking.forwarding import Forwarder
+from tasks.tracking.provenance import provenance
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
+from training.config import TrainConfig
 from training.coordinator.journal import Journal
 from training.launch.training_process import TrainingFailedError
 
@@ -101,7 +103,7 @@ def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(tra
     assert before.info.status == "FINISHED"
     assert before.data.params["train.strategy.kind"] == "adpsgd"
     assert "decode.kind" not in before.data.params
-    assert history(before.info.run_id, "learner.1.0/loss") == [(n, 9.0 / n) for n in range(1, 9)]
+    assert history(before.info.run_id, "learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
     assert history(before.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
     until(trained, "report")
     [run] = runs()
@@ -112,10 +114,54 @@ def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(tra
     assert "decode.kind" in run.data.params
     assert run.data.params["train.nodes"] == "2"
     assert history(run.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
-    assert history(run.info.run_id, "replica.1/valid_loss") == [(16, 2.2)]
+    assert history(run.info.run_id, "learners/valid_loss.1") == [(16, 2.2)]
     assert [step for step, _ in history(run.info.run_id, "test.wer")] == [16]
     names = {file.path for file in client().list_artifacts(run.info.run_id)}
     assert {"config.yaml", "environment.json", "journal.jsonl", "learning_curves.png"} <= names
+
+
+def test_the_run_names_its_data_its_source_and_the_kind_of_its_experiment(trained):
+    def inputs(run):
+        found = run.inputs.dataset_inputs
+        return {one.dataset.name: ([tag.value for tag in one.tags], one.dataset) for one in found}
+
+    [before] = runs()
+    assert {name: context for name, (context, _) in inputs(before).items()} == {
+        "synthetic: train": ["training"],
+        "synthetic: valid": ["validation"],
+    }
+    until(trained, "register")
+    [run] = runs()
+    assert {name.split()[-1] for name in inputs(run)} == {"train", "valid", "test"}
+    shards = trained.result("shard")
+    [context], test = inputs(run)["synthetic: test"]
+    assert (context, test.source_type) == ("test", "local")
+    assert test.digest == shards.record["sets"]["test"]["digest"][:36]
+    assert json.loads(test.source)["uri"] == shards.store.child("test").url
+    assert json.loads(test.profile)["num_rows"] == shards.record["sets"]["test"]["utterances"]
+    commit = provenance()["commit"]
+    assert run.data.tags["mlflow.source.name"].startswith("starling ")
+    assert run.data.tags.get("mlflow.source.git.commit", "unknown") == commit.removesuffix("+")
+    version = client().get_model_version("tiny", trained.result("register").record["version"])
+    assert not [name for name in version.tags if name.startswith("mlflow.source")]
+    experiment = client().get_experiment_by_name("tiny")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_a_kind_of_experiment_that_a_user_chose_stays(home):
+    api = client()
+    chosen = experiment_id(api, "tiny")
+    api.set_experiment_tag(chosen, "mlflow.experimentKind", "genai_development")
+    assert experiment_id(api, "tiny") == chosen
+    assert api.get_experiment(chosen).tags["mlflow.experimentKind"] == "genai_development"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "shown"), [("auto", 8, True), ("auto", 9, False), ("always", 9, True), ("never", 1, False)]
+)
+def test_curves_of_many_learners_are_shown_on_request(wanted, nodes, shown):
+    train = TrainConfig.model_validate({"learner_metrics": wanted, "strategy": "adpsgd", "nodes": nodes})
+    assert module._learner_metrics(train) is shown
 
 
 def test_counts_say_what_was_repeated(trained):
@@ -169,15 +215,15 @@ def test_a_training_that_was_interrupted_goes_on_in_the_same_run(home, monkeypat
         TRAIN.execute(run)
     [first] = runs()
     assert first.info.status == "KILLED"
-    assert history(first.info.run_id, "learner.0.0/loss")[-1] == (5, 9.0 / 5)
+    assert history(first.info.run_id, "learners/loss.0.0")[-1] == (5, 9.0 / 5)
     monkeypatch.setattr(module, "run_training", resumed)
     TRAIN.execute(run)
     [second] = runs()
     assert second.info.run_id == first.info.run_id
     assert second.info.status == "FINISHED"
-    steps = [step for step, _ in history(first.info.run_id, "learner.0.0/loss")]
+    steps = [step for step, _ in history(first.info.run_id, "learners/loss.0.0")]
     assert steps == [1, 2, 3, 4, 4, 5, 5, 6, 7, 8]  # steps done again are shown twice, the later ones last
-    assert second.data.metrics["learner.0.0/loss"] == 9.0 / 8
+    assert second.data.metrics["learners/loss.0.0"] == 9.0 / 8
 
 
 def test_a_training_that_is_forced_anew_has_a_new_run(trained):
@@ -196,7 +242,7 @@ def test_mlflow_that_is_away_while_training_is_made_up_for_by_the_registration(h
     until(run, "register")
     [found] = runs()
     assert found.data.tags[TRAINING_TAG] == run.result("train").record["tracking"]["training"]
-    assert history(found.info.run_id, "learner.1.0/loss") == [(n, 9.0 / n) for n in range(1, 9)]
+    assert history(found.info.run_id, "learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
 
 
 def test_a_training_that_fails_says_so_in_mlflow_and_publishes_nothing(home, monkeypatch):

@@ -28,7 +28,20 @@ def test_figures_are_those_of_proc(tmp_path, monkeypatch):
     found = machine.sample()
     assert found["cpu"] == pytest.approx(30.0)  # waiting for a disk is not being busy
     assert (found["memory"], found["memory_mb"]) == (25.0, 1024.0)
-    assert (found["received_mb"], found["sent_mb"]) == (3.0, 1.0)
+    assert (found["received_mb_per_s"], found["sent_mb_per_s"]) == (0.0, 0.0)  # nothing since the first look
+
+
+def test_traffic_is_a_rate_by_the_machines_own_clock(tmp_path, monkeypatch):
+    clock = iter([100.0, 104.0, 105.0])
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    proc(tmp_path, 100, 100)
+    machine = Machine()
+    (tmp_path / "net" / "dev").write_text(NET.replace("3000000", "11000000"))
+    found = machine._network()
+    assert (found["received_mb_per_s"], found["sent_mb_per_s"]) == (2.0, 0.0)
+    (tmp_path / "net" / "dev").write_text(NET.partition("  eth0")[0])  # the interface has gone
+    assert machine._network() == {}
 
 
 def test_what_a_machine_does_not_tell_is_left_out(tmp_path, monkeypatch):

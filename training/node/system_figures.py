@@ -6,6 +6,7 @@ Values that a machine does not provide are omitted. A sample every ten seconds t
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -29,11 +30,14 @@ class Machine:
 
     def __init__(self) -> None:
         self._gpus = Gpus()
+        self._traffic: tuple[float, float, float] | None = None
         with suppress(OSError):
             psutil.cpu_percent()  # the next call measures the load since this one
+        with suppress(OSError):
+            self._network()
 
     def sample(self) -> dict[str, Any]:
-        """`cpu` in percent since the last sample, `memory` in percent and MB, network totals in MB, `gpus`."""
+        """`cpu` in percent since the last sample, `memory` in percent and MB, network in MB/s since then, `gpus`."""
         found: dict[str, Any] = {}
         with suppress(OSError):
             found["cpu"] = psutil.cpu_percent()
@@ -46,13 +50,21 @@ class Machine:
             found["gpus"] = gpus
         return found
 
-    @staticmethod
-    def _network() -> dict[str, float]:
-        """Megabytes received and sent over all interfaces except loopback."""
+    def _network(self) -> dict[str, float]:
+        """Megabytes per second over all interfaces except loopback since the last call; empty at the first one.
+
+        The training's clock does not count here: it stops while the training waits for nodes.
+        """
         interfaces = psutil.net_io_counters(pernic=True)
         others = [counters for name, counters in interfaces.items() if name != "lo"]
         received, sent = (sum(getattr(one, name) for one in others) for name in ("bytes_recv", "bytes_sent"))
-        return {"received_mb": received / _MEGA, "sent_mb": sent / _MEGA} if interfaces else {}
+        before, self._traffic = self._traffic, (time.monotonic(), received, sent)
+        if before is None or not interfaces:
+            return {}
+        seconds = self._traffic[0] - before[0]
+        gained = {"received_mb_per_s": received - before[1], "sent_mb_per_s": sent - before[2]}
+        # an interface that has gone takes its counters with it
+        return {name: size / _MEGA / seconds for name, size in gained.items() if size >= 0 and seconds > 0}
 
 
 class SystemFigures:
@@ -105,4 +117,4 @@ class SystemFigures:
 def _sample(machine: Machine) -> dict[str, Any]:
     sample = machine.sample()
     gpus = [{name: round(value, 1) for name, value in gpu.items()} for gpu in sample.pop("gpus", [])]
-    return {name: round(value, 1) for name, value in sample.items()} | ({"gpus": gpus} if gpus else {})
+    return {name: round(value, 3) for name, value in sample.items()} | ({"gpus": gpus} if gpus else {})

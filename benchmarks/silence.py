@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from flows.models import fetch_model
-from flows.pipeline import new_run_id
+from flows.names import new_run_id
 from speech.scoring import score_sets
 from speech.transcriber import Transcriber
 from storage.index import ShardIndex

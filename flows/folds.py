@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.deploy.concurrency import in_turn
-from flows.deploy.deployments import PART_TAG
-from flows.pipeline import INGEST, TRAIN, new_run_id, pipeline
+from flows.deploy.deployments import TAG
+from flows.names import new_run_id, pipeline_name
+from flows.pipeline import INGEST, TRAIN, pipeline
 from flows.summary import summarize
 from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.sets import fold_name
@@ -41,7 +42,7 @@ def cross_validate(
     return {"run_id": run_id, "mlflow_run": parent, **result, "runs": runs}
 
 
-@flow(name="crossvalidate", flow_run_name="{config.name}: {config.corpora} {folds} folds", persist_result=False)
+@flow(name="crossvalidate", flow_run_name=pipeline_name("", "{config.corpora}, {folds} folds"), persist_result=False)
 @in_turn
 def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_from: str = "") -> dict[str, Any]:
     """Train and score every fold of a configuration.
@@ -59,7 +60,7 @@ def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_fr
     run: Any = pipeline  # a flow's types omit what it returns
 
     def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
-        with tags(PART_TAG):
+        with tags(TAG):
             summary: dict[str, Any] = run(chosen, name, _forced(chosen, force_from), UNTIL)
         return summary
 

@@ -35,7 +35,7 @@ def node_folder(node_rank: int, coordinator: str) -> Path:
     return home() / "work" / f"node-{node_rank}-{name}"
 
 
-@flow(name="node", flow_run_name="node {node_rank}", persist_result=False)
+@flow(name="node", flow_run_name="node {node_rank} of {coordinator}", persist_result=False)
 def node(
     node_rank: int,
     coordinator: str,

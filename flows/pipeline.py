@@ -6,18 +6,17 @@ their inputs and are not repeated.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 from prefect import flow, tags
-from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from flows.deploy.concurrency import in_turn
-from flows.deploy.deployments import PART_TAG
+from flows.deploy.deployments import TAG
 from flows.models import fetch_model, model_uri
+from flows.names import new_run_id, pipeline_name
+from flows.servers.prefect_api import lasting_url
 from flows.summary import summarize, summarize_evaluation
 from flows.watch import waiting
 from tasks import STAGES
@@ -30,16 +29,8 @@ from tasks.stages.base import Run, position, stages_of
 from tasks.stages.evaluation import EVALUATION, use_model
 
 INGEST, TRAIN = STAGES[: STAGES.index("train")], ("train",)
+_ABOUT = "{config.corpora}, {config.model.kind}"
 EVALUATE = STAGES[STAGES.index("train") + 1 :]
-
-
-def new_run_id(config: PipelineConfig) -> str:
-    """A readable, unique name for a run; retries of a flow run get the same one."""
-    context = FlowRunContext.get()
-    run = context.flow_run if context else None
-    began = (run.created if run else None) or datetime.now(UTC)
-    ending = run.id.hex[-6:] if run else uuid4().hex[:6]
-    return f"{config.name}-{began:%Y%m%d-%H%M%S}-{ending}"
 
 
 @contextmanager
@@ -49,7 +40,7 @@ def _run(config: PipelineConfig, run_id: str, force_from: str, until: str) -> It
     if own:
         check_servers(config, until, run_log().warning, OUTAGE_S)
     run = open_run(config, run_id or new_run_id(config), force_from)
-    run.flow_run_url = run.flow_run_url or str(flow_run.ui_url or "")
+    run.flow_run_url = run.flow_run_url or lasting_url(flow_run.ui_url)
     try:
         yield run
     finally:
@@ -63,7 +54,7 @@ def _stages(run: Run, names: Sequence[str], until: str) -> None:
             run_stage(name, run)
 
 
-@flow(name="ingest", flow_run_name="ingest {config.name}: {config.corpora}", persist_result=False)
+@flow(name="ingest", flow_run_name=pipeline_name("ingest"), persist_result=False)
 @in_turn
 def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "features") -> dict[str, Any]:
     """Read corpora, shard them, compute feature statistics.
@@ -79,7 +70,7 @@ def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until
         return summarize(run)
 
 
-@flow(name="train", flow_run_name="train {config.name}: {config.corpora}", persist_result=False)
+@flow(name="train", flow_run_name=pipeline_name("train", _ABOUT), persist_result=False)
 @in_turn
 def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dict[str, Any]:
     """Train an acoustic model; ingests first if needed.
@@ -94,7 +85,7 @@ def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dic
         return summarize(run)
 
 
-@flow(name="evaluate", flow_run_name="evaluate {config.name}: {config.corpora}", persist_result=False)
+@flow(name="evaluate", flow_run_name=pipeline_name("evaluate"), persist_result=False)
 @in_turn
 def evaluate(
     config: PipelineConfig,
@@ -137,7 +128,7 @@ def evaluate_plainly(config: PipelineConfig, model: str) -> dict[str, Any]:
     return summarize_evaluation(run, model)
 
 
-@flow(name="pipeline", flow_run_name="{config.name}: {config.corpora} {config.model.kind}", persist_result=False)
+@flow(name="pipeline", flow_run_name=pipeline_name("", _ABOUT), persist_result=False)
 @in_turn
 def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
     """Run all stages, from a corpus to a registered recognizer.
@@ -154,10 +145,10 @@ def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
     check_servers(config, until, run_log().warning, OUTAGE_S)
     run_id = run_id or new_run_id(config)
     run = open_run(config, run_id, force_from)
-    run.flow_run_url = str(flow_run.ui_url or "")
+    run.flow_run_url = lasting_url(flow_run.ui_url)
     last = position(until)
     try:
-        with tags(PART_TAG):
+        with tags(TAG):
             ingest(config, run_id, force_from, until if until in INGEST else INGEST[-1])
             if last >= position(TRAIN[0]):
                 train(config, run_id, force_from)

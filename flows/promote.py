@@ -8,6 +8,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from flows.names import stamp
+from flows.servers.prefect_api import lasting_url
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.artifacts import artifact_key
 from tasks.orchestration.logs import secrets_kept
@@ -18,11 +20,12 @@ from tasks.tracking.significance import PromotionOptions
 
 
 def _named(what: str) -> Callable[[], str]:
-    """Returns a function that names a flow run after its model."""
+    """Returns a function that names a flow run after its model and its time."""
 
     def name() -> str:
         given = flow_run.parameters
-        return f"{what} {given.get('model') or getattr(given.get('config'), 'model_name', '')}".strip()
+        model = given.get("model") or getattr(given.get("config"), "model_name", "")
+        return f"{what} {model} {stamp()}"
 
     return name
 
@@ -51,7 +54,7 @@ def promote(
         raise RegistryError("no model given: set `model` to its name in the registry, or give a configuration")
     options = PromotionOptions(force=force, new_tests=new_tests, reason=reason)
     with secrets_kept():
-        found = promote_version(name, version, options, link=str(flow_run.ui_url or ""))
+        found = promote_version(name, version, options, link=lasting_url(flow_run.ui_url))
     get_run_logger().info("%s version %s: %s", name, found["version"], found["reason"])
     links = " · ".join(f"[{text}]({address})" for text, address in record_links(found).items())
     title = "promoted" if found["promoted"] else "not promoted"
@@ -69,7 +72,7 @@ def rollback(model: str, to: str = "", reason: str = "") -> dict[str, Any]:
         reason: Why.
     """
     with secrets_kept():
-        move = roll_back(model, to, reason, link=str(flow_run.ui_url or ""))
+        move = roll_back(model, to, reason, link=lasting_url(flow_run.ui_url))
     get_run_logger().info("%s: version %s is champion again: %s", model, move.champion, move.reason)
     _show(model, "rollback", f"**{model}: version {move.champion} is champion again**\n\n{move.reason}")
     return vars(move)

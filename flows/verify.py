@@ -8,6 +8,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from flows.deploy.concurrency import in_turn
+from flows.names import stamped_name
 from storage.audit import VerifyReport, verify
 from storage.objects import ObjectStore
 from tasks.config.credentials import export_credentials
@@ -21,7 +22,7 @@ class DamageError(RuntimeError):
     """An object listed in an index or record is missing or damaged."""
 
 
-@flow(name="verify-storage", flow_run_name="verify storage of {config.name}", persist_result=False)
+@flow(name="verify-storage", flow_run_name=stamped_name("verify storage of {config.name}"), persist_result=False)
 @in_turn
 def verify_storage(config: PipelineConfig, quick: bool = False) -> Any:
     """Check the configuration's object store against its indexes and records; fails on damage.

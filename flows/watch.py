@@ -19,6 +19,7 @@ from prefect.variables import Variable
 
 from flows.deploy.automations import CORPUS_CHANGED, corpus_resource
 from flows.deploy.concurrency import in_turn
+from flows.names import stamped_name
 from storage.objects import ObjectStore
 from tasks.config.credentials import export_credentials
 from tasks.config.pipeline import PipelineConfig
@@ -72,7 +73,7 @@ def decide(found: str, state: dict[str, str]) -> tuple[str, dict[str, str]]:
     return "Changed", {_SEEN: found, _INGESTED: found}
 
 
-@flow(name="watch", flow_run_name="watch {config.name}", persist_result=False)
+@flow(name="watch", flow_run_name=stamped_name("watch {config.name}"), persist_result=False)
 @in_turn
 def watch(config: PipelineConfig, prefixes: list[str] = []) -> Any:  # noqa: B006 - Prefect copies what it passes
     """Start `ingest` if the sources have changed and settled.

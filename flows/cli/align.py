@@ -99,7 +99,7 @@ def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alig
 @contextmanager
 def _model_of(config: Any) -> "Iterator[AlignmentModel]":
     """The model of a configuration's stage align, which runs if it has not."""
-    from flows.pipeline import new_run_id
+    from flows.names import new_run_id
     from tasks.orchestration.stage_tasks import run_plainly
     from tasks.stages.align_model import AlignmentModel
     from tasks.stages.base import Run

@@ -106,7 +106,7 @@ def _build(config_path: Path, overrides: list[str], words: list[str]) -> "tuple[
 
 def _words(config: "PipelineConfig") -> dict[str, Counter[str]]:
     """Words by set, the decoder's, and the language model's; the corpora are read unless a run has done it."""
-    from flows.pipeline import new_run_id
+    from flows.names import new_run_id
     from tasks.dataset.words import decoder_words, transcript_words
     from tasks.stages.base import Run
     from tasks.stages.lm import coming_words

@@ -76,7 +76,7 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
     config = load_config(config_path, overrides)
     check_servers(config, until, _say)
     if no_prefect:
-        from flows.pipeline import new_run_id
+        from flows.names import new_run_id
         from flows.summary import summarize
         from tasks.orchestration.stage_tasks import run_plainly
         from tasks.stages.base import Run
@@ -90,11 +90,11 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
     with orchestration(_say) as url:
         from prefect import tags
 
-        from flows.deploy.deployments import PART_TAG
+        from flows.deploy.deployments import TAG
         from flows.pipeline import pipeline
 
         err.print(f"[dim]Prefect at {url}[/dim]")
-        with progress_bars(), tags(PART_TAG):
+        with progress_bars(), tags(TAG):
             flow: Any = pipeline  # a flow's types omit what it returns
             summary: dict[str, Any] = flow(config, force_from=force_from, until=until)
         return summary
@@ -122,11 +122,11 @@ def execute_folds(
         with orchestration(_say) as url:
             from prefect import tags
 
-            from flows.deploy.deployments import PART_TAG
+            from flows.deploy.deployments import TAG
             from flows.folds import crossvalidate
 
             err.print(f"[dim]Prefect at {url}[/dim]")
-            with progress_bars(), tags(PART_TAG):
+            with progress_bars(), tags(TAG):
                 flow: Any = crossvalidate
                 result: dict[str, Any] = flow(config, folds, force_from=force_from)
             return result

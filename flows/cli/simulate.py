@@ -205,7 +205,7 @@ def _job(config_path: Path, overrides: list[str]) -> "TrainJob":
     from contextlib import redirect_stdout
 
     from flows.cli.common import progress_bars
-    from flows.pipeline import new_run_id
+    from flows.names import new_run_id
     from tasks.config.pipeline import load_config
     from tasks.orchestration.stage_tasks import ALL, run_plainly
     from tasks.stages.base import Run

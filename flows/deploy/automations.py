@@ -7,7 +7,7 @@ server evaluates them, so they work even if no worker runs.
 import json
 from typing import Any
 
-from flows.deploy.deployments import HEARTBEAT_S, PART_TAG, TAG
+from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S, TAG
 from tasks.config.pipeline import PipelineConfig
 
 PREFIX = "starling: "
@@ -63,13 +63,13 @@ MODEL_PAYLOAD = _payload(
 def heartbeat_automation() -> dict[str, Any]:
     """Sets a run without heartbeats to Crashed; a retry then resumes it.
 
-    Applies only to runs with our tags: other runs on the same server may send heartbeats less often.
+    Applies only to runs with our tag: other runs on the same server may send heartbeats less often.
     """
     trigger = {
         "type": "event",
         "posture": "Proactive",
         "match": {"prefect.resource.id": "prefect.flow-run.*"},
-        "match_related": _tagged(TAG, PART_TAG),
+        "match_related": _tagged(TAG),
         "for_each": ["prefect.resource.id"],
         "after": [HEARTBEAT],  # excludes runs that wait to be started
         "expect": [HEARTBEAT, *(f"prefect.flow-run.{name}" for name in QUIET_STATES)],
@@ -111,7 +111,7 @@ def notifications(block: str) -> list[dict[str, Any]]:
         "type": "event",
         "posture": "Reactive",
         "match": {"prefect.resource.id": "prefect.flow-run.*", "prefect.state-type": ["FAILED", "CRASHED"]},
-        "match_related": _tagged(TAG),
+        "match_related": _tagged(DEPLOYED_TAG),
         "expect": ["prefect.flow-run.*"],
         "threshold": 1,
         "within": 0,

@@ -20,9 +20,9 @@ __all__ = ["DEFAULT_QUEUE", "FOLDS", "POOL", "SCHEDULED", "Options", "Scheduled"
 FOLDS = 5
 """Default number of folds of a deployed cross-validation."""
 TAG = "starling"
-"""Tag of every run of our deployments, which automations match."""
-PART_TAG = "starling-part"
-"""Tag of nested runs, node runs and runs from a terminal: their crashes are detected, but not notified."""
+"""Tag of every run: an automation detects its crash."""
+DEPLOYED_TAG = "starling-deployed"
+"""Tag of the runs that a webhook is called about: those of deployments, but not nested ones, nodes or a terminal's."""
 HEARTBEAT_S = 30
 """Seconds between heartbeats of a run; Prefect's minimum."""
 SCHEDULE_SLUG = "starling"
@@ -108,7 +108,10 @@ def _entry(item: Scheduled, config: PipelineConfig, options: Options, pool: str,
     return {
         "name": config.name,
         "description": item.about,
-        "tags": [PART_TAG if item is _NODE else TAG, config.model.kind, config.train.strategy.kind],
+        "tags": [
+            *([TAG] if item is _NODE else [TAG, DEPLOYED_TAG]),
+            *(config.model.kind, config.train.strategy.kind),
+        ],
         "entrypoint": item.entrypoint,
         "parameters": {},
         "schedules": [schedule] if item.cron else [],

@@ -31,6 +31,8 @@ from tasks.config.home import home
 RESTARTS = 3
 """How often a command's own server may die within ten minutes."""
 _QUEUES = (("prefect.events.worker", "EventsWorker"), ("prefect.logging.handlers", "APILogWorker"))
+_TEMPORARY = "STARLING_TEMPORARY_PREFECT"
+"""Environment variable with the URL of a command's own server, for its flows and their child processes."""
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0
 _HURRIED_S = 2.0
@@ -62,9 +64,23 @@ def orchestration(on_wait: Callable[[str], None] = lambda _: None) -> Iterator[s
     connect_mlflow()  # also exports the passwords
     with ExitStack() as stack:
         stack.callback(os.environ.pop, "PREFECT_API_URL", None)
-        url = running.get("prefect") or stack.enter_context(private_server(on_wait))
+        url = running.get("prefect")
+        if not url:
+            url = stack.enter_context(private_server(on_wait))
+            os.environ[_TEMPORARY] = url
+            stack.callback(os.environ.pop, _TEMPORARY, None)
         os.environ["PREFECT_API_URL"] = f"{url}/api"
         yield url
+
+
+def lasting_url(url: str | None) -> str:
+    """A flow run's URL, to be stored; empty if its server ends with the command.
+
+    Args:
+        url: URL of the flow run.
+    """
+    temporary = os.environ.get(_TEMPORARY)
+    return "" if not url or (temporary and url.startswith(temporary)) else url
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def impatient(seconds: int, always: bool = False) -> Iterator[None]:
 
 
 def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
-    """Id of an experiment by name; created if missing, and marked as one of training runs unless a user chose a kind."""
+    """Id of an experiment by name; created if missing. Its page opens on training runs unless a user chose a kind."""
     found = api.get_experiment_by_name(name)
     if found is not None:
         if _KIND_TAG not in found.tags:

@@ -15,7 +15,7 @@ from prefect.flows import Flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from support import ROOT, end_processes, environment, get_json, processes_naming, starling, tiny_document, wait_until
 
-from flows.deploy.deployments import PART_TAG, TAG
+from flows.deploy.deployments import DEPLOYED_TAG, TAG
 from flows.deploy.pools import DEFAULT_QUEUE, WorkPool, make_pool
 from flows.servers.services import free_port, prefect_environment, spawn, start_prefect
 from tasks.config.pipeline import parse_config
@@ -137,9 +137,9 @@ class Place:
     def _deploy(self):
         with temporary_settings({PREFECT_API_URL: self.site.api}):
             given = {"config": self.config.model_dump(mode="json", by_alias=True)}
-            self.deployment = deploy_flow("pipeline", self.pool, self.pool, tags=[TAG], parameters=given)
+            self.deployment = deploy_flow("pipeline", self.pool, self.pool, tags=[TAG, DEPLOYED_TAG], parameters=given)
             if self.config.train.launch.kind == "prefect":
-                deploy_flow("node", self.config.name, self.pool, QUEUE, tags=[PART_TAG])
+                deploy_flow("node", self.config.name, self.pool, QUEUE, tags=[TAG])
 
     def start_worker(self):
         """Start or restart the worker."""

@@ -25,7 +25,7 @@ from flows.deploy.automations import (
     heartbeat_automation,
     notifications,
 )
-from flows.deploy.deployments import PART_TAG, SCHEDULED, TAG
+from flows.deploy.deployments import DEPLOYED_TAG, SCHEDULED, TAG
 from flows.servers.services import free_port, start_prefect
 from tasks.config.pipeline import parse_config
 
@@ -60,10 +60,8 @@ def test_the_server_reads_every_automation():
 
 def test_only_runs_of_ours_are_watched():
     other = [{"prefect.resource.id": "prefect.tag.nightly", "prefect.resource.role": "tag"}]
-    part = [{"prefect.resource.id": f"prefect.tag.{PART_TAG}", "prefect.resource.role": "tag"}]
     watched = heartbeat_automation()
     assert covers(watched, HEARTBEAT, of_run("a"))
-    assert covers(watched, HEARTBEAT, of_run("a"), related=part)
     assert not covers(watched, HEARTBEAT, of_run("a"), related=other)
     assert not covers(watched, HEARTBEAT, of_run("a"), related=[])
     trigger = trigger_of(watched)
@@ -222,10 +220,10 @@ def test_deploying_twice_changes_nothing_and_what_was_switched_off_stays_off(liv
 @pytest.mark.timeout(300)
 def test_a_webhook_hears_of_failures_crashes_and_champions(live):
     live.deploy(STARLING_NOTIFY_URL=live.hook.url)
-    for name, tags in (("loud", [TAG]), ("part", [PART_TAG]), ("foreign", [])):
+    for name, tags in (("loud", [TAG, DEPLOYED_TAG]), ("part", [TAG]), ("foreign", [])):
         live.set_state(live.make_run(name, tags=tags), "FAILED", name="Failed", message='it said "no"')
     live.set_state(live.make_run("fine"), "COMPLETED", name="Completed")
-    live.set_state(live.make_run("gone"), "CRASHED", name="Crashed", message="lost")
+    live.set_state(live.make_run("gone", tags=[TAG, DEPLOYED_TAG]), "CRASHED", name="Crashed", message="lost")
     model = {"prefect.resource.id": "starling.model.demo", "prefect.resource.name": "demo"}
     live.emit(event("starling.promoted", model, related=[], payload={"version": "3", "url": "http://x/3"}))
     for name in ("loud", "gone", "demo"):
@@ -279,7 +277,7 @@ from prefect import flow, tags
 @flow
 def short():
     time.sleep(2)
-with tags("starling-part"):
+with tags("starling"):
     short()
 """
 
@@ -294,7 +292,7 @@ def test_a_real_run_gives_signs_of_life_that_carry_its_tag(live):
         lambda: [
             one
             for one in get_json(f"{live.api}/events/filter", body)["events"]
-            if any(label["prefect.resource.id"] == f"prefect.tag.{PART_TAG}" for label in one["related"])
+            if any(label["prefect.resource.id"] == f"prefect.tag.{TAG}" for label in one["related"])
         ],
         30,
     )

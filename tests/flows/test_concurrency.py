@@ -14,7 +14,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelling, Completed, Pending, Running
 from support import load_beside, tiny_document
 
-from flows import pipeline
+from flows import folds, names, pipeline, promote, verify, watch
 from flows.deploy import concurrency
 from tasks.config.pipeline import parse_config
 from tasks.locking import leases
@@ -184,15 +184,30 @@ def test_only_runs_of_the_schedule_that_nobody_has_begun_are_skipped(monkeypatch
 def test_the_retry_of_a_flow_run_has_the_same_run_id(monkeypatch):
     config = parse_config(tiny_document())
     run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC))
-    monkeypatch.setattr(pipeline.FlowRunContext, "get", classmethod(lambda cls: SimpleNamespace(flow_run=run)))
-    assert pipeline.new_run_id(config) == f"tiny-20261121-021500-{run.id.hex[-6:]}" == pipeline.new_run_id(config)
-    monkeypatch.setattr(pipeline.FlowRunContext, "get", classmethod(lambda cls: None))
-    assert pipeline.new_run_id(config) != pipeline.new_run_id(config)
+    monkeypatch.setattr(names.FlowRunContext, "get", classmethod(lambda cls: SimpleNamespace(flow_run=run)))
+    assert names.new_run_id(config) == f"tiny-20261121-021500-{run.id.hex[-6:]}" == names.new_run_id(config)
+    monkeypatch.setattr(names.FlowRunContext, "get", classmethod(lambda cls: None))
+    assert names.new_run_id(config) != names.new_run_id(config)
 
 
-def test_run_names_say_corpus_and_model():
+def test_run_names_say_id_corpus_and_model(monkeypatch):
     sources = [{"kind": "librispeech", "path": "/data/LibriSpeech"}, {"kind": "kaldi", "path": "/d/x", "corpus": "lab"}]
     config = parse_config(tiny_document(data={"sources": sources, "sample_rate": 8000}))
     assert config.corpora == "LibriSpeech, lab"
-    assert pipeline.pipeline.flow_run_name.format(config=config) == "tiny: LibriSpeech, lab conformer"
+    run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC))
+    monkeypatch.setattr(names.FlowRunContext, "get", classmethod(lambda cls: SimpleNamespace(flow_run=run)))
+    stamp = f"20261121-021500-{run.id.hex[-6:]}"
+
+    def named(flow, **parameters):
+        monkeypatch.setattr(names, "flow_run", SimpleNamespace(parameters={"config": config, **parameters}))
+        monkeypatch.setattr(promote, "flow_run", names.flow_run)
+        return flow.flow_run_name()
+
+    assert named(pipeline.pipeline) == f"tiny-{stamp}: LibriSpeech, lab, conformer"
+    assert named(pipeline.train, run_id="") == f"train tiny-{stamp}: LibriSpeech, lab, conformer"
+    assert named(pipeline.ingest, run_id="nightly") == "ingest nightly: LibriSpeech, lab"
+    assert named(folds.crossvalidate, folds=5) == f"tiny-{stamp}: LibriSpeech, lab, 5 folds"
+    assert named(watch.watch) == f"watch tiny {stamp}"
+    assert named(verify.verify_storage) == f"verify storage of tiny {stamp}"
+    assert named(promote.promote) == f"promote {config.model_name} {stamp}"
     assert parse_config(tiny_document(data={"sources": [{"kind": "synthetic"}]})).corpora == "synthetic"

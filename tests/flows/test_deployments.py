@@ -8,10 +8,10 @@ from prefect.utilities.callables import parameter_schema
 from support import ROOT, tiny_document, write_config
 from typer.testing import CliRunner
 
-from flows import pipeline
+from flows import names, pipeline
 from flows.cli.app import app
 from flows.deploy.automations import QUIET_STATES
-from flows.deploy.deployments import HEARTBEAT_S, PART_TAG, SCHEDULED, TAG, Options, plan, prefect_yaml
+from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S, SCHEDULED, TAG, Options, plan, prefect_yaml
 from flows.deploy.pools import KINDS, PoolError, WorkPool
 from tasks.config.pipeline import load_config, parse_config
 
@@ -74,7 +74,7 @@ def test_every_parameter_of_a_deployment_is_described(item):
 
 def test_run_names_are_unique_and_sort_by_time():
     config = parse_config(tiny_document())
-    names = {pipeline.new_run_id(config) for _ in range(50)}
+    names = {names.new_run_id(config) for _ in range(50)}
     assert len(names) == 50
     stamp = datetime.strptime(min(names).rsplit("-", 1)[0], "tiny-%Y%m%d-%H%M%S").replace(tzinfo=UTC)
     assert abs(datetime.now(UTC) - stamp) < timedelta(minutes=2)
@@ -104,7 +104,7 @@ def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_conf
     entry = plan(ring())[-1]
     assert entry["entrypoint"] == "flows/node.py:node"
     assert (entry["work_pool"]["name"], entry["work_pool"]["work_queue_name"]) == ("gpus", "nodes")
-    assert entry["tags"][0] == PART_TAG  # the train flow replaces a node that crashes: no notification
+    assert DEPLOYED_TAG not in entry["tags"]  # the train flow replaces a node that crashes: no notification
     sent = {"node_rank": 1, "coordinator": "127.0.0.1:1", "key_file": "/k", "max_restarts": 3}
     assert node.node.validate_parameters(sent).items() >= sent.items()
 
@@ -113,7 +113,7 @@ def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_conf
 def test_every_run_is_tagged_and_gives_signs_of_life(kind):
     options = Options(WorkPool("here", kind, "" if kind == "process" else "registry.example.com/starling:1"))
     for entry in plan(ring(), options):
-        assert entry["tags"][0] in (TAG, PART_TAG)
+        assert entry["tags"][0] == TAG
         variables = entry["work_pool"]["job_variables"]
         assert variables["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == str(HEARTBEAT_S)
         assert ("image" in variables) == (kind != "process")

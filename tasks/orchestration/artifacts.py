@@ -21,8 +21,12 @@ from tasks.stages import lm, progress
 from tasks.stages.base import Run, StageResult, counts_text
 from tasks.stages.report import percent
 from tasks.stages.score import GROUPS, RATES
-from tasks.tracking.registry import record_links
+from tasks.tracking.metrics import is_number
+from tasks.tracking.plots import curves_png, stored_journal
+from tasks.tracking.registry import record_links, report_text
 
+_EPOCHS = 50
+"""Maximum number of epochs in a table."""
 _UPDATE_S = 5.0  # an update costs the server some 30 ms
 
 
@@ -55,17 +59,48 @@ def publish(run: Run, result: StageResult) -> None:
         _quietly(lambda: create_table_artifact(table, key=key, description=f"{text}\n\n{_tuned(result)}"))
     elif result.name == "register":
         _quietly(lambda: create_markdown_artifact(_registered(result), key=key, description="Registered model"))
+    elif result.name == "train":
+        _quietly(lambda: _publish_training(run, result, key, text))
     elif result.name == "report":
-        picture = base64.b64encode(result.output.read("learning_curves.png")).decode()
-        _quietly(
-            lambda: create_image_artifact(
-                f"data:image/png;base64,{picture}", key=artifact_key(run.config.name, "curves"), description="Training"
-            )
-        )
-        page = f"[report]({result.record['report']})"
-        _quietly(lambda: create_markdown_artifact(page, key=key, description="HTML report"))
+        _quietly(lambda: create_markdown_artifact(_report(run), key=key, description="HTML report"))
     else:
         _quietly(lambda: create_markdown_artifact(text, key=key))
+
+
+def _publish_training(run: Run, result: StageResult, key: str, text: str) -> None:
+    """A table of the training's validations, and its curves."""
+    journal = stored_journal(result.output)
+    create_markdown_artifact(f"{text}\n\n{validation_table(journal)}", key=key, description="Training by epoch")
+    picture = base64.b64encode(curves_png(journal)).decode()
+    about = "Curves of the training"
+    key = artifact_key(run.config.name, "curves")
+    create_image_artifact(f"data:image/png;base64,{picture}", key=key, description=about)
+
+
+def validation_table(journal: list[dict[str, Any]]) -> str:
+    """Losses and rates of a training's last epochs, as Markdown.
+
+    Args:
+        journal: Valid entries, in order.
+    """
+    columns = {"valid_wer": "WER", "valid_frame_accuracy": "frame accuracy"}
+    rows = [entry for entry in journal if entry["kind"] == "valid"]
+    shown = {name: label for name, label in columns.items() if any(row.get(name) is not None for row in rows)}
+    heads = ["epoch", "training loss", "validation loss", *shown.values()]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---:|" * len(heads)]
+    for row in rows[-_EPOCHS:]:
+        losses = (_loss(row.get(name)) for name in ("train_loss", "valid_loss"))
+        cells = [str(row["epoch"]), *losses, *(percent(row.get(name)) for name in shown)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _loss(value: Any) -> str:
+    return f"{value:.3f}" if is_number(value) else "–"
+
+
+def _report(run: Run) -> str:
+    return report_text(run.result("register").record, run.result("report").record["report"])
 
 
 def _registered(result: StageResult) -> str:
@@ -88,7 +123,7 @@ def publish_summary(run: Run) -> None:
     if "register" in run.results:
         lines += ["", _registered(run.result("register"))]
     if "report" in run.results:
-        lines += ["", f"Report: `{run.result('report').record['report']}`"]
+        lines += ["", _report(run)]
     key = artifact_key(run.config.name, "summary")
     _quietly(lambda: create_markdown_artifact("\n".join(lines), key=key, description="What the run amounts to"))
 

@@ -1,7 +1,6 @@
 """Stage report: one self-contained HTML page per run, and its texts for the Prefect UI."""
 
 import base64
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, counts_text
 from tasks.stages.score import GROUPS
 from tasks.tracking.model_card import compute_text
-from tasks.tracking.plots import learning_curves
+from tasks.tracking.plots import curves_png, stored_journal
 from tasks.tracking.provenance import provenance
-from training.coordinator.journal import read_journal
+from tasks.tracking.runs import REPORT_FILE, client
 
-FILE = "report.html"
-"""Name of the page in the stage's output and among the artifacts of the model's MLflow run."""
 _WORST = 12
 """Number of utterances shown with their errors."""
 
@@ -143,13 +140,10 @@ def _inputs(run: Run) -> Inputs:
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder) / "journal.jsonl"
-        journal.write_bytes(run.result("train").output.read("journal.jsonl"))
-        curves = learning_curves(read_journal(journal), Path(folder) / "curves.png").read_bytes()
+    curves = curves_png(stored_journal(run.result("train").output))
     page = render(run, curves)
     output.store.write("learning_curves.png", curves)
-    output.store.write(FILE, page.encode())
+    output.store.write(REPORT_FILE, page.encode())
     path = local_report(output.store, run.config.name, output.key)
     _attach(run, page)
     return {"counts": {"bytes": len(page.encode())}, "report": str(path)}
@@ -159,16 +153,14 @@ def local_report(store: ObjectStore, name: str, key: str) -> Path:
     """Write a copy of the report to the data folder, and return its path."""
     path = home() / "reports" / f"{name}-{key}.html"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(store.read(FILE))
+    path.write_bytes(store.read(REPORT_FILE))
     return path
 
 
 def _attach(run: Run, page: str) -> None:
     """Attach the report to the model's MLflow run; a failure to do so is only reported."""
-    from tasks.tracking.runs import client
-
     try:
-        client().log_text(run.result("register").record["mlflow_run"], page, FILE)
+        client().log_text(run.result("register").record["mlflow_run"], page, REPORT_FILE)
     except Exception as error:  # any tracking error: the report itself is in the object store
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 

@@ -1,6 +1,7 @@
 """Plots of a training run, from its journal."""
 
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ matplotlib.use("Agg")  # files only: a worker has no display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from storage.stages import StageOutput
 from tasks.tracking.metrics import StepRounds
+from training.coordinator.journal import read_journal
 
 Entry = dict[str, Any]
 _TRAIN, _VALID, _THIRD = "#1f6f8b", "#d1495b", "#edae49"
@@ -97,6 +100,24 @@ def _rates(axes: Axes, valid: list[Entry]) -> None:
 
 def _shown(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def stored_journal(output: StageOutput) -> list[Entry]:
+    """The journal of a finished training.
+
+    Args:
+        output: Output of the stage `train`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        path.write_bytes(output.read("journal.jsonl"))
+        return read_journal(path)
+
+
+def curves_png(journal: list[Entry]) -> bytes:
+    """The plot of `learning_curves` as a PNG file's content."""
+    with tempfile.TemporaryDirectory() as folder:
+        return learning_curves(journal, Path(folder) / "curves.png").read_bytes()
 
 
 def learning_curves(journal: list[Entry], path: Path) -> Path:

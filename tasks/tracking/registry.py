@@ -22,7 +22,7 @@ from tasks.dataset.policies import SlotsConfig
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import lock_name, machine_lock, shared_lock
 from tasks.orchestration.events import ROLLED_BACK, emit
-from tasks.tracking.runs import DECISION_TAG, KEY_TAG, client, ui_links
+from tasks.tracking.runs import DECISION_TAG, KEY_TAG, REPORT_FILE, artifact_link, client, ui_links
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 TESTS_TAG = "starling.tests"
@@ -140,6 +140,20 @@ def record_links(record: dict[str, Any]) -> dict[str, str]:
         return ui_links(client().get_run(record["mlflow_run"]), record["model"], record["version"])
     except MlflowException:
         return {}
+
+
+def report_text(record: dict[str, Any], path: str) -> str:
+    """Markdown that leads to a run's report: a link that a browser can open; without a server, the local file.
+
+    Args:
+        record: Record of the registration.
+        path: Local file of the report.
+    """
+    try:
+        link = artifact_link(client().get_run(record["mlflow_run"]), REPORT_FILE)
+    except MlflowException:
+        link = ""
+    return f"[Report]({link})" if link else f"Report: `{path}`"
 
 
 @contextmanager

@@ -25,6 +25,8 @@ TRAINING_TAG = "starling.training"
 DECISION_TAG = "starling.decision"
 NOTE_TAG = "mlflow.note.content"
 """Tag that MLflow shows as a run's description."""
+REPORT_FILE = "report.html"
+"""The report's name among the artifacts of its run."""
 _KIND_TAG = "mlflow.experimentKind"
 _KIND = "custom_model_development"
 """Kind of experiment whose page opens on training runs; without one MLflow asks, or opens on traces."""
@@ -100,6 +102,16 @@ def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
     if name and version:
         links["model version"] = f"{base}/#/models/{quote(name)}/versions/{version}"
     return links
+
+
+def artifact_link(run: Run, path: str) -> str:
+    """URL of MLflow's page of an artifact; empty if MLflow is not a server.
+
+    Args:
+        run: The run.
+        path: The artifact.
+    """
+    return "".join(f"{page}/artifacts/{quote(path)}" for page in ui_links(run).values())
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -29,6 +29,7 @@ from flows.deploy.deployments import DEPLOYED_TAG, SCHEDULED, TAG
 from flows.servers.services import free_port, start_prefect
 from tasks.config.pipeline import parse_config
 
+DEPLOYED = [{"prefect.resource.id": f"prefect.tag.{DEPLOYED_TAG}", "prefect.resource.role": "tag"}]
 TAGGED = [{"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}]
 
 
@@ -91,8 +92,9 @@ def test_notifications_are_about_failures_and_crashes_whatever_their_state_is_ca
         ("CANCELLED", "Skipped", False),
     ]:
         resource = of_run("a", **{"prefect.state-type": kind, "prefect.state-name": name})
-        assert covers(runs, f"prefect.flow-run.{name}", resource) == told
-    assert not covers(runs, HEARTBEAT, of_run("a"))
+        assert covers(runs, f"prefect.flow-run.{name}", resource, related=DEPLOYED) == told
+        assert not covers(runs, f"prefect.flow-run.{name}", resource)  # nested, or of a terminal
+    assert not covers(runs, HEARTBEAT, of_run("a"), related=DEPLOYED)
     model = {"prefect.resource.id": "starling.model.demo", "prefect.resource.name": "demo"}
     assert covers(models, "starling.promoted", model, related=[])
     assert not covers(models, "prefect.flow-run.Completed", of_run("a"))

@@ -8,11 +8,12 @@ from prefect.utilities.callables import parameter_schema
 from support import ROOT, tiny_document, write_config
 from typer.testing import CliRunner
 
-from flows import names, pipeline
+from flows import pipeline
 from flows.cli.app import app
 from flows.deploy.automations import QUIET_STATES
 from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S, SCHEDULED, TAG, Options, plan, prefect_yaml
 from flows.deploy.pools import KINDS, PoolError, WorkPool
+from flows.names import new_run_id
 from tasks.config.pipeline import load_config, parse_config
 
 FLOWS = [item for item in SCHEDULED if item.module != "promote" or (ROOT / "flows" / "promote.py").is_file()]
@@ -74,7 +75,7 @@ def test_every_parameter_of_a_deployment_is_described(item):
 
 def test_run_names_are_unique_and_sort_by_time():
     config = parse_config(tiny_document())
-    names = {names.new_run_id(config) for _ in range(50)}
+    names = {new_run_id(config) for _ in range(50)}
     assert len(names) == 50
     stamp = datetime.strptime(min(names).rsplit("-", 1)[0], "tiny-%Y%m%d-%H%M%S").replace(tzinfo=UTC)
     assert abs(datetime.now(UTC) - stamp) < timedelta(minutes=2)

@@ -2,6 +2,7 @@
 
 from tasks.orchestration.artifacts import _score_table
 from tasks.stages.base import StageResult
+from tasks.tracking.runs import client
 
 
 def test_error_rates_of_corpora_and_domains_stand_below_their_set():
@@ -70,17 +71,20 @@ def test_each_stage_has_the_artifact_that_shows_it_best_and_trouble_stops_none(f
         ("markdown", "tiny-shard"),
         ("markdown", "tiny-features"),
         ("markdown", "tiny-train"),
+        ("image", "tiny-curves"),
         ("markdown", "tiny-decode"),
         ("table", "tiny-score"),
         ("markdown", "tiny-register"),
-        ("image", "tiny-curves"),
         ("markdown", "tiny-report"),
     ]
     by_key = {key: (content, about) for _, key, content, about in shown}
     assert by_key["tiny-prepare"][1].startswith("**prepare**: ")
     assert finished.result("shard").url in by_key["tiny-shard"][0]
     assert by_key["tiny-register"][0].startswith("**models:/tiny/1**\n\nthere was no champion")
-    assert by_key["tiny-report"][0] == f"[report]({finished.result('report').record['report']})"
+    assert by_key["tiny-report"][0] == f"Report: `{finished.result('report').record['report']}`"
+    assert "| epoch | training loss | validation loss | WER |" in by_key["tiny-train"][0]
+    assert by_key["tiny-train"][0].count("\n| ") == 1 + finished.config.train.epochs
+    assert by_key["tiny-curves"][0].startswith("data:image/png;base64,")
     logger = type("Logger", (), {"warning": lambda self, text, error: warned.append(str(error))})
     monkeypatch.setattr(artifacts, "get_run_logger", logger)
 
@@ -90,6 +94,27 @@ def test_each_stage_has_the_artifact_that_shows_it_best_and_trouble_stops_none(f
     monkeypatch.setattr(artifacts, "create_markdown_artifact", away)
     artifacts.publish(finished, finished.result("shard"))
     assert warned == ["the server is away"]
+
+
+def test_a_browser_can_open_the_report(finished, monkeypatch):
+    from tasks.tracking import runs
+    from tasks.tracking.registry import report_text
+
+    record = finished.result("register").record
+    assert report_text(record, "/here/it.html") == "Report: `/here/it.html`"
+    monkeypatch.setattr(runs, "shown_mlflow_uri", lambda: "http://127.0.0.1:5000/")
+    run = client().get_run(record["mlflow_run"])
+    page = f"http://127.0.0.1:5000/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
+    assert report_text(record, "/here/it.html") == f"[Report]({page}/artifacts/report.html)"
+
+
+def test_epochs_of_a_training_show_what_was_measured():
+    from tasks.orchestration.artifacts import validation_table
+
+    valid = {"kind": "valid", "epoch": 1, "train_loss": 2.0, "valid_loss": float("nan")}
+    assert validation_table([{"kind": "start"}, valid]).splitlines()[-1] == "| 1 | 2.000 | – |"
+    rated = validation_table([valid | {"valid_wer": 0.5}, valid | {"epoch": 2}])
+    assert rated.splitlines()[2:] == ["| 1 | 2.000 | – | 50.00 % |", "| 2 | 2.000 | – | – |"]
 
 
 def test_a_language_model_and_tuned_weights_are_shown_as_tables(finished, monkeypatch):

@@ -12,8 +12,8 @@ that an exchange takes as long as a step, or longer.
     python -m benchmarks.exchange_stability --learners 8 --free --json
 
 `factor` is the growth of the distance between the learners per step, over the second half of a run: below 1 it decays,
-above 1 training diverges, whatever the mean of the weights does. `bears` computes the theoretical limit of lr · h: 2/3
-for the mean with both neighbours (smallest eigenvalue -1/3), 1 for sequential pairs (0), and 1.9 times as much with
+above 1 training diverges, even if the mean of the weights is stable. `bears` computes the theoretical limit of lr · h:
+2/3 for the mean with both neighbours (smallest eigenvalue -1/3), 1 for sequential pairs (0), and 1.9 times as much with
 momentum 0.9; for synchronous SGD, it is 2 and 3.8.
 """
 

@@ -213,7 +213,7 @@ def own_decoder(folder: Path) -> DecodeConfig:
     """A bundle's own decoding parameters, with its files' paths.
 
     Raises:
-        BundleError: They name files that are none of the bundle's.
+        BundleError: They name files that are not in the bundle.
     """
     spec, files = _read(folder)
     for field, name in spec.decode.files().items():

@@ -72,16 +72,16 @@ def align_tokens(
     spans = merge_tokens(path[0], scores[0].exp())
     words: list[Word] = []
     first, confidences = 0, list[float]()
-    said: list[str] = []
+    spelled: list[str] = []
     for place, span in enumerate(spans):
-        before, said = said, tokenizer.decode(tokens[: place + 1]).split()
-        if said == before:  # a space separates words and belongs to none
+        before, spelled = spelled, tokenizer.decode(tokens[: place + 1]).split()
+        if spelled == before:  # a space separates words and belongs to none
             continue
-        if len(said) > len(before):
+        if len(spelled) > len(before):
             first, confidences = span.start, []
         else:
             words.pop()
         confidences.append(span.score)
-        words.append(unit(said[-1], first, span.end, sum(confidences) / len(confidences)))
+        words.append(unit(spelled[-1], first, span.end, sum(confidences) / len(confidences)))
     units = [unit(tokenizer.symbols[span.token], span.start, span.end, span.score) for span in spans]
     return CtcAlignment(words, units, score)

@@ -46,16 +46,16 @@ def timed_words(
         confidences = hypothesis.word_confidences or [hypothesis.confidence] * len(hypothesis.word_frames)
         return placed_words(hypothesis.text, hypothesis.word_frames, confidences, frame_seconds, offset)
     spelled: list[_Spelled] = []
-    said: list[str] = []
+    words: list[str] = []
     best_T = log_probs_TV.argmax(dim=1).tolist()
     starts = [*hypothesis.frames, len(best_T)]
     for k, token in enumerate(hypothesis.tokens):
-        before, said = said, tokenizer.decode(hypothesis.tokens[: k + 1]).split()
-        if said == before:  # a space separates words and belongs to none
+        before, words = words, tokenizer.decode(hypothesis.tokens[: k + 1]).split()
+        if words == before:  # a space separates words and belongs to none
             continue
         end = _end(best_T, token, starts[k], starts[k + 1])
         peak = float(log_probs_TV[starts[k] : end, token].max().exp())
-        if len(said) > len(spelled):
+        if len(words) > len(spelled):
             spelled.append(_Spelled(starts[k], end, []))
         spelled[-1].end = end
         spelled[-1].peaks.append(min(peak, 1.0))
@@ -67,7 +67,7 @@ def timed_words(
             round((where.end - where.first) * frame_seconds, 3),
             round(confidence, 4),
         )
-        for text, where, confidence in zip(said, spelled, hypothesis.word_confidences or means, strict=True)
+        for text, where, confidence in zip(words, spelled, hypothesis.word_confidences or means, strict=True)
     ]
 
 

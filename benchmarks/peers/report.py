@@ -87,7 +87,7 @@ def _note(scenario: Scenario, name: str, theirs: Sequence[Figures], cpu_share: f
             notes.append("its survivors ended")
         elif stopped:
             notes.append("its survivors stopped, and none of them ended")
-        notes += [] if find(name).joins else ["nobody can join"]
+        notes += [] if find(name).joins else ["learners cannot join"]
     return "; ".join(notes)
 
 

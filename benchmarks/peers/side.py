@@ -161,7 +161,7 @@ class Side:
             board.extra[0] = 1
 
     def kill(self) -> None:
-        """Kill the last learner and its child processes, as if its machine failed."""
+        """Kill the last learner and its child processes, like a failure of its machine."""
         self._order(do="kill", pid=self.pids[-1])
 
     def replace(self) -> None:

@@ -90,7 +90,7 @@ def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alig
         with _model_of(config) as found:
             return align_with_gmm(found, data, report, config)
     if overrides:
-        raise ValueError("--set overrides fields of a configuration, and the model is none: remove it")
+        raise ValueError(f"--set overrides fields of a configuration, and {model} is a model: remove --set")
     if is_alignment_model(Path(model)):
         return align_with_gmm(AlignmentModel.load(Path(model)), data, report)
     return align_with_ctc(fetch_model(model_uri(model)), data, device, report)

@@ -45,12 +45,12 @@ def show(
     built, _ = _build(config, overrides or [], words or [])
     if write is not None:
         built.lexicon.write(write, probabilities)
-    said = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words or []}
+    pronunciations = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words or []}
     phones = dict(built.lexicon.phones())
     if json_output:
-        print_json({"record": built.record(), "phones": phones, "words": said})
+        print_json({"record": built.record(), "phones": phones, "words": pronunciations})
         return
-    for word, found in said.items():
+    for word, found in pronunciations.items():
         origin = built.coverage.origins[word]
         for phones_text in found:
             out.print(f"{word}  {phones_text}" + ("" if origin == "file" else f"  ({origin})"), highlight=False)

@@ -45,7 +45,7 @@ def promote(
 ) -> None:
     """Compare a version with the champion on the frozen test sets; make it champion if it wins.
 
-    The exit status is 0 whichever wins, and 1 if they cannot be compared.
+    The exit status is 0 if they were compared, whatever the result, and 1 if they cannot be.
     """
     with redirect_stdout(sys.stderr):
         found = _promote(_model_name(name, config), version, new_tests, force, reason, no_prefect)
@@ -136,8 +136,8 @@ def rollback(
     if json_output:
         print_json(move)
         return
-    said = f"{name}: version {move['champion']} is [green]champion[/green] again, not {move['replaced']}"
-    out.print(said, highlight=False)
+    message = f"{name}: version {move['champion']} is [green]champion[/green] again, not {move['replaced']}"
+    out.print(message, highlight=False)
 
 
 def _show_history(name: str, versions: list[dict[str, Any]], json_output: bool) -> None:

@@ -95,10 +95,10 @@ def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
     seconds = _median(lambda: learner.gradient(next(work), 0), device)
     audio = sum(batch.seconds for batch in batches) / len(batches)
     hours = float(dataset.durations.sum()) / 3600
-    said = f"batches of the prepared training set, {audio:.0f} s of audio each"
+    source = f"batches of the prepared training set, {audio:.0f} s of audio each"
     assert isinstance(learner.model, AcousticModel)
     border = sum(_border_mb(learner, batch) for batch in batches) / len(batches)
-    return Step(learner.flat.weights.numel(), seconds, said, learner.model.cfg.layers, border, hours)
+    return Step(learner.flat.weights.numel(), seconds, source, learner.model.cfg.layers, border, hours)
 
 
 @torch.no_grad()
@@ -126,9 +126,9 @@ def _on_noise(config: PipelineConfig, batch_seconds: float) -> Step:
         loss = F.ctc_loss(log_probs.transpose(0, 1), tokens, frames, torch.full_like(lengths, tokens.shape[1]))
         loss.backward()  # type: ignore[no-untyped-call]
 
-    said = f"noise (the data are not prepared): {count} utterances of {each:g} s, {_VOCABULARY} tokens"
+    source = f"noise (the data are not prepared): {count} utterances of {each:g} s, {_VOCABULARY} tokens"
     border = border_bytes(model, count, feats.shape[1]) / 1e6
-    return Step(model.num_parameters(), _median(step, device), said, model.cfg.layers, border)
+    return Step(model.num_parameters(), _median(step, device), source, model.cfg.layers, border)
 
 
 def _median(step: Callable[[], object], device: torch.device) -> float:

@@ -167,9 +167,9 @@ class PostgresCluster(PostgresServer):
         (self.folder / "pg_hba.conf").write_text(_HBA, encoding="ascii")
         line = f"ALTER ROLE postgres PASSWORD '{_quoted(read_secret(self.secrets, 'postgres_password'))}'\n"
         words = [self.program(), "--single", "-D", str(self.folder), "-c", "log_statement=none", "postgres"]
-        said = _call(words, line, as_user, _LINE_S)
-        if re.search(r"\b(ERROR|FATAL|PANIC):", said):
-            raise PostgresError(f"PostgreSQL refuses {self.folder}: {_without_passwords(said)[-800:]}")
+        output = _call(words, line, as_user, _LINE_S)
+        if re.search(r"\b(ERROR|FATAL|PANIC):", output):
+            raise PostgresError(f"PostgreSQL refuses {self.folder}: {_without_passwords(output)[-800:]}")
 
     def start(self) -> Service:
         """Start the server; call `prepare` first."""
@@ -229,8 +229,8 @@ def _call(command: list[str], text: str, as_user: Mapping[str, Any], limit_s: fl
     done: subprocess.CompletedProcess[str] = subprocess.run(
         command, input=text, capture_output=True, text=True, timeout=limit_s, check=False, cwd="/", **as_user
     )
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     if done.returncode:
         name = Path(command[0]).name
-        raise PostgresError(f"{name} ended with status {done.returncode}: {_without_passwords(said)[-800:].strip()}")
-    return said
+        raise PostgresError(f"{name} ended with status {done.returncode}: {_without_passwords(output)[-800:].strip()}")
+    return output

@@ -45,7 +45,7 @@ class Countdown:
         self.status = 0
         """Exit status; 0 derives it from the signal."""
         self.say, self._patience_s = say, patience_s
-        self.said = threading.Event()
+        self.announced = threading.Event()
         """Set when `say` has returned."""
         self._dropped = threading.Event()
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
@@ -89,7 +89,7 @@ class Countdown:
             threading.excepthook = lambda _: None
             with suppress(Exception):
                 self.say(number)
-        self.said.set()
+        self.announced.set()
         main = threading.main_thread().ident
         while (left_s := self.deadline - time.monotonic()) > 0:
             if self._dropped.wait(left_s) and main is not None:
@@ -205,7 +205,7 @@ def end_if_signalled() -> None:
     """End this process if a signal asked for it, without exit handlers: those of some libraries wait for servers."""
     if number := shutdown_signal():
         if _countdown is not None:
-            _countdown.said.wait(_SAY_S)  # the thread may not have printed the message yet
+            _countdown.announced.wait(_SAY_S)  # the thread may not have printed the message yet
         sys.stdout.flush()
         sys.stderr.flush()
         end_hard(number)

@@ -1,6 +1,6 @@
 """Decoding of tied states with a graph of lexicon and language model (HCLG), by kaldi-decoder's beam search.
 
-What is searched are likelihoods: posteriors minus priors of the states (Bourlard and Morgan 1994). The graph is made
+The search uses likelihoods: posteriors minus priors of the states (Bourlard and Morgan 1994). The graph is made
 from the HMMs that the training data were aligned with, a lexicon and an n-gram, or is given as a file.
 
 Where several hypotheses are asked for, or a second language model ranks them again, they come from a lattice.

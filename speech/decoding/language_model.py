@@ -67,7 +67,7 @@ def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
     """Read a language model.
 
     Args:
-        path: ARPA (also gzip) or KenLM binary; empty for a model that tells nothing.
+        path: ARPA (also gzip) or KenLM binary; empty for a model without preferences.
         labels: The word or token of each label, 0 and up. One that the model lacks has the probability of its `<unk>`.
 
     Raises:

@@ -54,7 +54,7 @@ class TokensDecoder(BeamDecoder):
         self._lm: LanguageModel | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is native: another process reads its file itself."""
+        """Leaves out native objects: another process reads the file again."""
         return self.__dict__ | {"_lm": None}
 
     @override

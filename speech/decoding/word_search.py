@@ -137,10 +137,10 @@ class LetterSearch(WordSearch):
         if result.score <= _INCOMPLETE:  # the beam kept no complete word after these
             path[last:] = self.tokenizer.blank
         path = path[:num_frames]
-        said = np.flatnonzero((path != self.tokenizer.blank) & (path != self._space))
+        labelled = np.flatnonzero((path != self.tokenizer.blank) & (path != self._space))
         spans, begin = [], 0
         for end in ends:
-            inside = said[(said >= begin) & (said < end)]
+            inside = labelled[(labelled >= begin) & (labelled < end)]
             spans.append((int(inside[0]), int(inside[-1]) + 1))
             begin = int(end)
         path[path >= self.tokenizer.size] = self.tokenizer.blank
@@ -194,10 +194,10 @@ class PieceSearch(WordSearch):
             path[self._left_lexicon(path) :] = self.tokenizer.blank
         starts = self._starts(path)
         begins = starts[self._first[path[starts]]].tolist()
-        said = np.flatnonzero(path != self.tokenizer.blank)
+        labelled = np.flatnonzero(path != self.tokenizer.blank)
         spans = []
         for begin, end in zip(begins, [*begins, len(path)][1:], strict=True):
-            spans.append((begin, int(said[said < end][-1]) + 1))
+            spans.append((begin, int(labelled[labelled < end][-1]) + 1))
         words = tuple(self.tokenizer.decode(path[starts].tolist()).split())
         return WordPath(words, tuple(spans), path, _complete(float(result.score)))
 

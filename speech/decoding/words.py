@@ -81,7 +81,7 @@ class WordsDecoder(Decoder):
         self._rescorer: Rescorer | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is native: another process reads its files itself."""
+        """Leaves out native objects: another process reads the files again."""
         return self.__dict__ | {"_search": None, "_rescorer": None}
 
     @override

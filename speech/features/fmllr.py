@@ -55,6 +55,6 @@ class FmllrConfig(FeatureConfig):
     @override
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
         raise FeatureError(
-            "features of kind fmllr are made of all speech of a speaker, not of a waveform: give the stored ones, or "
+            "features of kind fmllr need all speech of a speaker, not one waveform: give the stored ones, or "
             "use a Recognizer, which adapts to speakers"
         )

@@ -18,7 +18,7 @@ from speech.hmm.topology import Floats, Ints, PhoneSet, TransitionModel
 from speech.hmm.tree import DecisionTree
 
 LogLikelihoods = NDArray[np.float32]
-_PRUNE = 3  # frames between two looks at the ends of the band: a look costs as much as a step
+_PRUNE = 3  # frames between two checks of the band's ends: a check costs as much as a step
 
 
 @dataclass(frozen=True)

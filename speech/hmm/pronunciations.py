@@ -46,15 +46,15 @@ class PronunciationCounts:
 
     def add(self, alignment: Alignment, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
         """Count an utterance, in place."""
-        said: dict[int, list[str]] = {}
+        sequences: dict[int, list[str]] = {}
         for phone, word in zip(alignment.phones.tolist(), alignment.words.tolist(), strict=True):
             if word != NO_WORD:
-                said.setdefault(word, []).append(phones.base(phone))
+                sequences.setdefault(word, []).append(phones.base(phone))
                 continue
             self.pauses += 1
-            if said:
-                self.paused[words[max(said)]] += 1
-        for word, names in said.items():
+            if sequences:
+                self.paused[words[max(sequences)]] += 1
+        for word, names in sequences.items():
             self.spoken[words[word], tuple(names)] += 1
         self.places += len(words) + 1
         return self

@@ -164,7 +164,7 @@ class DecisionTree:
 
 
 def monophone_tree(phones: PhoneSet) -> DecisionTree:
-    """A pdf of its own for each state of each phone, whatever its context."""
+    """A separate pdf for each state of each phone, independent of the context."""
     roots = np.zeros((len(phones) + 1, MAX_STATES), dtype=np.int32)
     number = 0
     for phone in range(1, len(phones) + 1):

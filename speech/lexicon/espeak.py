@@ -54,12 +54,12 @@ class Espeak(LexiconSource):
     @override
     def build(self, counts: Mapping[str, int]) -> Built:
         try:
-            said = pronounce(counts, self.cfg.language)
+            phonemes = pronounce(counts, self.cfg.language)
         except SynthesizerMissingError as error:
             raise LexiconError(f"lexicon.kind espeak: {error}") from error
         found = {
             word: [Pronunciation(tuple(with_stress(phone, self.cfg.stress) for phone in phones))]
-            for word, phones in said.items()
+            for word, phones in phonemes.items()
         }
         coverage, missing = covered(counts, found, "espeak")
         for word in missing:

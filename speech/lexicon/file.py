@@ -119,17 +119,17 @@ class FileLexicon(LexiconSource):
     def _completed(self, missing: list[str], inventory: set[str]) -> tuple[dict[str, list[Pronunciation]], list[str]]:
         """Pronunciations of missing words in the file's phones, and remarks for the user."""
         try:
-            said = pronounce(missing, self.cfg.language)
+            phonemes = pronounce(missing, self.cfg.language)
         except SynthesizerMissingError as error:
             return {}, [f"words that are not in the file are unknown: {error}"]
         arpabet = sum(bool(_ARPABET.fullmatch(phone)) for phone in inventory) >= 8
         digits = any(phone[-1] in "012" for phone in inventory)
         found = {}
-        for word, phones in said.items():
+        for word, phones in phonemes.items():
             own = from_ipa(phones, digits=digits) if arpabet else phones
             if own is not None and inventory.issuperset(own):
                 found[word] = [Pronunciation(self._stressed(own))]
-        foreign = len(said) - len(found)
+        foreign = len(phonemes) - len(found)
         return found, [
             f"{foreign} words whose eSpeak NG phonemes have no counterpart among the file's phones"
         ] if foreign else []

@@ -98,7 +98,7 @@ class NgramModel(LanguageModel):
         return places, self.tables.keys[places] == keys
 
     def context(self, words: Sequence[int]) -> int:
-        """State after some words, wherever in a sentence they are: that of their longest known suffix."""
+        """State after some words anywhere in a sentence: that of their longest known suffix."""
         state = 0
         for word in words:
             state, _ = self.score(state, word)

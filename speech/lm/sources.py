@@ -5,7 +5,7 @@
         block.lines
 
 Nothing in the text stops the work: lines that cannot be read, normalized or used are dropped and counted by reason, and
-an archive that is damaged is read as far as it goes. What does stop it is a path that leads nowhere.
+an archive that is damaged is read as far as it goes. A path that does not exist is an error.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def text_files(cfg: TextConfig) -> list[str]:
     """Returns the URLs of all text files.
 
     Raises:
-        LmError: A path leads nowhere.
+        LmError: A path does not exist.
     """
     return [path for url in cfg.paths for path in _files(url)]
 
@@ -117,7 +117,7 @@ def text_digests(cfg: TextConfig) -> list[str]:
     files without these are read.
 
     Raises:
-        LmError: A path leads nowhere, or a file cannot be read.
+        LmError: A path does not exist, or a file cannot be read.
     """
     return [_digest(path) for path in text_files(cfg)]
 

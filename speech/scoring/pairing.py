@@ -89,10 +89,14 @@ def load_pairs(ref: Path, hyp: Path, rules: ScoringRules, pairing: PairingRules 
             "give stm as reference and ctm as hypothesis, or two files of utterances (trn, kaldi, jsonl)"
         )
     silent = pairing.missing == "delete"
-    said = _mapped(read_transcript(ref, "ref", formats[0].name), ref, "ref", formats[0], rules, pairing)
-    heard = _mapped(read_transcript(hyp, "hyp", formats[1].name, silent), hyp, "hyp", formats[1], rules, pairing)
-    pairs = _pair_times(said, heard) if said.segments else _pair_utterances(said.utterances, heard.utterances, rules)
-    return _settle(pairs, ref, hyp, pairing, timed=bool(said.segments))
+    reference = _mapped(read_transcript(ref, "ref", formats[0].name), ref, "ref", formats[0], rules, pairing)
+    hypothesis = _mapped(read_transcript(hyp, "hyp", formats[1].name, silent), hyp, "hyp", formats[1], rules, pairing)
+    pairs = (
+        _pair_times(reference, hypothesis)
+        if reference.segments
+        else _pair_utterances(reference.utterances, hypothesis.utterances, rules)
+    )
+    return _settle(pairs, ref, hyp, pairing, timed=bool(reference.segments))
 
 
 def share_extra(systems: list[Pairs]) -> list[Pairs]:
@@ -132,16 +136,16 @@ def _mapped(
     return found.map_texts(read)
 
 
-def _pair_utterances(said: list[TranscriptEntry], heard: list[TranscriptEntry], rules: ScoringRules) -> Pairs:
+def _pair_utterances(reference: list[TranscriptEntry], hypothesis: list[TranscriptEntry], rules: ScoringRules) -> Pairs:
     """Pairs by id, in the order of the reference; the speaker and the domain are the reference's.
 
     If case is ignored, ids without a partner are paired with those that differ only in case.
     """
-    texts = {entry.id: entry for entry in heard}
-    own = {entry.id for entry in said}
+    texts = {entry.id: entry for entry in hypothesis}
+    own = {entry.id for entry in reference}
     similar = {rules.fold(id_): id_ for id_ in texts if id_ not in own}
     pairs = Pairs()
-    for entry in said:
+    for entry in reference:
         id_ = entry.id if entry.id in texts else similar.get(rules.fold(entry.id), entry.id)
         found = texts.pop(id_, None)
         if found is None:
@@ -167,15 +171,15 @@ def _channel(unit: TimedWord | TimedSegment) -> _Channel:
     return unit.file.lower(), unit.channel.lower()
 
 
-def _pair_times(said: TranscriptFile, heard: TranscriptFile) -> Pairs:
+def _pair_times(reference: TranscriptFile, hypothesis: TranscriptFile) -> Pairs:
     """Gives each word to a segment of its recording and channel."""
     words: dict[_Channel, list[_Unit]] = {}
-    for word in sorted(heard.words, key=lambda word: word.start):
+    for word in sorted(hypothesis.words, key=lambda word: word.start):
         words.setdefault(_channel(word), []).extend(_units(word))
     segments: dict[_Channel, list[TimedSegment]] = {}
-    for segment in said.segments:
+    for segment in reference.segments:
         segments.setdefault(_channel(segment), []).append(segment)
-    pairs = Pairs(titles=said.labels)
+    pairs = Pairs(titles=reference.labels)
     numbers: dict[str, int] = {}
     for channel, stretches in sorted(segments.items()):
         if channel not in words:
@@ -187,7 +191,7 @@ def _pair_times(said: TranscriptFile, heard: TranscriptFile) -> Pairs:
                 number = numbers.get(segment.speaker, 0)
                 numbers[segment.speaker] = number + 1
                 id_ = f"{segment.speaker}-{number:03d}"
-                labels = tuple(name for name in segment.labels if name in said.labels or not said.labels)
+                labels = tuple(name for name in segment.labels if name in reference.labels or not reference.labels)
                 pairs.rows.append(ScoringRow(id_, segment.text, text, segment.speaker, "", labels))
     for channel, units in sorted(words.items()):
         name = " ".join(channel)

@@ -72,8 +72,8 @@ def _trace_words(ref: Sequence[Arc], hyp: Sequence[Arc]) -> list[TraceStep]:
     refs, hyps = iter(ref), iter(hyp)
     steps = align([arc.word for arc in ref], [arc.word for arc in hyp])
     return [
-        TraceStep(operation, next(refs) if said is not None else None, next(hyps) if heard is not None else None)
-        for operation, said, heard in steps
+        TraceStep(operation, next(refs) if ref_word is not None else None, next(hyps) if hyp_word is not None else None)
+        for operation, ref_word, hyp_word in steps
     ]
 
 

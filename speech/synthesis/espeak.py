@@ -212,8 +212,8 @@ class Engine:
         rest = ctypes.c_char_p(text.encode())
         found: list[str] = []
         while rest.value:  # it takes a clause at a time
-            said = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _CHARACTERS_UTF8, _IPA | ord("_") << 8)
-            spoken = _LANGUAGE_SWITCH.sub("", (said or b"").decode())
+            phonemes = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _CHARACTERS_UTF8, _IPA | ord("_") << 8)
+            spoken = _LANGUAGE_SWITCH.sub("", (phonemes or b"").decode())
             found += [phone for word in spoken.split() for phone in word.split("_") if phone]
         return tuple(found)
 

@@ -29,7 +29,7 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
     """Cut a recording into pieces that contain speech.
 
     Detection runs on `max_seconds` of the recording at a time, and the recording is cut in the last pause of these. If
-    there is none, it is cut at the quietest 50 ms of their last third. What is between two pieces is a pause.
+    there is none, it is cut at the quietest 50 ms of their last third. The audio between two pieces is a pause.
 
     Args:
         vad: Finds speech; its configuration says which pauses separate pieces.

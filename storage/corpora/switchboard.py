@@ -21,8 +21,8 @@ _OPTIONAL = re.compile(r"\([^()]*\)")
 class SwitchboardReader(CorpusReader):
     """Reads a folder with the discs' `.sph` files and `swb_ms98_transcriptions`, in folders of any depth.
 
-    A side of a call is a speaker. Marks of noise are removed and laughed words kept; of a word that was said
-    differently than meant, what was said counts. Segments without words are reported as problems.
+    A side of a call is a speaker. Marks of noise are removed and laughed words kept; a mispronounced word
+    is transcribed as pronounced. Segments without words are reported as problems.
 
     Options:
         fragments: handling of words that break off ("th[at]-"): `keep` what was said ("th-", the default), or `remove`.

@@ -35,7 +35,7 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML document; no tag makes an object.
 
     Raises:
-        YAMLError: If it is none, gives a key of a mapping twice, is nested beyond measure, contains itself, or stands
+        YAMLError: If it is none, gives a key of a mapping twice, is nested too deeply, contains itself, or stands
             for too many values.
     """
     try:

@@ -174,8 +174,8 @@ def look_for_doubles(
     for i, j, share in near:
         for row in (i, j):
             errors[row] = min(share, errors.get(row, 1.0))
-    said = zip(values(path, "speaker"), values(path, "text"), strict=True)
-    texts = equal_labels(text_keys(f"{speaker}\t{text}" for speaker, text in said))
+    spoken = zip(values(path, "speaker"), values(path, "text"), strict=True)
+    texts = equal_labels(text_keys(f"{speaker}\t{text}" for speaker, text in spoken))
     findings = (
         DuplicateGroups(NEAR, audio, config.within, config.overlap),
         DuplicateGroups(TEXT, texts, "keep", config.same_text),

@@ -61,5 +61,5 @@ def _of_source(number: int, source: SourceConfig) -> str:
             return ""
     except (ValueError, RuntimeError, OSError) as error:
         return str(error) if str(error).startswith("data.sources") else f"{place}: {error}"
-    said = f"; the first of {len(reader.problems)} problems: {reader.problems[0].detail}" if reader.problems else ""
-    return f"{place}: {source.path} has no utterance{said}. `starling corpus inspect` shows what is in it"
+    example = f"; the first of {len(reader.problems)} problems: {reader.problems[0].detail}" if reader.problems else ""
+    return f"{place}: {source.path} has no utterance{example}. `starling corpus inspect` shows what is in it"

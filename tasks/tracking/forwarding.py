@@ -267,8 +267,8 @@ class Forwarder:
             reason = error.message if isinstance(error, MlflowException) else str(error)
             if not self.trouble:
                 # the rest of SQLAlchemy's message is the statement and its values
-                said = reason.partition("\n[SQL")[0]
-                _log.warning("MLflow does not accept metrics at present, they wait in the journal: %s", said)
+                cause = reason.partition("\n[SQL")[0]
+                _log.warning("MLflow does not accept metrics at present, they wait in the journal: %s", cause)
             self.trouble = f"{type(error).__name__}: {reason}"[:300]
             self._sender.forget_connection()
             return False

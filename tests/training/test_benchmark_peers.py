@@ -94,8 +94,8 @@ def test_repetitions_are_medians_over_all_their_windows():
 @pytest.mark.parametrize(
     ("name", "kept", "ended", "said"),
     [
-        ("adpsgd", 0.0, 0, "its survivors stopped, and none of them ended; nobody can join"),
-        ("ddp", 0.0, 3, "its survivors ended; nobody can join"),
+        ("adpsgd", 0.0, 0, "its survivors stopped, and none of them ended; learners cannot join"),
+        ("ddp", 0.0, 3, "its survivors ended; learners cannot join"),
         ("torchft", 0.9, 0, ""),
     ],
 )
@@ -253,7 +253,7 @@ def test_after_a_kill_starling_goes_on_and_ddp_ends(tmp_path):
     out, err = child.communicate(timeout=600)
     assert child.returncode == 0, err
     (row,) = json.loads(out)["rows"]
-    assert row["note"].endswith("its survivors ended; nobody can join")
+    assert row["note"].endswith("its survivors ended; learners cannot join")
     assert row["starling"]["kept"] > 0
     assert row["theirs"]["kept"] == 0
 

@@ -69,7 +69,7 @@ class DecodingPool(Generic[T]):
             self._description = _describe(decoder)
 
     def add(self, what: T, scores: Scores) -> Iterator[tuple[T, list[Hypothesis]]]:
-        """Take a batch; yields those that are done, with what was given beside their scores."""
+        """Add a batch; yields finished ones: the item that was added with the scores, and the hypotheses."""
         self._waiting.append((what, scores, self._submit(scores)))
         while len(self._waiting) > (_AHEAD if self._pool else 0):
             yield self._next()

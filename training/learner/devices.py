@@ -149,9 +149,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     # contexts, cuBLAS and cuDNN bypass torch's allocator: their errors are recognized by their text only
-    said = str(error)
+    message = str(error)
     return isinstance(error, RuntimeError) and (
-        "CUDA error: out of memory" in said or "CUDA out of memory" in said or "_STATUS_ALLOC_FAILED" in said
+        "CUDA error: out of memory" in message or "CUDA out of memory" in message or "_STATUS_ALLOC_FAILED" in message
     )
 
 

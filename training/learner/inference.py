@@ -232,7 +232,7 @@ def _adapted_batches(
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
 ) -> Iterator[Batch]:
-    """Batches of features that are adapted to speakers, made of all of a speaker's utterances (an hour at a time)."""
+    """Batches of speaker-adapted features, computed from all utterances of a speaker, an hour at a time."""
     speakers = dataset.index.values("speaker")
     for places in by_speaker(speakers[int(row)].as_py() for row in rows).values():
         own = rows[places]

@@ -2,7 +2,7 @@
 
 The coordinator is no child that ends with its parent: any learner may be killed. It holds the lock `coordinator.lock`
 while it runs, so that learners notice its death and restart it with its state. Every learner holds a share of
-`learners.lock`: if nobody does, what is in the folder belongs to an earlier training, and the next one starts afresh.
+`learners.lock`: if none does, the folder's contents belong to an earlier training, and a new one starts.
 """
 
 import fcntl

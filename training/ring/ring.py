@@ -197,7 +197,7 @@ class Ring:
     def _decide(self, client: NodeClient) -> tuple[dict[str, Any], Assignment | None]:
         """What the node does next, and its rows."""
         if (epoch := client.snapshot_wanted()) is not None:
-            client.snapshot_written(epoch)  # an evaluator would read replicas; here nobody does
+            client.snapshot_written(epoch)  # for evaluators that read replicas; a ring has none
         if why := client.finish():
             return {"do": "end", "why": why}, None
         work = client.next()

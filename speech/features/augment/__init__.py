@@ -122,10 +122,10 @@ class WaveAugment:
         return drawn
 
     def apply(self, waves: Tensor, lengths: Tensor, drawn: Mapping[str, Drawn]) -> tuple[Tensor, Tensor]:
-        """Change a batch by what was drawn for it.
+        """Change a batch with the numbers drawn for it.
 
         Args:
-            waves: `[B, N]` in [-1, 1]; what lies beyond an utterance's length is never looked at.
+            waves: `[B, N]` in [-1, 1]; samples beyond an utterance's length are ignored.
             lengths: `[B]`, samples of each utterance.
             drawn: for these utterances.
 
@@ -163,7 +163,7 @@ class WaveAugment:
         return self.apply(waves, lengths, drawn)
 
     def moved(self, labels: Tensor, drawn: Mapping[str, Drawn]) -> Tensor:
-        """Labels of an utterance's frames `[T]`, moved in time as it is, by what was drawn for it alone: `[T']`."""
+        """Labels of an utterance's frames `[T]`, moved in time with the numbers drawn for it: `[T']`."""
         for name, step in self.steps.items():
             labels = step.moved(labels, drawn[name])
         return labels
@@ -187,7 +187,7 @@ class SpecAugment:
         return {name: step.draw(seeds) for name, step in self.steps.items()}
 
     def apply(self, feats: Tensor, lengths: Tensor, drawn: Mapping[str, Drawn]) -> Tensor:
-        """Change a batch by what was drawn for it.
+        """Change a batch with the numbers drawn for it.
 
         Args:
             feats: `[B, T, F]`, normalized.

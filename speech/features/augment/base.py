@@ -1,7 +1,7 @@
-"""What an augmentation of waveforms or features is; both kinds keep padding silent and never look at it.
+"""Base of the augmentations of waveforms and features; both kinds keep padding silent and never read it.
 
-What is random is drawn apart from its use: `draw` needs lengths only and works on the CPU, so that the loader of a
-batch draws for it; `apply` changes the batch on its device by what was drawn. Calling an augmentation does both.
+Random numbers are drawn before they are used: `draw` needs only lengths and runs on the CPU, in the batch's loader;
+`apply` uses them on the batch's device. Calling an augmentation does both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WaveAugmentation(ABC):
 
     @abstractmethod
     def apply(self, waves: Tensor, lengths: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
-        """Change a batch by what was drawn for it.
+        """Change a batch with the numbers drawn for it.
 
         Args:
             waves: `[B, N]` in [-1, 1], zero beyond each utterance; not modified.
@@ -80,7 +80,7 @@ class FeatureAugmentation(ABC):
 
     @abstractmethod
     def apply(self, feats: Tensor, lengths: Tensor, drawn: Drawn) -> Tensor:
-        """Change a batch by what was drawn for it.
+        """Change a batch with the numbers drawn for it.
 
         Args:
             feats: `[B, T, F]`; not modified.

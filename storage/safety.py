@@ -7,7 +7,6 @@ decoders that trust suffixes would execute members like `x.pyd` or `x.pickle`. `
 import io
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -110,17 +109,3 @@ def _check_end(file: BinaryIO, end: int, label: str) -> None:
             raise UnsafeTarError(
                 f"{label}: damaged after byte {end}: no valid header there. Fetch it or write it again."
             )
-
-
-def iter_members(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of every member of a local tar, in order.
-
-    Raises:
-        UnsafeTarError: the tar is damaged, truncated or unsafe; raised before the first member is returned.
-    """
-    check_tar(path)
-    with tarfile.open(path, mode="r:") as tar:
-        for member in tar:
-            content = tar.extractfile(member)
-            if content is not None:
-                yield member.name, content.read()

@@ -43,7 +43,6 @@ from speech.hmm.align import Alignment
 from speech.hmm.topology import Ints
 from speech.hmm.tree import DecisionTree
 
-ALIGNMENTS_NAME = "alignments.parquet"
 FORMAT = 1
 SCHEMA = pa.schema(
     [

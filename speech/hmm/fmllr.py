@@ -109,16 +109,3 @@ def _row(inverse: Tensor, linear: Tensor, cofactors: Tensor, count: float) -> Te
     best = solutions[0] if gains[0] >= gains[1] else solutions[1]
     row: Tensor = best * direction + inverse @ linear
     return row
-
-
-def fmllr_gain(stats: FmllrStatistics, transform: Tensor) -> float:
-    """How much a transform raises the auxiliary function over the identity, for a frame."""
-
-    def auxiliary(matrix: Tensor) -> Tensor:
-        quadratic = torch.einsum("ij,ijk,ik->", matrix, stats.products, matrix)
-        determinant = torch.linalg.slogdet(matrix[:, :-1])[1]
-        value: Tensor = stats.count * determinant + (matrix * stats.linear).sum() - 0.5 * quadratic
-        return value
-
-    start = identity(len(stats.linear))
-    return float(auxiliary(transform) - auxiliary(start)) / max(stats.count, 1.0)

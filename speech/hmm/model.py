@@ -91,10 +91,6 @@ class HmmModel:
         unadapted = self.unadapted.to(device) if self.unadapted else None
         return replace(self, gmm=self.gmm.to(device), unadapted=unadapted)
 
-    def with_gmm(self, gmm: DiagGmm) -> HmmModel:
-        """The model with other mixtures."""
-        return replace(self, gmm=gmm)
-
     def save(self, folder: Path) -> None:
         """Write `model.safetensors` and `model.json`; the second one, written last, says that both are there."""
         folder.mkdir(parents=True, exist_ok=True)

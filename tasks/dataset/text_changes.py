@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from speech.scripts import LanguageError
 from speech.text import TextNormalizer
-from speech.text_log import TextChange, count_kinds, text_changes, undo_changes
+from speech.text_log import TextChange, count_kinds, text_changes
 from storage.objects import ObjectStore
 from tasks.config.pipeline import ConfigError, DataConfig
-from tasks.dataset.manifest import MANIFEST
 from tasks.dataset.tables import Row, TableWriter, batches, iter_table
 
 TEXT_CHANGES = "text-changes.parquet"
@@ -105,15 +104,3 @@ def read_text_changes(store: ObjectStore, folder: Path) -> dict[str, list[TextCh
     """
     rows = iter_table(store, TEXT_CHANGES, folder)
     return {row["id"]: [TextChange(*change) for change in json.loads(row["changes"])] for row in rows}
-
-
-def undo_all(store: ObjectStore, folder: Path) -> dict[str, str]:
-    """The original transcripts by id, reconstructed from the normalized ones and the changes.
-
-    Args:
-        store: The prepare stage's output.
-        folder: Local folder for copies if the store is remote; the caller removes it.
-    """
-    changes = read_text_changes(store, folder)
-    rows = iter_table(store, MANIFEST, folder, ["id", "text"])
-    return {row["id"]: undo_changes(row["text"], changes.get(row["id"], ())) for row in rows}

@@ -60,16 +60,6 @@ def _environment() -> jinja2.Environment:
 _PAGES = _environment()
 
 
-def text_html(languages: dict[str, Any]) -> str:
-    """Changes by text normalization, by language and kind, with examples; empty if there are none."""
-    return _PAGES.get_template("text.html").render(languages=languages).strip()
-
-
-def damage_html(run: Run) -> str:
-    """Damaged shards that stages have skipped; empty if there are none."""
-    return _PAGES.get_template("damage.html").render(stages=run.results).strip()
-
-
 def _worst(detail: dict[str, Any]) -> list[list[Any]]:
     """Utterances with the most errors: id, errors, and the alignment with each error marked."""
     return [

@@ -43,11 +43,10 @@ class AcousticModelContract:
         assert log_probs.dtype == torch.float32
 
     @pytest.mark.parametrize("factor", [1, 2, 4, 8])
-    def test_lengths_can_be_told_without_computing(self, factor):
-        model = self.build(subsampling=factor)
-        feats, lengths = features(range(1, 34))
-        assert torch.equal(model.subsampling.output_lengths(lengths), model(feats, lengths)[1])
-        assert model.subsampling.output_lengths(torch.tensor([0])).tolist() == [0]
+    def test_each_halving_rounds_lengths_up(self, factor):
+        counts = range(1, 34)
+        lengths = self.build(subsampling=factor)(*features(counts))[1]
+        assert lengths.tolist() == [-(-count // factor) for count in counts]
 
     def test_outputs_are_log_probabilities(self, model):
         log_probs, lengths = model(*features())

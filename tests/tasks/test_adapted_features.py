@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -294,7 +295,7 @@ def test_bundle_needs_its_own_gmm(run, bundle, tmp_path):
     with pytest.raises(BundleError, match="features of kind fmllr, but not the GMM-HMM"):
         Recognizer.load(bare, decoder_of(run))
     model, _ = loaded(run, tmp_path)
-    model.with_gmm(model.gmm.transformed(torch.eye(DIM) * 1.1)).save(tmp_path / "other")
+    replace(model, gmm=model.gmm.transformed(torch.eye(DIM) * 1.1)).save(tmp_path / "other")
     cfg = Recognizer.load(bundle).spec.adaptation
     with pytest.raises(BundleError, match="not the GMM-HMM that .*bare was trained with"):
         add_adaptation(bare, tmp_path / "other", cfg)

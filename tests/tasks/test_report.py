@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.stages.base import Run, counts_text
 from tasks.stages.register import client
-from tasks.stages.report import REPORT, percent, text_html
+from tasks.stages.report import REPORT, percent
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -58,14 +58,14 @@ def test_a_copy_lies_in_the_data_folder_and_beside_the_model(finished):
     assert "report.html" in names
 
 
-def test_what_comes_from_data_is_escaped():
+def test_what_comes_from_data_is_escaped(fragment):
     entry = {
         "kinds": {"<script>": 1},
         "examples": {"<script>": [{"was": "<b>&", "became": ""}]},
         "changed": 1,
         "utterances": 2,
     }
-    found = text_html({"<img>": entry})
+    found = fragment("text", languages={"<img>": entry})
     assert "<td>&lt;img&gt;</td><td>&lt;script&gt;</td><td class=n>1</td>" in found
     assert "&lt;b&gt;&amp; → (nothing)" in found
     assert not re.search("<(script|img|b)>", found)

@@ -10,7 +10,6 @@ from storage.quarantine import TooManyShardsError
 from storage.reading import ShardError
 from storage.shards import Sample, build_index, load_part, write_shard
 from tasks.config.pipeline import parse_config
-from tasks.stages import report
 from tasks.stages.base import Run
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
@@ -113,7 +112,7 @@ def decodable(home):
     return make
 
 
-def test_decoding_goes_on_without_it(decodable, monkeypatch):
+def test_decoding_goes_on_without_it(decodable, fragment, monkeypatch):
     run = decodable(0.5)
     store = run.result("shard").store.child("test")
     index = ShardIndex.read(store)
@@ -125,7 +124,7 @@ def test_decoding_goes_on_without_it(decodable, monkeypatch):
     lost = {index.row(n)["id"] for n in range(len(index)) if index.row(n)["shard"] == 0}
     assert len(result.store.read("test.hyp.trn").splitlines()) == len(index) - record.count
     assert not any(f"({name})" in result.store.read("test.ref.trn").decode() for name in lost)
-    assert record.name in report.damage_html(run)
+    assert record.name in fragment("damage", stages=run.results)
     check = known_damage(run)
     check(ShardError("again", record))
     with pytest.raises(ShardError):
@@ -134,7 +133,7 @@ def test_decoding_goes_on_without_it(decodable, monkeypatch):
     again = DECODE.execute(run)
     assert not again.cached
     assert again.counts["utterances"] == len(index)
-    assert report.damage_html(run) == ""
+    assert fragment("damage", stages=run.results) == ""
 
 
 def test_too_much_damage_stops_decoding(decodable):

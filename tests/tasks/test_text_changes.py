@@ -4,11 +4,11 @@ import json
 import pytest
 from support import write_tone
 
+from speech.text_log import undo_changes
 from tasks.config.pipeline import ConfigError, parse_config
-from tasks.dataset.text_changes import read_text_changes, undo_all
+from tasks.dataset.text_changes import read_text_changes
 from tasks.stages.base import Run
 from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
-from tasks.stages.report import text_html
 
 TEXTS = {
     "plain": ("en", "hello there"),
@@ -42,8 +42,10 @@ def test_every_transcript_comes_back_from_what_was_changed(home, tmp_path):
     result = prepared(corpus(tmp_path / "c", TEXTS), {"kind": "auto"})
     rows = {row["id"]: row for row in read_table(result.store, MANIFEST)}
     assert {name: row["raw_text"] for name, row in rows.items()} == {name: text for name, (_, text) in TEXTS.items()}
-    assert undo_all(result.store, tmp_path) == {name: row["raw_text"] for name, row in rows.items()}
-    assert set(read_text_changes(result.store, tmp_path)) == set(TEXTS) - {"plain"}
+    changes = read_text_changes(result.store, tmp_path)
+    assert set(changes) == set(TEXTS) - {"plain"}
+    for name, row in rows.items():
+        assert undo_changes(row["text"], changes.get(name, ())) == row["raw_text"]
 
 
 def test_each_utterance_is_normalized_by_its_own_language(home, tmp_path):
@@ -55,7 +57,7 @@ def test_each_utterance_is_normalized_by_its_own_language(home, tmp_path):
     assert texts["german"] == "straße 12"
 
 
-def test_changes_are_counted_by_kind_and_language_with_examples(home, tmp_path):
+def test_changes_are_counted_by_kind_and_language_with_examples(home, tmp_path, fragment):
     record = prepared(corpus(tmp_path / "c", TEXTS), {"kind": "auto"}).record["text"]
     assert {name: (entry["utterances"], entry["changed"]) for name, entry in record.items()} == {
         "de": (1, 1),
@@ -70,17 +72,17 @@ def test_changes_are_counted_by_kind_and_language_with_examples(home, tmp_path):
         "case"
     ]
     assert json.loads(json.dumps(record)) == record
-    page = text_html(record)
+    page = fragment("text", languages=record)
     assert "2 of 3 in en" in page
     assert "ALL OF IT IN CAPITALS → all of it in capitals" in page
-    assert text_html({"en": {"utterances": 1, "changed": 0, "kinds": {}, "examples": {}}}) == ""
+    assert fragment("text", languages={"en": {"utterances": 1, "changed": 0, "kinds": {}, "examples": {}}}) == ""
 
 
-def test_what_the_report_quotes_is_escaped():
+def test_what_the_report_quotes_is_escaped(fragment):
     example = {"id": "a", "was": "<script>", "became": ""}
     entry = {"utterances": 1, "changed": 1, "kinds": {"punctuation": 1}, "examples": {"punctuation": [example]}}
-    assert "&lt;script&gt; → (nothing)" in text_html({"<b>": entry})
-    assert "<b>" not in text_html({"<b>": entry})
+    assert "&lt;script&gt; → (nothing)" in fragment("text", languages={"<b>": entry})
+    assert "<b>" not in fragment("text", languages={"<b>": entry})
 
 
 def test_a_source_in_a_language_whose_numbers_nobody_can_read_is_refused_at_once(home, tmp_path):

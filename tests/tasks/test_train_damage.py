@@ -9,7 +9,6 @@ from support import copy_finished, small_corpus, tiny_document, write_tone
 from storage.index import ShardIndex
 from tasks.config.pipeline import parse_config
 from tasks.dataset.augment_files import augment_digest
-from tasks.stages import report
 from tasks.stages.base import Run
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
@@ -30,7 +29,7 @@ def ready(limit, **train):
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_is_recorded_counted_and_reported(finished, tmp_path, monkeypatch):
+def test_a_damaged_shard_is_recorded_counted_and_reported(finished, fragment, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready(0.0)
     store = run.result("shard").store.child("train")
@@ -52,7 +51,7 @@ def test_a_damaged_shard_is_recorded_counted_and_reported(finished, tmp_path, mo
     assert (entry["set"], entry["shard"]) == ("train", f"train/{record.name}")
     assert "bytes instead of" in entry["reason"]
     assert any(name.startswith("damaged-shards/train/") for name in result.store.list())
-    assert f"train/{record.name}" in report.damage_html(run)
+    assert f"train/{record.name}" in fragment("damage", stages=run.results)
     store.write(record.name, content)
     assert TRAIN.execute(run).cached, "a training is not done again because a shard was mended"
 

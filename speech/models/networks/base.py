@@ -32,10 +32,6 @@ class Subsampling(nn.Module):
             width, in_channels = (width + 1) // 2, channels
         self.project = nn.Linear(width * in_channels, dim)
 
-    def output_lengths(self, lengths: Tensor) -> Tensor:
-        """Output frames for each number of feature frames."""
-        return halved(lengths, len(self.convs))
-
     def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, F] and [B] -> [B, T', dim] and [B]."""
         if feats_BTF.shape[1] == 0:  # a convolution needs a frame to look at; the lengths of 0 hide it again

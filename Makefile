@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint format bench up clean constraints
+.PHONY: help setup demo test test-all test-gpu lint docs format bench up clean constraints
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ lint: $(STAMP)  ## ruff, mypy, import rules, spelling
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
+
+docs: $(STAMP)  ## build the site of the documentation into build/site, with warnings as errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(STAMP)  ## format and mend what can be mended by itself
 	@$(BIN)/ruff format .

@@ -40,7 +40,7 @@ lint: $(STAMP)  ## ruff, mypy, import rules, spelling
 	@$(BIN)/codespell
 
 docs: $(STAMP)  ## build the site of the documentation into build/site, with warnings as errors
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: $(STAMP)  ## format and mend what can be mended by itself
 	@$(BIN)/ruff format .

@@ -1,7 +1,8 @@
 """What the site has beyond the pages of docs/: pages of the checkout's root, files that pages link to, and the API.
 
 Links in the pages are those of the checkout, so that they work in an editor and on a forge. Here they become links of
-the site: `../RESULTS.md` of docs/experiments.md becomes `RESULTS.md`; a file such as `../examples/tabular.py` is copied.
+the site: `../RESULTS.md` of docs/experiments.md becomes `RESULTS.md`; a file such as `../examples/tabular.py` is
+copied.
 """
 
 import posixpath

@@ -2,10 +2,11 @@
 
 import numpy as np
 import tones
+import torch
 
 from speech.features import WaveAugment
 from training.learner.augmentation import Augmenter
-from training.learner.compute import open_set
+from training.learner.compute import Learner, open_set
 
 LONGER = {"speed_factors": [0.7, 1.0], "pauses": {"probability": 0.3, "edge_s": [0.0, 2.0]}}
 
@@ -19,6 +20,22 @@ def test_a_learner_knows_the_lengths_that_it_will_train(corpus, tmp_path):
     _, lengths = WaveAugment(job.train.augment, tones.RATE).apply(batch.inputs, batch.lengths, batch.drawn)
     np.testing.assert_allclose(planned, lengths.numpy() / tones.RATE)
     assert (planned > data.durations + 0.5).any()
+
+
+def test_pauses_begin_in_their_first_epoch(corpus, tmp_path):
+    pauses = {"probability": 1.0, "edge_s": [1.0, 2.0]}
+    job = corpus.job(tmp_path, augment={"gain_db": 3.0, "pauses": pauses | {"first_epoch": 3}})
+    always = corpus.job(tmp_path, augment={"gain_db": 3.0, "pauses": pauses})
+    data, rows = open_set(job, job.train_url), np.arange(4)
+    seconds, learner = data.durations[rows], Learner(job, torch.device("cpu"))
+    late, early = learner.augmenter, Augmenter(always.train.augment, tones.RATE, job.seed)
+    for epoch in range(4):
+        planned = late.heard_seconds(data.ids(rows), seconds, epoch)
+        _, frames = late.features(learner.frontend, late.drawn(data.batch(rows), epoch), torch.device("cpu"))
+        np.testing.assert_allclose(frames.numpy() / 100, planned, atol=0.03)
+        expected = early.heard_seconds(data.ids(rows), seconds, epoch) if epoch >= 2 else seconds
+        np.testing.assert_allclose(planned, expected)
+        assert (planned > seconds + 1.9).all() == (epoch >= 2)
 
 
 def test_without_augmentation_they_are_those_of_the_index(corpus, tmp_path):

@@ -46,19 +46,26 @@ class Augmenter:
 
     def __init__(self, config: AugmentConfig, sample_rate: int, seed: int) -> None:
         self._waves, self._feats = WaveAugment(config, sample_rate), SpecAugment(config)
+        self._quiet_epochs = config.pauses.first_epoch - 1 if config.pauses else 0
+        self._early_waves = WaveAugment(config.before_pauses(), sample_rate) if self._quiet_epochs else self._waves
         self._rate, self._seed = sample_rate, seed
+
+    def _waves_in(self, epoch: int) -> WaveAugment:
+        """The augmentation of waveforms in an epoch, from 0."""
+        return self._early_waves if epoch < self._quiet_epochs else self._waves
 
     def drawn(self, batch: Batch, epoch: int) -> Batch:
         """Add the random draws of an epoch's augmentation to a batch, recorded noise included."""
         if not batch.ids:
             return batch
         seeds = utterance_seeds(self._seed, epoch, distinct(batch.ids))
-        waves = self._waves.draw(batch.lengths, seeds) if batch.inputs.ndim == 2 else {}
+        augment = self._waves_in(epoch)
+        waves = augment.draw(batch.lengths, seeds) if batch.inputs.ndim == 2 else {}
         drawn = waves | self._feats.draw(seeds)
         if not waves or not batch.states.numel():
             return replace(batch, drawn=drawn)
         states = [
-            self._waves.moved(one[:length], {name: _row(part, row) for name, part in waves.items()})
+            augment.moved(one[:length], {name: _row(part, row) for name, part in waves.items()})
             for row, (one, length) in enumerate(zip(batch.states, batch.state_lengths.tolist(), strict=True))
         ]
         lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
@@ -71,7 +78,8 @@ class Augmenter:
         """
         inputs, lengths = (x.to(device, non_blocking=True) for x in (batch.inputs, batch.lengths))
         if inputs.ndim == 2:
-            inputs, lengths = self._waves.apply(inputs, lengths, batch.drawn)
+            waves = self._waves if self._waves.steps.keys() <= batch.drawn.keys() else self._early_waves
+            inputs, lengths = waves.apply(inputs, lengths, batch.drawn)
 
         def augment(feats: Tensor, frames: Tensor) -> Tensor:
             return self._feats.apply(feats, frames, batch.drawn)
@@ -87,8 +95,9 @@ class Augmenter:
             seconds: Duration of each as stored, seconds.
             epoch: The epoch.
         """
-        if not self._waves.steps:
+        augment = self._waves_in(epoch)
+        if not augment.steps:
             return seconds
         samples = torch.from_numpy(np.rint(seconds * self._rate).astype(np.int64))
-        heard = self._waves.lengths(samples, utterance_seeds(self._seed, epoch, ids))
+        heard = augment.lengths(samples, utterance_seeds(self._seed, epoch, ids))
         return heard.numpy() / self._rate

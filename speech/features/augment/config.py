@@ -111,6 +111,12 @@ class PauseConfig(BaseModel):
     """Digital silence, white or pink noise, or room tone: noise that sounds like the utterance's quietest part."""
     level_db: Range = (-50.0, -10.0)
     """Level of `noise` relative to the utterance's."""
+    first_epoch: int = Field(default=1, ge=1)
+    """The first epoch with pauses, from 1: on little speech, CTC learns where tokens are sooner without them."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return leave_out_defaults(handler(self), self, ("first_epoch",))
 
     @model_validator(mode="after")
     def _check(self) -> PauseConfig:
@@ -221,6 +227,10 @@ class AugmentConfig(BaseModel):
             "masks": self._masks() if self.time_masks + self.freq_masks else None,
         }
         return {name: part for name, part in found.items() if part is not None}
+
+    def before_pauses(self) -> AugmentConfig:
+        """The augmentation of the epochs before `pauses.first_epoch`."""
+        return self.model_copy(update={"pauses": None})
 
     def _masks(self) -> MaskConfig:
         return MaskConfig(**{name: getattr(self, name) for name in MaskConfig.model_fields})

@@ -160,6 +160,15 @@ class ScoreConfig(BaseModel):
     """Bootstrap samples behind the confidence intervals."""
 
 
+class ReportConfig(BaseModel):
+    """What the HTML report contains besides figures."""
+
+    model_config = _MODEL_CONFIG
+
+    audio_mb: float = Field(default=2.0, ge=0)
+    """Maximum size of the audio of the utterances with the most errors, in megabytes; 0 leaves audio out."""
+
+
 class RegisterConfig(BaseModel):
     """How the model enters the registry."""
 
@@ -217,6 +226,8 @@ class PipelineConfig(BaseModel):
     """Scoring."""
     register_as: RegisterConfig = Field(default=RegisterConfig(), alias="register")
     """Registration."""
+    report: ReportConfig = ReportConfig()
+    """The HTML report."""
     slots: SlotsConfig = SlotsConfig()
     """What runs at the same time do about each other."""
 

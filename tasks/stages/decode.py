@@ -1,6 +1,7 @@
 """Stage decode: hypotheses of the test sets, as NIST trn and as Parquet."""
 
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
@@ -150,7 +151,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         return decode_with_gmm(run, output)
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
-    record: dict[str, Any] = {"sets": scored_sets(run)}
+    speed: dict[str, dict[str, float]] = {}
+    record: dict[str, Any] = {"sets": scored_sets(run), "speed": speed}
     with tempfile.TemporaryDirectory() as folder:
         bundle = run.bundle or own_bundle(run, Path(folder))
         chosen: dict[str, Any] = {}
@@ -160,7 +162,9 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         decode = run.config.decode.model_copy(update=chosen)
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
+            started = time.monotonic()
             found = _decode(run, output, bundle, name, decode, quarantine)
+            speed[name] = {"seconds": time.monotonic() - started, "audio": sum(entry.duration for entry in found)}
             damaged += quarantine.entries()
             publish_hypotheses(output, name, found, counts)
     output.store.delete_tree(_WORK)

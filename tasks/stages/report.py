@@ -6,7 +6,6 @@ from typing import Any
 
 import jinja2
 
-from speech.scoring import align, mark
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES
@@ -14,14 +13,15 @@ from tasks.config.home import home, shown_mlflow_uri
 from tasks.dataset.speakers import overlap_warnings
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, counts_text
+from tasks.stages.report_charts import set_histograms
+from tasks.stages.report_details import WORST, changes_of, set_details
 from tasks.stages.score import GROUPS
 from tasks.tracking.model_card import compute_text
 from tasks.tracking.plots import curves_png, stored_journal
 from tasks.tracking.provenance import provenance
 from tasks.tracking.runs import REPORT_FILE, client
 
-_WORST = 12
-"""Number of utterances shown with their errors."""
+_CONFUSIONS = 15
 
 
 def percent(rate: float | None) -> str:
@@ -60,12 +60,20 @@ def _environment() -> jinja2.Environment:
 _PAGES = _environment()
 
 
-def _worst(detail: dict[str, Any]) -> list[list[Any]]:
-    """Utterances with the most errors: id, errors, and the alignment with each error marked."""
-    return [
-        [entry["id"], entry["errors"], mark(align(entry["ref"].split(), entry["hyp"].split()))]
-        for entry in detail["worst"][:_WORST]
-    ]
+def _confused(entries: list[dict[str, Any]], *names: str) -> list[list[Any]]:
+    """Rows of a table of confusions: the words, and how often."""
+    return [[*(entry[name] for name in names), entry["count"]] for entry in entries[:_CONFUSIONS]]
+
+
+def speed_text(decoded: dict[str, Any], name: str) -> str:
+    """Real-time factor of a set's decoding; a dash for records of older versions.
+
+    Args:
+        decoded: Record of the stage `decode`.
+        name: The set.
+    """
+    found = decoded.get("speed", {}).get(name)
+    return "–" if not found or not found["audio"] else f"{found['seconds'] / found['audio']:.3f}"
 
 
 def render(run: Run, curves: bytes) -> str:
@@ -86,16 +94,19 @@ def render(run: Run, curves: bytes) -> str:
     }
     if training.get("repeated"):
         facts["repeated"] = f"{training['repeated']:,} utterances, first leased to a node that was lost"
-    prepare = run.result("prepare").record
+    prepare, shard = run.result("prepare").record, run.result("shard")
     return _PAGES.get_template("report.html").render(
         name=run.config.name,
         facts=facts,
         curves=base64.b64encode(curves).decode(),
         prepare=prepare,
-        shard=run.result("shard").record,
+        shard=shard.record,
+        charts=[chart for name in shard.record["sets"] for chart in set_histograms(shard.store.child(name), name)],
+        decision=register["decision"],
+        changes=changes_of(register["decision"]),
         warnings=overlap_warnings(prepare, run.config.data),
         stages=run.results,
-        **_recognition(run.result("score").output.read_json("scores.json")),
+        **_recognition(run, run.result("score").output.read_json("scores.json")),
         **_origin(run),
     )
 
@@ -108,15 +119,23 @@ def render_evaluation(run: Run, model: str) -> str:
         facts={"model": model, "corpus": ", ".join(source.path for source in run.config.data.sources)},
         prepare=run.result("prepare").record,
         stages=run.results,
-        **_recognition(scores),
+        **_recognition(run, scores),
         **_origin(run),
     )
 
 
-def _recognition(scores: dict[str, Any]) -> dict[str, Any]:
+def _recognition(run: Run, scores: dict[str, Any]) -> dict[str, Any]:
     """What the section on recognition shows."""
-    worst = {name: _worst(detail) for name, detail in scores["details"].items()}
-    return {"scores": scores, "groups": {**GROUPS, "speakers": "speaker"}, "worst": worst}
+    names = list(scores["details"])
+    budget = int(1e6 * run.config.report.audio_mb / max(1, len(names)))
+    return {
+        "scores": scores,
+        "groups": {**GROUPS, "speakers": "speaker"},
+        "details": {name: set_details(run, name, budget) for name in names},
+        "speed": {name: speed_text(run.result("decode").record, name) for name in names},
+        "confused": _confused,
+        "worst": WORST,
+    }
 
 
 def _origin(run: Run) -> dict[str, Any]:
@@ -126,7 +145,9 @@ def _origin(run: Run) -> dict[str, Any]:
 
 def _inputs(run: Run) -> Inputs:
     # outputs of earlier stages, not the run: the same results have the same report
-    return {}, {name: run.result(name).key for name in STAGES if name in run.results and name != "report"}
+    return run.config.report.model_dump(mode="json", exclude_defaults=True), {
+        name: run.result(name).key for name in STAGES if name in run.results and name != "report"
+    }
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -155,4 +176,4 @@ def _attach(run: Run, page: str) -> None:
         progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 5, _inputs, _work)
+REPORT = Stage("report", 6, _inputs, _work)

@@ -11,6 +11,7 @@ matplotlib.use("Agg")  # files only: a worker has no display
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from storage.stages import StageOutput
 from tasks.tracking.metrics import StepRounds
@@ -67,7 +68,13 @@ def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[En
         if len(valid[-1].get("replicas") or {}) > 1:
             _curve(axes, own, "loss", "validation, one replica" if number == 0 else None, _VALID, alpha=_FAINT)
     _curve(axes, valid, "valid_loss", "validation", _VALID, "o")
-    axes.set(title="CTC loss", ylabel="nats per token", yscale="log")
+    axes.set(title="Loss", ylabel="nats per target", yscale="log")
+
+
+def _legend(axes: Axes, **more: Any) -> None:
+    """Put the legend below the curves."""
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
+    axes.legend(fontsize=8, frameon=False, **place, **more)
 
 
 def _exchange(axes: Axes, steps: list[Entry]) -> None:
@@ -80,7 +87,8 @@ def _exchange(axes: Axes, steps: list[Entry]) -> None:
     other = axes.twinx()
     _curve(other, steps, "distance", "consensus distance", _THIRD)
     other.set(ylabel="RMS difference", ylim=(0, None))
-    other.legend(fontsize=8, frameon=False, loc="upper left")
+    lines = [line for one in (axes, other) for line in one.get_legend_handles_labels()[0]]
+    _legend(axes, handles=lines)
 
 
 def _members(axes: Axes, steps: list[Entry]) -> None:
@@ -131,7 +139,7 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
     valid = [entry for entry in journal if entry["kind"] == "valid"]
     exchanged = any(_shown(entry.get(name)) for entry in steps for name in ("staleness", "distance"))
     rows = 3 if exchanged else 2
-    figure = Figure(figsize=(10, 3.2 * rows), layout="constrained")
+    figure = Figure(figsize=(10, 3.4 * rows), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
     axes = figure.subplots(rows, 2)
     _losses(axes[0, 0], journal, steps, valid)
     _rates(axes[0, 1], valid)
@@ -145,7 +153,7 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
     for axis in axes.flat:
         axis.set_xlabel("epoch")
         axis.grid(alpha=0.25)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8, frameon=False, loc="upper right")
+        if len(axis.get_legend_handles_labels()[0]) > 1 and axis.get_legend() is None:
+            _legend(axis)
     figure.savefig(path, dpi=110)
     return path

@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlflow
 
 from speech.bundle import own_decoder
 from speech.decoding import DecodeConfig
-from speech.scoring import compare_systems
+from speech.scoring import UtteranceScore, compare_systems
 from storage.reading import ShardError
 from tasks.config.decoding import uses_stage
 from tasks.stages.base import Run
@@ -28,8 +28,20 @@ from tasks.stages.score import score_rows
 from tasks.tracking.model_card import tests_of
 from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
 
-Counts = dict[str, tuple[list[int], list[int]]]
-"""Word errors and reference words of each utterance, by test set."""
+_CHANGES = 40
+
+
+class SetErrors(NamedTuple):
+    """Word errors and reference words of a test set's utterances, sorted by id."""
+
+    errors: list[int]
+    words: list[int]
+    utterances: tuple[UtteranceScore, ...] = ()
+    """The utterances with their texts."""
+
+
+Counts = dict[str, SetErrors]
+"""Errors by test set."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,10 @@ class Decision:
     """Number of words and both word error rates, by test set."""
     decoders: dict[str, str] = field(default_factory=dict)
     """Decoders of `champion` and `challenger`: each decodes with its own, language model included."""
+    changed: dict[str, int] = field(default_factory=dict)
+    """Number of utterances in which the challenger has fewer errors (`better`) and more (`worse`)."""
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    """The utterances whose errors changed most, with both hypotheses."""
     forced: bool = False
     """Whether a user overrode or skipped the comparison."""
 
@@ -107,7 +123,7 @@ def count_errors(run: Run, champion: Path | None) -> Counts:
     found: Counts = {}
     for name in scored_sets(run):
         report = score_rows(sorted(_rows(run, champion, name), key=lambda row: str(row["id"])))
-        found[name] = (report.errors().tolist(), report.words().tolist())
+        found[name] = SetErrors(report.errors().tolist(), report.words().tolist(), tuple(report.utterances))
     return found
 
 
@@ -154,21 +170,43 @@ def decide(run: Run, champion: Any | None) -> Decision:
         p_value=found.p_value,
         sets={name: _set_rates(challenger[name], reigning[name]) for name in challenger},
         decoders=decoders,
+        changed=_changed(own, theirs),
+        changes=_changes(challenger, reigning),
     )
+
+
+def _changed(own: list[int], theirs: list[int]) -> dict[str, int]:
+    """Number of utterances with fewer and with more errors than the champion's."""
+    pairs = list(zip(own, theirs, strict=True))
+    return {"better": sum(a < b for a, b in pairs), "worse": sum(a > b for a, b in pairs)}
+
+
+def _changes(challenger: Counts, reigning: Counts) -> list[dict[str, Any]]:
+    """The utterances whose number of errors changed most."""
+    found: list[dict[str, Any]] = [
+        {
+            **{"set": name, "id": own.id, "ref": own.ref, "champion": before.hyp, "challenger": own.hyp},
+            **{"champion_errors": before.counts.errors, "challenger_errors": own.counts.errors},
+        }
+        for name, scored in challenger.items()
+        for own, before in zip(scored.utterances, reigning[name].utterances, strict=True)
+        if own.counts.errors != before.counts.errors
+    ]
+    return sorted(found, key=lambda one: -abs(one["challenger_errors"] - one["champion_errors"]))[:_CHANGES]
 
 
 def _joined(counts: Counts) -> tuple[list[int], list[int]]:
     """Concatenate the errors and the words of all test sets."""
     pairs = list(counts.values())
-    return [n for errors, _ in pairs for n in errors], [n for _, words in pairs for n in words]
+    return [n for one in pairs for n in one.errors], [n for one in pairs for n in one.words]
 
 
-def _set_rates(own: tuple[list[int], list[int]], theirs: tuple[list[int], list[int]]) -> dict[str, float]:
-    words = sum(own[1])
+def _set_rates(own: SetErrors, theirs: SetErrors) -> dict[str, float]:
+    words = sum(own.words)
     return {
         "words": words,
-        "challenger_wer": sum(own[0]) / max(1, words),
-        "champion_wer": sum(theirs[0]) / max(1, words),
+        "challenger_wer": sum(own.errors) / max(1, words),
+        "champion_wer": sum(theirs.errors) / max(1, words),
     }
 
 

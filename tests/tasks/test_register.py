@@ -21,7 +21,7 @@ from tasks.stages.train import model_digest
 from tasks.tracking import significance
 from tasks.tracking.registry import champion_version, current_aliases, find_version
 from tasks.tracking.runs import KEY_TAG, client, flatten
-from tasks.tracking.significance import decide
+from tasks.tracking.significance import SetErrors, decide
 from training.learner.inference import Decoded
 
 
@@ -142,7 +142,9 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
 
 def test_equal_models_do_not_differ_significantly(home, monkeypatch, decoded_by_quality, tmp_path):
     run = judged_run(6, tmp_path)
-    monkeypatch.setattr(significance, "count_errors", lambda run, champion: {"test": ([1, 0, 2] * 9, [4, 3, 5] * 9)})
+    monkeypatch.setattr(
+        significance, "count_errors", lambda run, champion: {"test": SetErrors([1, 0, 2] * 9, [4, 3, 5] * 9)}
+    )
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda artifact_uri, dst_path: str(tmp_path))
     champion = type("Version", (), {"name": "judged", "version": "7"})
     decision = decide(run, champion)
@@ -250,7 +252,7 @@ def test_a_champion_with_other_features_is_judged_on_audio(finished, tmp_path, m
     for stage in (PREPARE, SHARD, FEATURES):
         stage.execute(run)
     bundle = fetch_bundle(finished.result("train").store, tmp_path / "bundle")
-    errors, words = significance.count_errors(run, bundle)["test"]
+    errors, words, _ = significance.count_errors(run, bundle)["test"]
     assert len(errors) == len(words) == 12
 
 

@@ -1,12 +1,23 @@
+import base64
 import html
+import io
 import os
 import re
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+import soundfile
+
+from tasks.dataset.tables import read_table
+from tasks.stages import report_details
 from tasks.stages.base import Run, counts_text
 from tasks.stages.register import client
-from tasks.stages.report import REPORT, percent
+from tasks.stages.report import REPORT, percent, render, speed_text
+from tasks.stages.report_charts import histogram
+from tasks.stages.report_details import audio_of, set_details
+from tasks.tracking.significance import Decision
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -34,9 +45,9 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(finished):
     checker = Checker()
     checker.feed(page(finished))
     assert checker.open == []
-    assert {"table", "img", "h2", "details"} <= checker.seen
-    assert all(link.startswith("data:image/png;base64,") for link in checker.links)
-    assert "<script" not in page(finished)
+    assert {"table", "img", "h2", "details", "svg", "audio", "input"} <= checker.seen
+    assert all(link.startswith(("data:image/png;base64,", "data:audio/flac;base64,")) for link in checker.links)
+    assert page(finished).count("<script") == page(finished).count("<script>") == 1  # none is loaded
 
 
 def test_the_page_says_how_good_on_what_and_from_where(finished):
@@ -48,6 +59,78 @@ def test_the_page_says_how_good_on_what_and_from_where(finished):
     wanted += [entry["digest"][:16] for entry in finished.result("shard").record["sets"].values()]
     assert [word for word in wanted if word not in text] == []
     assert '"epochs": 2' in text
+
+
+def test_the_page_shows_every_error_and_the_audio_of_the_worst_utterances(finished):
+    text = html.unescape(re.sub(r"<[^>]*>", " ", page(finished)))
+    rows = read_table(finished.result("decode").output, "test.parquet")
+    details = set_details(finished, "test", 1_000_000)
+    assert sorted(one.id for one in details.alignments) == sorted(row["id"] for row in rows)
+    errors = [one.errors for one in details.alignments]
+    assert errors == sorted(errors, reverse=True)
+    scores = finished.result("score").record["sets"]["test"]
+    assert sum(errors) == sum(scores[kind] for kind in ("sub", "ins", "del"))
+    assert sum(one.words for one in details.alignments) == scores["words"]
+    assert all(one.errors <= one.spoken for one in details.words)
+    worst = details.alignments[0]
+    assert worst.text in text
+    samples, _ = soundfile.read(io.BytesIO(base64.b64decode(details.audio[worst.id].partition(",")[2])))
+    row = next(row for row in rows if row["id"] == worst.id)
+    assert len(samples) / finished.config.data.sample_rate == pytest.approx(row["duration"], abs=0.01)
+    heads = ["real-time factor", "test by speaker", "words and confusions", "all alignments", "speaking rate"]
+    assert [head for head in heads if head not in text] == []
+    assert float(speed_text(finished.result("decode").record, "test")) > 0
+
+
+def test_audio_keeps_to_its_limit_and_can_be_left_out(finished):
+    ids = [row["id"] for row in read_table(finished.result("decode").output, "test.parquet")]
+    every = audio_of(finished, "test", ids, 10_000_000)
+    assert list(every) == ids
+    sizes = [len(base64.b64decode(url.partition(",")[2])) for url in every.values()]
+    assert list(audio_of(finished, "test", ["unknown", *ids], sum(sizes[:2]))) == ids[:2]
+    assert audio_of(finished, "test", ids, sizes[0] - 1) == {}
+    assert set_details(finished, "test").audio == {}
+
+
+def test_a_large_set_shows_the_alignments_with_the_most_errors(finished, monkeypatch):
+    whole = set_details(finished, "test")
+    monkeypatch.setattr(report_details, "ALIGNMENTS", 3)
+    part = set_details(finished, "test")
+    assert part.alignments == whole.alignments[:3]
+    assert part.left_out == len(whole.alignments) - 3
+
+
+def test_the_comparison_with_the_champion_shows_what_changed(finished):
+    change = {"set": "test", "id": "<u1>", "ref": "a b", "champion": "a", "challenger": "a b"}
+    change |= {"champion_errors": 1, "challenger_errors": 0}
+    rates = {"test": {"words": 2, "champion_wer": 0.5, "challenger_wer": 0.0}}
+    decision = Decision(
+        True, "it wins (p = 0.012)", "7", 0.5, 0.0, 0.012, rates, changed={"better": 1, "worse": 0}, changes=[change]
+    )
+    register = finished.result("register")
+    record = register.record | {"decision": asdict(decision)}
+    results = finished.results | {"register": replace(register, record=record)}
+    text = render(Run(finished.config, "r", results=results), b"")
+    assert "it wins (p = 0.012)" in text
+    assert "WER of version 7" in text
+    assert "a (-b)" in text
+    assert "test: &lt;u1&gt;" in text
+    assert "Comparison with the champion" not in page(finished)  # there was none
+
+
+def test_records_of_older_versions_have_no_speed_and_no_changes():
+    assert speed_text({"sets": ["test"]}, "test") == "–"
+    assert speed_text({"speed": {"test": {"seconds": 1.0, "audio": 0.0}}}, "test") == "–"
+    assert report_details.changes_of({"promoted": True}) == []
+
+
+def test_outliers_do_not_compress_a_histogram():
+    chart = histogram("x", "s", [1.0] * 500 + [2.0] * 500 + [1000.0])
+    assert chart.end == 2.0
+    assert sum(chart.counts) == 1001
+    assert chart.counts[-1] == 501
+    assert (chart.bars[-1][1], chart.median) == (1.0, 2.0)
+    assert histogram("silence", "s", [0.0]).end == 1.0
 
 
 def test_a_copy_lies_in_the_data_folder_and_beside_the_model(finished):

@@ -8,10 +8,11 @@ import pytest
 from support import tiny_document
 
 from speech.decoding import GreedyConfig
+from speech.scoring import score_sets
 from tasks.config.pipeline import parse_config
 from tasks.tracking import significance
 from tasks.tracking.registry import ROLLED_BACK_TAG
-from tasks.tracking.significance import Decision, PromotionOptions, count_errors, decide, promotion_decision
+from tasks.tracking.significance import Decision, PromotionOptions, SetErrors, count_errors, decide, promotion_decision
 from training.learner.inference import Decoded
 
 CHAMPION = SimpleNamespace(name="m", version="7", tags={})
@@ -43,8 +44,8 @@ def errors(monkeypatch, tmp_path):
 
 
 def test_the_rates_of_both_are_told_over_all_sets_and_for_each(errors):
-    errors["own"] = {"a": ([1] * 30, [10] * 30), "b": ([2] * 10, [5] * 10)}
-    errors["theirs"] = {"a": ([4] * 30, [10] * 30), "b": ([3] * 10, [5] * 10)}
+    errors["own"] = {"a": SetErrors([1] * 30, [10] * 30), "b": SetErrors([2] * 10, [5] * 10)}
+    errors["theirs"] = {"a": SetErrors([4] * 30, [10] * 30), "b": SetErrors([3] * 10, [5] * 10)}
     found = decide(a_run(), CHAMPION)
     assert (found.promoted, found.champion) == (True, "7")
     assert found.challenger_wer == pytest.approx(50 / 350)
@@ -61,15 +62,31 @@ def test_the_rates_of_both_are_told_over_all_sets_and_for_each(errors):
 
 def test_how_sure_a_judgement_must_be_is_the_configurations(errors):
     """The challenger is better on eight utterances of twelve and worse on none: p is about 0.003."""
-    errors["own"] = {"a": ([1] * 4 + [0] * 8, [5] * 12)}
-    errors["theirs"] = {"a": ([1] * 12, [5] * 12)}
+    errors["own"] = {"a": SetErrors([1] * 4 + [0] * 8, [5] * 12)}
+    errors["theirs"] = {"a": SetErrors([1] * 12, [5] * 12)}
     found = [decide(a_run(level), CHAMPION) for level in (1e-9, 0.5)]
     assert 1e-9 < found[0].p_value == found[1].p_value < 0.05
     assert [one.promoted for one in found] == [False, True]
 
 
+def test_the_utterances_that_changed_most_are_kept_with_both_hypotheses(errors):
+    def scored(*pairs):
+        report = score_sets([(f"u{n}", ref, hyp, "", "") for n, (ref, hyp) in enumerate(pairs)])
+        return {"a": SetErrors(report.errors().tolist(), report.words().tolist(), tuple(report.utterances))}
+
+    errors["own"] = scored(("a b", "a b"), ("a b c", "a b c"), ("d", "e"), ("f", "f"))
+    errors["theirs"] = scored(("a b", "a"), ("a b c", ""), ("d", "d"), ("f", "f"))
+    found = decide(a_run(), CHAMPION)
+    assert found.changed == {"better": 2, "worse": 1}
+    assert [one["id"] for one in found.changes] == ["u1", "u0", "u2"]
+    assert found.changes[0] == {
+        **{"set": "a", "id": "u1", "ref": "a b c", "champion": "", "challenger": "a b c"},
+        **{"champion_errors": 3, "challenger_errors": 0},
+    }
+
+
 def test_a_set_without_words_is_no_trouble(errors):
-    errors["own"] = errors["theirs"] = {"a": ([0, 0], [0, 0]), "b": ([1, 0, 2], [4, 5, 1])}
+    errors["own"] = errors["theirs"] = {"a": SetErrors([0, 0], [0, 0]), "b": SetErrors([1, 0, 2], [4, 5, 1])}
     found = decide(a_run(), CHAMPION)
     assert (found.promoted, found.champion_wer) == (False, 0.3)
     assert found.sets["a"] == {"words": 0, "challenger_wer": 0.0, "champion_wer": 0.0}
@@ -107,8 +124,10 @@ def models(monkeypatch, tmp_path):
 
 def test_both_are_compared_utterance_by_utterance_whatever_their_order(models):
     run = a_run(decode=stage())
-    assert count_errors(run, None) == {"test": ([0, 1, 2], [2, 1, 3])}
-    assert count_errors(run, "champion") == {"test": ([0, 1, 0], [2, 1, 3])}
+    assert {name: one[:2] for name, one in count_errors(run, None).items()} == {"test": ([0, 1, 2], [2, 1, 3])}
+    theirs = count_errors(run, "champion")["test"]
+    assert theirs[:2] == ([0, 1, 0], [2, 1, 3])
+    assert [one.id for one in theirs.utterances] == sorted(one["id"] for one in models.own)
     assert models.asked == [("champion", "test", "of champion", False)]  # as the champion decodes
 
 
@@ -117,7 +136,7 @@ def test_what_this_runs_model_could_not_read_counts_for_neither(models, damaged)
     del models.own[1]
     results = {name: stage() for name in ("features", "decode")}
     results[damaged] = stage(quarantined_shards=[{"shard": "shard-000001.tar"}])
-    assert count_errors(a_run(**results), "champion") == {"test": ([0, 0], [2, 3])}
+    assert count_errors(a_run(**results), "champion")["test"][:2] == ([0, 0], [2, 3])
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""What the report shows of single utterances: alignments, words with the most errors, audio of the worst ones."""
+
+import base64
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from speech.scoring import align, mark
+from storage.index import ShardIndex
+from storage.objects import ObjectStore, ObjectStoreError
+from storage.reading import ShardError, ShardReader
+from tasks.dataset.tables import read_table
+from tasks.stages.base import Run
+
+ALIGNMENTS = 3000
+"""Maximum number of alignments of a set on the page; `SET.alignments.txt` among the artifacts has all."""
+WORST = 12
+"""Number of utterances shown first, with their audio."""
+_WORDS = 15
+
+
+class AlignedUtterance(NamedTuple):
+    """An utterance with its errors marked, as a row of a table."""
+
+    id: str
+    speaker: str
+    errors: int
+    words: int
+    text: str
+
+
+class WordErrors(NamedTuple):
+    """How often a word of the references was not recognized, as a row of a table."""
+
+    word: str
+    errors: int
+    spoken: int
+
+
+@dataclass(frozen=True)
+class SetDetails:
+    """Utterances of a scored set."""
+
+    alignments: list[AlignedUtterance]
+    """Those with the most errors first."""
+    left_out: int
+    """Number of utterances without an alignment here; they have the fewest errors."""
+    words: list[WordErrors]
+    """Words with the most errors first."""
+    audio: dict[str, str] = field(default_factory=dict)
+    """`data:` URL of the audio by utterance."""
+
+
+def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
+    """Details of one scored set.
+
+    Args:
+        run: The run, after the stage `score`.
+        name: The set.
+        budget: Maximum size of the audio in bytes; 0 leaves it out.
+    """
+    found: list[AlignedUtterance] = []
+    spoken, wrong = Counter[str](), Counter[str]()
+    for row in read_table(run.result("decode").output, f"{name}.parquet"):
+        ref = row["ref"].split()
+        steps = align(ref, row["hyp"].split())
+        missed = [word for operation, word, _ in steps if operation in ("sub", "del") and word is not None]
+        errors = len(missed) + sum(operation == "ins" for operation, _, _ in steps)
+        spoken.update(ref)
+        wrong.update(missed)
+        found.append(AlignedUtterance(row["id"], row["speaker"], errors, len(ref), mark(steps)))
+    found.sort(key=lambda one: (-one.errors, one.words, one.id))
+    words = sorted(wrong.items(), key=lambda item: (-item[1], item[0]))[:_WORDS]
+    return SetDetails(
+        alignments=found[:ALIGNMENTS],
+        left_out=max(0, len(found) - ALIGNMENTS),
+        words=[WordErrors(word, count, spoken[word]) for word, count in words],
+        audio=audio_of(run, name, [one.id for one in found[:WORST] if one.errors], budget),
+    )
+
+
+def audio_of(run: Run, name: str, ids: Iterable[str], budget: int) -> dict[str, str]:
+    """Audio of the first utterances that fit into a size; those of damaged shards are left out.
+
+    Args:
+        run: The run, after the stage `shard`.
+        name: The set.
+        ids: Utterances, the most important ones first.
+        budget: Maximum number of bytes of all files.
+
+    Returns:
+        By utterance, a `data:` URL of its FLAC file.
+    """
+    if not budget:
+        return {}
+    store = run.result("shard").store.child(name)
+    reader, places = _reader(store, run.cache_folder)
+    found: dict[str, str] = {}
+    for identity in ids:
+        try:
+            data = reader.payload(places[identity])
+        except (KeyError, ShardError, ObjectStoreError):
+            continue
+        if len(data) > budget:
+            break
+        budget -= len(data)
+        found[identity] = f"data:audio/flac;base64,{base64.b64encode(data).decode()}"
+    return found
+
+
+def _reader(store: ObjectStore, cache: Path) -> tuple[ShardReader, dict[str, int]]:
+    index = ShardIndex.read(store)
+    return ShardReader(store, index, cache), {str(who): row for row, who in enumerate(index.column("id"))}
+
+
+def changes_of(decision: dict[str, Any]) -> list[list[Any]]:
+    """Rows of utterances that challenger and champion recognize differently well; empty for older records."""
+    return [
+        [
+            f"{one['set']}: {one['id']}",
+            one["champion_errors"],
+            one["challenger_errors"],
+            *(mark(align(one["ref"].split(), one[who].split())) for who in ("champion", "challenger")),
+        ]
+        for one in decision.get("changes", ())
+    ]

@@ -9,17 +9,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flows.models import fetch_model
+    from flows.plain import run_pipeline
+    from speech.transcriber import Transcriber
+    from tasks.config.pipeline import load_config, parse_config
     from training.ring.config import RingConfig
     from training.ring.learner import RingError
     from training.ring.ring import Ring
 
-__all__ = ["Ring", "RingConfig", "RingError", "__version__"]
+__all__ = [
+    "Ring",
+    "RingConfig",
+    "RingError",
+    "Transcriber",
+    "__version__",
+    "fetch_model",
+    "load_config",
+    "parse_config",
+    "run_pipeline",
+]
 __version__ = "0.1.0"
 
 _MODULES = {
     "Ring": "training.ring.ring",
     "RingConfig": "training.ring.config",
     "RingError": "training.ring.learner",
+    "Transcriber": "speech.transcriber",
+    "fetch_model": "flows.models",
+    "load_config": "tasks.config.pipeline",
+    "parse_config": "tasks.config.pipeline",
+    "run_pipeline": "flows.plain",
 }
 """Modules of the public names."""
 
@@ -29,7 +48,13 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: If there is no such name.
+        ImportError: If it needs the pipeline, which is not installed.
     """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    try:
+        return getattr(import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"starling.{name} needs {error.name}, which is not installed: pip install 'starling[pipeline]'"
+        ) from error

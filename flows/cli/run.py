@@ -76,15 +76,10 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
     config = load_config(config_path, overrides)
     check_servers(config, until, _say)
     if no_prefect:
-        from flows.names import new_run_id
-        from flows.summary import summarize
-        from tasks.orchestration.stage_tasks import run_plainly
-        from tasks.stages.base import Run
+        from flows.plain import run_pipeline
 
         with progress_bars():
-            plain_run = Run(config, new_run_id(config), force_from)
-            run_plainly(plain_run, until)
-            return summarize(plain_run)
+            return run_pipeline(config, force_from, until)
     from flows.servers.prefect_api import orchestration
 
     with orchestration(_say) as url:

@@ -87,6 +87,14 @@ def test_the_engine_is_imported_with_the_packages_of_the_core(tmp_path, core_onl
     assert done.stdout == "fine\n", done.stderr[-2000:]
 
 
+def test_a_name_of_the_pipeline_names_the_extra(tmp_path, core_only):
+    script = "import starling; starling.load_config"
+    done = subprocess.run([sys.executable, "-c", script], env=core_only, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ImportError: starling.load_config needs " in done.stderr
+    assert done.stderr.rstrip().endswith("which is not installed: pip install 'starling[pipeline]'")
+
+
 @pytest.mark.slow
 def test_a_ring_of_two_trains_with_the_packages_of_the_core(tmp_path, core_only):
     words = [sys.executable, "-c", LEARNER, str(tmp_path / "ring")]

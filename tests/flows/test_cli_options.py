@@ -60,9 +60,9 @@ def test_what_is_cross_validated(recorder, config):
 def test_servers_are_looked_at_before_anything_is_done(recorder, config, monkeypatch):
     """Only what a run needs: one that ends before registration needs no MLflow."""
     asked = recorder("tasks.orchestration.reachable.check_servers")
-    ran = recorder("tasks.orchestration.stage_tasks.run_plainly")
+    ran = recorder("flows.plain.run_plainly")
     folded = recorder("flows.folds.crossvalidate_plainly", {})
-    monkeypatch.setattr("flows.summary.summarize", lambda run: {"run": run})
+    monkeypatch.setattr("flows.plain.summarize", lambda run: {"run": run})
     made = run.execute(config, ["seed=7"], "shard", "features", True)["run"]
     assert (made.config.seed, made.force_from) == (7, "shard")
     assert ran == [(made, "features")]

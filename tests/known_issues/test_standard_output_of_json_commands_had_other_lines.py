@@ -5,18 +5,18 @@ import json
 from support import tiny_document, write_config
 from typer.testing import CliRunner
 
+from flows import plain
 from flows.cli import app
-from tasks.orchestration import stage_tasks
 
 
 def test_what_libraries_print_goes_to_standard_error(tmp_path, home, monkeypatch):
-    work = stage_tasks.run_plainly
+    work = plain.run_plainly
 
     def printing(run, until):
         print("View run at http://…")
         work(run, until)
 
-    monkeypatch.setattr(stage_tasks, "run_plainly", printing)
+    monkeypatch.setattr(plain, "run_plainly", printing)
     path = write_config(tmp_path / "c.yaml", tiny_document())
     result = CliRunner().invoke(app.app, ["features", str(path), "--no-prefect", "--json"])
     assert json.loads(result.stdout)["stages"]

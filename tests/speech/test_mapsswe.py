@@ -41,6 +41,9 @@ def segments(ref, a, b):
         ("x { a b / c } y", "z a b z", "z c y", [(2, 1)]),
         ("x { a b / c d } y", "z a b z", "z c d y", [(1, 1), (1, 0)]),
         ("x { a b / c } y", "z q b y", "z c y", [(2, 1)]),
+        ("x { a b / c } y", "z a q b y", "z c y", [(2, 1)]),
+        # a missing word is no word that both have right
+        ("x { a / @ } b y", "z b z", "x a b y", [(2, 0)]),
     ],
 )
 def test_segments(ref, a, b, expected):
@@ -69,6 +72,14 @@ def test_the_statistic():
     back = matched_pairs(*reports[::-1])
     assert (back.mean, back.z, back.better) == (-found.mean, -found.z, "a")
     assert json.loads(json.dumps(found.to_dict()))["better"] == "b"
+
+
+def test_the_level_decides_what_is_significant():
+    reports = [system([("a", hyp) for hyp in hyps]) for hyps in ("xxxa", "aaax")]
+    found = matched_pairs(*reports)
+    assert 0.05 < found.p_value < 0.5
+    assert found.better is None
+    assert matched_pairs(*reports, level=0.5).better == "b"
 
 
 def test_equal_systems():

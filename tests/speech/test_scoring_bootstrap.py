@@ -123,6 +123,8 @@ def test_pairing_finds_what_separate_intervals_do_not():
 def test_p_value_by_hand():
     # Differences 1, 1, 0, 0: mean 1/2, sample variance 1/3, so z = 0.5 / sqrt(1/12) = sqrt(3).
     assert matched_pair_p_value([0, 0, 0, 0], [1, 1, 0, 0]) == pytest.approx(0.08326451, abs=1e-7)
+    # Differences 1, 2: mean 3/2, sample variance 1/2, so z = 1.5 / sqrt(1/4) = 3.
+    assert matched_pair_p_value([0, 0], [1, 2]) == pytest.approx(0.00269980, abs=1e-7)
 
 
 @pytest.mark.parametrize(("a", "b", "p_value"), [([2], [1], 1.0), ([2, 2], [1, 1], 0.5), ([3] * 9, [1] * 9, 2**-8)])

@@ -12,6 +12,7 @@ from speech.scoring import (
     TranscriptError,
     load_pairs,
     read_transcript,
+    share_extra,
 )
 from speech.scoring.formats import find_format
 
@@ -64,6 +65,21 @@ def test_json_lines_of_manifests(write):
     assert (row.id, row.ref, row.hyp, row.speaker, row.domain) == ("x.wav", "a b", "a", "ann", "phone")
 
 
+def test_speaker_and_domain_are_those_of_the_reference(write):
+    ref = write("ref.jsonl", '{"id": "u", "text": "a", "speaker": "ann", "domain": "phone"}\n')
+    hyp = write("hyp.jsonl", '{"id": "u", "text": "a", "speaker": "bob", "domain": "read"}\n')
+    (row,) = load_pairs(ref, hyp, MARKS).rows
+    assert (row.speaker, row.domain) == ("ann", "phone")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_id(write):
+    assert read_transcript(write("x.txt", "\ufeffu1 a\n"), "ref").utterances[0].id == "u1"
+
+
+def test_kaldi_files_have_no_comments(write):
+    assert [one.id for one in read_transcript(write("x.txt", ";;1 a\nu2 b\n"), "ref").utterances] == [";;1", "u2"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -112,6 +128,14 @@ def test_missing_and_extra_utterances_are_refused_or_counted(write):
     assert rows(found) == [("u1", "a b", "", "u1"), ("u2", "c", "c", "u2"), ("u3", "", "x", "u3")]
     found = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="ignore"))
     assert [row.id for row in found.rows] == ["u1", "u2"]
+
+
+def test_systems_share_their_extra_utterances_with_empty_hypotheses(write):
+    ref, inserting = write("ref.txt", "u1 a\n"), PairingRules(extra="insert")
+    systems = [write("one.txt", "u1 a\nu2 x\n"), write("two.txt", "u1 b\nu3 y\n")]
+    one, two = share_extra([load_pairs(ref, hyp, MARKS, inserting) for hyp in systems])
+    assert [(row.id, row.ref, row.hyp) for row in one.rows] == [("u1", "a", "a"), ("u2", "", "x"), ("u3", "", "")]
+    assert [(row.id, row.ref, row.hyp) for row in two.rows] == [("u1", "a", "b"), ("u3", "", "y"), ("u2", "", "")]
 
 
 def test_ids_that_differ_in_case_are_one_utterance_if_case_is_ignored(write):
@@ -192,6 +216,29 @@ def test_words_belong_to_segments_by_their_middles(write):
     assert pairs.missing == ["en b"]
 
 
+def test_labels_without_definitions_are_kept(write):
+    stm, ctm = write("ref.stm", "f A s 0 1 <O,X> a\n"), write("hyp.ctm", "f A 0.1 0.1 a\n")
+    assert load_pairs(stm, ctm, MARKS).rows[0].labels == ("o", "x")
+
+
+def test_a_label_without_a_title_is_its_own(write):
+    assert read_transcript(write("x.stm", ';; LABEL "CH" "" ""\nf A s 0 1 a\n'), "ref").labels == {"ch": "CH"}
+
+
+def test_a_segment_without_length_is_read(write):
+    (segment,) = read_transcript(write("x.stm", "f A s 1 1 a\n"), "ref").segments
+    assert (segment.start, segment.end, segment.text) == (1, 1, "a")
+
+
+def test_overlapping_segments_take_words_in_the_order_of_their_starts(write):
+    stm = write("ref.stm", "f A s 1 2 inner\nf A s 0 5 outer\n")
+    ctm = write("hyp.ctm", "f A 0.4 0.2 one\nf A 1.4 0.2 two\nf A 6 0.2 three\n")
+    assert [(row.ref, row.hyp) for row in load_pairs(stm, ctm, MARKS).rows] == [
+        ("outer", "one two"),
+        ("inner", "three"),
+    ]
+
+
 @pytest.mark.parametrize(
     "text", ["ignore_time_segment_in_scoring", "IGNORETIMESEGMENTINSCORING", "%x IGNORE_TIME_SEGMENT_IN_SCORING"]
 )
@@ -201,6 +248,11 @@ def test_ignored_segments_are_marked_in_several_ways(write, text):
     assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["a", "b"]
 
 
+def test_the_text_of_an_ignored_segment_is_not_read(write):
+    stm = write("ref.stm", "f A s 0 1 a\nf A s 1 2 IGNORE_TIME_SEGMENT_IN_SCORING { a /\n")
+    assert [row.ref for row in load_pairs(stm, write("hyp.ctm", "f A 0.5 0.1 a\n"), MARKS).rows] == ["a"]
+
+
 def test_words_in_a_gap_belong_to_the_next_segment(write):
     stm = write("ref.stm", "f A s 1 2 a\nf A s 4 5 b\n")
     ctm = write("hyp.ctm", "F a 0.1 0.1 early\nf A 1.5 0.1 a\nf A 3 0.1 gap\nf A 7 0.1 late\n")
@@ -208,7 +260,7 @@ def test_words_in_a_gap_belong_to_the_next_segment(write):
 
 
 def test_channels_without_a_reference_are_refused_or_inserted(write):
-    stm, ctm = write("ref.stm", "f A s 1 2 a\n"), write("hyp.ctm", "f A 1.5 0.1 a\nf B 1 0.1 x\ng A 1 0.1 y\n")
+    stm, ctm = write("ref.stm", "f A s 1 2 a\n"), write("hyp.ctm", "f A 1.5 0.1 a\ng A 0 0.1 y\nf B 1 0.1 x\n")
     with pytest.raises(ScoringError, match="has 2 utterances: 'f b', 'g a' that"):
         load_pairs(stm, ctm, MARKS)
     found = load_pairs(stm, ctm, MARKS, PairingRules(extra="insert"))
@@ -222,3 +274,11 @@ def test_alternatives_of_a_ctm_file_stay_together(write):
     )
     stm, ctm = write("ref.stm", "f A s 0 1 a\nf A s 1 2 b\n"), write("hyp.ctm", f"{alternatives}f A 1.9 0.1 d\n")
     assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["", "{ a b / c } d"]
+
+
+def test_alternatives_of_a_ctm_file_have_the_latest_middle_and_may_be_empty(write):
+    alternatives = "f A * * <ALT_BEGIN>\nf A 0.5 2 a\nf A * * <ALT>\nf A 1 0.2 b\nf A * * <ALT_END>\n"
+    stm = write("ref.stm", "f A s 0 1.3 a\nf A s 1.3 3 b\n")
+    assert [row.hyp for row in load_pairs(stm, write("x.ctm", alternatives), MARKS).rows] == ["", "{ a / b }"]
+    empty = "f A * * <ALT_BEGIN>\nf A 0.5 0.2 a\nf A * * <ALT>\nf A * * <ALT_END>\n"
+    assert [row.hyp for row in load_pairs(stm, write("x.ctm", empty), MARKS).rows] == ["{ a / @ }", ""]

@@ -66,6 +66,7 @@ def test_case():
     assert sensitive.filter("trn", "ref", ignore_case=False)("A a") == "A xY"
     assert sensitive.filter("trn", "ref")("A a") == "xY xY"
     assert changed([rule], "A a", ignore_case=False) == "xY xY"
+    assert sensitive.filter("trn", "ref")("İ A b") == "İ xY b"  # its lower case has two characters
 
 
 def test_rules_for_some_inputs():

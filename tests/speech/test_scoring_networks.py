@@ -63,6 +63,9 @@ KNOWN = [
     ("(-bc)", "-c", 0, 1, 0, 0),
     ("-c", "(-bc)", 1, 0, 0, 0),
     ("A b", "a B", 2, 0, 0, 0),
+    ("-low", "lower", 0, 1, 0, 0),
+    ("cat", "cats", 0, 1, 0, 0),
+    ("cat-", "scat", 0, 1, 0, 0),
 ]
 
 
@@ -156,6 +159,7 @@ def test_characters_are_those_of_the_reading():
     assert (counts.char_errors, counts.ref_chars) == (0, len("hi wor-"))
     assert mark(align_texts("{ hello / hi } (uh)", "hi you", ALL)) == "hi ((uh)->you)"
     assert mark(align_texts("hi", "hi (uh)", ALL)) == "hi (uh)"
+    assert score_utterance("{ a / @ } hi", "ho", ALL).ref_chars == len("hi")  # @ has no characters
 
 
 def test_labels_are_sums_over_their_utterances():

@@ -29,8 +29,8 @@ class TestSidecar(CorpusContract):
         (path / "33" / "broken.lab").write_bytes(b"\xff")
         return {"11-no text": "missing-transcript", "11-no audio": "missing-audio", "33-broken": "bad-line"}
 
-    def test_upper_case_suffixes_and_the_first_of_two_transcripts(self, tmp_path):
-        for name in ("a.WAV", "a.LAB", "a.txt"):
+    def test_upper_case_suffixes_and_the_first_of_two_files(self, tmp_path):
+        for name in ("a.WAV", "a.LAB", "a.txt", "a.wav"):
             (tmp_path / name).touch()
         assert [path.name for path in SidecarReader(str(tmp_path)).files()] == ["a.WAV", "a.LAB"]
 

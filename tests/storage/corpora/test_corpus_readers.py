@@ -157,6 +157,29 @@ class TestKaldi(CorpusContract):
         (tmp_path / "reco2file_and_channel").write_text("call-A call A\ncall-B call B\n")
         assert [(u.channel, Path(u.audio).name) for u in self.open(tmp_path)] == [(None, "A.wav"), (None, "B.wav")]
 
+    def test_channels_of_a_recording_find_its_audio_by_their_file(self, tmp_path):
+        write_audio(tmp_path / "call.wav", 2.0)
+        files = {
+            "wav.scp": "call call.wav\n",
+            "segments": "a call-A 0 1\nb call-B 0 1\n",
+            "text": "a ONE\nb TWO\n",
+            "reco2file_and_channel": "call-A call A\ncall-B call B\n",
+        }
+        for name, content in files.items():
+            (tmp_path / name).write_text(content)
+        found = [(u.id, Path(u.audio).name, u.channel) for u in self.open(tmp_path)]
+        assert found == [("a", "call.wav", 0), ("b", "call.wav", 1)]
+
+    def test_the_first_of_two_recordings_of_an_id_counts(self, tmp_path):
+        for name in ("first.wav", "second.wav"):
+            write_audio(tmp_path / name)
+        (tmp_path / "wav.scp").write_text("u first.wav\nu second.wav\nu first.wav\n")
+        (tmp_path / "text").write_text("u ONE\n")
+        reader = self.open(tmp_path)
+        assert [Path(u.audio).name for u in reader] == ["first.wav"]
+        (problem,) = reader.problems
+        assert (problem.id, problem.reason) == ("wav.scp:u", "duplicate-id")
+
     @pytest.mark.parametrize("name", ["wav.scp", "text"])
     def test_a_missing_table_is_named(self, path, name):
         (path / name).unlink()

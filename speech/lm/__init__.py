@@ -75,6 +75,7 @@ __all__ = [
     "entropy_pruned",
     "estimate",
     "estimated_words",
+    "kinds_with_arpa",
     "load",
     "merged_ngrams",
     "read_arpa",
@@ -125,12 +126,12 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
     Args:
         sources: Transcripts.
         cfg: Kind of the model, its settings, and its text.
-        folder: Where the model's files go; it exists.
+        folder: Where the model's files go: an empty folder.
         workers: Number of processes.
 
     Returns:
         The record, a JSON value: `kind`, `text` (lines by what became of them), `protection`, `words` (without special
-        symbols), other sizes, and `perplexity` by set.
+        symbols), `bytes` (of the model's files), other sizes, and `perplexity` by set.
 
     Raises:
         LmError: There is no text, or the model cannot be estimated from it.
@@ -144,7 +145,8 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
     replace_file(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
     perplexity = {name: model.evaluate(_writable(cut, lines)).to_dict() for name, lines in sources.held_out.items()}
     about = {"words": len(words), "protection": text.protection_record(), "perplexity": perplexity}
-    return {"kind": cfg.kind, **facts, **about}
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.name != WORDS)
+    return {"kind": cfg.kind, "bytes": size, **facts, **about}
 
 
 def estimated_words(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) -> list[str]:
@@ -192,6 +194,11 @@ def check_sources(cfg: LmConfig) -> None:
 def arpa_of(cfg: LmConfig) -> str:
     """Name of the ARPA file that `estimate` writes; empty for kinds that decoders cannot read."""
     return LANGUAGE_MODELS[cfg.kind](cfg).arpa
+
+
+def kinds_with_arpa() -> list[str]:
+    """Kinds whose models decoders can read."""
+    return [kind for kind, one in LANGUAGE_MODELS.items() if arpa_of(one.config.model_validate({}))]
 
 
 def unit_of(cfg: LmConfig) -> Unit:

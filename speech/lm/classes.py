@@ -93,11 +93,9 @@ class ClassEstimator(Estimator):
         (folder / "classes.tsv").write_text("".join(rows), encoding="utf-8")
         facts = {
             "text": dict(encoded.counts),
-            "words": len(model.words),
             "classes": len(model.ngrams.words) - len(SPECIAL),
             "ngrams": list(model.ngrams.tables.counts),
             "log_likelihoods": likelihoods,
-            "bytes": sum((folder / name).stat().st_size for name in ("classes.arpa", "classes.tsv")),
         }
         return model, facts
 

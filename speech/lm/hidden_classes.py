@@ -124,11 +124,9 @@ class HiddenClassEstimator(Estimator):
         )
         facts = {
             "text": dict(encoded.counts),
-            "words": len(encoded.words),
             "classes": self.cfg.classes,
             "parameters": sum(one.size for one in vars(parameters).values()),
             "log_likelihoods": likelihoods,
-            "bytes": (folder / MODEL).stat().st_size,
         }
         return HiddenClassModel(encoded.words, parameters), facts
 

@@ -168,8 +168,8 @@ class NetworkEstimator(Estimator):
             training = self.trainer(spec, numbered, folder)
             counts = dict(numbered.encoded.counts)
         model = self.load(folder)
-        facts = {"text": counts, "words": len(model.words), "training": training}
-        return model, facts | {"parameters": model.num_parameters, "bytes": (folder / MODEL).stat().st_size}
+        facts = {"text": counts, "training": training}
+        return model, facts | {"parameters": model.num_parameters}
 
     @override
     def load(self, folder: Path) -> NetworkModel:

@@ -98,10 +98,8 @@ class NgramEstimator(Estimator):
         if self.cfg.prune:
             facts["ngrams_before_pruning"] = list(model.tables.counts)
             model = entropy_pruned(model, self.cfg.prune)
-        path = folder / self.arpa
-        write_arpa(model, path)
-        facts |= {"ngrams": list(model.tables.counts), "words": len(model.words), "bytes": path.stat().st_size}
-        return model, facts | {"bytes_in_memory": model.num_bytes}
+        write_arpa(model, folder / self.arpa)
+        return model, facts | {"ngrams": list(model.tables.counts), "bytes_in_memory": model.num_bytes}
 
     @property
     @override

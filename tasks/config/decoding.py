@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speech.decoding import DecodeConfig
-from speech.lm import LmConfig, arpa_of, unit_of
+from speech.lm import LmConfig, arpa_of, kinds_with_arpa, unit_of
 
 
 class TuneConfig(BaseModel):
@@ -58,8 +58,8 @@ def _check_graph(decode: DecodeConfig, lm: LmConfig | None, aligned: bool) -> No
 def _check_model(decode: DecodeConfig, lm: LmConfig) -> None:
     if not arpa_of(lm):
         raise ValueError(
-            f"decode.kind {decode.kind} reads ARPA files, and lm.kind {lm.kind} makes none: use lm.kind ngram or "
-            "unigram, or name an ARPA file in decode.lm"
+            f"decode.kind {decode.kind} reads ARPA files, and lm.kind {lm.kind} makes none: use lm.kind "
+            f"{' or '.join(kinds_with_arpa())}, or name an ARPA file in decode.lm"
         )
     if unit_of(lm) != decode.lm_unit:
         raise ValueError(

@@ -145,7 +145,9 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 def _counts(about: dict[str, Any]) -> dict[str, int]:
     text = about["text"]
     counts = {"sentences": text["kept"], "words": about["words"]}
-    sizes = {"ngrams": sum(about["ngrams"])} if "ngrams" in about else {"parameters": about["parameters"]}
+    sizes = {"ngrams": sum(about["ngrams"])} if "ngrams" in about else {}
+    if not sizes and "parameters" in about:
+        sizes = {"parameters": about["parameters"]}
     return counts | sizes | ({"protected": text["protected"]} if text.get("protected") else {})
 
 

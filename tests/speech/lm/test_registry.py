@@ -32,6 +32,9 @@ OPTIONS = {
 }
 
 
+MODEL_FILES = {"class": "classes.arpa", "hmm": "hmm.safetensors", "lstm": "lm.safetensors"}
+
+
 def transcripts(sentences):
     return [" ".join(sentence).replace("w", "word ") for sentence in sentences]
 
@@ -61,9 +64,7 @@ def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines, in_place):
     assert record["bytes"] == sum(files.values()) - files[WORDS], "no scratch stays"
     model = load(cfg, tmp_path / "lm")
     assert (tmp_path / "lm" / WORDS).read_text().split() == list(model.words)[3:]
-    assert (
-        arpa_of(cfg) or {"class": "classes.arpa", "hmm": "hmm.safetensors", "lstm": "lm.safetensors"}[cfg.kind]
-    ) in files
+    assert MODEL_FILES.get(cfg.kind, arpa_of(cfg) or WORDS) in files
     assert record["protection"] == {"allowed": False, "length": 8, "sequences": 0, "too_short": 0}
     found = model.evaluate(line.split() for line in lines[:20])
     assert found.without_unknown == pytest.approx(record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5)

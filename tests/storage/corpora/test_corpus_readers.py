@@ -49,6 +49,7 @@ class TestLibriSpeech(CorpusContract):
         assert {utterance.split for utterance in utterances} == {None}
         splits = [utterance.split for utterance in self.open(tmp_path / "all")]
         assert splits == ["dev"] * 6  # the second subset repeats the ids, which is a problem of this corpus
+        assert [utterance.split for utterance in self.open(tmp_path)] == splits
 
 
 class TestKaldi(CorpusContract):

@@ -42,6 +42,11 @@ class TestTedlium(CorpusContract):
         second = list(self.open(path))[1]
         assert (second.start, second.end, second.duration) == (1.0, 1.5, 0.5)
 
+    def test_labels_may_be_missing(self, path):
+        with (path / "stm" / "22.stm").open("a") as file:
+            file.write("22 1 22 2.5 3 first words count\n")
+        assert list(self.open(path))[-1].text == "first words count"
+
     def test_marks(self, path):
         assert clean_text("the(2) {NOISE} it 's <unk> <sil> [LAUGH] we 'll") == "the it's we'll"
         with (path / "stm" / "22.stm").open("a") as file:

@@ -3,7 +3,7 @@
 Metric names: `training/loss`, `training/lr`, ... averaged over the learners at the total of their steps;
 `training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders by name, and shows
 metrics without one below them. So the folder with `training-learners/<field>.<node>.<rank>` of one learner at its own
-steps, and `training-learners/valid_loss.<node>` of a node per epoch, follows; trainings with many learners leave it out.
+steps, and `training-learners/valid_loss.<node>` of a node per epoch, follows. Trainings of many learners have none.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
 Entries without a learner (trainings of one process, older versions) become metrics of the training.
 

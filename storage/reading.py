@@ -46,6 +46,12 @@ class ShardError(ValueError):
         self.shard = shard
         self.reason = reason or message
 
+    @property
+    def damage(self) -> tuple[str, str]:
+        """Name of the damaged shard, and what is wrong with it."""
+        assert self.shard is not None
+        return self.shard.name, self.reason
+
 
 class ShardReader:
     """Random access to the payloads of a set of shards.

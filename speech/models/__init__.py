@@ -2,7 +2,8 @@
 
     model = build_model(ConformerConfig(layers=4), num_features=80, vocab_size=30)
 
-To add a model, add a file with the model and its configuration, and a line in `MODELS`.
+To add a model, add a file with its configuration, whose `build` imports the network from a file in `networks`, and a
+line in `MODELS`. Configurations load without torch, networks do not.
 """
 
 from speech.models.blstm import BlstmConfig

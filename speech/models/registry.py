@@ -1,4 +1,4 @@
-"""Which acoustic models there are: a new one is a file beside `conformer.py`, and a line here."""
+"""Which acoustic models there are: a new one is a file beside `conformer.py`, its network, and a line here."""
 
 from __future__ import annotations
 

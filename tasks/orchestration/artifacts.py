@@ -125,7 +125,7 @@ def publish_summary(run: Run) -> None:
     if "report" in run.results:
         lines += ["", _report(run)]
     key = artifact_key(run.config.name, "summary")
-    _quietly(lambda: create_markdown_artifact("\n".join(lines), key=key, description="What the run amounts to"))
+    _quietly(lambda: create_markdown_artifact("\n".join(lines), key=key, description="Summary of the run"))
 
 
 def _score_table(result: StageResult) -> list[dict[str, Any]]:

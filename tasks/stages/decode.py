@@ -227,11 +227,6 @@ def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
 def decode_piece(piece: Piece) -> dict[str, Any]:
     """Decode some shards of a set; returns `rows`, `damaged` shards with reasons, and the number of `shards`."""
     damaged: list[tuple[str, str]] = []
-
-    def note(error: ShardError) -> None:
-        assert error.shard is not None
-        damaged.append((error.shard.name, error.reason))
-
     decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(piece["decode"])
     found = decode_set(
         Path(_fetched(piece["model"], piece["digest"]).name),
@@ -240,7 +235,7 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
         cache=home() / "cache",
         device=str(best_device(piece["device"])),
         speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},
-        on_damage=note,
+        on_damage=lambda error: damaged.append(error.damage),
         shards=piece["shards"],
     )
     return {"rows": [asdict(entry) for entry in found], "damaged": damaged, "shards": len(piece["shards"])}

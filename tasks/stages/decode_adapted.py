@@ -18,7 +18,6 @@ from speech.recognizer import Recognizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
-from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.home import home
 from tasks.stages.base import Run
@@ -56,14 +55,9 @@ def decode_speaker_piece(piece: Piece) -> Answer:
 
     def work(rows: Sequence[int]) -> Decoding:
         damaged: list[tuple[str, str]] = []
-
-        def note(error: ShardError) -> None:
-            assert error.shard is not None
-            damaged.append((error.shard.name, error.reason))
-
         recognizer = _recognizer(piece)
         dataset = open_set(recognizer, piece["url"], home() / "cache")
-        found = recognize_set(recognizer, dataset, on_damage=note, rows=rows)
+        found = recognize_set(recognizer, dataset, on_damage=lambda error: damaged.append(error.damage), rows=rows)
         return {row: (one.hyp, one.score, one.confidence) for row, one in found.items()}, damaged
 
     return answered(piece, work)

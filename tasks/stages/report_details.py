@@ -21,7 +21,7 @@ WORST = 12
 _WORDS = 15
 
 
-class AlignedUtterance(NamedTuple):
+class MarkedUtterance(NamedTuple):
     """An utterance with its errors marked, as a row of a table."""
 
     id: str
@@ -43,7 +43,7 @@ class WordErrors(NamedTuple):
 class SetDetails:
     """Utterances of a scored set."""
 
-    alignments: list[AlignedUtterance]
+    alignments: list[MarkedUtterance]
     """Those with the most errors first."""
     left_out: int
     """Number of utterances without an alignment here; they have the fewest errors."""
@@ -61,7 +61,7 @@ def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
         name: The set.
         budget: Maximum size of the audio in bytes; 0 leaves it out.
     """
-    found: list[AlignedUtterance] = []
+    found: list[MarkedUtterance] = []
     spoken, wrong = Counter[str](), Counter[str]()
     for row in read_table(run.result("decode").output, f"{name}.parquet"):
         ref = row["ref"].split()
@@ -70,7 +70,7 @@ def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
         errors = len(missed) + sum(operation == "ins" for operation, _, _ in steps)
         spoken.update(ref)
         wrong.update(missed)
-        found.append(AlignedUtterance(row["id"], row["speaker"], errors, len(ref), mark(steps)))
+        found.append(MarkedUtterance(row["id"], row["speaker"], errors, len(ref), mark(steps)))
     found.sort(key=lambda one: (-one.errors, one.words, one.id))
     words = sorted(wrong.items(), key=lambda item: (-item[1], item[0]))[:_WORDS]
     return SetDetails(

@@ -11,7 +11,7 @@ from mlflow.entities import Run
 from tasks.tracking.registry import RegistryError
 from tasks.tracking.runs import DECISION_TAG
 
-_RATE, _VALID = ".wer", "valid_wer"
+_RATE, _VALID = ".wer", "training/valid_wer"
 _PARTS = (".corpus.", ".domain.")
 """Parts of names of error rates that are not of a whole set, such as `test.domain.read.wer`."""
 

@@ -1,11 +1,11 @@
 """Translates the training journal into metrics of each learner and of the training as a whole.
 
-Metric names: `loss`, `lr`, ... averaged over the learners at the total of their steps; `valid_loss`, `valid_wer` and
-`train_loss` per epoch. MLflow's page shows these first, and below them the folder `learners`, with
-`learners/<field>.<node>.<rank>` of one learner at its own steps and `learners/valid_loss.<node>` of a node per epoch;
-trainings with many learners leave the folder out.
+Metric names: `training/loss`, `training/lr`, ... averaged over the learners at the total of their steps;
+`training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders by name, and shows
+metrics without one below them. So the folder with `training-learners/<field>.<node>.<rank>` of one learner at its own
+steps, and `training-learners/valid_loss.<node>` of a node per epoch, follows. Trainings of many learners have none.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
-Entries without a learner (trainings of one process, older versions) become global metrics.
+Entries without a learner (trainings of one process, older versions) become metrics of the training.
 
 A resume voids entries that a lost process wrote after its checkpoint, but they may have been sent. Then a step has two
 values; the later one has the later time, so a chart shows it last. If a training ends at a lower step than a voided
@@ -29,7 +29,7 @@ _LEARNER_FIELDS = (
     *("step_s", "exchange_s", "exchanges_per_step", "staleness", "distance", "failed", "divided"),
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "exchanges_per_step", "staleness", "distance")
-_LEARNERS = "learners/"
+_TRAINING, _LEARNERS = "training/", "training-learners/"
 _SYSTEM = "system/"
 _SYSTEM_FIELDS = {
     "cpu": "cpu_utilization_percentage",
@@ -244,7 +244,7 @@ class Translator:
         learner, step = entry.get("learner"), _steps(entry["step"])
         if learner is None:
             names = [name for name in entry if name not in ("kind", "step", "epochs")]
-            return self._points(entry, names, at_ms, step)
+            return self._points(entry, names, at_ms, step, _TRAINING)
         return self._points_of_one(str(learner), entry, _LEARNER_FIELDS, at_ms, step)
 
     def _system(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
@@ -260,16 +260,17 @@ class Translator:
     def _round(self, joined: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = max(self._step, int(joined["step"]))
         names = _GLOBAL_FIELDS if "learners" in joined else ("throughput",)
-        return self._points(joined, names, at_ms, int(joined["step"]))
+        return self._points(joined, names, at_ms, int(joined["step"]), _TRAINING)
 
     def _milestone(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = step = max(self._step, _steps(entry.get("step", 0)))
         if entry["kind"] == "end":
-            return self._points(entry, [name for name in entry if name.startswith("valid_")], at_ms, step, "final.")
+            names = [name for name in entry if name.startswith("valid_")]
+            return self._points(entry, names, at_ms, step, f"{_TRAINING}final.")
         if entry["kind"] == "epoch":
-            return self._points(entry, ("repeated",), at_ms, step)
+            return self._points(entry, ("repeated",), at_ms, step, _TRAINING)
         names = [name for name in entry if name not in ("kind", "step", "epochs")]
-        points = self._points(entry, names, at_ms, step)
+        points = self._points(entry, names, at_ms, step, _TRAINING)
         replicas = entry.get("replicas")
         for node, value in replicas.items() if isinstance(replicas, dict) else ():
             points += self._points_of_one(str(node), {"valid_loss": value}, ("valid_loss",), at_ms, step)

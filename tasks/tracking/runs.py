@@ -25,6 +25,8 @@ TRAINING_TAG = "starling.training"
 DECISION_TAG = "starling.decision"
 NOTE_TAG = "mlflow.note.content"
 """Tag that MLflow shows as a run's description."""
+_TRAINING_VIEW = "?workflowType=machine_learning"
+"""MLflow's pages show what belongs to training, and not what belongs to traces, which is the default of a browser."""
 REPORT_FILE = "report.html"
 """The report's name among the artifacts of its run."""
 _KIND_TAG = "mlflow.experimentKind"
@@ -98,10 +100,14 @@ def ui_links(run: Run, name: str = "", version: str = "") -> dict[str, str]:
     base = shown_mlflow_uri().rstrip("/")
     if not base.startswith(("http://", "https://")):
         return {}
-    links = {"MLflow run": f"{base}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"}
+    links = {"MLflow run": f"{base}/#/{_page(run)}{_TRAINING_VIEW}"}
     if name and version:
-        links["model version"] = f"{base}/#/models/{quote(name)}/versions/{version}"
+        links["model version"] = f"{base}/#/models/{quote(name)}/versions/{version}{_TRAINING_VIEW}"
     return links
+
+
+def _page(run: Run) -> str:
+    return f"experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
 
 
 def artifact_link(run: Run, path: str) -> str:
@@ -111,7 +117,10 @@ def artifact_link(run: Run, path: str) -> str:
         run: The run.
         path: The artifact.
     """
-    return "".join(f"{page}/artifacts/{quote(path)}" for page in ui_links(run).values())
+    base = shown_mlflow_uri().rstrip("/")
+    if not base.startswith(("http://", "https://")):
+        return ""
+    return f"{base}/#/{_page(run)}/artifacts/{quote(path)}{_TRAINING_VIEW}"
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -133,7 +133,7 @@ def test_mlflow_has_the_run_and_the_model_and_names_the_flow_run(servers):
     run = client.get_run(version.run_id)
     assert run.info.status == "FINISHED"
     assert run.data.tags["prefect.flow_run"].startswith(servers.prefect)
-    assert {"loss", "lr", "test.wer"} <= set(run.data.metrics)
+    assert {"training/loss", "training/lr", "test.wer"} <= set(run.data.metrics)
     with environment(MLFLOW_TRACKING_URI=servers.mlflow):
         found = starling(
             "transcribe",

@@ -56,7 +56,12 @@ def test_a_training_is_seen_while_it_runs(tmp_path):
         assert f"[MLflow run]({tracking.url}/#/experiments/" in shown["description"]
         run_id = shown["description"].rpartition("/runs/")[2].rstrip(")")
         api = mlflow.MlflowClient(tracking_uri=tracking.url)
-        wanted = {"learners/loss.0.0", "loss", "valid_loss", "system/node-0/system_memory_usage_percentage"}
+        wanted = {
+            "training-learners/loss.0.0",
+            "training/loss",
+            "training/valid_loss",
+            "system/node-0/system_memory_usage_percentage",
+        }
         wait_until(lambda: wanted <= set(api.get_run(run_id).data.metrics), every_s=1.0)
         assert api.get_run(run_id).info.status == "RUNNING"
     finally:

@@ -72,7 +72,11 @@ def test_a_dead_mlflow_costs_no_step_and_loses_no_metric(tmp_path):
             for entry in read_journal(journal_of(home)):
                 for point in translator.feed(entry):
                     expected.setdefault(point.name, []).append((point.step, point.value))
-            assert {"learners/loss.0.0", "learners/loss.1.0", "valid_loss"} <= expected.keys()
+            assert {
+                "training-learners/loss.0.0",
+                "training-learners/loss.1.0",
+                "training/valid_loss",
+            } <= expected.keys()
             for name, points in expected.items():
                 sent = {(metric.step, metric.value) for metric in api.get_metric_history(run_id, name)}
                 assert set(points) <= sent, name

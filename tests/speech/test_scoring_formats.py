@@ -282,3 +282,8 @@ def test_alternatives_of_a_ctm_file_have_the_latest_middle_and_may_be_empty(writ
     assert [row.hyp for row in load_pairs(stm, write("x.ctm", alternatives), MARKS).rows] == ["", "{ a / b }"]
     empty = "f A * * <ALT_BEGIN>\nf A 0.5 0.2 a\nf A * * <ALT>\nf A * * <ALT_END>\n"
     assert [row.hyp for row in load_pairs(stm, write("x.ctm", empty), MARKS).rows] == ["{ a / @ }", ""]
+
+
+def test_the_first_word_of_a_ctm_line_may_be_a_number(write):
+    stm, ctm = write("ref.stm", "f A s 0 1 7\n"), write("hyp.ctm", "f A 0.1 0.2 7 0.9\n")
+    assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["7"]

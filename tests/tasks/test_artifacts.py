@@ -105,7 +105,9 @@ def test_a_browser_can_open_the_report(finished, monkeypatch):
     monkeypatch.setattr(runs, "shown_mlflow_uri", lambda: "http://127.0.0.1:5000/")
     run = client().get_run(record["mlflow_run"])
     page = f"http://127.0.0.1:5000/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-    assert report_text(record, "/here/it.html") == f"[Report]({page}/artifacts/report.html)"
+    assert (
+        report_text(record, "/here/it.html") == f"[Report]({page}/artifacts/report.html?workflowType=machine_learning)"
+    )
 
 
 def test_epochs_of_a_training_show_what_was_measured():

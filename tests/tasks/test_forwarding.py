@@ -134,8 +134,8 @@ def test_a_resume_continues_the_same_run_and_the_last_value_is_right(writer):
     run = api.get_run(first.run_id)
     assert second.run_id == first.run_id
     assert run.info.status == "FINISHED"
-    assert run.data.metrics["learners/loss.0.0"] == run.data.metrics["loss"] == 0.25
-    at_five = [m.value for m in api.get_metric_history(first.run_id, "learners/loss.0.0") if m.step == 5]
+    assert run.data.metrics["training-learners/loss.0.0"] == run.data.metrics["training/loss"] == 0.25
+    at_five = [m.value for m in api.get_metric_history(first.run_id, "training-learners/loss.0.0") if m.step == 5]
     assert at_five == [1.0, 0.25]
 
 
@@ -206,7 +206,7 @@ def test_half_a_line_waits_for_its_other_half(writer):
     with writer.path.open("a") as file:
         file.write(line[20:] + "\n")
     one.drain()
-    assert sent(client(), one.run_id)["loss"] == [(1, 2.0)]
+    assert sent(client(), one.run_id)["training/loss"] == [(1, 2.0)]
 
 
 def test_a_random_mixture_of_trouble_loses_and_doubles_nothing(writer):

@@ -66,9 +66,9 @@ def test_more_models_than_a_page_of_the_registry_has(api, monkeypatch):
 
 def test_runs_come_newest_first_with_what_they_reached(api):
     assert list_runs(api, "nothing") == []
-    rates = (("test.wer", 0.25), ("test.domain.read.wer", 0.3), ("test.corpus.x.wer", 0.4), ("valid_wer", 0.5))
+    rates = (("test.wer", 0.25), ("test.domain.read.wer", 0.3), ("test.corpus.x.wer", 0.4), ("training/valid_wer", 0.5))
     add_run(api, "one", "old", 1_000, rates)
-    add_run(api, "two", "lost", 2_000, [("valid_wer", 0.75)], "FAILED")
+    add_run(api, "two", "lost", 2_000, [("training/valid_wer", 0.75)], "FAILED")
     add_run(api, "two", "new", 3_000, status="RUNNING")
     found = list_runs(api)
     assert [(one.name, one.experiment, one.status, one.seconds) for one in found] == [

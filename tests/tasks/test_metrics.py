@@ -28,10 +28,10 @@ def test_each_learner_has_its_own_metrics_and_all_together_the_global_ones():
         for who, value in (("0.0", 1.0), ("1.0", 3.0))
     ]
     points, _ = translate([{"kind": "start", "step": 0}, *entries])
-    assert series(points, "learners/loss.0.0") == [(1, 1.0), (2, 1.0), (3, 1.0)]
-    assert series(points, "learners/loss.1.0") == [(1, 3.0), (2, 3.0), (3, 3.0)]
-    assert series(points, "loss") == [(2, 2.0), (4, 2.0), (6, 2.0)]
-    assert series(points, "nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
+    assert series(points, "training-learners/loss.0.0") == [(1, 1.0), (2, 1.0), (3, 1.0)]
+    assert series(points, "training-learners/loss.1.0") == [(1, 3.0), (2, 3.0), (3, 3.0)]
+    assert series(points, "training/loss") == [(2, 2.0), (4, 2.0), (6, 2.0)]
+    assert series(points, "training/nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
 
 
 def test_figures_of_learners_and_nodes_can_be_left_out():
@@ -39,16 +39,16 @@ def test_figures_of_learners_and_nodes_can_be_left_out():
     entries += [{"kind": "valid", "epoch": 1, "step": 4, "valid_loss": 1.5, "replicas": {"0": 1.6, "1": 1.7}}]
     with_learners, translator = translate(entries), Translator(learners=False)
     without = [point for entry in entries for point in translator.feed(entry)]
-    assert {point.name for point in without} == {p.name for p in with_learners[0] if "/" not in p.name}
-    assert {"loss", "valid_loss", "nodes"} <= {point.name for point in without}
+    assert {point.name for point in without} == {p.name for p in with_learners[0] if "learners/" not in p.name}
+    assert {"training/loss", "training/valid_loss", "training/nodes"} <= {point.name for point in without}
     # corrections after a resume neither
-    assert not [p for p in closing_points(translator, entries[:3]) if p.name.startswith("learners/")]
+    assert not [p for p in closing_points(translator, entries[:3]) if p.name.startswith("training-learners/")]
 
 
 def test_entries_without_a_learner_are_global_as_they_are():
     points, _ = translate([step(None, n, utterances=4 * n) for n in (1, 2)])
-    assert series(points, "loss") == [(1, 10.0), (2, 5.0)]
-    assert series(points, "utterances") == [(1, 4.0), (2, 8.0)]
+    assert series(points, "training/loss") == [(1, 10.0), (2, 5.0)]
+    assert series(points, "training/utterances") == [(1, 4.0), (2, 8.0)]
     assert not [p for p in points if "learner" in p.name]
 
 
@@ -112,11 +112,11 @@ def test_an_epoch_gives_validation_of_the_average_and_of_each_replica():
     }
     epoch = {"kind": "epoch", "epoch": 1, "repeated": 3, "repeated_ids": ["a"], "utterances": 10, "elapsed": 9.0}
     points, _ = translate([valid, epoch, {"kind": "end", "step": 41, "valid_loss": 1.4, "valid_wer": 0.4}])
-    assert series(points, "valid_loss") == [(40, 1.5)]
-    assert series(points, "learners/valid_loss.1") == [(40, 1.7)]
-    assert series(points, "train_loss") == [(40, 2.0)]
-    assert series(points, "repeated") == [(40, 3.0)]
-    assert series(points, "final.valid_loss") == [(41, 1.4)]
+    assert series(points, "training/valid_loss") == [(40, 1.5)]
+    assert series(points, "training-learners/valid_loss.1") == [(40, 1.7)]
+    assert series(points, "training/train_loss") == [(40, 2.0)]
+    assert series(points, "training/repeated") == [(40, 3.0)]
+    assert series(points, "training/final.valid_loss") == [(41, 1.4)]
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "text", True, [1]])
@@ -151,13 +151,13 @@ def test_what_is_done_again_is_later_and_the_last_value_is_right_in_the_end(tmp_
     path = tmp_path / "journal.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in redone()))
     points, translator = translate(redone())
-    times = [point.at_ms for point in points if point.name == "learners/loss.0.0"]
+    times = [point.at_ms for point in points if point.name == "training-learners/loss.0.0"]
     assert times == sorted(set(times))
-    assert translator.highest["learners/loss.0.0"].step == 6
+    assert translator.highest["training-learners/loss.0.0"].step == 6
     closing = {point.name: point for point in closing_points(translator, read_journal(path))}
-    assert closing["learners/loss.0.0"][1::2] == (12.0, 6)
-    assert closing["learners/loss.0.0"].at_ms > translator.highest["learners/loss.0.0"].at_ms
-    assert closing["loss"].value == 12.0
+    assert closing["training-learners/loss.0.0"][1::2] == (12.0, 6)
+    assert closing["training-learners/loss.0.0"].at_ms > translator.highest["training-learners/loss.0.0"].at_ms
+    assert closing["training/loss"].value == 12.0
 
 
 def test_without_a_resume_there_is_nothing_to_make_right(tmp_path):

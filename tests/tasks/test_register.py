@@ -167,9 +167,11 @@ def test_the_mlflow_run_has_everything_that_led_to_the_model(finished):
     assert tags["starling.model_digest"] == finished.result("train").record["digest"]
     assert tags["starling.decision"] == "there was no champion"
     assert tags["starling.commit"]
-    loss = api.get_metric_history(record["mlflow_run"], "loss")
+    loss = api.get_metric_history(record["mlflow_run"], "training/loss")
     assert [metric.step for metric in loss] == [1, 2, 3, 4, 5, 6]
-    assert {"lr", "valid_loss", "valid_wer", "test.wer", "test.wer_low", "test.cer"} <= set(run.data.metrics)
+    assert {"training/lr", "training/valid_loss", "training/valid_wer", "test.wer", "test.wer_low", "test.cer"} <= set(
+        run.data.metrics
+    )
     assert run.data.metrics["test.wer"] == finished.result("score").record["sets"]["test"]["wer"]
     names = {file.path for file in api.list_artifacts(record["mlflow_run"])}
     wanted = {"config.yaml", "environment.json", "journal.jsonl", "learning_curves.png", "test.alignments.txt"}

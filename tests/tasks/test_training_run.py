@@ -103,8 +103,8 @@ def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(tra
     assert before.info.status == "FINISHED"
     assert before.data.params["train.strategy.kind"] == "adpsgd"
     assert "decode.kind" not in before.data.params
-    assert history(before.info.run_id, "learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
-    assert history(before.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
+    assert history(before.info.run_id, "training-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
+    assert history(before.info.run_id, "training/loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
     until(trained, "report")
     [run] = runs()
     assert run.info.run_id == before.info.run_id == trained.result("register").record["mlflow_run"]
@@ -113,8 +113,8 @@ def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(tra
     assert run.data.tags[DECISION_TAG] == "there was no champion"
     assert "decode.kind" in run.data.params
     assert run.data.params["train.nodes"] == "2"
-    assert history(run.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
-    assert history(run.info.run_id, "learners/valid_loss.1") == [(16, 2.2)]
+    assert history(run.info.run_id, "training/loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
+    assert history(run.info.run_id, "training-learners/valid_loss.1") == [(16, 2.2)]
     assert [step for step, _ in history(run.info.run_id, "test.wer")] == [16]
     names = {file.path for file in client().list_artifacts(run.info.run_id)}
     assert {"config.yaml", "environment.json", "journal.jsonl", "learning_curves.png"} <= names
@@ -178,7 +178,7 @@ def test_another_registration_of_the_same_training_has_a_run_of_its_own_with_eve
     assert again.result("train").cached
     first, second = (run.result("register").record["mlflow_run"] for run in (trained, again))
     assert first != second
-    assert history(first, "loss") == history(second, "loss")
+    assert history(first, "training/loss") == history(second, "training/loss")
     assert client().get_run(second).data.params["decode.beam"] == "4"
     assert len(runs()) == 2
 
@@ -195,7 +195,7 @@ def test_a_registration_that_failed_is_finished_in_the_same_run(trained, monkeyp
     REGISTER.execute(trained)
     [run] = runs()
     assert run.info.status == "FINISHED"
-    assert history(run.info.run_id, "loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
+    assert history(run.info.run_id, "training/loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
 
 
 def test_a_training_that_was_interrupted_goes_on_in_the_same_run(home, monkeypatch):
@@ -215,15 +215,15 @@ def test_a_training_that_was_interrupted_goes_on_in_the_same_run(home, monkeypat
         TRAIN.execute(run)
     [first] = runs()
     assert first.info.status == "KILLED"
-    assert history(first.info.run_id, "learners/loss.0.0")[-1] == (5, 9.0 / 5)
+    assert history(first.info.run_id, "training-learners/loss.0.0")[-1] == (5, 9.0 / 5)
     monkeypatch.setattr(module, "run_training", resumed)
     TRAIN.execute(run)
     [second] = runs()
     assert second.info.run_id == first.info.run_id
     assert second.info.status == "FINISHED"
-    steps = [step for step, _ in history(first.info.run_id, "learners/loss.0.0")]
+    steps = [step for step, _ in history(first.info.run_id, "training-learners/loss.0.0")]
     assert steps == [1, 2, 3, 4, 4, 5, 5, 6, 7, 8]  # steps done again are shown twice, the later ones last
-    assert second.data.metrics["learners/loss.0.0"] == 9.0 / 8
+    assert second.data.metrics["training-learners/loss.0.0"] == 9.0 / 8
 
 
 def test_a_training_that_is_forced_anew_has_a_new_run(trained):
@@ -242,7 +242,7 @@ def test_mlflow_that_is_away_while_training_is_made_up_for_by_the_registration(h
     until(run, "register")
     [found] = runs()
     assert found.data.tags[TRAINING_TAG] == run.result("train").record["tracking"]["training"]
-    assert history(found.info.run_id, "learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
+    assert history(found.info.run_id, "training-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
 
 
 def test_a_training_that_fails_says_so_in_mlflow_and_publishes_nothing(home, monkeypatch):

@@ -3,13 +3,19 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 from support import ROOT
 
 EXAMPLE = str(ROOT / "examples" / "tabular.py")
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+ONE_JOB = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "table", "--rdzv-endpoint", "127.0.0.1:29514"]
+ONE_JOB += ["--local-addr", "127.0.0.1"]
 LINE = re.compile(r"node (\d+): (\d+) rows in (\d+) steps, loss ([\d.]+)")
 
 
@@ -41,10 +47,16 @@ def test_four_processes_of_which_one_is_killed_train_a_table(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.real_interpreter
-def test_two_nodes_of_two_under_torchrun_train_a_table(tmp_path):
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-    ports = ["29511", "29512"]
-    agents = [run(*torchrun, port, EXAMPLE, str(tmp_path), "--nodes", "2", "--epochs", "4") for port in ports]
+@pytest.mark.parametrize(
+    "options",
+    [
+        [["--master-port", "29511"], ["--master-port", "29512"]],
+        [[*ONE_JOB, "--node-rank", rank] for rank in "01"],
+    ],
+    ids=["two jobs", "one job"],
+)
+def test_two_nodes_of_two_under_torchrun_train_a_table(tmp_path, options):
+    agents = [run(*TORCHRUN, *words, EXAMPLE, str(tmp_path), "--nodes", "2", "--epochs", "4") for words in options]
     outs = [agent.communicate(timeout=500)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outs)[-6000:]
     found = [LINE.findall(out) for out in outs]
@@ -56,3 +68,25 @@ def test_two_nodes_of_two_under_torchrun_train_a_table(tmp_path):
         assert len({loss for *_, loss in lines}) == 1
         assert float(lines[0][-1]) < 0.3
     assert sum(line["repeated"] for line in epochs_of(tmp_path).values()) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.real_interpreter
+def test_a_process_of_two_nodes_of_two_is_killed_and_the_other_node_trains_every_row(tmp_path):
+    words = [EXAMPLE, str(tmp_path), "--nodes", "2", "--epochs", "8"]
+    agents = [run(*TORCHRUN, "--master-port", port, *words) for port in ("29515", "29516")]
+    deadline = time.monotonic() + 300
+    journal = tmp_path / "journal.jsonl"
+    while not (journal.exists() and '"kind": "epoch"' in journal.read_text(encoding="utf-8")):
+        assert time.monotonic() < deadline, "no epoch was trained"
+        time.sleep(0.05)
+    learner = next(one for one in psutil.Process(agents[1].pid).children() if EXAMPLE in one.cmdline())
+    learner.send_signal(signal.SIGKILL)
+    outs = [agent.communicate(timeout=500)[0] for agent in agents]
+    assert (agents[0].returncode, agents[1].returncode != 0) == (0, True), "\n".join(outs)[-6000:]
+    found = LINE.findall(outs[0])
+    assert len(found) == 2, outs[0][-3000:]
+    assert len({loss for *_, loss in found}) == 1
+    assert float(found[0][-1]) < 0.2
+    assert {line["utterances"] for line in epochs_of(tmp_path).values()} == {2000}
+    assert len(epochs_of(tmp_path)) == 8

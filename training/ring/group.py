@@ -27,4 +27,6 @@ def torchrun_group(device: torch.device) -> NodeGroup:
     if size == 1:
         return NodeGroup(0, 1, None, device)
     store, _, _ = next(rendezvous("env://"))
-    return NodeGroup(rank, size, PrefixStore(f"ring-{os.environ.get('GROUP_RANK', '0')}", store), device)
+    # the agent's store may be that of the whole job, and keeps the addresses of processes before a restart
+    start = "-".join(os.environ.get(name, "0") for name in ("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"))
+    return NodeGroup(rank, size, PrefixStore(f"ring-{start}", store), device)

@@ -208,3 +208,30 @@ def test_every_fold_runs_and_what_they_share_is_made_anew_once(monkeypatch, stag
     assert logged == [(config, "r", combined, ["t1", "t2", "t3"])]
     assert (found["mlflow_run"], found["run_id"], len(found["runs"])) == ("parent", "r", 3)
     assert found["combined"] == combined["combined"]
+
+
+# --- links
+
+
+def test_links_to_a_server_that_ends_with_its_command_are_not_stored(monkeypatch):
+    from contextlib import contextmanager
+
+    from flows.servers import prefect_api
+
+    @contextmanager
+    def own_server(say):
+        yield "http://127.0.0.1:5555"
+
+    monkeypatch.setattr(prefect_api, "private_server", own_server)
+    monkeypatch.setattr(prefect_api, "running_services", dict)
+    monkeypatch.setattr(prefect_api, "connect_mlflow", lambda: None)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    temporary, lasting = "http://127.0.0.1:5555/runs/flow-run/1", "http://prefect.example.com/runs/flow-run/1"
+    with prefect_api.orchestration():
+        assert prefect_api.lasting_url(temporary) == ""
+        assert prefect_api.lasting_url(lasting) == lasting
+    assert prefect_api.lasting_url(temporary) == temporary  # such as one of `starling up`
+    monkeypatch.setattr(prefect_api, "running_services", lambda: {"prefect": "http://127.0.0.1:5555"})
+    with prefect_api.orchestration():
+        assert prefect_api.lasting_url(temporary) == temporary
+    assert prefect_api.lasting_url(None) == ""

@@ -60,6 +60,12 @@ def complete_config(incomplete: str) -> Iterator[str]:
             yield path
 
 
+def complete_config_or_file(incomplete: str) -> Iterator[str]:
+    """Packaged configurations, and files of any kind and folders, that an unfinished word may mean."""
+    yield from (name for name in packaged_configs() if name.startswith(incomplete))
+    yield from complete_path(incomplete)
+
+
 _HELP = "YAML configuration, or the name of a packaged one, such as demo."
 ConfigArgument = Annotated[
     Path,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
-from flows.cli.configs import complete_config, complete_path, find_config
+from flows.cli.configs import complete_config_or_file, complete_path, find_config
 from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def score(
             metavar="CONFIG | REF HYP",
             help="YAML configuration, or two transcripts.",
             show_default=False,
-            autocompletion=complete_config,
+            autocompletion=complete_config_or_file,
         ),
     ] = None,
     overrides: SetOption = None,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import starling
 from flows.cli.app import app
-from flows.cli.configs import complete_config, complete_path, packaged_configs
+from flows.cli.configs import complete_config, complete_config_or_file, complete_path, packaged_configs
 
 pytestmark = pytest.mark.usefixtures("wide")
 
@@ -114,6 +114,11 @@ def test_configurations_complete_to_packaged_names_yaml_files_and_folders(folder
     assert list(complete_config("d")) == ["demo", "data/"]
     assert list(complete_config("m"))[-1] == "mine.yaml"
     assert list(complete_config("data/")) == ["data/deep.yml"]
+
+
+def test_what_is_scored_completes_to_packaged_names_and_any_file(folder):
+    assert list(complete_config_or_file("d")) == ["demo", "data/"]
+    assert list(complete_config_or_file("data/a")) == ["data/a.wav"]
 
 
 def test_paths_complete_to_files_and_folders(folder):

@@ -30,6 +30,10 @@ if threading.current_thread() is threading.main_thread():
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The tests start many interpreters, which would compile our modules again and again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Test processes share expensive results in this folder. The first process, which starts the others, creates it and
 # removes it.
 if "STARLING_TESTS_SHARED" not in os.environ:

@@ -1,4 +1,4 @@
-"""A fork server: an interpreter that imports the libraries once and forks on request.
+"""A fork server: an interpreter that imports the libraries and our own modules once and forks on request.
 
 Started by tests/forks.py as `python tests/fork_server.py FD PADDING`; FD is the socket of its channel.
 """
@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -23,6 +24,9 @@ from pathlib import Path
 
 import forks
 
+ROOT = str(Path(__file__).resolve().parents[1])
+ROOMS = ("storage", "speech", "training")
+"""Packages of ours that need neither Prefect nor MLflow, whose settings are read while they are imported."""
 LIBRARIES = """
     torch.distributed.algorithms.ddp_comm_hooks torchaudio safetensors.torch scipy.sparse rapidfuzz.distance
     soundfile zmq.utils.monitor pandas pyarrow.parquet s3fs cryptography.hazmat.primitives.ciphers.aead
@@ -37,7 +41,7 @@ def serve(channel, environment):
     Returns:
         In a fork, its request.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the client handles Ctrl-C
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the client handles Ctrl-C
     while True:
         data, fds, *_ = socket.recv_fds(channel, forks.MAX_REQUEST, 64)
         if not data:
@@ -49,7 +53,6 @@ def serve(channel, environment):
                 os._exit(0)
             while os.getppid() == middle:  # until this process is the client's child
                 time.sleep(0.0005)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             try:
                 return become(json.loads(data), fds, channel, environment)
             except BaseException:
@@ -70,7 +73,7 @@ def become(request, fds, channel, environment):
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
-    if request["args"][1] == "-c" or request["args"][2] in forks.STARTERS:
+    if not request["pool"] and (request["args"][1] == "-c" or request["args"][2] in forks.STARTERS):
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             ours.close()
@@ -81,6 +84,7 @@ def become(request, fds, channel, environment):
         theirs.close()
         client = forks.Client(ours, environment)
         forks.use(lambda: client)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.chdir(request["cwd"])
     place(fds, request["targets"])
     forks.libc.prctl(forks.PDEATHSIG, request["death"])
@@ -112,6 +116,47 @@ def show(command, environment):
     for words, first, last in ((command, start, end), (environment, start_environment, end_environment)):
         shown = b"".join(os.fsencode(word) + b"\0" for word in words)
         ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
+
+
+class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Hides our own modules until a fork imports them, each by itself as an interpreter would.
+
+    They are those of the checkout; a fork that finds another checkout first on its path imports that.
+    """
+
+    def __init__(self):
+        before = list(sys.path)
+        sys.path.insert(0, ROOT)
+        for room in ROOMS:
+            package = importlib.import_module(room)
+            for module in pkgutil.walk_packages(package.__path__, f"{room}."):
+                if not module.name.endswith("__main__"):
+                    importlib.import_module(module.name)
+        sys.path[:] = before
+        self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in ROOMS}
+        self.specs = {name: module.__spec__ for name, module in self.modules.items()}
+        sys.path_importer_cache.clear()
+
+    def find_spec(self, name, *_):
+        if name not in self.modules:
+            return None
+        if name in ROOMS and not self.is_found(name):
+            sys.meta_path.remove(self)
+            return None
+        return importlib.machinery.ModuleSpec(name, self)
+
+    def is_found(self, room):
+        """Whether an interpreter with this path would import the room from the checkout."""
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(room, None)) is not None:
+                return spec.origin == self.specs[room].origin
+        return False
+
+    def create_module(self, spec):
+        return self.modules[spec.name]
+
+    def exec_module(self, module):
+        module.__spec__ = self.specs[module.__name__]
 
 
 class PrefectImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -151,6 +196,7 @@ def import_libraries():
     gc.disable()
     for name in LIBRARIES.split():
         importlib.import_module(name)
+    ours = Importer()
     inspect.getmodule(import_libraries.__code__)  # inspect caches the files of all modules, which pydantic asks for
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     # forks lack all threads but one; Arrow's allocator restarts its own
@@ -160,7 +206,7 @@ def import_libraries():
     assert early[0] == early[1], set(early[0].items()) ^ set(early[1].items())
     kept = {*sys.stdlib_module_names, "__main__", "forks"}
     libraries |= {name: module for name, module in sys.modules.items() if name.split(".")[0] not in kept}
-    sys.meta_path.insert(0, PrefectImporter())
+    sys.meta_path[:0] = [PrefectImporter(), ours]
     gc.collect()
     gc.freeze()  # forks share these objects with this process, and need not scan them
     gc.enable()

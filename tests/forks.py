@@ -2,17 +2,17 @@
 
 Importing torch, MLflow and Prefect costs an interpreter two to seven seconds of CPU, and the tests start hundreds of
 them. Under xdist, which `make test` uses, each test process therefore has a fork server (tests/fork_server.py): an
-interpreter that has imported these libraries, but none of our modules, and forks on request. `subprocess.Popen` is
+interpreter that has imported these libraries and most of our modules, and forks on request. `subprocess.Popen` is
 patched to ask it. The new process is a child of the process that asked; it gets the command, environment, working
 directory, file descriptors, session, process group and parent-death signal that Popen was given. A fork that may start
 Python processes itself has a fork server of its own.
 
-Forked are `python -m` with one of MODULES and `python -c` with a `Forkable` program. Popen starts an interpreter as
-usual
+Forked are `python -m` with one of MODULES, `python -c` with a `Forkable` program, and the processes that
+multiprocessing starts by `spawn`, as pools of processes do. Otherwise an interpreter is started as usual
 - in tests marked `real_interpreter`: those about how an interpreter starts or exits;
 - if STARLING_TESTS_FORK=0, which `make test-all` sets; without xdist, unless STARLING_TESTS_FORK=1; not on Linux;
 - if the process would differ from a fork: unusual arguments of Popen, a thread outside THREADS, a terminal as a stream,
-  limits, umask, signal masks and the like that differ from the fork server's (`inherited_state`), a variable that
+  limits, umask and the like that differ from the fork server's (`inherited_state`), a variable that
   libraries may read while they are imported (`import_environment`), a sitecustomize.py other than that of SITE, which
   forks run as well. pytest's summary of warnings then names the reason.
 
@@ -27,7 +27,9 @@ import fcntl
 import functools
 import inspect
 import json
+import multiprocessing.util
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,6 +83,9 @@ MAX_REQUEST = 64 << 10
 PDEATHSIG, SUBREAPER, GET_SUBREAPER = 1, 36, 37
 libc = ctypes.CDLL(None)
 start_interpreter = subprocess.Popen._execute_child
+spawn_interpreter = multiprocessing.util.spawnv_passfds
+OF_A_POOL = "--multiprocessing-fork"
+"""The last word of the command with which multiprocessing starts a process by `spawn`."""
 
 
 class Forkable(str):
@@ -90,11 +95,12 @@ class Forkable(str):
 @contextlib.contextmanager
 def switched_off():
     """Start interpreters instead of forks within the block."""
-    before, subprocess.Popen._execute_child = subprocess.Popen._execute_child, start_interpreter
+    before = subprocess.Popen._execute_child, multiprocessing.util.spawnv_passfds
+    subprocess.Popen._execute_child, multiprocessing.util.spawnv_passfds = start_interpreter, spawn_interpreter
     try:
         yield
     finally:
-        subprocess.Popen._execute_child = before
+        subprocess.Popen._execute_child, multiprocessing.util.spawnv_passfds = before
 
 
 def installed():
@@ -128,7 +134,7 @@ def install(environment):
 
 
 def use(server):
-    """Make Popen ask a fork server.
+    """Make Popen and multiprocessing ask a fork server.
 
     Args:
         server: A function that returns its `Client`.
@@ -143,7 +149,22 @@ def use(server):
         else:
             start_interpreter(self, *arguments)
 
-    subprocess.Popen._execute_child = execute_child
+    def spawn(path, command, descriptors):
+        words = list(map(os.fsdecode, command))
+        if words[-1] == OF_A_POOL:
+            words = [sys.executable, *words[words.index("-c") :]]  # the flags before are those of this process
+            if pid := server().fork(spawned(words, descriptors)):
+                return pid
+        return spawn_interpreter(path, command, descriptors)
+
+    subprocess.Popen._execute_child, multiprocessing.util.spawnv_passfds = execute_child, spawn
+
+
+def spawned(command, descriptors):
+    """The arguments of `Popen._execute_child` for what multiprocessing starts by `spawn`."""
+    streams = dict.fromkeys(("p2cread", "c2pwrite", "errwrite"), -1)
+    others = {"cwd": None, "env": None, "preexec_fn": None, "start_new_session": False, "process_group": -1}
+    return USUAL | streams | others | {"args": command, "pass_fds": sorted(map(int, descriptors))}
 
 
 def is_forkable(command):
@@ -213,10 +234,12 @@ class Client:
         request = {"args": [os.fsdecode(word) for word in wanted["args"]], "env": env, "cwd": str(cwd), "path": path}
         request |= {"session": bool(wanted["start_new_session"]), "group": wanted["process_group"]}
         request |= {"targets": [0, 1, 2, *wanted["pass_fds"]], "death": 0 if callable(death) else death or 0}
+        request["blocked"] = list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        request["pool"] = wanted["args"][-1] == OF_A_POOL  # it ends with its parent by itself, and starts no others
         data = json.dumps(request).encode()
         obstacles = {
             "arguments of Popen": any(wanted[name] != value for name, value in USUAL.items()) or callable(death),
-            "the thread": threading.current_thread() not in THREADS,
+            "the thread": threading.current_thread() not in THREADS and not request["pool"],
             "state of this process": inherited_state() != self.state,
             "environment variables": import_environment(env) != import_environment(self.environment),
             "a sitecustomize.py": any(Path(folder, "sitecustomize.py").exists() for folder in path if folder != SITE),
@@ -242,8 +265,8 @@ def import_environment(environment):
 
 
 def inherited_state():
-    """What a process inherits from its parent, except descriptors, working directory and environment."""
-    names = ("Tgid:", "Umask:", "Uid:", "Gid:", "SigBlk:", "SigIgn:")
+    """What a process inherits from its parent, except descriptors, working directory, environment, blocked signals."""
+    names = ("Tgid:", "Umask:", "Uid:", "Gid:", "SigIgn:")
     status = Path("/proc/thread-self/status").read_text().splitlines()
     group = (os.getsid(0), os.getpgrp(), os.getpriority(os.PRIO_PROCESS, 0), str(Path("/proc/self/ns/net").readlink()))
     limits = Path("/proc/self/limits").read_text()

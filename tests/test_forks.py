@@ -2,6 +2,7 @@
 
 import functools
 import json
+import multiprocessing
 import os
 import resource
 import runpy
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -246,3 +249,51 @@ def test_a_slow_learner_sleeps_in_proportion_to_its_work(monkeypatch):
     gradient = slowed(lambda batch, seed: batch + seed, 4.0)
     assert [gradient(1, 2), gradient(3, 4), gradient(5, 6)] == [3, 7, 11]
     assert slept == [4.5, 1.5]
+
+
+OF_ITSELF = """
+[__import__("multiprocessing").parent_process().pid, __import__("os").getppid(), __import__("os").getcwd(),
+ "torch" in __import__("sys").modules, __import__("signal").pthread_sigmask(0, ())]
+"""
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_processes_of_a_pool_are_forks_too(forked):
+    with nullcontext() if forked else forks.switched_off():
+        pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            found = pool.submit(eval, OF_ITSELF.strip())
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        with pool:
+            assert found.result(240) == [os.getpid(), os.getpid(), os.getcwd(), forked, {signal.SIGUSR1}]
+
+
+def test_a_killed_process_of_a_pool_is_noticed():
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pid = pool.submit(os.getpid).result(240)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(os.getpid).result(240)
+
+
+FOUND = (
+    "import sys, training.node.worker as w; print(w.__file__, w.__spec__.origin, len(sys.meta_path[0].modules) > 100)"
+)
+
+
+def test_our_modules_are_those_of_the_checkout_and_imported_before():
+    command = [sys.executable, "-c", Forkable(FOUND)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
+    assert found == [str(ROOT / "training" / "node" / "worker.py")] * 2 + ["True"]
+
+
+def test_a_fork_prefers_modules_on_its_path_as_an_interpreter_does(python, tmp_path):
+    for room in ("storage", "training"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("WHERE = 'elsewhere'")
+    with environment(PYTHONPATH=str(tmp_path)):
+        code = "import sys, storage, training; print(storage.WHERE, training.WHERE, 'storage.shards' in sys.modules)"
+        process = python(code, stdout=subprocess.PIPE, cwd=tmp_path)
+    assert process.communicate(timeout=240)[0] == "elsewhere elsewhere False\n"

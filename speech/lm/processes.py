@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, TypeVar
+
+from speech.worker_processes import starting_workers, worker_pool
 
 Result = TypeVar("Result")
 
@@ -32,12 +31,12 @@ def in_processes(function: Callable[..., Result], pieces: Iterable[tuple[Any, ..
     if workers < 2 or len(first) < 2:  # starting a process costs more than most single pieces
         yield from (function(*piece) for piece in pieces)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+    with worker_pool(workers) as pool:
         waiting: deque[Future[Result]] = deque()
         try:
             for piece in pieces:
-                waiting.append(pool.submit(function, *piece))
+                with starting_workers():
+                    waiting.append(pool.submit(function, *piece))
                 if len(waiting) > 2 * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -50,15 +49,3 @@ def in_processes(function: Callable[..., Result], pieces: Iterable[tuple[Any, ..
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -12,12 +12,11 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from importlib import import_module
 from itertools import islice
-from multiprocessing import get_context
 from typing import Any
 
 from prefect import task
@@ -25,9 +24,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
+from speech.worker_processes import begin_worker, starting_workers, worker_pool
 from tasks.config.pipeline import RunnerConfig
 from tasks.stages.base import StageError
-from training.processes.children import begin_worker, starting_workers
 
 Piece = dict[str, Any]
 _LARGEST = 8
@@ -151,11 +150,7 @@ class _Plain(AbstractContextManager["_Plain"]):
 
     def __init__(self, runner: RunnerConfig) -> None:
         count = runner.count
-        self._pool: Executor = (
-            ThreadPoolExecutor(count)
-            if runner.local
-            else ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=begin_worker)
-        )
+        self._pool: Executor = ThreadPoolExecutor(count) if runner.local else worker_pool(count)
 
     def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
         with starting_workers():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, end_processes, processes_naming, wait_until
 
-from training.processes.children import begin_worker, starting_workers
+from speech.worker_processes import begin_worker, starting_workers
 
 pytestmark = pytest.mark.real_interpreter
 
@@ -23,7 +23,7 @@ POOL = """
 import os, signal, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from training.processes.children import begin_worker, starting_workers
+from speech.worker_processes import begin_worker, starting_workers
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -99,7 +99,7 @@ def test_ctrl_c_does_not_reach_a_worker_that_is_starting():
 
 MASKED = """
 import os, signal
-from training.processes.children import starting_workers
+from speech.worker_processes import starting_workers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,7 +21,7 @@ from speech.decoding import DecodeChoice, Decoder, Hypothesis, build_decoder
 from speech.hmm.priors import StateOutputs
 from speech.recognizer import Scores
 from speech.tokens import tokenizer_from_dict
-from training.processes.children import begin_worker, starting_workers
+from speech.worker_processes import starting_workers, worker_pool
 
 log = logging.getLogger(__name__)
 _SHARE = 64
@@ -52,7 +51,7 @@ class DecodingPool(Generic[T]):
         self._pool: ProcessPoolExecutor | None = None
         if processes > 1:
             self._description = _describe(decoder)
-            self._pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=begin_worker)
+            self._pool = worker_pool(processes)
 
     def __enter__(self) -> "DecodingPool[T]":
         return self

@@ -2,14 +2,12 @@
 
 import ctypes
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,39 +48,6 @@ def on_termination(stop: Callable[[], object]) -> None:
     """Call a function instead of ending when this process receives SIGTERM or SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
-
-
-@contextmanager
-def starting_workers() -> Iterator[None]:
-    """Protect pool processes started in the block from Ctrl-C until they call `begin_worker`.
-
-    Otherwise each would print a traceback from its imports. For this process the signal is delivered when the block
-    ends.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def begin_worker() -> None:
-    """Make this pool process end with its parent, even by SIGKILL, and end silently on Ctrl-C.
-
-    Suitable as a pool's `initializer`. A worker holds both ends of the pool's queue, so it would wait forever after its
-    parent was killed. A thread watches the parent, because Linux's parent-death signal is sent when the thread that
-    started the worker ends, which is not always the main thread.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def follow() -> None:
-            parent.join()
-            os._exit(1)
-
-        threading.Thread(target=follow, name="parent", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def adopt_orphans() -> None:

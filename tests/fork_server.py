@@ -25,7 +25,7 @@ from pathlib import Path
 import forks
 
 ROOT = str(Path(__file__).resolve().parents[1])
-ROOMS = ("storage", "speech", "training")
+ROOMS = ("configurable", "storage", "speech", "training")
 """Packages of ours that need neither Prefect nor MLflow, whose settings are read while they are imported."""
 LIBRARIES = """
     torch.distributed.algorithms.ddp_comm_hooks torchaudio safetensors.torch scipy.sparse rapidfuzz.distance

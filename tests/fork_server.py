@@ -4,6 +4,7 @@ Started by tests/forks.py as `python tests/fork_server.py FD PADDING`; FD is the
 """
 
 import atexit
+import copy
 import ctypes
 import fcntl
 import gc
@@ -143,7 +144,9 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name in ROOMS and not self.is_found(name):
             sys.meta_path.remove(self)
             return None
-        return importlib.machinery.ModuleSpec(name, self)
+        spec = copy.copy(self.specs[name])
+        spec.loader = self
+        return spec
 
     def is_found(self, room):
         """Whether an interpreter with this path would import the room from the checkout."""
@@ -157,6 +160,10 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__spec__ = self.specs[module.__name__]
+
+    def get_code(self, name):
+        """A module's code, which `python -m` asks for to run it as __main__."""
+        return self.specs[name].loader.get_code(name)
 
 
 class PrefectImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -289,6 +289,18 @@ def test_our_modules_are_those_of_the_checkout_and_imported_before():
     assert found == [str(ROOT / "training" / "node" / "worker.py")] * 2 + ["True"]
 
 
+def test_a_module_of_ours_runs_as_main():
+    command, options = (
+        [sys.executable, "-m", "training.node.evaluator", "--help"],
+        {"capture_output": True, "cwd": ROOT},
+    )
+    forked = subprocess.run(command, check=True, **options)
+    with forks.switched_off():
+        started = subprocess.run(command, check=True, **options)
+    assert b"--coordinator" in forked.stdout
+    assert (forked.stdout, forked.stderr) == (started.stdout, started.stderr)
+
+
 def test_a_fork_prefers_modules_on_its_path_as_an_interpreter_does(python, tmp_path):
     for room in ("storage", "training"):
         (tmp_path / room).mkdir()

@@ -152,6 +152,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
     speed: dict[str, dict[str, float]] = {}
+    resumed = bool(output.store.list(_WORK))  # then only a part is decoded here, and its time says nothing
     record: dict[str, Any] = {"sets": scored_sets(run), "speed": speed}
     with tempfile.TemporaryDirectory() as folder:
         bundle = run.bundle or own_bundle(run, Path(folder))
@@ -164,7 +165,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             quarantine = set_quarantine(run, name, output.store)
             started = time.monotonic()
             found = _decode(run, output, bundle, name, decode, quarantine)
-            speed[name] = {"seconds": time.monotonic() - started, "audio": sum(entry.duration for entry in found)}
+            if not resumed:
+                speed[name] = {"seconds": time.monotonic() - started, "audio": sum(entry.duration for entry in found)}
             damaged += quarantine.entries()
             publish_hypotheses(output, name, found, counts)
     output.store.delete_tree(_WORK)

@@ -110,8 +110,10 @@ def test_run_prints_one_json_object_on_standard_output_and_all_else_elsewhere(se
 def test_prefect_has_the_flows_the_tasks_and_their_artifacts(servers):
     assert servers.prefect in servers.first.stderr
     runs = flow_runs(servers.api)[:4]
-    assert runs[0] == ("tiny: synthetic conformer", "COMPLETED")
-    assert {name for name, _ in runs[1:]} == {f"{part} tiny: synthetic" for part in ("ingest", "train", "evaluate")}
+    run_id = json.loads(servers.first.stdout)["run_id"]
+    assert runs[0] == (f"{run_id}: synthetic, conformer", "COMPLETED")
+    about = {"ingest": "synthetic", "train": "synthetic, conformer", "evaluate": "synthetic"}
+    assert {name for name, _ in runs[1:]} == {f"{part} {run_id}: {what}" for part, what in about.items()}
     assert {state for _, state in runs} == {"COMPLETED"}
     ran = [t for t in get_json(f"{servers.api}/task_runs/filter", {}) if t["name"].rpartition("-")[0] in ALWAYS]
     assert {t["name"].rpartition("-")[0] for t in ran} == set(ALWAYS)

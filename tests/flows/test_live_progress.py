@@ -54,7 +54,7 @@ def test_a_training_is_seen_while_it_runs(tmp_path):
 
         [shown] = wait_until(live, 280, 1.0)
         assert f"[MLflow run]({tracking.url}/#/experiments/" in shown["description"]
-        run_id = shown["description"].rpartition("/runs/")[2].rstrip(")")
+        run_id = shown["description"].rpartition("/runs/")[2].partition("?")[0]
         api = mlflow.MlflowClient(tracking_uri=tracking.url)
         wanted = {
             "training-learners/loss.0.0",

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy
 from alembic import command
 from alembic.script import ScriptDirectory
+from forks import Forkable
 from mlflow.store.db import utils
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from support import ROOT, copy_database, give_mlflow, small_disk
@@ -196,7 +197,7 @@ def test_a_dozen_makers_killed_at_any_moment_and_two_at_once(path, tmp_path):
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start():
-        return subprocess.Popen([sys.executable, "-c", MAKE], env=own, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen([sys.executable, "-c", Forkable(MAKE)], env=own, stderr=subprocess.PIPE, text=True)
 
     for _ in range(6):  # two are killed in each
         makers = [start(), start()]

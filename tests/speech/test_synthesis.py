@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forks import Forkable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -203,7 +204,7 @@ def test_the_same_configuration_gives_the_same_bytes_in_another_process(corpus, 
         "import sys; from pathlib import Path; from speech.synthesis import *\n"
         "synthesize_corpus(SynthesisConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))"
     )
-    subprocess.run([sys.executable, "-c", code, SMALL.model_dump_json(), str(tmp_path)], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", Forkable(code), SMALL.model_dump_json(), str(tmp_path)], check=True, cwd=ROOT)
     assert digest(tmp_path) == digest(corpus)
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from forks import Forkable
 from support import ROOT, fill, small_disk, starling, tiny_document, write_config
 
 from storage.audit import verify
@@ -119,6 +120,8 @@ def test_full_shared_memory_refuses_hogwild_instead_of_killing_it(tmp_path):
             "from training.node.shared_weights import SharedWeights\n"
             f"sys.exit(run_with_reason(lambda: SharedWeights(Path({str(folder / 'weights')!r}), 10**6, 0, 1) and 0, 3))"
         )
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", Forkable(code)], cwd=ROOT, capture_output=True, text=True, check=False
+        )
     assert done.returncode == 3, done
     assert "no space is left on the disk of" in done.stderr

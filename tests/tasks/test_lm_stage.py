@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from forks import Forkable
 from support import ROOT, copy_finished, tiny_document, wait_until
 
 from speech.decoding.language_model import arpa_words, read_words
@@ -194,7 +195,7 @@ def test_a_killed_stage_leaves_no_record_and_the_next_run_completes_it(own, tmp_
     run = own(BIGRAM)
     config, sign = tmp_path / "tiny.yaml", tmp_path / "sign"
     config.write_text(json.dumps(tiny_document(lm=BIGRAM)))
-    process = subprocess.Popen([sys.executable, "-c", _STOPPED, str(config), str(sign)], cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-c", Forkable(_STOPPED), str(config), str(sign)], cwd=ROOT)
     try:
         wait_until(sign.exists)
         os.kill(process.pid, signal.SIGKILL)

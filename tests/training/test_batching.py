@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from forks import Forkable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def test_a_plan_is_the_same_in_another_process():
         "d = np.linspace(1, 9, 50);"
         "print([b.tolist() for b in plan_epoch(d, batch_seconds=30, max_batch=8, seed=3, epoch=4)])"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([sys.executable, "-c", Forkable(code)], capture_output=True, text=True, check=True).stdout
     here = plan_epoch(np.linspace(1, 9, 50), batch_seconds=30, max_batch=8, seed=3, epoch=4)
     assert output.strip() == str([batch.tolist() for batch in here])
 

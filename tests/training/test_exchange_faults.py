@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import zmq
+from forks import Forkable
 from support import ROOT, end_processes, processes_naming, wait_until
 
 from benchmarks.peers.starling import exchange_config
@@ -328,7 +329,7 @@ time.sleep(60)
 
 def test_the_daemon_ends_with_a_killed_training_process_and_leaves_nothing(tmp_path):
     before = set(Path("/dev/shm").iterdir())
-    command = [sys.executable, "-c", textwrap.dedent(TRAINER), str(tmp_path)]
+    command = [sys.executable, "-c", Forkable(textwrap.dedent(TRAINER)), str(tmp_path)]
     trainer = subprocess.Popen(command, cwd=ROOT)
     try:
         wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())

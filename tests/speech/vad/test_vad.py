@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from forks import Forkable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ROOT
@@ -210,7 +211,7 @@ def test_the_number_of_threads_stays_as_it_is():
         "import torch\nfrom speech.vad import SileroConfig, build_vad\ntorch.set_num_threads(2)\n"
         "build_vad(SileroConfig()).speech(torch.zeros(16000), 16000)\nassert torch.get_num_threads() == 2"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", Forkable(code)], check=True, cwd=ROOT)
 
 
 def test_a_piece_says_where_it_is():

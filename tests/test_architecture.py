@@ -16,6 +16,8 @@ TWICE = frozenset({"Hypothesis", "LanguageModel", "Level", "Report", "Utterance"
 """Public class names that are still defined twice. Only remove names: a new class gets a name of its own."""
 BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib", "espeakng_loader")
 
+POOLS = {"ProcessPoolExecutor", "Pool", "Process"}
+
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 
@@ -134,6 +136,36 @@ def test_nothing_is_unpickled_evaluated_or_handed_to_a_shell():
 def test_dangers_are_found(code):
     assert len([danger for node in ast.walk(ast.parse(code)) for danger in dangers(node)]) == 1
     assert not [danger for node in ast.walk(ast.parse("np.load(x, allow_pickle=False)")) for danger in dangers(node)]
+
+
+def forks(tree):
+    """Calls of a source file that may fork."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name, arguments = ast.unparse(node.func), [ast.unparse(argument) for argument in node.args]
+        if name in {"os.fork", "os.forkpty"}:
+            yield name
+        if name.endswith(("get_context", "set_start_method")):
+            if arguments[:1] not in (["'spawn'"], ["'forkserver'"]):
+                yield f"{name}({arguments}) must name 'spawn' or 'forkserver'"
+        elif name.rpartition(".")[2] in POOLS and name.partition(".")[0] not in {"psutil"}:
+            explicit = {keyword.arg for keyword in node.keywords} & {"mp_context", "context"}
+            if not explicit and name.partition(".")[0] not in {"context", "ctx", "spawn", "_SPAWN"}:
+                yield f"{name} uses the platform's default start method: give it a context"
+
+
+def test_every_process_is_spawned():
+    """Processes with open connections never fork: s3fs and Arrow threads do not survive it."""
+    assert [(path, call) for path, tree in trees().items() for call in forks(tree)] == []
+
+
+@pytest.mark.parametrize(
+    "code", ["os.fork()", "get_context()", "multiprocessing.get_context('fork')", "Process()", "pool.Pool(2)"]
+)
+def test_forks_are_found(code):
+    assert len(list(forks(ast.parse(code)))) == 1
+    assert not list(forks(ast.parse("get_context('spawn'); ProcessPoolExecutor(2, mp_context=x); psutil.Process()")))
 
 
 def test_modules_stay_readable():

@@ -21,6 +21,8 @@ END_S = 9.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PREFECT_HANDLER = "_prefect_sigterm_handler"
 _AGAIN_S, _SAY_S = 0.05, 2.0
+_GIVE_BACK_S = 0.5
+"""What is left of the ten seconds for giving back this process's leases."""
 
 
 class Countdown:
@@ -227,7 +229,7 @@ def end_because(say: Callable[[], None]) -> None:
 
 
 def end_hard(number: int = signal.SIGTERM) -> None:
-    """Kill all descendants of this process, and exit.
+    """Kill all descendants of this process, give back its leases, and exit.
 
     Args:
         number: The signal that caused it; determines the exit status unless the countdown has one.
@@ -235,6 +237,8 @@ def end_hard(number: int = signal.SIGTERM) -> None:
     for pid in children(all_generations=True):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if leases := sys.modules.get("tasks.locking.leases"):  # not imported: there are none
+        leases.give_back_all(_GIVE_BACK_S)
     os._exit((_countdown and _countdown.status) or 128 + number)
 
 

@@ -11,6 +11,7 @@ import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -119,6 +120,24 @@ def _age_s(reply: httpx.Response) -> float:
     return (now - updated).total_seconds()
 
 
+_held: "weakref.WeakSet[LockLease]" = weakref.WeakSet()
+"""The leases of this process that have not been given back."""
+
+
+def give_back_all(patience_s: float) -> None:
+    """Free the leases of this process, which is about to be killed, so that nobody has to wait until they expire.
+
+    Args:
+        patience_s: Seconds in which the server has to answer; leases that are left expire.
+    """
+    deadline = time.monotonic() + patience_s
+    held = list(_held)
+    for lease in held:
+        lease.end()
+    for lease in held:
+        lease.join(max(0.0, deadline - time.monotonic()))
+
+
 class LockLease:
     """A lease that a thread renews until it is given back.
 
@@ -152,11 +171,21 @@ class LockLease:
         # with this thread's context, which has the server and the flow run of the log
         self._thread = threading.Thread(target=copy_context().run, args=(self._keep,), name=name, daemon=True)
         self._thread.start()
+        _held.add(self)
 
     def give_back(self) -> None:
         """Stop renewing the lease, and free it; if the server is unreachable, it expires."""
+        self.end()
+        self.join(2 * _REQUEST_S)
+
+    def end(self) -> None:
+        """Have the lease freed in the background; `join` waits for it."""
+        _held.discard(self)
         self._end.set()
-        self._thread.join(2 * _REQUEST_S)
+
+    def join(self, patience_s: float) -> None:
+        """Wait until the lease is free, for some seconds at most."""
+        self._thread.join(patience_s)
 
     def _keep(self) -> None:
         with impatient_client() as client:

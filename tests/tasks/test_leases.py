@@ -48,6 +48,28 @@ def test_one_holder_at_a_time_and_others_learn_who_it_is(table, variables):
     assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 
 
+def test_a_process_that_is_about_to_be_killed_gives_all_leases_back(table, variables):
+    for name in ("lock-a", "lock-b"):
+        me = LockOwner.here(name)
+        LockLease(name, table.take(name, me), me)
+    kept = table.take(NAME, elsewhere())
+    leases.give_back_all(60.0)
+    assert all(isinstance(table.take(name, elsewhere("next")), str) for name in ("lock-a", "lock-b"))
+    assert isinstance(table.take(NAME, LockOwner.here("second")), LockOwner)
+    assert kept
+
+
+def test_a_lease_that_cannot_be_given_back_in_time_delays_nothing(table, variables, monkeypatch):
+    me = LockOwner.here("run")
+    lease = LockLease(NAME, table.take(NAME, me), me)
+    waiting = threading.Event()
+    monkeypatch.setattr(LeaseTable, "drop", lambda *_: waiting.wait(240))
+    leases.give_back_all(0.05)
+    assert lease._thread.is_alive()
+    waiting.set()
+    lease.join(240)
+
+
 def test_of_many_takers_one_gets_it_also_where_it_is_stale(table, variables):
     for _ in range(2):
         results = []

@@ -110,8 +110,10 @@ def kinds(waves: list[Tensor], device: str) -> dict[str, Work]:
     """Each kind of features, and each augmentation."""
     padded = batches(waves)
     works: dict[str, Work] = {}
-    for kind in FEATURES:
-        extract = build_features(FEATURES[kind](num_mels=FILTERS), RATE).to(device)
+    for kind, config in FEATURES.items():
+        if config.adapted:  # one waveform is not enough for these
+            continue
+        extract = build_features(config(num_mels=FILTERS), RATE).to(device)
         works[kind] = lambda extract=extract: [extract(w.to(device), n.to(device)) for w, n in padded]
     wanted = {
         "speed": AugmentConfig(speed_factors=(0.9, 1.0, 1.1)),

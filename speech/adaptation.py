@@ -2,7 +2,8 @@
 
 All speech of a speaker is normalized together, decoded with the GMM-HMM in the graph of the network's decoder, first by
 its mixtures for features that are not adapted, and a transform is estimated from the hypotheses; then again with this
-transform. The network reads the features that the last transform gives.
+transform. The network reads the features that the last transform gives, alone or with i-vectors and features of other
+kinds beside them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from speech.bundle import HMM_FILES, BundleError, BundleSpec, check_files, load_spec, save_spec
-from speech.features import CmvnStats, build_features
+from speech.bundle import HMM_FILES, IVECTOR_FILE, BundleError, BundleSpec, check_files, load_spec, save_spec
+from speech.features import CmvnStats, FeatureConfig, FmllrConfig, build_features
+from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
 from speech.hmm.decode import DecodeOptions, adapt_to_speaker
+from speech.hmm.ivector import IvectorExtractor
 from speech.hmm.model import HmmModel, ModelError, model_digest
 
 if TYPE_CHECKING:
+    from speech.features.kaldi import FilterBank
     from speech.hmm.decode import GraphSearch
 
 MINIMUM_FRAMES = 500
@@ -37,11 +41,24 @@ class SpeakerAdapter:
         cfg: Its features, and how it decodes.
         sample_rate: Of the waveforms, Hz.
         search: The graph of the network's decoder, which has the same states.
+        features: The features that the network reads.
+        extractor: Of the i-vectors among them, if there are any.
     """
 
-    def __init__(self, model: HmmModel, cfg: AdaptationConfig, sample_rate: int, search: GraphSearch) -> None:
+    def __init__(
+        self,
+        model: HmmModel,
+        cfg: AdaptationConfig,
+        sample_rate: int,
+        search: GraphSearch,
+        features: FeatureConfig,
+        extractor: IvectorExtractor | None = None,
+    ) -> None:
         self.model, self.cfg = model, cfg
         self._extract = build_features(cfg.features, sample_rate)
+        self._adapted = AdaptedFeatures(features, model.chain, extractor)
+        self._others = {n: build_features(part, sample_rate) for n, part in self._adapted.others.items()}
+        self._transforms = any(isinstance(part, FmllrConfig) for part in features.components)
         first = cfg.search
         self._search = search.with_options(DecodeOptions(first.beam, first.max_active, first.acoustic_scale))
 
@@ -53,24 +70,20 @@ class SpeakerAdapter:
             waves: Their waveforms [samples] in ±1.
 
         Returns:
-            float32 [frames, D] for each; without adaptation if there are fewer than 500 frames.
+            float32 [frames, D] for each; without fMLLR if there are fewer than 500 frames.
         """
         static = self.static(waves)
-        transform = self.transform(static)
-        return [self.model.chain(one, transform) for one in static]
+        transform = self.transform(static) if self._transforms else None
+        ivectors = self._adapted.ivectors(static)
+        others = {n: _frames(extract, waves) for n, extract in self._others.items()}
+        return [
+            self._adapted(one, transform, ivectors[row], {n: found[row] for n, found in others.items()})
+            for row, one in enumerate(static)
+        ]
 
     def static(self, waves: Sequence[Tensor]) -> list[Tensor]:
         """Features of utterances [frames, F], normalized over all of them, as the GMM-HMM was trained on."""
-        found, stats = [], CmvnStats(self._extract.dim)
-        for wave in waves:
-            feats, frames = self._extract(wave[None], torch.tensor([len(wave)]))
-            counted = self._extract.speech_frames(feats, frames)
-            stats.add(feats[0, : int(frames[0])] if counted is None else feats[counted])
-            found.append(feats[0, : int(frames[0])])
-        if not stats.count:
-            return found
-        mean, std = stats.mean, stats.std
-        return [(one - mean) / std for one in found]
+        return _frames(self._extract, waves)
 
     def transform(self, static: Sequence[Tensor]) -> Tensor | None:
         """The speaker's fMLLR [D, D + 1] by decoding; None if there is too little speech to estimate it."""
@@ -79,13 +92,28 @@ class SpeakerAdapter:
         return adapt_to_speaker(self.model, self._search, static, self.cfg.search.passes, MINIMUM_FRAMES)[0]
 
 
-def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig) -> None:
-    """Give a bundle the GMM-HMM that makes its features.
+def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> list[Tensor]:
+    """Features of a speaker's utterances [frames, F], normalized over all of them if configured."""
+    found, stats = [], CmvnStats(extract.dim)
+    for wave in waves:
+        feats, frames = extract(wave[None], torch.tensor([len(wave)]))
+        counted = extract.speech_frames(feats, frames)
+        stats.add(feats[0, : int(frames[0])] if counted is None else feats[counted])
+        found.append(feats[0, : int(frames[0])])
+    if not stats.count or extract.config.cmvn != "speaker":
+        return found
+    mean, std = stats.mean, stats.std
+    return [(one - mean) / std for one in found]
+
+
+def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig, ivector: Path | None = None) -> None:
+    """Give a bundle the GMM-HMM that makes its features, and what extracts the i-vectors among them.
 
     Args:
         folder: The bundle's folder.
         hmm: Folder of the saved GMM-HMM.
         adaptation: How it is used.
+        ivector: The saved extractor (`IvectorExtractor.save`), if the features have i-vectors.
 
     Raises:
         BundleError: The folder is no bundle, it is damaged, or the model was trained with another GMM-HMM.
@@ -93,9 +121,10 @@ def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig) -> Non
     files, spec = check_files(folder), load_spec(folder)
     if spec.states is None or model_digest(hmm) != spec.states.model:
         raise BundleError(f"{hmm} is not the GMM-HMM that {folder} was trained with: give that one, or train again")
-    for name in HMM_FILES:
+    sources = {name: hmm / Path(name).name for name in HMM_FILES} | ({IVECTOR_FILE: ivector} if ivector else {})
+    for name, source in sources.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(hmm / Path(name).name, folder / name)
+        shutil.copyfile(source, folder / name)
         files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     save_spec(folder, spec.model_copy(update={"adaptation": adaptation}), files)
 
@@ -115,3 +144,24 @@ def load_hmm(folder: Path, spec: BundleSpec) -> HmmModel:
         return HmmModel.load((folder / HMM_FILES[0]).parent)
     except ModelError as error:
         raise BundleError(f"{folder} has a damaged GMM-HMM ({error}): fetch the model again") from error
+
+
+def load_extractor(folder: Path, spec: BundleSpec) -> IvectorExtractor | None:
+    """What extracts a bundle's i-vectors, whose files have been checked; None if its features have none.
+
+    Raises:
+        BundleError: The features have i-vectors, but the file is missing, damaged or of another size.
+    """
+    part = AdaptedFeatures.ivector_part(spec.features)
+    if part is None:
+        return None
+    try:
+        found = IvectorExtractor.load(folder / IVECTOR_FILE)
+    except ModelError as error:
+        raise BundleError(f"{folder} lacks an intact {IVECTOR_FILE} ({error}): use the registered model") from error
+    if found.rank != part.dim:
+        raise BundleError(
+            f"{folder / IVECTOR_FILE} has i-vectors of {found.rank} dimensions, but the features of the model have "
+            f"{part.dim}: fetch the model again"
+        )
+    return found

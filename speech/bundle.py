@@ -42,6 +42,8 @@ FORMAT = 1
 WEIGHTS, SPEC = "model.safetensors", "bundle.json"
 HMM_FILES = ("hmm/model.json", "hmm/model.safetensors")
 """The GMM-HMM that adapts features to speakers."""
+IVECTOR_FILE = "hmm/ivector.safetensors"
+"""What extracts the i-vectors among the features, if there are any."""
 
 
 class BundleError(ValueError):
@@ -188,7 +190,9 @@ def add_decoder(folder: Path, decode: DecodeConfig) -> None:
     Raises:
         BundleError: The folder is no bundle, it is damaged, or a file is not there.
     """
-    files = {name: sha256 for name, sha256 in check_files(folder).items() if name in (WEIGHTS, *HMM_FILES)}
+    files = {
+        name: sha256 for name, sha256 in check_files(folder).items() if name in (WEIGHTS, *HMM_FILES, IVECTOR_FILE)
+    }
     with tempfile.TemporaryDirectory(prefix="starling-decoder-") as made:
         decode = decode.prepared(Path(made))
         names = _copy_files(folder, decode, files)

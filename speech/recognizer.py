@@ -15,6 +15,7 @@ from speech.frontend import FrontEnd
 
 if TYPE_CHECKING:
     from speech.adaptation import SpeakerAdapter
+    from speech.hmm.ivector import IvectorExtractor
     from speech.hmm.model import HmmModel
 
 
@@ -39,6 +40,7 @@ class Recognizer:
         device: Device of the model, for example `cpu` or `cuda`.
         speakers: Statistics by speaker, for `cmvn: speaker`.
         hmm: The GMM-HMM that makes the features, if they are adapted to speakers.
+        extractor: Of the i-vectors among the features, if there are any.
     """
 
     def __init__(
@@ -49,12 +51,13 @@ class Recognizer:
         device: str | torch.device = "cpu",
         speakers: Mapping[str, CmvnStats] | None = None,
         hmm: "HmmModel | None" = None,
+        extractor: "IvectorExtractor | None" = None,
     ) -> None:
         self.spec, self.device = spec, torch.device(device)
         self.model = model.to(self.device)
         self.frontend: FrontEnd = spec.build_frontend(dict(speakers or {})).to(self.device)
         self.tokenizer = spec.build_tokenizer()
-        self._decode, self._hmm = decode or spec.decode, hmm
+        self._decode, self._hmm, self._extractor = decode or spec.decode, hmm, extractor
 
     @classmethod
     def load(
@@ -70,12 +73,12 @@ class Recognizer:
             BundleError: The folder is not a bundle, the bundle is damaged, or it lacks the GMM-HMM that it needs.
         """
         spec, model = load_bundle(Path(folder))
-        hmm = None
+        hmm, extractor = None, None
         if spec.features.adapted:
-            from speech.adaptation import load_hmm
+            from speech.adaptation import load_extractor, load_hmm
 
-            hmm = load_hmm(Path(folder), spec)
-        return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers, hmm)
+            hmm, extractor = load_hmm(Path(folder), spec), load_extractor(Path(folder), spec)
+        return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers, hmm, extractor)
 
     @property
     def adapts(self) -> bool:
@@ -98,9 +101,11 @@ class Recognizer:
         from speech.adaptation import SpeakerAdapter
 
         assert self._hmm is not None
-        assert self.spec.adaptation is not None
+        spec = self.spec
+        assert spec.adaptation is not None
         assert isinstance(self.decoder, GraphDecoder), "states are decoded with a graph"
-        return SpeakerAdapter(self._hmm, self.spec.adaptation, self.spec.sample_rate, self.decoder.search)
+        search = self.decoder.search
+        return SpeakerAdapter(self._hmm, spec.adaptation, spec.sample_rate, search, spec.features, self._extractor)
 
     @cached_property
     def decoder(self) -> Decoder:

@@ -1,11 +1,13 @@
 """Acoustic features: filter banks and MFCC, normalization, deltas and splicing, augmentation."""
 
+from speech.features.appended import AppendedConfig
 from speech.features.augment import AUGMENTATIONS, AugmentConfig, SpecAugment, WaveAugment, perturb_waves
 from speech.features.cmvn import CmvnError, CmvnStats, normalize, utterance_stats
 from speech.features.config import FeatureConfig
 from speech.features.fbank import FbankConfig
 from speech.features.fber import FberConfig
 from speech.features.fmllr import FmllrConfig
+from speech.features.ivector import IvectorConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mel import FeatureError
 from speech.features.mfcc import MfccConfig
@@ -16,6 +18,7 @@ from speech.features.sliding import sliding_normalize
 __all__ = [
     "AUGMENTATIONS",
     "FEATURES",
+    "AppendedConfig",
     "AugmentConfig",
     "CmvnError",
     "CmvnStats",
@@ -25,6 +28,7 @@ __all__ = [
     "FeatureConfig",
     "FeatureError",
     "FmllrConfig",
+    "IvectorConfig",
     "LogMelConfig",
     "MfccConfig",
     "PlpConfig",

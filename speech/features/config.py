@@ -111,6 +111,11 @@ class FeatureConfig(Choice, ABC):
         return self.stored or self.adapted
 
     @property
+    def components(self) -> tuple[FeatureConfig, ...]:
+        """The features that are side by side in a frame: these alone, unless several kinds are appended."""
+        return (self,)
+
+    @property
     def width(self) -> int:
         """Features of a frame, before deltas and splicing."""
         return self.num_mels

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from configurable.choices import OneOf
+from speech.features.appended import AppendedConfig
 from speech.features.config import FeatureConfig
 from speech.features.fbank import FbankConfig
 from speech.features.fber import FberConfig
 from speech.features.fmllr import FmllrConfig
+from speech.features.ivector import IvectorConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mfcc import MfccConfig
 from speech.features.plp import PlpConfig
@@ -23,7 +25,14 @@ FEATURES: dict[str, type[FeatureConfig]] = {
     "fbank": FbankConfig,
     "fber": FberConfig,
     "fmllr": FmllrConfig,
+    "ivector": IvectorConfig,
+    "appended": AppendedConfig,
 }
+PartChoice = Annotated[
+    FeatureConfig, OneOf({kind: one for kind, one in FEATURES.items() if one is not AppendedConfig}, "logmel")
+]
+"""A field that takes the configuration of a part of `appended` features."""
+AppendedConfig.model_rebuild(_types_namespace={"PartChoice": PartChoice})
 FeatureChoice = Annotated[FeatureConfig, OneOf(FEATURES, "logmel")]
 """A field that takes the configuration of any kind."""
 

@@ -26,12 +26,14 @@ from speech.hmm.align import Alignment
 from speech.hmm.fmllr import FmllrStatistics
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import GraphOptions, UtteranceGraph
+from speech.hmm.ivector import BaumWelch, IvectorExtractor, VariabilityStatistics
 from speech.hmm.lda import LdaStatistics
 from speech.hmm.mllt import MlltStatistics
 from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.statistics import GmmStatistics
 from speech.hmm.topology import PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree
+from speech.hmm.ubm import BackgroundModel
 
 CLASSES: dict[str, type] = {
     one.__name__: one
@@ -40,6 +42,8 @@ CLASSES: dict[str, type] = {
         steps.AlignedShard,
         Alignment,
         steps.AlignOptions,
+        BackgroundModel,
+        BaumWelch,
         ContextStatistics,
         DecisionTree,
         DiagGmm,
@@ -47,6 +51,7 @@ CLASSES: dict[str, type] = {
         FmllrStatistics,
         GmmStatistics,
         GraphOptions,
+        IvectorExtractor,
         LdaStatistics,
         MlltStatistics,
         PhoneSet,
@@ -54,6 +59,7 @@ CLASSES: dict[str, type] = {
         steps.Statistics,
         TransitionModel,
         UtteranceGraph,
+        VariabilityStatistics,
     )
 }
 """Classes whose objects may be stored: dataclasses, and those in `_ATTRIBUTES`."""

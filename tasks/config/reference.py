@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from configurable.choices import Choice, choice_of
+from configurable.choices import Choice, OneOf, choice_of
 
 _HEAD = """\
 # Configuration reference
@@ -49,20 +49,29 @@ class _Reference:
     def _section(self, place: str, field: FieldInfo, level: int) -> Iterator[str]:
         """The parts of a field that holds other fields."""
         title = f"{'#' * min(level, 4)} `{place}`\n"
-        choice = choice_of(field)
-        what: Any = tuple(choice.kinds.items()) if choice else _model_of(field.annotation)
+        choice = choice_of(field) or _choice_of_items(field.annotation)
+        what: Any = frozenset(choice.kinds.items()) if choice else _model_of(field.annotation)
         yield title
         yield _introduction(field)
         value = None if field.is_required() else field.get_default(call_default_factory=True)
-        if what in self._places:
+        if (known := self._known(what)) is not None:
             given = f", with the defaults `{_flow(changed)}`" if (changed := _changed(value)) else ""
-            yield f"Fields as of `{self._places[what]}`{given}.\n"
+            yield f"Fields as of `{known}`{given}.\n"
             return
         self._places[what] = place
         if choice:
             yield from self._kinds(place, choice.kinds, level)
         else:
             yield from self._model(place, what, value if isinstance(value, BaseModel) else None, level)
+
+    def _known(self, what: Any) -> str | None:
+        """The place that has described a class, or a choice with at least these kinds."""
+        for described, place in self._places.items():
+            if what == described or (
+                isinstance(what, frozenset) and isinstance(described, frozenset) and what < described
+            ):
+                return place
+        return None
 
     def _model(self, place: str, model: type[BaseModel], defaults: BaseModel | None, level: int) -> Iterator[str]:
         yield _table(_fields(model), defaults)
@@ -101,6 +110,13 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for part in get_args(annotation) if (model := _model_of(part))), None)
+
+
+def _choice_of_items(annotation: Any) -> OneOf | None:
+    """The choice that the items of a list are, if they are."""
+    if get_origin(annotation) is Annotated:
+        return next((one for one in get_args(annotation) if isinstance(one, OneOf)), None)
+    return next((one for part in get_args(annotation) if (one := _choice_of_items(part))), None)
 
 
 def _summary(model: type[BaseModel]) -> str:
@@ -172,14 +188,19 @@ def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> str:
     return "nothing" if value is None else f"`{_flow(value)}`"
 
 
+def _given(section: BaseModel) -> dict[str, Any]:
+    """Fields of a section that differ from the defaults of its class, and the kind of one of several kinds."""
+    return section.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
 def _changed(value: Any) -> dict[str, Any]:
     """Fields of a section that differ from the defaults of its class; for one of several kinds also the kind."""
-    given = value.model_dump(mode="json", by_alias=True, exclude_defaults=True) if isinstance(value, BaseModel) else {}
+    given = _given(value) if isinstance(value, BaseModel) else {}
     return given if given.keys() - {"kind"} else {}
 
 
 def _flow(value: Any) -> str:
     """A value as YAML on one line."""
-    plain = json.loads(json.dumps(value))  # tuples become lists
+    plain = json.loads(json.dumps(value, default=_given))  # tuples become lists
     text = yaml.safe_dump(plain, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...") or "''"

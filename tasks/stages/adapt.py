@@ -1,23 +1,29 @@
-"""Optional stage adapt: stores features of the speaker-adapted GMM-HMM, for networks that are trained on these.
+"""Optional stage adapt: stores features that are adapted to speakers, for networks that are trained on these.
 
-The stage follows `align` where `features.kind` is `fmllr`. It transforms the static features of the training and
-validation sets by the model's LDA and MLLT and the speakers' fMLLR, which `align` has estimated from transcripts, and
-writes them as feature shards. Recognition does not read them: its transforms come from hypotheses
-(`speech.adaptation`).
+The stage follows `align` where `features.kind` is `fmllr` or `appended`. It transforms the static features of the
+training and validation sets by the model's LDA and MLLT and the speakers' fMLLR, which `align` has estimated from
+transcripts, and writes them as feature shards, if configured with i-vectors and features of other kinds beside them.
+The extractor of i-vectors is estimated from the training set. Recognition does not read the shards: its transforms come
+from hypotheses (`speech.adaptation`).
 """
 
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from speech.features import CmvnStats
-from speech.hmm.model import FeatureChain
+from speech.bundle import IVECTOR_FILE
+from speech.features import CmvnStats, FeatureChoice, FeatureConfig
+from speech.hmm.adapted import AdaptedFeatures
+from speech.hmm.ivector import IvectorExtractor
+from speech.hmm.serialization import load_value
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
@@ -26,8 +32,8 @@ from storage.stages import StageOutput
 from tasks.stages import progress
 from tasks.stages.align import aligned_sets, config_of
 from tasks.stages.align_data import FeatureSet, compute_features, opened
-from tasks.stages.align_model import AlignmentModel
-from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.align_model import chain_and_transforms
+from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.features import (
     feature_sample,
     found_whole,
@@ -37,49 +43,123 @@ from tasks.stages.features import (
     read_note,
     stored_index,
 )
-from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+from tasks.stages.ivectors import IvectorTraining
+from tasks.stages.runner import Piece, Workers, map_pieces, piece_name, share_out
+from tasks.tracking.stage_runs import log_stage
 
-_WORK, _TRANSFORMS = "work", "speakers.safetensors"
+_WORK = "work"
+EXTRACTOR = Path(IVECTOR_FILE).name
+"""Name of the object with the extractor of i-vectors."""
 
 
 def _inputs(run: Run) -> Inputs:
-    return {}, {"align": run.result("align").key}
+    parts = run.config.features.components
+    config: dict[str, Any] = {}
+    if parts != (run.config.features,):
+        config["parts"] = [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+    return config, {"align": run.result("align").key}
+
+
+@dataclass(frozen=True)
+class _SetParts:
+    """What the features of a set are made from."""
+
+    static: FeatureSet
+    """Features of the kind that the Gaussians have."""
+    others: Mapping[int, FeatureSet]
+    """Features of other kinds, by their position among the parts."""
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    work = output.store.child(_WORK)
-    counts = {"utterances": 0, "frames": 0, "dimensions": config_of(run).lda_dim}
+    work, width = output.store.child(_WORK), run.config.features.width
+    counts = {"utterances": 0, "frames": 0, "dimensions": width}
     damaged: list[QuarantinedShard] = []
-    record: dict[str, Any] = {"sets": {}}
-    for name in aligned_sets(run):
-        static, bad = compute_features(run, config_of(run).features, name, work.child(name), "adapt")
-        damaged += bad
-        index, stats = _adapted_set(run, static, name, output.store.child(name))
+    sets = {name: _parts(run, name, work, damaged) for name in aligned_sets(run)}
+    ivectors, record = _ivectors(run, sets, output, work.child("ivectors"))
+    record["sets"] = {}
+    for name, parts in sets.items():
+        index, stats = _adapted_set(run, parts, name, output.store.child(name), ivectors | {"set": name})
         counts["utterances"] += len(index)
         counts["frames"] += stats.count
         record["sets"][name] = {"utterances": len(index), "digest": index.digest}
         if name == "train":
             record["stats"] = stats.to_dict()
+    if "ivectors" in record:
+        record["tracking"] = log_stage(run, "align", run.result("align").key, _figures(record["ivectors"]))
     work.delete_tree("")
     return record | {"counts": counts} | quarantine_record(counts, damaged)
 
 
-def _adapted_set(run: Run, static: FeatureSet, name: str, target: ObjectStore) -> tuple[ShardIndex, CmvnStats]:
+def _figures(about: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of the i-vectors, which go to the MLflow run of the stage align."""
+    last = {f"adapt.{name}.log_likelihood": found[-1] for name, found in about["log_likelihoods"].items()}
+    return last | {"adapt.background.gaussians": float(about["gaussians"])}
+
+
+def _parts(run: Run, name: str, work: ObjectStore, damaged: list[QuarantinedShard]) -> _SetParts:
+    """Compute what the features of a set are made from; adds damaged shards to `damaged`."""
+    static, bad = compute_features(run, config_of(run).features, name, work.child(name), "adapt")
+    damaged += bad
+    others = {
+        place: compute_features(run, part, name, work.child(f"{name}-part-{place}"), "adapt")[0]
+        for place, part in enumerate(run.config.features.components)
+        if not part.adapted
+    }
+    for place, found in others.items():
+        if set(found.index.column("id")) != set(static.index.column("id")):
+            raise StageError(
+                f"features.parts.{place} has other utterances of the set {name} than the features of the GMM-HMM: a "
+                "shard was damaged or repaired meanwhile; run the pipeline again with --from adapt"
+            )
+    return _SetParts(static, others)
+
+
+def _ivectors(
+    run: Run, sets: Mapping[str, _SetParts], output: StageOutput, work: ObjectStore
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Estimate the extractor of i-vectors, if the features have some.
+
+    Returns:
+        What a piece says about i-vectors, and what the record does.
+    """
+    part = AdaptedFeatures.ivector_part(run.config.features)
+    if part is None:
+        return {}, {}
+    with Workers(run.runner, traced=False) as workers:
+        training = IvectorTraining(run, part, work, workers)
+        extractor, likelihoods = training.estimate("train", sets["train"].static)
+        names: dict[str, str] = {}
+        if part.extraction == "speaker":
+            names = {name: training.of_speakers(name, one.static, extractor) for name, one in sets.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        extractor.save(Path(folder) / EXTRACTOR)
+        output.store.write_file(EXTRACTOR, Path(folder) / EXTRACTOR)
+        digest = hashlib.sha256((Path(folder) / EXTRACTOR).read_bytes()).hexdigest()
+    about = {"gaussians": extractor.model.num_components, "log_likelihoods": likelihoods}
+    given: dict[str, Any] = {"extractor": [output.store.url, digest], "ivectors": [work.url, names]}
+    return given, {"ivectors": about}
+
+
+def _adapted_set(
+    run: Run, parts: _SetParts, name: str, target: ObjectStore, about: dict[str, Any]
+) -> tuple[ShardIndex, CmvnStats]:
     """Write the adapted features of a set; shards of an earlier attempt are kept."""
+    static = parts.static
     shards = static.index.shards
-    common = {
+    common = about | {
         "source": static.store.url,
         "digest": static.index.digest,
+        "others": {str(place): [one.store.url, one.index.digest] for place, one in parts.others.items()},
         "target": target.url,
         "align": run.result("align").url,
-        "set": name,
+        "features": run.config.features.model_dump(mode="json"),
     }
     pieces = (common | {"name": piece_name(n), "numbers": n} for n in share_out(len(shards), run.runner))
     done = 0
     for made in map_pieces(run.runner, "tasks.stages.adapt:adapt_piece", pieces, f"adapt {name}"):
         done += made
         progress.report("adapt", done, len(shards), name)
-    total = CmvnStats(config_of(run).lda_dim)
+    total = CmvnStats(run.config.features.width)
     for shard in shards:
         total = sum(read_note(target, shard.name, shard.count).values(), total)
     return stored_index(target, name, [shard.name for shard in shards]), total
@@ -87,38 +167,70 @@ def _adapted_set(run: Run, static: FeatureSet, name: str, target: ObjectStore) -
 
 def adapt_piece(piece: Piece) -> int:
     """Adapt the features of some shards of a set; returns the number of shards."""
-    static, target = opened(piece["source"], piece["digest"]), ObjectStore(piece["target"])
-    chain, transforms = _transforms(piece["align"])
-    own = {who.removeprefix(f"{piece['set']}/"): one for who, one in transforms.items()}
-    shard_of = np.asarray(static.index.column("shard"))
+    target, made = ObjectStore(piece["target"]), _AdaptedSet(piece)
+    shard_of = np.asarray(made.static.index.column("shard"))
     for number in piece["numbers"]:
-        name, rows = static.index.shards[number].name, np.flatnonzero(shard_of == number).tolist()
+        name, rows = made.static.index.shards[number].name, np.flatnonzero(shard_of == number).tolist()
         if has_note(target, name, len(rows)) and load_part(target, name) is not None:
             continue
-        stats = CmvnStats(len(chain.matrix) if chain.matrix is not None else 0)
-        write_shard(target, name, _samples(static, rows, chain, own, stats), payload="npy")
+        stats = CmvnStats(made.cfg.width)
+        write_shard(target, name, made.samples(rows, stats), payload="npy")
         target.write_json(note_name(name), {piece["set"]: stats.to_dict()})
     return len(piece["numbers"])
 
 
-def _samples(
-    static: FeatureSet, rows: list[int], chain: FeatureChain, transforms: Mapping[str, Tensor], stats: CmvnStats
-) -> Iterator[Sample]:
-    """Yields adapted features of some rows, and adds them to the statistics."""
-    for number in rows:
-        row = static.index.row(number)
-        feats = chain(static.read(number, row["speaker"]), transforms.get(row["speaker"]))
-        stats.add(feats)
-        yield feature_sample(row, feats)
+class _AdaptedSet:
+    """Makes the features of a set's utterances from those that `_parts` has stored."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.static = opened(piece["source"], piece["digest"])
+        self.cfg: FeatureConfig = TypeAdapter(FeatureChoice).validate_python(piece["features"])
+        chain, transforms = chain_and_transforms(piece["align"])
+        own = f"{piece['set']}/"
+        self._transforms = {who.removeprefix(own): one for who, one in transforms.items() if who.startswith(own)}
+        self._others = {int(place): opened(*where) for place, where in piece["others"].items()}
+        self._rows = {
+            place: {utterance: row for row, utterance in enumerate(one.index.column("id"))}
+            for place, one in self._others.items()
+        }
+        extractor = _extractor(*piece["extractor"]) if "extractor" in piece else None
+        self._adapted = AdaptedFeatures(self.cfg, chain, extractor)
+        self._ivectors: Mapping[str, Tensor] = {}
+        url, names = piece.get("ivectors", ("", {}))
+        if piece["set"] in names:
+            self._ivectors = load_value(ObjectStore(url).read(names[piece["set"]]))
+
+    def samples(self, rows: list[int], stats: CmvnStats) -> Iterator[Sample]:
+        """Yields adapted features of some rows, and adds them to the statistics."""
+        for number in rows:
+            row = self.static.index.row(number)
+            feats = self._features(number, row["id"], row["speaker"])
+            stats.add(feats)
+            yield feature_sample(row, feats)
+
+    def _features(self, number: int, utterance: str, speaker: str) -> Tensor:
+        static = self.static.read(number, speaker)
+        if speaker in self._ivectors:
+            ivectors: Tensor | None = self._ivectors[speaker].expand(len(static), -1)
+        else:
+            ivectors = self._adapted.ivectors([static])[0]
+        others = {}
+        for place, part in self._adapted.others.items():
+            found, row = self._others[place], self._rows[place][utterance]
+            others[place] = found.read(row, speaker) if part.cmvn == "speaker" else found.unnormalized(row)
+        return self._adapted(static, self._transforms.get(speaker), ivectors, others)
 
 
-@lru_cache(maxsize=2)
-def _transforms(align: str) -> tuple[FeatureChain, dict[str, Tensor]]:
-    """LDA and MLLT, and the transforms by set and speaker; cached for further pieces in this process."""
-    output = StageOutput.at(align)
+@lru_cache(maxsize=1)
+def _extractor(adapt: str, digest: str) -> IvectorExtractor:
+    """The extractor of i-vectors; cached for further pieces in this process.
+
+    Args:
+        adapt: URL of the stage's output.
+        digest: SHA-256 of the extractor.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        model = AlignmentModel.fetch(output, Path(folder)).model
-        return model.chain, load_file(output.fetch(_TRANSFORMS, Path(folder)))
+        return IvectorExtractor.load(ObjectStore(adapt).fetch(EXTRACTOR, Path(folder)))
 
 
 ADAPT = Stage("adapt", 1, _inputs, _work, found_whole)

@@ -43,9 +43,13 @@ class FeatureSet:
 
     def read(self, row: int, speaker: str) -> Tensor:
         """Normalized features of an utterance: float32 `[T, F]`."""
-        frames = torch.from_numpy(np.load(io.BytesIO(self._reader.payload(row)), allow_pickle=False))
+        frames = self.unnormalized(row)
         mean, std = self._speakers[speaker]
         return (frames - mean) / std
+
+    def unnormalized(self, row: int) -> Tensor:
+        """Features of an utterance as they are stored: float32 `[T, F]`."""
+        return torch.from_numpy(np.load(io.BytesIO(self._reader.payload(row)), allow_pickle=False))
 
     def utterances(self, rows: list[int] | None = None) -> list["StoredUtterance"]:
         """Utterances of the set: those of some rows of the index, or all, sorted by speaker."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from speech.hmm.config import AlignConfig
 from speech.hmm.graphs import GraphOptions
-from speech.hmm.model import HmmModel, ModelError, write_json
+from speech.hmm.model import FeatureChain, HmmModel, ModelError, write_json
 from speech.hmm.pronunciations import load_lexicon, word_pronunciations
 from speech.lexicon import Lexicon, LexiconChoice, LexiconConfig, LexiconError, build_lexicon
 from speech.text import NormalizerConfig
@@ -21,9 +25,8 @@ from tasks.config.pipeline import PipelineConfig
 
 _CONFIG = "align.json"
 FILES = ("model/model.json", "model/model.safetensors", "lexicon/lexiconp.txt", "lexicon/silence.json", _CONFIG)
-
-
 """The files of a stage's output that are the model."""
+_TRANSFORMS = "speakers.safetensors"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,19 @@ class AlignmentModel:
         usable = {self.model.tree.phones.base(phone) for phone in range(1, len(self.model.tree.phones) + 1)}
         kept = {word: [one for one in ones if usable.issuperset(one)] for word, ones in found.items()}
         return {word: ones for word, ones in kept.items() if ones}
+
+
+@lru_cache(maxsize=2)
+def chain_and_transforms(align: str) -> tuple[FeatureChain, dict[str, Tensor]]:
+    """LDA and MLLT, and the fMLLR transforms by set and speaker; cached for further work in this process.
+
+    Args:
+        align: URL of the stage's output.
+    """
+    output = StageOutput.at(align)
+    with tempfile.TemporaryDirectory() as folder:
+        model = AlignmentModel.fetch(output, Path(folder)).model
+        return model.chain, load_file(output.fetch(_TRANSFORMS, Path(folder)))
 
 
 def write_config(config: PipelineConfig, folder: Path) -> None:

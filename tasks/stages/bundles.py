@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from speech.adaptation import add_adaptation
+from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
+from tasks.stages.adapt import EXTRACTOR
 from tasks.stages.align import config_of
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Run
@@ -42,7 +44,13 @@ def adaptation_source(run: Run) -> dict[str, Any] | None:
     align = config_of(run)
     search = align.recognize.model_copy(update={"arpa": ""})  # the graph is the network's
     adaptation = AdaptationConfig(features=align.features, search=search)
-    return {"align": run.result("align").url, "adaptation": adaptation.model_dump(mode="json")}
+    source = {"align": run.result("align").url, "adaptation": adaptation.model_dump(mode="json")}
+    return source | ({"adapt": run.result("adapt").url} if _has_ivectors(run) else {})
+
+
+def _has_ivectors(run: Run) -> bool:
+    """Whether there are i-vectors among the features, whose extractor the stage adapt has estimated."""
+    return AdaptedFeatures.ivector_part(run.config.features) is not None
 
 
 def adaptation_inputs(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
@@ -50,18 +58,21 @@ def adaptation_inputs(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     if adaptation_source(run) is None:
         return {}, {}
     search = config_of(run).recognize.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"})
-    return {"adaptation": search}, {"adaptation": run.result("align").key}
+    digests = {"adaptation": run.result("align").key}
+    return {"adaptation": search}, digests | ({"ivectors": run.result("adapt").key} if _has_ivectors(run) else {})
 
 
-def adapt_bundle(folder: Path, align: str, adaptation: dict[str, Any]) -> Path:
+def adapt_bundle(folder: Path, align: str, adaptation: dict[str, Any], adapt: str = "") -> Path:
     """Give a bundle the GMM-HMM of the stage align; returns the bundle's folder.
 
     Args:
         folder: The bundle.
         align: URL of the stage's output.
         adaptation: How the GMM-HMM is used.
+        adapt: URL of the output of the stage adapt, which has the extractor of i-vectors, if the features have some.
     """
     with tempfile.TemporaryDirectory() as local:
         AlignmentModel.fetch(StageOutput.at(align), Path(local))
-        add_adaptation(folder, Path(local) / "model", AdaptationConfig.model_validate(adaptation))
+        ivector = StageOutput.at(adapt).fetch(EXTRACTOR, Path(local)) if adapt else None
+        add_adaptation(folder, Path(local) / "model", AdaptationConfig.model_validate(adaptation), ivector)
     return folder

@@ -263,7 +263,7 @@ def test_the_bundle_decodes_as_the_stage(run, bundle, tmp_path):
 def test_adaptation_raises_the_likelihood_of_new_speakers(run, bundle):
     recognizer = Recognizer.load(bundle)
     model, about, waves = recognizer._hmm, *audio_of(run)
-    adapter = SpeakerAdapter(model, recognizer.spec.adaptation, 8000, recognizer.decoder.search)
+    adapter = SpeakerAdapter(model, recognizer.spec.adaptation, 8000, recognizer.decoder.search, run.config.features)
     for speaker in {row["speaker"] for row in about}:
         own = [wave for row, wave in zip(about, waves, strict=True) if row["speaker"] == speaker]
         static = adapter.static(own)
@@ -280,7 +280,7 @@ def test_adaptation_raises_the_likelihood_of_new_speakers(run, bundle):
 def test_short_recordings_are_not_adapted(run, bundle):
     recognizer = Recognizer.load(bundle)
     _, waves = audio_of(run)
-    adapter = SpeakerAdapter(recognizer._hmm, recognizer.spec.adaptation, 8000, recognizer.decoder.search)
+    adapter = recognizer._adapter
     short = waves[:2]
     expected = [recognizer._hmm.chain(one) for one in adapter.static(short)]
     assert 0 < sum(map(len, expected)) < MINIMUM_FRAMES

@@ -37,7 +37,16 @@ def hybrid_document(features):
     return document
 
 
-@pytest.fixture(scope="module", params=[{"num_mels": 16}, {"kind": "fmllr", "dim": 20}], ids=["logmel", "fmllr"])
+FMLLR = {"kind": "fmllr", "dim": 20}
+IVECTOR = {"kind": "ivector", "dim": 3, "gaussians": 4, "background_iterations": 1, "iterations": 2}
+FEATURES = {
+    "logmel": {"num_mels": 16},
+    "fmllr": FMLLR,
+    "appended": {"kind": "appended", "parts": [FMLLR, IVECTOR, {"num_mels": 16, "delta_order": 1}]},
+}
+
+
+@pytest.fixture(scope="module", params=FEATURES.values(), ids=FEATURES)
 def run(request, tmp_path_factory):
     home = tmp_path_factory.mktemp("hybrid")
     with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):

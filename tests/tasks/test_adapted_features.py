@@ -36,7 +36,7 @@ from tasks.stages.graph import GRAPH
 from tasks.stages.prepare import read_table
 from tasks.stages.train import TRAIN, make_job, model_digest
 
-aligning = load_beside(__file__, "test_align_stage.py")
+aligning = load_beside(__file__, "aligning.py")
 kills = load_beside(__file__, "kill_stage.py")
 DIM = aligning.SIZES["lda_dim"]
 

@@ -1,14 +1,11 @@
 """The stage align: what it publishes, on tiny speech."""
 
-import functools
 import hashlib
 import json
-import math
-import os
 
 import numpy as np
 import pytest
-from support import environment, give_mlflow, load_beside, shared_folder, tiny_document, write_config
+from support import environment, load_beside, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -26,40 +23,16 @@ from tasks.stages.align_data import work_folder
 from tasks.stages.base import Run, Stage, StageError, stages_of
 from tasks.stages.decode import DECODE
 from tasks.stages.graph import GRAPH
-from tasks.stages.prepare import PREPARE, read_table
+from tasks.stages.prepare import read_table
 from tasks.stages.score import SCORE
-from tasks.stages.shard import SHARD
 
-STAGE = {"leaves": 30, "gaussians": 90, "iterations": 3, "growing": 2, "realign": [2], "estimate": [2]}
-SIZES = {
-    "mono": STAGE | {"realign": [2, 3], "gaussians": 60}, "tri": STAGE, "lda": STAGE, "sat": STAGE,
-    "lda_dim": 20, "leaf_frames": 10.0, "minimum_occupancy": 3.0, "beam": 20.0, "shard_frames": 1500,
-}  # fmt: skip
-
-
-def aligned_run(home, stage="sat", **fields):
-    """A run whose speech is sharded and aligned."""
-    run = Run(parse_config(tiny_document(align=SIZES | {"stage": stage}, **fields)), "r")
-    give_mlflow(home)
-    for one in (PREPARE, SHARD):
-        one.execute(run)
-    return run
-
-
-@functools.cache
-def aligned_speech():
-    """A data folder, a run that was aligned in it, and what was reported; other modules use them, too."""
-    home, notes = shared_folder() / f"aligned-{os.getpid()}", []
-    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        run = aligned_run(home)
-        with progress.listening(lambda *report: notes.append(report)):
-            ALIGN.execute(run)
-    return home, run, notes
+aligning = load_beside(__file__, "aligning.py")
+SIZES, aligned_run, run_texts = aligning.SIZES, aligning.aligned_run, aligning.run_texts
 
 
 @pytest.fixture(scope="module")
 def aligned():
-    home, run, notes = aligned_speech()
+    home, run, notes = aligning.aligned_speech()
     with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
         yield run, notes
 
@@ -73,26 +46,15 @@ def test_the_stage_is_part_of_a_pipeline_that_asks_for_it():
         parse_config(tiny_document(align={"features": {"kind": "mfcc", "cmvn": "global"}}))
 
 
-def unigrams(words):
-    """An ARPA file in which all words are equally probable."""
-    cost = -math.log10(2 * len(words))
-    lines = ["\\data\\", f"ngram 1={len(words) + 2}", "", "\\1-grams:", "-99\t<s>", "-0.30103\t</s>"]
-    return "\n".join([*lines, *(f"{cost:.5f}\t{word}" for word in words), "", "\\end\\", ""])
-
-
 def gmm_run(aligned, folder):
     """A run that decodes with the model of another run."""
     run, _ = aligned
     words = sorted({word for text in run_texts(run) for word in text.split()})
-    (folder / "lm.arpa").write_text(unigrams([*words, "unpronounceable1"]))
+    (folder / "lm.arpa").write_text(aligning.unigrams([*words, "unpronounceable1"]))
     align = SIZES | {"stage": "sat", "recognize": {"arpa": str(folder / "lm.arpa"), "passes": 1}}
     other = Run(parse_config(tiny_document(align=align, recognizer="gmm")), "gmm")
     other.results |= {name: run.results[name] for name in ("prepare", "shard", "align")}
     return other
-
-
-def run_texts(run):
-    return ShardIndex.read(run.result("shard").store.child("train")).column("text")
 
 
 def test_a_pipeline_without_a_network_has_no_training(tmp_path):

@@ -23,7 +23,7 @@ demo: $(STAMP)  ## run the whole pipeline on synthetic speech: corpus to champio
 	@$(BIN)/starling run configs/demo.yaml
 	@echo "(the command is $(BIN)/starling; activate the environment with: . $(BIN)/activate)"
 
-test: $(STAMP)  ## run the tests (the fast ones, five to ten minutes on 2 cores)
+test: $(STAMP)  ## run the tests (the fast ones, about eight minutes on 2 cores)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora included

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,17 +89,27 @@ def accumulate(
     return stats
 
 
-def merge(parts: Iterable[GmmStatistics]) -> GmmStatistics:
-    """Statistics of all parts together.
+class Summable(Protocol):
+    """Statistics of parts of the data that add up to those of all of it."""
+
+    def __add__(self, other: Self) -> Self:
+        """The statistics of both."""
+
+
+S = TypeVar("S", bound=Summable)
+
+
+def merge(parts: Iterable[S]) -> S:
+    """Statistics of all parts together, added in their order.
 
     Raises:
         ValueError: There are none.
     """
-    found = list(parts)
-    if not found:
+    iterator = iter(parts)
+    total = next(iterator, None)
+    if total is None:
         raise ValueError("there are no statistics to merge: no shard has been accumulated")
-    total = found[0]
-    for part in found[1:]:
+    for part in iterator:
         total = total + part
     return total
 

@@ -125,7 +125,7 @@ _held: "weakref.WeakSet[LockLease]" = weakref.WeakSet()
 
 
 def give_back_all(patience_s: float) -> None:
-    """Free the leases of this process, which is about to be killed, so that nobody has to wait until they expire.
+    """Free the leases of this process, which is about to be killed: other runs need not wait until they expire.
 
     Args:
         patience_s: Seconds in which the server has to answer; leases that are left expire.

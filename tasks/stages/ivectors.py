@@ -64,10 +64,7 @@ class IvectorTraining:
             return model.updated(stats, self._sizes[number], seed + number), stats.average
 
         def variability(number: int, extractor: IvectorExtractor) -> tuple[IvectorExtractor, float]:
-            parts: Iterator[VariabilityStatistics] = self._map("variability", f"variability-{number}", name, static)
-            total = next(parts)
-            for part in parts:
-                total = total + part
+            total: VariabilityStatistics = merge(self._map("variability", f"variability-{number}", name, static))
             return extractor.updated(total), total.log_likelihood / max(total.units, 1)
 
         first = BackgroundModel.standard(self._align.lda_dim)

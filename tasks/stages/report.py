@@ -66,7 +66,7 @@ def _confused(entries: list[dict[str, Any]], *names: str) -> list[list[Any]]:
 
 
 def speed_text(decoded: dict[str, Any], name: str) -> str:
-    """Real-time factor of a set's decoding; a dash for records of older versions.
+    """Real-time factor of a set's decoding; a dash if it was not measured, as of a decoding that was resumed.
 
     Args:
         decoded: Record of the stage `decode`.

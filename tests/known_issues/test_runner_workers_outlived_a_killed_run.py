@@ -7,27 +7,23 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from support import ROOT, end_processes, processes_naming, wait_until
 
-from speech.worker_processes import begin_worker, starting_workers
+from speech.worker_processes import starting_workers, worker_pool
 
 pytestmark = pytest.mark.real_interpreter
 
 POOL = """
 import os, signal, sys, time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from speech.worker_processes import begin_worker, starting_workers
+from speech.worker_processes import starting_workers, worker_pool
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin_worker)
+    pool = worker_pool(1)
     with starting_workers():
         future = pool.submit(os.getpid)
     print(future.result(), flush=True)
@@ -117,7 +113,7 @@ def test_ctrl_c_while_workers_are_starting_reaches_the_run_afterwards():
 
 
 def test_a_worker_dies_of_ctrl_c_once_it_works():
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin_worker) as pool:
+    with worker_pool(1) as pool:
         with starting_workers():
             pid = pool.submit(os.getpid).result()
         future = pool.submit(time.sleep, 600)

@@ -85,19 +85,27 @@ def adapted_run(home, **fields):
 @pytest.fixture(scope="module")
 def run(home):
     """A run whose network, which was not trained, has decoded the test set."""
-    run = adapted_run(home)
-    Stage("train", 1, lambda run: ({"made": "up"}, {"adapt": run.result("adapt").key}), untrained).execute(run)
-    for stage in (GRAPH, DECODE):
+    return decoded_untrained(adapted_run(home))
+
+
+def decoded_untrained(run):
+    """A run with adapted features, after its network, which was not trained, has decoded the test set."""
+    made = Stage("train", 1, lambda run: ({"made": "up"}, {"adapt": run.result("adapt").key}), untrained)
+    for stage in (made, GRAPH, DECODE):
         stage.execute(run)
     return run
 
 
+def registered_bundle(run, folder):
+    """The bundle of a run as it is registered."""
+    found = own_bundle(run, folder)
+    add_decoder(found, decoder_of(run))
+    return found
+
+
 @pytest.fixture(scope="module")
 def bundle(run, tmp_path_factory):
-    """The bundle as it is registered."""
-    folder = own_bundle(run, tmp_path_factory.mktemp("bundle"))
-    add_decoder(folder, decoder_of(run))
-    return folder
+    return registered_bundle(run, tmp_path_factory.mktemp("bundle"))
 
 
 def loaded(run, folder):

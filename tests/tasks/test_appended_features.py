@@ -1,4 +1,4 @@
-"""Appended features: fMLLR, i-vectors and log-mel side by side, stored for training and made anew in recognition."""
+"""Appended features: fMLLR, i-vectors and log-mel side by side, stored for training and recomputed in recognition."""
 
 import io
 import shutil
@@ -9,7 +9,7 @@ import torch
 from support import environment, load_beside
 
 from speech.adaptation import add_adaptation
-from speech.bundle import IVECTOR_FILE, BundleError, add_decoder, check_files
+from speech.bundle import IVECTOR_FILE, BundleError, check_files
 from speech.features import CmvnStats, LogMelConfig, build_features
 from speech.features.expand import add_deltas
 from speech.hmm.ivector import IvectorExtractor, statistics
@@ -21,12 +21,10 @@ from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages import ivectors, progress
 from tasks.stages.adapt import ADAPT, EXTRACTOR
 from tasks.stages.align_data import compute_features
-from tasks.stages.base import Run, Stage
-from tasks.stages.bundles import own_bundle
-from tasks.stages.decode import DECODE, decode_with
+from tasks.stages.base import Run
+from tasks.stages.decode import decode_with
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.features import set_url, train_stats
-from tasks.stages.graph import GRAPH
 from tasks.stages.prepare import read_table
 
 adapted = load_beside(__file__, "test_adapted_features.py")
@@ -62,17 +60,12 @@ def run(home):
 @pytest.fixture(scope="module")
 def decoded(run):
     """The run after its network, which was not trained, has decoded the test set."""
-    made = Stage("train", 1, lambda run: ({"made": "up"}, {"adapt": run.result("adapt").key}), adapted.untrained)
-    for stage in (made, GRAPH, DECODE):
-        stage.execute(run)
-    return run
+    return adapted.decoded_untrained(run)
 
 
 @pytest.fixture(scope="module")
 def bundle(decoded, tmp_path_factory):
-    folder = own_bundle(decoded, tmp_path_factory.mktemp("bundle"))
-    add_decoder(folder, decoder_of(decoded))
-    return folder
+    return adapted.registered_bundle(decoded, tmp_path_factory.mktemp("bundle"))
 
 
 def stored(run, name):

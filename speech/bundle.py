@@ -136,6 +136,11 @@ class BundleSpec(BaseModel):
         return int(factor)
 
     @property
+    def states_per_frame(self) -> float:
+        """Aligned frames to a frame of features."""
+        return self.frame_factor / self.model.subsampling
+
+    @property
     def state_outputs(self) -> StateOutputs | None:
         """What a decoder needs to know about outputs that are tied states; None for tokens."""
         return StateOutputs(self.states.log_priors, self.frame_factor) if self.states else None

@@ -63,6 +63,7 @@ class LmSpec(BaseModel):
     sample_rate: ClassVar[int] = 1
     """Positions a second: a word counts as a second of audio."""
     frame_factor: ClassVar[int] = 1
+    states_per_frame: ClassVar[float] = 1.0
 
     network: SerializeAsAny[NetworkConfig]
     words: tuple[str, ...]

@@ -1,5 +1,7 @@
 """Training on forced alignments: targets of batches, augmentation that moves time, and a training that learns them."""
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 import tones
@@ -9,7 +11,7 @@ from pydantic import ValidationError
 from speech.audio import decode_audio
 from speech.bundle import TiedStates
 from speech.features import build_features
-from speech.features.augment import WaveAugment
+from speech.features.augment import SpecAugment, WaveAugment
 from speech.features.augment.config import AugmentConfig
 from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, write_alignments
 from speech.hmm.priors import log_priors
@@ -127,9 +129,51 @@ def test_batches_states_are_as_long_as_the_features_at_any_speed(corpus, tmp_pat
     assert (batch.state_lengths != data.batch(range(1, 9)).state_lengths).any()
 
 
-@pytest.mark.parametrize("augment", [{"pauses": {}}, {"time_warp_frames": 5}])
-def test_augmentation_that_states_cannot_follow_is_refused(augment):
-    with pytest.raises(ValidationError, match=r"aligned states cannot follow (pauses|time_warp) of train\.augment"):
+@pytest.mark.parametrize("per_frame", [0.5, 1, 2, 3])
+def test_states_follow_time_warping(per_frame):
+    """A step in the features stays where the state changes, however many states a frame has."""
+    config, step, total = AugmentConfig(time_masks=0, freq_masks=0, time_warp_frames=40), 90, 240
+    augment = SpecAugment(config)
+    feats = (torch.arange(total) >= step).float().view(1, total, 1)
+    states = (torch.arange(int(total * per_frame)) >= step * per_frame).int()
+    moves = []
+    for seed in range(20):
+        drawn = augment.draw([seed])
+        changed = augment.apply(feats, torch.tensor([total]), drawn)[0, :, 0]
+        moved = augment.moved(states, {"time_warp": {"draws": drawn["time_warp"]["draws"][0]}}, per_frame)
+        assert len(moved) == len(states)
+        assert (moved.diff() >= 0).all()
+        place = int((changed > 0.5).int().argmax())
+        assert abs(int(moved.argmax()) / per_frame - place) <= max(1, 1 / per_frame)
+        moves.append(abs(place - step))
+    assert max(moves) > 15
+
+
+def test_states_of_an_empty_and_a_short_utterance_stay_under_time_warping():
+    augment = SpecAugment(AugmentConfig(time_masks=0, freq_masks=0, time_warp_frames=40))
+    for count in (0, 1, 2):
+        states = torch.arange(count)
+        drawn = {"time_warp": {"draws": augment.draw([3])["time_warp"]["draws"][0]}}
+        assert augment.moved(states, drawn).tolist() == states.tolist()
+
+
+def test_a_learner_warps_its_batches_states_with_the_features(corpus, tmp_path, alignments):
+    warped = {"time_warp_frames": 8, "time_masks": 0, "freq_masks": 0}
+    job = state_job(corpus, tmp_path, alignments, augment=warped)
+    learner, data = Learner(job, CPU), open_set(job, job.train_url)
+    plain = data.batch(range(1, 9))
+    batch = learner.augmenter.drawn(plain, 0)
+    assert batch.state_lengths.tolist() == plain.state_lengths.tolist()
+    assert (batch.states != plain.states).any()
+    for row, length in enumerate(batch.state_lengths.tolist()):
+        before, after = plain.states[row, :length].tolist(), batch.states[row, :length].tolist()
+        assert (before[0], before[-1]) == (after[0], after[-1])
+        assert [one for one, _ in groupby(after)] == [one for one, _ in groupby(before)]
+
+
+def test_augmentation_that_states_cannot_follow_is_refused():
+    augment = {"pauses": {}}
+    with pytest.raises(ValidationError, match=r"aligned states cannot follow pauses of train\.augment"):
         TrainConfig.model_validate({"objective": OBJECTIVE, "augment": augment})
     TrainConfig.model_validate({"augment": augment})
     TrainConfig.model_validate({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})

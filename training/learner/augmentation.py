@@ -42,13 +42,14 @@ class Augmenter:
         config: `train.augment`.
         sample_rate: Sample rate of the waveforms, in Hz.
         seed: The run's seed.
+        states_per_frame: Aligned frames to a frame of features.
     """
 
-    def __init__(self, config: AugmentConfig, sample_rate: int, seed: int) -> None:
+    def __init__(self, config: AugmentConfig, sample_rate: int, seed: int, states_per_frame: float = 1.0) -> None:
         self._waves, self._feats = WaveAugment(config, sample_rate), SpecAugment(config)
         self._quiet_epochs = config.pauses.first_epoch - 1 if config.pauses else 0
         self._early_waves = WaveAugment(config.before_pauses(), sample_rate) if self._quiet_epochs else self._waves
-        self._rate, self._seed = sample_rate, seed
+        self._rate, self._seed, self._states_per_frame = sample_rate, seed, states_per_frame
 
     def _waves_in(self, epoch: int) -> WaveAugment:
         """The augmentation of waveforms in an epoch, from 0."""
@@ -62,12 +63,13 @@ class Augmenter:
         augment = self._waves_in(epoch)
         waves = augment.draw(batch.lengths, seeds) if batch.inputs.ndim == 2 else {}
         drawn = waves | self._feats.draw(seeds)
-        if not waves or not batch.states.numel():
+        if not drawn or not batch.states.numel():
             return replace(batch, drawn=drawn)
-        states = [
-            augment.moved(one[:length], {name: _row(part, row) for name, part in waves.items()})
-            for row, (one, length) in enumerate(zip(batch.states, batch.state_lengths.tolist(), strict=True))
-        ]
+        states = []
+        for row, (one, length) in enumerate(zip(batch.states, batch.state_lengths.tolist(), strict=True)):
+            own = {name: _row(part, row) for name, part in drawn.items()}
+            moved = augment.moved(one[:length], own) if waves else one[:length]
+            states.append(self._feats.moved(moved, own, self._states_per_frame))
         lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
         return replace(batch, drawn=drawn, states=padded_states(states), state_lengths=lengths)
 

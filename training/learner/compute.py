@@ -125,7 +125,7 @@ class Learner:
             self.flat = FlatParameters(self.model)
             self.optimizer = build_optimizer(self._updates, self.model)
             self.moments = Moments(self.optimizer, self.flat)
-        self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed)
+        self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
         self.model.train()
         self._forward = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
 

@@ -202,6 +202,12 @@ class SpecAugment:
                 feats = step.apply(feats, lengths, drawn[name])
         return feats
 
+    def moved(self, labels: Tensor, drawn: Mapping[str, Drawn], per_frame: float = 1.0) -> Tensor:
+        """Labels of an utterance `[N]`, `per_frame` to a frame, moved in time with the numbers drawn for it: `[N]`."""
+        for name, step in self.steps.items():
+            labels = step.moved(labels, drawn[name], per_frame)
+        return labels
+
     def __call__(self, feats: Tensor, lengths: Tensor, draws: Draws) -> Tensor:
         """Draw for a batch and change it at once; `draws` are a seed for each utterance, or a generator on the CPU."""
         return self.apply(feats, lengths, self.draw(seeds_of(draws, len(feats))) if self.steps else {})

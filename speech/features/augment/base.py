@@ -95,6 +95,19 @@ class FeatureAugmentation(ABC):
         """Draw for a batch and change it."""
         return self.apply(feats, lengths, self.draw(seeds))
 
+    def moved(self, labels: Tensor, drawn: Drawn, per_frame: float) -> Tensor:
+        """Move labels in time, as `apply` moves the frames.
+
+        Args:
+            labels: `[N]`, of one utterance.
+            drawn: for this utterance alone.
+            per_frame: labels to a frame of features.
+
+        Returns:
+            `[N]`.
+        """
+        return labels
+
 
 def beside(drawn: Tensor, batch: Tensor) -> Tensor:
     """A drawn tensor on a batch's device; from page-locked memory it is copied while the CPU goes on."""

@@ -257,15 +257,15 @@ class AugmentConfig(BaseModel):
             )
 
     def refuse_insertions(self) -> None:
-        """Check that nothing here moves frames where their labels cannot follow; speed's can.
+        """Check that nothing here moves frames where their labels cannot follow; they follow speed and time warping.
 
         Raises:
             ValueError: something does; the message names it.
         """
-        if fields := [name for name in ("pauses", "time_warp") if name in self.parts()]:
+        if "pauses" in self.parts():
             raise ValueError(
-                f"aligned states cannot follow {' and '.join(fields)} of train.augment: leave "
-                f"{'it' if len(fields) == 1 else 'them'} out (speed is fine), or use another objective"
+                "aligned states cannot follow pauses of train.augment: leave it out (speed and time warping are fine), "
+                "or use another objective"
             )
 
     def with_files(self, change: Callable[[str], str]) -> AugmentConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,8 @@ class TimeWarp(FeatureAugmentation):
         if num_frames == 0:
             return feats
         frames = lengths.to(feats.device)
-        sources = self._sources(frames.double(), num_frames, beside(drawn["draws"], feats))
+        places = torch.arange(num_frames, dtype=torch.float64, device=feats.device)
+        sources = self._sources(frames.double(), places, beside(drawn["draws"], feats))
         lower = sources.floor()
         share = (sources - lower).to(feats).unsqueeze(2)
         last = (frames - 1).clamp(min=0).unsqueeze(1)
@@ -87,15 +89,21 @@ class TimeWarp(FeatureAugmentation):
         inside = frame_mask(lengths, num_frames, feats.device).unsqueeze(2)
         return torch.where(inside, torch.lerp(before, after, share), feats)
 
-    def _sources(self, lengths: Tensor, num_frames: int, draws: Tensor) -> Tensor:
-        """Where each frame of the result is read: float64 `[B, num_frames]`, inside the utterance."""
+    def moved(self, labels: Tensor, drawn: Drawn, per_frame: float) -> Tensor:
+        """See `FeatureAugmentation`: a label is read at the time where `apply` reads its frame, rounded."""
+        length = torch.tensor([math.ceil(len(labels) / per_frame)], dtype=torch.float64)
+        places = torch.arange(len(labels), dtype=torch.float64) / per_frame
+        sources = self._sources(length, places, drawn["draws"].unsqueeze(0))[0]
+        return labels[(sources * per_frame).round().long().clamp(max=len(labels) - 1)]
+
+    def _sources(self, lengths: Tensor, places: Tensor, draws: Tensor) -> Tensor:
+        """Where `places` `[N]` of the result are read: float64 `[B, N]`, inside the utterance, in frames."""
         last = (lengths - 1).clamp(min=0).unsqueeze(1)
         # Less than half, so that a point has this room on both sides; too short an utterance is left alone.
         reach = ((last - 1) / 2).floor().clamp(min=0, max=self.frames)
         center = reach + (draws[:, :1] * (last - 2 * reach + 1)).floor()
         moved = center + ((draws[:, 1:] * (2 * reach + 1)).floor() - reach)
         moved = torch.minimum(moved.clamp(min=1), (last - 1).clamp(min=1))
-        places = torch.arange(num_frames, dtype=torch.float64, device=lengths.device)
         places = torch.minimum(places.unsqueeze(0), last)
         left = places * center / moved
         right = last - (last - places) * (last - center) / (last - moved).clamp(min=1)

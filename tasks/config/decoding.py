@@ -6,7 +6,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speech.decoding import DecodeConfig
-from speech.lm import LmConfig, arpa_of, kinds_with_arpa, unit_of
+from speech.decoding.rescoring import RescoredConfig
+from speech.lm import LmConfig, NetworkConfig, arpa_of, kinds_with_arpa, unit_of
 
 
 class TuneConfig(BaseModel):
@@ -46,6 +47,34 @@ def check_decoding(decode: DecodeConfig, lm: LmConfig | None, tune: TuneConfig |
         raise ValueError(f"{lacking}; or add a section lm: the decoder then takes that language model and its words")
     if tune is not None:
         grid_of(decode, tune)
+
+
+def check_rescoring(decode: DecodeConfig, lm: LmConfig) -> None:
+    """Check that the decoder can rank hypotheses again with a language model that is estimated for that.
+
+    Args:
+        decode: The decoder.
+        lm: The section `rescoring`.
+
+    Raises:
+        ValueError: If not; the message names the field and the remedy.
+    """
+    if not isinstance(decode, RescoredConfig):
+        raise ValueError(
+            f"rescoring ranks several hypotheses again, and decode.kind {decode.kind} finds one: use decode.kind words "
+            "or graph, or remove the section rescoring"
+        )
+    if decode.rescore_lm:
+        raise ValueError("decode.rescore_lm and the section rescoring each give a second language model: remove one")
+    if unit_of(lm) != "word" or not (arpa_of(lm) or isinstance(lm, NetworkConfig)):
+        raise ValueError(
+            f"rescoring needs a language model of words that can be read alone, and rescoring.kind {lm.kind} with unit "
+            f"{unit_of(lm)} is none: use rescoring.kind ngram or lstm, and unit word"
+        )
+    try:
+        type(decode).model_validate(decode.model_dump() | {"rescore_lm": "that of the stage"})
+    except ValidationError as error:
+        raise ValueError(f"rescoring: decode: {error.errors()[0]['msg']}") from error
 
 
 def _check_graph(decode: DecodeConfig, lm: LmConfig | None, aligned: bool) -> None:

@@ -45,12 +45,12 @@ def lm_training(train: LmTrainConfig | None) -> LmTrainConfig:
     return train or LmTrainConfig()
 
 
-def check_lm_training(lm: LmConfig | None, train: LmTrainConfig | None) -> None:
-    """Check that a training that is configured has something to train.
+def check_lm_training(lm: LmConfig | None, rescoring: LmConfig | None, train: LmTrainConfig | None) -> None:
+    """Check that a training that is configured has something to train: one of the two language models.
 
     Raises:
         ValueError: It has not.
     """
-    if train is not None and not isinstance(lm, NetworkConfig):
+    if train is not None and not any(isinstance(one, NetworkConfig) for one in (lm, rescoring)):
         kind = lm.kind if lm else "none"
         raise ValueError(f"lm_train trains language models that are networks, and lm.kind is {kind}: remove lm_train")

@@ -24,7 +24,7 @@ from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
 from tasks.config.adapted import check_features
 from tasks.config.assignments import assign
-from tasks.config.decoding import TuneConfig, check_decoding
+from tasks.config.decoding import TuneConfig, check_decoding, check_rescoring
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained
 from tasks.config.yaml_text import parse_yaml
@@ -220,6 +220,9 @@ class PipelineConfig(BaseModel):
     """How words are pronounced."""
     lm: LmOption = None
     """The language model that the stage `lm` estimates; without this section there is no such stage."""
+    rescoring: LmOption = None
+    """The second language model, which the stage `rescoring` estimates, and with which the decoder ranks its best
+    hypotheses again, as `decode.rescore_weight` and `decode.rescore_nbest` say; without this section there is none."""
     lm_train: LmTrainConfig | None = None
     """How a language model that is a network is trained; with the defaults unless given."""
     score: ScoreConfig = ScoreConfig()
@@ -247,7 +250,9 @@ class PipelineConfig(BaseModel):
             self.train.augment.refuse_waves(f"features.kind {self.features.kind}")
         check_decoder(self.train.objective, self.decode.kind)
         check_decoding(self.decode, self.lm, self.tune, self.align is not None)
-        check_lm_training(self.lm, self.lm_train)
+        if self.rescoring is not None:
+            check_rescoring(self.decode, self.rescoring)
+        check_lm_training(self.lm, self.rescoring, self.lm_train)
         if self.recognizer == "gmm" and not (self.align and (self.align.recognize.arpa or self.lm)):
             raise ValueError(
                 "recognizer is gmm, which needs a GMM-HMM and a language model: give the sections align and lm, or set "
@@ -329,4 +334,6 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     )
     files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
     align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)
-    return config.model_copy(update={"data": data, "train": train, "align": align, "lm": lm, **files})
+    rescoring = config.rescoring and config.rescoring.with_paths(absolute)
+    parts = {"data": data, "train": train, "align": align, "lm": lm, "rescoring": rescoring}
+    return config.model_copy(update=parts | files)

@@ -52,7 +52,7 @@ def publish(run: Run, result: StageResult) -> None:
     elif result.name == "prepare":
         text = "\n\n".join([text, *overlap_warnings(result.record, run.config.data)])
         _quietly(lambda: create_table_artifact(set_rows(result.record), key=key, description=text))
-    elif result.name == "lm":
+    elif result.name in ("lm", "rescoring"):
         _quietly(lambda: create_table_artifact(_lm_table(result), key=key, description=text))
     elif result.name == "decode" and "tuning" in result.record:
         table = result.record["tuning"]["table"]
@@ -152,7 +152,7 @@ def _tuned(result: StageResult) -> str:
 def _lm_table(result: StageResult) -> list[dict[str, Any]]:
     """Figures of the language model, and the lines of its text by what became of them."""
     lines = {f"text: {name}": value for name, value in result.record["lm"]["text"].items()}
-    figures = lm.figures(result.record) | lines
+    figures = lm.figures(result.record, result.name) | lines
     return [{"figure": name, "value": _number(value)} for name, value in figures.items()]
 
 

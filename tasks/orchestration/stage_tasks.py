@@ -30,13 +30,17 @@ from tasks.stages.lm import LM
 from tasks.stages.prepare import PREPARE
 from tasks.stages.register import REGISTER
 from tasks.stages.report import REPORT
+from tasks.stages.rescoring import RESCORING
 from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
 
 ALL: dict[str, Stage] = {
     stage.name: stage
-    for stage in (PREPARE, SHARD, FEATURES, ALIGN, ADAPT, TRAIN, LM, GRAPH, DECODE, SCORE, REGISTER, REPORT)
+    for stage in (
+        *(PREPARE, SHARD, FEATURES, ALIGN, ADAPT, TRAIN),
+        *(LM, RESCORING, GRAPH, DECODE, SCORE, REGISTER, REPORT),
+    )
 }
 assert tuple(ALL) == STAGES
 

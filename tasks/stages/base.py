@@ -54,6 +54,7 @@ def stages_of(config: PipelineConfig) -> tuple[str, ...]:
         "align": config.align is not None,
         "adapt": config.features.adapted and not gmm,
         "lm": config.lm is not None,
+        "rescoring": config.rescoring is not None,
         "graph": gmm or config.decode.makes_graph,
     }
     return tuple(name for name in STAGES if needed.get(name, True))

@@ -26,7 +26,7 @@ from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
 from tasks.stages.decode_adapted import decode_by_speaker
-from tasks.stages.decoder_files import stage_files, with_digests, with_stage_files
+from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.folds import is_tested
 from tasks.stages.prepare import write_table
@@ -115,6 +115,8 @@ def _inputs(run: Run) -> Inputs:
     config, digests = config | adaptation[0], digests | adaptation[1]
     if source := stage_files(run):
         digests["graph" if run.config.decode.makes_graph else "language model"] = source["digest"]
+    if run.config.rescoring is not None:
+        digests["rescoring"] = rescoring_files(run)["digest"]
     if run.config.tune is not None:
         check_tuning(run)
         config["tune"] = run.config.tune.model_dump(mode="json", exclude_defaults=True)

@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,21 +45,28 @@ def tuned_decoder(run: Run) -> DecodeConfig:
 
 
 def stage_files(run: Run) -> dict[str, Any] | None:
-    """Arguments of `local_files` for a decoder that takes the files of the stage `lm` or `graph`; None for others."""
-    decode = run.config.decode
-    if not decode.makes_graph and not uses_stage(decode, run.config.lm):
-        return None
-    if not decode.makes_graph:
-        return _files_of(run, "lm", decode.file_fields)
-    found = graph_files(run)
-    if "rescore_lm" in decode.files() and uses_stage(decode, run.config.lm):
-        found["also"] = _files_of(run, "lm", ("lm",), "graph_lm")
-    return found
+    """Arguments of `local_files` for a decoder that takes files of the stages `lm`, `rescoring` or `graph`, or None."""
+    decode, sources = run.config.decode, []
+    rescored = run.config.rescoring is not None or "rescore_lm" in decode.files()
+    if decode.makes_graph:
+        sources.append(graph_files(run))
+        if rescored and uses_stage(decode, run.config.lm):
+            sources.append(_files_of(run, "lm", ("lm",), "graph_lm"))
+    elif uses_stage(decode, run.config.lm):
+        sources.append(_files_of(run, "lm", decode.file_fields))
+    if run.config.rescoring is not None:
+        sources.append(rescoring_files(run))
+    return {**sources[0], "also": sources[1:]} if sources else None
 
 
 def graph_files(run: Run) -> dict[str, Any]:
     """Arguments of `local_files` for the decoding graph and its words."""
     return _files_of(run, "graph", ("graph", "words"))
+
+
+def rescoring_files(run: Run) -> dict[str, Any]:
+    """Arguments of `local_files` for the second language model, which the stage `rescoring` made."""
+    return _files_of(run, "rescoring", ("lm", "network"), "rescore_lm")
 
 
 def _files_of(run: Run, stage: str, fields: Container[str], called: str = "") -> dict[str, Any]:
@@ -74,7 +81,7 @@ def _files_of(run: Run, stage: str, fields: Container[str], called: str = "") ->
 
 
 def local_files(
-    url: str, digest: str, names: Mapping[str, str], also: Mapping[str, Any] | None = None
+    url: str, digest: str, names: Mapping[str, str], also: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, str]:
     """Paths of a stage's files on this machine, verified.
 
@@ -82,7 +89,7 @@ def local_files(
         url: The stage's output.
         digest: Digest of the files.
         names: Their names in the output by field of the decoder.
-        also: The same arguments for files of another stage.
+        also: The same arguments for files of other stages.
 
     Returns:
         Paths by field.
@@ -92,7 +99,9 @@ def local_files(
     """
     output, folder = StageOutput.at(url), Path(_folder(url, digest).name)
     found = {field: str(output.fetch(name, folder)) for field, name in names.items()}
-    return found | (local_files(**also) if also else {})
+    for other in also:
+        found |= local_files(**other)
+    return found
 
 
 @lru_cache(maxsize=4)

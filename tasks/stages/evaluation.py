@@ -86,7 +86,8 @@ def use_model(run: Run, bundle: Path, as_configured: bool = False) -> None:
     decode = own = own_decoder(bundle)
     if as_configured or (run.config.decode != GreedyConfig() and run.config.tune is None):
         decode = _completed(run.config.decode, own, run.config.lm)
-    parts = {"decode": decode, "recognizer": "network", "align": None, "lm": None, "tune": None}
+    parts = {"decode": decode, "recognizer": "network", "align": None, "lm": None}
+    parts |= {"rescoring": None, "tune": None}
     run.config = run.config.model_copy(update=parts)
 
 

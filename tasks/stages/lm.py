@@ -14,7 +14,8 @@ from typing import Any
 
 from speech.bundle import SPEC, load_spec
 from speech.lexicon import GraphemesConfig, build_lexicon
-from speech.lm import WORDS, LmConfig, Sources, arpa_of, estimate, estimated_words, text_digests, unit_of
+from speech.lm import WORDS, LmConfig, NetworkConfig, Sources, arpa_of, estimate, estimated_words, text_digests, unit_of
+from speech.lm.network import MODEL
 from speech.tokens import Tokenizer
 from storage.stages import StageOutput, digest_json
 from tasks.config.home import home
@@ -120,7 +121,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         scratch_folder(home() / "work" / f"lm-{output.key}") as folder,
         engine_trainer(run, output, tokenizer) as trainer,
     ):
-        progress.report("lm", 0, 2, "estimating")
+        progress.report(output.stage, 0, 2, "estimating")
         held_out = {VALID: set_texts(run, VALID)} if VALID in run.result("shard").record["sets"] else {}
         sources = Sources(
             transcripts=set_texts(run, TRAIN),
@@ -134,8 +135,10 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         record: dict[str, Any] = {"lm": about, "files": {"words": WORDS}}
         if arpa := arpa_of(cfg):
             record["files"]["lm"] = arpa
+        if isinstance(cfg, NetworkConfig):
+            record["files"]["network"] = MODEL
         if _has_lexicon(run):
-            progress.report("lm", 1, 2, "lexicon")
+            progress.report(output.stage, 1, 2, "lexicon")
             record["lexicon"] = _write_lexicon(run, folder)
             record["files"]["lexicon"] = LEXICON
         record |= publish_files(output, sorted(path for path in folder.iterdir() if path.is_file()))
@@ -172,9 +175,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def figures(record: dict[str, Any]) -> dict[str, float]:
-    """Metrics of the stage's record: perplexity and unknown words on the validation set, sizes, protected lines."""
-    return dict(_figures(record))
+def figures(record: dict[str, Any], stage: str = "lm") -> dict[str, float]:
+    """Metrics of a record: perplexity and unknown words on the validation set, sizes, protected lines.
+
+    Args:
+        record: The record.
+        stage: The stage that made it, with which the metrics' names begin.
+    """
+    return {f"{stage}.{name}": value for name, value in _figures(record)}
 
 
 def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -182,15 +190,15 @@ def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name, found in about["perplexity"].items():
         for figure in ("perplexity_with_unknown", "perplexity_without_unknown", "unknown_rate"):
             if found[figure] is not None:
-                yield f"lm.{name}.{figure}", float(found[figure])
+                yield f"{name}.{figure}", float(found[figure])
     for order, count in enumerate(about.get("ngrams", ()), start=1):
-        yield f"lm.ngrams.{order}", float(count)
+        yield f"ngrams.{order}", float(count)
     if "parameters" in about:
-        yield "lm.parameters", float(about["parameters"])
-    yield "lm.words", float(about["words"])
-    yield "lm.bytes", float(sum(record["bytes"].values()))
-    yield "lm.sentences", float(about["text"]["kept"])
-    yield "lm.protected", float(about["text"].get("protected", 0))
+        yield "parameters", float(about["parameters"])
+    yield "words", float(about["words"])
+    yield "bytes", float(sum(record["bytes"].values()))
+    yield "sentences", float(about["text"]["kept"])
+    yield "protected", float(about["text"].get("protected", 0))
 
 
 LM = Stage("lm", 1, _inputs, _work)

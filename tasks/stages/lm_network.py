@@ -67,10 +67,10 @@ class EngineTrainer:
         if self.output.store.url.startswith("memory:"):
             raise StageError("storage.url is memory://, which the training process cannot see: use a folder or s3://")
         job = self._job(spec, text)
-        if self.run.forced("lm"):
+        if self.run.forced(self.output.stage):
             job.journal.unlink(missing_ok=True)
         with training_slot(self.run.config, self.run.holder):
-            run_training(job, job.journal.parent, Reporter(job.journal, self.cfg.nodes, "lm"))
+            run_training(job, job.journal.parent, Reporter(job.journal, self.cfg.nodes, self.output.stage))
         trained = ObjectStore(job.output_url)
         for name in spec.members:
             (folder / name).write_bytes(trained.read(f"model/{name}"))

@@ -34,10 +34,11 @@ def run_preflight(run: Run) -> None:
     cfg = run.config.train
     # before training, so that what is missing is reported before hours of work, not after
     check_files(run.config.decode)
-    if run.config.lm is not None:
-        check_sources(run.config.lm)
-        if isinstance(run.config.lm, NetworkConfig):
+    for lm in filter(None, (run.config.lm, run.config.rescoring)):
+        check_sources(lm)
+        if isinstance(lm, NetworkConfig):
             check_devices(lm_training(run.config.lm_train))
+    if run.config.lm is not None:
         check_files(run.config.lexicon, "lexicon")
     check_tuning(run)
     check_launch(cfg)

@@ -77,10 +77,11 @@ _NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect", "fsspec",
 
 
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
-    """Scores of the test sets, tuned parameters, and figures of the language model, at the training's last step."""
+    """Scores of the test sets, tuned parameters, and figures of the language models, at the training's last step."""
     found = figures(run.result("score").record) | tuning.figures(run.result("decode").record)
-    if "lm" in run.results:
-        found |= lm.figures(run.result("lm").record)
+    for stage in ("lm", "rescoring"):
+        if stage in run.results:
+            found |= lm.figures(run.result(stage).record, stage)
     return [Metric(name, value, at_ms, _last_step(run)) for name, value in found.items()]
 
 

@@ -76,17 +76,35 @@ def test_stage_supplies_the_language_model_that_the_graph_has(files, tmp_path, m
     again = {"rescore_lm": str(tmp_path / "large.arpa")}
     config = parse_config(document(**sources, **again) | {"lm": {"order": 2}})
     run = Run(config, "r")
-    output = StageOutput(run.store, "lm", "0" * 16)
-    output.store.write("lm.arpa", toys.arpa().encode())
-    digest = hashlib.sha256(toys.arpa().encode()).hexdigest()
-    record = output.publish({"files": {"lm": "lm.arpa"}, "sha256": {"lm.arpa": digest}, "bytes": {"lm.arpa": 1}})
-    run.results["lm"] = StageResult("lm", output.key, output.store.url, 0.0, False, {}, record)
+    publish_lm(run, "lm")
     GRAPH.execute(run)
     decode = decoder_of(run)
     assert set(decode.files()) == {"graph", "words", "graph_lm", "rescore_lm"}
     assert Path(decode.graph_lm).read_text() == toys.arpa()
     run.config = parse_config(document(**sources) | {"lm": {"order": 2}})
     assert set(decoder_of(run).files()) == {"graph", "words"}
+
+
+def publish_lm(run, stage):
+    output = StageOutput(run.store, stage, "0" * 16)
+    output.store.write("lm.arpa", toys.arpa().encode())
+    digest = hashlib.sha256(toys.arpa().encode()).hexdigest()
+    record = output.publish({"files": {"lm": "lm.arpa"}, "sha256": {"lm.arpa": digest}, "bytes": {"lm.arpa": 1}})
+    run.results[stage] = StageResult(stage, output.key, output.store.url, 0.0, False, {}, record)
+
+
+def test_stages_supply_both_language_models(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("STARLING_HOME", str(tmp_path / "home"))
+    sources = {name: files[name] for name in ("hmm", "lexicon")}
+    run = Run(parse_config(document(**sources) | {"lm": {"order": 2}, "rescoring": {"order": 3}}), "r")
+    for stage in ("lm", "rescoring"):
+        publish_lm(run, stage)
+    GRAPH.execute(run)
+    decode = decoder_of(run)
+    assert set(decode.files()) == {"graph", "words", "graph_lm", "rescore_lm"}
+    found = {Path(path).parent.parent.name for path in (decode.graph_lm, decode.rescore_lm)}
+    assert found == {"lm", "rescoring"}
+    assert decode.hypotheses == decode.rescore_nbest
 
 
 @pytest.mark.parametrize("changed", ["hmm", "lexicon", "lm", "silence_probability"])

@@ -12,8 +12,8 @@ from speech.bundle import check_files, own_decoder
 from speech.decoding import WordsConfig
 from speech.decoding.language_model import arpa_words
 from tasks import STAGES
-from tasks.config.pipeline import parse_config
-from tasks.stages import decode, tuning
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.stages import decode, lm, tuning
 from tasks.stages.base import Run, StageError, stages_of
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.decode import DECODE, decode_piece, decode_with
@@ -23,6 +23,7 @@ from tasks.stages.lm import LM
 from tasks.stages.preflight import run_preflight
 from tasks.stages.prepare import read_table
 from tasks.stages.register import REGISTER
+from tasks.stages.rescoring import RESCORING
 from tasks.stages.score import SCORE, score_rows
 from tasks.stages.train import TRAIN
 from tasks.tracking import significance
@@ -75,6 +76,51 @@ def test_files_that_the_configuration_names_are_taken_first(own, tmp_path):
     assert (Path(cfg.lm).name, cfg.words) == ("lm.arpa", str(tmp_path / "few.txt"))
     result = DECODE.execute(run)
     assert {word for text in hypotheses(result).values() for word in text.split()} <= {"turn", "lights"}
+
+
+def test_the_second_language_model_of_the_stage_rescoring_ranks_as_the_same_file_does(own):
+    run = words_run(own, rescoring={"order": 3, "smoothing": "witten-bell"})
+    made = RESCORING.execute(run)
+    assert set(made.record["sha256"]) == {"lm.arpa", "words.txt"}
+    result = DECODE.execute(run)
+    assert Path(decoder_of(run).rescore_lm).read_bytes() == made.output.read("lm.arpa")
+    named = words_run(own, decode=WORDS | {"rescore_lm": str(made.store.local_path("lm.arpa"))})
+    assert hypotheses(DECODE.execute(named)) == hypotheses(result)
+    assert DECODE.output(words_run(own)).key != result.key
+    other = words_run(own, rescoring={"order": 1, "smoothing": "witten-bell"})
+    RESCORING.execute(other)
+    assert DECODE.output(other).key != result.key
+    metrics = lm.figures(made.record, "rescoring")
+    assert metrics["rescoring.ngrams.3"] > 0
+    assert metrics["rescoring.words"] == made.counts["words"]
+
+
+def test_a_network_of_the_stage_rescoring_is_trained_and_ranks(own):
+    run = words_run(own, rescoring={"kind": "lstm", "dim": 8}, lm_train={"epochs": 1})
+    made = RESCORING.execute(run)
+    DECODE.execute(run)
+    assert Path(decoder_of(run).rescore_lm).read_bytes() == made.output.read("lm.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"decode": {"kind": "greedy"}}, "decode.kind greedy finds one: use decode.kind words or graph"),
+        ({"decode": WORDS | {"rescore_lm": "x.arpa"}}, "each give a second language model: remove one"),
+        ({"rescoring": {"unit": "character"}}, "and rescoring.kind ngram with unit character is none"),
+        ({"rescoring": {"kind": "class"}}, "rescoring.kind class with unit word is none: use rescoring.kind ngram"),
+        ({"decode": {"kind": "graph", "graph": "g", "words": "w"}}, "rescoring: decode: .*name it in graph_lm"),
+        ({"lm_train": {"epochs": 1}}, "lm_train trains language models that are networks"),
+    ],
+)
+def test_a_second_language_model_that_cannot_be_used_is_refused(given, message):
+    document = tiny_document(**{"decode": WORDS, "rescoring": BIGRAM} | given)
+    if document["decode"]["kind"] == "graph":
+        document["train"] |= {"objective": {"kind": "frame_cross_entropy", "alignments": "aligned"}}
+    else:
+        document["lm"] = BIGRAM
+    with pytest.raises(ConfigError, match=message):
+        parse_config(document)
 
 
 def test_workers_fetch_the_language_model(own, monkeypatch):

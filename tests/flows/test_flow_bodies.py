@@ -111,7 +111,9 @@ def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
     done = []
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
     features = SimpleNamespace(adapted=False)
-    config = SimpleNamespace(align=None, lm=None, recognizer="network", decode=GreedyConfig(), features=features)
+    config = SimpleNamespace(
+        align=None, lm=None, rescoring=None, recognizer="network", decode=GreedyConfig(), features=features
+    )
     run = SimpleNamespace(results={"shard": None}, config=config)
     pipeline._stages(run, pipeline.STAGES, "train")
     assert done == ["prepare", "features", "train"]
@@ -120,9 +122,9 @@ def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
         pipeline._stages(run, pipeline.INGEST, "align")
     assert done == ["prepare", "features", "prepare", "features", "align"]
     done.clear()
-    for config.lm in (None, "a language model"):
+    for config.lm, config.rescoring in ((None, None), ("a language model", None), ("a language model", "a larger one")):
         pipeline._stages(run, pipeline.EVALUATE, "decode")
-    assert done == ["decode", "lm", "decode"]
+    assert done == ["decode", "lm", "decode", "lm", "rescoring", "decode"]
 
 
 # --- promote and rollback

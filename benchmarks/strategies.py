@@ -34,7 +34,7 @@ RIVALS = {
     "easgd-2": ("easgd", 2, 1),
     "hogwild-2": ("hogwild", 2, 1),
 }
-ALL = SETUPS | RIVALS
+ALL = {**SETUPS, **RIVALS, "bmuf-4": ("bmuf", 1, 4)}
 
 
 def run(config: Path, setup: str, overrides: list[str], options: list[str]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from benchmarks.experiment_runs import LINK_GBIT, Problems, Record, Results, Run
+from benchmarks.experiment_runs import LINK_GBIT, Data, Problems, Record, Results, Run
 
 RATES = (0.00316, 0.01, 0.0316, 0.1, 0.316)
 """Learning rates, two per decade, the same for all methods and batches."""
-UNLEARNED = math.log(10)
-"""Held-out loss in nats per word of the best model that ignores the audio: ten equally likely words."""
-CONVERGED = UNLEARNED / 2
+UNLEARNED = {"digits": math.log(10), "segments": STATES}
+"""Held-out loss of the best model that ignores the audio, by kind of data: ten equally likely words, in nats per word;
+tied states as frequent as in the training set, in nats per frame."""
+CONVERGED = {name: loss / 2 for name, loss in UNLEARNED.items()}
 """A training has converged if its model's held-out loss is below this."""
 TARGET = 0.5
 """Held-out loss in nats per word at which virtual times are compared."""
@@ -54,16 +55,21 @@ class Sweep:
         clip: Norm to which gradients are clipped; 0 for no clipping.
         epochs: Passes over the data.
         choices: Methods.
+        rates: Learning rates, ascending.
+        data: What is trained on.
     """
 
     batches: tuple[int, ...] = (64, 128, 256, 512)
     clip: float = 5.0
     epochs: int = 16
     choices: tuple[Choice, ...] = HEADLINE
+    rates: tuple[float, ...] = RATES
+    data: Data = "digits"
 
     def runs(self, batch: int, choice: Choice) -> list[Run]:
         """The runs of one method and batch size, by ascending learning rate."""
-        return [choice.run(HEADLINE_LEARNERS, batch, lr, clip=self.clip, epochs=self.epochs) for lr in RATES]
+        fields = {"clip": self.clip, "epochs": self.epochs, "data": self.data}
+        return [choice.run(HEADLINE_LEARNERS, batch, lr, **fields) for lr in self.rates]
 
 
 SWEEPS = {
@@ -71,6 +77,7 @@ SWEEPS = {
     "unclipped": Sweep(clip=0.0),
     "longer": Sweep((256, 512), epochs=48),
     "longer-unclipped": Sweep((256, 512), clip=0.0, epochs=48, choices=FEW),
+    "segments": Sweep((1024, 4096, 12288), choices=HEADLINE[:2], rates=(0.0316, 0.1, 0.316, 1.0, 3.16), data="segments"),
 }
 SEEDS, SEED_BATCHES = (1, 2, 3), (128, 256)
 
@@ -226,7 +233,7 @@ def best(runs: Sequence[Run], results: Results) -> Record | None:
 
 def converged(record: Record | None) -> bool:
     """Whether a training run has converged."""
-    return record is not None and record["loss"] is not None and record["loss"] < CONVERGED
+    return record is not None and record["loss"] is not None and record["loss"] < CONVERGED[record["run"].get("data", "digits")]
 
 
 def time_to(record: Record, loss: float) -> float | None:

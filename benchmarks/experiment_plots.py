@@ -43,8 +43,8 @@ def _save(figure: Any, path: Path) -> Path:
 
 def _losses(axes: Any) -> None:
     """Set up an axis of losses, with lines at the reference values."""
-    axes.axhline(plans.UNLEARNED, color="#666666", linestyle="--", linewidth=1.2)
-    axes.axhline(plans.CONVERGED, color="#666666", linestyle=":", linewidth=1.2)
+    axes.axhline(plans.UNLEARNED["digits"], color="#666666", linestyle="--", linewidth=1.2)
+    axes.axhline(plans.CONVERGED["digits"], color="#666666", linestyle=":", linewidth=1.2)
     axes.set_yscale("log")
     axes.set_ylim(LOSSES[0], CEILING * 1.15)
     axes.set_yticks(LOSSES, [f"{loss:g}" if loss < CEILING else f"{loss:g}+" for loss in LOSSES])
@@ -76,8 +76,8 @@ def draw_headline(results: Results, folder: Path) -> Path:
         )
     _losses(axes)
     note = {"color": "#444444", "fontsize": 9, "va": "bottom", "transform": axes.get_yaxis_transform()}
-    axes.text(0.01, plans.UNLEARNED * 1.02, "not learned: ln 10, uniform over the words", **note)
-    axes.text(0.01, plans.CONVERGED * 1.02, "converged below this", **note)
+    axes.text(0.01, plans.UNLEARNED["digits"] * 1.02, "not learned: ln 10, uniform over the words", **note)
+    axes.text(0.01, plans.CONVERGED["digits"] * 1.02, "converged below this", **note)
     _doubling(axes, sorted({row["batch"] for row in rows}))
     axes.set_xlabel(f"total batch of {plans.HEADLINE_LEARNERS} learners, utterances")
     axes.set_ylabel("held-out loss at the best learning rate, nats per word")

@@ -54,6 +54,7 @@ def sweep_rows(results: Results, name: str = "headline") -> list[Row]:
                     "lr": top["run"]["lr"] if top else None,
                     "loss": top["loss"] if top else None,
                     "wer": top["wer"] if top else None,
+                    "frame_accuracy": top.get("frame_accuracy") if top else None,
                     "staleness": top["staleness"] if top else None,
                     "consensus": top["consensus"] if top else None,
                     "converged": plans.converged(top),
@@ -233,12 +234,18 @@ def _sweep_table(rows: Sequence[Row]) -> str:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     by_batch: dict[int, Row] = {}
     for row in rows:
-        cell = f"{_number(row['loss'])}, WER {100 * row['wer']:.1f} %, at {row['lr']:g}" if row["lr"] else "diverged"
+        cell = f"{_number(row['loss'])}, {_quality(row)} %, at {row['lr']:g}" if row["lr"] else "diverged"
         by_batch.setdefault(row["batch"], {})[row["method"]] = f"**{cell}**" if row["converged"] else cell
     return _markdown(
         ["total batch", *methods],
         [[str(batch), *(cells.get(method, "–") for method in methods)] for batch, cells in by_batch.items()],
     )
+
+
+def _quality(row: Row) -> str:
+    if row["wer"] is None:
+        return f"frames right {100 * row['frame_accuracy']:.1f}"
+    return f"WER {100 * row['wer']:.1f}"
 
 
 def _table(rows: Sequence[Row]) -> str:

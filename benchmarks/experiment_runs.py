@@ -22,6 +22,7 @@ STEP_S, JITTER, LINK_GBIT = 0.4, 0.1, 0.025
 """The small model (0.41 MB) takes as long to send as the published one (165 MB) over 10 Gbit/s: 0.13 s."""
 
 Record = dict[str, Any]
+Data = Literal["digits", "segments"]
 
 
 class DivergedError(ArithmeticError):
@@ -35,7 +36,7 @@ class Run:
     Attributes:
         strategy: Name of the method.
         learners: Number of learners.
-        batch: Utterances per step over all learners.
+        batch: Utterances or segments per step over all learners.
         lr: Highest learning rate of the schedule.
         options: Options of the method as `name=value`.
         slow: Factor by which learner 0 is slower.
@@ -49,6 +50,7 @@ class Run:
         late: Number of learners that join the running training; the last ones.
         join_s: Time of their joining in virtual seconds.
         link: Bandwidth of each learner's link in Gbit/s.
+        data: What is trained on: digits (CTC, whole recordings), or segments of 21 frames with tied states.
     """
 
     strategy: str
@@ -67,6 +69,7 @@ class Run:
     late: int = 0
     join_s: float = 0.0
     link: float = LINK_GBIT
+    data: Data = "digits"
 
     @property
     def key(self) -> str:
@@ -103,7 +106,7 @@ class Problems(Protocol):
         """Return the model, data and schedule of a run."""
 
 
-class Digits:
+class PublishedRecipe:
     """Problems with the acoustic model and data of a job and the published recipe.
 
     Args:
@@ -146,7 +149,7 @@ class _Guarded:
 def train(run: Run, problems: Problems) -> Record:
     """Simulate a run; returns its settings and results.
 
-    `loss` and `wer` are None if it diverged. `curve` has a list for each evaluation: virtual seconds, epochs, loss,
+    `loss` and `wer` are None if it diverged; for segments, `frame_accuracy` takes the place of `wer`. `curve` has a list for each evaluation: virtual seconds, epochs, loss,
     WER, consensus distance.
     """
     from tasks.config.yaml_text import parse_yaml

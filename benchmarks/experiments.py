@@ -6,6 +6,7 @@
     unclipped   and without clipping gradients?
     longer      do three times the epochs help at batches that are too large?
     longer-unclipped  the same without clipping, for one of each kind of method
+    segments    the largest batch again, with tied states of 21-frame segments (needs STARLING_SHARED_DATA, and hours)
     seeds       how much does chance decide?
     plain       does it help at a large batch to leave out momentum?
     links       do more exchanges a step and a faster link help at a large batch?
@@ -30,13 +31,14 @@ from typing import get_args
 
 from benchmarks import experiment_plans as plans
 from benchmarks import experiment_report as report
-from benchmarks.experiment_runs import Digits, Problems, Record, Results, Run
+from benchmarks.experiment_runs import Problems, PublishedRecipe, Record, Results, Run
+from training.simulation.problem import Problem
 from training.strategies.gossip import Newcomer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "experiments" / "results.jsonl"
-CONFIG = ROOT / "configs" / "fsdd.yaml"
-OVERRIDES = (
+DIGITS = (
+    "fsdd.yaml",
     "data.valid_share=0.2",
     "features.hop_ms=20",
     "features.frame_ms=32",
@@ -48,6 +50,32 @@ OVERRIDES = (
     "train.threads=1",
 )
 """A Conformer of 103,139 parameters; a fifth of the training recordings is held out."""
+SEGMENTS = (
+    "mini_librispeech_hybrid.yaml",
+    "align={stage: tri, tri: {leaves: 500, gaussians: 4000}}",
+    "features={kind: mfcc, num_mels: 40, num_ceps: 40, cmvn: speaker, stored: true}",
+    "model={kind: blstm, layers: 1, dim: 64, bottleneck: 32, subsampling: 1, dropout: 0}",
+    "train.segments={frames: 21}",
+    "train.augment.enabled=false",
+    "train.threads=1",
+)
+"""The published model made small: one bidirectional layer of 64 cells, a bottleneck of 32, the states of triphones."""
+
+
+class Jobs:
+    """Problems of all runs; the job of each kind of data is made when it is needed first."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, PublishedRecipe] = {}
+
+    def __call__(self, run: Run) -> Problem:
+        """Return the problem of a run."""
+        if run.data not in self._made:
+            from flows.cli.simulate import training_job
+
+            config, *overrides = {"digits": DIGITS, "segments": SEGMENTS}[run.data]
+            self._made = {run.data: PublishedRecipe(training_job(ROOT / "configs" / config, overrides))}
+        return self._made[run.data](run)
 
 
 def _say(record: Record) -> None:
@@ -186,9 +214,7 @@ def main() -> None:
     results = Results(args.results)
     if show(args, results):
         return
-    from flows.cli.simulate import _job
-
-    problems = Digits(_job(CONFIG, list(OVERRIDES)))
+    problems = Jobs()
     for name in args.experiments or EXPERIMENTS:
         EXPERIMENTS[name](results, problems)
 

@@ -87,7 +87,7 @@ def simulate(
         fields[name] = [{"rank": rank, "at_s": seconds} for rank, seconds in times.items()]
     clusters = [_cluster(count, min(per_machine, count), fields) for count in learners or [4]]
     constants = _all_constants(strategy, option or [])
-    job = None if timing or config is None else _job(config, overrides or [])
+    job = None if timing or config is None else training_job(config, overrides or [])
 
     def problem(count: int) -> "Problem":
         return _problem(job, count, epochs, steps, parameters, border_mb)
@@ -199,25 +199,35 @@ def _constants(name: str, texts: list[str]) -> "StrategyConfig":
     return find_strategy(name).config.model_validate(values)
 
 
-def _job(config_path: Path, overrides: list[str]) -> "TrainJob":
-    """The training job of a configuration, whose shards and features are made if they are not there."""
+def training_job(config_path: Path, overrides: list[str]) -> "TrainJob":
+    """The training job of a configuration; what it reads is made first if it is not there.
+
+    Args:
+        config_path: YAML file.
+        overrides: Assignments `FIELD=VALUE`.
+    """
     import sys
     from contextlib import redirect_stdout
 
     from flows.cli.common import progress_bars
     from flows.names import new_run_id
+    from storage.objects import ObjectStore
+    from storage.stages import StageOutput
+    from tasks.config.home import home
     from tasks.config.pipeline import load_config
     from tasks.orchestration.stage_tasks import ALL, run_plainly
-    from tasks.stages.base import Run
-    from tasks.stages.train import make_job
+    from tasks.stages.base import Run, position, stages_of
+    from tasks.stages.train import cut_segments, make_job
     from training.learner.compute import use_threads
 
     with redirect_stdout(sys.stderr), progress_bars():
         config = load_config(config_path, overrides)
         use_threads(config.train.threads)
         run = Run(config, new_run_id(config), "")
-        run_plainly(run, "features")
-        return make_job(run, ALL["train"].output(run))
+        run_plainly(run, stages=[name for name in stages_of(config) if position(name) < position("train")])
+        output = StageOutput(ObjectStore(str(home() / "work")), "simulate", ALL["train"].output(run).key)
+        cut_segments(run, output.store)
+        return make_job(run, output)
 
 
 def _problem(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -66,6 +67,9 @@ class GraphConfig(RescoredConfig):
     """Weight of the log likelihoods beside the graph's probabilities."""
     lattice_beam: float = Field(default=8.0, gt=0)
     """Hypotheses beside the best one are left out if their scaled score is this much below its."""
+    word_score: float = 0.0
+    """Added for each word when the best `rescore_nbest` hypotheses are ranked again; less than 0 makes fewer and longer
+    words."""
 
     lm_unit: ClassVar[str] = "word"
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"acoustic_scale": (0.05, 0.07, 0.09, 0.12)}
@@ -93,6 +97,11 @@ class GraphConfig(RescoredConfig):
         if self.graph_lm and not self.graph:
             raise ValueError("graph_lm is the language model of a finished graph: without graph, name it in lm")
         return self
+
+    @property
+    @override
+    def ranks_again(self) -> bool:
+        return super().ranks_again or self.word_score != 0
 
     @property
     @override
@@ -188,7 +197,7 @@ class GraphDecoder(Decoder):
             return Hypothesis()
         factor = self.states.frame_factor
         likelihoods = scaled_likelihoods(log_probs, self.states.log_priors, factor)
-        if self.cfg.hypotheses > 1 or self._rescorer is not None:
+        if self.cfg.hypotheses > 1 or self.cfg.ranks_again:
             return self._ranked(likelihoods, factor)
         found = self._search(likelihoods)
         if not len(found.pdfs):
@@ -212,8 +221,8 @@ class GraphDecoder(Decoder):
         ]
         if not found:
             return Hypothesis()
-        if self._rescorer is not None:
-            found = self._rescorer(found[: self.cfg.hypotheses], self.cfg.rescore_weight, math.log(10))
+        if self.cfg.ranks_again:
+            found = self._ranked_again(found[: self.cfg.hypotheses])
         shares = posteriors([one.score for one in found])
         confidences = word_confidences(found, shares)
         return Hypothesis(
@@ -224,6 +233,13 @@ class GraphDecoder(Decoder):
             nbest=alternatives(found, shares, self.cfg.nbest),
             word_frames=list(found[0].spans),
         )
+
+    def _ranked_again(self, found: list[WordPath]) -> list[WordPath]:
+        """The hypotheses by the second language model and the score of a word, the best first."""
+        if self._rescorer is not None:
+            found = self._rescorer(found, self.cfg.rescore_weight, math.log(10))
+        scored = [replace(one, score=one.score + self.cfg.word_score * len(one.words)) for one in found]
+        return sorted(scored, key=lambda one: -one.score)
 
 
 def search_options(cfg: GraphConfig) -> DecodeOptions:

@@ -31,9 +31,14 @@ class RescoredConfig(DecodeConfig):
     """Number of hypotheses that are ranked again."""
 
     @property
+    def ranks_again(self) -> bool:
+        """Whether hypotheses are ranked by anything that the search does not know."""
+        return bool(self.rescore_lm)
+
+    @property
     def hypotheses(self) -> int:
         """Number of hypotheses that the search is asked for."""
-        return max(self.nbest, self.rescore_nbest if self.rescore_lm else 1)
+        return max(self.nbest, self.rescore_nbest if self.ranks_again else 1)
 
 
 class Rescorer:

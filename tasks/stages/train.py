@@ -238,10 +238,16 @@ def _train(run: Run, job: TrainJob, training: str) -> None:
         run_training(job, job.journal.parent, on_poll)
 
 
-def _cut_segments(run: Run, store: ObjectStore) -> None:
-    """Cut the training set into segments beside the training's other intermediate files."""
+def cut_segments(run: Run, store: ObjectStore) -> None:
+    """Cut the training set into segments beside the training's other intermediate files, if it is so configured.
+
+    Args:
+        run: The run, whose earlier stages are done.
+        store: The training's output.
+    """
     segments, source = run.config.train.segments, ObjectStore(set_url(run, "train"))
-    assert segments is not None
+    if segments is None:
+        return
     total = len(ShardIndex.read(source))
     damaged = ShardQuarantine(store, total, run.config.train.max_unreadable, damage_folder("train"))
     hop_s = run.config.features.hop_ms / 1000
@@ -262,8 +268,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     training = training_identity(store)
     for name in ("train", "valid"):
         damaged_shards(store, name).clear()  # shards found damaged by an earlier attempt may be repaired
-    if run.config.train.segments:
-        _cut_segments(run, store)
+    cut_segments(run, store)
     _train(run, job, training)
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves

@@ -295,6 +295,24 @@ def test_ranking_again_gives_what_a_graph_of_the_second_model_gives(toy, second,
     assert same == plain
 
 
+def test_score_of_a_word_ranks_the_best_hypotheses_again(toy, second):
+    model, _, cfg = toy
+    log_probs = random_posteriors(model, 2, 10)
+    wide = {"lattice_beam": 1000.0, "rescore_nbest": 30}
+    for lm in ("", second.lm):
+        plain = several(cfg, model, log_probs, nbest=30, rescore_lm=lm, **wide).nbest
+        for word_score in (-3.0, 3.0):
+            found = several(cfg, model, log_probs, nbest=30, word_score=word_score, rescore_lm=lm, **wide)
+            wanted = {one.text: one.score + word_score * len(one.text.split()) for one in plain}
+            assert {one.text: one.score for one in found.nbest} == pytest.approx(wanted)
+            assert [one.text for one in found.nbest] == sorted(wanted, key=lambda text: -wanted[text])
+            assert [one.text for one in found.nbest] != [one.text for one in plain]
+            alone = several(cfg, model, log_probs, word_score=word_score, rescore_lm=lm, **wide)
+            assert (alone.text, alone.score, alone.nbest) == (found.text, found.score, [])
+    first = several(cfg, model, log_probs, word_score=9.0, lattice_beam=1000.0, rescore_nbest=1)
+    assert first.text == several(cfg, model, log_probs, nbest=2, lattice_beam=1000.0).text
+
+
 def test_silence_and_no_frames_have_several_hypotheses_or_none(toy):
     model, _, cfg = toy
     log_probs = random_posteriors(model, 1, 4)

@@ -149,8 +149,8 @@ class _Guarded:
 def train(run: Run, problems: Problems) -> Record:
     """Simulate a run; returns its settings and results.
 
-    `loss` and `wer` are None if it diverged; for segments, `frame_accuracy` takes the place of `wer`. `curve` has a list for each evaluation: virtual seconds, epochs, loss,
-    WER, consensus distance.
+    `loss` and `wer` are None if it diverged; segments have `frame_accuracy` instead of `wer`. `curve` has a list for
+    each evaluation: virtual seconds, epochs, loss, WER, consensus distance.
     """
     from tasks.config.yaml_text import parse_yaml
 

@@ -1,6 +1,8 @@
 """Features that are adapted to speakers: stored for training, made from audio in recognition, and in a bundle."""
 
 import io
+import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -9,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import environment, load_beside, tiny_document
+from typer.testing import CliRunner
 
+from flows.cli.app import app
+from flows.cli.simulate import training_job
 from speech.adaptation import MINIMUM_FRAMES, SpeakerAdapter, add_adaptation
 from speech.audio import decode_audio
 from speech.bundle import BundleError, add_decoder, check_files, save_bundle
@@ -337,3 +342,22 @@ def test_answers_with_damage_are_not_kept(tmp_path):
 def test_other_models_have_no_adaptation(home):
     run = Run(parse_config(tiny_document()), "r")
     assert adaptation_source(run) is None
+
+
+def test_segments_of_adapted_features_are_simulated(home, run, tmp_path):
+    config = tmp_path / "hybrid.yaml"
+    config.write_text(json.dumps(document(home / "lm.arpa")), encoding="utf-8")
+    stored = sorted(path for path in (home / "objects").rglob("*") if "uses" not in path.parts)
+    job = training_job(config, ["train.segments={frames: 7}"])
+    own, whole = ShardIndex.read(ObjectStore(job.train_url)), ShardIndex.read(ObjectStore(job.valid_url))
+    utterances = ShardIndex.read(ObjectStore(set_url(run, "train"))).column("id")
+    assert {one.split("@")[0] for one in own.column("id")} == set(utterances)
+    assert len(own) > 3 * len(utterances)
+    assert not any("@" in one for one in whole.column("id"))
+    words = ["simulate", str(config), "--set", "train.segments={frames: 7}", "--strategy", "adpsgd", "--epochs", "1"]
+    shown = CliRunner().invoke(app, [*words, "--learners", "2", "--json"])
+    assert shown.exit_code == 0, shown.output
+    (row,) = json.loads(shown.stdout.splitlines()[-1])["rows"]
+    assert (row["strategy"], row["wer"]) == ("adpsgd", None)
+    assert 0 < row["loss"] < 2 * math.log(len(job.spec.states.log_priors))
+    assert sorted(path for path in (home / "objects").rglob("*") if "uses" not in path.parts) == stored

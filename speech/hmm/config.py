@@ -114,6 +114,8 @@ class AlignConfig(HmmConfig):
     """The last training stage: `mono`, `tri`, `lda` or `sat`."""
     features: FeatureChoice = MfccConfig(num_mels=23, cmvn="speaker")
     """Static features of the Gaussians, normalized by speaker. Training adds deltas or LDA itself."""
+    copies: bool = False
+    """Train the Gaussians on the copies of `data.speeds`, too. They are aligned in any case."""
     word_silence: bool = False
     """Whether the estimated probability of silence depends on the word before it."""
     device: str = "cpu"

@@ -30,6 +30,7 @@ from tasks.config.mistakes import choices, explained
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import DuplicatesConfig, SlotsConfig
 from tasks.dataset.sources import SourceConfig, checked_name
+from tasks.dataset.speeds import Speeds
 from training.config import TrainConfig
 
 _CLUSTER_WORKERS = 64
@@ -77,6 +78,9 @@ class DataConfig(BaseModel):
     """What becomes of speech that comes twice, and of speech that training and test sets share."""
     max_quarantined: float = Field(default=0.05, ge=0, le=1)
     """The run stops if a larger share of the utterances is quarantined."""
+    speeds: Speeds = ()
+    """The training set has copies of its utterances at these speeds, such as 0.9 and 1.1 (pitch follows), each as
+    another speaker's."""
 
     @model_validator(mode="after")
     def _check_shares(self) -> "DataConfig":
@@ -91,6 +95,8 @@ class DataConfig(BaseModel):
     def _check_folds(self) -> "DataConfig":
         if self.folds == 1 or self.fold > self.folds:
             raise ValueError(f"folds {self.folds}, fold {self.fold}: give 2 folds or more, and one of them")
+        if self.folds and self.speeds:
+            raise ValueError("folds are tested on, too, so they have no copies at other speeds: leave out speeds")
         if "speaker" in self.stratify and self.split_by == "speaker":
             raise ValueError("stratify names 'speaker', which needs split_by: utterance")
         return self

@@ -31,13 +31,14 @@ from speech.hmm.utterances import make_shards
 from speech.lexicon import Built, LexiconError, build_lexicon
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
+from tasks.dataset.speeds import is_copy
 from tasks.stages import progress
 from tasks.stages.align_data import FeatureSet, compute_features, work_folder
 from tasks.stages.align_model import write_config
 from tasks.stages.align_steps import StepMapper
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.decoder_files import file_digest, with_digests
-from tasks.stages.features import found_whole, quarantine_record
+from tasks.stages.features import found_whole, quarantine_record, set_texts
 from tasks.stages.folds import train_folder
 from tasks.tracking.stage_runs import log_stage
 
@@ -116,8 +117,8 @@ def _inputs(run: Run) -> Inputs:
 def _lexicon(run: Run, sets: Mapping[str, FeatureSet]) -> Built:
     """The lexicon for the words of all transcripts."""
     counts: Counter[str] = Counter()
-    for one in sets.values():
-        for text in one.index.column("text"):
+    for name in sets:
+        for text in set_texts(run, name):
             counts.update(text.split())
     try:
         return build_lexicon(run.config.lexicon, counts)
@@ -128,7 +129,7 @@ def _lexicon(run: Run, sets: Mapping[str, FeatureSet]) -> Built:
 def _trained(run: Run, train: FeatureSet, built: Built, mapper: StepMapper, log: IterationLog, key: str) -> Checkpoint:
     """The result of training; an interrupted training continues after its last iteration."""
     cfg = config_of(run)
-    utterances = train.utterances()
+    utterances = [one for one in train.utterances() if cfg.copies or not is_copy(one.id, run.config.data.speeds)]
     words = {word for one in utterances for word in one.words}
     phones = PhoneSet.of((one for ones in word_pronunciations(built.lexicon).values() for one in ones), cfg.positions)
     lexicon = word_pronunciations(built.lexicon, sorted(words))
@@ -155,10 +156,11 @@ def _aligned(
     spoken = graph_options(counts, lexicon, by_word=cfg.word_silence)
     aligner = Aligner(model, lexicon, spoken, align_options(cfg), mapper, cfg.silence_weight)
     found: dict[str, AlignedSet] = {}
+    adapted = {"train": result.adaptations} if cfg.copies or not run.config.data.speeds else {}
     for name, one in sets.items():
         progress.report("align", len(found), len(sets), f"aligning {name}")
         shards = make_shards(one.utterances(), cfg.shard_frames, cfg.device)
-        found[name] = aligner.align(shards, result.adaptations if name == "train" else None)
+        found[name] = aligner.align(shards, adapted.get(name))
     return found, spoken
 
 

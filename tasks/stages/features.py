@@ -27,6 +27,7 @@ from storage.shards import Sample, build_index, load_part, write_shard
 from storage.stages import StageOutput
 from tasks.config.home import home
 from tasks.dataset.sets import fold_name, is_trained
+from tasks.dataset.speeds import is_copy
 from tasks.dataset.splits import TRAIN
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
@@ -323,10 +324,12 @@ def set_url(run: Run, name: str, recognition: bool = False) -> str:
 
 
 def set_texts(run: Run, name: str) -> Iterator[str]:
-    """Yields the transcripts of a set; those of `train` are the ones that this run trains on."""
+    """Yields the transcripts of a set, not those of copies; those of `train` are the ones that this run trains on."""
     folder = train_folder(run.config.data) if name == TRAIN else name
-    for batch in ShardIndex.read(run.result("shard").store.child(folder)).batches(["text"]):
-        yield from batch.column(0).to_pylist()
+    for batch in ShardIndex.read(run.result("shard").store.child(folder)).batches(["id", "text"]):
+        for one, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if not is_copy(one, run.config.data.speeds):
+                yield text
 
 
 def set_digest(run: Run, name: str, recognition: bool = False) -> str:

@@ -222,8 +222,8 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
 
 def _inputs(run: Run) -> Inputs:
     readers = [open_source(source) for source in run.config.data.sources]
-    # neither the tested fold nor a licence affects the output
-    apart: Any = {"fold": True, "sources": {"__all__": {"licence"}}}
+    # neither the tested fold, nor copies in the shards, nor a licence affects the output
+    apart: Any = {"fold": True, "speeds": True, "sources": {"__all__": {"licence"}}}
     config = {"data": run.config.data.model_dump(mode="json", exclude=apart), "seed": run.config.seed}
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 

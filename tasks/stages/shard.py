@@ -1,13 +1,14 @@
 """Stage shard: pack each set's audio into WebDataset tars of FLAC and JSON, with a Parquet index published last.
 
 Shards are written in parallel, each of them atomically; a crashed stage continues with the missing shards. FLAC that
-needs no change is copied; everything else is decoded, resampled and encoded.
+needs no change is copied; everything else is decoded, resampled and encoded. The training set has copies of its
+utterances at the speeds of `data.speeds`.
 """
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from storage.shards import Sample, ShardPart, build_index, load_part, write_shar
 from storage.stages import StageOutput
 from tasks.config.home import home
 from tasks.dataset.audio import load_utterance_audio, untouched_flac
-from tasks.dataset.manifest import MANIFEST, iter_manifest, scratch_folder
+from tasks.dataset.manifest import MANIFEST, scratch_folder
+from tasks.dataset.speeds import SPEED, with_copies
+from tasks.dataset.splits import TRAIN
 from tasks.dataset.tables import TableWriter, batches
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
@@ -74,15 +77,20 @@ def _hash(seed: int, name: str) -> int:
 def make_sample(row: Row, sample_rate: int) -> Sample:
     """One utterance as FLAC at a sample rate; the file's own bytes if they are just that.
 
+    Args:
+        row: The manifest's, with the `speed` at which the utterance is played if that is not its own.
+        sample_rate: Hz.
+
     Raises:
         AudioError: If the audio can no longer be read.
     """
-    found = untouched_flac(row, sample_rate)
+    speed = row.get(SPEED, 1.0)
+    found = untouched_flac(row, sample_rate) if speed == 1.0 else None
     if found is not None:
         flac, samples = found
     else:
         wave, rate = load_utterance_audio(row)
-        wave = resample(wave, rate, sample_rate)
+        wave = resample(wave, round(rate * speed), sample_rate)
         flac, samples = encode_flac(wave, sample_rate), len(wave)
     fields = {name: row[name] for name in _INDEX_FIELDS}
     fields |= {"duration": samples / sample_rate, "num_frames": samples, "sample_rate": sample_rate}
@@ -137,7 +145,9 @@ def shard_piece(piece: Piece) -> int:
     return len(piece["shards"])
 
 
-def shard_rows(manifest: Path, name: str, order: Ints, starts: Ints, folder: Path) -> Iterator[tuple[int, list[Row]]]:
+def shard_rows(
+    manifest: Path, name: str, order: Ints, starts: Ints, folder: Path, speeds: Sequence[float] = ()
+) -> Iterator[tuple[int, list[Row]]]:
     """The rows of each shard of a set, in order; keeps only a part of a large set in memory.
 
     Args:
@@ -146,6 +156,7 @@ def shard_rows(manifest: Path, name: str, order: Ints, starts: Ints, folder: Pat
         order: Rows in shard order, as returned by `plan_shards`.
         starts: Offsets of the shards, as returned by `plan_shards`.
         folder: Folder for temporary files.
+        speeds: Speeds of the copies in the set.
     """
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -154,10 +165,10 @@ def shard_rows(manifest: Path, name: str, order: Ints, starts: Ints, folder: Pat
     partition_of = np.searchsorted(edges, place, side="right") - 1
     files = [folder / f"{name}-{number}.parquet" for number in range(len(edges) - 1)]
     with readable(str(manifest)):
-        schema = pq.read_schema(manifest)
+        schema = pq.read_schema(manifest).append(pa.field(SPEED, pa.float64()))
     writers = [TableWriter(file, schema) for file in files]
     begin = 0
-    for batch in batches(manifest, where={"set": name}):
+    for batch in with_copies(manifest, name, speeds):
         parts = partition_of[begin : begin + batch.num_rows]
         begin += batch.num_rows
         for number in np.unique(parts).tolist():
@@ -195,12 +206,14 @@ def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: P
     Returns:
         The index, and the utterances that could no longer be read: id, reason, detail.
     """
-    here = ObjectStore(manifest.parent)
-    ids = (row["id"] for row in iter_manifest(here, folder, name, ["id"]))
-    durations = (row["duration"] for row in iter_manifest(here, folder, name, ["duration"]))
+    speeds = run.config.data.speeds if name == TRAIN else ()
+    ids, durations = (
+        chain.from_iterable(batch.column(0).to_pylist() for batch in with_copies(manifest, name, speeds, [column]))
+        for column in ("id", "duration")
+    )
     order, starts = plan_shards(ids, durations, run.config.storage.shard_seconds, run.config.seed)
     count = len(starts) - 1
-    rows = shard_rows(manifest, name, order, starts, folder)
+    rows = shard_rows(manifest, name, order, starts, folder, speeds)
     pieces = _pieces(store, rows, count, run)
     done = 0
     for made in map_pieces(run.runner, "tasks.stages.shard:shard_piece", pieces, f"shard {name}"):
@@ -219,18 +232,18 @@ def _made(store: ObjectStore, number: int) -> ShardPart:
     return part
 
 
-def warn_of_room(store: ObjectStore, prepared: dict[str, dict[str, Any]], rate: int) -> None:
+def warn_of_room(store: ObjectStore, seconds: float, rate: int) -> None:
     """Warn before hours of work if the shards may not fit on their disk, by the size of uncompressed audio.
 
     Args:
         store: Store of the shards.
-        prepared: Records of the sets, with `seconds`.
+        seconds: Duration of all sets.
         rate: Sample rate, Hz.
     """
     folder = store.local_path("index.parquet")
     if folder is None:
         return
-    most = int(sum(entry["seconds"] for entry in prepared.values()) * rate * _SAMPLE_BYTES)
+    most = int(seconds * rate * _SAMPLE_BYTES)
     there = sum(entry.size for entry in store.entries())  # shards of an earlier attempt
     if free_bytes(folder) + there < most:
         _log.warning(
@@ -243,19 +256,24 @@ def warn_of_room(store: ObjectStore, prepared: dict[str, dict[str, Any]], rate: 
 
 
 def _inputs(run: Run) -> Inputs:
-    config = {
+    config: dict[str, Any] = {
         "sample_rate": run.config.data.sample_rate,
         "shard_seconds": run.config.storage.shard_seconds,
         "seed": run.config.seed,
         "max_quarantined": run.config.data.max_quarantined,
     }
+    if run.config.data.speeds:
+        config["speeds"] = run.config.data.speeds
     return config, {"prepare": run.result("prepare").record["digest"]}
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     prepared = run.result("prepare").record["sets"]
     folds = run.config.data.folds
-    warn_of_room(output.store, prepared, run.config.data.sample_rate)
+    speeds = run.config.data.speeds
+    seconds = sum(entry["seconds"] for entry in prepared.values())
+    seconds += sum(prepared[TRAIN]["seconds"] / speed for speed in speeds)
+    warn_of_room(output.store, seconds, run.config.data.sample_rate)
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
     with scratch_folder(home() / "work" / f"shard-{output.key}") as folder:
@@ -271,15 +289,18 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
                 "digest": index.digest,
             }
     read = sum(entry["utterances"] for entry in prepared.values())
-    if len(quarantined) > run.config.data.max_quarantined * read:
+    copies = len(speeds) * prepared[TRAIN]["utterances"] if speeds else 0
+    if len(quarantined) > run.config.data.max_quarantined * (read + copies):
         raise QuarantineError(
-            f"{len(quarantined)} of {read} utterances can no longer be read, although the prepare stage has read them; "
-            f"the first: {quarantined[0]['detail']}. Check that the corpus is unchanged, or run with --from prepare."
+            f"{len(quarantined)} of {read + copies} utterances can no longer be read, although the prepare stage has "
+            f"read them; the first: {quarantined[0]['detail']}. Check that the corpus is unchanged, or run with --from "
+            "prepare."
         )
     return {
         "counts": {
             "read": read,
-            "written": read - len(quarantined),
+            **({"copies": copies} if speeds else {}),
+            "written": read + copies - len(quarantined),
             "quarantined": len(quarantined),
             "shards": sum(entry["shards"] for entry in sets.values()),
         },

@@ -1,0 +1,88 @@
+"""Copies of training utterances at other speeds, each as another speaker's utterance (Ko et al. 2015).
+
+Copies are made with the shards, after all checks of the corpora, so that whatever reads shards has them: GMM-HMMs,
+stored features, networks. What counts words, as language models do, leaves them out (`originals`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+from pydantic import AfterValidator
+
+from tasks.dataset.tables import batches
+
+SPEED = "speed"
+"""Column of `with_copies`."""
+_NAMES = ("id", "speaker")
+
+
+def _checked(speeds: tuple[float, ...]) -> tuple[float, ...]:
+    for speed in speeds:
+        if not 0.5 <= speed <= 2.0:
+            raise ValueError(f"{speed:g} is not between 0.5 and 2")
+        if speed == 1.0:
+            raise ValueError("1 is the speed of the utterances themselves, which are always there: leave it out")
+    if len({_suffix(speed) for speed in speeds}) < len(speeds):
+        raise ValueError("two speeds are the same: leave out one of them")
+    return speeds
+
+
+Speeds = Annotated[tuple[float, ...], AfterValidator(_checked)]
+"""Speeds of copies; pitch follows."""
+
+
+def _suffix(speed: float) -> str:
+    return f"-speed{speed:g}".replace(".", "_")  # a dot would end an id's name in a tar
+
+
+def copy_name(name: str, speed: float) -> str:
+    """Id or speaker of a copy: `84-121123-0001-speed0_9`.
+
+    Args:
+        name: Id or speaker of the utterance.
+        speed: Speed of the copy; 1 is the utterance itself.
+    """
+    return name if speed == 1.0 else name + _suffix(speed)
+
+
+def is_copy(name: str, speeds: Sequence[float]) -> bool:
+    """Whether an utterance is a copy.
+
+    Args:
+        name: Its id.
+        speeds: Speeds of the copies in its set.
+    """
+    return any(name.endswith(_suffix(speed)) for speed in speeds)
+
+
+def with_copies(
+    manifest: Path, name: str, speeds: Sequence[float], columns: Sequence[str] | None = None
+) -> Iterator[Any]:
+    """Read the utterances of a set and then their copies, speed by speed.
+
+    Args:
+        manifest: The manifest's local file.
+        name: The set.
+        speeds: Speeds of the copies.
+        columns: Columns to read; all by default.
+
+    Yields:
+        Arrow record batches with the column `speed` after the manifest's; ids, speakers and durations are the copies'.
+    """
+    for speed in (1.0, *speeds):
+        for batch in batches(manifest, columns, {"set": name}):
+            yield _at_speed(batch, speed)
+
+
+def _at_speed(batch: Any, speed: float) -> Any:
+    values = {field: batch.column(field) for field in batch.schema.names}
+    if speed != 1.0:
+        for field in _NAMES:
+            if field in values:
+                values[field] = pa.array([copy_name(one, speed) for one in values[field].to_pylist()], pa.string())
+        if "duration" in values:
+            values["duration"] = pa.array(values["duration"].to_numpy() / speed)
+    values[SPEED] = pa.array([speed] * batch.num_rows, pa.float64())
+    return pa.RecordBatch.from_pydict(values)

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from tasks.config.home import shown_mlflow_uri
-
 _REGISTERED = re.compile(r"(?P<name>[^@/\s]+)(?:@(?P<alias>[^@/\s]+)|/(?P<version>\d+))?")
 
 
@@ -35,19 +33,8 @@ def fetch_model(model: str) -> Path:
     """
     if not model.startswith("models:/"):
         return Path(model)
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
     from flows.servers.services import connect_mlflow
-    from tasks.tracking.runs import client
+    from tasks.tracking.fetching import download_bundle
 
     connect_mlflow()
-    client()
-    try:
-        local = Path(mlflow.artifacts.download_artifacts(artifact_uri=model))
-    except (MlflowException, OSError) as error:
-        raise ValueError(
-            f"{model} is not in the registry at {shown_mlflow_uri()}: run a pipeline first (`starling run demo`), "
-            f"or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
-        ) from error
-    return next(local.rglob("bundle.json")).parent
+    return download_bundle(model)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 STAGES = (
-    "prepare", "shard", "features", "align", "adapt", "train", "lm", "rescoring", "graph", "decode", "score",
-    "register", "report",
+    "prepare", "shard", "features", "align", "adapt", "realign", "train", "lm", "rescoring", "graph", "decode",
+    "score", "register", "report",
 )  # fmt: skip
 """The stages in order; defined here because the command line needs them before the slow imports."""
-OPTIONAL = ("align", "adapt", "lm", "rescoring", "graph")
+OPTIONAL = ("align", "adapt", "realign", "lm", "rescoring", "graph")
 """Stages that run only if the configuration needs them: it has a section of their name, features that are adapted to
 speakers, or a graph that has to be made."""
 

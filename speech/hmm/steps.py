@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.hmm.align import (
@@ -31,6 +33,8 @@ from speech.hmm.utterances import Adaptations, Shard, TrainingUtterance
 Alignments = Mapping[str, Alignment]
 """Alignments by utterance."""
 Graphs = Mapping[str, UtteranceGraph]
+Likelihoods = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+"""Gives the log likelihoods `[T, n]` of n tied states in all frames of an utterance."""
 
 
 @dataclass(frozen=True)
@@ -119,30 +123,51 @@ def align(
     retried = 0
     model = model.to(shard.device)
     for one, frames in zip(shard.utterances, shard.features(model.chain, adaptations), strict=True):
-        found = align_frames(model, graphs[one.id], frames, options, options.beam)
-        if found is None and options.beam:
-            retried += 1
-            found = align_frames(model, graphs[one.id], frames, options, options.retry_beam)
+        found, again = align_frames(model, graphs[one.id], partial(_likelihoods, model, frames), options)
+        retried += again
         if found is None:
-            failures[one.id] = f"no path of its transcript through {len(frames)} frames within the beam"
+            failures[one.id] = no_path(len(frames))
         else:
             alignments[one.id] = found
     return AlignedShard(alignments, failures, retried)
 
 
+def no_path(frames: int) -> str:
+    """The reason why an utterance of so many frames could not be aligned."""
+    return f"no path of its transcript through {frames} frames within the beam"
+
+
+def _likelihoods(model: HmmModel, frames: Tensor, pdfs: NDArray[np.int64]) -> NDArray[np.float32]:
+    scores = model.gmm.log_likelihoods(frames, torch.from_numpy(pdfs).to(frames.device))
+    found: NDArray[np.float32] = scores.cpu().numpy()
+    return found
+
+
 def align_frames(
-    model: HmmModel, graph: UtteranceGraph, frames: Tensor, options: AlignOptions, beam: float
-) -> Alignment | None:
-    """Align transformed features `[T, D]`; None if no path within the beam reaches the end."""
+    model: HmmModel, graph: UtteranceGraph, likelihoods: Likelihoods, options: AlignOptions
+) -> tuple[Alignment | None, bool]:
+    """Align an utterance.
+
+    Args:
+        model: Tree and transitions; the likelihoods may come from elsewhere.
+        graph: Of the transcript.
+        likelihoods: Gives the log likelihoods `[T, n]` of n tied states.
+        options: Beams and scales.
+
+    Returns:
+        The alignment, None if no path within the beams reaches the end; and whether the wider beam was needed.
+    """
     states = state_graph(graph, model.tree, model.transitions, options.scales)
     used, columns = np.unique(states.pdfs, return_inverse=True)
-    scores = model.gmm.log_likelihoods(frames, torch.from_numpy(used.astype(np.int64)).to(frames.device))
-    scaled = (options.acoustic_scale * scores).cpu().numpy()
-    path = viterbi(states, scaled, columns.astype(np.int32), beam or math.inf)
+    scaled = np.float32(options.acoustic_scale) * likelihoods(used.astype(np.int64))
+    path = viterbi(states, scaled, columns.astype(np.int32), options.beam or math.inf)
+    again = path is None and options.beam > 0
+    if again:
+        path = viterbi(states, scaled, columns.astype(np.int32), options.retry_beam or math.inf)
     if path is None:
-        return None
+        return None, again
     score = float(scaled[np.arange(len(path)), columns[path]].mean())
-    return alignment_of_path(graph, states, path, score)
+    return alignment_of_path(graph, states, path, score), again
 
 
 @dataclass

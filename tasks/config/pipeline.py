@@ -27,6 +27,7 @@ from tasks.config.assignments import assign
 from tasks.config.decoding import TuneConfig, check_decoding, check_rescoring
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained
+from tasks.config.realign import RealignConfig, check_realign
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import DuplicatesConfig, SlotsConfig
 from tasks.dataset.sources import SourceConfig, checked_name
@@ -222,6 +223,8 @@ class PipelineConfig(BaseModel):
     """Decoding."""
     tune: TuneConfig | None = None
     """Chooses parameters of the decoder on the validation set; without this section they are as configured."""
+    realign: RealignConfig | None = None
+    """The stage `realign`, which aligns again with a network; without this section there is none."""
     lexicon: LexiconChoice = GraphemesConfig()
     """How words are pronounced."""
     lm: LmOption = None
@@ -250,6 +253,7 @@ class PipelineConfig(BaseModel):
     @model_validator(mode="after")
     def _check_parts(self) -> "PipelineConfig":
         check_features(self.features, self.align, self.train.objective)
+        check_realign(self.realign, self.align, self.train.objective)
         if self.features.stored:
             self.train.augment.refuse_waves("features.stored", "set features.stored=false")
         elif self.features.in_shards:
@@ -341,5 +345,6 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
     align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)
     rescoring = config.rescoring and config.rescoring.with_paths(absolute)
-    parts = {"data": data, "train": train, "align": align, "lm": lm, "rescoring": rescoring}
+    realign = config.realign and config.realign.with_files(absolute)
+    parts = {"data": data, "train": train, "align": align, "realign": realign, "lm": lm, "rescoring": rescoring}
     return config.model_copy(update=parts | files)

@@ -28,6 +28,7 @@ from tasks.stages.features import FEATURES
 from tasks.stages.graph import GRAPH
 from tasks.stages.lm import LM
 from tasks.stages.prepare import PREPARE
+from tasks.stages.realign import REALIGN
 from tasks.stages.register import REGISTER
 from tasks.stages.report import REPORT
 from tasks.stages.rescoring import RESCORING
@@ -38,7 +39,7 @@ from tasks.stages.train import TRAIN
 ALL: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        *(PREPARE, SHARD, FEATURES, ALIGN, ADAPT, TRAIN),
+        *(PREPARE, SHARD, FEATURES, ALIGN, ADAPT, REALIGN, TRAIN),
         *(LM, RESCORING, GRAPH, DECODE, SCORE, REGISTER, REPORT),
     )
 }

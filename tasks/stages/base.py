@@ -53,6 +53,7 @@ def stages_of(config: PipelineConfig) -> tuple[str, ...]:
         **dict.fromkeys(_OF_NETWORKS, not gmm),
         "align": config.align is not None,
         "adapt": config.features.adapted and not gmm,
+        "realign": config.realign is not None and not gmm,
         "lm": config.lm is not None,
         "rescoring": config.rescoring is not None,
         "graph": gmm or config.decode.makes_graph,

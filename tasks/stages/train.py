@@ -110,7 +110,7 @@ def uses_alignments(run: Run) -> bool:
 
 
 def alignments(run: Run) -> ObjectStore:
-    """The sets' alignments: those that the objective names, or the output of the stage `align`.
+    """The sets' alignments: those that the objective names, or the output of the stage `realign`, or of `align`.
 
     Raises:
         StageError: Neither exists.
@@ -122,7 +122,7 @@ def alignments(run: Run) -> ObjectStore:
             f"train.objective {run.config.train.objective.kind} needs alignments: add a section align, or name a "
             "folder with train.parquet and valid.parquet in train.objective.alignments"
         )
-    return run.result("align").store.child("alignments")
+    return run.result("realign" if "realign" in run.results else "align").store.child("alignments")
 
 
 def tied_states(run: Run) -> TiedStates | None:

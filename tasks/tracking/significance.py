@@ -25,6 +25,7 @@ from tasks.stages.base import Run
 from tasks.stages.decode import decode_with, scored_sets
 from tasks.stages.prepare import read_table
 from tasks.stages.score import score_rows
+from tasks.tracking.fetching import download_bundle
 from tasks.tracking.model_card import tests_of
 from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
 
@@ -147,9 +148,7 @@ def decide(run: Run, champion: Any | None) -> Decision:
         return Decision(True, "there was no champion")
     challenger = count_errors(run, None)
     with tempfile.TemporaryDirectory() as folder:
-        source = f"models:/{champion.name}/{champion.version}"
-        local = Path(mlflow.artifacts.download_artifacts(artifact_uri=source, dst_path=folder))
-        bundle = next(local.rglob("bundle.json")).parent
+        bundle = download_bundle(f"models:/{champion.name}/{champion.version}", Path(folder))
         reigning, decoders = count_errors(run, bundle), _decoders(run, bundle)
     own, words = _joined(challenger)
     theirs, _ = _joined(reigning)

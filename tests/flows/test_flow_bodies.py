@@ -112,7 +112,13 @@ def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
     features = SimpleNamespace(adapted=False)
     config = SimpleNamespace(
-        align=None, lm=None, rescoring=None, recognizer="network", decode=GreedyConfig(), features=features
+        align=None,
+        realign=None,
+        lm=None,
+        rescoring=None,
+        recognizer="network",
+        decode=GreedyConfig(),
+        features=features,
     )
     run = SimpleNamespace(results={"shard": None}, config=config)
     pipeline._stages(run, pipeline.STAGES, "train")

@@ -38,6 +38,14 @@ class Detector(StrEnum):
     none = "none"
 
 
+class Speakers(StrEnum):
+    """Which recordings are of one speaker."""
+
+    file = "file"
+    folder = "folder"
+    one = "one"
+
+
 @friendly
 def transcribe(
     files: Annotated[
@@ -76,6 +84,14 @@ def transcribe(
             "--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."
         ),
     ] = 1,
+    speakers: Annotated[
+        Speakers,
+        typer.Option(
+            "--speakers",
+            help="Whose recordings speaker-adapted models adapt to together: each file is another speaker's, or each "
+            "folder, or one speaks in all.",
+        ),
+    ] = Speakers.file,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.
@@ -90,7 +106,7 @@ def transcribe(
         transcriber = _transcriber(model, device, vad, nbest)
     place, several = Path(output) if output else None, len(recordings) > 1
     sink = open_sink(shown, place, model, several, folder=output.endswith("/"))
-    failed = _transcribe_all(recordings, transcriber, sink)
+    failed = _transcribe_all(by_voice(recordings, speakers), transcriber, sink)
     if failed or (len(recordings) > 1 and err.is_terminal):
         err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)
     if failed:
@@ -123,27 +139,42 @@ def _transcriber(model: str, device: str, vad: Detector | None, nbest: int) -> "
     return Transcriber(fetch_model(model), device=device, vad=detector, nbest=nbest)
 
 
-def _transcribe_all(recordings: list[tuple[Path, Path]], transcriber: "Transcriber", sink: "Sink") -> int:
-    """Transcribe recordings one by one, with a progress bar; returns how many failed."""
+def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[list[tuple[Path, Path]]]:
+    """Recordings in groups of one speaker.
+
+    Args:
+        recordings: Paths, as `find_audio` returns them.
+        speakers: Which are of one speaker.
+    """
+    found: dict[object, list[tuple[Path, Path]]] = {}
+    for number, (path, place) in enumerate(recordings):
+        voice = {Speakers.file: number, Speakers.folder: path.resolve().parent, Speakers.one: None}[speakers]
+        found.setdefault(voice, []).append((path, place))
+    return list(found.values())
+
+
+def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcriber", sink: "Sink") -> int:
+    """Transcribe the recordings of one speaker after another, with a progress bar; returns how many failed."""
     failed = 0
-    with sink, _progress(len(recordings)) as (show, tell):
-        for path, place in recordings:
-            show(path)
-            audio = sys.stdin.buffer.read() if path == STDIN else path
-            found = transcriber.transcribe([audio], words=sink.words, on_seconds=tell)[0]
-            sink.add(path, place, found)
-            failed += bool(found.error)
-            if found.error and sink.tells_errors:
-                err.print(f"{path}: {found.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    with sink, _progress(sum(map(len, voices))) as (show, tell):
+        for own in voices:
+            show(own[0][0], len(own))
+            audio = [sys.stdin.buffer.read() if path == STDIN else path for path, _ in own]
+            found = transcriber.transcribe(audio, words=sink.words, speakers=["one"] * len(own), on_seconds=tell)
+            for (path, place), one in zip(own, found, strict=True):
+                sink.add(path, place, one)
+                failed += bool(one.error)
+                if one.error and sink.tells_errors:
+                    err.print(f"{path}: {one.error}", style="red", markup=False, highlight=False, soft_wrap=True)
     return failed
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[float], None]]]:
+def _progress(count: int) -> Iterator[tuple[Callable[[Path, int], None], Callable[[float], None]]]:
     """Progress bar on standard error if that is a terminal: files, the current file, seconds of audio done.
 
     Yields:
-        A function to call at the start of each file, and one to call with further seconds of recognized audio.
+        A function to call at the start of one or more files, and one to call with further seconds of recognized audio.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -153,10 +184,10 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[fl
         task = bar.add_task("", total=count, note="")
         name, seconds, started = "", 0.0, 0
 
-        def show(path: Path) -> None:
+        def show(path: Path, count: int) -> None:
             nonlocal name, started
-            name, started = path.name, started + 1
-            bar.update(task, completed=started - 1, note=f"{name} ({seconds:,.0f} s of audio done)")
+            bar.update(task, completed=started, note=f"{path.name} ({seconds:,.0f} s of audio done)")
+            name, started = path.name, started + count
 
         def tell(more: float) -> None:
             nonlocal seconds

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from safetensors.torch import load_file
 from support import environment, load_beside, tiny_document
@@ -271,6 +272,26 @@ def test_the_bundle_decodes_as_the_stage(run, bundle, tmp_path):
     assert {row["id"]: one.text for row, one in zip(about, alone, strict=True)} != expected
     with pytest.raises(ValueError, match="2 recordings, but 1 speakers"):
         transcriber.transcribe([waves[0].numpy()] * 2, 8000, speakers=["a"])
+
+
+def test_command_line_adapts_to_the_recordings_of_a_speaker_together(run, bundle, tmp_path):
+    about, waves = audio_of(run)
+    files = [tmp_path / "audio" / row["speaker"] / f"{row['id']}.wav" for row in about]
+    for file, wave in zip(files, waves, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(file, wave.numpy(), 8000, subtype="FLOAT")
+    files.sort()
+    transcriber = Transcriber(bundle, vad=DETECTORS["none"].config())
+    names = {"file": [str(file) for file in files], "folder": [file.parent.name for file in files]}
+    shown = {}
+    for kind in ("file", "folder", "one"):
+        words = ["transcribe", str(tmp_path / "audio"), "-m", str(bundle), "--vad", "none", "--speakers", kind]
+        found = CliRunner().invoke(app, [*words, "--json"])
+        assert found.exit_code == 0, found.output
+        shown[kind] = [one["text"] for one in json.loads(found.stdout)["files"]]
+        speakers = names.get(kind, ["x"] * len(files))
+        assert shown[kind] == [one.text for one in transcriber.transcribe(files, speakers=speakers)]
+    assert len({tuple(texts) for texts in shown.values()}) == 3
 
 
 def test_adaptation_raises_the_likelihood_of_new_speakers(run, bundle):

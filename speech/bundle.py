@@ -247,6 +247,23 @@ def bundle_digest(bundle: Path) -> str:
     return hashlib.sha256((bundle / SPEC).read_bytes() + _sha256(bundle / WEIGHTS).encode()).hexdigest()
 
 
+def copy_network(source: Path, target: Path) -> str:
+    """Copy a bundle's network and front end, without its decoder and what adapts features.
+
+    Returns:
+        The digest of the copy, the same for bundles that differ in these parts only.
+
+    Raises:
+        BundleError: If the source is not a usable bundle.
+    """
+    own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
+    spec, files = load_spec(source).model_copy(update=own), check_files(source)
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
+    save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
+    return bundle_digest(target)
+
+
 def load_spec(folder: Path) -> BundleSpec:
     """Read bundle.json; does not check the other files.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from speech.bundle import bundle_digest, load_spec
+from speech.bundle import copy_network, load_spec
 from speech.features.cmvn import CmvnStats
 from speech.hmm.aligner import Aligner
 from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
@@ -66,7 +66,8 @@ def _fetched(model: str) -> Path:
 def _inputs(run: Run) -> Inputs:
     cfg = config_of(run)
     digests = {name: set_digest(run, name) for name in aligned_sets(run)}
-    digests |= {"align": run.result("align").key, "model": bundle_digest(_fetched(cfg.model))}
+    with tempfile.TemporaryDirectory() as folder:
+        digests |= {"align": run.result("align").key, "model": copy_network(_fetched(cfg.model), Path(folder))}
     return cfg.model_dump(mode="json", exclude_defaults=True, exclude={"model"}), digests
 
 
@@ -80,8 +81,10 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             "realign.model does not have the states of this section align: name a recognizer that was trained on its "
             "alignments, or remove realign"
         )
-    for name in _BUNDLE:
-        work.write_file(f"{_NETWORK}/{name}", bundle / name)
+    with tempfile.TemporaryDirectory() as folder:
+        copy_network(bundle, Path(folder))
+        for name in _BUNDLE:
+            work.write_file(f"{_NETWORK}/{name}", Path(folder) / name)
     work.write_json(f"{_NETWORK}/{_SPEAKERS}", run.result("features").record["speakers"])
     counts = {"aligned": 0, "failed": 0}
     sets: dict[str, Any] = {}

@@ -7,7 +7,8 @@ import pytest
 import torch
 from support import environment, load_beside
 
-from speech.bundle import load_spec, save_bundle
+from speech.bundle import add_decoder, load_spec, save_bundle
+from speech.decoding.words import WordsConfig
 from speech.hmm.alignments import AlignmentTable
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -123,7 +124,14 @@ def test_alignment_depends_on_the_network_not_on_its_place(realigned, bundle, pl
     copy.mkdir()
     for name in ("bundle.json", "model.safetensors"):
         (copy / name).write_bytes((bundle / name).read_bytes())
+    spec = load_spec(copy).model_copy(update={"provenance": {"name": "registered"}})
+    save_bundle(copy, spec, torch_weights(copy))
+    (tmp_path / "some.txt").write_text("one\n")  # decoders of registered models have files
+    add_decoder(copy, WordsConfig(words=str(tmp_path / "some.txt")))
+    assert load_spec(copy).decode.kind == "words"
     assert REALIGN.output(realigning(plain, copy)).key == realigned.result("realign").key
+    again, found = realigning(plain, copy, retry_beam=81.0), realigned.result("realign").record["sets"]
+    assert REALIGN.execute(again).record["sets"]["train"]["digest"] == found["train"]["digest"]
     assert REALIGN.output(realigning(plain, copy, beam=19.0)).key != realigned.result("realign").key
     weights = {name: value * 2 for name, value in torch_weights(copy).items()}
     save_bundle(copy, load_spec(copy), weights)

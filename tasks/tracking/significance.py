@@ -137,9 +137,14 @@ def _decoders(run: Run, champion: Path) -> dict[str, str]:
     """The decoder of the champion's bundle, and that of this run."""
     theirs, own = own_decoder(champion), run.config.decode
     return {
-        "champion": decoder_text(theirs, "lm" in theirs.files()),
-        "challenger": decoder_text(own, "lm" in own.files() or uses_stage(own, run.config.lm)),
+        "champion": decoder_text(theirs, has_lm(theirs)),
+        "challenger": decoder_text(own, has_lm(own) or uses_stage(own, run.config.lm)),
     }
+
+
+def has_lm(decode: DecodeConfig) -> bool:
+    """Whether a decoder's files have a language model: one of its own, or one in a graph."""
+    return not {"lm", "graph"}.isdisjoint(decode.files())
 
 
 def decide(run: Run, champion: Any | None) -> Decision:

@@ -46,6 +46,16 @@ class Speakers(StrEnum):
     one = "one"
 
 
+SpeakersOption = Annotated[
+    Speakers,
+    typer.Option(
+        "--speakers",
+        help="Whose recordings speaker-adapted models adapt to together: each file is another speaker's, or each "
+        "folder, or one speaks in all.",
+    ),
+]
+
+
 @friendly
 def transcribe(
     files: Annotated[
@@ -84,14 +94,7 @@ def transcribe(
             "--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."
         ),
     ] = 1,
-    speakers: Annotated[
-        Speakers,
-        typer.Option(
-            "--speakers",
-            help="Whose recordings speaker-adapted models adapt to together: each file is another speaker's, or each "
-            "folder, or one speaks in all.",
-        ),
-    ] = Speakers.file,
+    speakers: SpeakersOption = Speakers.file,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.

@@ -79,18 +79,18 @@ def test_a_stage_names_the_disk_and_finishes_when_there_is_room(disk, tmp_path, 
 
 def test_shards_that_may_not_fit_are_announced(disk, caplog):
     store = ObjectStore(disk / "shard")
-    warn_of_room(store, {"train": {"seconds": 60.0}, "test": {"seconds": 60.0}}, 8000)  # 1.92 of 2.1 MB
+    warn_of_room(store, 120.0, 8000)  # 1.92 of 2.1 MB
     assert caplog.text == ""
     store.write("train/shard-000000.tar", bytes(1_000_000))  # a part of it
-    warn_of_room(store, {"train": {"seconds": 120.0}}, 8000)
+    warn_of_room(store, 120.0, 8000)
     assert caplog.text == ""
     store.write("train/shard-000000.tar", bytes(10))
     hog = fill(disk, leave=1_000_000)
-    warn_of_room(store, {"train": {"seconds": 120.0}}, 8000)
+    warn_of_room(store, 120.0, 8000)
     assert "the shards may not fit: 999.4 kB are free" in caplog.text
     assert "about half of 1.9 MB" in caplog.text
     hog.unlink()
-    warn_of_room(ObjectStore("memory://room"), {"train": {"seconds": 1e9}}, 8000)
+    warn_of_room(ObjectStore("memory://room"), 1e9, 8000)
 
 
 def test_a_command_on_a_full_or_read_only_home_says_what_to_do(disk, tmp_path, monkeypatch):

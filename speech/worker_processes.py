@@ -9,6 +9,22 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
 
+def refuse_import_by_workers() -> None:
+    """Check that this is no new process that imports the script which started it, to do its work once more.
+
+    Python's own check comes when such a process starts processes, too. Work on the same output waits for a lock before
+    that: the script's process for its workers, they for its lock.
+
+    Raises:
+        RuntimeError: If it is.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a script that runs a pipeline starts processes, which import it: put its calls below "
+            '`if __name__ == "__main__":`, so that only the script itself makes them'
+        )
+
+
 def worker_pool(processes: int) -> ProcessPoolExecutor:
     """A pool of new interpreters; submit to it within `starting_workers`.
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speech.worker_processes import refuse_import_by_workers
 from storage.cache import set_cache_limit
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key
@@ -123,6 +124,9 @@ class Run:
     results: dict[str, StageResult] = field(default_factory=dict)
     bundle: Path | None = None
     """Folder of an existing model that the run evaluates instead of training one."""
+
+    def __post_init__(self) -> None:
+        refuse_import_by_workers()
 
     def result(self, name: str) -> StageResult:
         """The result of an earlier stage."""

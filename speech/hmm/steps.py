@@ -133,7 +133,7 @@ def align(
 
 
 def no_path(frames: int) -> str:
-    """The reason why an utterance of so many frames could not be aligned."""
+    """Failure message for an utterance with this many frames."""
     return f"no path of its transcript through {frames} frames within the beam"
 
 

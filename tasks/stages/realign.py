@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from speech.bundle import copy_network, load_spec
+from speech.bundle import SPEC, BundleSpec, copy_network, load_spec
 from speech.features.cmvn import CmvnStats
 from speech.hmm.aligner import Aligner
 from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
@@ -40,7 +40,7 @@ from training.learner.state_alignment import StateNetwork, align_states
 from training.learner.state_targets import read_alignments
 
 _WORK, _NETWORK = "work", "network"
-_BUNDLE, _SPEAKERS = ("bundle.json", "model.safetensors"), "speakers.json"
+_SPEAKERS = "speakers.json"
 _loading = Lock()
 
 
@@ -58,7 +58,7 @@ def _fetched(model: str) -> Path:
             return download_bundle(model)
         except ValueError as error:
             raise StageError(f"realign.model: {error}") from error
-    if not (Path(model) / _BUNDLE[0]).is_file():
+    if not (Path(model) / SPEC).is_file():
         raise StageError(f"realign.model: {model} is no bundle's folder: give one, or models:/NAME@ALIAS")
     return Path(model)
 
@@ -83,7 +83,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         )
     with tempfile.TemporaryDirectory() as folder:
         copy_network(bundle, Path(folder))
-        for name in _BUNDLE:
+        for name in BundleSpec.members:
             work.write_file(f"{_NETWORK}/{name}", Path(folder) / name)
     work.write_json(f"{_NETWORK}/{_SPEAKERS}", run.result("features").record["speakers"])
     counts = {"aligned": 0, "failed": 0}
@@ -135,11 +135,11 @@ def _align_set(
         "device": run.config.train.device,
     }
     pieces = (common | {"name": piece_name(n), "numbers": n} for n in share_out(len(index.shards), run.runner))
+    records = {record.name: record for record in index.shards}
     failures: dict[str, str] = {}
     done = 0
     for answer in map_pieces(run.runner, "tasks.stages.realign:realign_piece", pieces, f"realign {name}"):
         failures |= answer["failures"]
-        records = {record.name: record for record in index.shards}
         for shard, reason in answer["damaged"]:
             quarantine.add(ShardError(reason, records[shard], reason))
         done += answer["shards"]
@@ -209,7 +209,7 @@ def _opened(network: str, align: str, device: str) -> tuple[StateNetwork, Alignm
     speakers = {who: CmvnStats.from_dict(value) for who, value in store.read_json(_SPEAKERS).items()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for one in _BUNDLE:
+        for one in BundleSpec.members:
             (folder / one).write_bytes(store.read(one))
         return (
             StateNetwork.load(folder, best_device(device), speakers),

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from support import environment, load_beside
+from support import load_beside
 
 from speech.adaptation import add_adaptation
 from speech.bundle import IVECTOR_FILE, BundleError, check_files
@@ -28,6 +28,7 @@ from tasks.stages.features import set_url, train_stats
 from tasks.stages.prepare import read_table
 
 adapted = load_beside(__file__, "test_adapted_features.py")
+home = adapted.home
 configs = load_beside(__file__, "test_adapted_config.py")
 DIM, RANK, MELS = adapted.DIM, 4, 15
 IVECTORS = slice(DIM, DIM + RANK)
@@ -43,13 +44,6 @@ def features(**fields):
             {"kind": "logmel", "num_mels": MELS, "delta_order": 2},
         ],
     }
-
-
-@pytest.fixture(scope="module")
-def home():
-    home = adapted.aligning.aligned_speech()[0]
-    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        yield home
 
 
 @pytest.fixture(scope="module")

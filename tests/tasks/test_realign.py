@@ -24,13 +24,7 @@ from training.learner.state_alignment import StateNetwork
 from training.learner.state_targets import read_alignments
 
 adapted = load_beside(__file__, "test_adapted_features.py")
-
-
-@pytest.fixture(scope="module")
-def home():
-    home = adapted.aligning.aligned_speech()[0]
-    with environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        yield home
+home = adapted.home
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
-import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-_progress_lock = threading.Lock()
+from speech.native_output import without_lines
+
 _PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
 _HEADER_LINES = 100
 _GZIP = b"\x1f\x8b"
@@ -86,7 +84,7 @@ def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
     if dictionary.index_size() != len(labels):
         raise LanguageModelError(f"{len(labels) - dictionary.index_size()} labels for {path} are listed twice")
     try:
-        with _for_kenlm(Path(path)) as readable, _without_progress():
+        with _for_kenlm(Path(path)) as readable, without_lines(_PROGRESS):
             model: LanguageModel = KenLM(str(readable), dictionary)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
@@ -129,26 +127,6 @@ def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:
         yield line
         if line.startswith("ngram 1="):
             yield "ngram 2=1\n"
-
-
-@contextmanager
-def _without_progress() -> Iterator[None]:
-    """Keep KenLM's progress bar, which it writes to file descriptor 2; what others write there comes afterwards."""
-    with _progress_lock, tempfile.TemporaryFile() as kept:
-        try:
-            before = os.dup(2)
-        except OSError:  # closed by the caller: there is nothing to keep
-            yield
-            return
-        sys.stderr.flush()
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            kept.seek(0)
-            os.write(before, b"".join(line for line in kept if not line.startswith(_PROGRESS)))
-            os.close(before)
 
 
 def arpa_words(path: str) -> list[str]:

@@ -22,10 +22,13 @@ from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.topology import SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import DecisionTree
+from speech.native_output import without_lines
 
 BACKOFF, BEGIN, END, EPSILON = "#0", "<s>", "</s>", "<eps>"
 
 
+_PARSER_LOG = (b"/project/kaldilm/", b"[I] ", b"[W] Of ")
+"""Lines of kaldilm's ARPA parser: where it is in its source, which section it reads, what it leaves out."""
 _Row = tuple[int, int, int, float, int]
 """An arc: source, input label, output label, cost, target."""
 
@@ -61,13 +64,14 @@ def grammar(arpa: Path, words: WordTable) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         table, output = Path(folder) / "words.txt", Path(folder) / "G.fst"
         words.write(table)
-        kaldilm.arpa2fst(
-            input_arpa=str(arpa),
-            output_fst=str(output),
-            disambig_symbol=BACKOFF,
-            read_symbol_table=str(table),
-            max_arpa_warnings=0,
-        )
+        with without_lines(_PARSER_LOG):
+            kaldilm.arpa2fst(
+                input_arpa=str(arpa),
+                output_fst=str(output),
+                disambig_symbol=BACKOFF,
+                read_symbol_table=str(table),
+                max_arpa_warnings=0,
+            )
         return kaldifst.StdVectorFst.read(str(output))
 
 

@@ -40,6 +40,12 @@ def test_graph_finds_the_best_of_all_sentences(tmp_path, dependent, seed):
     assert found.words == words or found.cost <= cost
 
 
+def test_building_the_grammar_says_nothing(tmp_path, capfd):
+    (tmp_path / "lm.arpa").write_text(arpa())
+    grammar(tmp_path / "lm.arpa", WordTable.of(["A"]))  # the parser warns of n-grams with other words
+    assert capfd.readouterr() == ("", "")
+
+
 def test_arrays_of_a_transducer_come_back(tmp_path):
     fst = kaldifst.compile("0 1 3 4 0.5\n0 0 0 2 1.5\n1 0.25\n1 1 7 0 2\n")
     arrays = FstArrays.of(fst)

@@ -56,7 +56,7 @@ def decode_speaker_piece(piece: Piece) -> Answer:
     def work(rows: Sequence[int]) -> Decoding:
         damaged: list[tuple[str, str]] = []
         recognizer = _recognizer(piece)
-        dataset = open_set(recognizer, piece["url"], home() / "cache")
+        dataset = open_set(piece["url"], recognizer.spec.sample_rate, home() / "cache")
         found = recognize_set(recognizer, dataset, on_damage=lambda error: damaged.append(error.damage), rows=rows)
         return {row: (one.hyp, one.score, one.confidence) for row, one in found.items()}, damaged
 

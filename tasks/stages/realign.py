@@ -22,7 +22,7 @@ from speech.hmm.steps import AlignOptions
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
-from storage.reading import ShardError, ShardReader
+from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.home import home
 from tasks.config.realign import RealignConfig
@@ -34,8 +34,8 @@ from tasks.stages.features import found_whole, quarantine_record, set_digest, se
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.stage_runs import log_stage
-from training.learner.data import SpeechDataset
 from training.learner.devices import best_device
+from training.learner.inference import open_set
 from training.learner.state_alignment import StateNetwork, align_states
 from training.learner.state_targets import read_alignments
 
@@ -166,11 +166,9 @@ def realign_piece(piece: Piece) -> dict[str, Any]:
         kept: dict[str, Any] = work.read_json(answer)
         return kept
     network, model = _loaded(piece)
-    store = ObjectStore(piece["url"])
-    index = ShardIndex.read(store)
-    dataset = SpeechDataset(index, ShardReader(store, index, home() / "cache"), sample_rate=network.spec.sample_rate)
-    rows = np.flatnonzero(np.isin(np.asarray(index.column("shard")), piece["numbers"])).tolist()
-    texts = {row: index.row(row) for row in rows}
+    dataset = open_set(piece["url"], network.spec.sample_rate, home() / "cache")
+    rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), piece["numbers"])).tolist()
+    texts = {row: dataset.index.row(row) for row in rows}
     words = {word for one in texts.values() for word in one["text"].split()}
     aligner = Aligner(model.model, model.pronunciations(words), model.spoken, AlignOptions(*piece["options"]))
     failures: dict[str, str] = {}

@@ -8,11 +8,9 @@ import numpy as np
 from speech.ctc_alignment import AlignmentError, CtcAlignment, align_tokens
 from speech.features.cmvn import CmvnStats
 from speech.recognizer import Recognizer, Scores
-from storage.index import ShardIndex
-from storage.objects import ObjectStore
-from storage.reading import ShardError, ShardReader
-from training.learner.data import Batch, SpeechDataset
-from training.learner.inference import whole_batches
+from storage.reading import ShardError
+from training.learner.data import Batch
+from training.learner.inference import open_set, whole_batches
 from training.learner.microbatches import Portions
 
 
@@ -36,15 +34,13 @@ def align_set(
     Yields:
         The row of an utterance in the index, and its alignment, or the reason why there is none.
     """
-    store = ObjectStore(url)
-    index = ShardIndex.read(store)
-    dataset = SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
+    dataset = open_set(url, recognizer.spec.sample_rate, cache)
     portions = Portions()
 
     def compute(part: Batch) -> Scores:
         return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
-    for batch in whole_batches(dataset, np.arange(len(index)), batch_seconds, on_damage):
+    for batch in whole_batches(dataset, np.arange(len(dataset.index)), batch_seconds, on_damage):
         for part, scores in portions.each(batch, compute):
             for i, text in enumerate(part.texts):
                 yield int(part.rows[i]), _aligned(recognizer, scores, i, text)

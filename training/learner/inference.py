@@ -76,7 +76,7 @@ def decode_set(
         TooLargeError: If the device's memory does not hold a single utterance.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
-    dataset = open_set(recognizer, url, cache)
+    dataset = open_set(url, recognizer.spec.sample_rate, cache)
     rows = None
     if shards is not None:
         rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), list(shards))).tolist()
@@ -186,22 +186,22 @@ def score_some(
         Batches: the transcripts, and the model's output.
     """
     recognizer = Recognizer.load(bundle, decode, device, speakers)
-    dataset = open_set(recognizer, url, cache)
+    dataset = open_set(url, recognizer.spec.sample_rate, cache)
     rows = np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
     return [(list(part.texts), scores) for part, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage)]
 
 
-def open_set(recognizer: Recognizer, url: str, cache: Path) -> SpeechDataset:
-    """Open a set for a recognizer.
+def open_set(url: str, sample_rate: int, cache: Path) -> SpeechDataset:
+    """Open a set for a trained model.
 
     Args:
-        recognizer: The model.
         url: Store of the set's index and shards (audio, or features of the model's kind).
+        sample_rate: The model's, in Hz.
         cache: Local folder for copies of remote shards.
     """
     store = ObjectStore(url)
     index = ShardIndex.read(store)
-    return SpeechDataset(index, ShardReader(store, index, cache), sample_rate=recognizer.spec.sample_rate)
+    return SpeechDataset(index, ShardReader(store, index, cache), sample_rate=sample_rate)
 
 
 def _scored(

@@ -85,6 +85,8 @@ class IterationLog:
             f"{done.gaussians:,} Gaussians"
         )
         progress.report("align", self._before[done.stage] + done.iteration, self._total, text)
+        if done.iteration == done.iterations:
+            progress.announce("align", text)
 
     def rows(self) -> list[dict[str, Any]]:
         """Figures of all iterations, in order."""

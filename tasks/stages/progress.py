@@ -1,7 +1,7 @@
 """Progress of long work, for listeners such as a terminal, Prefect's logs or a test.
 
 Reports say how much of a stage is done, often and for bars. Announcements are lines to keep: one at the end of each
-stage, and one for each epoch of a training.
+stage, one for each epoch of a training, and one for each of a GMM-HMM's trainings.
 """
 
 from collections.abc import Callable, Iterator

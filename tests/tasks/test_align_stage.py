@@ -10,15 +10,17 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from speech.hmm.alignments import AlignmentTable
+from speech.hmm.config import AlignConfig
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
+from speech.hmm.train import TrainingProgress
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks import OPTIONAL, STAGES
 from tasks.config.home import home as home_folder
 from tasks.config.pipeline import ConfigError, load_config, parse_config
 from tasks.stages import decode_gmm, progress
-from tasks.stages.align import ALIGN, figures
+from tasks.stages.align import ALIGN, IterationLog, figures
 from tasks.stages.align_data import work_folder
 from tasks.stages.base import Run, Stage, StageError, stages_of
 from tasks.stages.decode import DECODE
@@ -191,6 +193,18 @@ def test_model_and_lexicon_are_published_and_working_files_are_not(aligned, tmp_
         (stage, number) for stage in ("mono", "tri", "lda", "sat") for number in (1, 2, 3)
     ]
     assert result.record["log_likelihood"] == rows[-1]["log_likelihood"]
+
+
+def test_each_training_ends_with_a_line_to_keep(tmp_path):
+    sizes = {name: {"iterations": 2} for name in ("mono", "tri")}
+    log = IterationLog(AlignConfig.model_validate({"stage": "tri"} | sizes), tmp_path / "work" / "iterations.jsonl")
+    lines = []
+    with progress.following(lambda *line: lines.append(line)):
+        for name, number in (("mono", 1), ("mono", 2), ("tri", 1), ("tri", 2)):
+            log(TrainingProgress(name, number, 2, -60.25 + number, 1000 * number, 0, 0, 1.5))
+    assert lines == [
+        ("align", f"{name} 2/2: log-likelihood -58.25 per frame, 2,000 Gaussians") for name in ("mono", "tri")
+    ]
 
 
 def test_progress_and_figures_are_reported(aligned):

@@ -23,7 +23,8 @@ from storage.columns import collect_columns
 from storage.duplicates import SeenTexts, equal_labels, text_keys
 from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectStore
-from tasks.config.pipeline import DataConfig, parse_config
+from tasks.config.data import DataConfig
+from tasks.config.pipeline import parse_config
 from tasks.dataset.manifest import MANIFEST, first_of_ids, iter_manifest, write_manifest
 from tasks.dataset.sets import assign_sets, values
 from tasks.dataset.tables import TableWriter

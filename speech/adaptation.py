@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,11 @@ from torch import Tensor
 
 from speech.bundle import HMM_FILES, IVECTOR_FILE, BundleError, BundleSpec, check_files, load_spec, save_spec
 from speech.features import CmvnStats, FeatureConfig, FmllrConfig, build_features
+from speech.features.cmvn import normalize_frames
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
 from speech.hmm.decode import DecodeOptions, adapt_to_speaker
+from speech.hmm.fmllr import FmllrStatistics
 from speech.hmm.ivector import IvectorExtractor
 from speech.hmm.model import HmmModel, ModelError, model_digest
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 MINIMUM_FRAMES = 500
 """With fewer frames of speech a speaker is not adapted."""
+PRIOR_FRAMES = 500.0
+"""Weight of what is known of any speaker: a transform that one minute of speech does not support is not made of it."""
 
 
 class SpeakerAdapter:
@@ -72,10 +77,10 @@ class SpeakerAdapter:
         Returns:
             float32 [frames, D] for each; without fMLLR if there are fewer than 500 frames.
         """
-        static = self.static(waves)
-        transform = self.transform(static) if self._transforms else None
+        static, speech = _frames(self._extract, waves)
+        transform = self.transform(static, speech) if self._transforms else None
         ivectors = self._adapted.ivectors(static)
-        others = {n: _frames(extract, waves) for n, extract in self._others.items()}
+        others = {n: _frames(extract, waves)[0] for n, extract in self._others.items()}
         return [
             self._adapted(one, transform, ivectors[row], {n: found[row] for n, found in others.items()})
             for row, one in enumerate(static)
@@ -83,27 +88,44 @@ class SpeakerAdapter:
 
     def static(self, waves: Sequence[Tensor]) -> list[Tensor]:
         """Features of utterances [frames, F], normalized over all of them, as the GMM-HMM was trained on."""
-        return _frames(self._extract, waves)
+        return _frames(self._extract, waves)[0]
 
-    def transform(self, static: Sequence[Tensor]) -> Tensor | None:
-        """The speaker's fMLLR [D, D + 1] by decoding; None if there is too little speech to estimate it."""
-        if sum(map(len, static)) < MINIMUM_FRAMES:
+    def transform(self, static: Sequence[Tensor], speech: Sequence[Tensor] | None = None) -> Tensor | None:
+        """The speaker's fMLLR [D, D + 1] by decoding; None if there is too little speech to estimate it.
+
+        Args:
+            static: Of `static`.
+            speech: Which frames are loud enough for speech, bool [T] for each utterance; all by default.
+        """
+        if (sum(int(one.sum()) for one in speech) if speech else sum(map(len, static))) < MINIMUM_FRAMES:
             return None
-        return adapt_to_speaker(self.model, self._search, static, self.cfg.search.passes, MINIMUM_FRAMES)[0]
+        passes = self.cfg.search.passes
+        return adapt_to_speaker(self.model, self._search, static, passes, MINIMUM_FRAMES, speech, self._prior)[0]
+
+    @cached_property
+    def _prior(self) -> FmllrStatistics:
+        return FmllrStatistics.expected(self.model.gmm, PRIOR_FRAMES)
 
 
-def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> list[Tensor]:
-    """Features of a speaker's utterances [frames, F], normalized over all of them if configured."""
-    found, stats = [], CmvnStats(extract.dim)
+def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Features of a speaker's utterances, and which of their frames count in `cmvn`.
+
+    Returns:
+        For each utterance, float32 `[T, F]`, normalized over all of them if configured, and bool `[T]`: all frames, or
+        the loud ones if `cmvn_gate_db` is configured.
+    """
+    found, speech, stats = [], [], CmvnStats(extract.dim)
     for wave in waves:
         feats, frames = extract(wave[None], torch.tensor([len(wave)]))
         counted = extract.speech_frames(feats, frames)
-        stats.add(feats[0, : int(frames[0])] if counted is None else feats[counted])
         found.append(feats[0, : int(frames[0])])
+        loud = torch.ones(len(found[-1]), dtype=torch.bool) if counted is None else counted[0, : len(found[-1])]
+        stats.add(found[-1][loud])
+        speech.append(loud)
     if not stats.count or extract.config.cmvn != "speaker":
-        return found
-    mean, std = stats.mean, stats.std
-    return [(one - mean) / std for one in found]
+        return found, speech
+    mean, std, floor = stats.mean, stats.std, extract.config.cmvn_floor
+    return [normalize_frames(one, mean, std, floor) for one in found], speech
 
 
 def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig, ivector: Path | None = None) -> None:

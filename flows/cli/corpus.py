@@ -96,7 +96,7 @@ def inspect(
 ) -> None:
     """Read a corpus, check every utterance, and report what would be used and what would be quarantined."""
     from storage.corpora import guess_kind, reader_class
-    from tasks.config.pipeline import DataConfig
+    from tasks.config.data import DataConfig
     from tasks.dataset.policies import DuplicatesConfig
     from tasks.dataset.sources import SourceConfig
     from tasks.stages.prepare import Checked, check_all, open_source, select, worker_count

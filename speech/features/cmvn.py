@@ -153,6 +153,22 @@ def _vector(values: list[float]) -> Tensor:
     return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
+def normalize_frames(frames: Tensor, mean: Tensor, std: Tensor, floor: float) -> Tensor:
+    """Normalize frames without padding.
+
+    Args:
+        frames: `[..., F]`.
+        mean: `[F]`.
+        std: `[F]`.
+        floor: Features are at least this many standard deviations below the mean; 0: no floor.
+
+    Returns:
+        `[..., F]`.
+    """
+    found = (frames - mean) / std
+    return found.clamp(min=-floor) if floor else found
+
+
 def normalize(feats: Tensor, lengths: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Subtract the mean, divide by the standard deviation, set padding to zero.
 

@@ -190,6 +190,8 @@ def speaker_transform(
     silence_weight: float = 0.01,
     passes: int = 3,
     minimum: float = 500.0,
+    speech: Sequence[Tensor] | None = None,
+    prior: FmllrStatistics | None = None,
 ) -> Tensor:
     """A speaker's fMLLR transform, estimated from hypotheses.
 
@@ -201,23 +203,29 @@ def speaker_transform(
         silence_weight: Weight of frames of silence and noise.
         passes: Number of times that posteriors and transform are computed.
         minimum: With fewer frames, the speaker is not adapted.
+        speech: Which frames are loud enough for speech, bool `[T]` for each utterance; the others count as silence,
+            whatever the hypothesis has there. By default, all may be speech.
+        prior: What is known of any speaker, in frames: `FmllrStatistics.expected` of the model. By default, nothing.
 
     Returns:
         float32 `[D, D + 1]`.
     """
-    pairs = [(model.chain(one), found) for one, found in zip(features, hypotheses, strict=True)]
-    pairs = [(frames, found) for frames, found in pairs if len(frames) and len(found.pdfs) == len(frames)]
-    dim = model.gmm.dim
-    if not pairs:
+    dim, heard = model.gmm.dim, speech or [torch.ones(len(one), dtype=torch.bool) for one in features]
+    found = zip(map(model.chain, features), hypotheses, heard, strict=True)
+    usable = [(one, hyp.pdfs, loud) for one, hyp, loud in found if len(one) and len(hyp.pdfs) == len(one)]
+    if not usable:
         return torch.eye(dim, dim + 1)
-    frames = torch.cat([one for one, _ in pairs])
-    pdfs = torch.from_numpy(np.concatenate([found.pdfs for _, found in pairs]).astype(np.int64))
+    frames = torch.cat([one for one, _, _ in usable])
+    pdfs = torch.from_numpy(np.concatenate([states for _, states, _ in usable]).astype(np.int64))
     quiet = torch.isin(pdfs, torch.from_numpy(noise_pdfs(model).astype(np.int64)))
+    quiet |= ~torch.cat([loud for _, _, loud in usable])
     weights = torch.where(quiet, silence_weight, 1.0)
     for _ in range(passes):
         adapted = frames if transform is None else adapt(frames, transform)
         stats = FmllrStatistics.zeros(dim).add(model.gmm, frames, pdfs, weights, adapted)
-        transform = estimate_fmllr(stats, minimum).float()
+        if stats.count < minimum:
+            return torch.eye(dim, dim + 1)
+        transform = estimate_fmllr(stats + prior if prior is not None else stats, minimum).float()
     assert transform is not None
     return transform
 
@@ -230,7 +238,13 @@ def noise_pdfs(model: HmmModel) -> Ints:
 
 
 def adapt_to_speaker(
-    model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
+    model: HmmModel,
+    decoder: GraphSearch,
+    features: Sequence[Tensor],
+    passes: int = 2,
+    minimum: float = 500.0,
+    speech: Sequence[Tensor] | None = None,
+    prior: FmllrStatistics | None = None,
 ) -> tuple[Tensor | None, list[list[Hypothesis]]]:
     """Estimate a speaker's fMLLR from hypotheses: decode, estimate, decode with the transform, estimate again.
 
@@ -240,6 +254,8 @@ def adapt_to_speaker(
         features: Static features of each utterance.
         passes: Number of times to decode and estimate.
         minimum: With fewer frames, the speaker is not adapted.
+        speech: See `speaker_transform`.
+        prior: See `speaker_transform`.
 
     Returns:
         The transform `[D, D + 1]`, None without a pass, and the hypotheses of each pass, the first without adaptation.
@@ -248,7 +264,9 @@ def adapt_to_speaker(
     found: list[list[Hypothesis]] = []
     for _ in range(passes):
         found.append(decode_plain(model, decoder, features, transform))
-        transform = speaker_transform(model, features, found[-1], transform, minimum=minimum)
+        transform = speaker_transform(
+            model, features, found[-1], transform, minimum=minimum, speech=speech, prior=prior
+        )
     return transform, found
 
 

@@ -35,6 +35,25 @@ class FmllrStatistics:
         kind = torch.float64
         return cls(torch.zeros(dim, dim + 1, dim + 1, dtype=kind), torch.zeros(dim, dim + 1, dtype=kind))
 
+    @classmethod
+    def expected(cls, gmm: DiagGmm, count: float) -> FmllrStatistics:
+        """What frames drawn from the mixtures themselves give on average: the identity transforms them best.
+
+        As a prior, they keep a transform near the identity where a speaker has said little.
+
+        Args:
+            gmm: The mixtures, each as likely as the others.
+            count: Number of frames.
+        """
+        inside = gmm.weights > 0
+        weights, means = gmm.weights[inside].double(), gmm.means[inside].double()
+        variances = gmm.variances[inside].double()
+        scaled = weights.unsqueeze(1) * (count / gmm.num_pdfs) / variances
+        extended = torch.cat([means, means.new_ones(len(means), 1)], dim=1)
+        products, dim = weighted_products(scaled, extended), gmm.dim
+        products[:, range(dim), range(dim)] += scaled.T @ variances
+        return cls(products.cpu(), ((scaled * means).T @ extended).cpu(), count)
+
     def add(
         self, gmm: DiagGmm, frames: Tensor, pdfs: Tensor, weights: Tensor | None = None, adapted: Tensor | None = None
     ) -> FmllrStatistics:

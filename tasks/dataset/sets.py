@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tasks.config.pipeline import DataConfig
+from tasks.config.data import DataConfig
 from tasks.dataset.splits import (
     TRAIN,
     Groups,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.config.pipeline import DataConfig
+from tasks.config.data import DataConfig
 from tasks.dataset.sets import Mask, Sets, is_trained, source_numbers, values
 from tasks.dataset.splits import TRAIN, Ints, SplitError, encode
 

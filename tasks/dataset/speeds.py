@@ -1,9 +1,13 @@
 """Copies of training utterances at other speeds, each as another speaker's utterance (Ko et al. 2015).
 
+Some copies may have a speaker of their own: they are normalized and adapted alone, as single recordings are in
+recognition, so that models are trained on such speech, too.
+
 Copies are made with the shards, after all checks of the corpora, so that whatever reads shards has them: GMM-HMMs,
 stored features, networks. What counts words, as language models do, leaves them out (`originals`).
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,8 +61,19 @@ def is_copy(name: str, speeds: Sequence[float]) -> bool:
     return any(name.endswith(_suffix(speed)) for speed in speeds)
 
 
+def is_lone(copy: str, share: float) -> bool:
+    """Whether a copy is the only utterance of its speaker.
+
+    Args:
+        copy: Its id.
+        share: Share of the copies for which this holds.
+    """
+    draw = int.from_bytes(hashlib.sha256(f"lone/{copy}".encode()).digest()[:8], "big") / 2**64
+    return draw < share
+
+
 def with_copies(
-    manifest: Path, name: str, speeds: Sequence[float], columns: Sequence[str] | None = None
+    manifest: Path, name: str, speeds: Sequence[float], lone: float = 0.0, columns: Sequence[str] | None = None
 ) -> Iterator[Any]:
     """Read the utterances of a set and then their copies, speed by speed.
 
@@ -66,6 +81,7 @@ def with_copies(
         manifest: The manifest's local file.
         name: The set.
         speeds: Speeds of the copies.
+        lone: Share of the copies with a speaker of their own, named like the copy.
         columns: Columns to read; all by default.
 
     Yields:
@@ -73,15 +89,18 @@ def with_copies(
     """
     for speed in (1.0, *speeds):
         for batch in batches(manifest, columns, {"set": name}):
-            yield _at_speed(batch, speed)
+            yield _at_speed(batch, speed, lone)
 
 
-def _at_speed(batch: Any, speed: float) -> Any:
+def _at_speed(batch: Any, speed: float, lone: float) -> Any:
     values = {field: batch.column(field) for field in batch.schema.names}
     if speed != 1.0:
         for field in _NAMES:
             if field in values:
                 values[field] = pa.array([copy_name(one, speed) for one in values[field].to_pylist()], pa.string())
+        if "speaker" in values and "id" in values:
+            pairs = zip(values["id"].to_pylist(), values["speaker"].to_pylist(), strict=True)
+            values["speaker"] = pa.array([one if is_lone(one, lone) else who for one, who in pairs], pa.string())
         if "duration" in values:
             values["duration"] = pa.array(values["duration"].to_numpy() / speed)
     values[SPEED] = pa.array([speed] * batch.num_rows, pa.float64())

@@ -12,7 +12,8 @@ from speech.scripts import LanguageError
 from speech.text import TextNormalizer
 from speech.text_log import TextChange, count_kinds, text_changes
 from storage.objects import ObjectStore
-from tasks.config.pipeline import ConfigError, DataConfig
+from tasks.config.data import DataConfig
+from tasks.config.pipeline import ConfigError
 from tasks.dataset.tables import Row, TableWriter, batches, iter_table
 
 TEXT_CHANGES = "text-changes.parquet"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from speech.features import CmvnStats, FeatureConfig
+from speech.features.cmvn import normalize_frames
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
@@ -20,7 +21,7 @@ from tasks.stages.base import Run
 from tasks.stages.features import features_of_set
 from tasks.stages.folds import train_folder
 
-_SPEAKERS = "speakers.json"
+_NORMALIZATION = "normalization.json"
 
 
 class FeatureSet:
@@ -36,16 +37,16 @@ class FeatureSet:
         self._reader = ShardReader(self.store, self.index, home() / "cache")
 
     @cached_property
-    def _speakers(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Mean and standard deviation by speaker."""
-        stats = {who: CmvnStats.from_dict(value) for who, value in self.store.read_json(_SPEAKERS).items()}
-        return {who: (one.mean, one.std) for who, one in stats.items()}
+    def _normalization(self) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
+        """Mean and standard deviation by speaker, and the floor of normalized features."""
+        value = self.store.read_json(_NORMALIZATION)
+        stats = {who: CmvnStats.from_dict(one) for who, one in value["speakers"].items()}
+        return {who: (one.mean, one.std) for who, one in stats.items()}, float(value["floor"])
 
     def read(self, row: int, speaker: str) -> Tensor:
         """Normalized features of an utterance: float32 `[T, F]`."""
-        frames = self.unnormalized(row)
-        mean, std = self._speakers[speaker]
-        return (frames - mean) / std
+        speakers, floor = self._normalization
+        return normalize_frames(self.unnormalized(row), *speakers[speaker], floor)
 
     def unnormalized(self, row: int) -> Tensor:
         """Features of an utterance as they are stored: float32 `[T, F]`."""
@@ -116,7 +117,8 @@ def compute_features(
     own = replace(run, config=run.config.model_copy(update={"features": cfg.model_copy(update={"stored": True})}))
     folder = train_folder(run.config.data) if name == TRAIN else name
     stats, _, _, damaged = features_of_set(own, folder, run.result("shard").store.child(folder), target, stage)
-    target.write_json(_SPEAKERS, {who: value.to_dict() for who, value in sorted(stats.items())})
+    speakers = {who: value.to_dict() for who, value in sorted(stats.items())}
+    target.write_json(_NORMALIZATION, {"floor": cfg.cmvn_floor, "speakers": speakers})
     return FeatureSet(target.url), damaged
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.union import union_index
-from tasks.config.pipeline import DataConfig, PipelineConfig
+from tasks.config.data import DataConfig
+from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.sets import fold_name, is_fold
 from tasks.dataset.splits import TRAIN
 

@@ -30,8 +30,9 @@ from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput, digest_json
+from tasks.config.data import DataConfig
 from tasks.config.home import home
-from tasks.config.pipeline import ConfigError, DataConfig
+from tasks.config.pipeline import ConfigError
 from tasks.dataset.audio import load_utterance_audio
 from tasks.dataset.duplicates import (
     DUPLICATES,
@@ -223,7 +224,8 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
 def _inputs(run: Run) -> Inputs:
     readers = [open_source(source) for source in run.config.data.sources]
     # neither the tested fold, nor copies in the shards, nor a licence affects the output
-    apart: Any = {"fold": True, "speeds": True, "sources": {"__all__": {"licence"}}}
+    shard_only = dict.fromkeys(("speeds", "lone_copies", "pauses"), True)
+    apart: Any = {"fold": True, "sources": {"__all__": {"licence"}}} | shard_only
     config = {"data": run.config.data.model_dump(mode="json", exclude=apart), "seed": run.config.seed}
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 

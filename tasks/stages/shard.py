@@ -2,7 +2,7 @@
 
 Shards are written in parallel, each of them atomically; a crashed stage continues with the missing shards. FLAC that
 needs no change is copied; everything else is decoded, resampled and encoded. The training set has copies of its
-utterances at the speeds of `data.speeds`.
+utterances at the speeds of `data.speeds`, and the pauses of `data.pauses`.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from speech.audio import AudioError, encode_flac, resample
+from speech.features.augment import PauseConfig
 from storage.disks import free_bytes, size_text
 from storage.index import ShardIndex
 from storage.intact import DamagedObjectError, readable
@@ -27,6 +28,7 @@ from storage.stages import StageOutput
 from tasks.config.home import home
 from tasks.dataset.audio import load_utterance_audio, untouched_flac
 from tasks.dataset.manifest import MANIFEST, scratch_folder
+from tasks.dataset.pauses import ShardPauses
 from tasks.dataset.speeds import SPEED, with_copies
 from tasks.dataset.splits import TRAIN
 from tasks.dataset.tables import TableWriter, batches
@@ -74,23 +76,27 @@ def _hash(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big")
 
 
-def make_sample(row: Row, sample_rate: int) -> Sample:
+def make_sample(row: Row, sample_rate: int, pauses: ShardPauses | None = None) -> Sample:
     """One utterance as FLAC at a sample rate; the file's own bytes if they are just that.
 
     Args:
         row: The manifest's, with the `speed` at which the utterance is played if that is not its own.
         sample_rate: Hz.
+        pauses: What is put around some utterances.
 
     Raises:
         AudioError: If the audio can no longer be read.
     """
     speed = row.get(SPEED, 1.0)
-    found = untouched_flac(row, sample_rate) if speed == 1.0 else None
+    paused = pauses is not None and pauses.wanted(row["id"])
+    found = untouched_flac(row, sample_rate) if speed == 1.0 and not paused else None
     if found is not None:
         flac, samples = found
     else:
         wave, rate = load_utterance_audio(row)
         wave = resample(wave, round(rate * speed), sample_rate)
+        if pauses is not None and paused:
+            wave = pauses.around(wave, row["id"])
         flac, samples = encode_flac(wave, sample_rate), len(wave)
     fields = {name: row[name] for name in _INDEX_FIELDS}
     fields |= {"duration": samples / sample_rate, "num_frames": samples, "sample_rate": sample_rate}
@@ -114,7 +120,9 @@ def _has_note(store: ObjectStore, number: int, lost: int) -> bool:
         return False
 
 
-def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int) -> None:
+def write_one(
+    store: ObjectStore, number: int, rows: list[Row], sample_rate: int, pauses: ShardPauses | None = None
+) -> None:
     """Write a shard unless it exists; utterances that can no longer be read are listed in a note beside it."""
     name, note = shard_name(number), _note(number)
     part = load_part(store, name)
@@ -125,7 +133,7 @@ def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int
     def samples() -> Iterator[Sample]:
         for row in rows:
             try:
-                yield make_sample(row, sample_rate)
+                yield make_sample(row, sample_rate, pauses)
             except AudioError as error:
                 bad.append({"id": row["id"], "reason": error.reason, "detail": str(error)})
         # before the shard is complete: an existing shard is not written again
@@ -139,14 +147,15 @@ def write_one(store: ObjectStore, number: int, rows: list[Row], sample_rate: int
 
 def shard_piece(piece: Piece) -> int:
     """Write some shards of a set; returns their number."""
-    store = ObjectStore(piece["store"])
+    store, rate = ObjectStore(piece["store"]), piece["sample_rate"]
+    pauses = ShardPauses(PauseConfig(**piece["pauses"]), rate, piece["seed"]) if piece["pauses"] else None
     for number, rows in piece["shards"]:
-        write_one(store, number, rows, piece["sample_rate"])
+        write_one(store, number, rows, rate, pauses)
     return len(piece["shards"])
 
 
 def shard_rows(
-    manifest: Path, name: str, order: Ints, starts: Ints, folder: Path, speeds: Sequence[float] = ()
+    manifest: Path, name: str, order: Ints, starts: Ints, folder: Path, speeds: Sequence[float] = (), lone: float = 0.0
 ) -> Iterator[tuple[int, list[Row]]]:
     """The rows of each shard of a set, in order; keeps only a part of a large set in memory.
 
@@ -157,6 +166,7 @@ def shard_rows(
         starts: Offsets of the shards, as returned by `plan_shards`.
         folder: Folder for temporary files.
         speeds: Speeds of the copies in the set.
+        lone: Share of them with a speaker of their own.
     """
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -168,7 +178,7 @@ def shard_rows(
         schema = pq.read_schema(manifest).append(pa.field(SPEED, pa.float64()))
     writers = [TableWriter(file, schema) for file in files]
     begin = 0
-    for batch in with_copies(manifest, name, speeds):
+    for batch in with_copies(manifest, name, speeds, lone):
         parts = partition_of[begin : begin + batch.num_rows]
         begin += batch.num_rows
         for number in np.unique(parts).tolist():
@@ -183,12 +193,16 @@ def shard_rows(
             yield shard, ordered[starts[shard] - first : starts[shard + 1] - first]
 
 
-def _pieces(store: ObjectStore, rows: Iterator[tuple[int, list[Row]]], count: int, run: Run) -> Iterator[Piece]:
+def _pieces(
+    store: ObjectStore, rows: Iterator[tuple[int, list[Row]]], count: int, run: Run, pauses: PauseConfig | None
+) -> Iterator[Piece]:
     for numbers in share_out(count, run.runner):
         yield {
             "name": piece_name(numbers),
             "store": store.url,
             "sample_rate": run.config.data.sample_rate,
+            "seed": run.config.seed,
+            "pauses": pauses.model_dump(mode="json") if pauses is not None else None,
             "shards": list(islice(rows, len(numbers))),
         }
 
@@ -206,15 +220,16 @@ def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: P
     Returns:
         The index, and the utterances that could no longer be read: id, reason, detail.
     """
-    speeds = run.config.data.speeds if name == TRAIN else ()
+    data = run.config.data
+    speeds, pauses = (data.speeds, data.pauses) if name == TRAIN else ((), None)
     ids, durations = (
-        chain.from_iterable(batch.column(0).to_pylist() for batch in with_copies(manifest, name, speeds, [column]))
-        for column in ("id", "duration")
+        chain.from_iterable(batch.column(0).to_pylist() for batch in with_copies(manifest, name, speeds, columns=[one]))
+        for one in ("id", "duration")
     )
     order, starts = plan_shards(ids, durations, run.config.storage.shard_seconds, run.config.seed)
     count = len(starts) - 1
-    rows = shard_rows(manifest, name, order, starts, folder, speeds)
-    pieces = _pieces(store, rows, count, run)
+    rows = shard_rows(manifest, name, order, starts, folder, speeds, data.lone_copies)
+    pieces = _pieces(store, rows, count, run, pauses)
     done = 0
     for made in map_pieces(run.runner, "tasks.stages.shard:shard_piece", pieces, f"shard {name}"):
         done += made
@@ -262,8 +277,13 @@ def _inputs(run: Run) -> Inputs:
         "seed": run.config.seed,
         "max_quarantined": run.config.data.max_quarantined,
     }
-    if run.config.data.speeds:
-        config["speeds"] = run.config.data.speeds
+    data = run.config.data
+    if data.speeds:
+        config["speeds"] = data.speeds
+    if data.lone_copies:
+        config["lone_copies"] = data.lone_copies
+    if data.pauses is not None:
+        config["pauses"] = data.pauses.model_dump(mode="json")
     return config, {"prepare": run.result("prepare").record["digest"]}
 
 

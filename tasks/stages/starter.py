@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from storage.corpora import CorpusError, Utterance
-from tasks.config.pipeline import DataConfig
+from tasks.config.data import DataConfig
 from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
 from tasks.dataset.policies import DuplicatesConfig

@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speech.features.cmvn import STD_FLOOR, CmvnError, CmvnStats, frame_mask, normalize, utterance_stats
+from speech.features.cmvn import (
+    STD_FLOOR,
+    CmvnError,
+    CmvnStats,
+    frame_mask,
+    normalize,
+    normalize_frames,
+    utterance_stats,
+)
 
 
 def batch(seed=0, lengths=(50, 20, 1, 0), dim=5):
@@ -130,3 +138,10 @@ def test_a_constant_feature_is_not_blown_up():
     assert not normalize(feats, lengths, stats.mean, stats.std).any()
     assert not normalize(feats, lengths, *utterance_stats(feats, lengths)).any()
     assert torch.isfinite(normalize(feats, lengths, torch.zeros(2), torch.zeros(2))).all()
+
+
+def test_frames_are_normalized_down_to_a_floor():
+    frames = torch.tensor([[1.0, 10.0], [5.0, -90.0]])
+    mean, std = torch.tensor([3.0, 10.0]), torch.tensor([2.0, 20.0])
+    torch.testing.assert_close(normalize_frames(frames, mean, std, 0.0), torch.tensor([[-1.0, 0.0], [1.0, -5.0]]))
+    torch.testing.assert_close(normalize_frames(frames, mean, std, 4.0), torch.tensor([[-1.0, 0.0], [1.0, -4.0]]))

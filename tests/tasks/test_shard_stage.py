@@ -167,11 +167,11 @@ def test_a_killed_stage_continues_with_the_missing_shards(home, tmp_path, monkey
     PREPARE.execute(run)
     written = []
 
-    def failing(store, number, rows, rate):
+    def failing(store, number, *given):
         if len(written) == 3:
             raise KeyboardInterrupt
         written.append((store.url, number))
-        return write_one(store, number, rows, rate)
+        return write_one(store, number, *given)
 
     monkeypatch.setattr(shard, "write_one", failing)
     with pytest.raises(KeyboardInterrupt):
@@ -199,9 +199,9 @@ from tasks.stages.base import Run
 run = Run(parse_config(json.loads(sys.argv[1])), "killed")
 PREPARE.execute(run)
 make = shard.make_sample
-def slow(row, rate):
+def slow(*given):
     time.sleep(0.15)
-    return make(row, rate)
+    return make(*given)
 shard.make_sample = slow
 shard.SHARD.execute(run)
 """

@@ -14,7 +14,7 @@ from speech.hmm.alignments import AlignmentTable
 from storage.index import ShardIndex
 from storage.reading import ShardReader
 from tasks.config.pipeline import ConfigError, parse_config
-from tasks.dataset.speeds import copy_name, is_copy
+from tasks.dataset.speeds import copy_name, is_copy, is_lone
 from tasks.stages import align, shard
 from tasks.stages.base import Run
 from tasks.stages.features import set_texts
@@ -96,6 +96,21 @@ def test_training_set_has_every_utterance_at_every_speed(home, tmp_path, monkeyp
             assert rows[copy]["text"] == rows[one]["text"]
 
 
+def test_a_share_of_the_copies_is_alone(home, tmp_path):
+    corpus = tones(tmp_path / "corpus")
+    together, run = (sharded(corpus, speeds=SPEEDS, lone_copies=share) for share in (0.0, 0.5))
+    assert run.result("shard").key != together.result("shard").key
+    found, before = (ShardIndex.read(one.result("shard").store.child("train")) for one in (run, together))
+    speakers = dict(zip(before.column("id"), before.column("speaker"), strict=True))
+    copies = [one for one in speakers if is_copy(one, SPEEDS)]
+    lone = {one for one in copies if is_lone(one, 0.5)}
+    assert 0.2 * len(copies) < len(lone) < 0.8 * len(copies)
+    for one, who in zip(found.column("id"), found.column("speaker"), strict=True):
+        assert who == (one if one in lone else speakers[one])
+    assert not any(is_lone(one, 0.0) for one in copies)
+    assert all(is_lone(one, 1.0) for one in copies)
+
+
 def test_copies_of_utterances_that_can_no_longer_be_read_are_counted_as_well(home, tmp_path):
     corpus = tones(tmp_path / "corpus")
     run = prepared(corpus, speeds=SPEEDS, valid_share=0.0, test_share=0.0, max_quarantined=0.5)
@@ -111,6 +126,7 @@ def test_copies_of_utterances_that_can_no_longer_be_read_are_counted_as_well(hom
         ({"speeds": [0.4]}, "data.speeds: 0.4 is not between 0.5 and 2"),
         ({"speeds": [1.1, 1]}, "data.speeds: 1 is the speed of the utterances themselves"),
         ({"speeds": [0.9, 0.9]}, "data.speeds: two speeds are the same"),
+        ({"lone_copies": 0.5}, "lone_copies is a share of the copies at other speeds"),
         ({"speeds": [0.9], "folds": 3}, "folds are tested on, too, so they have no copies at other speeds"),
     ],
 )

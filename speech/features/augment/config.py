@@ -264,8 +264,8 @@ class AugmentConfig(BaseModel):
         """
         if "pauses" in self.parts():
             raise ValueError(
-                "aligned states cannot follow pauses of train.augment: leave it out (speed and time warping are fine), "
-                "or use another objective"
+                "aligned states cannot follow pauses of train.augment: give data.pauses instead, which is there when "
+                "states are aligned (speed and time warping are fine), or use another objective"
             )
 
     def with_files(self, change: Callable[[str], str]) -> AugmentConfig:

@@ -1,5 +1,7 @@
 """Training on toy speech: likelihoods rise, words are recognized, an interrupted training gives the same model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -115,6 +117,22 @@ def test_trained_models_recognize_words(trained, tmp_path, stage):
     unseen = corpus(8, seed=5)
     hypotheses = decode_plain(model, decoder_of(model, tmp_path), [one.features for one in unseen])
     assert mistakes(hypotheses, unseen) <= 1
+
+
+def test_adaptation_leaves_out_quiet_frames_that_were_taken_for_words(trained, tmp_path):
+    model = trained[0].model
+    heard = [one.features for one in corpus(16, seed=6, speakers=1)]
+    found = decode_plain(model, decoder_of(model, tmp_path), heard)
+    plain = speaker_transform(model, heard, found, minimum=100)
+    noise = torch.full((60, heard[0].shape[1]), 4.0)
+    padded = [torch.cat([one, noise]) for one in heard]
+    words = [replace(one, pdfs=np.concatenate([one.pdfs, np.full(60, one.pdfs[len(one.pdfs) // 2])])) for one in found]
+    speech = [torch.arange(len(one)) < len(one) - 60 for one in padded]
+
+    def change(**options):
+        return float((speaker_transform(model, padded, words, minimum=100, **options) - plain).norm())
+
+    assert change(speech=speech) < 0.4 * change()
 
 
 def test_adaptation_helps_an_unusual_speaker(trained, tmp_path):

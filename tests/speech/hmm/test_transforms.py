@@ -111,6 +111,38 @@ def test_fmllr_recovers_a_speakers_transform():
     assert gain(stats, found) >= gain(stats, truth)  # it maximizes the likelihood of the sample
 
 
+def test_expected_statistics_are_those_of_frames_of_the_model():
+    weights = torch.tensor([[0.3, 0.7], [1.0, 0.0]])
+    means = 2 * torch.randn(2, 2, 3, generator=generator(1))
+    variances = torch.rand(2, 2, 3, generator=generator(2)) + 0.5
+    gmm = DiagGmm(weights, means, variances)
+    pdfs = torch.randint(2, (200_000,), generator=generator(3))
+    chosen = torch.multinomial(weights[pdfs], 1, generator=generator(4)).squeeze(1)
+    noise = torch.randn(len(pdfs), 3, generator=generator(5))
+    frames = means[pdfs, chosen] + variances[pdfs, chosen].sqrt() * noise
+    sample, expected = FmllrStatistics.zeros(3).add(gmm, frames, pdfs), FmllrStatistics.expected(gmm, 200_000)
+    assert expected.count == sample.count
+    # components overlap: a sample's posteriors are softer than the components that drew it, which costs some percent
+    torch.testing.assert_close(sample.products / 2e5, expected.products / 2e5, rtol=0.05, atol=0.3)
+    torch.testing.assert_close(sample.linear / 2e5, expected.linear / 2e5, rtol=0.05, atol=0.3)
+    torch.testing.assert_close(estimate_fmllr(expected), identity(3), atol=1e-9, rtol=0)
+
+
+def test_a_prior_keeps_transforms_of_few_frames_near_the_identity():
+    gmm = gaussians()
+    frames, pdfs = drawn(gmm)
+    heard = 0.8 * frames + 0.4
+    prior, unchanged = FmllrStatistics.expected(gmm, 500), identity(DIM)
+
+    def change(count, known):
+        stats = FmllrStatistics.zeros(DIM).add(gmm, heard[:count], pdfs[:count])
+        return float((estimate_fmllr(stats + known if known is not None else stats, minimum=10) - unchanged).norm())
+
+    assert change(100, prior) < 0.5 * change(100, None)
+    assert change(100, prior) < change(1000, prior) < change(FRAMES, prior)
+    assert change(FRAMES, prior) == pytest.approx(change(FRAMES, None), rel=0.15)
+
+
 def test_fmllr_of_few_frames_changes_nothing_and_silence_may_count_less():
     gmm = gaussians()
     frames, pdfs = drawn(gmm)

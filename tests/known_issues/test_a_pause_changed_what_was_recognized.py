@@ -34,12 +34,15 @@ def test_every_recipe_hears_pauses_and_has_statistics_of_speech(path, monkeypatc
     config = load_config(path)
     if "train" not in stages_of(config):
         pytest.skip("it trains no network")
-    if objective_class(config.train.objective).needs == "states":
-        pytest.skip("aligned states cannot follow inserted pauses; its HMMs have states of silence instead")
-    assert config.features.cmvn_gate_db == 20
-    assert 3 <= config.features.cmvn_floor <= 4
-    assert 20 < config.features.trim_db <= 30
-    pauses = config.train.augment.parts()["pauses"]
+    if config.name == "starling-switchboard":
+        pytest.skip("it is the published recipe, on calls with pauses of their own")
+    if objective_class(config.train.objective).needs == "states":  # aligned with the pauses, which are in the shards
+        features, pauses = config.align.features, config.data.pauses
+    else:
+        features, pauses = config.features, config.train.augment.parts()["pauses"]
+        assert 20 < features.trim_db <= 30
+    assert features.cmvn_gate_db == 20
+    assert 3 <= features.cmvn_floor <= 4
     assert pauses.probability >= 0.1
     assert pauses.edge_s[1] >= 0.4
     assert set(pauses.kinds) == {"zeros", "noise", "room"}

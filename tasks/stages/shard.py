@@ -148,7 +148,7 @@ def write_one(
 def shard_piece(piece: Piece) -> int:
     """Write some shards of a set; returns their number."""
     store, rate = ObjectStore(piece["store"]), piece["sample_rate"]
-    pauses = ShardPauses(PauseConfig(**piece["pauses"]), rate, piece["seed"]) if piece["pauses"] else None
+    pauses = ShardPauses(PauseConfig(**piece["pauses"]), rate, piece["seed"]) if "pauses" in piece else None
     for number, rows in piece["shards"]:
         write_one(store, number, rows, rate, pauses)
     return len(piece["shards"])
@@ -196,14 +196,14 @@ def shard_rows(
 def _pieces(
     store: ObjectStore, rows: Iterator[tuple[int, list[Row]]], count: int, run: Run, pauses: PauseConfig | None
 ) -> Iterator[Piece]:
+    common = {"pauses": pauses.model_dump(mode="json"), "seed": run.config.seed} if pauses is not None else {}
     for numbers in share_out(count, run.runner):
         yield {
             "name": piece_name(numbers),
             "store": store.url,
             "sample_rate": run.config.data.sample_rate,
-            "seed": run.config.seed,
-            "pauses": pauses.model_dump(mode="json") if pauses is not None else None,
             "shards": list(islice(rows, len(numbers))),
+            **common,
         }
 
 

@@ -8,7 +8,8 @@ import soundfile
 from support import small_corpus, tone, write_table, write_tone
 
 from storage.locks import LockTimeoutError, file_lock
-from tasks.config.pipeline import ConfigError, SourceConfig, parse_config
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import Run, StageError
 from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, QuarantineError, open_source, read_table, select
 

@@ -17,7 +17,8 @@ from tasks.tracking.metrics import Entry, is_number, mean
 
 _RECENT = 20
 """Journal lines of a learner over which its speed is measured."""
-_EVENTS = 12
+_EVENTS = 100
+"""Latest events that a view keeps: a reader that looks rarely, on a busy machine, misses none of a short training."""
 DEFICIT = 0.8
 """Exchanges per step below which averaging does not keep up with training."""
 _FIGURES = ("loss", "lr", "staleness", "exchange_s", "exchanges_per_step", "distance", "failed")

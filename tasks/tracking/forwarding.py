@@ -254,7 +254,7 @@ class Forwarder:
 
     def _send_all(self) -> None:
         while not self._stop.is_set() and self._sender.send():
-            pass
+            self.trouble = ""  # a long backlog may take a slow server minutes, but it accepts requests again
 
     def _finish(self) -> None:
         self._sender.drain()

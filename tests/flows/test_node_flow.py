@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -186,10 +187,11 @@ class Pool:
         """Nodes' processes by rank, and the flows' processes that are their parents."""
         found = {}
         for pid in processes_naming(str(self.home)):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"training.node.agent" in words:
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                found[int(words[words.index(b"--node-rank") + 1])] = (pid, parent)
+            with suppress(OSError):  # it may end while it is looked at
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"training.node.agent" in words:
+                    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    found[int(words[words.index(b"--node-rank") + 1])] = (pid, parent)
         return found
 
 

@@ -16,6 +16,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from support import ROOT, end_processes, environment, processes_naming, tiny_document, wait_until, write_config
@@ -270,7 +271,7 @@ def test_everything_is_lost_and_restored(production):
     runs, kept = finished_runs(production), production.folder / "backups"
     figures = json.loads(production.command("backup", "--to", kept, "--json").stdout)
     assert figures["artifacts"] > 0
-    assert Path(figures["backup"]).stat().st_mode & 0o077 == 0
+    assert Path(urlsplit(figures["backup"]).path).stat().st_mode & 0o077 == 0
     running = production.command("restore", "--from", kept, check=False)
     assert running.returncode == 1
     assert "stop `starling up` first" in running.stderr.replace("\n", " ")

@@ -23,6 +23,7 @@ ENDED_S = 60
 """A fault's bound, on a busy machine; the promise is ten seconds."""
 ENDLESS = 100_000
 RING = {"strategy": "adpsgd", "nodes": 2}
+PROGRESS = ("Prefect at", "starting the Prefect", "prepare: ", "shard: ", "features: ", "train: ")
 LINE = "stopping within ten seconds; run the same command again to continue"
 
 PARENT = """
@@ -89,7 +90,7 @@ class Command:
         assert not processes_naming(str(self.home))
         said = [line for line in self.output.read_text().splitlines() if line.strip()]
         assert [line for line in said if LINE in line] == said[-1:]
-        assert not [line for line in said[:-1] if not line.startswith(("Prefect at", "starting the Prefect"))]
+        assert not [line for line in said[:-1] if not line.startswith(PROGRESS)]
 
     def states(self):
         """How the flow runs have ended, by Prefect's own database."""
@@ -115,7 +116,7 @@ def starting_the_server(home):
 
 
 def starting_the_training(home):
-    return next(home.glob("work/train-*/store"), None)
+    return next(home.glob("work/train-*/coordinator"), None)
 
 
 def training(home):

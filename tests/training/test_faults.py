@@ -134,7 +134,7 @@ def test_a_learner_that_stands_still_for_twenty_seconds_is_dropped_and_rejoins(c
 
 @pytest.mark.slow
 def test_a_learner_ten_times_slower_trains_less_and_holds_nobody_up(corpus, tmp_path):
-    with Running(fault_job(corpus, tmp_path), slow=3, **{"3": 30}) as running:
+    with Running(fault_job(corpus, tmp_path), slow=20, **{"3": 200}) as running:
         trained = running.finish()
     check(running, trained, len(corpus.train))
     done = {}
@@ -162,7 +162,7 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
             joiner = subprocess.Popen([sys.executable, "-m", "training.node.agent", *words], cwd=ROOT)
         try:
             trained = running.finish()
-            assert joiner.wait(30) == 0
+            assert joiner.wait(240) == 0
         finally:
             joiner.kill()
     check(running, trained, len(corpus.train))

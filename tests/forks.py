@@ -40,8 +40,8 @@ from pathlib import Path
 
 STARTERS = {"flows.cli.app", "mlflow", "training.node.agent", "training.node.rank", "training.launch.supervisor"}
 """Modules that start Python processes themselves."""
-MODULES = STARTERS | {"training.node.evaluator", "uvicorn"}
-"""Modules that import a heavy library; the others start as fast without a fork."""
+MODULES = STARTERS | {"training.coordinator.server", "training.exchange.daemon", "training.node.evaluator", "uvicorn"}
+"""Modules that import much, or that the tests start often; the others start as fast without a fork."""
 READ_WHEN_USED = (
     "AWS_",
     "COLUMNS",

@@ -30,9 +30,10 @@ ROOMS = ("configurable", "storage", "speech", "training")
 """Packages of ours that need neither Prefect nor MLflow, whose settings are read while they are imported."""
 LIBRARIES = """
     torch._dynamo torch.distributed.algorithms.ddp_comm_hooks torchaudio safetensors.torch scipy.sparse
-    rapidfuzz.distance soundfile zmq.utils.monitor pandas pyarrow.parquet s3fs cryptography.hazmat.primitives.ciphers.aead
-    matplotlib.pyplot alembic.command flask_cors uvicorn.main mlflow.pyfunc mlflow.store.tracking.sqlalchemy_store
-    mlflow.store.model_registry.sqlalchemy_store prefect.server.api.server prefect.flows prefect.variables
+    rapidfuzz.distance soundfile zmq.utils.monitor pandas pyarrow.parquet s3fs
+    cryptography.hazmat.primitives.ciphers.aead matplotlib.pyplot alembic.command flask_cors uvicorn.main mlflow.pyfunc
+    mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store prefect.server.api.server
+    prefect.flows prefect.variables
 """
 
 

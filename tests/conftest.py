@@ -28,7 +28,9 @@ if threading.current_thread() is threading.main_thread():
             signal.signal(number, usual)
 
 # Two cores serve the whole suite: a test must not oversubscribe them with one thread pool per process.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The others default to OMP_NUM_THREADS. Exchanges' daemons get them, so the fork server needs them, too.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 # The tests start many interpreters, which would compile our modules again and again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -17,7 +17,8 @@ multiprocessing starts by `spawn`, as pools of processes do. Otherwise an interp
   forks run as well. pytest's summary of warnings then names the reason.
 
 Known differences between a fork and an interpreter: forks of one server share the hash seed; libraries other than
-Prefect are in sys.modules before the program imports them; modules of libraries are not finalized at exit.
+Prefect are in sys.modules before the program imports them; modules of libraries are not finalized at exit, and C++
+destructors of static objects do not run.
 """
 
 import atexit
@@ -40,8 +41,8 @@ from pathlib import Path
 
 STARTERS = {"flows.cli.app", "mlflow", "training.node.agent", "training.node.rank", "training.launch.supervisor"}
 """Modules that start Python processes themselves."""
-MODULES = STARTERS | {"training.node.evaluator", "uvicorn"}
-"""Modules that import a heavy library; the others start as fast without a fork."""
+MODULES = STARTERS | {"training.coordinator.server", "training.exchange.daemon", "training.node.evaluator", "uvicorn"}
+"""Modules that import much, or that the tests start often; the others start as fast without a fork."""
 READ_WHEN_USED = (
     "AWS_",
     "COLUMNS",

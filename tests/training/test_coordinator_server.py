@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,8 +134,8 @@ def test_a_checkpoint_of_another_run_is_refused(make_store, make_node):
 
 
 def test_time_is_up_ends_the_training_and_the_open_epoch_can_be_evaluated(make_store, make_node):
-    store = make_store(epochs=1000, shards=16, max_minutes=2.0 / 60).start("--fresh")
-    node = make_node(store, step_s=0.01)
+    store = make_store(epochs=1000, shards=16, max_minutes=0.5 / 60).start("--fresh")
+    node = make_node(store, step_s=0.002)
     node.start()
     assert finish(node) == {"time"}
     closed = store.ask(op="status")["progress"]["closed"]
@@ -183,13 +184,17 @@ def test_two_processes_with_one_number_are_told_apart(make_store, make_node):
 def test_only_the_ring_s_key_is_let_in(make_store, tmp_path):
     store = make_store(key=True).start("--fresh")
     assert store.ask(op="status")["finish"] == ""
-    with (
-        CoordinatorClient(store.address, RingKey.generate()) as stranger,
-        pytest.raises(CoordinatorUnreachableError, match="key"),
-    ):
-        stranger.request(StatusRequest(), patience_s=1.0)
-    with CoordinatorClient(store.address, None) as stranger, pytest.raises(CoordinatorUnreachableError):
-        stranger.request(StatusRequest(), patience_s=1.0)
+
+    def ask(key):
+        with CoordinatorClient(store.address, key) as stranger:
+            return stranger.request(StatusRequest(), patience_s=1.0)
+
+    with ThreadPoolExecutor() as pool:
+        other, none = pool.submit(ask, RingKey.generate()), pool.submit(ask, None)
+        with pytest.raises(CoordinatorUnreachableError, match="key"):
+            other.result()
+        with pytest.raises(CoordinatorUnreachableError):
+            none.result()
 
 
 def test_nonsense_is_answered_and_harms_nobody(make_store):

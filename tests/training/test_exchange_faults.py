@@ -345,7 +345,8 @@ def test_the_daemon_ends_with_a_killed_training_process_and_leaves_nothing(tmp_p
         end_processes(processes_naming(str(tmp_path)))
 
 
-def test_closing_ends_a_stopped_daemon_in_bounded_time(tmp_path):
+def test_closing_ends_a_stopped_daemon_in_bounded_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.exchange.process.STOP_S", 0.2)
     exchange = build(0, tmp_path)
     os.kill(exchange.pid, signal.SIGSTOP)
     closer = threading.Thread(target=exchange.close)

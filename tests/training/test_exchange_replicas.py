@@ -198,7 +198,7 @@ def test_the_next_neighbour_is_asked(nodes, answer):
         assert not (replica.rows == 1).all(1).any()
         newcomer.ring.set_view(View(2, members[1:]))
         began = time.monotonic()
-        assert newcomer.exchange.fetch_replica(1.5) is None
+        assert newcomer.exchange.fetch_replica(0.6) is None
         assert time.monotonic() - began < 30
 
 

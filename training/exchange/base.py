@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.coordinator.membership import View
-from training.strategies.gossip import GossipConfig
 
 if TYPE_CHECKING:
     import torch
 
     from training.processes.keys import RingKey
+    from training.strategies.gossip import GossipConfig
 
 
 class ExchangeError(RuntimeError):
@@ -50,6 +50,12 @@ class RingRendezvous:
     store: str
     nodes: int
     serve: bool = False
+
+
+def _default_gossip() -> "GossipConfig":
+    from training.strategies.gossip import GossipConfig  # imports pydantic, which the daemon does not need
+
+    return GossipConfig()
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class ExchangeSetup:
     rendezvous: RingRendezvous | None = None
     moments: int = 0
     optimizer: str = ""
-    gossip: GossipConfig = field(default_factory=GossipConfig)
+    gossip: "GossipConfig" = field(default_factory=_default_gossip)
 
 
 @dataclass(frozen=True)

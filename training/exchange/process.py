@@ -23,6 +23,8 @@ from training.processes.children import Child, stop
 log = logging.getLogger(__name__)
 START_S = 60.0
 """How long a daemon may take to start."""
+STOP_S = 2.0
+"""How long it may take to end before it is killed."""
 
 _WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104
 
@@ -128,7 +130,7 @@ class ProcessExchange(MailboxExchange):
     @override
     def close(self) -> None:
         self._control.close()
-        stop(self._process, 2.0)
+        stop(self._process, STOP_S)
         self._close_mailbox()
         if self._replicas is not None:
             self._replicas.close()

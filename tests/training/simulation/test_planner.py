@@ -1,5 +1,7 @@
 """The planner's advice agrees with the papers."""
 
+import functools
+
 import pytest
 
 from training.simulation.planner import PlanRequest, Prediction, plan, predict, recommend
@@ -52,7 +54,7 @@ def test_fast_nodes_on_slow_links_get_super_learners():
 
 
 def test_one_learner_needs_no_method():
-    assert plan(request()).choice == "single"
+    assert planned().choice == "single"
 
 
 def test_deaths_cost_those_who_wait():
@@ -63,11 +65,17 @@ def test_deaths_cost_those_who_wait():
     assert lost["scpsgd"] > 1.1 > 1.05 > lost["adpsgd"]
 
 
+@functools.cache
+def planned(**changes):
+    """A plan that several tests look at."""
+    return plan(request(**changes))
+
+
 SPLIT = {"nodes": 2, "gpus_per_node": 4, "layers": 12, "border_mb": 8.0, "link_gbit": 100}
 
 
 def test_a_pipeline_is_predicted_where_its_layers_and_their_frames_are_known():
-    found = find(plan(request(**SPLIT)), "pipeline")
+    found = find(planned(**SPLIT), "pipeline")
     # four micro-batches for each of eight stages: (32 + 7) / 32, and little on such links
     assert found.efficiency == pytest.approx(32 / 39, rel=0.05)
     assert (found.staleness, found.averaged) == (0, 1)
@@ -90,7 +98,7 @@ def test_a_pipeline_of_which_nothing_can_be_said_is_left_out_and_why_is_told(cha
     found = plan(request(**(SPLIT | changes)))
     assert found.left_out == {"pipeline": why}
     assert "pipeline" not in {one.strategy for one in found.predictions}
-    assert plan(request(**SPLIT)).left_out == plan(request()).left_out == {}
+    assert planned(**SPLIT).left_out == planned().left_out == {}
 
 
 def test_more_slow_learners_than_learners_are_refused():

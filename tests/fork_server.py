@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 
 import forks
@@ -83,7 +84,8 @@ def become(request, fds, channel, environment):
                 os.close(fd)
             return serve(forks.move_up(theirs), environment)
         theirs.close()
-        client = forks.Client(ours, environment)
+        report = [warnings.warn] if forks.is_test_process(request["args"]) else []
+        client = forks.Client(ours, environment, *report)
         forks.use(lambda: client)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.chdir(request["cwd"])

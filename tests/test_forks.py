@@ -156,6 +156,13 @@ def test_an_interpreter_is_started_when_the_fork_server_has_died():
             assert not is_fork()
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="not a test process of xdist")
+@pytest.mark.skipif(os.environ.get("STARLING_TESTS_FORK") == "0", reason="forks are switched off")
+def test_a_test_process_is_a_fork_that_imports_our_modules_from_the_checkout():
+    assert {"Importer", "PrefectImporter"} & {type(finder).__name__ for finder in sys.meta_path}
+    assert Path(sys.modules[bind_to_parent.__module__].__file__).is_relative_to(ROOT)
+
+
 @pytest.mark.real_interpreter
 def test_the_marker_switches_forks_off():
     assert not is_fork()

@@ -296,6 +296,22 @@ def test_our_modules_are_those_of_the_checkout_and_imported_before():
     assert found == [str(ROOT / "training" / "node" / "worker.py")] * 2 + ["True"]
 
 
+OURS = """
+import sys, tasks.config.pipeline
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("configurable", "storage", "speech", "tasks")))
+print("prefect" in sys.modules, "tasks.locking.leases" in sys.modules)
+"""
+
+
+def test_a_module_of_ours_is_imported_with_those_that_it_imports():
+    options = {"capture_output": True, "text": True, "check": True, "cwd": ROOT}
+    programs = [Forkable(OURS), OURS, Forkable(OURS.replace("tasks.config.pipeline", "flows.pipeline"))]
+    found = [subprocess.run([sys.executable, "-c", code], **options).stdout.splitlines() for code in programs]
+    assert found[0] == found[1]
+    assert "'configurable.choices'" in found[0][0]
+    assert [modules[1] for modules in found] == ["False False", "False False", "True True"]
+
+
 def test_a_module_of_ours_runs_as_main():
     command, options = (
         [sys.executable, "-m", "training.node.evaluator", "--help"],

@@ -10,7 +10,6 @@ Survivors are printed as diffs for review: some mutations have no relevant effec
 """
 
 import argparse
-import ast
 import contextlib
 import difflib
 import json
@@ -123,6 +122,13 @@ def at_places(places: list[str]) -> list[Mutation]:
 # --- which tests
 
 
+NAMED = re.compile(rf"\b(?:{'|'.join(ROOMS)})(?:\.\w+)+")
+FROM = re.compile(r"^[ \t]*from ([\w.]+) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
+IMPORT = re.compile(r"^[ \t]*import (.*)", re.MULTILINE)
+WORD = re.compile(r"\w+")
+"""A module's name, and imports, in a source file: far faster than a syntax tree of each."""
+
+
 class Related:
     """Finds the test files nearest to a module.
 
@@ -149,14 +155,13 @@ class Related:
         return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     def _references(self, path: str) -> set[str]:
-        names: set[str] = set()
-        for node in ast.walk(ast.parse((self.root / path).read_bytes())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names |= set(re.findall(rf"\b(?:{'|'.join(ROOMS)})(?:\.\w+)+", node.value))
+        text = (self.root / path).read_text(encoding="utf-8")
+        names = set(NAMED.findall(text))
+        for module, among_brackets, in_line in FROM.findall(text):
+            words = WORD.findall(re.sub(r"#.*| as \w+", "", among_brackets or in_line))
+            names |= {module, *(f"{module}.{word}" for word in words)}
+        for imported in IMPORT.findall(text):
+            names |= {word.strip().partition(" ")[0] for word in imported.partition("#")[0].split(",")}
         return {self.by_name[name] for name in names if name in self.by_name} - {path}
 
     def files(self, path: str, limit: int) -> list[str]:

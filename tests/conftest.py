@@ -68,6 +68,12 @@ def _load(name: str) -> ModuleType:
     return sys.modules[name]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let xdist fork its test processes from an interpreter that has imported the libraries."""
+    if config.getoption("dist", "no") != "no":
+        install_forks("1")
+
+
 def pytest_collection_finish() -> None:
     """Exclude objects that test collection has created from garbage collection."""
     gc.freeze()
@@ -101,9 +107,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 forks = _load("forks")
-wanted = os.environ.get("STARLING_TESTS_FORK", "1" if "PYTEST_XDIST_WORKER" in os.environ else "0")
-if sys.platform == "linux" and wanted != "0":
-    forks.install(dict(os.environ))
+
+
+def install_forks(default: str) -> None:
+    """Start Python processes by fork if STARLING_TESTS_FORK, or else the default, says so."""
+    if sys.platform == "linux" and os.environ.get("STARLING_TESTS_FORK", default) != "0" and not forks.installed():
+        forks.install(dict(os.environ))
+
+
+install_forks("1" if "PYTEST_XDIST_WORKER" in os.environ else "0")
 _load("support")
 _load("gpu_summary")
 _load("nist_tools")

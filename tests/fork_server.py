@@ -4,30 +4,35 @@ Started by tests/forks.py as `python tests/fork_server.py FD PADDING`; FD is the
 """
 
 import atexit
+import builtins
 import copy
 import ctypes
 import fcntl
 import gc
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import inspect
 import json
 import logging
 import os
-import pkgutil
 import runpy
 import signal
 import socket
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
+from unittest import mock
 
 import forks
 
 ROOT = str(Path(__file__).resolve().parents[1])
-ROOMS = ("configurable", "storage", "speech", "training")
-"""Packages of ours that need neither Prefect nor MLflow, whose settings are read while they are imported."""
+ROOMS = ("configurable", "storage", "speech", "training", "tasks", "flows")
+"""Packages of ours."""
+RUN_BY_FORKS = ("flows/__init__.py", "flows/cli/", "flows/servers/", "tasks/tracking/pyfunc_model.py")
+"""Modules that change the process, such as its environment, when they are imported, and those that import these."""
 LIBRARIES = """
     torch._dynamo torch.distributed.algorithms.ddp_comm_hooks torchaudio safetensors.torch scipy.sparse
     rapidfuzz.distance soundfile zmq.utils.monitor pandas pyarrow.parquet s3fs
@@ -84,7 +89,8 @@ def become(request, fds, channel, environment):
                 os.close(fd)
             return serve(forks.move_up(theirs), environment)
         theirs.close()
-        client = forks.Client(ours, environment)
+        report = [warnings.warn] if forks.is_test_process(request["args"]) else []
+        client = forks.Client(ours, environment, *report)
         forks.use(lambda: client)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.chdir(request["cwd"])
@@ -120,30 +126,55 @@ def show(command, environment):
         ctypes.memmove(first, shown.ljust(last - first, b"\0"), last - first)
 
 
+def own_files():
+    """Files of our own modules that forks need not run again."""
+    for room in ROOMS:
+        for file in sorted(Path(ROOT, room).rglob("*.py")):
+            if file.stem != "__main__" and not str(file.relative_to(ROOT)).startswith(RUN_BY_FORKS):
+                yield file
+
+
+def name_of(file):
+    """A module's name."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Hides our own modules until a fork imports them, each by itself as an interpreter would.
+    """Hides our own modules until a fork imports them, with those that each imports, as an interpreter would.
 
     They are those of the checkout; a fork that finds another checkout first on its path imports that.
     """
 
     def __init__(self):
-        before = list(sys.path)
+        self.imports, before = {}, (list(sys.path), builtins.__import__)
         sys.path.insert(0, ROOT)
-        for room in ROOMS:
-            package = importlib.import_module(room)
-            for module in pkgutil.walk_packages(package.__path__, f"{room}."):
-                if not module.name.endswith("__main__"):
-                    importlib.import_module(module.name)
-        sys.path[:] = before
+        builtins.__import__ = self.note_imports
+        flows = importlib.util.find_spec("flows")
+        sys.modules["flows"] = importlib.util.module_from_spec(flows)  # it changes signal handlers: for forks to run
+        for name in map(name_of, own_files()):
+            importlib.import_module(name)
+        del sys.modules["flows"]
+        sys.path[:], builtins.__import__ = before
         self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in ROOMS}
-        self.specs = {name: module.__spec__ for name, module in self.modules.items()}
+        self.specs = {name: module.__spec__ for name, module in self.modules.items()} | {"flows": flows}
         sys.path_importer_cache.clear()
 
+    def note_imports(self, name, names=None, values=None, wanted=(), level=0):
+        """Import a module and note which of ours imported which of ours, or Prefect."""
+        module = importlib.__import__(name, names, values, wanted, level)
+        importer = (names or {}).get("__name__", "")
+        if importer.split(".")[0] in ROOMS and name.split(".")[0] in {*ROOMS, "prefect"}:
+            imported = [name, *(f"{name}.{one}" for one in wanted or ())]
+            imported += ["prefect.main"] if name == "prefect" and wanted else []
+            self.imports.setdefault(importer, []).extend(one for one in imported if one in sys.modules)
+        return module
+
     def find_spec(self, name, *_):
-        if name not in self.modules:
-            return None
         if name in ROOMS and not self.is_found(name):
             sys.meta_path.remove(self)
+            return None
+        if name not in self.modules:
             return None
         spec = copy.copy(self.specs[name])
         spec.loader = self
@@ -161,6 +192,8 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__spec__ = self.specs[module.__name__]
+        for name in self.imports.get(module.__name__, ()):
+            importlib.import_module(name)
 
     def get_code(self, name):
         """A module's code, which `python -m` asks for to run it as __main__."""
@@ -170,10 +203,12 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class PrefectImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Hides Prefect until a fork imports it, and then makes it read its settings.
 
-    Prefect reads settings while it is imported, and some code checks whether Prefect is in sys.modules.
+    Prefect reads settings while it is imported, and some code checks whether Prefect is in sys.modules. Its module that
+    configures logging runs again, in the fork.
     """
 
     def __init__(self):
+        del sys.modules["prefect.main"]
         self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "prefect"}
 
     def find_spec(self, name, *_):
@@ -204,6 +239,10 @@ def import_libraries():
     gc.disable()
     for name in LIBRARIES.split():
         importlib.import_module(name)
+    finders = list(sys.meta_path)
+    with mock.patch("prefect.logging.configuration.setup_logging"):
+        importlib.import_module("prefect.main")
+    sys.meta_path[:] = finders
     ours = Importer()
     inspect.getmodule(import_libraries.__code__)  # inspect caches the files of all modules, which pydantic asks for
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]

@@ -1,14 +1,15 @@
 """Start the tests' Python child processes by fork from a pre-imported interpreter.
 
 Importing torch, MLflow and Prefect costs an interpreter two to seven seconds of CPU, and the tests start hundreds of
-them. Under xdist, which `make test` uses, each test process therefore has a fork server (tests/fork_server.py): an
-interpreter that has imported these libraries and most of our modules, and forks on request. `subprocess.Popen` is
-patched to ask it. The new process is a child of the process that asked; it gets the command, environment, working
-directory, file descriptors, session, process group and parent-death signal that Popen was given. A fork that may start
-Python processes itself has a fork server of its own.
+them. Under xdist, which `make test` uses, there is therefore a fork server (tests/fork_server.py): an interpreter that
+has imported these libraries and most of our modules, and forks on request. `subprocess.Popen` is patched to ask it. The
+new process is a child of the process that asked; it gets the command, environment, working directory, file descriptors,
+session, process group and parent-death signal that Popen was given. A fork that may start Python processes itself has a
+fork server of its own, which is a fork as well. The test processes are such forks, so that all of them together import
+the libraries once.
 
-Forked are `python -m` with one of MODULES, `python -c` with a `Forkable` program, and the processes that
-multiprocessing starts by `spawn`, as pools of processes do. Otherwise an interpreter is started as usual
+Forked are the test processes of xdist, `python -m` with one of MODULES, `python -c` with a `Forkable` program, and the
+processes that multiprocessing starts by `spawn`, as pools of processes do. Otherwise an interpreter is started as usual
 - in tests marked `real_interpreter`: those about how an interpreter starts or exits;
 - if STARLING_TESTS_FORK=0, which `make test-all` sets; without xdist, unless STARLING_TESTS_FORK=1; not on Linux;
 - if the process would differ from a fork: unusual arguments of Popen, a thread outside THREADS, a terminal as a stream,
@@ -87,6 +88,9 @@ start_interpreter = subprocess.Popen._execute_child
 spawn_interpreter = multiprocessing.util.spawnv_passfds
 OF_A_POOL = "--multiprocessing-fork"
 """The last word of the command with which multiprocessing starts a process by `spawn`."""
+OF_XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""The words of the command with which xdist starts a test process. Its output is unbuffered in a fork, too: it is
+nothing but messages, each of which is flushed."""
 
 
 class Forkable(str):
@@ -144,6 +148,8 @@ def use(server):
 
     def execute_child(self, *arguments):
         wanted = signature.bind(self, *arguments).arguments
+        if isinstance(wanted["args"], list) and wanted["args"][1:] == OF_XDIST:
+            wanted["args"] = [wanted["args"][0], *map(Forkable, OF_XDIST[1:])]
         if is_forkable(wanted["args"]) and (pid := server().fork(wanted)):
             self.pid, self._child_created = pid, True
             self._close_pipe_fds(*(wanted[pipe + end] for pipe in ("p2c", "c2p", "err") for end in ("read", "write")))
@@ -173,6 +179,11 @@ def is_forkable(command):
     if not isinstance(command, list) or len(command) < 3 or command[0] != sys.executable:
         return False
     return (command[1] == "-m" and command[2] in MODULES) or (command[1] == "-c" and isinstance(command[2], Forkable))
+
+
+def is_test_process(command):
+    """Whether a command starts a test process of xdist."""
+    return command[1:] == OF_XDIST[1:]
 
 
 class Client:
@@ -246,7 +257,7 @@ class Client:
             "a sitecustomize.py": any(Path(folder, "sitecustomize.py").exists() for folder in path if folder != SITE),
             "the working directory": not cwd.is_dir(),
             "the length": len(data) >= MAX_REQUEST,
-            "a terminal": any(map(os.isatty, fds)),
+            "a terminal": any(map(os.isatty, fds)) and not is_test_process(wanted["args"]),
         }
         if found := [name for name, there in obstacles.items() if there]:
             self.report(f"an interpreter was started instead of a fork, because of {', '.join(found)}")

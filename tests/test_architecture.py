@@ -19,63 +19,88 @@ BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib", "espeakng_loader"
 POOLS = {"ProcessPoolExecutor", "Pool", "Process"}
 
 IMPORT_ALL = """
-import importlib, pkgutil, sys
-
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in sys.argv[2].split(","):
-            raise ImportError(f"{name} is not installed here")
-
-sys.meta_path.insert(0, Block())
-for room in sys.argv[1].split(","):
+import importlib, pkgutil
+for room in {rooms}:
     package = importlib.import_module(room)
     for module in pkgutil.walk_packages(package.__path__, room + "."):
         importlib.import_module(module.name)
-rooms = {"flows", "tasks", "training", "speech", "storage", "configurable"}
-print(",".join(sorted({name.split(".")[0] for name in sys.modules} & rooms)))
+print(*sorted({{name.split(".")[0] for name in sys.modules}} & set({known})))
 """
+APART = """
+import os, sys, traceback
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in sys.argv[1].split(","):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Block())
+exec(sys.argv[2])
+for program in sys.argv[3:]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        try:
+            exec(program, {"sys": sys})
+        except BaseException:
+            print(*traceback.format_exc().splitlines(), sep=" | ")
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+"""
+"""Runs programs in one fork each of a new interpreter, so that all of them together import the libraries once."""
 
 
-def imported(rooms, blocked=BLOCKED):
-    """Rooms that are loaded after every module of some rooms has been imported in a fresh process."""
-    command = [sys.executable, "-c", IMPORT_ALL, ",".join(rooms), ",".join(blocked)]
+@functools.cache
+def printed(programs, first, blocked=()):
+    """The line that each of some programs prints.
+
+    Args:
+        programs: The programs; they see nothing of each other.
+        first: A statement that runs before them.
+        blocked: Packages that are not found.
+    """
+    command = [sys.executable, "-c", APART, ",".join(blocked), first, *programs]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip().split(",")
+    return dict(zip(programs, done.stdout.splitlines(), strict=True))
 
 
-def test_training_speech_and_storage_need_neither_prefect_nor_mlflow_nor_a_terminal():
-    assert imported(["training", "speech", "storage"]) == ["configurable", "speech", "storage", "training"]
+USED = {
+    ("training", "speech", "storage"): "configurable speech storage training",
+    ("speech",): "configurable speech",
+    ("storage",): "storage",
+    ("configurable",): "configurable",
+}
+"""Rooms of which every module is imported, and the rooms that are loaded then."""
 
 
-@pytest.mark.parametrize(
-    ("room", "used"),
-    [("speech", ["configurable", "speech"]), ("storage", ["storage"]), ("configurable", ["configurable"])],
-)
-def test_a_lower_room_imports_no_other_than_the_lowest(room, used):
-    assert imported([room]) == used
+@pytest.mark.parametrize("rooms", USED)
+def test_lower_rooms_need_neither_prefect_nor_mlflow_nor_a_terminal_and_no_higher_rooms(rooms):
+    programs = {one: IMPORT_ALL.format(rooms=one, known=ROOMS[1:]) for one in USED}
+    assert printed(tuple(programs.values()), "import torch", BLOCKED)[programs[rooms]] == USED[rooms]
 
 
-@pytest.mark.parametrize(
-    "module", ["training.config", "tasks.config.pipeline", "training.job", "flows.deploy.deployments"]
-)
-def test_configurations_are_read_without_torch(module):
-    script = f"import sys, {module}; print(sorted({{'torch', 'torchaudio', 'flashlight'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.stdout.strip() == "[]", done.stderr[-2000:]
-
-
-def test_a_configuration_is_parsed_and_described_without_torch():
-    script = """
+PARSE = """
 import sys
 from tasks.config.pipeline import PipelineConfig, parse_config
 train = {"strategy": {"kind": "bmuf", "tau": 8}, "augment": {"noise": {}}}
 config = parse_config({"name": "a", "data": {"sources": [{"kind": "synthetic"}]}, "train": train})
 config.model_dump(mode="json"), PipelineConfig.model_json_schema()
-print(sorted({"torch", "torchaudio", "flashlight"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.stdout.strip() == "[]", done.stderr[-2000:]
+CONFIGURATIONS = {
+    "training.config": "import training.config",
+    "tasks.config.pipeline": "import tasks.config.pipeline",
+    "training.job": "import training.job",
+    "flows.deploy.deployments": "import flows.deploy.deployments",
+    "parsed and described": PARSE,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configurations_are_read_without_torch(name):
+    loaded = "; print({'torch', 'torchaudio', 'flashlight'} & set(sys.modules) or None)"
+    programs = {one: program.rstrip() + loaded for one, program in CONFIGURATIONS.items()}
+    assert printed(tuple(programs.values()), "import pydantic")[programs[name]] == "None"
 
 
 def test_the_import_contracts_hold():
@@ -92,6 +117,28 @@ def trees():
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
 
 
+@functools.cache
+def nodes():
+    """Every node of every source file, each with the file's path, by its class."""
+    found = {}
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            found.setdefault(type(node), []).append((path, node))
+    return found
+
+
+def found_by(find, *kinds):
+    """What a function finds in the nodes of these classes, with their paths."""
+    return [(path, one) for kind in kinds for path, node in nodes().get(kind, ()) for one in find(node)]
+
+
+def dotted(node):
+    """What is called, as it is written."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
+
+
 def imported_packages(node):
     if isinstance(node, ast.Import):
         return {alias.name.split(".")[0] for alias in node.names}
@@ -103,7 +150,8 @@ def dangers(node):
     yield from imported_packages(node) & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
     if not isinstance(node, ast.Call):
         return
-    name, keywords = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+    name = dotted(node.func)
+    keywords = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg in ("shell", "allow_pickle")}
     if name in {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load", "torch.save"}:
         yield name
     if name in {"yaml.load", "yaml.unsafe_load", "yaml.full_load"}:
@@ -115,8 +163,7 @@ def dangers(node):
 
 
 def test_nothing_is_unpickled_evaluated_or_handed_to_a_shell():
-    found = [(path, danger) for path, tree in trees().items() for node in ast.walk(tree) for danger in dangers(node)]
-    assert found == []
+    assert found_by(dangers, ast.Import, ast.ImportFrom, ast.Call) == []
 
 
 @pytest.mark.parametrize(
@@ -138,34 +185,33 @@ def test_dangers_are_found(code):
     assert not [danger for node in ast.walk(ast.parse("np.load(x, allow_pickle=False)")) for danger in dangers(node)]
 
 
-def forks(tree):
-    """Calls of a source file that may fork."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name, arguments = ast.unparse(node.func), [ast.unparse(argument) for argument in node.args]
-        if name in {"os.fork", "os.forkpty"}:
-            yield name
-        if name.endswith(("get_context", "set_start_method")):
-            if arguments[:1] not in (["'spawn'"], ["'forkserver'"]):
-                yield f"{name}({arguments}) must name 'spawn' or 'forkserver'"
-        elif name.rpartition(".")[2] in POOLS and name.partition(".")[0] not in {"psutil"}:
-            explicit = {keyword.arg for keyword in node.keywords} & {"mp_context", "context"}
-            if not explicit and name.partition(".")[0] not in {"context", "ctx", "spawn", "_SPAWN"}:
-                yield f"{name} uses the platform's default start method: give it a context"
+def forks(call):
+    """Why a call may fork, if it may."""
+    name = dotted(call.func)
+    if name in {"os.fork", "os.forkpty"}:
+        yield name
+    if name.endswith(("get_context", "set_start_method")):
+        arguments = [ast.unparse(argument) for argument in call.args]
+        if arguments[:1] not in (["'spawn'"], ["'forkserver'"]):
+            yield f"{name}({arguments}) must name 'spawn' or 'forkserver'"
+    elif name.rpartition(".")[2] in POOLS and name.partition(".")[0] not in {"psutil"}:
+        explicit = {keyword.arg for keyword in call.keywords} & {"mp_context", "context"}
+        if not explicit and name.partition(".")[0] not in {"context", "ctx", "spawn", "_SPAWN"}:
+            yield f"{name} uses the platform's default start method: give it a context"
 
 
 def test_every_process_is_spawned():
     """Processes with open connections never fork: s3fs and Arrow threads do not survive it."""
-    assert [(path, call) for path, tree in trees().items() for call in forks(tree)] == []
+    assert found_by(forks, ast.Call) == []
 
 
 @pytest.mark.parametrize(
     "code", ["os.fork()", "get_context()", "multiprocessing.get_context('fork')", "Process()", "pool.Pool(2)"]
 )
 def test_forks_are_found(code):
-    assert len(list(forks(ast.parse(code)))) == 1
-    assert not list(forks(ast.parse("get_context('spawn'); ProcessPoolExecutor(2, mp_context=x); psutil.Process()")))
+    assert len(list(forks(ast.parse(code).body[0].value))) == 1
+    for fine in ("get_context('spawn')", "ProcessPoolExecutor(2, mp_context=x)", "psutil.Process()"):
+        assert not list(forks(ast.parse(fine).body[0].value))
 
 
 def test_modules_stay_readable():
@@ -174,19 +220,13 @@ def test_modules_stay_readable():
 
 
 def test_functions_stay_readable():
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [(path, node) for path, tree in trees().items() for node in ast.walk(tree) if isinstance(node, functions)]
+    found = nodes()[ast.FunctionDef] + nodes().get(ast.AsyncFunctionDef, [])
     assert len(found) > 3000
     assert [(path, node.name) for path, node in found if (node.end_lineno or 0) - node.lineno >= 60] == []
 
 
 def test_no_public_class_name_is_defined_twice():
-    names = Counter(
-        node.name
-        for tree in trees().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    names = Counter(node.name for _, node in nodes()[ast.ClassDef] if not node.name.startswith("_"))
     twice = {name for name, count in names.items() if count > 1}
     assert not twice - TWICE, "defined twice: rename one of each pair"
     assert not TWICE - twice, "defined only once by now: remove from TWICE"

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.bench_duplicates import CORPORA, measure
 
-_SLOW = {"LibriSpeech": [pytest.mark.slow]}
+_SLOW = {name: [pytest.mark.slow] for name in ("LibriSpeech", "speechocean762")}
 
 
 @pytest.mark.parametrize("corpus", [pytest.param(name, marks=_SLOW.get(name, [])) for name in CORPORA])

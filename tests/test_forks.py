@@ -156,6 +156,13 @@ def test_an_interpreter_is_started_when_the_fork_server_has_died():
             assert not is_fork()
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="not a test process of xdist")
+@pytest.mark.skipif(os.environ.get("STARLING_TESTS_FORK") == "0", reason="forks are switched off")
+def test_a_test_process_is_a_fork_that_imports_our_modules_from_the_checkout():
+    assert {"Importer", "PrefectImporter"} & {type(finder).__name__ for finder in sys.meta_path}
+    assert Path(sys.modules[bind_to_parent.__module__].__file__).is_relative_to(ROOT)
+
+
 @pytest.mark.real_interpreter
 def test_the_marker_switches_forks_off():
     assert not is_fork()
@@ -287,6 +294,22 @@ def test_our_modules_are_those_of_the_checkout_and_imported_before():
     command = [sys.executable, "-c", Forkable(FOUND)]
     found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
     assert found == [str(ROOT / "training" / "node" / "worker.py")] * 2 + ["True"]
+
+
+OURS = """
+import sys, tasks.config.pipeline
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("configurable", "storage", "speech", "tasks")))
+print("prefect" in sys.modules, "tasks.locking.leases" in sys.modules)
+"""
+
+
+def test_a_module_of_ours_is_imported_with_those_that_it_imports():
+    options = {"capture_output": True, "text": True, "check": True, "cwd": ROOT}
+    programs = [Forkable(OURS), OURS, Forkable(OURS.replace("tasks.config.pipeline", "flows.pipeline"))]
+    found = [subprocess.run([sys.executable, "-c", code], **options).stdout.splitlines() for code in programs]
+    assert found[0] == found[1]
+    assert "'configurable.choices'" in found[0][0]
+    assert [modules[1] for modules in found] == ["False False", "False False", "True True"]
 
 
 def test_a_module_of_ours_runs_as_main():

@@ -1,5 +1,6 @@
 """Kinds of features: agreement with kaldi-native-fbank, and what every feature extractor must do."""
 
+import functools
 import math
 
 import numpy as np
@@ -96,13 +97,13 @@ def test_synthetic_signals_agree_with_kaldi(config, rate):
         torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@functools.cache
 def real_speech(folder):
     """Some recordings of each corpus: waves and rates."""
     paths = sorted(folder.glob("LibriSpeech/dev-clean-5/*/*/*.flac"))[::16]
     paths += sorted(folder.glob("fsdd/recordings/*.flac"))[::400]
     paths += sorted(folder.glob("LibriSpeech/train-clean-5/*/*/*.opus"))[::400]
-    for path in paths:
-        yield decode_audio(path)
+    return [decode_audio(path) for path in paths]
 
 
 @pytest.mark.parametrize(

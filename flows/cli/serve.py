@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from flows.servers.supervisor import Supervisor
 
 
+_LOOK_S = 1.0
+"""Seconds between two looks at the servers and workers."""
 # upper limits that add up to less than ten seconds; on an idle machine each step needs only a part of its own
 _FLOWS_S = 6.0
 """For flow runs of the workers to write a last checkpoint and report their end."""
@@ -113,7 +115,7 @@ def _serve(
         services.note_path().write_text(json.dumps(note), encoding="utf-8")
         stack.callback(services.note_path().unlink, missing_ok=True)
         _announce(note, deployed, json_output)
-        while not stop.wait(1.0):
+        while not stop.wait(_LOOK_S):
             supervisor.check()
             supervisor.reap()
         err.print("stopping")

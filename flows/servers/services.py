@@ -30,6 +30,10 @@ LOOPBACK = "127.0.0.1"
 START_S = 180.0
 STARTS = 3
 """Attempts to start a server that dies before it answers."""
+ANSWER_S = 2.0
+"""Seconds that a working server needs for an answer at most; one that starts is asked again."""
+LOOK_S = 0.1
+"""Seconds between two looks at a server that starts."""
 _BACKLOG = 1024
 
 
@@ -68,7 +72,7 @@ class Service:
                 raise ServiceError(f"{self.name} ended with status {self.process.returncode}: {self.log_end()}")
             if answers(self.health):
                 return self
-            time.sleep(0.25)
+            time.sleep(LOOK_S)
         raise ServiceError(f"{self.name} did not answer at {self.health} in {patience_s:.0f} s: {self.log_end()}")
 
     def ask_to_end(self) -> None:
@@ -95,8 +99,9 @@ class Service:
         return f"the end of {self.log}:\n{self.process.tail(12)}"
 
 
-def answers(url: str, timeout_s: float = 2.0) -> bool:
+def answers(url: str, timeout_s: float | None = None) -> bool:
     """Whether a GET of the URL succeeds; for tcp://HOST:PORT, whether a connection succeeds."""
+    timeout_s = ANSWER_S if timeout_s is None else timeout_s
     if url.startswith("tcp://"):
         host, _, port = url.removeprefix("tcp://").partition(":")
         with suppress(OSError, ValueError), socket.create_connection((host, int(port)), timeout_s):

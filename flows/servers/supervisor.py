@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flows.servers import services
-from flows.servers.services import START_S, STARTS, Service, ServiceError
+from flows.servers.services import LOOK_S, START_S, STARTS, Service, ServiceError
 from flows.servers.shutdown import END_S
 from training.processes.children import children
 
@@ -79,7 +79,7 @@ class Supervisor:
                     f"{late[0].name} did not answer at {late[0].health} in {patience_s:.0f} s: {late[0].log_end()}"
                 )
             self.check(STARTS - 1)
-            time.sleep(0.25)
+            time.sleep(LOOK_S)
 
     def check(self, restarts: int | None = None) -> None:
         """Restart services that have died, after a pause; call it about every second.

@@ -22,6 +22,7 @@ QUEUE = "nodes"
 """Work queue of node runs: its workers take nothing else, so waiting pipelines cannot block nodes."""
 _EVERY_S = 2.0
 _END_S = 8.0
+_LOOK_S = 0.25
 _CANCEL_S = 5.0
 _MISSING_S = 30.0
 _EVERYWHERE = ("0.0.0.0", "[::]", "*")  # noqa: S104 - compared, not bound
@@ -202,7 +203,7 @@ class NodeRuns:
                 return True
             if self._clock() >= deadline:
                 return False
-            time.sleep(0.25)
+            time.sleep(_LOOK_S)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ REQUEST_S = 5.0
 PATIENCE_S = 8.0
 """Seconds that a command waits for a server that restarts."""
 _PAUSE_S = 1.0
+_LATER_S = 1.0
+"""Seconds after REQUEST_S until a request that ignores its own time limit is left alone."""
 _UNAUTHORIZED = (401, 403)
 _answered: set[str] = set()
 
@@ -212,7 +214,7 @@ def _failure(ask: Callable[[], Any]) -> Exception | None:
 
     thread = threading.Thread(target=copy_context().run, args=(work,), name="reachable", daemon=True)
     thread.start()
-    thread.join(REQUEST_S + 1.0)
+    thread.join(REQUEST_S + _LATER_S)
     return found[0] if found else TimeoutError(f"no answer within {REQUEST_S:.0f} s")
 
 

@@ -240,6 +240,7 @@ def _make_version(
             _log_run(api, run, run_id, Path(folder))
             step = step_to_link(api, run_id, _last_step(run))
             with tempfile.TemporaryDirectory() as bundle:
+                tags |= _scores(run)
                 version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained, step)
         except BaseException:
             api.set_terminated(run_id, "FAILED")
@@ -255,11 +256,18 @@ def _end_stale(api: mlflow.MlflowClient, run: Run, output: StageOutput, run_id: 
             api.set_terminated(stale.info.run_id, "KILLED")
 
 
+def _scores(run: Run) -> dict[str, str]:
+    """The tags of a version that tell its scores."""
+    return flatten(run.result("score").record["sets"])
+
+
 def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, contained: dict[str, Any]) -> None:
     """Write the version's scores and model card, and link the run to them; idempotent."""
     name = run.config.model_name
-    for figure, value in flatten(run.result("score").record["sets"]).items():
-        api.set_model_version_tag(name, version, figure, value)
+    known = api.get_model_version(name, version).tags  # a new version has them all, and each tag is a request
+    for figure, value in _scores(run).items():
+        if known.get(figure) != value:
+            api.set_model_version_tag(name, version, figure, value)
     links = ui_links(api.get_run(run_id), name, version)
     if contained["flow_run"]:
         links["flow run"] = contained["flow_run"]

@@ -29,6 +29,8 @@ _READ_BYTES = 1 << 20
 _REQUEST_S, _LONGEST_REQUEST_S = 10, 80
 _LEAST_POINTS = 50
 _SLOWEST_S = 15.0
+_ABANDON_S = 2.0
+"""Seconds that a stage which failed waits for MLflow."""
 _log = logging.getLogger(__name__)
 
 
@@ -224,7 +226,7 @@ class Forwarder:
         if kind is None:
             self.stop("FINISHED", 2.0 * _REQUEST_S)
         else:
-            self.stop("FAILED" if issubclass(kind, Exception) else "KILLED", 2.0)
+            self.stop("FAILED" if issubclass(kind, Exception) else "KILLED", _ABANDON_S)
 
     def stop(self, status: str, patience_s: float) -> bool:
         """Send the rest, if MLflow accepts it within the time limit.

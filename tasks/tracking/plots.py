@@ -11,7 +11,6 @@ matplotlib.use("Agg")  # files only: a worker has no display
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from storage.stages import StageOutput
 from tasks.tracking.metrics import StepRounds
@@ -20,6 +19,11 @@ from training.coordinator.journal import read_journal
 Entry = dict[str, Any]
 _TRAIN, _VALID, _THIRD = "#1f6f8b", "#d1495b", "#edae49"
 _FAINT = 0.25
+_WIDTH, _ROW = 10.0, 3.4
+"""Inches: width of the figure, height of a row of panels."""
+_LEFT, _RIGHT, _TOP, _BOTTOM, _BETWEEN, _BELOW = 0.95, 0.2, 0.35, 0.75, 1.45, 1.1
+"""Inches around the panels for ticks, titles and legends, and between columns and rows. They are fixed: a layout
+engine would measure all text, which takes longer than drawing it."""
 
 
 def _curve(
@@ -128,6 +132,15 @@ def curves_png(journal: list[Entry]) -> bytes:
         return learning_curves(journal, Path(folder) / "curves.png").read_bytes()
 
 
+def _places(rows: int) -> dict[str, float]:
+    """Margins and distances of the panels as matplotlib wants them: relative to the figure and to a panel."""
+    height = _ROW * rows
+    width_of_one = (_WIDTH - _LEFT - _RIGHT - _BETWEEN) / 2
+    height_of_one = (height - _TOP - _BOTTOM - (rows - 1) * _BELOW) / rows
+    columns = {"left": _LEFT / _WIDTH, "right": 1 - _RIGHT / _WIDTH, "wspace": _BETWEEN / width_of_one}
+    return columns | {"top": 1 - _TOP / height, "bottom": _BOTTOM / height, "hspace": _BELOW / height_of_one}
+
+
 def learning_curves(journal: list[Entry], path: Path) -> Path:
     """Plot loss, WER, learning rate and throughput over epochs; staleness, distance and nodes if weights are averaged.
 
@@ -139,8 +152,8 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
     valid = [entry for entry in journal if entry["kind"] == "valid"]
     exchanged = any(_shown(entry.get(name)) for entry in steps for name in ("staleness", "distance"))
     rows = 3 if exchanged else 2
-    figure = Figure(figsize=(10, 3.4 * rows), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
-    axes = figure.subplots(rows, 2)
+    figure = Figure(figsize=(_WIDTH, _ROW * rows))
+    axes = figure.subplots(rows, 2, gridspec_kw=_places(rows))
     _losses(axes[0, 0], journal, steps, valid)
     _rates(axes[0, 1], valid)
     _curve(axes[1, 0], steps, "lr", "learning rate", _TRAIN)

@@ -91,6 +91,7 @@ def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monk
 
     monkeypatch.setattr(production, "start_servers", start_all)
     monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
+    monkeypatch.setattr(serve, "_LOOK_S", 0.01)
     monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
     workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
     monkeypatch.setattr(

@@ -120,9 +120,10 @@ stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 codes = ["import time; time.sleep(100)", stubborn]
 code = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', c]) for c in {codes!r}]"
 subprocess.run([sys.executable, "-c", code])
-time.sleep(0.5)
+while len(children()) < 3:
+    time.sleep(0.02)
 print(len(children()), flush=True)
-services.end_orphans({kept.pid}, 1.0)
+services.end_orphans({kept.pid}, 0.3)
 print(children() == [kept.pid], flush=True)
 kept.kill()
 """

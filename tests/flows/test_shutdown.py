@@ -98,7 +98,7 @@ def tidy():
         time.sleep(600)
     finally:
         print("tidying", flush=True)
-        time.sleep(1)
+        time.sleep(0.3)
         print("tidied", flush=True)
 
 class Slow:
@@ -118,7 +118,11 @@ def call():
 
 def thread():
     import threading
-    failing = threading.Thread(target=lambda: (time.sleep(1), 1 / 0))
+    from flows.servers import shutdown
+    def fail():
+        shutdown._countdown.announced.wait()
+        1 / 0
+    failing = threading.Thread(target=fail)
     try:
         failing.start()
         print("ready", flush=True)

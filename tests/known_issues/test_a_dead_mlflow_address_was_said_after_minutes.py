@@ -13,6 +13,7 @@ from flows.cli import doctor
 from flows.cli.run import execute, execute_folds
 from flows.pipeline import pipeline, train
 from tasks.config.pipeline import parse_config
+from tasks.locking import leases
 from tasks.orchestration import reachable
 from tasks.orchestration.reachable import UnreachableError, check_mlflow, check_prefect, check_servers, check_store
 
@@ -23,6 +24,7 @@ REFUSES = "http://127.0.0.1:1"
 def nothing_is_known(monkeypatch, home):
     monkeypatch.setattr(reachable, "_answered", set())
     monkeypatch.setattr(reachable, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
 
 
 @contextmanager
@@ -44,7 +46,8 @@ def refusing():
 @pytest.fixture
 def hanging(monkeypatch):
     """Something accepts connections there, and never answers."""
-    monkeypatch.setattr(reachable, "REQUEST_S", 1.0)
+    monkeypatch.setattr(reachable, "REQUEST_S", 1.0)  # MLflow takes whole seconds
+    monkeypatch.setattr(reachable, "_LATER_S", 0.1)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         named(f"http://127.0.0.1:{listener.getsockname()[1]}") as u,

@@ -46,7 +46,9 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["no-such-command"], 2)])
+@pytest.mark.parametrize(
+    ("words", "status"), [(["--help"], 0), pytest.param(["no-such-command"], 2, marks=pytest.mark.slow)]
+)
 def test_the_command_ends_with_its_own_status(run, words, status):
     done = run("-m", "flows.cli.app", *words)
     assert done.returncode == status, done.stderr

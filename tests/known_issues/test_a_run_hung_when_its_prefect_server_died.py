@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 from support import ROOT, end_processes, processes_naming, tiny_document, wait_until, write_config
 
-from flows.servers import prefect_api, supervisor
+from flows.servers import prefect_api, services, supervisor
 from flows.servers.services import ServiceError, answers, spawn
 from storage.retries import DiskError
 from training.coordinator.journal import read_journal
@@ -52,6 +52,9 @@ def begun(home, monkeypatch, ended):
 
     monkeypatch.setattr(prefect_api, "start_prefect", start_prefect)
     monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(prefect_api, "_LOOK_S", 0.02)
+    # the socket lets a request to a dead server wait; one that is only slow is asked again
+    monkeypatch.setattr(services, "ANSWER_S", 0.3)
     home.mkdir()
     return servers
 

@@ -39,6 +39,7 @@ def test_an_onlooker_does_without_the_coordinator(tmp_path, monkeypatch):
     (tmp_path / "coordinator.json").write_text(f'{{"address": "{NOBODY}"}}')
     (tmp_path / "journal.jsonl").touch()
     monkeypatch.setattr("tasks.tracking.training_lookup.is_running", lambda _: True)
+    monkeypatch.setattr("tasks.tracking.training_lookup._LOCAL_ANSWER_S", 0.05)
     watched = LocalTraining(tmp_path)
     assert watched.poll()
     assert watched.coordinator is None

@@ -62,5 +62,5 @@ def test_the_sum_is_kept_when_it_wakes(pair, sent):
     finally:
         os.kill(pair[1].pid, signal.SIGCONT)
     # it has three exchanges to answer, one on each connection; encrypted ones send nothing before it has agreed on keys
-    wait_until(lambda: work(drifts=False) or pair[1].stats().bytes_received >= received + sent * 4 * SIZE)
-    wait_until(lambda: work(drifts=False) or off_sum() < 0.05)
+    wait_until(lambda: work(drifts=False) or pair[1].stats().bytes_received >= received + sent * 4 * SIZE, every_s=0.01)
+    wait_until(lambda: work(drifts=False) or off_sum() < 0.05, every_s=0.01)

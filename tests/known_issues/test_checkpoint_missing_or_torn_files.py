@@ -1,5 +1,7 @@
 """A checkpoint with a missing object or a torn state stopped every resume; it should be skipped."""
 
+import shutil
+
 import pytest
 
 from storage.objects import ObjectStore
@@ -11,6 +13,16 @@ def whole(tones, tmp_path_factory):
     """A corpus, and an undisturbed training on it."""
     corpus = tones.make_corpus(tmp_path_factory.mktemp("tones"))
     return corpus, tones.train_here(corpus.job(tmp_path_factory.mktemp("whole"), max_batch=4, checkpoint_steps=1000))
+
+
+@pytest.fixture(scope="module")
+def interrupted(tones, whole, tmp_path_factory):
+    """A training that was stopped twice, and has a checkpoint of each time."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    job = whole[0].job(folder, max_batch=4, checkpoint_steps=1000)
+    for step in (5, 8):
+        tones.train_here(job, stop_at=step)
+    return folder
 
 
 def damage(store, folder, kind):
@@ -32,11 +44,10 @@ def damage(store, folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["torn", "never completed", "no model", "no optimizer", "cut", "flipped"])
-def test_a_damaged_checkpoint_is_passed_over(tones, whole, tmp_path, kind):
+def test_a_damaged_checkpoint_is_passed_over(tones, whole, interrupted, tmp_path, kind):
     corpus, undisturbed = whole
+    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
     job = corpus.job(tmp_path, max_batch=4, checkpoint_steps=1000)
-    for step in (5, 8):
-        tones.train_here(job, stop_at=step)
     store = ObjectStore(job.output_url)
     folder = sorted(name.rsplit("/", 1)[0] for name in store.list("checkpoints") if name.endswith("complete.json"))[-1]
     damage(store, folder, kind)

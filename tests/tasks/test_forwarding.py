@@ -254,7 +254,8 @@ def test_mlflow_that_is_not_there_is_noted_and_delays_nothing(writer, monkeypatc
     assert sent(client(), run_id) == writer.expected()
 
 
-def test_a_hanging_call_is_left_to_itself_after_a_while(writer):
+def test_a_hanging_call_is_left_to_itself_after_a_while(writer, monkeypatch):
+    monkeypatch.setattr("tasks.tracking.forwarding._ABANDON_S", 0.1)
     hang = threading.Event()
 
     class Hanging(Sender):

@@ -295,7 +295,8 @@ def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(cluster
     assert cluster.prefect.ranks() == [0, 1, 2]
 
 
-def test_the_end_of_training_waits_for_nodes_and_a_cancellation_ends_them_at_once(cluster):
+def test_the_end_of_training_waits_for_nodes_and_a_cancellation_ends_them_at_once(cluster, monkeypatch):
+    monkeypatch.setattr("tasks.orchestration.nodes._LOOK_S", 0.01)
     cluster.listen()
     cluster.poll()
     for rank in (0, 1):

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support import give_mlflow, tiny_document
+from support import copy_outputs, finished, give_mlflow, tiny_document
 
 from speech.bundle import save_bundle
 from storage.objects import ObjectStore
@@ -86,7 +86,11 @@ def history(run_id, name):
 
 @pytest.fixture(autouse=True)
 def patience(home, monkeypatch):
-    """MLflow's database is there, and a stage that ends waits for it as long as a busy machine needs."""
+    """MLflow's database is there, and a stage that ends waits for it as long as a busy machine needs.
+
+    The stages before the training, which every test needs, are those of the finished run.
+    """
+    copy_outputs(finished()[0], home, "train", "decode", "score", "register", "report")
     give_mlflow(home)
     stop = Forwarder.stop
     monkeypatch.setattr(Forwarder, "stop", lambda self, status, patience_s: stop(self, status, 90))

@@ -70,7 +70,7 @@ def fetch_job(
     try:
         while stop is None or not stop.is_set():
             try:
-                return client.request(JobRequest(), patience_s=1.0).job
+                return client.request(JobRequest(), patience_s=min(1.0, patience_s)).job
             except CoordinatorUnreachableError:
                 if time.monotonic() > deadline:
                     raise

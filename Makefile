@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint docs format bench up clean constraints
+.PHONY: help setup demo test test-all test-gpu lint docs tables format bench up clean constraints
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ lint: $(STAMP)  ## ruff, mypy, import rules, spelling
 
 docs: $(STAMP)  ## build the site of the documentation into build/site, with warnings as errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+tables: $(STAMP)  ## write docs/reference.md, and the tables of the docs that follow from the registries
+	@$(BIN)/python -m docs.tables
 
 format: $(STAMP)  ## format and mend what can be mended by itself
 	@$(BIN)/ruff format .

@@ -17,28 +17,6 @@ app = CommandGroup("Inspect corpora, and fetch public ones.")
 
 app.command("download")(corpus_download.download)
 
-LAYOUTS = {
-    "librispeech": "SPEAKER/CHAPTER/*.flac (or opus, ogg, wav, mp3) with SPEAKER-CHAPTER.trans.txt",
-    "mls": "Multilingual LibriSpeech: LANGUAGE/PART/transcripts.txt and audio/SPEAKER/BOOK/*",
-    "commonvoice": "Common Voice: clips/*.mp3 with train.tsv, dev.tsv, test.tsv, validated.tsv",
-    "peoples_speech": "People's Speech: manifests of JSON lines with training_data; audio in folders or tars",
-    "tedlium": "TED-LIUM 1 to 3: stm/*.stm with sph/*.sph (or wav, flac)",
-    "an4": "AN4 and SphinxTrain's layout: etc/*.fileids, etc/*.transcription, wav/ or raw/",
-    "switchboard": "Switchboard-1 (LDC97S62): .sph files of the discs and swb_ms98_transcriptions/",
-    "hub5": "Hub5 2000 (LDC2002S09, LDC2002T43): hub5e00.*.stm and .sph files",
-    "telephone": "Switchboard, Fisher and the like as a Kaldi data folder with segments and two channels",
-    "speechocean762": "speechocean762: Kaldi data folders train and test beside WAVE/",
-    "fsdd": "Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_TAKE.wav",
-    "gigaspeech": "GigaSpeech.json: long recordings with segments",
-    "kaldi": "a Kaldi data folder: wav.scp, text, utt2spk, optionally segments",
-    "nemo": "NeMo's manifest: JSON lines with audio_filepath, duration, text, offset; tarred or not",
-    "lhotse": "lhotse's and icefall's recordings and supervisions, or cuts: *.jsonl, *.jsonl.gz",
-    "table": "CSV, TSV, JSON lines or Parquet with audio path, text, and optionally speaker, id, split, …",
-    "webdataset": "uncompressed tars of KEY.flac (wav, …) with KEY.json, KEY.txt or KEY.cls",
-    "sidecar": "a folder of audio files, each with a text file of its name (NAME.wav, NAME.txt)",
-    "synthetic": "spoken commands, synthesized by eSpeak NG; needs no files",
-}
-
 
 @app.command("list")
 @friendly
@@ -46,12 +24,14 @@ def list_layouts(json_output: JsonOption = False) -> None:
     """List the supported corpus layouts, and the corpora that `starling corpus download` fetches."""
     from storage.corpora import READERS, reader_class
     from storage.corpora.catalog import CATALOG
+    from tasks.dataset.sources import layouts
 
+    found = {kind: layout.replace("`", "") for kind, layout in layouts().items()}
     options = {kind: sorted(reader_class(kind).OPTIONS) for kind in READERS}
     if json_output:
         print_json(
             {
-                "layouts": LAYOUTS,
+                "layouts": found,
                 "options": options,
                 "downloads": {
                     name: {"kind": d.kind, "licence": d.licence, "link": d.link, "parts": _sizes(d)}
@@ -61,7 +41,7 @@ def list_layouts(json_output: JsonOption = False) -> None:
         )
         return
     table = Table("kind", "layout", "options", header_style="bold", title="Layouts", title_justify="left")
-    for kind, layout in LAYOUTS.items():
+    for kind, layout in found.items():
         table.add_row(kind, layout, ", ".join(options.get(kind, ())))
     out.print(table)
     table = Table(

@@ -150,7 +150,7 @@ class GraphDecoder(Decoder):
     and after ranking again, each word's is its posterior over the hypotheses.
     """
 
-    config = GraphConfig
+    config: ClassVar[type[DecodeConfig]] = GraphConfig
     reads = "states"
     slow = True
     packages = ("kaldifst", "kaldi-decoder", "kaldilm")

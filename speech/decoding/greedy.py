@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class GreedyDecoder(Decoder):
     It is fast, and nearly as good as a search when the posteriors are sharp.
     """
 
-    config = GreedyConfig
+    config: ClassVar[type[DecodeConfig]] = GreedyConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         if log_probs.shape[1] == 0:

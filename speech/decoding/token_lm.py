@@ -45,7 +45,7 @@ class TokensConfig(DecodeConfig):
 class TokensDecoder(BeamDecoder):
     """Prefix beam search with a language model of the model's own tokens: of words, if tokens are words."""
 
-    config = TokensConfig
+    config: ClassVar[type[DecodeConfig]] = TokensConfig
     slow = True
     cfg: TokensConfig  # type: ignore[assignment]
 

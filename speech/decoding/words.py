@@ -70,7 +70,7 @@ class WordsDecoder(Decoder):
     language model, the best sequences are ranked again: it takes the share `rescore_weight` of the first one's place.
     """
 
-    config = WordsConfig
+    config: ClassVar[type[DecodeConfig]] = WordsConfig
     slow = True
     packages = ("flashlight-text",)
     cfg: WordsConfig

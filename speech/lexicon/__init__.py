@@ -50,7 +50,11 @@ __all__ = [
     "read_lexicon",
 ]
 
-LEXICONS: dict[str, type[LexiconSource]] = {"file": FileLexicon, "espeak": Espeak, "graphemes": Graphemes}
+LEXICONS: dict[str, type[LexiconSource]] = {
+    "file": FileLexicon,
+    "espeak": Espeak,
+    "graphemes": Graphemes,
+}
 LexiconChoice = Annotated[LexiconConfig, OneOf({kind: one.config for kind, one in LEXICONS.items()}, "file")]
 """A field that takes the configuration of any source; a mapping without a kind names a file."""
 

@@ -191,7 +191,8 @@ class Estimator(ABC):
             workers: Number of processes.
 
         Returns:
-            The model, and facts for the record as a JSON value: `text` with the counts of the text, and the model's.
+            The model, and facts for the record as a JSON value: `text` with the counts of the text, and the model's,
+            among them, if they apply, `ngrams` (number of n-grams of each order) and `parameters`, which reports show.
         """
 
     @abstractmethod

@@ -13,7 +13,11 @@ from speech.models.tdnn import TdnnConfig
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
 
-MODELS: dict[str, type[ModelConfig]] = {"blstm": BlstmConfig, "conformer": ConformerConfig, "tdnn": TdnnConfig}
+MODELS: dict[str, type[ModelConfig]] = {
+    "blstm": BlstmConfig,
+    "conformer": ConformerConfig,
+    "tdnn": TdnnConfig,
+}
 ModelChoice = Annotated[ModelConfig, OneOf(MODELS, "conformer")]
 """A field that takes the configuration of any of them."""
 

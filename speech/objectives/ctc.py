@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from typing_extensions import override
 
@@ -22,7 +22,7 @@ class CtcConfig(ObjectiveConfig):
 class Ctc(Objective):
     """The negative log probability of a transcript over all its alignments with the frames, blanks between tokens."""
 
-    config = CtcConfig
+    config: ClassVar[type[ObjectiveConfig]] = CtcConfig
     outputs = "ctc"
 
     @override

@@ -6,7 +6,7 @@ the first. The number of frames may differ by a few, since features treat the ed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -39,7 +39,7 @@ class FrameCrossEntropyConfig(ObjectiveConfig):
 class FrameCrossEntropy(Objective):
     """The negative log probability of each frame's state; frames without one do not count."""
 
-    config = FrameCrossEntropyConfig
+    config: ClassVar[type[ObjectiveConfig]] = FrameCrossEntropyConfig
     outputs = "states"
     needs = "states"
     cfg: FrameCrossEntropyConfig

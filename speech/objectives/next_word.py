@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 from typing_extensions import override
 
@@ -36,7 +36,7 @@ class TextTargets(Protocol):
 class NextWord(Objective):
     """The negative log probability of each word and of the sentences' ends, given the words before."""
 
-    config = NextWordConfig
+    config: ClassVar[type[ObjectiveConfig]] = NextWordConfig
     outputs = "words"
     needs = "inputs"
 

@@ -18,6 +18,9 @@ class An4Reader(CorpusReader):
     The set is taken from the name of the list (`an4_test.fileids` is `test`), the speaker from a file's folder.
     """
 
+    LAYOUT = "AN4 and SphinxTrain's layout: `etc/*.fileids`, `etc/*.transcription`, `wav/` or `raw/`"
+    HAS_SETS = True
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether `etc` contains file lists."""

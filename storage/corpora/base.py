@@ -92,6 +92,10 @@ class CorpusReader(ABC):
         **options: options in the class's `OPTIONS`.
 
     Attributes:
+        LAYOUT: what the corpus looks like on disk, in a phrase for lists of the layouts; file names in backticks.
+        HAS_SETS: whether the layout says to which set an utterance belongs, so that `starling init` takes a corpus as a
+            whole.
+        OPTIONS: names of its options.
         root: absolute path.
         problems: problems of the current or last iteration; cleared when an iteration starts.
 
@@ -99,6 +103,8 @@ class CorpusReader(ABC):
         CorpusError: the path does not exist, or the reader has no such option.
     """
 
+    LAYOUT: ClassVar[str]
+    HAS_SETS: ClassVar[bool] = False
     OPTIONS: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(

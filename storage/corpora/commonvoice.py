@@ -24,6 +24,8 @@ class CommonVoiceReader(CorpusReader):
         where: required values by column, for example `{accents: "Scottish English"}`; other rows are skipped.
     """
 
+    LAYOUT = "Common Voice, a language's folder: `clips/*.mp3`, `train.tsv`, `dev.tsv`, `test.tsv`, `validated.tsv`"
+    HAS_SETS = True
     OPTIONS = frozenset({"tables", "where"})
 
     @classmethod

@@ -32,6 +32,8 @@ class GigaSpeechReader(CorpusReader):
         punctuation: `drop` the tags such as `<COMMA>` (default), or `keep` them as characters.
     """
 
+    LAYOUT = "`GigaSpeech.json`: long recordings with segments"
+    HAS_SETS = True
     OPTIONS = frozenset({"subset", "punctuation"})
 
     @classmethod

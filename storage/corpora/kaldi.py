@@ -33,6 +33,7 @@ class KaldiReader(CorpusReader):
     `reco2file_and_channel` is used if one file contains all channels of the recording.
     """
 
+    LAYOUT = "any Kaldi data folder: `wav.scp`, `text`, `utt2spk`, optionally `segments`, `reco2file_and_channel`"
     OPTIONS = frozenset({"root"})
 
     @classmethod

@@ -44,6 +44,8 @@ class LhotseReader(CorpusReader):
     or transformed, and mixed cuts, are reported as problems; commands are never run.
     """
 
+    LAYOUT = "lhotse's and icefall's recordings and supervisions, or cuts (`.jsonl`, `.jsonl.gz`)"
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether there are pairs of manifests, or cuts with supervisions."""

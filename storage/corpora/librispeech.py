@@ -17,6 +17,8 @@ class LibriSpeechReader(CorpusReader):
     path is a folder of subsets, each utterance's `split` is the name of its subset.
     """
 
+    LAYOUT = "`SPEAKER/CHAPTER/*.flac` (or opus, ogg, wav, mp3) with `SPEAKER-CHAPTER.trans.txt`"
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether there is a transcript anywhere below the path."""

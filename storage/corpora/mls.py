@@ -32,6 +32,8 @@ class MlsReader(CorpusReader):
             Applies to `train` only.
     """
 
+    LAYOUT = "Multilingual LibriSpeech: `mls_LANGUAGE/{train,dev,test}/transcripts.txt`, `audio/SPEAKER/BOOK/`"
+    HAS_SETS = True
     OPTIONS = frozenset({"handles"})
 
     @classmethod

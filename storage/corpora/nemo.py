@@ -22,6 +22,7 @@ class NemoReader(CorpusReader):
         tars: file name of the shards beside the manifest, with `{}` for the number; `audio_{}.tar` by default.
     """
 
+    LAYOUT = "a NeMo manifest: JSON lines with `audio_filepath`, `offset`, `duration`, `text`; tarred or not"
     OPTIONS = frozenset({"tars"})
 
     @classmethod

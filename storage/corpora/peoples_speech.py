@@ -33,6 +33,9 @@ class PeoplesSpeechReader(CorpusReader):
     tars of both. The speaker is the recording's `identifier`.
     """
 
+    LAYOUT = "The People's Speech: JSON lines with `training_data`; audio in folders or uncompressed tars"
+    HAS_SETS = True
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether there is a manifest whose first line has `training_data`."""

@@ -16,6 +16,9 @@ class SpeechOceanReader(CorpusReader):
     Reads the corpus' folder, whose parts are the sets, or one part.
     """
 
+    LAYOUT = "speechocean762: Kaldi data folders `train` and `test` beside `WAVE/`"
+    HAS_SETS = True
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether there is `WAVE` beside a Kaldi folder `train`."""
@@ -51,6 +54,9 @@ class SpeechOceanReader(CorpusReader):
 class FsddReader(CorpusReader):
     """Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_TAKE.wav; takes 0 to 4 are the official test set."""
 
+    LAYOUT = "Free Spoken Digit Dataset: `recordings/DIGIT_SPEAKER_TAKE.wav`"
+    HAS_SETS = True
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether there is a folder `recordings` with such file names."""
@@ -78,6 +84,8 @@ class FsddReader(CorpusReader):
 
 class TelephoneReader(KaldiReader):
     """Switchboard or Fisher as a Kaldi data folder: segments, and files with one channel per side."""
+
+    LAYOUT = "Switchboard, Fisher and the like as a Kaldi data folder with `segments` and two channels"
 
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object

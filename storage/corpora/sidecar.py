@@ -16,6 +16,11 @@ class SidecarReader(CorpusReader):
     The id is the path without its suffix, with `-` for `/`; the speaker is the name of the file's folder.
     """
 
+    LAYOUT = (
+        "a folder of audio files, each with a text file of its name beside it (`NAME.wav`, `NAME.txt` or "
+        "`NAME.lab`); the folder is the speaker"
+    )
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether one of the first audio files has a transcript."""

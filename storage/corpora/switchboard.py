@@ -28,6 +28,10 @@ class SwitchboardReader(CorpusReader):
         fragments: handling of words that break off ("th[at]-"): `keep` what was said ("th-", the default), or `remove`.
     """
 
+    LAYOUT = (
+        "Switchboard-1 (LDC97S62): `.sph` files of the discs and `swb_ms98_transcriptions/`; a side of a call is "
+        "a speaker"
+    )
     OPTIONS = frozenset({"fragments"})
 
     def __init__(
@@ -115,6 +119,11 @@ class Hub5Reader(CorpusReader):
     Of alternatives in the reference the first counts, and words that may be left out are removed; scores as NIST
     counts them come from `starling score` with the stm and glm files themselves.
     """
+
+    LAYOUT = (
+        "Hub5 2000 (LDC2002S09, LDC2002T43): `hub5e00.*.stm` and `.sph` files; the domains are `switchboard` and "
+        "`callhome`"
+    )
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

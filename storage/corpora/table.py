@@ -43,6 +43,9 @@ class TableReader(CorpusReader):
         where: required values by column, for example `{"part": "train"}`; other rows are skipped.
     """
 
+    LAYOUT = (
+        "CSV, TSV, JSON lines or Parquet, one row per utterance: audio path, text, and optionally speaker, id, split, …"
+    )
     OPTIONS = frozenset({"columns", "where"})
 
     def __init__(

@@ -28,6 +28,8 @@ class TedliumReader(CorpusReader):
         unknown: handling of `<unk>` (untranscribed speech): `remove` the mark (default) or `refuse` the segment.
     """
 
+    LAYOUT = "TED-LIUM 1 to 3: `stm/*.stm`, `sph/*.sph` (or `wav`, `flac`)"
+    HAS_SETS = True
     OPTIONS = frozenset({"unknown"})
 
     @classmethod

@@ -31,6 +31,7 @@ class WebDatasetReader(CorpusReader):
         text: the JSON field of the transcript, if it has an unusual name.
     """
 
+    LAYOUT = "uncompressed tars of `KEY.flac` (or wav, mp3, …) with `KEY.json`, `KEY.txt` or `KEY.cls`"
     OPTIONS = frozenset({"text"})
 
     def __init__(

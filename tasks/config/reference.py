@@ -1,6 +1,6 @@
 """Reference of the configuration in Markdown: every field with its type, default and meaning, taken from the classes.
 
-`starling config reference` prints it; docs/reference.md is its output.
+`starling config reference` prints it; docs/reference.md is its output (`make tables`).
 """
 
 import json

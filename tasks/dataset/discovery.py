@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.corpora import CorpusError, guess_kind
+from storage.corpora import CorpusError, guess_kind, reader_class
 from storage.corpora.base import AUDIO_SUFFIXES
 from storage.corpora.nemo import NemoReader
 from storage.corpora.table import TABLE_SUFFIXES
 from tasks.dataset.sources import is_name
 from tasks.dataset.table_columns import GuessedColumns, set_of_name
 
-_WITH_SETS = {"commonvoice", "speechocean762", "tedlium", "an4", "mls", "fsdd", "peoples_speech", "gigaspeech"}
-"""Layouts whose readers know the sets: they are taken as a whole."""
 _DEPTH = 3
 _COUNTED = 10_000
 _TABLE_TEXT = "a table metadata.csv with the columns path, text and, if you know them, speaker"
@@ -50,7 +48,7 @@ def find_sources(folder: Path) -> list[FoundSource]:
     if folder.is_file():
         return _of_table(folder) if folder.suffix.lower() in TABLE_SUFFIXES else [FoundSource(_kind(folder), folder)]
     kind = _kind(folder)
-    if kind in _WITH_SETS:
+    if kind and reader_class(kind).HAS_SETS:
         return [FoundSource(kind, folder)]
     trouble: list[str] = []
     if found := _of_tables(folder, trouble) or _of_manifests(folder):

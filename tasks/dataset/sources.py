@@ -13,6 +13,12 @@ from storage.corpora import READERS, reader_class
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
+def layouts() -> dict[str, str]:
+    """What a corpus of each kind looks like on disk, file names in backticks."""
+    synthetic = "spoken commands, synthesized by eSpeak NG; needs no files"
+    return {kind: reader_class(kind).LAYOUT for kind in sorted(READERS)} | {"synthetic": synthetic}
+
+
 def is_name(text: str) -> bool:
     """Whether a text is a valid name of a model, a set, an object and a metric."""
     return bool(_NAME.fullmatch(text))

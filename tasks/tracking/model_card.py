@@ -83,6 +83,7 @@ def contents(run: Run) -> dict[str, Any]:
             **{field: Path(path).stat().st_size for field, path in decode.files().items()},
         },
         "training": {
+            "objective": config.train.objective.kind,
             "strategy": config.train.strategy.kind,
             "nodes": config.train.nodes,
             "learners_per_node": config.train.learners_per_node,
@@ -98,7 +99,7 @@ def language_model(run: Run) -> dict[str, Any] | None:
     if not uses_stage(run.config.decode, run.config.lm):
         return None
     found = run.result("lm").record["lm"]
-    return {name: found[name] for name in ("kind", "words", "ngrams", "text", "protection", "perplexity")}
+    return {name: found.get(name) for name in ("kind", "words", "ngrams", "text", "protection", "perplexity")}
 
 
 def card_tags(about: dict[str, Any]) -> dict[str, str]:
@@ -129,7 +130,7 @@ def _intro(about: dict[str, Any]) -> str:
     size = f"{training['parameters']:,} parameters" if training["parameters"] else "size unknown"
     return (
         f"## {about['name']}\n\nSpeech recognition ({languages}): audio in, text out. "
-        f"A {kind} with CTC, {size}, at {about['sample_rate']:,} Hz."
+        f"A {kind} trained with {training['objective']}, {size}, at {about['sample_rate']:,} Hz."
     )
 
 
@@ -165,7 +166,8 @@ def _made(about: dict[str, Any]) -> str:
     nodes = f"{training['nodes']} × {training['learners_per_node']} learners"
     beam = f", beam {decode['beam']}" if "beam" in decode else ""
     lm = about.get("language_model")
-    model = f", {len(lm['ngrams'])}-gram of {lm['words']:,} words" if lm else ""
+    order = f"{len(lm['ngrams'])}-gram" if lm and lm["ngrams"] else "language model"
+    model = f", {order} of {lm['words']:,} words" if lm else ""
     sizes = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in about["bytes"].items())
     return "\n".join(
         [

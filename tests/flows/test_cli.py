@@ -80,6 +80,7 @@ def test_everything_that_reports_can_do_so_in_json(command):
 def test_corpus_list_names_every_layout():
     listed = json.loads(invoke("corpus", "list", "--json").stdout)
     assert set(listed["layouts"]) == {*READERS, "synthetic"}
+    assert listed["layouts"]["fsdd"] == "Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_TAKE.wav"
     assert listed["options"]["gigaspeech"] == ["punctuation", "subset"]
     assert listed["downloads"]["librispeech"]["licence"] == "CC BY 4.0"
     assert "librispeech" in invoke("corpus", "list").stdout

@@ -9,6 +9,7 @@ from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelChoice, Mod
 from speech.models.networks.base import AcousticModel, Subsampling
 from speech.models.networks.conformer import rotary_tables, rotate
 from speech.models.networks.tdnn import semi_orthogonal_step
+from training.simulation.model import Stack
 
 NUM_FEATURES, VOCAB = 12, 7
 LENGTHS = (61, 40, 17, 8, 3, 1)
@@ -139,14 +140,18 @@ class AcousticModelContract:
     def test_the_number_of_parameters(self, model):
         assert model.num_parameters() == sum(tensor.numel() for tensor in model.state_dict().values())
 
-    def test_the_output_hears_the_whole_input(self, model):
-        """Both directions, or attention: the first output frame depends on the last input frame."""
-        feats, lengths = features((40,))
-        feats.requires_grad_()
-        model(feats, lengths)[0][0, 0, 1].backward()
-        assert feats.grad[0, -1].any()
+    def test_replicas_are_computed_at_once_if_the_model_says_so(self, model):
+        feats, lengths = features((21, 21))
+        weights = torch.stack([torch.cat([p.detach().flatten() * by for p in model.parameters()]) for by in (1.0, 0.5)])
+        try:
+            found, _ = Stack(model)(weights, torch.stack([feats, feats]), torch.stack([lengths, lengths]))
+        except RuntimeError:  # no rule of vmap, or one that depends on the data
+            assert not model.stackable
+            return
+        if model.stackable:
+            torch.testing.assert_close(found[0], model(feats, lengths)[0], atol=1e-5, rtol=1e-5)
+            assert not torch.allclose(found[0], found[1])
 
-    @pytest.mark.gpu
     @pytest.mark.gpu
     def test_a_gpu_gives_the_same(self, model):
         feats, lengths = features()
@@ -156,7 +161,18 @@ class AcousticModelContract:
         torch.testing.assert_close(found.cpu()[mask], expected[mask], atol=1e-3, rtol=1e-3)
 
 
-class TestBlstm(AcousticModelContract):
+class HearsEverything:
+    """Of models in both directions, or with attention."""
+
+    def test_the_output_hears_the_whole_input(self, model):
+        """The first output frame depends on the last input frame."""
+        feats, lengths = features((40,))
+        feats.requires_grad_()
+        model(feats, lengths)[0][0, 0, 1].backward()
+        assert feats.grad[0, -1].any()
+
+
+class TestBlstm(HearsEverything, AcousticModelContract):
     config = BlstmConfig(dim=10, layers=2, bottleneck=6, subsampling=4, channels=3, dropout=0.2)
 
     def test_the_published_size(self):
@@ -179,7 +195,7 @@ class TestBlstm(AcousticModelContract):
         assert (model.lstm.bias_ih_l0[:10].abs() < 1).all()
 
 
-class TestConformer(AcousticModelContract):
+class TestConformer(HearsEverything, AcousticModelContract):
     config = ConformerConfig(
         dim=16, layers=2, heads=2, kernel=5, feed_forward=2, subsampling=4, channels=3, dropout=0.2
     )

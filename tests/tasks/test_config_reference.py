@@ -86,7 +86,7 @@ def test_fields_that_all_kinds_share_come_first_and_once():
 
 def test_the_page_in_the_docs_is_current():
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert page == reference(PipelineConfig), "run `starling config reference > docs/reference.md`"
+    assert page == reference(PipelineConfig), "run `make tables`"
 
 
 def fields(model, known):

@@ -73,6 +73,15 @@ def test_a_card_fits_into_a_description(finished):
     assert card(contents(finished), {"flow run": "http://x/y"}).endswith("[flow run](http://x/y)")
 
 
+def test_a_card_names_the_objective_and_a_language_model_of_any_kind(finished):
+    about = contents(finished)
+    assert "A conformer trained with ctc, " in card(about, {})
+    about["language_model"] = {"words": 1200, "ngrams": [1200, 3000]}
+    assert "decoding: greedy, 2-gram of 1,200 words" in card(about, {})
+    about["language_model"]["ngrams"] = None
+    assert "decoding: greedy, language model of 1,200 words" in card(about, {})
+
+
 def test_test_sets_are_known_by_what_is_in_them_not_by_how_it_is_packed(finished, monkeypatch):
     before = model_card.tests_of(finished)
     original = ShardIndex.column

@@ -9,10 +9,21 @@ from ranks import run_ranks
 from tones import TINY
 
 from speech.models import MODELS, build_model
+from speech.models.networks.base import AcousticModel
+from speech.models.networks.blstm import Blstm
 from speech.models.networks.stages import balanced, split_model
 from training.node.pipeline_learner import BatchPlan, Transcripts
 
 MICRO_BATCHES = 4
+
+
+def model_of(kind, layers, **changes):
+    torch.manual_seed(0)
+    return build_model(TINY[kind].model_copy(update={"layers": layers, **changes}), 16, 7)
+
+
+SPLIT = [kind for kind in MODELS if type(model_of(kind, 1)).stage is not AcousticModel.stage]
+"""Kinds whose models can be split, which is optional."""
 PROGRAM = textwrap.dedent(
     """
     import os, sys
@@ -114,25 +125,20 @@ def test_two_stages_give_the_weights_of_one_process(corpus, tmp_path):
 
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", SPLIT)
 def test_two_gpus_give_the_weights_of_one(corpus, tmp_path, kind, schedule):
     run_jobs(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 2, amp) for amp in ("off", "bf16")], 2, "cuda")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", SPLIT)
 def test_three_stages_give_the_weights_of_one_process(corpus, tmp_path, kind, schedule):
     run_jobs(tmp_path, [job_of(corpus, tmp_path, kind, schedule, 3, amp) for amp in ("off", "bf16")], 3)
 
 
-def model_of(kind, layers, **changes):
-    torch.manual_seed(0)
-    return build_model(TINY[kind].model_copy(update={"layers": layers, **changes}), 16, 7)
-
-
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", SPLIT)
 def test_stages_one_after_the_other_are_the_model(kind, stages):
     model = model_of(kind, 5, bottleneck=6).eval()
     parts = split_model(model, stages)
@@ -160,6 +166,13 @@ def test_dropout_between_lstm_layers_is_also_between_stages():
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(ValueError, match=r"model.layers is 2, which cannot be split into 3 stages: use at most"):
         split_model(model_of("conformer", 2), 3)
+
+
+def test_a_model_that_cannot_be_split_is_refused_by_name(monkeypatch):
+    assert {"blstm", "conformer", "tdnn"} <= set(SPLIT)
+    monkeypatch.delattr(Blstm, "stage")
+    with pytest.raises(ValueError, match="model blstm cannot be split into stages: use another strategy than pipeline"):
+        split_model(model_of("blstm", 2), 2)
 
 
 def test_a_batch_without_a_single_token_is_told_as_it_is():

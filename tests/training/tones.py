@@ -18,7 +18,7 @@ import torch
 from speech.audio import decode_audio, encode_flac
 from speech.bundle import BundleSpec
 from speech.features import CmvnStats, LogMelConfig, build_features
-from speech.models import BlstmConfig, ConformerConfig, ModelConfig, TdnnConfig
+from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelConfig, TdnnConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -49,6 +49,11 @@ TINY = {
         dim=16, layers=1, heads=2, kernel=5, feed_forward=2, subsampling=2, channels=4, dropout=0.1
     ),
     "tdnn": TdnnConfig(dim=24, layers=2, bottleneck=8, prefinal=12, subsampling=2, channels=4, dropout=0.1),
+}
+TINY |= {
+    kind: config(dim=16, layers=1, subsampling=2, channels=4, dropout=0.1)
+    for kind, config in MODELS.items()
+    if kind not in TINY
 }
 
 

@@ -132,7 +132,7 @@ class Speech:
         self._model = self._build()
         self._scratch = FlatParameters(self._model)
         self._initial = self._scratch.weights.clone()
-        stackable = spec.model.kind == "conformer" and self._scratch.weights.numel() == self._scratch.num_parameters
+        stackable = self._model.stackable and self._scratch.weights.numel() == self._scratch.num_parameters
         self._together = (together or max(1, _TOGETHER // self.batch)) if stackable else 1
         self._stack = Stack(self._build()) if self._together > 1 else None
         self._objective = build_objective(self._cfg.objective)

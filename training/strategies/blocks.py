@@ -200,6 +200,7 @@ _FACTS = Facts(
     "0",
     BLOCK_WAITS,
     ALL_STOP,
+    sent_text="2(N−1)/N · M / τ",
 )
 MA = Method("ma", MaConfig, _FACTS, program=ma, join_point="after update")
 BMUF = Method("bmuf", BmufConfig, _FACTS, program=bmuf, join_point="after update")

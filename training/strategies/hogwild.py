@@ -46,6 +46,7 @@ HOGWILD = Method(
         "about N - 1",
         NOBODY_WAITS,
         "only its own work is lost",
+        sent_text="nothing",
     ),
     program=hogwild,
 )

@@ -253,6 +253,7 @@ ONEBIT = Method(
         "0",
         ALL_WAIT,
         ALL_STOP,
+        sent_text="(N−1) · (M/32 + 8 bytes per block)",
     ),
     program=onebit,
     equal=True,

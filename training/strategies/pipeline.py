@@ -32,5 +32,9 @@ PIPELINE = Strategy(
         "0",
         ALL_WAIT,
         "training stops: its layers are missing",
+        sent_text=(
+            "the activations at the end of a stage, once forward and once back: 2(N−1) times those of a learner's "
+            "share of the batch, over all N learners"
+        ),
     ),
 )

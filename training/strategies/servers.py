@@ -108,7 +108,14 @@ def _meet(context: LearnerContext, alpha: float) -> Program:
 ASGD = Method(
     "asgd",
     AsgdConfig,
-    Facts("gradients and weights, with the server", lambda n, size, _: size, "about N - 1", NOBODY_WAITS, _DEAD),
+    Facts(
+        "gradients and weights, with the server",
+        lambda n, size, _: size,
+        "about N - 1",
+        NOBODY_WAITS,
+        _DEAD,
+        sent_text="M up, M down",
+    ),
     program=asgd,
 )
 EASGD = Method(
@@ -120,6 +127,7 @@ EASGD = Method(
         "at most tau - 1",
         NOBODY_WAITS,
         _DEAD,
+        sent_text="M up, M down, every τ steps",
     ),
     program=easgd,
 )

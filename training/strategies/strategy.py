@@ -53,7 +53,7 @@ class Traits:
 
 
 class StrategyConfig(Choice):
-    """A strategy's constants.
+    """A strategy's constants. The field for the steps between two synchronizations, if there is one, is `tau`.
 
     Attributes:
         traits: What it requires of machines and of the rest of the configuration.
@@ -99,6 +99,8 @@ class Facts:
         sent: Mean bytes that a learner sends per step, as a function of the number of learners, the model's bytes and
             the configuration; for h-adpsgd, the bytes that a node's first learner sends over the network; for pipeline,
             where no weights are sent, a function of a batch's bytes at a border instead of the model's.
+        sent_text: The same as a formula for docs/strategies.md, with N learners, M bytes of the model, τ steps of a
+            block.
         staleness: In steps.
         slow: Effect of a slow learner on the others.
         dead: Effect of a dead learner on the others.
@@ -111,6 +113,7 @@ class Facts:
     staleness: str
     slow: str
     dead: str
+    sent_text: str = field(kw_only=True)
     advice: Callable[[str], str] | None = None
 
 

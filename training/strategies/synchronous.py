@@ -180,6 +180,7 @@ SCPSGD = Method(
         "0",
         ALL_WAIT,
         ALL_STOP,
+        sent_text="2(N−1)/N · M",
         advice=lambda _: "the all-reduce costs next to nothing here, and synchronous SGD has no staleness",
     ),
     program=scpsgd,
@@ -196,6 +197,7 @@ SDPSGD = Method(
         "0",
         "delays its neighbours and, through them, eventually all learners",
         ALL_STOP,
+        sent_text="2 M (complete graph: 2(N−1)/N · M)",
     ),
     program=sdpsgd,
     join_point="during compute",
@@ -209,6 +211,7 @@ D1D = Method(
         "1",
         ALL_WAIT,
         ALL_STOP,
+        sent_text="2(N−1)/N · M, overlapped with the gradient",
         advice=lambda _: (
             "learners are evenly fast and the all-reduce hides behind the gradient: all weights stay equal"
         ),

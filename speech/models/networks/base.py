@@ -1,6 +1,7 @@
 """What every network and every acoustic model promises, and the front end that shortens the frame sequence."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,14 @@ class TrainableNetwork(nn.Module):
 
 
 class AcousticModel(TrainableNetwork, ABC):
-    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) or tied states out."""
+    """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) or tied states out.
+
+    Attributes:
+        stackable: Whether `torch.func.vmap` computes several replicas at once, which makes simulations faster: torch's
+            recurrent layers cannot.
+    """
+
+    stackable: ClassVar[bool] = False
 
     def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
         super().__init__()

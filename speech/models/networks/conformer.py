@@ -150,6 +150,7 @@ class Conformer(AcousticModel):
     """`cfg.layers` Conformer layers of width `cfg.dim` and a linear output layer."""
 
     cfg: ConformerConfig
+    stackable = True
 
     def __init__(self, cfg: ConformerConfig, num_features: int, vocab_size: int) -> None:
         super().__init__(cfg, num_features, vocab_size)

@@ -355,6 +355,12 @@ def test_every_registered_reader_loads():
     assert all(issubclass(reader_class(kind), CorpusReader) for kind in READERS)
 
 
+def test_every_reader_says_what_its_layout_looks_like():
+    layouts = [vars(reader_class(kind)).get("LAYOUT", "") for kind in READERS]  # its own, not an ancestor's
+    assert all(20 < len(layout) < 200 and not layout.endswith(".") for layout in layouts)
+    assert len(set(layouts)) == len(READERS)
+
+
 def test_guess_kind_explains(tmp_path):
     with pytest.raises(CorpusError, match=r"no known corpus layout"):
         guess_kind(str(tmp_path))

@@ -1,5 +1,7 @@
 """Every strategy's program: the common contract, newcomers, and facts of the registry."""
 
+import re
+
 import pytest
 import torch
 from regression import Regression, finals, simulate
@@ -169,6 +171,13 @@ def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_com
     assert method.traits.exchange == (isinstance(request, Compute) and request.average)
     assert method.traits.buckets == (reduces and request.codec is None and not method.traits.one_learner)
     assert method_of(name) is method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_program_says_what_one_chooses_by(name):
+    said = " ".join(METHODS[name].program.__doc__.split())
+    for word in (r"Synchronizes ", r"[Ss]ends ", r"Staleness", r"slow", r"dead "):
+        assert re.search(word, said), word
 
 
 def test_who_has_the_model_alone_trains_as_scpsgds_learners_do():

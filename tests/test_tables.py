@@ -1,0 +1,54 @@
+"""The generated pages and tables of the docs are what the registries say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from storage.corpora import READERS
+from training.strategies.registry import STRATEGIES, STRATEGY_CONFIGS
+
+ROOT = Path(__file__).resolve().parents[1]
+SPEC = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+tables = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(tables)
+PAGES = tables.pages()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_page_is_current(path):
+    assert path.read_text(encoding="utf-8") == PAGES[path], "run `make tables`"
+
+
+def test_every_table_is_on_a_page():
+    text = "".join(PAGES.values())
+    assert all(text.count(f"<!-- table: {name} -->") == 1 for name in tables.TABLES)
+
+
+def test_a_table_is_replaced_and_what_surrounds_it_stays():
+    page = "Before.\n\n<!-- table: strategies -->\n\n| old |\n|---|\n| table |\n\nAfter.\n\n| another |\n"
+    text = tables.with_tables(page)
+    assert text.startswith("Before.\n\n<!-- table: strategies -->\n\n| strategy | synchronizes |")
+    assert text.endswith("|\n\nAfter.\n\n| another |\n")
+    assert "old" not in text
+    assert tables.with_tables(text) == text
+    with pytest.raises(KeyError):
+        tables.with_tables("<!-- table: unknown -->\n\n| x |\n")
+
+
+def test_tables_have_every_kind_and_no_empty_property():
+    kinds = {name: [row[0].strip("`") for row in list(rows())[1:]] for name, rows in tables.TABLES.items()}
+    assert kinds["corpus-layouts"] == [*sorted(READERS), "synthetic"]
+    assert kinds["strategies"] == ["single", *STRATEGIES]
+    assert kinds["strategy-fields"] == list(STRATEGY_CONFIGS)
+    assert all(all(row) for row in tables.strategies())
+
+
+def test_fields_come_with_their_words_and_learners_with_their_places():
+    rows = {row[0].strip("`"): row[1:] for row in tables.strategy_fields()}
+    assert rows["single"] == ("one node of one", "–")
+    assert rows["scpsgd"] == ("one node of N", "`train.comm_hook` (`none`, `bf16`, `powersgd`)")
+    assert rows["h-adpsgd"][0] == "n nodes of k"
+    assert rows["h-adpsgd"][1].endswith("`train.exchange`, `train.comm_hook` (`none`, `bf16`, `powersgd`)")
+    assert rows["hogwild"] == ("N nodes of one, on one machine's CPUs", "–")
+    assert rows["easgd"] == ("N nodes of one", "`tau`, `beta`, `servers`")

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+SPEC = "bundle.json"  # as in speech.bundle, whose import takes a second
 _REGISTERED = re.compile(r"(?P<name>[^@/\s]+)(?:@(?P<alias>[^@/\s]+)|/(?P<version>\d+))?")
 
 
@@ -10,16 +11,20 @@ def model_uri(model: str) -> str:
     """The URI of a registered model, or the path of a bundle's folder.
 
     Args:
-        model: `NAME` (its champion), `NAME@ALIAS`, `NAME/VERSION`, `models:/…`, or a folder, which comes first.
+        model: `NAME` (its champion), `NAME@ALIAS`, `NAME/VERSION`, `models:/…`, or a folder. A folder comes before
+            a model of the same name only if it holds a bundle: a model may be named after the folder of its recordings.
 
     Raises:
         ValueError: If it is none of these.
     """
-    if model.startswith("models:/") or Path(model).is_dir():
-        return model
     match = _REGISTERED.fullmatch(model)
+    if model.startswith("models:/") or (Path(model).is_dir() and (match is None or (Path(model) / SPEC).exists())):
+        return model
     if match is None:
-        raise ValueError(f"{model!r} is no model: give NAME, NAME@ALIAS, NAME/VERSION, models:/… or a bundle's folder")
+        raise ValueError(
+            f"{model!r} is neither a folder nor the name of a model: give NAME, NAME@ALIAS, NAME/VERSION, models:/… "
+            "or a bundle's folder"
+        )
     if match["version"]:
         return f"models:/{match['name']}/{match['version']}"
     return f"models:/{match['name']}@{match['alias'] or 'champion'}"

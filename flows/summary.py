@@ -102,6 +102,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_training_table(training))
     if summary["sets"]:
         print_scores(summary["sets"], console)
+    if training:
+        for warning in useless_warnings(summary["sets"]):
+            console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     if summary.get("groups"):
         console.print(group_table(summary["groups"]))
     if summary["model_uri"]:
@@ -116,6 +119,16 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         name = summary["model_uri"].rsplit("/", 1)[0]
         uri = f"{name}@champion" if "champion" in summary["model_aliases"] else summary["model_uri"]
         console.print(f"try     starling transcribe --model {uri} FILE.wav", highlight=False, soft_wrap=True)
+
+
+def useless_warnings(sets: dict[str, Any]) -> list[str]:
+    """A line for each set in which a model that was just trained recognized no word, with what helps."""
+    return [
+        f"no word of {name!r} was recognized correctly: this model has learned nothing yet. Train longer "
+        "(train.epochs), in smaller batches (train.batch_seconds), and check that the transcripts match the recordings"
+        for name, s in sets.items()
+        if s["words"] and s["sub"] + s["del"] >= s["words"]
+    ]
 
 
 def set_table(rows: list[dict[str, Any]]) -> Table:

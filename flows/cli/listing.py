@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows.cli.common import JsonOption, friendly, out, print_json, say
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tasks.tracking.listing import RegisteredVersion, TrackedRun
 
 Row = TypeVar("Row")
+_WIDEST_NAME, _WIDE = 40, 120
 
 
 def _connected() -> Any:
@@ -67,9 +68,13 @@ def runs(
 
 
 def _print_table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> None:
-    table = Table(*columns, header_style="bold")
-    for row in rows:
-        table.add_row(*(cell(row) for cell in columns.values()))
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    name, *others = columns
+    # names are to be copied: they are on one line if there is room, and never cut
+    widest = min(max(len(row[0]) for row in cells), _WIDEST_NAME) if out.width >= _WIDE else None
+    table = Table(Column(name, overflow="fold", min_width=widest), *others, header_style="bold")
+    for row in cells:
+        table.add_row(*row)
     out.print(table)
 
 

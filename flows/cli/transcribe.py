@@ -67,7 +67,10 @@ def transcribe(
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="models:/NAME@ALIAS, models:/NAME/VERSION, or a bundle's folder.")
+        str,
+        typer.Option(
+            "--model", "-m", help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder."
+        ),
     ] = "models:/starling-demo@champion",
     kind: Annotated[
         Format,
@@ -131,7 +134,7 @@ def _shown(kind: str, nbest: int) -> str:
 
 def _transcriber(model: str, device: str, vad: Detector | None, nbest: int) -> "Transcriber":
     """The model, ready to use."""
-    from flows.models import fetch_model
+    from flows.models import fetch_model, model_uri
     from speech.transcriber import Transcriber
     from speech.vad import DETECTORS
     from training.learner.devices import pick_device
@@ -139,7 +142,7 @@ def _transcriber(model: str, device: str, vad: Detector | None, nbest: int) -> "
     if device in ("auto", "cuda"):
         device = str(pick_device(device, field="--device"))
     detector = DETECTORS[vad.value].config() if vad else None
-    return Transcriber(fetch_model(model), device=device, vad=detector, nbest=nbest)
+    return Transcriber(fetch_model(model_uri(model)), device=device, vad=detector, nbest=nbest)
 
 
 def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[list[tuple[Path, Path]]]:

@@ -102,8 +102,16 @@ class StageResult:
 
 
 def counts_text(counts: dict[str, Any]) -> str:
-    """Format counts in one line."""
-    return ", ".join(f"{value:,} {name}" for name, value in counts.items())
+    """Format counts in one line, such as `1 error, 32 words`."""
+    return ", ".join(_count_text(name, value) for name, value in counts.items())
+
+
+def _count_text(name: str, value: Any) -> str:
+    if name == "version":  # a number, not a count
+        return f"version {value}"
+    if value == 1 and name.endswith("s"):
+        name = f"{name[:-3]}y" if name.endswith("ies") else name[:-1]
+    return f"{value:,} {name}"
 
 
 def lock_path(stage: str, key: str) -> Path:

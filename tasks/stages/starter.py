@@ -26,6 +26,10 @@ _FEW_WORDS, _EXAMPLES = 100, 20
 """With at most this many different words and this many examples of each, words are the tokens."""
 _LONGEST_S = 60.0
 _MANY_REFUSED = 0.5
+_STEPS, _MOST_EPOCHS = 800, 100
+"""Steps that a model from scratch needs at least to recognize anything, and epochs that are given to them at most."""
+_BATCHES, _LEAST_BATCH_S = 15, 8
+"""With little speech, an epoch has about this many batches, of at least so many seconds."""
 _SIZES = (
     (2.0, "dim: 96, layers: 4, channels: 32, dropout: 0.15", 30, 0.002),
     (20.0, "dim: 144, layers: 6, channels: 32, dropout: 0.1", 60, 0.0015),
@@ -154,7 +158,7 @@ class Starter:
         """
         found = self._found
         lines = [
-            f"# {found.utterances:,} utterances, {found.hours:.2g} hours, {found.speakers} speaker(s), "
+            f"# {found.utterances:,} utterances, {found.hours:.2g} hours, {_speakers(found.speakers)}, "
             f"{found.different_words:,} different words.",
             f"# Run it with: starling run {file}",
             f"name: {self._name}",
@@ -196,7 +200,7 @@ class Starter:
         what = "validation" if sets.keys() - {"", "train", "valid"} else "validation and test"
         if speakers >= _FEW_SPEAKERS:
             return [f"split_by: speaker  # {what} speakers are not trained on"]
-        why = f"{speakers} speaker(s) are too few to keep some for {what}: the error rate is for these voices"
+        why = f"{_speakers(speakers)}: too few to set some aside for {what}; the error rate is for these voices"
         return [f"split_by: utterance  # {why}"]
 
     @property
@@ -221,7 +225,7 @@ class Starter:
         words = f"{{kind: words}}  # each of the {found.different_words} words is a token"
         pieces = "{kind: bpe, vocab_size: 500}" if hours >= 20 else "{kind: characters}"
         size, batch, rate = next(rest for most, *rest in _SIZES if hours < most)
-        epochs = max(10, min(30, round(8 / max(hours, 0.01)))) if hours < 2 else 30
+        batch, epochs = _schedule(hours, found.long_s, batch)
         return [
             f"features: {{num_mels: {mels}, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4, trim_db: 30}}",
             f"tokens: {words if small else pieces}",
@@ -235,6 +239,24 @@ class Starter:
             "  schedule: {kind: cosine, warmup_epochs: 2}",
             "  augment: {time_masks: 2, freq_masks: 2, pauses: {}}",
         ]
+
+
+def _speakers(count: int) -> str:
+    return f"{count:,} speakers" if count != 1 else "1 speaker"
+
+
+def _schedule(hours: float, long_s: float, batch: int) -> tuple[int, int]:
+    """Seconds of a batch and number of epochs, so that little speech has enough steps, too.
+
+    Args:
+        hours: Hours of training data.
+        long_s: Duration of a long utterance, in seconds.
+        batch: Seconds of a batch for models of this size.
+    """
+    epochs = max(10, min(30, round(8 / max(hours, 0.01)))) if hours < 2 else 30
+    batch = min(batch, max(_LEAST_BATCH_S, math.ceil(2 * long_s), round(3600 * hours / _BATCHES)))
+    steps = max(1, round(3600 * hours / batch))  # of an epoch
+    return batch, max(epochs, min(_MOST_EPOCHS, math.ceil(_STEPS / steps)))
 
 
 def config_name(folder: Path) -> str:

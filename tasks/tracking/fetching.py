@@ -1,5 +1,6 @@
 """Fetches the bundles of registered models."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import mlflow
@@ -19,12 +20,23 @@ def download_bundle(uri: str, folder: Path | None = None) -> Path:
     Raises:
         ValueError: If the registry has no such model.
     """
-    client()
+    api = client()
     try:
         local = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=folder and str(folder)))
     except (MlflowException, OSError) as error:
+        known = _names(api)
+        remedy = (
+            f"it has {', '.join(known)}: name one of these" if known else "run a pipeline first (`starling run demo`)"
+        )
         raise ValueError(
-            f"{uri} is not in the registry at {shown_mlflow_uri()}: run a pipeline first (`starling run demo`), "
+            f"{uri} is not in the registry at {shown_mlflow_uri()}: {remedy}, "
             f"or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
         ) from error
     return next(local.rglob("bundle.json")).parent
+
+
+def _names(api: mlflow.MlflowClient) -> list[str]:
+    """Some of the registered models; none if the registry does not answer."""
+    with suppress(MlflowException, OSError):
+        return [model.name for model in api.search_registered_models(max_results=10)]
+    return []

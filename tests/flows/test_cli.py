@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import small_corpus, starling, tiny_document, write_config, write_table, write_tone
+from support import give_mlflow, small_corpus, starling, tiny_document, write_config, write_table, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -281,7 +281,15 @@ def test_a_model_that_is_not_in_the_registry_is_an_error_with_a_remedy(finished,
     audio = write_tone(tmp_path / "a.wav")
     result = invoke("transcribe", audio, "--model", "models:/nobody@champion", code=1)
     assert "models:/nobody@champion is not in the registry at sqlite:///" in result.stderr
-    assert "starling run" in result.stderr
+    assert "it has tiny: name one of these, or set STARLING_HOME" in result.stderr
+    result = invoke("transcribe", audio, code=1)  # the default model is the demo's
+    assert "models:/starling-demo@champion is not in the registry at" in result.stderr
+    assert "it has tiny" in result.stderr
+
+
+def test_where_no_model_is_registered_a_run_is_the_remedy(home, tmp_path, wide):
+    give_mlflow(home)
+    assert "run a pipeline first" in invoke("transcribe", write_tone(tmp_path / "a.wav"), code=1).stderr
 
 
 def test_doctor_finds_everything_or_says_how_to_mend_it(home):

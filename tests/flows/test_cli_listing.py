@@ -1,10 +1,13 @@
 """`starling models` and `starling runs`."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from command_line import invoke
 from support import give_mlflow
+
+from tasks.tracking.listing import TrackedRun
 
 pytestmark = pytest.mark.usefixtures("wide")
 
@@ -34,3 +37,16 @@ def test_where_there_is_nothing_the_next_step_is_named(home):
     give_mlflow(home)
     assert "`starling run demo` registers one" in invoke("models").stderr
     assert "has no run of x yet: `starling run` makes one" in invoke("runs", "x").stderr
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_names_are_not_cut_in_a_narrow_terminal(finished, monkeypatch, width):
+    monkeypatch.setattr("flows.cli.common.out.width", width, raising=False)
+    name = "a-rather-long-name-20261125-023017-91968"
+    row = TrackedRun(name, "tiny", "finished", datetime.now(UTC), 139.0, {"test": 0.5}, "there was no champion")
+    monkeypatch.setattr("tasks.tracking.listing.list_runs", lambda *_: [row])
+    shown = invoke("runs").stdout
+    first = "".join(line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│"))
+    assert first == name
+    assert (name in shown) == (width == 120)
+    assert "champion" in shown

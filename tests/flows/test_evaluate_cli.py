@@ -156,7 +156,7 @@ def test_names_of_models(name, uri):
 
 
 def test_mistakes_have_remedies(folder, tmp_path, corpus, home):
-    assert "is no model: give NAME" in evaluate("no/such/bundle", corpus, code=1).stderr
+    assert "is neither a folder nor the name of a model: give NAME" in evaluate("no/such/bundle", corpus, code=1).stderr
     assert "is not a model bundle" in evaluate(tmp_path, corpus, code=1).stderr
     assert "has no known corpus layout" in evaluate(folder, folder, code=1).stderr
     message = evaluate(folder, corpus, "--split", "dev", code=1).stderr

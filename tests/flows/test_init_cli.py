@@ -94,10 +94,10 @@ def test_every_line_is_a_field_with_its_reason(here):
     with_table(here / "digits")
     invoke("init", here / "digits", "-o", here / "digits" / "mine.yaml", "--name", "ours")
     text = (here / "digits" / "mine.yaml").read_text()
-    assert text.startswith("# 72 utterances, 0.008 hours, 2 speaker(s), 3 different words.\n")
+    assert text.startswith("# 72 utterances, 0.008 hours, 2 speakers, 3 different words.\n")
     assert "# Run it with: starling run mine.yaml" in text
     assert "path: labels.csv" in text  # the folder can be moved with its configuration
-    assert "split_by: utterance  # 2 speaker(s) are too few" in text
+    assert "split_by: utterance  # 2 speakers: too few" in text
     assert "options: {columns: {text: label}}" in text
     assert len(text.splitlines()) <= 25
 

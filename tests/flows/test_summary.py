@@ -5,7 +5,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flows.summary import group_table, print_summary, score_table, set_table, speaker_table, summarize
+from flows.summary import (
+    group_table,
+    print_summary,
+    score_table,
+    set_table,
+    speaker_table,
+    summarize,
+    useless_warnings,
+)
 from tasks.stages.base import Run
 
 
@@ -111,3 +119,19 @@ def test_a_training_of_several_is_told_and_so_are_warnings(finished):
     text = printed(found | {"training": training, "data": found["data"] | {"warnings": ["trained [on] speakers"]}})
     assert "│ adpsgd   │     2 │                 3 │              4,005 │        6 │" in text
     assert "warning trained [on] speakers" in text
+
+
+def test_a_model_that_recognizes_nothing_is_told_with_what_helps():
+    learned = {"words": 10, "sub": 2, "del": 7, "ins": 9}
+    nothing, empty = learned | {"sub": 3}, {"words": 0, "sub": 0, "del": 0, "ins": 1}
+    (line,) = useless_warnings({"a": learned, "b": nothing, "c": empty})
+    assert line.startswith("no word of 'b' was recognized correctly")
+    assert "train.epochs" in line
+    assert "train.batch_seconds" in line
+
+
+def test_the_warning_is_printed_for_models_that_were_just_trained(finished):
+    found = summarize(finished)
+    found |= {"sets": {"test": found["sets"]["test"] | {"sub": found["sets"]["test"]["words"]}}}
+    assert "warning no word of 'test' was recognized correctly" in printed(found)
+    assert "warning no word" not in printed(found | {"training": None})

@@ -158,6 +158,8 @@ def test_numbers_are_readable():
     assert percent(0.0567) == "5.67 %"
     assert percent(None) == "–"
     assert counts_text({"read": 12345, "written": 0}) == "12,345 read, 0 written"
+    assert counts_text({"errors": 1, "copies": 1, "empty": 1, "words": 32}) == "1 error, 1 copy, 1 empty, 32 words"
+    assert counts_text({"promoted": 1, "version": 2}) == "1 promoted, version 2"
 
 
 def test_the_same_results_have_the_same_report(finished):

@@ -224,8 +224,8 @@ class Starter:
         small = found.different_words <= _FEW_WORDS and found.words >= _EXAMPLES * found.different_words
         words = f"{{kind: words}}  # each of the {found.different_words} words is a token"
         pieces = "{kind: bpe, vocab_size: 500}" if hours >= 20 else "{kind: characters}"
-        size, batch, rate = next(rest for most, *rest in _SIZES if hours < most)
-        batch, epochs = _schedule(hours, found.long_s, batch)
+        _, size, largest, rate = next(row for row in _SIZES if hours < row[0])
+        batch, epochs = _schedule(hours, found.long_s, largest)
         return [
             f"features: {{num_mels: {mels}, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4, trim_db: 30}}",
             f"tokens: {words if small else pieces}",

@@ -81,7 +81,7 @@ def check_no_row_is_lost(text):
     return found, width
 
 
-@settings(max_examples=150)
+@settings(max_examples=70)
 @given(ROWS, DAMAGE)
 def test_one_damage_costs_the_rows_that_it_touches(rows, damage):
     text = damaged(as_csv(rows), [damage])
@@ -93,7 +93,7 @@ def test_one_damage_costs_the_rows_that_it_touches(rows, damage):
         assert sum(list(row) in good for row in rows) >= len(rows) - 2
 
 
-@settings(max_examples=150)
+@settings(max_examples=70)
 @given(ROWS, st.lists(DAMAGE, min_size=2, max_size=8))
 def test_no_damage_swallows_a_row(rows, damages):
     check_no_row_is_lost(damaged(as_csv(rows), damages))

@@ -79,6 +79,13 @@ def database(home, path):
     return path
 
 
+@pytest.fixture
+def made_fast(home, monkeypatch):
+    """Another database is a copy of an empty one: MLflow takes a second to make one, as other tests here have it do."""
+    give_mlflow(home / "spare")
+    monkeypatch.setattr(embedded_database, "_make", lambda draft: copy_database(home / "spare/mlflow/mlflow.db", draft))
+
+
 def change(path, statement):
     embedded_database._ready.clear()
     with closing(sqlite3.connect(path)) as made, made:
@@ -93,7 +100,7 @@ def test_a_maker_that_is_killed_leaves_nothing_that_another_would_find(path):
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["mlflow.db", "mlflow.db.lock"]
 
 
-def test_an_unfinished_database_of_an_older_version_is_replaced_and_kept_beside_it(path, caplog):
+def test_an_unfinished_database_of_an_older_version_is_replaced_and_kept_beside_it(path, caplog, made_fast):
     path.parent.mkdir(parents=True)
     for number, moment in enumerate(("INSERT INTO _alembic_tmp_", "webhook_events")):
         path.unlink(missing_ok=True)
@@ -133,7 +140,7 @@ def test_an_older_database_is_migrated_as_a_copy_and_kept(database):
     assert database.with_name(f"mlflow.db.before-{before}").read_bytes() == old
 
 
-def test_a_half_migrated_database_with_runs_is_refused_with_a_remedy_that_works(database, home):
+def test_a_half_migrated_database_with_runs_is_refused_with_a_remedy_that_works(database, home, made_fast):
     change(database, "CREATE TABLE _alembic_tmp_metrics (x int)")
     script = ScriptDirectory.from_config(utils._get_alembic_config(""))
     # its last migrations have been made, but for the mark
@@ -168,7 +175,7 @@ def test_a_database_of_which_nothing_is_left_is_refused_and_a_backup_of_it_bring
     assert names() == {"Default", "kept"}
 
 
-def test_a_database_of_a_newer_mlflow_is_refused_with_a_remedy_that_works(database):
+def test_a_database_of_a_newer_mlflow_is_refused_with_a_remedy_that_works(database, made_fast):
     change(database, "UPDATE alembic_version SET version_num = 'ffff00000000'")
     with pytest.raises(EmbeddedDatabaseError, match="newer MLflow") as refused:
         client()

@@ -1,9 +1,10 @@
 import io
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from support import small_corpus
+from support import environment, small_corpus
 
 from speech.audio import decode_audio
 from speech.features import build_features
@@ -19,20 +20,46 @@ from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD
 
 
-def extracted(tmp_path, **features):
-    path = tmp_path / "corpus" / "metadata.csv"
-    if not path.exists():
-        small_corpus(tmp_path / "corpus")
+def executed(corpus, stages, **features):
     document = {
         "name": "f",
-        "data": {"sources": [{"kind": "table", "path": str(path)}], "sample_rate": 8000},
+        "data": {"sources": [{"kind": "table", "path": str(corpus / "metadata.csv")}], "sample_rate": 8000},
         "storage": {"shard_seconds": 1.5, "workers": 2},
         "features": {"num_mels": 20} | features,
     }
     run = Run(parse_config(document), "r")
-    for stage in (PREPARE, SHARD, FEATURES):
+    for stage in stages:
         stage.execute(run)
-    return run.result("features"), run
+    return run
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A small corpus."""
+    folder = tmp_path_factory.mktemp("corpus")
+    small_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharded(corpus, tmp_path_factory):
+    """A data folder with the corpus in shards."""
+    folder = tmp_path_factory.mktemp("sharded")
+    with environment(STARLING_HOME=folder, MLFLOW_TRACKING_URI=None):
+        executed(corpus, (PREPARE, SHARD))
+    return folder
+
+
+@pytest.fixture
+def extracted(home, corpus, sharded):
+    """Features of the corpus, extracted in a data folder of the test's own."""
+    shutil.copytree(sharded, home)
+
+    def extract(**features):
+        run = executed(corpus, (PREPARE, SHARD, FEATURES), **features)
+        return run.result("features"), run
+
+    return extract
 
 
 def all_features(run, name):
@@ -49,8 +76,8 @@ def all_features(run, name):
     return {who: torch.cat(parts).double() for who, parts in found.items()}
 
 
-def test_global_statistics_are_those_of_the_training_set(home, tmp_path):
-    result, run = extracted(tmp_path)
+def test_global_statistics_are_those_of_the_training_set(extracted):
+    result, run = extracted()
     everything = torch.cat(list(all_features(run, "train").values()))
     stats = CmvnStats.from_dict(result.record["stats"])
     assert stats.count == len(everything) == result.counts["frames"]
@@ -60,8 +87,8 @@ def test_global_statistics_are_those_of_the_training_set(home, tmp_path):
     assert result.counts["dimensions"] == 20
 
 
-def test_speaker_statistics_are_those_of_every_speaker_of_every_set(home, tmp_path):
-    result, run = extracted(tmp_path, cmvn="speaker")
+def test_speaker_statistics_are_those_of_every_speaker_of_every_set(extracted):
+    result, run = extracted(cmvn="speaker")
     assert set(result.record["speakers"]) == {"s0", "s1", "s2", "s3"}
     for name in ("train", "valid", "test"):
         for who, feats in all_features(run, name).items():
@@ -71,16 +98,16 @@ def test_speaker_statistics_are_those_of_every_speaker_of_every_set(home, tmp_pa
 
 
 @pytest.mark.parametrize("cmvn", ["utterance", "none"])
-def test_without_statistics_no_audio_is_read(home, tmp_path, cmvn, monkeypatch):
+def test_without_statistics_no_audio_is_read(extracted, cmvn, monkeypatch):
     monkeypatch.setattr(module, "features_of_set", None)
-    result, _ = extracted(tmp_path, cmvn=cmvn)
+    result, _ = extracted(cmvn=cmvn)
     assert result.counts == {"frames": 0, "dimensions": 20}
     assert (result.record["stats"], result.record["speakers"]) == (None, {})
 
 
 @pytest.mark.parametrize(("kind", "dim"), [("logmel", 20), ("mfcc", 13)])
-def test_stored_features_are_those_computed_on_the_fly(home, tmp_path, kind, dim):
-    result, run = extracted(tmp_path, stored=True, kind=kind)
+def test_stored_features_are_those_computed_on_the_fly(extracted, kind, dim):
+    result, run = extracted(stored=True, kind=kind)
     assert result.counts["stored"] == 12
     for name in ("train", "valid", "test"):
         store = result.store.child(name)
@@ -96,15 +123,15 @@ def test_stored_features_are_those_computed_on_the_fly(home, tmp_path, kind, dim
             np.testing.assert_allclose(np.sort(mine, axis=0), np.sort(feats.float().numpy(), axis=0), atol=1e-5)
 
 
-def test_training_reads_stored_features_where_there_are_some(home, tmp_path):
-    _, fly = extracted(tmp_path)
-    _, stored = extracted(tmp_path, stored=True)
+def test_training_reads_stored_features_where_there_are_some(extracted):
+    _, fly = extracted()
+    _, stored = extracted(stored=True)
     assert set_url(fly, "train") == fly.result("shard").store.child("train").url
     assert set_url(stored, "train") == stored.result("features").store.child("train").url
     assert set_digest(fly, "train") != set_digest(stored, "train")
 
 
-def test_a_killed_stage_takes_over_finished_shards(home, tmp_path, monkeypatch):
+def test_a_killed_stage_takes_over_finished_shards(extracted, monkeypatch):
     work, calls = module.Extractor.features, []
 
     def failing(self, payload):
@@ -115,10 +142,10 @@ def test_a_killed_stage_takes_over_finished_shards(home, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.Extractor, "features", failing)
     with pytest.raises(KeyboardInterrupt):
-        extracted(tmp_path, stored=True)
-    result, _ = extracted(tmp_path, stored=True)
+        extracted(stored=True)
+    result, _ = extracted(stored=True)
     assert len(calls) < 5 + 12
-    whole, _ = extracted(tmp_path, stored=True, cmvn="speaker")  # another address: made without interruption
+    whole, _ = extracted(stored=True, cmvn="speaker")  # another address: made without interruption
     assert result.record["sets"] == whole.record["sets"]
 
 
@@ -130,8 +157,8 @@ def test_a_killed_stage_takes_over_finished_shards(home, tmp_path, monkeypatch):
         {"kind": "mfcc", "use_energy": True, "cmvn": "speaker", "cmvn_variance": False, "splice_left": 1},
     ],
 )
-def test_what_is_stored_is_neither_normalized_nor_widened(home, tmp_path, given):
-    result, run = extracted(tmp_path, stored=True, **given)
+def test_what_is_stored_is_neither_normalized_nor_widened(extracted, given):
+    result, run = extracted(stored=True, **given)
     cfg = run.config.features
     stats = CmvnStats.from_dict(result.record["stats"]) if result.record["stats"] else None
     speakers = {who: CmvnStats.from_dict(value) for who, value in result.record["speakers"].items()}
@@ -178,9 +205,9 @@ train: {augment: {noise: {files: [noise, $NOISES/b]}, reverb: {files: [../rirs]}
     assert augment.file_lists() == [str(tmp_path / "noise"), "/srv/noises/b", str(tmp_path.parent / "rirs")]
 
 
-def test_the_kind_of_features_is_part_of_the_address(home, tmp_path):
+def test_the_kind_of_features_is_part_of_the_address(extracted):
     others = ({"num_mels": 21}, {"cmvn": "none"}, {"kind": "mfcc"}, {"delta_order": 1}, {"kind": "fbank"})
-    keys = {extracted(tmp_path, **given)[0].key for given in ({}, *others)}
+    keys = {extracted(**given)[0].key for given in ({}, *others)}
     assert len(keys) == 6
-    same = {extracted(tmp_path, **given)[0].key for given in ({}, {"delta_order": 0}, {"cmvn_window": 600})}
+    same = {extracted(**given)[0].key for given in ({}, {"delta_order": 0}, {"cmvn_window": 600})}
     assert len(same) == 1

@@ -1,10 +1,17 @@
 import pytest
-from support import tiny_document
+from support import give_mlflow, tiny_document
 
 from tasks.config.pipeline import parse_config
 from tasks.stages.folds import combine
 from tasks.tracking.fold_tracking import figures, log_folds
 from tasks.tracking.runs import TRAINING_TAG, client, experiment_id
+
+
+@pytest.fixture
+def home(home):
+    """A data folder with an empty database of MLflow."""
+    give_mlflow(home)
+    return home
 
 
 def score(wer, words=100):

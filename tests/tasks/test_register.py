@@ -4,7 +4,7 @@ import json
 import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
-from support import copy_finished, finished, tiny_document
+from support import copy_finished, finished, give_mlflow, tiny_document
 
 from speech.bundle import load_spec
 from speech.decoding import BeamConfig
@@ -27,6 +27,13 @@ from training.learner.inference import Decoded
 
 class Killed(BaseException):
     """Simulates kill -9: nothing in the stage may catch it and clean up."""
+
+
+@pytest.fixture
+def home(home):
+    """A data folder with an empty database of MLflow."""
+    give_mlflow(home)
+    return home
 
 
 def published(run, name, key, record):

@@ -157,6 +157,7 @@ def trained_on(monkeypatch, run):
 def test_copies_are_aligned_and_adapted_like_speakers_of_their_own(tmp_path, monkeypatch):
     with environment(STARLING_HOME=tmp_path / "home", MLFLOW_TRACKING_URI=None):
         data = tiny_document()["data"] | {"speeds": [0.8]}
+        data["sources"][0]["synthesis"] |= {"train": 16, "valid": 2, "test": 2}
         run = aligning.aligned_run(tmp_path / "home", data=data)
         index = ShardIndex.read(run.result("shard").store.child("train"))
         own = [one for one in index.column("id") if not is_copy(one, [0.8])]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from support import copy_finished, give_mlflow, tiny_document
+from support import copy_finished, give_mlflow, load_beside, tiny_document
 from typer.testing import CliRunner
 
 from speech.bundle import check_files, own_decoder
@@ -13,7 +13,7 @@ from speech.decoding import WordsConfig
 from speech.decoding.language_model import arpa_words
 from tasks import STAGES
 from tasks.config.pipeline import ConfigError, parse_config
-from tasks.stages import decode, lm, tuning
+from tasks.stages import decode, lm, lm_network, tuning
 from tasks.stages.base import Run, StageError, stages_of
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.decode import DECODE, decode_piece, decode_with
@@ -29,6 +29,7 @@ from tasks.stages.train import TRAIN
 from tasks.tracking import significance
 from tasks.tracking.runs import client
 
+tones = load_beside(__file__, "../training/tones.py")
 BIGRAM = {"order": 2, "smoothing": "witten-bell"}
 WORDS = {"kind": "words", "beam": 8}
 
@@ -95,8 +96,10 @@ def test_the_second_language_model_of_the_stage_rescoring_ranks_as_the_same_file
     assert metrics["rescoring.words"] == made.counts["words"]
 
 
-def test_a_network_of_the_stage_rescoring_is_trained_and_ranks(own):
-    run = words_run(own, rescoring={"kind": "lstm", "dim": 8}, lm_train={"epochs": 1})
+def test_a_network_of_the_stage_rescoring_is_trained_and_ranks(own, monkeypatch):
+    monkeypatch.setattr(lm_network, "run_training", lambda job, *_: tones.train_here(job))
+    short = {"epochs": 1, "device": "cpu", "threads": 1, "membership": {"beat_s": 0.05}}
+    run = words_run(own, rescoring={"kind": "lstm", "dim": 8}, lm_train=short)
     made = RESCORING.execute(run)
     DECODE.execute(run)
     assert Path(decoder_of(run).rescore_lm).read_bytes() == made.output.read("lm.safetensors")

@@ -1,6 +1,7 @@
 """Shared by all commands: consoles, JSON output, progress bars, errors without tracebacks."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -51,10 +52,21 @@ def friendly(command: Callable[P, R]) -> Callable[P, R]:
             if not _expected(error):
                 raise
             err.print("[bold red]error:[/bold red]", end=" ")
-            err.print(str(error) or type(error).__name__, markup=False, highlight=False, soft_wrap=True)
+            err.print(_told(error), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from error
 
     return wrapped
+
+
+def _told(error: Exception) -> str:
+    """An error in words, without numbers and class names of the system or of pydantic."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror and str(error).startswith("[Errno"):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if type(error).__module__.startswith("pydantic"):
+        from tasks.config.mistakes import plainly
+
+        return "; ".join(plainly(cast(Any, error)))
+    return str(error) or type(error).__name__
 
 
 def _expected(error: Exception) -> bool:

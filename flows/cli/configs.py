@@ -23,13 +23,15 @@ def find_config(path: Path | None) -> Path | None:
     A file of that name comes first. A path that does not exist is returned as it is.
 
     Raises:
-        BadParameter: If a bare word is neither a file nor a packaged configuration.
+        BadParameter: If a bare word is neither a file nor a packaged configuration, or if it is a folder.
     """
     if path is None or path.is_file() or len(path.parts) > 1 or path.suffix in _SUFFIXES:
         return path
     packaged = packaged_configs()
     if path.name in packaged:
         return packaged[path.name]
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder: give a YAML file, or let `starling init {path}` write one")
     near = get_close_matches(path.name, packaged, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise typer.BadParameter(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Column, Table
 
 from flows.cli import corpus_download
@@ -70,7 +71,7 @@ def inspect(
     path: Annotated[
         Path, typer.Argument(help="Folder or table of a corpus.", show_default=False, autocompletion=complete_path)
     ],
-    kind: Annotated[str, typer.Option("--kind", "-k", help="Layout; detected if left out.")] = "",
+    kind: Annotated[str, typer.Option("--kind", "-k", help="Layout. Default: detected.")] = "",
     limit: Annotated[int, typer.Option("--limit", help="Read only this many utterances; 0: all.")] = 0,
     json_output: JsonOption = False,
 ) -> None:
@@ -88,13 +89,17 @@ def inspect(
     data = DataConfig(sources=(source,), duplicates=DuplicatesConfig(fingerprint=False))
     good: list[Checked] = []
     reasons: Counter[str] = Counter()
+    examples: dict[str, str] = {}
     for result in check_all(select(source, reader), data, worker_count(0)):
         if isinstance(result, Checked):
             good.append(result)
         else:
             reasons[result.reason] += 1
-    reasons.update(reason for _, reason, _ in reader.problems)
-    report = describe(kind, good, reasons)
+            examples.setdefault(result.reason, f"{result.id}: {result.detail}")
+    for name, reason, detail in reader.problems:
+        reasons[reason] += 1
+        examples.setdefault(reason, f"{name}: {detail}")
+    report = describe(kind, good, reasons) | {"examples": examples}
     if json_output:
         print_json(report)
         return
@@ -144,13 +149,17 @@ def print_inspected(path: Path, report: dict[str, Any]) -> None:
     if report["sets"]:
         out.print(_set_table(report))
     if report["reasons"]:
-        table = Table("reason", "not used", header_style="bold")
+        table = Table("reason", "not used", Column("the first", overflow="fold"), header_style="bold")
         for reason, count in sorted(report["reasons"].items(), key=lambda item: -item[1]):
-            table.add_row(reason, f"{count:,}")
+            table.add_row(reason, f"{count:,}", escape(report.get("examples", {}).get(reason, "")))
         out.print(table)
         out.print("docs/corpora.md explains the reasons", highlight=False)
     if set(report["sets"]) == {""}:
-        out.print("The corpus has no sets: a run divides it into training, validation and test.", soft_wrap=True)
+        out.print(
+            "The corpus has no sets: a run divides it into training, validation and test. If a column or a folder of "
+            "yours stands for sets, `starling init` finds it.",
+            soft_wrap=True,
+        )
 
 
 def _set_table(report: dict[str, Any]) -> Table:

@@ -24,7 +24,7 @@ def evaluate(
             help="Corpus of any layout, or a folder of audio with text files.", autocompletion=complete_path
         ),
     ],
-    kind: Annotated[str, typer.Option("--kind", help="Layout; by default it is found out.")] = "auto",
+    kind: Annotated[str, typer.Option("--kind", help="Layout. Default: detected.", show_default=False)] = "auto",
     split: Annotated[str, typer.Option("--split", help="Score only this part of the corpus, such as test.")] = "",
     language: Annotated[str, typer.Option("--language", help="Language of the transcripts.")] = "en",
     limit: Annotated[int, typer.Option("--limit", help="Only the first utterances; 0: all.", min=0)] = 0,

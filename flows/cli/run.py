@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,9 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Run this stage again
 
 def _stage(value: str | None) -> str | None:
     if value is not None and value not in STAGES:
-        raise typer.BadParameter(f"{value!r} is not a stage; stages are: {', '.join(STAGES)}")
+        near = get_close_matches(value, STAGES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise typer.BadParameter(f"{value!r} is not a stage; {hint}stages are: {', '.join(STAGES)}")
     return value
 
 
@@ -50,6 +53,8 @@ def run(
 
     Stages whose inputs and configuration have not changed are taken from the object store.
     """
+    if from_stage and STAGES.index(from_stage) > STAGES.index(until):
+        raise typer.BadParameter(f"--from {from_stage} comes after --until {until}: nothing would run again")
     if folds:
         if until != "report":
             raise typer.BadParameter("--until and --folds exclude each other: every fold runs through `score`")

@@ -96,7 +96,8 @@ class Service:
 
     def log_end(self) -> str:
         """The last lines of its log, for a message."""
-        return f"the end of {self.log}:\n{self.process.tail(12)}"
+        end = self.process.tail(12).strip()
+        return f"the end of {self.log}:\n{end}" if end else f"its log, {self.log}, is empty: is the machine very busy?"
 
 
 def answers(url: str, timeout_s: float | None = None) -> bool:

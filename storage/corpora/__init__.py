@@ -83,15 +83,19 @@ def guess_kind(path: str) -> str:
         CorpusError: the path does not exist, or no layout matches.
     """
     root = Path(path).expanduser()
+    trouble = ""
     for kind in READERS:
         try:
             if reader_class(kind).recognises(root):
                 return kind
-        except OSError:
-            continue  # for example a folder without permission to list it
+        except OSError as error:  # for example a folder without permission to list it
+            trouble = trouble or f"{error.filename or root} cannot be read ({error.strerror or error})"
+            continue
+    if trouble:
+        raise CorpusError(trouble)
     if not root.exists():
         raise CorpusError(f"{root} does not exist: check the path of the corpus")
     raise CorpusError(
-        f"{root} has no known corpus layout: there is no wav.scp, metadata.csv, *.trans.txt, stm, clips, … "
-        f"Name the kind ({', '.join(sorted(READERS))}), or describe the corpus in a CSV table."
+        f"{root} has no known corpus layout: there is no metadata.csv, no NAME.txt beside each NAME.wav, no wav.scp, "
+        f"*.trans.txt, stm, … Name the kind ({', '.join(sorted(READERS))}), or describe the corpus in a CSV table."
     )

@@ -113,7 +113,7 @@ class CorpusReader(ABC):
         unknown = sorted(options.keys() - self.OPTIONS)
         if unknown:
             known = ", ".join(sorted(self.OPTIONS)) or "none"
-            raise CorpusError(f"{type(self).__name__} has no option {unknown[0]!r}: its options are {known}")
+            raise CorpusError(f"{path}: this layout has no option {unknown[0]!r}; its options are: {known}")
         self.root = Path(os.path.normpath(Path(str(path).removeprefix("file://")).expanduser().absolute()))
         if not self.root.exists():
             raise CorpusError(f"{self.root} does not exist: check the path of the corpus")

@@ -196,7 +196,8 @@ class TableReader(CorpusReader):
             if not set(names) & set(header):
                 raise CorpusError(
                     f"{self.table} has no column for {field} ({' or '.join(names)}), only {', '.join(header)}: "
-                    f"name it with the option columns={{{field!r}: ...}}"
+                    f"rename the right one to {names[0]}, or name it in the configuration: "
+                    f"options: {{columns: {{{field}: NAME}}}}"
                 )
         if twice := [name for name, count in Counter(header).items() if name and count > 1]:
             raise CorpusError(f"{self.table} has the column {twice[0]!r} twice: rename or remove one of them")

@@ -46,7 +46,7 @@ def _assign(document: dict[str, Any], assignment: str, choices: Container[str]) 
     try:
         value = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"--set {assignment!r}: {text!r} is no YAML value; quote it if it is text") from error
+        raise ValueError(f"--set {assignment!r}: {text!r} is not a YAML value; quote it if it is text") from error
     *parents, last = key.strip().split(".")
     node: Any = document
     for depth, name in enumerate(parents, start=1):
@@ -57,10 +57,18 @@ def _assign(document: dict[str, Any], assignment: str, choices: Container[str]) 
                 node[name] = {"kind": node[name]}
             node = node.setdefault(name, {})
         else:
-            raise ValueError(f"--set {assignment!r}: there is no {name!r} to set a field of")
+            raise ValueError(f"--set {assignment!r}: {_no_field(node, parents[: depth - 1], name)}")
     if isinstance(node, list) and last.isdigit() and int(last) < len(node):
         node[int(last)] = value
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise ValueError(f"--set {assignment!r}: {'.'.join(parents)} has no field {last!r}")
+        raise ValueError(f"--set {assignment!r}: {_no_field(node, parents, last)}")
+
+
+def _no_field(node: Any, parents: Sequence[str], name: str) -> str:
+    """Why a value has no such field."""
+    place = ".".join(parents)
+    if isinstance(node, list):
+        return f"{place} is a list of {len(node)}, whose items are numbered from 0: it has no item {name!r}"
+    return f"{place} is {node!r}, which has no field {name!r}"

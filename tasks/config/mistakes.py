@@ -38,6 +38,15 @@ def explained(error: ValidationError, root: type[BaseModel]) -> list[str]:
     return [_explain(problem, root) for problem in _own_problems(error)]
 
 
+def plainly(error: ValidationError) -> list[str]:
+    """A line for each mistake, with the field by its name in the class that was checked."""
+    found = []
+    for problem in _own_problems(error):
+        field, message = ".".join(map(str, problem["loc"])), str(problem["msg"]).removeprefix("Value error, ")
+        found.append(f"{field}: {message}" if field else message)
+    return found
+
+
 def _own_problems(error: ValidationError) -> list[Any]:
     """Problems without those that only echo a deeper one (a list counts as too short when an item of it is wrong)."""
     problems = error.errors()

@@ -239,17 +239,33 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     Raises:
         ConfigError: If the file cannot be read or a field is wrong; the message lists every wrong field.
     """
-    try:
-        document = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    document = _read_yaml(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must be a mapping of fields, such as 'name: my-model'")
     try:
         assign(document, overrides, frozenset(choices(PipelineConfig)))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return _anchor_paths(parse_config(document, str(path)), path.resolve().parent)
+    # their values may be secret
+    changed = ", ".join(override.partition("=")[0].strip() for override in overrides)
+    source = f"{path} (with --set for {changed})" if changed else str(path)
+    return _anchor_paths(parse_config(document, source), path.resolve().parent)
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} does not exist: check the path, or let `starling init FOLDER` write a configuration"
+        ) from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a folder: give a YAML file, or let `starling init {path}` write one") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = str(error).replace('in "<unicode string>", ', "in ")
+        raise ConfigError(f"{path} cannot be read as YAML: {text}") from error
 
 
 def parse_config(document: dict[str, Any], source: str = "the configuration") -> PipelineConfig:
@@ -262,7 +278,8 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
         lines = explained(error, PipelineConfig)
-        raise ConfigError(f"{source} has {len(lines)} wrong field(s):\n  " + "\n  ".join(lines)) from error
+        fields = "1 wrong field" if len(lines) == 1 else f"{len(lines)} wrong fields"
+        raise ConfigError(f"{source} has {fields}:\n  " + "\n  ".join(lines)) from error
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:

@@ -45,9 +45,14 @@ def find_sources(folder: Path) -> list[FoundSource]:
     """
     if not folder.exists():
         raise CorpusError(f"{folder} does not exist: check the path of your recordings")
-    if folder.is_file():
-        return _of_table(folder) if folder.suffix.lower() in TABLE_SUFFIXES else [FoundSource(_kind(folder), folder)]
     kind = _kind(folder)
+    if folder.is_file():
+        if folder.suffix.lower() in TABLE_SUFFIXES:
+            return _of_table(folder)
+        if not kind:
+            kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in TABLE_SUFFIXES))
+            raise CorpusError(f"{folder} is neither a table ({kinds}) nor a manifest: give one, or the folder it is in")
+        return [FoundSource(kind, folder)]
     if kind and reader_class(kind).HAS_SETS:
         return [FoundSource(kind, folder)]
     trouble: list[str] = []

@@ -88,7 +88,7 @@ class SourceConfig(BaseModel):
     def _check_kind(cls, kind: str) -> str:
         if kind not in (*READERS, "synthetic"):
             known = sorted((*READERS, "synthetic"))
-            raise ValueError(f"there is no corpus layout {kind!r}{nearest(kind, known)}; known: {', '.join(known)}")
+            raise ValueError(f"there is no corpus layout {kind!r}{nearest(kind, known)}")
         return kind
 
     @model_validator(mode="after")

@@ -66,8 +66,14 @@ class GuessedColumns:
                 return name
         raise CorpusError(
             f"no column of {self.path.name} ({', '.join(self._names)}) names audio files that exist; paths count from "
-            f"the folder of the table"
+            f"the folder of the table{self._looked_for(self._named('audio'))}"
         )
+
+    def _looked_for(self, column: str) -> str:
+        """Where the first recording of a column was looked for; empty if the column has no path."""
+        value = next((str(row[column]) for row in self._rows if column and row.get(column)), "")
+        where = os.path.normpath(self.path.parent.absolute() / value)
+        return f": {value}, in the column {column}, would be {where}" if value else ""
 
     def _share_of_files(self, name: str) -> float:
         """Share of the first values of a column that name audio files or URLs."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from storage.corpora import CorpusError, Utterance
+from storage.corpora import CorpusError, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
 from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
@@ -72,10 +72,11 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
     Raises:
         CorpusError: If there are fewer than three utterances, or most of the sample cannot be used.
     """
-    utterances, lost = _read(sources, language)
+    utterances, problems = _read(sources, language)
     if len(utterances) < 3:
+        lost = f"; {len(problems)} more cannot be used, such as {_told(problems[0])}" if problems else ""
         raise CorpusError(
-            f"there are only {len(utterances)} utterances with audio and text, and {lost} unusable entries"
+            f"{len(utterances)} utterance(s) with audio and text were found, and a training needs at least three{lost}"
         )
     step = max(1, len(utterances) // _SAMPLE)
     chosen = [utterance for _, utterance in utterances[::step]]
@@ -104,7 +105,7 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
         long_s=seconds[math.ceil(0.99 * len(seconds)) - 1],
         sample=len(chosen),
         refused=dict(refused),
-        lost=lost,
+        lost=len(problems),
     )
 
 
@@ -125,15 +126,19 @@ def _sources(sources: Sequence[FoundSource], language: str) -> list[SourceConfig
     return [SourceConfig.model_validate(one.document() | given | {"path": str(one.path)}) for one in sources]
 
 
-def _read(sources: Sequence[FoundSource], language: str) -> tuple[list[tuple[str, Utterance]], int]:
-    """All utterances with their sets, and the number of entries that the readers could not use."""
+def _told(problem: RejectedEntry) -> str:
+    return f"{problem.id} ({problem.reason}: {problem.detail})"
+
+
+def _read(sources: Sequence[FoundSource], language: str) -> tuple[list[tuple[str, Utterance]], list[RejectedEntry]]:
+    """All utterances with their sets, and the entries that the readers could not use."""
     found: list[tuple[str, Utterance]] = []
-    lost = 0
+    problems: list[RejectedEntry] = []
     for one, source in zip(sources, _sources(sources, language), strict=True):
         reader = open_source(source)
         found += [(one.set or utterance.split or "", utterance) for utterance in reader]
-        lost += len(reader.problems)
-    return found, lost
+        problems += reader.problems
+    return found, problems
 
 
 class Starter:

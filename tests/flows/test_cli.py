@@ -97,7 +97,8 @@ def test_corpus_inspect_counts_what_is_good_and_why_the_rest_is_not(tmp_path, ho
     assert found["longest_seconds"] == 0.5
     shown = invoke("corpus", "inspect", tmp_path / "corpus").stdout
     assert "layout table; 10 of 12 utterances can be used" in shown.replace("\n", "")
-    assert re.search(r"unreadable +│ +1 ", shown)
+    assert re.search(r"unreadable +│ +1 +│ s0-0", shown)
+    assert found["examples"]["missing-audio"].startswith("s0-1: ")
     assert "The corpus has no sets" in shown
     assert json.loads(invoke("corpus", "inspect", path, "--limit", 3, "--json").stdout)["written"] <= 3
 
@@ -218,7 +219,7 @@ def test_score_counts_missing_utterances_where_it_may(tmp_path):
         (["score", "{}/ref.trn", "{}/bad.trn"], "line 1"),
         (["run", "{}/none.yaml"], "none.yaml cannot be read"),
         (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),
-        (["run", "{}/good.yaml", "--set", "train.epochs=["], "is no YAML value"),
+        (["run", "{}/good.yaml", "--set", "train.epochs=["], "is not a YAML value"),
         (["run", "{}/good.yaml", "--set", "nonsense"], "write field=value"),
         (["transcribe", "{}", "--model", "{}"], "no audio file in"),
         (["transcribe", "{}/ref.trn", "--model", "{}"], "is not a model bundle"),

@@ -42,9 +42,9 @@ if "STARLING_TESTS_SHARED" not in os.environ:
     os.environ["STARLING_TESTS_SHARED"] = tempfile.mkdtemp(prefix="starling-tests-")
     atexit.register(shutil.rmtree, os.environ["STARLING_TESTS_SHARED"], ignore_errors=True)
 
-# The one place that sets what all property tests share. They depend on no idle machine: nothing is too slow for them.
-# A suite that is inherited runs as several tests. Why a case fails is for a person to find out: it takes minutes here.
-# Where CI is set, a run draws what the last one drew.
+# The settings of all property tests. There are no deadlines, since the machine may be busy. Inherited suites run as
+# several tests. The phase that explains failures is left out: it takes minutes here. With CI set, all runs draw the
+# same examples.
 hypothesis.settings.register_profile(
     "starling",
     deadline=None,
@@ -167,7 +167,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def threads_ended(monkeypatch):
+def wait_for_forwarding_threads(monkeypatch):
     """Wait for threads that still send to a test's MLflow, before the next test changes the environment."""
     yield
     for thread in threading.enumerate():
@@ -177,7 +177,7 @@ def threads_ended(monkeypatch):
 
 @pytest.fixture
 def tones_are_speech(monkeypatch):
-    """By default speech is found by energy: to Silero VAD, tones and noise are none."""
+    """Detect speech by energy by default: Silero VAD finds none in tones and noise."""
     from speech import transcriber
     from speech.vad import EnergyConfig
 

@@ -1,4 +1,4 @@
-"""NIST's programs (Debian's package sctk) as references: running them, reading what they say, and random inputs."""
+"""NIST's programs (Debian's package sctk) as references: running them, parsing their reports, and random inputs."""
 
 import random
 import re
@@ -117,7 +117,9 @@ def marked_text(
     return " ".join(words)
 
 
-def disturbed(rng: random.Random, words: list[str], vocabulary: list[str], rate: float | None = None) -> list[str]:
+def with_recognition_errors(
+    rng: random.Random, words: list[str], vocabulary: list[str], rate: float | None = None
+) -> list[str]:
     """A recognizer's errors, or, if no rate is given, sometimes another sentence altogether."""
     if rate is None and rng.random() < 0.4:
         return rng.choices(vocabulary, k=rng.randint(0, len(words) + 4))

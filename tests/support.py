@@ -69,7 +69,7 @@ def small_disk(folder, size="1m", options=""):
 
 
 def fill(folder, leave=0):
-    """Fill the disk of a folder, but for some bytes; removing the file that it returns makes room again."""
+    """Fill the disk of a folder except for some bytes; deleting the file that it returns frees the space."""
     hog = Path(folder) / "hog"
     with hog.open("wb", buffering=0) as file:
         state = os.statvfs(folder)
@@ -201,7 +201,7 @@ def give_mlflow(home):
 
 
 def tone(seconds=0.5, rate=16000, level=0.2, channels=1, seed=0):
-    """Something that is no silence: noise [samples] or [samples, channels]."""
+    """Audio that is not silent: noise [samples] or [samples, channels]."""
     wave = np.random.default_rng(seed).normal(0, level, (int(seconds * rate), channels)).clip(-1, 1)
     return wave[:, 0] if channels == 1 else wave
 

@@ -145,7 +145,7 @@ def imported_packages(node):
     return {node.module.split(".")[0]} if isinstance(node, ast.ImportFrom) and node.module else set()
 
 
-def dangers(node):
+def forbidden_calls(node):
     """What a node of a syntax tree does that no source file may do."""
     yield from imported_packages(node) & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
     if not isinstance(node, ast.Call):
@@ -163,7 +163,7 @@ def dangers(node):
 
 
 def test_nothing_is_unpickled_evaluated_or_handed_to_a_shell():
-    assert found_by(dangers, ast.Import, ast.ImportFrom, ast.Call) == []
+    assert found_by(forbidden_calls, ast.Import, ast.ImportFrom, ast.Call) == []
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,14 @@ def test_nothing_is_unpickled_evaluated_or_handed_to_a_shell():
         "np.load(x, allow_pickle=True)",
     ],
 )
-def test_dangers_are_found(code):
-    assert len([danger for node in ast.walk(ast.parse(code)) for danger in dangers(node)]) == 1
-    assert not [danger for node in ast.walk(ast.parse("np.load(x, allow_pickle=False)")) for danger in dangers(node)]
+def test_forbidden_calls_are_detected(code):
+    assert len([danger for node in ast.walk(ast.parse(code)) for danger in forbidden_calls(node)]) == 1
+    assert not [
+        danger for node in ast.walk(ast.parse("np.load(x, allow_pickle=False)")) for danger in forbidden_calls(node)
+    ]
 
 
-def forks(call):
+def forking_calls(call):
     """Why a call may fork, if it may."""
     name = dotted(call.func)
     if name in {"os.fork", "os.forkpty"}:
@@ -202,30 +204,30 @@ def forks(call):
 
 def test_every_process_is_spawned():
     """Processes with open connections never fork: s3fs and Arrow threads do not survive it."""
-    assert found_by(forks, ast.Call) == []
+    assert found_by(forking_calls, ast.Call) == []
 
 
 @pytest.mark.parametrize(
     "code", ["os.fork()", "get_context()", "multiprocessing.get_context('fork')", "Process()", "pool.Pool(2)"]
 )
-def test_forks_are_found(code):
-    assert len(list(forks(ast.parse(code).body[0].value))) == 1
+def test_forking_calls_are_detected(code):
+    assert len(list(forking_calls(ast.parse(code).body[0].value))) == 1
     for fine in ("get_context('spawn')", "ProcessPoolExecutor(2, mp_context=x)", "psutil.Process()"):
-        assert not list(forks(ast.parse(fine).body[0].value))
+        assert not list(forking_calls(ast.parse(fine).body[0].value))
 
 
-def test_modules_stay_readable():
+def test_modules_have_at_most_350_lines():
     lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in trees()}
     assert {path: count for path, count in lines.items() if count > 350} == {}
 
 
-def test_functions_stay_readable():
+def test_functions_have_fewer_than_60_lines():
     found = nodes()[ast.FunctionDef] + nodes().get(ast.AsyncFunctionDef, [])
     assert len(found) > 3000
     assert [(path, node.name) for path, node in found if (node.end_lineno or 0) - node.lineno >= 60] == []
 
 
-def test_no_public_class_name_is_defined_twice():
+def test_public_class_names_are_unique():
     names = Counter(node.name for _, node in nodes()[ast.ClassDef] if not node.name.startswith("_"))
     twice = {name for name, count in names.items() if count > 1}
     assert not twice - TWICE, "defined twice: rename one of each pair"
@@ -240,5 +242,5 @@ def test_property_tests_share_the_profile_of_the_suite():
                 assert word not in text, f"{path} sets {word}: tests/conftest.py does, for all"
 
 
-def test_every_source_file_has_room_in_the_mirror():
+def test_every_room_has_a_folder_of_tests():
     assert all((ROOT / "tests" / room).is_dir() for room in ROOMS)

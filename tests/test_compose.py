@@ -45,14 +45,14 @@ def source_of(module):
     return (path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py").read_text("utf-8")
 
 
-def test_it_is_a_compose_file():
+def test_compose_file_follows_the_specification():
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @each_service
-def test_a_service_restarts_is_watched_and_is_limited(name):
+def test_services_have_restart_policy_health_check_and_limits(name):
     service = SERVICES[name]
     assert service["restart"] in ("unless-stopped", "on-failure:5", "no")
     health = service["healthcheck"]
@@ -63,7 +63,7 @@ def test_a_service_restarts_is_watched_and_is_limited(name):
 
 
 @each_service
-def test_what_a_service_refers_to_exists(name):
+def test_everything_a_service_refers_to_is_defined(name):
     service = SERVICES[name]
     for other, wanted in service.get("depends_on", {}).items():
         assert wanted["condition"] in ("service_healthy", "service_completed_successfully")
@@ -77,7 +77,7 @@ def test_what_a_service_refers_to_exists(name):
         assert (ROOT / source).is_file() if source.startswith(".") else source in DOCUMENT["volumes"]
 
 
-def test_nothing_is_defined_that_nobody_uses():
+def test_every_volume_secret_and_network_is_used():
     for kind in ("volumes", "secrets", "networks"):
         used = {str(item).split(":")[0] for service in SERVICES.values() for item in service.get(kind, [])}
         assert set(DOCUMENT[kind]) <= used
@@ -92,14 +92,14 @@ def test_ports_are_published_on_loopback_only(name):
     assert not SERVICES[name].get("privileged")
 
 
-def test_only_the_gateway_reaches_the_servers_that_know_no_passwords():
+def test_only_the_gateway_reaches_servers_without_passwords():
     assert DOCUMENT["networks"]["storage"]["internal"] is True
     assert [name for name, service in SERVICES.items() if "storage" in service["networks"]] == ["seaweedfs", "s3"]
     assert SERVICES["seaweedfs"]["networks"] == ["storage"]
     assert "ports" not in SERVICES["seaweedfs"]
 
 
-def test_images_are_pinned_and_explained():
+def test_images_are_pinned_and_listed_on_the_page():
     images = {default(service["image"]) for service in SERVICES.values()}
     table = set(re.findall(r"^\| `([\w./-]+:[\w.-]+)` \|", PAGE, re.MULTILINE))
     assert images <= table
@@ -118,7 +118,7 @@ def test_postgres_and_the_programs_that_copy_it_are_of_one_version():
 
 
 @each_of_ours
-def test_our_containers_have_few_rights(name):
+def test_our_containers_run_without_privileges(name):
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -153,18 +153,18 @@ def prefect_variables():
     return found
 
 
-def known_by_mlflow(name):
+def mlflow_reads(name):
     sources = ("mlflow.environment_variables", "mlflow.cli", "mlflow.utils.cli_args", "mlflow.store.db.db_types")
     return any(re.search(rf"\b{name}\b", source_of(module)) for module in sources)
 
 
-def known_by_botocore(name):
+def botocore_reads(name):
     return name in {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} or any(
         f"'{name}'" in source_of(module) for module in ("botocore.configprovider", "botocore.credentials")
     )
 
 
-def known_by_us(name):
+def our_code_reads(name):
     files = [path for room in ("flows", "tasks", "training") for path in (ROOT / room).rglob("*.py")]
     return any(f'"{name}"' in path.read_text("utf-8") for path in files) or f"{name}:-" in ENTRYPOINT
 
@@ -192,7 +192,7 @@ OF_LIBRARIES = {
 
 
 @pytest.mark.parametrize("name", every_variable())
-def test_a_variable_is_read_by_somebody(name):
+def test_every_environment_variable_is_read(name):
     if name in OF_LIBRARIES or name in ("PYTHON", "VARIANT"):
         return
     plain = name.removesuffix("_FILE")
@@ -201,13 +201,13 @@ def test_a_variable_is_read_by_somebody(name):
     if name.startswith("PREFECT_"):
         assert name in prefect_variables()
     elif name.startswith("MLFLOW_"):
-        assert known_by_mlflow(name)
+        assert mlflow_reads(name)
     elif name.startswith("AWS_"):
-        assert known_by_botocore(name)
+        assert botocore_reads(name)
     elif name == "PGPASSWORD":
         return  # libpq's
     else:
-        assert known_by_us(name), f"nothing reads {name}"
+        assert our_code_reads(name), f"nothing reads {name}"
 
 
 def entrypoint_names():
@@ -216,7 +216,7 @@ def entrypoint_names():
 
 
 @each_service
-def test_a_secret_comes_as_a_file_that_the_service_is_given(name):
+def test_services_get_exactly_the_secret_files_they_read(name):
     service = SERVICES[name]
     wanted = {
         Path(value).name
@@ -229,7 +229,7 @@ def test_a_secret_comes_as_a_file_that_the_service_is_given(name):
     assert whole_folder or given == wanted, "a service is given a secret that it has no use for"
 
 
-def test_secrets_are_the_files_that_starling_makes_and_no_value_is_written_anywhere():
+def test_secrets_are_files_that_starling_makes_never_literal_values():
     files = {name: default(entry["file"]) for name, entry in DOCUMENT["secrets"].items()}
     assert files.pop("ring_key") == f"./secrets/{RING_KEY}"
     assert files == {name: f"./secrets/{name}" for name in NAMES}
@@ -280,7 +280,7 @@ def check_worker(words):
 
 
 @each_of_ours
-def test_a_command_is_one_that_the_code_has(name):
+def test_commands_of_services_exist_in_the_code(name):
     words = [default(word) for word in SERVICES[name]["command"]]
     if words[0] == "starling":
         check_starling(words)
@@ -292,7 +292,7 @@ def test_a_command_is_one_that_the_code_has(name):
         check_worker(words)
 
 
-def test_the_pool_queues_stores_and_paths_are_those_of_the_code():
+def test_pool_queues_buckets_and_paths_match_the_code():
     from flows.deploy.deployments import DEFAULT_QUEUE, POOL
     from tasks.orchestration.nodes import QUEUE
 
@@ -309,7 +309,7 @@ def test_the_pool_queues_stores_and_paths_are_those_of_the_code():
     assert "COPY docker/mlflow-auth.ini " + SERVICES["mlflow"]["environment"]["MLFLOW_AUTH_CONFIG_PATH"] in DOCKERFILE
 
 
-def test_the_compose_configuration_is_valid_and_its_ring_is_what_the_containers_have():
+def test_compose_configuration_is_valid_and_its_nodes_match_the_containers():
     from tasks.config.pipeline import load_config
     from training.config import TrainConfig
 
@@ -326,7 +326,7 @@ def test_the_compose_configuration_is_valid_and_its_ring_is_what_the_containers_
 # image
 
 
-def test_what_the_dockerfile_copies_exists_and_is_not_ignored():
+def test_files_copied_by_the_dockerfile_exist_and_are_not_ignored():
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")]
     for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
         for source in line.split()[:-1]:
@@ -334,7 +334,7 @@ def test_what_the_dockerfile_copies_exists_and_is_not_ignored():
             assert source.split("/")[0] in allowed
 
 
-def test_the_image_runs_as_nobody_special_and_from_its_constraints():
+def test_image_runs_without_root_and_installs_with_constraints():
     assert re.findall(r"^USER (\S+)", DOCKERFILE, re.MULTILINE) == ["starling"]
     installs = re.findall(r"pip install (.*)$", DOCKERFILE, re.MULTILINE)
     assert installs
@@ -343,7 +343,7 @@ def test_the_image_runs_as_nobody_special_and_from_its_constraints():
     assert {"build", "runtime", "runtime-cpu", "runtime-cuda", "starling"} == {name for _, name in stages}
 
 
-def test_the_layer_of_packages_has_what_the_package_asks_for():
+def test_package_layer_installs_all_requirements_of_the_extras():
     (extras,) = re.findall(r"^ARG EXTRAS=(.+)$", DOCKERFILE, re.MULTILINE)
     command = [sys.executable, "docker/requirements.py", *extras.split(",")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -356,7 +356,7 @@ def test_the_layer_of_packages_has_what_the_package_asks_for():
 
 
 @pytest.mark.parametrize("name", ["entrypoint.sh", "s3.sh"])
-def test_a_script_parses(name):
+def test_scripts_have_valid_syntax(name):
     for shell in (["bash", "-n"], ["sh", "-n"]):
         done = subprocess.run([*shell, str(ROOT / "docker" / name)], capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
@@ -383,7 +383,7 @@ def test_the_entrypoint_turns_files_into_variables_and_copies_the_key(tmp_path):
     assert stat.S_IMODE((tmp_path / "ring.key").stat().st_mode) == 0o600
 
 
-def test_the_entrypoint_refuses_a_missing_or_empty_secret_and_tells_no_value(tmp_path):
+def test_entrypoint_refuses_missing_or_empty_secrets_and_prints_no_value(tmp_path):
     (tmp_path / "empty").write_text("")
     missing = run_entrypoint(tmp_path, PGPASSWORD_FILE="/nowhere")
     assert missing.returncode == 1

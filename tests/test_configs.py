@@ -8,7 +8,7 @@ from tasks.config.pipeline import load_config, parse_config
 CONFIGS = sorted((Path(__file__).resolve().parents[1] / "configs").glob("*.yaml"))
 
 
-def test_the_promised_configurations_are_there():
+def test_documented_configurations_exist():
     assert {path.stem for path in CONFIGS} >= {
         *("demo", "fsdd", "several", "mini_librispeech", "librispeech_100", "librispeech_960")
     }
@@ -24,12 +24,12 @@ def test_every_configuration_loads(path, monkeypatch):
     assert path.read_text().startswith("#"), "say first what the configuration is for"
 
 
-def test_every_configuration_registers_a_model_of_its_own():
+def test_every_configuration_registers_a_different_model():
     names = [load_config(path).model_name for path in CONFIGS]
     assert len(set(names)) == len(names) or all(name.startswith("starling") for name in names)
 
 
-def test_the_demos_test_voices_are_never_heard_in_training():
+def test_test_voices_of_the_demo_are_not_in_training():
     sources = load_config(next(path for path in CONFIGS if path.stem == "demo")).data.sources
     voices = sources[0].synthesis
     assert sources[0].kind == "synthetic"

@@ -117,7 +117,7 @@ def check_field(assignment):
 
 
 @pytest.mark.parametrize("line", shell_lines())
-def test_shell_lines_name_what_there_is(line):
+def test_shell_lines_name_existing_commands_and_options(line):
     words = words_of(line)
     if not words:
         return
@@ -159,7 +159,7 @@ def made_by_commands(page="kubernetes.md"):
 
 
 @pytest.mark.parametrize("documents", manifests())
-def test_manifests_fit_together(documents):
+def test_kubernetes_manifests_are_consistent(documents):
     jobs = [document["spec"]["template"] for document in documents if document["kind"] == "Job"]
     claims = {document["metadata"]["name"] for document in documents if document["kind"] == "PersistentVolumeClaim"}
     assert len({(document["kind"], document["metadata"]["name"]) for document in documents}) == len(documents)
@@ -199,7 +199,7 @@ def check_pod(pod, claims):
 
 
 @pytest.mark.parametrize("text", blocks(("yaml", "yml")))
-def test_yaml_is_a_configuration_or_a_part_of_one(text):
+def test_yaml_blocks_are_valid_configurations_or_parts(text):
     if "apiVersion:" in text:
         return
     document = yaml.safe_load(text)
@@ -211,7 +211,7 @@ def test_yaml_is_a_configuration_or_a_part_of_one(text):
 
 
 @pytest.mark.parametrize("text", blocks(("python", "py")))
-def test_python_runs(text, tmp_path):
+def test_python_blocks_run(text, tmp_path):
     env = None
     if "models:/" in text or "load_model" in text or ".wav" in text:
         env = registry_environment(text, tmp_path)
@@ -255,6 +255,6 @@ def registry_environment(text, folder):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_pictures_lead_somewhere(page):
+def test_links_and_pictures_exist(page):
     targets = LINK.findall(page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []

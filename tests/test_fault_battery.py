@@ -60,11 +60,11 @@ PYTHON = sys.executable
         ("git rev-parse HEAD", OTHER),
     ],
 )
-def test_a_process_has_the_role_of_its_module(line, role):
+def test_role_of_a_process_follows_from_its_module(line, role):
     assert role_of(line.split()) == role
 
 
-def test_a_child_that_has_not_begun_its_program_has_no_role():
+def test_forked_child_before_exec_has_no_role():
     words = ["python", "-m", "training.node.agent", "--coordinator", "x"]
     assert role_of(words, parent=words) == OTHER
 
@@ -81,7 +81,7 @@ def household(tmp_path):
     home.end()
 
 
-def test_orphans_are_found_and_ended_even_when_they_are_stopped(household):
+def test_orphans_are_found_and_killed_even_if_stopped(household):
     child = "import os, time; os.setsid(); time.sleep(600)"
     parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])"
     subprocess.run([PYTHON, "-c", parent], env=os.environ | {"STARLING_HOME": household.home}, check=True)
@@ -100,7 +100,7 @@ def test_processes_of_another_data_folder_are_not_touched(household):
         other.kill()
 
 
-def test_a_command_heeds_ctrl_c_when_the_battery_was_begun_in_the_background(tmp_path):
+def test_ctrl_c_ends_a_command_of_a_battery_in_the_background(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `command &`
     try:
         attempt = Attempt([PYTHON, "-c", "import time; print(1, flush=True); time.sleep(600)"], tmp_path, tmp_path, 1)
@@ -132,7 +132,7 @@ def test_a_seed_gives_the_same_plan_and_another_seed_another():
     assert plans[0] == plans[1] != plans[2]
 
 
-def test_faults_come_in_order_while_their_role_lives():
+def test_faults_are_ordered_by_progress_and_hit_running_roles():
     for seed in range(40):
         plan = draw(random.Random(seed), samples(), Counter(), 5)
         assert [fault.progress for fault in plan] == sorted(fault.progress for fault in plan)
@@ -141,7 +141,7 @@ def test_faults_come_in_order_while_their_role_lives():
             assert (fault.stop_s > 0) == (fault.signal == "STOP")
 
 
-def test_every_pair_of_role_and_signal_gets_its_share():
+def test_pairs_of_role_and_signal_are_drawn_equally_often():
     rng, drawn = random.Random(3), Counter()
     for _ in range(26):
         drawn.update(fault.pair for fault in draw(rng, samples(), drawn, 5))
@@ -149,14 +149,14 @@ def test_every_pair_of_role_and_signal_gets_its_share():
     assert set(drawn.values()) == {10}
 
 
-def test_only_the_pairs_that_are_asked_for_are_drawn():
+def test_only_requested_pairs_are_drawn():
     only = [("learner", "TERM"), ("there is no such role", "KILL")]
     plan = draw(random.Random(1), samples(), Counter(), 3, only)
     assert [fault.pair for fault in plan] == [("learner", "TERM")] * 3
     assert draw(random.Random(1), samples(), Counter(), 3, only[1:]) == []
 
 
-def test_progress_is_what_is_published(tmp_path):
+def test_progress_counts_published_stages_and_epochs(tmp_path):
     assert progress_of(tmp_path) == Progress(0)
     for stage in ("prepare", "shard", "features", "decode"):
         folder = tmp_path / "objects" / stage / "key"
@@ -189,7 +189,7 @@ def journal(**changes):
     return [{"kind": "start"}, *entries, {"kind": "end"}]
 
 
-def test_whole_epochs_pass():
+def test_complete_epochs_give_no_finding():
     assert list(epochs_whole(journal(), 3, 5)) == []
 
 
@@ -198,15 +198,15 @@ def test_whole_epochs_pass():
     [{"utterances": 4}, {"unreadable": 1}, {"index": 6}, {"repeated_ids": []}, {"epoch": 3}, {"kind": "step"}],
     ids=str,
 )
-def test_an_epoch_that_is_not_whole_is_found(changes):
+def test_incomplete_epoch_is_a_finding(changes):
     assert len(list(epochs_whole(journal(**changes), 3, 5))) == 1
 
 
-def test_another_number_of_epochs_is_found():
+def test_wrong_number_of_epochs_is_a_finding():
     assert len(list(epochs_whole(journal(), 4, 5))) == 1
 
 
-def test_weights_that_are_no_numbers_are_found(tmp_path):
+def test_weights_that_are_not_finite_are_a_finding(tmp_path):
     bundles = load_beside(__file__, "speech/test_bundle.py")
     spec, model = bundles.write(tmp_path / "model")
     assert list(weights_finite(tmp_path / "model")) == []
@@ -238,7 +238,7 @@ def leases(home, *holders):
         made.executemany("INSERT INTO variable VALUES (?, ?)", [*rows, ("something-else", "{}")])
 
 
-def test_locks_that_somebody_holds_are_found(tmp_path):
+def test_held_lock_is_a_finding(tmp_path):
     path = tmp_path / "locks" / "train.lock"
     with file_lock(path, 1.0):
         assert [finding.kind for finding in no_locks(tmp_path, set())] == ["locks"]
@@ -273,7 +273,7 @@ def test_a_model_is_registered_once(tmp_path):
 # --- a run
 
 
-def test_a_command_that_hangs_is_killed_and_run_again_and_one_that_fails_is_given_up(tmp_path, monkeypatch):
+def test_hanging_command_is_retried_and_failing_command_is_not(tmp_path, monkeypatch):
     commands = [["sleep", "600"], [PYTHON, "-c", "raise SystemExit('no luck')"]]
 
     def next_command(variant, config):
@@ -292,7 +292,7 @@ def test_a_command_that_hangs_is_killed_and_run_again_and_one_that_fails_is_give
 # --- the report
 
 
-def test_the_last_word_is_the_error():
+def test_last_word_is_the_error_message():
     text = "starting\nTraceback\n  File x\nValueError: a field\n  1. remedy\nat last\n"
     assert last_word(text) == "ValueError: a field"
     assert last_word("error A: see the log:\nfirst\nthe cause\n") == "error A: see the log: the cause"
@@ -300,7 +300,7 @@ def test_the_last_word_is_the_error():
     assert last_word("") == ""
 
 
-def test_the_table_counts_faults_ends_and_findings():
+def test_table_counts_faults_exits_and_findings():
     plan = draw(random.Random(1), samples(), Counter(), 2, [("learner", "KILL")])
     ended, survived = (Given(fault, 1, 7, 3.0, "train 2", finished_s=40.0) for fault in plan)
     ended.status, ended.end_s, ended.said = 1, 2.0, "no | luck"
@@ -311,14 +311,14 @@ def test_the_table_counts_faults_ends_and_findings():
     assert "| learner | KILL | 2 | 1 | 2 | 2 | 40 | 0 | 1: no / luck |" in faults.table_of(rows)
 
 
-def test_a_pair_is_a_role_and_a_signal():
+def test_pair_option_needs_a_role_and_a_signal():
     assert faults._pair("Prefect server:TERM") == ("Prefect server", "TERM")
     for text in ("learner", ":KILL", "learner:HUP"):
         with pytest.raises(Exception, match="ROLE:SIGNAL"):
             faults._pair(text)
 
 
-def test_the_corpus_is_spoken_once(tmp_path):
+def test_corpus_is_synthesized_only_once(tmp_path):
     table = make_corpus(tmp_path / "corpus")
     rows = table.read_text().splitlines()
     assert sum(row.startswith("train-") for row in rows) == TRAIN_UTTERANCES

@@ -79,7 +79,7 @@ def is_fork(**options):
 
 
 @pytest.mark.parametrize("session", [True, False])
-def test_a_fork_finds_what_an_interpreter_finds(tmp_path, session):
+def test_fork_sees_the_same_environment_as_an_interpreter(tmp_path, session):
     env = {**os.environ, "STARLING_X": "y", "PYTHONPATH": f"{ROOT}:relative"}
     options = {"cwd": tmp_path, "env": env, "input": "told", "capture_output": True, "text": True, "check": True}
     found = []
@@ -100,7 +100,7 @@ def test_forks_draw_different_random_numbers():
     assert not set(drawn[0][:-1]) & set(drawn[1][:-1])
 
 
-def test_what_a_fork_cannot_reproduce_gets_an_interpreter(tmp_path):
+def test_interpreter_is_started_for_what_a_fork_cannot_reproduce(tmp_path):
     assert is_fork()
     assert is_fork(preexec_fn=functools.partial(bind_to_parent, signal.SIGKILL))
     assert is_fork(env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})  # a node of one process leaves it behind
@@ -126,7 +126,7 @@ def test_what_a_fork_cannot_reproduce_gets_an_interpreter(tmp_path):
     assert found == [False]
 
 
-def test_state_inherited_from_the_parent_is_the_fork_servers_or_there_is_no_fork():
+def test_no_fork_if_inherited_state_differs_from_the_fork_servers():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, hard))
     try:
@@ -180,14 +180,14 @@ def test_the_marker_switches_forks_off():
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2, "KeyboardInterrupt\n"),
     ],
 )
-def test_exit_status_and_last_words(python, code, status, said):
+def test_exit_status_and_error_output_match(python, code, status, said):
     process = python(code, stderr=subprocess.PIPE)
     assert process.communicate(timeout=240)[1].endswith(said)
     assert process.returncode == status
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it(python, number):
+def test_signals_end_forks_and_interpreters(python, number):
     code = "import time; print(1, flush=True); time.sleep(600)"
     process = python(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process.stdout.readline()
@@ -209,7 +209,7 @@ time.sleep(600)
 """
 
 
-def test_a_forks_child_is_in_its_session_and_ends_with_it(python, tmp_path):
+def test_child_of_a_fork_shares_its_session_and_ends_with_it(python, tmp_path):
     options = {"stdout": subprocess.PIPE, "cwd": ROOT, "start_new_session": True}
     process = python(PARENT, str(ROOT / "tests"), **options)
     child, session, group, forked = process.stdout.readline().split()
@@ -277,7 +277,7 @@ def test_processes_of_a_pool_are_forks_too(forked):
             assert found.result(240) == [os.getpid(), os.getpid(), os.getcwd(), forked, {signal.SIGUSR1}]
 
 
-def test_a_killed_process_of_a_pool_is_noticed():
+def test_killed_process_of_a_pool_is_detected():
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pid = pool.submit(os.getpid).result(240)
         os.kill(pid, signal.SIGKILL)
@@ -290,7 +290,7 @@ FOUND = (
 )
 
 
-def test_our_modules_are_those_of_the_checkout_and_imported_before():
+def test_forks_use_preimported_modules_of_the_checkout():
     command = [sys.executable, "-c", Forkable(FOUND)]
     found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
     assert found == [str(ROOT / "training" / "node" / "worker.py")] * 2 + ["True"]

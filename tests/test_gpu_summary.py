@@ -12,7 +12,7 @@ def report(nodeid="t.py::test", longrepr="", **properties):
     return SimpleNamespace(nodeid=nodeid, longrepr=longrepr, user_properties=list(properties.items()))
 
 
-def test_outcomes_figures_and_reasons_are_told():
+def test_summary_has_outcomes_figures_and_reasons():
     stats = {
         "passed": [report(measured="a step of 3 ms"), report(other="nothing")],
         "failed": [report("t.py::test_breaks")],
@@ -30,7 +30,7 @@ def test_outcomes_figures_and_reasons_are_told():
     assert "- tests: none" in gpu_summary.summary({}, [], "abc123")
 
 
-def test_a_machine_without_a_gpu_says_that_nothing_has_run(monkeypatch):
+def test_summary_without_a_gpu_says_that_no_test_ran(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Gpus, "driver", lambda self: Driver())
     assert gpu_summary.machine() == [gpu_summary.NONE]

@@ -56,13 +56,13 @@ def test_the_core_and_the_pipeline_need_nothing_under_the_gpl():
     assert sorted(name for name in core if is_gpl(name)) == []
 
 
-def test_gpl_is_found():
+def test_gpl_licences_are_recognized():
     pytest.importorskip("espeakng_loader")
     extra = needed(PROJECT["optional-dependencies"]["espeak"])
     assert [name for name in extra if is_gpl(name)] == ["espeakng-loader"]
 
 
-def test_espeak_is_imported_in_one_place_and_only_when_it_is_needed():
+def test_espeak_is_imported_in_one_module_and_only_when_used():
     for room in ("flows", "tasks", "training", "speech", "storage", "configurable"):
         for path in sorted((ROOT / room).rglob("*.py")):
             text = path.read_text(encoding="utf-8")

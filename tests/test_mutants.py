@@ -1,4 +1,4 @@
-"""The sampler of mutants: what it changes, what it leaves alone, and whether it tells survivors from killed mutants."""
+"""The sampler of mutants: its changes, what it leaves unchanged, and how it tells killed mutants from survivors."""
 
 import subprocess
 from collections import Counter
@@ -45,7 +45,7 @@ def changes(source=SOURCE):
         yield change, lines[change.line - 1], change.apply(source).decode().splitlines()[change.line - 1].strip()
 
 
-def test_every_kind_is_found_and_each_change_is_valid_and_on_its_line():
+def test_every_kind_of_change_is_found_valid_and_on_its_line():
     found = list(changes())
     kinds = {"comparison", "condition negated", "condition dropped", "statement dropped", "arguments swapped"}
     assert {change.kind for change, _, _ in found} == kinds | {"arithmetic", "constant", "return value"}
@@ -69,14 +69,14 @@ def test_every_kind_is_found_and_each_change_is_valid_and_on_its_line():
         assert before.strip() != text
 
 
-def test_text_for_people_settings_and_main_are_left_alone():
+def test_messages_settings_and_main_are_not_changed():
     before = [before for _, before, _ in changes()]
     for part in ("ocs", "import", "PATIENCE", "TYPE_CHECKING", "assert", "log", "__main__", "work([10])"):
         assert not [line for line in before if part in line]
     assert not [text for _, _, text in changes() if "no {item - 9}" in text]
 
 
-def test_a_draw_is_reproducible_and_meets_every_folder_once_a_line():
+def test_draws_are_reproducible_and_cover_every_folder():
     paths = [*mutants.modules(["training/strategies", "storage/corpora"]), "training/learner/sampling.py"]
     drawn = mutants.draw(paths, 12, 3)
     assert drawn == mutants.draw(paths, 12, 3) != mutants.draw(paths, 12, 4)
@@ -91,7 +91,7 @@ def test_a_draw_is_reproducible_and_meets_every_folder_once_a_line():
     assert mutants._shares({"a": 5, "b": 1, "c": 90}, 10) == {"a": 1, "b": 1, "c": 8}
 
 
-def test_the_nearest_tests_come_first_and_a_name_in_a_command_counts_as_an_import():
+def test_nearest_tests_come_first_also_for_modules_run_as_commands():
     related = mutants.Related(mutants.ROOT)
     assert related.files("training/coordinator/leasing.py", 1) == ["tests/training/test_coordinator.py"]
     assert "tests/training/test_coordinator_server.py" in related.files("training/coordinator/server.py", 4)  # `-m`
@@ -114,7 +114,7 @@ def checkout(tmp_path, monkeypatch):
     return root
 
 
-def test_a_survivor_is_told_from_what_a_test_has_noticed(checkout, tmp_path, capsys):
+def test_survivors_are_distinguished_from_killed_mutants(checkout, tmp_path, capsys):
     drawn = mutants.at_places(["training/sums.py:2,3"])
     wanted = [change for change in drawn if change.kind == "arithmetic"]
     scratch, related = mutants.Scratch(tmp_path / "scratch"), mutants.Related(checkout)
@@ -130,7 +130,7 @@ def test_a_survivor_is_told_from_what_a_test_has_noticed(checkout, tmp_path, cap
     assert Counter(told.split())["survived"] == 1
 
 
-def test_a_test_that_fails_without_a_mutant_has_noticed_nothing(checkout, tmp_path, monkeypatch):
+def test_failing_test_without_a_mutant_does_not_count_as_detection(checkout, tmp_path, monkeypatch):
     scratch, runs = mutants.Scratch(tmp_path / "scratch"), []
 
     def pytest_answers(words, limit_s):

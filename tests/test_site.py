@@ -47,7 +47,7 @@ def test_every_page_is_on_the_site(site):
     assert not (site / "tables.py").exists()
 
 
-def test_links_between_pages_and_to_files_of_the_checkout_lead_somewhere(site):
+def test_links_between_pages_and_to_files_exist(site):
     missing = []
     for page in site.rglob("index.html"):
         links = Links()
@@ -60,7 +60,7 @@ def test_links_between_pages_and_to_files_of_the_checkout_lead_somewhere(site):
     assert (site / "examples" / "tabular.py").is_file()  # own-model.md links to it
 
 
-def test_pages_load_nothing_from_elsewhere(site):
+def test_pages_load_nothing_from_other_sites(site):
     text = (site / "index.html").read_text(encoding="utf-8")
     assert (
         re.findall(

@@ -101,7 +101,7 @@ class Place:
         site: The server.
         folder: The data folder; it gets the corpora of another, if one is given.
         document: The configuration.
-        made: A data folder whose synthetic speech and stage outputs are taken.
+        made: A data folder from which synthetic speech and stage outputs are copied.
         stages: Which stages' outputs.
         slow_shard: Seconds that each piece of sharding takes longer.
         slow_step: Seconds that each step of training takes longer.
@@ -170,11 +170,11 @@ class Place:
 
     def flow_process(self):
         """Numbers of the processes that run flows of this folder."""
-        return [pid for pid in processes_naming(str(self.home)) if b"prefect.engine" in words_of(pid)]
+        return [pid for pid in processes_naming(str(self.home)) if b"prefect.engine" in command_line_of(pid)]
 
     def trainers(self):
         """Numbers of the training processes."""
-        return [pid for pid in processes_naming(str(self.home)) if b"training." in words_of(pid)]
+        return [pid for pid in processes_naming(str(self.home)) if b"training." in command_line_of(pid)]
 
     def shards(self):
         """Shards in the store."""
@@ -210,7 +210,7 @@ class Place:
             self.worker.process.kill()
             self.worker.process.wait()
         left = wait_for_none(
-            lambda: [pid for pid in processes_naming(str(self.home)) if HOOKS not in words_of(pid)], 15
+            lambda: [pid for pid in processes_naming(str(self.home)) if HOOKS not in command_line_of(pid)], 15
         )
         end_processes(processes_naming(str(self.home)))
         assert left == []
@@ -222,7 +222,7 @@ def record_of(home, stage):
     return json.loads(found[0].read_text()) if found else None
 
 
-def words_of(pid):
+def command_line_of(pid):
     """A process's command line; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -51,7 +51,7 @@ def covers(automation, *given, **options):
     return trigger_of(automation).covers(ReceivedEvent.model_validate(event(*given, **options)))
 
 
-def test_the_server_reads_every_automation():
+def test_server_accepts_every_automation():
     config = parse_config(tiny_document())
     made = [heartbeat_automation(), corpus_automation(config, str(uuid4())), *notifications(str(uuid4()))]
     for automation in made:
@@ -59,7 +59,7 @@ def test_the_server_reads_every_automation():
     assert len({automation["name"] for automation in made}) == len(made)
 
 
-def test_only_runs_of_ours_are_watched():
+def test_only_our_own_runs_are_watched():
     other = [{"prefect.resource.id": "prefect.tag.nightly", "prefect.resource.role": "tag"}]
     watched = heartbeat_automation()
     assert covers(watched, HEARTBEAT, of_run("a"))
@@ -70,11 +70,11 @@ def test_only_runs_of_ours_are_watched():
     assert not trigger.starts_after("prefect.flow-run.Pending")
     for ending in ("Completed", "Suspended", "Skipped", "Cancelled"):
         assert trigger.expects(f"prefect.flow-run.{ending}")
-    for going_on in ("Running", "Cancelling", "Pending", "Late"):  # they are no sign of life
+    for going_on in ("Running", "Cancelling", "Pending", "Late"):  # they are not heartbeats
         assert not trigger.expects(f"prefect.flow-run.{going_on}")
 
 
-def test_one_event_is_enough_and_only_announcements_of_a_corpus_are_gathered():
+def test_one_event_suffices_except_for_corpus_announcements():
     config = parse_config(tiny_document())
     made = [heartbeat_automation(), corpus_automation(config, str(uuid4())), *notifications(str(uuid4()))]
     triggers = [trigger_of(automation) for automation in made]
@@ -82,7 +82,7 @@ def test_one_event_is_enough_and_only_announcements_of_a_corpus_are_gathered():
     assert [trigger.within.total_seconds() for trigger in triggers] == [SILENCE_S, 60, 0, 0]
 
 
-def test_notifications_are_about_failures_and_crashes_whatever_their_state_is_called():
+def test_failures_and_crashes_notify_under_any_state_name():
     runs, models = notifications(str(uuid4()))
     for kind, name, told in [
         ("FAILED", "Failed", True),
@@ -101,7 +101,7 @@ def test_notifications_are_about_failures_and_crashes_whatever_their_state_is_ca
 
 
 @pytest.mark.parametrize("payload", [RUN_PAYLOAD, MODEL_PAYLOAD])
-def test_what_the_webhook_gets_is_json_whatever_the_message_holds(payload):
+def test_webhook_gets_valid_json_for_any_message(payload):
     from prefect.server.events.actions import JinjaTemplateAction
     from prefect.server.utilities.user_templates import render_user_template_sync
 
@@ -192,7 +192,7 @@ def live(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_deploying_twice_changes_nothing_and_what_was_switched_off_stays_off(live):
+def test_second_deployment_changes_nothing_and_keeps_paused_automations(live):
     first = live.deploy("--json", STARLING_NOTIFY_URL=live.hook.url)
     made = {one["deployment"]: one["id"] for one in json.loads(first.stdout.splitlines()[-1])["deployments"]}
     assert list(made) == [f"{item.flow}/tiny" for item in SCHEDULED]
@@ -205,7 +205,7 @@ def test_deploying_twice_changes_nothing_and_what_was_switched_off_stays_off(liv
     patch = ["-X", "PATCH", "-H", "Content-Type: application/json", "-d", '{"active": false}']
     url = f"{live.api}/deployments/{nightly['id']}/schedules/{schedule['id']}"
     subprocess.run(["curl", "-sf", *patch, url], check=True, timeout=240)
-    again = live.deploy("--json")  # without the address: it is kept
+    again = live.deploy("--json")  # without the address, the existing one is kept
     assert {one["deployment"]: one["id"] for one in json.loads(again.stdout.splitlines()[-1])["deployments"]} == made
     after = live.automations()
     assert {name: (one["id"], one["updated"]) for name, one in after.items()} == {
@@ -220,7 +220,7 @@ def test_deploying_twice_changes_nothing_and_what_was_switched_off_stays_off(liv
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_webhook_hears_of_failures_crashes_and_champions(live):
+def test_webhook_is_notified_of_failures_crashes_and_champions(live):
     live.deploy(STARLING_NOTIFY_URL=live.hook.url)
     for name, tags in (("loud", [TAG, DEPLOYED_TAG]), ("part", [TAG]), ("foreign", [])):
         live.set_state(live.make_run(name, tags=tags), "FAILED", name="Failed", message='it said "no"')
@@ -241,7 +241,7 @@ def test_a_webhook_hears_of_failures_crashes_and_champions(live):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_announced_change_runs_the_ingestion(live):
+def test_announced_change_starts_an_ingestion(live):
     live.deploy()
     wait_until(lambda: len(live.automations()) >= 2)
 
@@ -258,7 +258,7 @@ def test_an_announced_change_runs_the_ingestion(live):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_pools_of_containers_are_accepted_and_not_confused(live):
+def test_container_pools_are_created_and_keep_their_type(live):
     for kind in ("docker", "kubernetes"):
         live.deploy("--pool", f"on-{kind}", "--pool-type", kind, "--image", "registry.example.com/starling:1")
         pool = get_json(f"{live.api}/work_pools/on-{kind}")
@@ -286,7 +286,7 @@ with tags("starling"):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_real_run_gives_signs_of_life_that_carry_its_tag(live):
+def test_real_run_sends_tagged_heartbeats(live):
     clean = {"PATH": "/usr/bin:/bin", **live.env, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "HOME": str(live.home)}
     subprocess.run([sys.executable, "-c", TAGGED_FLOW], cwd=ROOT, env=clean, check=True, timeout=240)
     body = {"filter": {"event": {"name": [HEARTBEAT]}}}
@@ -303,12 +303,12 @@ def test_a_real_run_gives_signs_of_life_that_carry_its_tag(live):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_silent_run_crashes_and_nothing_else_does_not_even_when_the_server_was_away(live):
+def test_only_runs_without_heartbeats_crash_despite_server_outage(live):
     live.deploy()
     others = [{"prefect.resource.id": "prefect.tag.other", "prefect.resource.role": "tag"}]
     names = ("healthy", "dead", "waiting", "finished", "foreign")
     runs = {name: live.make_run(name, "PENDING" if name == "waiting" else "RUNNING") for name in names}
-    time.sleep(5.0)  # the server has heard of the automation and of the runs' states
+    time.sleep(5.0)  # the server has received the automation and the runs' states
     for name in ("healthy", "dead", "finished"):
         live.beat(runs[name])
     live.beat(runs["foreign"], related=others)
@@ -326,7 +326,7 @@ def test_a_silent_run_crashes_and_nothing_else_does_not_even_when_the_server_was
     for run in (runs["healthy"], orphan):
         live.beat(run)
     live.make_run("noise")
-    time.sleep(3.0)  # the server has noted both
+    time.sleep(3.0)  # the server has recorded both
     live.service.process.kill()
     live.service.process.wait()
     with environment(STARLING_HOME=live.home):

@@ -43,24 +43,24 @@ def filled(home):
     return home
 
 
-def lose(home):
+def empty_folder(home):
     shutil.rmtree(home)
     home.mkdir()
 
 
-def test_everything_comes_back(filled, tmp_path):
+def test_backup_and_restore_recover_everything(filled, tmp_path):
     url, manifest = backup(str(tmp_path / "backups"))
     assert set(manifest["databases"]) == {"prefect", "mlflow"}
     assert set(manifest["artifacts"]) == {"1/model/weights.safetensors", "1/model/MLmodel"}
     assert manifest["versions"]["mlflow"] == mlflow.__version__
-    lose(filled)
+    empty_folder(filled)
     assert restore(str(tmp_path / "backups")) == (url, manifest)
     assert rows(filled / "prefect" / "prefect.db") == ["kept"]
     assert (mlflow_artifacts() / "1/model/MLmodel").read_bytes() == b"1/model/MLmodel" * 100
     assert not list(filled.glob(".restore-*"))
 
 
-def test_a_database_is_copied_while_it_is_written(filled, tmp_path):
+def test_database_can_be_copied_during_writes(filled, tmp_path):
     with closing(sqlite3.connect(filled / "prefect" / "prefect.db")) as writer:
         writer.execute("PRAGMA journal_mode = WAL")
         writer.execute("INSERT INTO notes VALUES ('committed')")
@@ -70,7 +70,7 @@ def test_a_database_is_copied_while_it_is_written(filled, tmp_path):
     assert rows(tmp_path / "copy") == ["kept", "committed"]
 
 
-def test_only_force_overwrites_and_an_old_journal_is_not_played_into_the_new_file(filled, tmp_path):
+def test_restore_overwrites_only_by_force_and_drops_the_old_journal(filled, tmp_path):
     backup(str(tmp_path / "backups"))
     path = table(filled / "prefect" / "prefect.db", "newer")
     with pytest.raises(BackupError, match=r"database prefect, mlflow\): --force"):
@@ -81,7 +81,7 @@ def test_only_force_overwrites_and_an_old_journal_is_not_played_into_the_new_fil
     assert rows(path) == ["kept"]
 
 
-def test_a_journal_that_a_crash_has_left_is_not_played_into_the_restored_file(filled, tmp_path):
+def test_journal_left_by_a_crash_is_not_applied_to_restored_database(filled, tmp_path):
     path = filled / "prefect" / "prefect.db"
     journal = path.with_name("prefect.db-wal")
     with closing(sqlite3.connect(path)) as made:
@@ -97,7 +97,7 @@ def test_a_journal_that_a_crash_has_left_is_not_played_into_the_restored_file(fi
     assert rows(path) == ["kept"]
 
 
-def test_a_damaged_database_is_neither_backed_up_nor_restored(filled, tmp_path):
+def test_damaged_database_is_neither_backed_up_nor_restored(filled, tmp_path):
     path = filled / "mlflow" / "mlflow.db"
     with closing(sqlite3.connect(path)) as made, made:
         made.executemany("INSERT INTO notes VALUES (?)", [("x" * 500,) for _ in range(200)])
@@ -113,7 +113,7 @@ def test_a_damaged_database_is_neither_backed_up_nor_restored(filled, tmp_path):
     assert path.read_bytes() == sound
 
 
-def test_models_are_where_the_restored_data_folder_has_them(filled, tmp_path, monkeypatch):
+def test_restored_models_are_found_in_the_new_data_folder(filled, tmp_path, monkeypatch):
     before = mlflow_artifacts().as_uri()
     with closing(sqlite3.connect(filled / "mlflow" / "mlflow.db")) as made, made:
         made.execute("CREATE TABLE runs (artifact_uri)")
@@ -129,26 +129,26 @@ def test_models_are_where_the_restored_data_folder_has_them(filled, tmp_path, mo
     assert (mlflow_artifacts() / "1/model/MLmodel").is_file()
 
 
-def test_an_artifact_that_is_deleted_meanwhile_is_no_part_of_the_backup(filled, tmp_path, monkeypatch):
+def test_artifact_deleted_during_backup_is_left_out(filled, tmp_path, monkeypatch):
     listed = ObjectStore.list
     monkeypatch.setattr(ObjectStore, "list", lambda self: [*listed(self), *(["gone"] if self.url == artifacts else [])])
     artifacts = ObjectStore(str(mlflow_artifacts())).url
     url, manifest = backup(str(tmp_path / "backups"))
     assert set(manifest["artifacts"]) == {"1/model/weights.safetensors", "1/model/MLmodel"}
-    lose(filled)
+    empty_folder(filled)
     assert restore(url)[1] == manifest
 
 
 @pytest.mark.parametrize("part", ["databases/prefect.sqlite", "artifacts/1/model/MLmodel"])
 @pytest.mark.parametrize("damage", ["altered", "missing"])
-def test_a_damaged_backup_changes_nothing(filled, tmp_path, part, damage):
+def test_restoring_a_damaged_backup_changes_nothing(filled, tmp_path, part, damage):
     url, _ = backup(str(tmp_path / "backups"))
     store = ObjectStore(url)
     if damage == "missing":
         store.delete(part)
     else:
         store.write(part, store.read(part)[:-1] + b"x")
-    lose(filled)
+    empty_folder(filled)
     with pytest.raises(BackupError, match="is damaged: .*" + part.rpartition("/")[2]):
         restore(url)
     assert not (filled / "prefect" / "prefect.db").exists()
@@ -156,7 +156,7 @@ def test_a_damaged_backup_changes_nothing(filled, tmp_path, part, damage):
     assert not ObjectStore(str(mlflow_artifacts())).list()
 
 
-def test_a_backup_that_was_cut_off_is_none_and_the_one_before_is_taken(filled, tmp_path, monkeypatch):
+def test_incomplete_backup_is_ignored_for_the_previous_one(filled, tmp_path, monkeypatch):
     with pytest.raises(BackupError, match="no backup"):
         find_backup(str(tmp_path / "backups"))
     url, _ = backup(str(tmp_path / "backups"))
@@ -167,7 +167,7 @@ def test_a_backup_that_was_cut_off_is_none_and_the_one_before_is_taken(filled, t
         find_backup(cut.url)
 
 
-def test_of_several_backups_the_newest_is_taken(tmp_path):
+def test_newest_of_several_backups_is_restored(tmp_path):
     versions = {"prefect": "0", "mlflow": "0"}
     for day in ("02", "09", "05"):
         manifest = {"format": module.FORMAT, "versions": versions, "day": day}
@@ -177,7 +177,7 @@ def test_of_several_backups_the_newest_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_backup_in_a_folder_is_closed_to_other_users_and_lies_where_it_should(filled, tmp_path, monkeypatch, scheme):
+def test_backup_folder_is_private_and_in_the_expected_place(filled, tmp_path, monkeypatch, scheme):
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     url, _ = backup(f"{scheme}{tmp_path}/backups")
@@ -187,8 +187,8 @@ def test_a_backup_in_a_folder_is_closed_to_other_users_and_lies_where_it_should(
     assert list((tmp_path / "cwd").iterdir()) == []
 
 
-def test_every_model_that_a_copied_database_names_has_its_files_in_the_copy(filled, tmp_path):
-    """Models are registered meanwhile: MLflow stores a model's files first, then its name."""
+def test_backup_has_files_of_every_model_in_its_database(filled, tmp_path):
+    """Models are registered during the backup: MLflow stores a model's files first, then its name."""
     made = []
 
     def register(_):
@@ -197,7 +197,7 @@ def test_every_model_that_a_copied_database_names_has_its_files_in_the_copy(fill
         table(filled / "mlflow" / "mlflow.db", made[-1])
 
     url, manifest = backup(str(tmp_path / "backups"), register)
-    lose(filled)
+    empty_folder(filled)
     restore(url)
     named = set(rows(filled / "mlflow" / "mlflow.db")) & set(made)
     assert named
@@ -205,7 +205,7 @@ def test_every_model_that_a_copied_database_names_has_its_files_in_the_copy(fill
     assert all((mlflow_artifacts() / name).is_file() for name in named)
 
 
-def test_a_backup_from_the_future_is_refused(filled, tmp_path):
+def test_backup_of_a_newer_version_is_refused(filled, tmp_path):
     url, manifest = backup(str(tmp_path / "backups"))
     newer = manifest | {"versions": manifest["versions"] | {"mlflow": "99.1"}}
     ObjectStore(url).write_json(MANIFEST, newer)
@@ -216,7 +216,7 @@ def test_a_backup_from_the_future_is_refused(filled, tmp_path):
         restore(url, force=True)
 
 
-def test_a_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch):
+def test_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch):
     url, manifest = backup(str(tmp_path / "backups"))
     ObjectStore(url).write_json(MANIFEST, manifest | {"kind": "postgresql"})
     with pytest.raises(BackupError, match="postgresql database, but the data folder is of the small profile"):
@@ -227,21 +227,21 @@ def test_a_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch)
         restore(url, force=True)
 
 
-def test_running_servers_are_not_pulled_from_under(filled, tmp_path, monkeypatch):
+def test_restore_is_refused_while_servers_run(filled, tmp_path, monkeypatch):
     url, _ = backup(str(tmp_path / "backups"))
     monkeypatch.setattr(module.services, "running_services", lambda: {"prefect": "http://127.0.0.1:4200"})
     with pytest.raises(BackupError, match="stop `starling up` first"):
         restore(url, force=True)
 
 
-def test_a_data_folder_without_databases_has_nothing_to_back_up(home, tmp_path):
+def test_backup_without_databases_is_refused(home, tmp_path):
     with pytest.raises(DatabaseError, match="run a pipeline with this data folder first"):
         backup(str(tmp_path / "backups"))
     with pytest.raises(BackupError, match="no backup"):
         find_backup(str(tmp_path / "backups"))
 
 
-def test_locations_move_with_the_data_folder_and_only_those_below_it(tmp_path):
+def test_only_locations_below_the_data_folder_are_moved(tmp_path):
     path = tmp_path / "mlflow.db"
     with closing(sqlite3.connect(path)) as made, made:
         made.execute("CREATE TABLE experiments (artifact_location)")
@@ -255,7 +255,7 @@ def test_locations_move_with_the_data_folder_and_only_those_below_it(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_champion_is_restored_into_another_data_folder(finished, tmp_path):
+def test_champion_is_restored_into_another_data_folder(finished, tmp_path):
     """The command line, and a registry whose files were at another path."""
     import support
 

@@ -49,7 +49,7 @@ def cancelled(one, run, cancel=in_the_ui):
     wait_until(lambda: one.site.get("variables/filter", {}) == [])
 
 
-def test_sharding_ends_though_a_piece_takes_minutes(site, made, tmp_path):
+def test_cancelled_sharding_ends_although_a_piece_takes_minutes(site, made, tmp_path):
     folder = tmp_path.resolve() / "shard"
     with place(site, folder, slow_document("cut"), made=made, stages=["prepare"], slow_shard=300) as one:
         run = one.run()
@@ -63,7 +63,7 @@ def test_sharding_ends_though_a_piece_takes_minutes(site, made, tmp_path):
     [({}, in_the_ui), ({}, on_the_command_line), (RING, in_the_ui), (PREFECT_NODES, in_the_ui)],
     ids=["one node", "command line", "two nodes", "two nodes by Prefect"],
 )
-def test_training_ends_with_a_checkpoint_and_the_locks_are_free(site, made, tmp_path, nodes, cancel):
+def test_cancelled_training_ends_with_a_checkpoint_and_free_locks(site, made, tmp_path, nodes, cancel):
     document, folder = slow_document("cut", ENDLESS, **nodes), tmp_path.resolve() / "train"
     stages = ("prepare", "shard", "features")
     with place(site, folder, document, made=made, stages=stages, slow_step=0.2) as one:
@@ -77,7 +77,7 @@ def test_training_ends_with_a_checkpoint_and_the_locks_are_free(site, made, tmp_
         wait_until(lambda: all(one.state(node["id"]) in site_module.ENDED for node in node_runs))
 
 
-def test_the_run_of_a_terminal_ends_when_it_is_cancelled_in_the_ui(site, made, tmp_path):
+def test_run_started_in_a_terminal_ends_when_cancelled_in_the_ui(site, made, tmp_path):
     """No worker watches it, so the run has to notice the cancellation."""
     document, stages = slow_document("typed", ENDLESS), ("prepare", "shard", "features")
     with place(site, tmp_path.resolve() / "typed", document, made=made, stages=stages, slow_step=0.2) as one:

@@ -73,7 +73,7 @@ def test_every_command_has_help(command):
     "command",
     sorted(COMMANDS - {"config", "corpus", "lexicon", "storage"}),
 )
-def test_everything_that_reports_can_do_so_in_json(command):
+def test_every_reporting_command_has_a_json_option(command):
     assert "--json" in invoke(command, "--help").stdout
 
 
@@ -86,7 +86,7 @@ def test_corpus_list_names_every_layout():
     assert "librispeech" in invoke("corpus", "list").stdout
 
 
-def test_corpus_inspect_counts_what_is_good_and_why_the_rest_is_not(tmp_path, home):
+def test_corpus_inspect_counts_good_utterances_and_reasons_of_bad_ones(tmp_path, home):
     path = small_corpus(tmp_path / "corpus")
     (tmp_path / "corpus" / "audio" / "s0-0.wav").write_bytes(b"noise")
     (tmp_path / "corpus" / "audio" / "s0-1.wav").unlink()
@@ -118,7 +118,7 @@ def test_corpus_inspect_shows_each_set_in_words(tmp_path, home, wide):
     assert cells["sample rate (Hz)"] == ["16,000", "8,000", "8,000 in 1"]
 
 
-def test_corpus_inspect_of_nothing_known_says_so(tmp_path, home):
+def test_corpus_inspect_reports_an_unknown_layout(tmp_path, home):
     assert "has no known corpus layout" in invoke("corpus", "inspect", tmp_path, code=1).stderr
     assert "did you mean 'librispeech'" in invoke("corpus", "inspect", tmp_path, "--kind", "librispech", code=1).stderr
 
@@ -133,7 +133,7 @@ def test_score_compares_two_trn_files(tmp_path):
     assert "50.00 %" in invoke("score", ref, hyp).stdout
 
 
-def test_score_counts_and_compares_as_nist_does(tmp_path, wide):
+def test_score_counts_and_compares_like_nist(tmp_path, wide):
     files = {
         "ref.stm": ';; LABEL "SW" "Switchboard" ""\nsw A ann 0 4 <SW> it\'s { a / b } (uh) cat-like thing\n',
         "one.ctm": "sw A 0.1 0.2 it\nsw A 0.4 0.2 is\nsw A 0.6 0.2 B\nsw A 1 0.4 cat-\nsw A 1.5 0.4 thing\n",
@@ -158,7 +158,7 @@ def test_score_counts_and_compares_as_nist_does(tmp_path, wide):
     assert "no significant difference between one and two: matched-pairs test over 1 segments" in shown.stdout
 
 
-def test_score_reads_files_of_any_name_and_marks_as_words(tmp_path):
+def test_score_reads_files_of_any_name_with_marks_as_words(tmp_path):
     (tmp_path / "ref.out").write_text("u-1 { a / b }\n")
     (tmp_path / "hyp.out").write_text("u-1 { a / c }\n")
     files = [tmp_path / "ref.out", tmp_path / "hyp.out"]
@@ -188,7 +188,7 @@ def test_score_takes_optional_words_and_fragments_apart(tmp_path, option, errors
     assert (scores["sub"], scores["del"]) == errors
 
 
-def test_scores_text_report_is_the_first_systems(tmp_path):
+def test_score_text_report_is_that_of_the_first_system(tmp_path):
     for name, text in (("ref", "the cat"), ("one", "the hat"), ("two", "a bat")):
         (tmp_path / f"{name}.trn").write_text(f"{text} (a-1)\n")
     ref, one, two = (tmp_path / f"{name}.trn" for name in ("ref", "one", "two"))
@@ -197,7 +197,7 @@ def test_scores_text_report_is_the_first_systems(tmp_path):
     assert score_files(ref, one, two, *given)[1] != score_files(ref, two, None, *given)[1]
 
 
-def test_score_counts_missing_utterances_where_it_may(tmp_path):
+def test_score_counts_missing_utterances_if_allowed(tmp_path):
     (tmp_path / "text").write_text("a-1 x y\nb-1 z\n")
     (tmp_path / "hyp.jsonl").write_text('{"id": "a-1", "pred_text": "X y"}\n')
     files = [tmp_path / "text", tmp_path / "hyp.jsonl"]
@@ -226,7 +226,7 @@ def test_score_counts_missing_utterances_where_it_may(tmp_path):
         (["deploy"], "no Prefect server is running: start `starling up`"),
     ],
 )
-def test_a_users_mistake_is_one_message_with_a_remedy(tmp_path, home, words, message, wide):
+def test_user_error_is_one_message_with_a_remedy(tmp_path, home, words, message, wide):
     (tmp_path / "ref.trn").write_text("x (a)\ny (b)\n")
     (tmp_path / "short.trn").write_text("x (a)\n")
     (tmp_path / "bad.trn").write_text("no id at all\n")
@@ -241,11 +241,11 @@ def test_a_users_mistake_is_one_message_with_a_remedy(tmp_path, home, words, mes
 @pytest.mark.parametrize(
     "words", [["run", "x", "--until", "shrad"], ["run", "x", "--from", "nothing"], ["rnu"], ["run"]]
 )
-def test_a_wrong_command_line_is_answered_with_usage(words):
+def test_wrong_command_line_prints_usage(words):
     assert "Usage:" in invoke(*words, code=2).stderr
 
 
-def test_a_plain_run_prints_one_json_object_and_tables_on_standard_error(tmp_path, home):
+def test_run_prints_json_on_stdout_and_tables_on_stderr(tmp_path, home):
     path = write_config(tmp_path / "c.yaml", tiny_document())
     result = invoke("features", path, "--no-prefect", "--json")
     assert len(result.stdout.splitlines()) == 1
@@ -278,7 +278,7 @@ def test_transcribe_reads_files_and_folders_and_reports_bad_ones(finished, tmp_p
     assert "error:" not in result.stderr
 
 
-def test_a_model_that_is_not_in_the_registry_is_an_error_with_a_remedy(finished, tmp_path, wide):
+def test_unregistered_model_is_an_error_with_a_remedy(finished, tmp_path, wide):
     audio = write_tone(tmp_path / "a.wav")
     result = invoke("transcribe", audio, "--model", "models:/nobody@champion", code=1)
     assert "models:/nobody@champion is not in the registry at sqlite:///" in result.stderr
@@ -293,7 +293,7 @@ def test_where_no_model_is_registered_a_run_is_the_remedy(home, tmp_path, wide):
     assert "run a pipeline first" in invoke("transcribe", write_tone(tmp_path / "a.wav"), code=1).stderr
 
 
-def test_doctor_finds_everything_or_says_how_to_mend_it(home):
+def test_doctor_reports_each_problem_with_a_remedy(home):
     found = json.loads(invoke("doctor", "--json").stdout)
     assert found["healthy"] is True
     checks = {entry["check"]: entry for entry in found["checks"]}
@@ -303,7 +303,7 @@ def test_doctor_finds_everything_or_says_how_to_mend_it(home):
     assert all(entry["remedy"] for entry in found["checks"] if entry["state"] != "ok")
 
 
-def test_doctor_reports_what_breaks_and_goes_on(home, monkeypatch):
+def test_doctor_continues_after_a_failing_check(home, monkeypatch):
     from flows.cli import doctor
 
     def check_broken():
@@ -321,14 +321,14 @@ def test_the_installed_command_starts(tmp_path):
     assert "Usage" in starling("--help", home=tmp_path).stdout
 
 
-def test_corpus_download_explains(tmp_path):
+def test_corpus_download_names_known_corpora_and_parts(tmp_path):
     assert "did you mean 'mini_librispeech'" in invoke("corpus", "download", "minilibrispeech", code=1).stderr
     assert "it has: dev-clean-2" in invoke(
         "corpus", "download", "mini_librispeech", "--part", "x", "--to", tmp_path, code=1
     ).stderr.replace("\n", " ")
 
 
-def test_corpus_download_leaves_alone_what_is_complete(tmp_path):
+def test_corpus_download_skips_complete_corpora(tmp_path):
     (tmp_path / "fsdd").mkdir()
     (tmp_path / "fsdd" / ".v1.0.8.completed").write_text("{}")
     found = json.loads(invoke("corpus", "download", "fsdd", "--to", tmp_path, "--json").stdout)

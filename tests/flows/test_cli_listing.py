@@ -12,7 +12,7 @@ from tasks.tracking.listing import TrackedRun
 pytestmark = pytest.mark.usefixtures("wide")
 
 
-def test_the_registered_model_is_listed_with_its_aliases_and_error_rate(finished):
+def test_registered_model_is_listed_with_aliases_and_error_rate(finished):
     shown = invoke("models").stdout
     assert "tiny" in shown
     assert "@challenger @champion" in shown
@@ -23,7 +23,7 @@ def test_the_registered_model_is_listed_with_its_aliases_and_error_rate(finished
     assert "the registry has no model 'tini'; it has: tiny" in invoke("models", "tini", code=1).stderr
 
 
-def test_the_run_is_listed_with_its_error_rate_and_outcome(finished):
+def test_run_is_listed_with_error_rate_and_outcome(finished):
     (found,) = json.loads(invoke("runs", "--json").stdout)["runs"]
     assert (found["name"], found["experiment"], found["status"]) == ("tiny-run", "tiny", "finished")
     assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
@@ -33,7 +33,7 @@ def test_the_run_is_listed_with_its_error_rate_and_outcome(finished):
     assert "there was no champion" in shown
 
 
-def test_where_there_is_nothing_the_next_step_is_named(home):
+def test_empty_lists_name_the_next_step(home):
     give_mlflow(home)
     assert "`starling run demo` registers one" in invoke("models").stderr
     assert "has no run of x yet: `starling run` makes one" in invoke("runs", "x").stderr

@@ -36,7 +36,7 @@ def key(tmp_path):
 
 @pytest.fixture
 def node(monkeypatch):
-    """What the node would have been started with."""
+    """Arguments with which the node would have been started."""
     calls = []
 
     def run_node(*given):
@@ -47,7 +47,7 @@ def node(monkeypatch):
     return calls
 
 
-def test_a_key_is_made_once_and_only_its_owner_may_read_it(tmp_path):
+def test_key_is_created_once_readable_by_its_owner_only(tmp_path):
     path = tmp_path / "keys" / "ring.key"
     found = json.loads(invoke("key", path, "--json").stdout)
     made = RingKey.load(path)
@@ -60,13 +60,13 @@ def test_a_key_is_made_once_and_only_its_owner_may_read_it(tmp_path):
     assert str(tmp_path / "other") in invoke("key", tmp_path / "other").stdout
 
 
-def test_a_node_takes_what_it_is_given(node, key, tmp_path):
+def test_node_uses_its_command_line_options(node, key, tmp_path):
     invoke("train", "--node-rank", 3, "--coordinator", "127.0.0.1:7100", "--key-file", key, "--bind", "127.0.0.2",
            "--advertise", "me", "--folder", tmp_path / "n", "--max-restarts", 0)  # fmt: skip
     assert node == [("127.0.0.1:7100", key, tmp_path / "n", 3, 0, "127.0.0.2", "me")]
 
 
-def test_a_node_takes_the_rest_from_its_surroundings(node, key, monkeypatch, home):
+def test_node_takes_other_options_from_the_environment(node, key, monkeypatch, home):
     monkeypatch.setenv("STARLING_COORDINATOR", "127.0.0.1:7100")
     monkeypatch.setenv("STARLING_RING_KEY_FILE", str(key))
     for name, rank in (("JOB_COMPLETION_INDEX", 2), ("SLURM_NODEID", 5)):
@@ -79,7 +79,7 @@ def test_a_node_takes_the_rest_from_its_surroundings(node, key, monkeypatch, hom
     ]
 
 
-def test_the_nodes_exit_status_is_the_commands(key, monkeypatch):
+def test_command_ends_with_the_nodes_exit_status(key, monkeypatch):
     monkeypatch.setattr("training.node.agent.run_node", lambda *_: 75)
     invoke("train", "--node-rank", 0, "--coordinator", "127.0.0.1:1", "--key-file", key, code=75)
 
@@ -106,7 +106,7 @@ def test_the_nodes_exit_status_is_the_commands(key, monkeypatch):
         (["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--no-prefect"], "--no-prefect needs a configuration"),
     ],
 )
-def test_a_wrong_combination_names_the_option(words, message, tmp_path, node):
+def test_wrong_combination_names_the_option(words, message, tmp_path, node):
     write_config(tmp_path / "c.yaml", tiny_document())
     (tmp_path / "bad").write_text("no key")
     result = invoke("train", *(word.format(tmp_path) for word in words), code=1)
@@ -115,16 +115,16 @@ def test_a_wrong_combination_names_the_option(words, message, tmp_path, node):
 
 
 @pytest.mark.parametrize("name", ["SLURM_NODEID", "JOB_COMPLETION_INDEX"])
-def test_a_launchers_number_must_be_one(name, monkeypatch, node):
+def test_rank_from_a_launcher_must_be_a_number(name, monkeypatch, node):
     monkeypatch.setenv(name, "first")
     assert f"{name} is 'first'" in invoke("train", "--coordinator", "127.0.0.1:1", code=1).stderr
 
 
-def test_a_negative_rank_is_answered_with_usage(node):
+def test_negative_rank_prints_usage(node):
     assert "Usage:" in invoke("train", "--node-rank", -1, "--coordinator", "127.0.0.1:1", code=2).stderr
 
 
-def test_a_configuration_is_trained_as_before(monkeypatch, tmp_path):
+def test_train_with_a_configuration_runs_the_pipeline(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr("flows.cli.node.execute", lambda *given: seen.append(given) or {})
     monkeypatch.setattr("flows.cli.node.finish", lambda summary, json_output: None)

@@ -36,7 +36,7 @@ def config(tmp_path):
     ],
 )
 @pytest.mark.parametrize("json_output", [False, True])
-def test_what_is_run_from_where_to_where(recorder, config, words, expected, json_output):
+def test_run_options_select_the_stages(recorder, config, words, expected, json_output):
     name, *options = words
     module = {"train": "node", "score": "score"}.get(name, "run")
     executed = recorder(f"flows.cli.{module}.execute", {"a": "summary"})
@@ -46,7 +46,7 @@ def test_what_is_run_from_where_to_where(recorder, config, words, expected, json
     assert finished == [({"a": "summary"}, json_output)]
 
 
-def test_what_is_cross_validated(recorder, config):
+def test_run_options_of_cross_validation(recorder, config):
     executed = recorder("flows.cli.run.execute_folds", {"a": "result"})
     finished = recorder("flows.cli.run.finish_folds")
     invoke("run", config, "--folds", 3)
@@ -57,7 +57,7 @@ def test_what_is_cross_validated(recorder, config):
     assert len(executed) == 2
 
 
-def test_servers_are_looked_at_before_anything_is_done(recorder, config, monkeypatch):
+def test_servers_are_checked_before_any_work(recorder, config, monkeypatch):
     """Only what a run needs: one that ends before registration needs no MLflow."""
     asked = recorder("tasks.orchestration.reachable.check_servers")
     ran = recorder("flows.plain.run_plainly")
@@ -77,7 +77,7 @@ def prefect(recorder):
     return recorder("flows.cli.deploy.connect_prefect")
 
 
-def test_what_is_deployed_and_where(recorder, prefect, config):
+def test_deploy_options_select_flows_and_pools(recorder, prefect, config):
     from flows.deploy.deployments import Options
     from flows.deploy.pools import WorkPool
 
@@ -94,7 +94,7 @@ def test_what_is_deployed_and_where(recorder, prefect, config):
     assert calls[1] == ([config], None, Options(), "")
 
 
-def test_each_configuration_is_registered_and_watched(recorder, config, tmp_path, monkeypatch):
+def test_deploy_registers_each_configuration_and_its_automations(recorder, config, tmp_path, monkeypatch):
     from flows.deploy.deployments import Options
 
     monkeypatch.chdir(tmp_path)
@@ -118,7 +118,7 @@ def test_each_configuration_is_registered_and_watched(recorder, config, tmp_path
     assert [given.name for given, _ in registered[2:]] == ["demo"]
 
 
-def test_a_changed_corpus_is_announced(recorder, prefect):
+def test_changed_corpus_is_announced(recorder, prefect):
     calls = recorder("flows.watch.announce")
     assert "the corpus of nightly has changed" in invoke("corpus", "changed", "nightly").stdout
     assert (calls, len(prefect)) == ([("nightly",)], 1)
@@ -127,7 +127,7 @@ def test_a_changed_corpus_is_announced(recorder, prefect):
 # --- backups
 
 
-def test_where_backups_go_and_come_from(recorder, home, tmp_path, monkeypatch):
+def test_backup_and_restore_options_name_the_folders(recorder, home, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(home))
     entry = {"bytes": 2**20}
     manifest = {"created": "today", "kind": "sqlite", "versions": {}, "databases": {"a": entry}}
@@ -149,7 +149,7 @@ def test_where_backups_go_and_come_from(recorder, home, tmp_path, monkeypatch):
 # --- looking
 
 
-def test_which_training_is_watched(recorder, monkeypatch, tmp_path):
+def test_top_options_select_the_training(recorder, monkeypatch, tmp_path):
     class Watched:
         closed = 0
 
@@ -176,7 +176,7 @@ def test_which_training_is_watched(recorder, monkeypatch, tmp_path):
     assert watched.closed == 3
 
 
-def test_what_gc_takes_for_garbage(recorder, tmp_path):
+def test_gc_options_define_garbage(recorder, tmp_path):
     from storage.garbage import Garbage, GarbagePlan
 
     garbage = [Garbage("train/x", 5000, "left over"), Garbage("train/y", 100, "left over")]
@@ -190,7 +190,7 @@ def test_what_gc_takes_for_garbage(recorder, tmp_path):
     assert [given[1] for given in deleted] == [garbage]
 
 
-def test_what_a_plan_is_made_for(recorder, config, monkeypatch):
+def test_plan_options_define_the_cluster(recorder, config, monkeypatch):
     from flows.cli.step_time import Step
 
     class Planned(Exception):
@@ -222,7 +222,7 @@ def test_what_a_plan_is_made_for(recorder, config, monkeypatch):
     assert [found[name] for name in names] == [8, 0.25, 9, 5.0, 2.0]
 
 
-def test_what_is_downloaded_and_where_to(recorder, tmp_path, monkeypatch):
+def test_download_options_name_corpus_and_folder(recorder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parts = {"a": {"present": True}, "b": {"present": False, "files": 1200, "bytes": 3e6}}
     answer = {"kind": "fsdd", "path": "/there", "parts": parts}
@@ -241,7 +241,7 @@ def test_what_is_downloaded_and_where_to(recorder, tmp_path, monkeypatch):
     ]
 
 
-def test_what_a_corpus_holds_in_figures():
+def test_corpus_description_has_counts_and_durations():
     from collections import Counter
 
     from flows.cli.corpus import describe

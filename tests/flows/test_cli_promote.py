@@ -15,7 +15,7 @@ def invoke(*words, code=0):
     return result
 
 
-def test_the_champion_is_named_and_listed(finished, tmp_path):
+def test_champion_is_named_and_listed(finished, tmp_path):
     found = json.loads(invoke("promote", "tiny", "--json").stdout)
     assert (found["model"], found["version"], found["promoted"]) == ("tiny", "1", True)
     assert found["reason"] == "it is already the champion"
@@ -38,7 +38,7 @@ def test_the_champion_is_named_and_listed(finished, tmp_path):
         (["rollback", "nobody", "--list"], "has no model nobody"),
     ],
 )
-def test_a_mistake_is_one_message_with_a_remedy(finished, words, message):
+def test_user_error_is_one_message_with_a_remedy(finished, words, message):
     result = invoke(*words, code=1)
     assert message in result.stderr.replace("\n", " ")
     assert result.stdout == ""

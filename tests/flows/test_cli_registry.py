@@ -45,7 +45,7 @@ FOUND = {"model": "m", "version": "3", "promoted": False, "reason": "it is [red]
         (["-v", "2", "--force", "--reason", "why not"], "2", PromotionOptions(force=True, reason="why not")),
     ],
 )
-def test_what_is_promoted_and_how(recorder, no_server, words, version, options):
+def test_promote_options_select_version_and_mode(recorder, no_server, words, version, options):
     calls = recorder("tasks.tracking.promotion.promote_version", FOUND)
     shown = invoke("promote", "m", *words).stdout
     assert calls == [("m", version, options)]
@@ -54,7 +54,7 @@ def test_what_is_promoted_and_how(recorder, no_server, words, version, options):
     assert json.loads(invoke("promote", "m", *words, "--json").stdout) == FOUND
 
 
-def test_a_configuration_names_the_model_unless_a_name_is_given(recorder, no_server, tmp_path):
+def test_model_name_comes_from_the_configuration_unless_given(recorder, no_server, tmp_path):
     config = write_config(tmp_path / "c.yaml", tiny_document(register={"model": "theirs"}))
     calls = recorder("tasks.tracking.promotion.promote_version", FOUND | {"promoted": True})
     assert "version 3: champion" in invoke("promote", "--config", config).stdout
@@ -62,7 +62,7 @@ def test_a_configuration_names_the_model_unless_a_name_is_given(recorder, no_ser
     assert [call[0] for call in calls] == ["theirs", "mine"]
 
 
-def test_with_a_prefect_server_promotions_and_rollbacks_are_flows_unless_they_are_to_be_plain(recorder, served):
+def test_promotions_and_rollbacks_are_flows_if_prefect_runs(recorder, served):
     flows = recorder("flows.promote.promote", FOUND), recorder("flows.promote.rollback", {"champion": 1, "replaced": 2})
     plain = (
         recorder("tasks.tracking.promotion.promote_version", FOUND),
@@ -78,7 +78,7 @@ def test_with_a_prefect_server_promotions_and_rollbacks_are_flows_unless_they_ar
     assert [len(calls) for calls in (*flows, *plain)] == [1, 1, 1, 1]
 
 
-def test_a_rollback_says_who_is_champion_again(recorder, no_server):
+def test_rollback_names_the_restored_champion(recorder, no_server):
     calls = recorder("tasks.tracking.registry.rollback", Move("m", "2", "5", "numbers are misheard"))
     shown = invoke("rollback", "m", "--to", "2", "--reason", "numbers").stdout
     assert calls == [("m", "2", "numbers")]
@@ -87,7 +87,7 @@ def test_a_rollback_says_who_is_champion_again(recorder, no_server):
     assert found == {"name": "m", "champion": "2", "replaced": "5", "reason": "numbers are misheard"}
 
 
-def test_the_history_shows_why_a_version_was_taken_down(recorder, no_server, monkeypatch):
+def test_history_shows_why_a_version_was_rolled_back(recorder, no_server, monkeypatch):
     entry = {"version": "2", "aliases": ["champion"], "champion_since": "today", "replaced": "1", "decision": "beats"}
     versions = [entry | {"rolled_back": ""}, entry | {"version": "3", "aliases": [], "rolled_back": "it was worse"}]
     recorder("tasks.tracking.runs.client")

@@ -44,7 +44,7 @@ def make_old(store, days=30):
         os.utime(store.local_path(name), (then, then))
 
 
-def test_a_finished_run_is_whole(store):
+def test_verify_finds_no_damage_in_a_finished_run(store):
     report = run_json("verify")
     assert report["ok"]
     assert report["indexes"] == 3
@@ -52,7 +52,7 @@ def test_a_finished_run_is_whole(store):
     assert "all intact" in run("verify", "--quick")
 
 
-def test_damage_is_told_with_status_1(store):
+def test_damage_is_reported_with_status_1(store):
     (name, *_) = [name for name in store.list() if name.endswith(".tar")]
     store.write(name, store.read(name)[:-1])
     report = run_json("verify", status=1)
@@ -60,7 +60,7 @@ def test_damage_is_told_with_status_1(store):
     assert name in run("verify", status=1).replace("\n", "")
 
 
-def test_du_adds_up(store):
+def test_du_sums_add_up(store):
     report = run_json("du")
     assert set(report["stages"]) == set(STATES)
     assert report["bytes"] == sum(entry.size for entry in store.entries()) == sum(report["stages"].values())
@@ -68,7 +68,7 @@ def test_du_adds_up(store):
     assert "total" in run("du")
 
 
-def test_gc_deletes_only_when_told(store):
+def test_gc_deletes_only_on_request(store):
     left = StageOutput(store, "train", "f" * 16)
     left.store.write("checkpoints/1", bytes(5000))
     assert run_json("gc")["garbage"] == []  # it is young
@@ -84,7 +84,7 @@ def test_gc_deletes_only_when_told(store):
     assert "0 B freed" in run("gc", "--delete")
 
 
-def test_gc_leaves_alone_what_a_stage_is_making(store):
+def test_gc_keeps_outputs_of_running_stages(store):
     from storage.locks import file_lock
 
     StageOutput(store, "train", "f" * 16).store.write("checkpoints/1", b"1")
@@ -101,7 +101,7 @@ def models(monkeypatch, found):
         yield
 
 
-def test_gc_keeps_everything_that_a_registered_model_stands_on(store, finished, monkeypatch):
+def test_gc_keeps_all_dependencies_of_a_registered_model(store, finished, monkeypatch):
     make_old(store)
     key = finished.result("register").key
     with models(monkeypatch, {f"register/{key}": "tiny/1"}):
@@ -119,14 +119,14 @@ def test_registered_models_are_found_in_mlflow(finished):
     assert registered_outputs() == {f"register/{key}": "tiny/1"}
 
 
-def test_without_mlflow_nothing_is_called_unregistered(home, monkeypatch):
+def test_without_mlflow_no_output_counts_as_unregistered(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(StageError, match=r"MLflow at http://127\.0\.0\.1:9 cannot be asked"):
         registered_outputs()
 
 
-def test_a_store_may_be_named_by_url_or_configuration(home, tmp_path):
+def test_store_may_be_given_by_url_or_configuration(home, tmp_path):
     from support import tiny_document
 
     store = ObjectStore(tmp_path / "elsewhere")
@@ -147,10 +147,10 @@ def test_gc_never_breaks_an_index(store):
 
 
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")])
-def test_sizes(count, text):
+def test_sizes_are_formatted_with_units(count, text):
     assert size_text(count) == text
 
 
 @pytest.mark.parametrize("command", ["verify", "du"])
-def test_a_store_that_is_not_there_is_no_clean_bill(home, tmp_path, command):
+def test_missing_store_is_reported_as_an_error(home, tmp_path, command):
     assert "holds no output" in " ".join(run(command, "--url", tmp_path / "nothing", status=1).split())

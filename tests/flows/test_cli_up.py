@@ -18,13 +18,13 @@ pytestmark = pytest.mark.usefixtures("wide")
 
 
 @pytest.fixture
-def quiet_signals(monkeypatch):
+def restored_signals(monkeypatch):
     """`up` ends on Ctrl-C, these tests do as before."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(serve, "adopt_orphans", lambda: None)
 
 
-def test_ports_of_up(recorder, home, quiet_signals, monkeypatch, tmp_path):
+def test_port_options_of_up(recorder, home, restored_signals, monkeypatch, tmp_path):
     seen = []
 
     def check(profile, ports):
@@ -71,7 +71,7 @@ class Keeper:
 
 
 @pytest.mark.parametrize(("profile", "number"), [("small", signal.SIGINT), ("production", signal.SIGTERM)])
-def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monkeypatch, profile, number):
+def test_up_runs_until_a_signal_and_shuts_down_in_order(recorder, home, monkeypatch, profile, number):
     from flows.servers import production, services
 
     def server(name, port=0):
@@ -115,7 +115,7 @@ def test_up_lives_until_it_is_told_to_end_and_ends_in_order(recorder, home, monk
 
 
 @pytest.mark.parametrize("name", ["prefect", "mlflow", "postgres", "s3"])
-def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name):
+def test_taken_port_is_named_with_its_option(home, restored_signals, name):
     from flows.servers.production import Ports
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -129,7 +129,7 @@ def test_a_port_that_is_taken_is_named_with_its_option(home, quiet_signals, name
             serve._check_ports(serve.Profile.small, ports)
 
 
-def test_up_announces_what_runs_where(capsys):
+def test_up_prints_the_servers_addresses(capsys):
     note = {"prefect": "http://p", "mlflow": "http://m", "postgres": "h:1", "s3": "http://s", "secrets": "/secrets"}
     deployed = [
         {"deployment": "pipeline/x", "schedule": "15 2 * * *", "id": 1},
@@ -149,7 +149,7 @@ def test_up_announces_what_runs_where(capsys):
     }
 
 
-def test_secrets_are_made_where_they_are_wanted(home, tmp_path):
+def test_secrets_are_created_in_the_given_folder(home, tmp_path):
     made = json.loads(invoke("secrets", tmp_path / "x", "--json").stdout)
     assert made["folder"] == str(tmp_path / "x")
     assert "prefect_auth" in made["made"]

@@ -1,4 +1,4 @@
-"""What every command understands: `-h`, `--version`, packaged configurations by name, completion, former names."""
+"""What every command accepts: `-h`, `--version`, packaged configurations by name, completion, former names."""
 
 import typing
 from pathlib import Path
@@ -29,7 +29,7 @@ def commands(group=None, names=()):
 ALL = dict(commands())
 
 
-def test_the_version_is_printed():
+def test_version_option_prints_the_version():
     assert invoke("--version").stdout == f"starling {starling.__version__}\n"
 
 
@@ -53,9 +53,9 @@ def test_former_names_of_flags_work_with_a_warning(recorder, tmp_path):
     assert executed == [(config, [], "shard", "shard", True)] * 2
 
 
-def test_former_names_are_unknown_where_they_never_were():
+def test_former_flag_names_are_unknown_to_other_commands():
     assert "No such option: --plain" in invoke("runs", "--plain", code=2).stderr
-    assert "No such option: --again" in invoke("promote", "--again", code=2).stderr  # its --force means something else
+    assert "No such option: --again" in invoke("promote", "--again", code=2).stderr  # its --force has another meaning
 
 
 # --- configurations
@@ -68,12 +68,12 @@ def executed(recorder, tmp_path, monkeypatch):
     return recorder("flows.cli.run.execute", {})
 
 
-def test_a_packaged_configuration_has_a_name(executed):
+def test_packaged_configuration_is_found_by_name(executed):
     invoke("run", "demo")
     assert executed[0][0].read_text().startswith("# The demo")
 
 
-def test_a_folder_of_that_name_does_not_hide_it_but_a_file_does(executed):
+def test_file_but_not_folder_overrides_a_packaged_configuration(executed):
     Path("demo").mkdir()
     invoke("run", "demo")
     Path("fsdd").write_text("name: mine")
@@ -81,14 +81,14 @@ def test_a_folder_of_that_name_does_not_hide_it_but_a_file_does(executed):
     assert [given[0] for given in executed] == [packaged_configs()["demo"], Path("fsdd")]
 
 
-def test_a_name_that_there_is_not_is_answered_with_those_there_are(executed):
+def test_unknown_configuration_name_lists_the_packaged_ones(executed):
     shown = invoke("run", "dmeo", code=2).stderr
     assert "'dmeo' is neither a file nor a packaged configuration (demo, " in " ".join(shown.replace("│", "").split())
     assert "did you mean 'demo'?" in shown
     assert executed == []
 
 
-def test_score_and_options_find_them_too(recorder):
+def test_score_and_options_accept_packaged_names(recorder):
     scored = recorder("flows.cli.score.execute", {})
     recorder("flows.cli.score.finish")
     invoke("score", "demo")
@@ -116,7 +116,7 @@ def test_configurations_complete_to_packaged_names_yaml_files_and_folders(folder
     assert list(complete_config("data/")) == ["data/deep.yml"]
 
 
-def test_what_is_scored_completes_to_packaged_names_and_any_file(folder):
+def test_score_arguments_complete_to_packaged_names_and_any_file(folder):
     assert list(complete_config_or_file("d")) == ["demo", "data/"]
     assert list(complete_config_or_file("data/a")) == ["data/a.wav"]
 
@@ -129,7 +129,7 @@ def test_paths_complete_to_files_and_folders(folder):
 
 
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
-def test_every_file_completes(words, folder):
+def test_any_file_completes(words, folder):
     hints = typing.get_type_hints(ALL[words].callback)
     for parameter in ALL[words].params:
         if "Path" in str(hints.get(parameter.name)):
@@ -137,6 +137,6 @@ def test_every_file_completes(words, folder):
             assert "mine.yaml" in [item.value for item in found], f"{parameter.name} completes no file"
 
 
-def test_a_shell_gets_them(folder):
+def test_shell_receives_the_completions(folder):
     shell = {"_STARLING_COMPLETE": "complete_bash", "COMP_WORDS": "starling run mine", "COMP_CWORD": "2"}
     assert CliRunner().invoke(app, [], env=shell, prog_name="starling").stdout.split() == ["mine.yaml"]

@@ -31,7 +31,7 @@ def a_run(deployment, **fields):
 
 
 @pytest.fixture
-def going(monkeypatch):
+def run_in_progress(monkeypatch):
     """A deployment with a run in progress on another machine; its id."""
     monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
     deployment = uuid4()
@@ -41,18 +41,18 @@ def going(monkeypatch):
         yield deployment
 
 
-def test_a_schedules_run_is_skipped_while_another_is_going(going):
-    state = concurrency._as_deployed(a_run(going), lambda: "done")
+def test_scheduled_run_is_skipped_while_another_is_in_progress(run_in_progress):
+    state = concurrency._as_deployed(a_run(run_in_progress), lambda: "done")
     assert (state.type.value, state.name) == ("CANCELLED", "Skipped")
     assert "this deployment is already running: run nightly" in state.message
 
 
 @pytest.mark.parametrize("fields", [{"auto_scheduled": False}, {"run_count": 2}, {"deployment_id": None}])
-def test_a_run_that_somebody_asked_for_goes_on(going, fields):
-    assert concurrency._as_deployed(a_run(going, **fields), lambda: "done") == "done"
+def test_manually_started_run_continues(run_in_progress, fields):
+    assert concurrency._as_deployed(a_run(run_in_progress, **fields), lambda: "done") == "done"
 
 
-def test_another_deployments_run_does_not_matter(going):
+def test_run_of_another_deployment_is_ignored(run_in_progress):
     assert concurrency._as_deployed(a_run(uuid4()), lambda: "done") == "done"
 
 
@@ -80,23 +80,23 @@ class Client(nullcontext):
         self.told[identity] = state
 
 
-def given(monkeypatch, *fields, **more):
+def fake_client(monkeypatch, *fields, **more):
     client = Client(*fields, **more)
     monkeypatch.setattr(concurrency, "impatient_client", lambda: client)
     return client
 
 
 @pytest.mark.parametrize(("state", "said"), [(Cancelling(), ["CANCELLED"]), (Running(), [])])
-def test_a_run_that_ends_because_it_is_cancelled_says_so_itself(monkeypatch, state, said):
+def test_cancelled_run_sets_its_own_state(monkeypatch, state, said):
     """A run that ends without being cancelled, since its machine shuts down, has crashed, and Prefect says so."""
-    client = given(monkeypatch, state)
+    client = fake_client(monkeypatch, state)
     with pytest.raises(TerminationSignal), concurrency.prompt_end(a_run(None)):
         raise TerminationSignal(signal.SIGTERM)
     assert [state.type.value for state in client.told.values()] == said
 
 
-def test_a_run_within_one_that_is_cancelled_is_cancelled_with_it(monkeypatch):
-    client, outer, inner = given(monkeypatch, Running()), a_run(None), a_run(None)
+def test_run_within_a_cancelled_run_is_cancelled_too(monkeypatch):
+    client, outer, inner = fake_client(monkeypatch, Running()), a_run(None), a_run(None)
     states = {outer.id: Cancelling(), inner.id: Running()}
     monkeypatch.setattr(client, "read_flow_run", lambda identity: SimpleNamespace(state=states[identity]))
     with pytest.raises(TerminationSignal), concurrency.prompt_end(outer), concurrency.prompt_end(inner):
@@ -105,9 +105,9 @@ def test_a_run_within_one_that_is_cancelled_is_cancelled_with_it(monkeypatch):
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), TerminationSignal(signal.SIGTERM)], ids=["int", "term"])
-def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, raised):
+def test_run_interrupted_in_its_terminal_is_cancelled(monkeypatch, raised):
     """Prefect's engine drops a KeyboardInterrupt once the state is final; the run then continues."""
-    client, run = given(monkeypatch, Running()), a_run(None)
+    client, run = fake_client(monkeypatch, Running()), a_run(None)
     monkeypatch.setattr(concurrency, "interrupted", lambda: True)
     with pytest.raises(TerminationSignal), concurrency.prompt_end(run):
         raise raised
@@ -117,11 +117,11 @@ def test_a_run_that_is_interrupted_in_its_terminal_is_cancelled(monkeypatch, rai
 
 
 @pytest.fixture
-def heeded(monkeypatch):
+def watch_run(monkeypatch):
     """Watches a run for a while; the signals that it sent."""
 
     def heed(state, seconds=0.2, over=None):
-        client, sent = given(monkeypatch, state), []
+        client, sent = fake_client(monkeypatch, state), []
         monkeypatch.setattr(concurrency, "_LOOK_S", 0.01)
         monkeypatch.setattr(concurrency.os, "kill", lambda pid, number: sent.append((pid, number)))
         over = over or threading.Event()
@@ -135,33 +135,33 @@ def heeded(monkeypatch):
 
 
 @pytest.mark.parametrize("state", [Running(), Pending(), Completed(), None])
-def test_a_run_that_nobody_cancels_is_left_alone(heeded, state):
-    client, sent = heeded(state)
+def test_run_that_is_not_cancelled_gets_no_signal(watch_run, state):
+    client, sent = watch_run(state)
     assert client.reads
     assert sent == []
 
 
-def test_a_run_that_is_cancelled_is_told_to_end_once(heeded):
-    assert heeded(Cancelling(), seconds=60)[1] == [(os.getpid(), signal.SIGTERM)]
+def test_cancelled_run_gets_one_signal(watch_run):
+    assert watch_run(Cancelling(), seconds=60)[1] == [(os.getpid(), signal.SIGTERM)]
 
 
-def test_a_run_that_is_over_is_not_told_to_end(heeded):
+def test_finished_run_gets_no_signal(watch_run):
     over = threading.Event()
     state = SimpleNamespace(is_cancelling=lambda: over.set() or True)
-    assert heeded(state, over=over)[1] == []
+    assert watch_run(state, over=over)[1] == []
 
 
-def test_an_interrupted_run_that_does_not_end_in_time_is_called_cancelled(heeded, monkeypatch):
+def test_interrupted_run_that_ends_late_is_marked_cancelled(watch_run, monkeypatch):
     monkeypatch.setattr(concurrency, "interrupted", lambda: True)
     monkeypatch.setattr(concurrency, "left_s", lambda: concurrency._LAST_S)
     runs = [a_run(None), a_run(None)]
     monkeypatch.setattr(concurrency, "_open", runs)
-    client, sent = heeded(Running(), seconds=60)
+    client, sent = watch_run(Running(), seconds=60)
     assert sent == []
     assert all(client.told[run.id].is_cancelled() for run in runs)
 
 
-def test_only_runs_of_the_schedule_that_nobody_has_begun_are_skipped(monkeypatch):
+def test_only_scheduled_runs_not_yet_started_are_skipped(monkeypatch):
     deployment = uuid4()
     mine = a_run(deployment)
     due = a_run(deployment, run_count=0)
@@ -181,7 +181,7 @@ def test_only_runs_of_the_schedule_that_nobody_has_begun_are_skipped(monkeypatch
     assert abs((runs.expected_start_time.before_ - datetime.now(UTC)).total_seconds()) < 600
 
 
-def test_the_retry_of_a_flow_run_has_the_same_run_id(monkeypatch):
+def test_retry_of_a_flow_run_has_the_same_run_id(monkeypatch):
     config = parse_config(tiny_document())
     run = SimpleNamespace(id=uuid4(), created=datetime(2026, 11, 21, 2, 15, tzinfo=UTC))
     monkeypatch.setattr(names.FlowRunContext, "get", classmethod(lambda cls: SimpleNamespace(flow_run=run)))
@@ -190,7 +190,7 @@ def test_the_retry_of_a_flow_run_has_the_same_run_id(monkeypatch):
     assert names.new_run_id(config) != names.new_run_id(config)
 
 
-def test_run_names_say_id_corpus_and_model(monkeypatch):
+def test_run_names_contain_id_corpus_and_model(monkeypatch):
     sources = [{"kind": "librispeech", "path": "/data/LibriSpeech"}, {"kind": "kaldi", "path": "/d/x", "corpus": "lab"}]
     config = parse_config(tiny_document(data={"sources": sources, "sample_rate": 8000}))
     assert config.corpora == "LibriSpeech, lab"

@@ -15,7 +15,7 @@ def config(tmp_path):
     return write_config(tmp_path / "c.yaml", tiny_document())
 
 
-def test_a_configuration_is_shown_with_its_origins(config, home):
+def test_configuration_is_shown_with_its_origins(config, home):
     shown = invoke("config", "show", config, "--set", "seed=7").stdout
     assert yaml.safe_load(shown)["seed"] == 7
     assert "  # --set\n" in shown
@@ -27,7 +27,7 @@ def test_a_configuration_is_shown_with_its_origins(config, home):
     assert found["places"]["object store"] == str(home / "objects")
 
 
-def test_what_is_shown_can_be_run(config, tmp_path):
+def test_shown_configuration_can_be_run(config, tmp_path):
     (tmp_path / "all.yaml").write_text(invoke("config", "show", config).stdout)
     assert "no mistake found" in invoke("config", "check", tmp_path / "all.yaml").stdout
 
@@ -37,7 +37,7 @@ def test_credentials_in_an_address_are_not_shown(config, monkeypatch):
     assert "secret" not in invoke("config", "show", config).stdout
 
 
-def test_a_check_names_every_problem_and_fails(tmp_path):
+def test_check_names_every_problem_and_fails(tmp_path):
     sources = [{"kind": "table", "path": "nowhere.csv"}, {"kind": "kaldi", "path": "also-nowhere"}]
     path = write_config(tmp_path / "c.yaml", tiny_document(data={"sources": sources}))
     shown = invoke("config", "check", path, code=1).stderr
@@ -47,11 +47,11 @@ def test_a_check_names_every_problem_and_fails(tmp_path):
     assert (found["name"], len(found["problems"])) == ("tiny", 2)
 
 
-def test_a_check_names_the_stages(config):
+def test_check_names_the_stages(config):
     assert "stages: prepare, shard, features, train, decode, score, register, report" in invoke(
         "config", "check", config
     ).stdout.replace("\n", " ")
 
 
-def test_the_reference_is_the_page_of_the_docs():
+def test_reference_command_prints_the_docs_page():
     assert invoke("config", "reference").stdout == (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")

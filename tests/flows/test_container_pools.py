@@ -15,7 +15,7 @@ from flows.deploy.pools import docker_template, kubernetes_template
         ("prefect-kubernetes", "kubernetes", kubernetes_template()),
     ],
 )
-def test_container_pools_say_only_what_prefects_workers_know(package, kind, made):
+def test_job_templates_use_only_fields_of_prefects_workers(package, kind, made):
     from pathlib import Path
 
     import prefect
@@ -37,14 +37,14 @@ def test_container_pools_say_only_what_prefects_workers_know(package, kind, made
         assert "default" not in entry or isinstance(entry["default"], kinds[entry["type"]])
 
 
-def test_a_docker_container_has_no_privileges_and_cannot_write_its_secrets():
+def test_docker_container_is_unprivileged_with_read_only_secrets():
     template = docker_template()
     assert template["job_configuration"]["privileged"] is False
     (secrets,) = [one for one in template["variables"]["properties"]["volumes"]["default"] if "secrets" in one]
     assert secrets.endswith(":/run/secrets:ro")
 
 
-def test_the_kubernetes_job_keeps_secrets_in_files_and_is_not_root():
+def test_kubernetes_job_has_secret_files_and_is_not_root():
     manifest = kubernetes_template()["job_configuration"]["job_manifest"]
     pod = manifest["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -58,7 +58,7 @@ def test_the_kubernetes_job_keeps_secrets_in_files_and_is_not_root():
     assert manifest["spec"]["backoffLimit"] == 0
 
 
-def test_containers_fit_the_image_and_its_secrets():
+def test_containers_match_the_image_and_its_secrets():
     from flows.deploy.pools import IMAGE_FOLDER, IMAGE_USER, SECRET_FILES
     from flows.servers.credentials import NAMES
 

@@ -35,9 +35,9 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory):
+def undisturbed_run(tmp_path_factory):
     """Data folder of an undisturbed run, and what its stages record."""
-    folder = tmp_path_factory.mktemp("calm").resolve() / "home"
+    folder = tmp_path_factory.mktemp("undisturbed_run").resolve() / "home"
     return folder, site_module.undisturbed(folder, DOCUMENT)
 
 
@@ -52,13 +52,13 @@ def middle(site, folder, stage, made):
 
 
 @pytest.fixture(params=["shard", "train"])
-def begun(request, site, calm, tmp_path):
-    with middle(site, tmp_path.resolve() / request.param, request.param, calm[0]) as found:
-        yield *found, partial(as_if_undisturbed, request.param, calm[1][request.param])
+def running(request, site, undisturbed_run, tmp_path):
+    with middle(site, tmp_path.resolve() / request.param, request.param, undisturbed_run[0]) as found:
+        yield *found, partial(check_completed_as_undisturbed, request.param, undisturbed_run[1][request.param])
 
 
-def as_if_undisturbed(stage, expected, one, run):
-    """The run completes, with the same outputs as an undisturbed run."""
+def check_completed_as_undisturbed(stage, expected, one, run):
+    """Check that the run completes with the same outputs as an undisturbed run."""
     assert one.ended(run, 240) == "COMPLETED", one.log()[-4000:]
     record = one.record(stage)
     assert record["sets"] == expected["sets"] if stage == "shard" else record["digest"] == expected["digest"]
@@ -70,8 +70,8 @@ def kill(pids):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_killed_flow_crashes_and_its_retry_resumes_it(site, begun):
-    one, run, completes = begun
+def test_killed_flow_crashes_and_its_retry_resumes(site, running):
+    one, run, completes = running
     kill(one.flow_process())
     # the worker reports the crash, lets another process look for hooks, and reports it again: a retry that came in
     # between would be called crashed
@@ -90,28 +90,28 @@ def test_a_killed_flow_crashes_and_its_retry_resumes_it(site, begun):
     assert [(found["id"], found["run_count"]) for found in runs] == [(run, 2)]
 
 
-def test_a_killed_worker_leaves_its_run_to_end_by_itself(begun):
-    one, run, completes = begun
+def test_run_of_a_killed_worker_completes_by_itself(running):
+    one, run, completes = running
     one.worker.process.kill()
     one.worker.process.wait()
     completes(one, run)
 
 
-def test_a_killed_server_is_waited_out(site, begun):
-    one, run, completes = begun
+def test_run_waits_for_a_killed_server(site, running):
+    one, run, completes = running
     site.kill()
     site.start()
     completes(one, run)
 
 
 @pytest.mark.parametrize("told", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told-to-end"])
-def test_a_run_that_died_with_its_worker_is_found_dead_and_resumed(site, calm, tmp_path, told):
+def test_run_that_died_with_its_worker_is_marked_crashed_and_resumed(site, undisturbed_run, tmp_path, told):
     """No process is left to report it: the server's automation notices the missing heartbeats.
 
     A worker that is told to end kills its runs: Prefect 3.8 gives them no time to say so.
     """
     assert site.get("automations/", heartbeat_automation())["enabled"]
-    with middle(site, tmp_path.resolve() / "both", "train", calm[0]) as (one, run):
+    with middle(site, tmp_path.resolve() / "both", "train", undisturbed_run[0]) as (one, run):
         about = f"prefect.flow-run.{run}"
 
         def alive():
@@ -129,4 +129,4 @@ def test_a_run_that_died_with_its_worker_is_found_dead_and_resumed(site, calm, t
         one.start_worker()
         one.command("flow-run", "retry", run)
         wait_until(lambda: one.state(run) != "CRASHED")
-        as_if_undisturbed("train", calm[1]["train"], one, run)
+        check_completed_as_undisturbed("train", undisturbed_run[1]["train"], one, run)

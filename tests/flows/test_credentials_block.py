@@ -25,7 +25,7 @@ print(sorted(name for name in os.environ if name.startswith("AWS_")), len(os.env
 
 
 @pytest.mark.slow
-def test_a_block_of_a_server_reaches_the_environment_of_a_process(home):
+def test_block_on_a_server_reaches_the_environment_of_a_process(home):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PREFECT_"))}
     with environment(PREFECT_API_URL=None):
         server = start_prefect()
@@ -49,7 +49,7 @@ def test_a_block_of_a_server_reaches_the_environment_of_a_process(home):
 
 
 @pytest.mark.slow
-def test_without_a_server_the_error_says_what_is_needed(monkeypatch):
+def test_error_without_a_server_names_the_requirement(monkeypatch):
     monkeypatch.setattr("tasks.config.credentials._loaded", set())
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")

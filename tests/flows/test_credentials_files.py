@@ -19,7 +19,7 @@ def secrets(tmp_path):
     return folder
 
 
-def test_each_is_made_once_and_only_its_owner_may_read_it(secrets):
+def test_each_secret_is_created_once_readable_by_its_owner_only(secrets):
     before = {name: (secrets / name).read_text() for name in NAMES}
     assert all(len(text) >= 20 for text in before.values())
     assert len(set(before.values())) == len(NAMES)
@@ -31,7 +31,7 @@ def test_each_is_made_once_and_only_its_owner_may_read_it(secrets):
     assert {name: (secrets / name).read_text() for name in NAMES} == before
 
 
-def test_no_other_user_can_read_one_for_a_moment(tmp_path, monkeypatch):
+def test_secrets_are_never_readable_by_other_users(tmp_path, monkeypatch):
     """Each file has its mode from the start, independent of the umask."""
     seen, real = {}, os.fdopen
 
@@ -50,12 +50,12 @@ def test_no_other_user_can_read_one_for_a_moment(tmp_path, monkeypatch):
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_removed_one_is_made_anew_and_nothing_else(secrets):
+def test_only_a_removed_secret_is_created_again(secrets):
     (secrets / "prefect_auth").unlink()
     assert make_secrets(secrets) == ["prefect_auth"]
 
 
-def test_containers_may_read_the_files_but_other_users_not_the_folder(secrets):
+def test_secret_files_are_readable_but_their_folder_is_private(secrets):
     make_secrets(secrets, for_containers=True)
     assert {path.stat().st_mode & 0o777 for path in secrets.iterdir()} == {0o444}
     assert read_secret(secrets, "prefect_auth")
@@ -66,7 +66,7 @@ def test_containers_may_read_the_files_but_other_users_not_the_folder(secrets):
         make_secrets(secrets)
 
 
-def test_a_missing_or_empty_one_is_named_with_the_remedy(secrets):
+def test_missing_or_empty_secret_is_named_with_a_remedy(secrets):
     (secrets / "s3_access_key").unlink()
     with pytest.raises(SecretError, match=r"s3_access_key is missing: `starling secrets"):
         client_environment(secrets)
@@ -78,7 +78,7 @@ def test_a_missing_or_empty_one_is_named_with_the_remedy(secrets):
 
 @pytest.fixture
 def note(home, secrets, monkeypatch):
-    """What a production `starling up` leaves."""
+    """The note of servers that a production `starling up` writes."""
     names = (*VARIABLES, "AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "MLFLOW_TRACKING_USERNAME", "STARLING_OBJECTS")
     for name in (*names, "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.setenv(name, "")  # what a test exports is taken back with it
@@ -91,7 +91,7 @@ def note(home, secrets, monkeypatch):
     return secrets
 
 
-def test_a_command_on_the_data_folder_gets_the_passwords(note):
+def test_command_on_the_data_folder_gets_the_passwords(note):
     services.export_credentials()
     assert os.environ["PREFECT_API_AUTH_STRING"] == read_secret(note, "prefect_auth")
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == read_secret(note, "mlflow_admin_password")
@@ -112,14 +112,14 @@ def test_a_command_on_the_data_folder_gets_the_passwords(note):
         ("AWS_ACCESS_KEY_ID", "of another store", "AWS_SECRET_ACCESS_KEY"),
     ],
 )
-def test_no_password_is_handed_to_a_server_of_others(note, monkeypatch, name, value, withheld):
+def test_no_password_is_sent_to_other_servers(note, monkeypatch, name, value, withheld):
     monkeypatch.setenv(name, value)
     services.export_credentials()
     assert withheld not in os.environ
     assert sum(variable in os.environ for variable in VARIABLES) == 2
 
 
-def test_whoever_names_our_servers_himself_gets_their_passwords(note, monkeypatch):
+def test_configured_addresses_of_our_servers_get_the_passwords(note, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:2")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:3")
@@ -127,7 +127,7 @@ def test_whoever_names_our_servers_himself_gets_their_passwords(note, monkeypatc
     assert set(VARIABLES) <= set(os.environ)
 
 
-def test_without_a_note_or_with_lost_passwords_nothing_is_exported(note):
+def test_nothing_is_exported_without_note_or_passwords(note):
     (note / "prefect_auth").unlink()
     services.export_credentials()
     services.note_path().write_text(json.dumps({"prefect": "http://127.0.0.1:1"}))

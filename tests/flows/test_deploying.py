@@ -115,7 +115,7 @@ def test_every_deployment_is_registered_in_its_pool_with_its_schedule(server, co
     assert list(step.values()) == [{"directory": str(ROOT)}]
 
 
-def test_a_schedule_that_was_switched_off_stays_off(server, config):
+def test_paused_schedule_stays_paused(server, config):
     deploy(config)
     server.deployments["watch/tiny"].schedules[0].active = False
     deploy(config)
@@ -125,7 +125,7 @@ def test_a_schedule_that_was_switched_off_stays_off(server, config):
     assert server.queues == [("gpus", "nodes")]
 
 
-def test_containers_take_the_code_from_their_image(server, config):
+def test_containers_use_the_code_of_their_image(server, config):
     deploy(config, Options(WorkPool("boxes", "docker", "i:1")))
     (step,) = server.deployments["pipeline/tiny"].pull_steps
     assert next(iter(step.values()))["directory"].endswith("site-packages")
@@ -133,7 +133,7 @@ def test_containers_take_the_code_from_their_image(server, config):
     assert server.pools["gpus"].type == "docker"
 
 
-def test_a_pool_of_another_type_is_refused_and_left_alone(server):
+def test_pool_of_another_type_is_refused_and_unchanged(server):
     make_pool(server, WorkPool("here"), "nodes")
     before = dict(server.pools)
     make_pool(server, WorkPool("here"), "nodes")
@@ -167,7 +167,7 @@ def webhook(monkeypatch):
     return given
 
 
-def test_automations_are_made_once_and_brought_up_to_date(server, config, webhook, monkeypatch):
+def test_automations_are_created_once_and_updated(server, config, webhook, monkeypatch):
     deployed = [{"deployment": f"{name}/tiny", "id": str(UUID(int=7))} for name in ("ingest", "train")]
     names = apply([config], deployed)
     assert names == [f"{PREFIX}a silent run has crashed", f"{PREFIX}ingest tiny when its corpus changes"]
@@ -175,18 +175,18 @@ def test_automations_are_made_once_and_brought_up_to_date(server, config, webhoo
     (action,) = server.automations[1].model_dump(mode="json")["actions"]
     assert action["deployment_id"] == str(UUID(int=7))
     apply([config], deployed)
-    assert len(server.changes) == 2  # an update would forget what its trigger has counted
+    assert len(server.changes) == 2  # an update would reset the count of its trigger
     server.automations[0].enabled = False
     monkeypatch.setattr(automations, "CRASHED_MESSAGE", "another message")
     apply([config], deployed)
-    assert server.changes[2:] == [("update", names[0], False)]  # what was switched off stays off
+    assert server.changes[2:] == [("update", names[0], False)]  # paused automations stay paused
     told = apply([config], deployed, "https://hook")
     assert told[:2] == names
     assert told[2:] == [f"{PREFIX}tell of failed and crashed runs", f"{PREFIX}tell of champions"]
     assert webhook == ["", "", "", "https://hook"]
 
 
-def test_automations_that_are_there_twice_are_reduced_to_one(server, config, webhook):
+def test_duplicate_automations_are_reduced_to_one(server, config, webhook):
     from prefect.events.schemas.automations import AutomationCore
 
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_automations_that_are_there_twice_are_reduced_to_one(server, config, web
     assert len(server.automations) == 1
 
 
-def test_order_and_numbers_of_a_trigger_have_no_meaning():
+def test_order_and_number_types_of_a_trigger_are_ignored():
     same = {"id": 1, "expect": ["b", "a"], "match": {"x": [{"id": 3, "y": 1}]}}
     other = {"expect": ["a", "b"], "match": {"x": [{"y": 1}]}, "id": 2}
     assert automations._sorted(same) == automations._sorted(other)

@@ -25,7 +25,7 @@ def ring(pool="gpus"):
     return parse_config(document)
 
 
-def test_what_runs_by_itself_and_when():
+def test_scheduled_deployments_and_their_times():
     schedules = {item.flow: item.cron for item in SCHEDULED}
     assert all(CronSchedule(cron=cron, timezone="UTC") for cron in schedules.values() if cron)
     assert all(item.about.endswith(".") for item in SCHEDULED)
@@ -38,7 +38,7 @@ def test_what_runs_by_itself_and_when():
 
 
 @pytest.mark.parametrize("item", FLOWS, ids=lambda item: item.flow)
-def test_every_deployment_is_a_flow_that_takes_its_parameters(item):
+def test_every_deployments_flow_accepts_its_parameters(item):
     flow = item.load()
     assert flow.name == item.flow
     assert (ROOT / item.entrypoint.partition(":")[0]).is_file()
@@ -48,7 +48,7 @@ def test_every_deployment_is_a_flow_that_takes_its_parameters(item):
     assert flow.validate_parameters(sent)["config"] == config
 
 
-def test_the_parameter_form_shows_the_configurations_fields_with_their_descriptions():
+def test_parameter_form_describes_the_configurations_fields():
     schema = parameter_schema(pipeline.pipeline).model_dump_for_openapi()
     fields = schema["definitions"]["PipelineConfig"]["properties"]
     assert {"name", "seed", "data", "features", "model", "train", "decode", "score", "register"} <= set(fields)
@@ -81,7 +81,7 @@ def test_run_names_are_unique_and_sort_by_time():
     assert abs(datetime.now(UTC) - stamp) < timedelta(minutes=2)
 
 
-def test_every_state_that_a_flow_may_end_in_is_known_to_the_automation():
+def test_automation_knows_every_final_state_of_a_flow():
     import re
 
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "flows").rglob("*.py")]
@@ -98,7 +98,7 @@ def test_every_state_that_a_flow_may_end_in_is_known_to_the_automation():
     assert outcomes <= set(QUIET_STATES)
 
 
-def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_configuration_has():
+def test_only_a_ring_of_prefect_runs_has_a_node_deployment():
     from flows import node
 
     assert "flows/node.py:node" not in [entry["entrypoint"] for entry in plan(parse_config(tiny_document()))]
@@ -111,7 +111,7 @@ def test_a_ring_of_prefect_runs_has_a_deployment_for_its_nodes_and_no_other_conf
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_run_is_tagged_and_gives_signs_of_life(kind):
+def test_every_run_is_tagged_and_sends_heartbeats(kind):
     options = Options(WorkPool("here", kind, "" if kind == "process" else "registry.example.com/starling:1"))
     for entry in plan(ring(), options):
         assert entry["tags"][0] == TAG
@@ -120,7 +120,7 @@ def test_every_run_is_tagged_and_gives_signs_of_life(kind):
         assert ("image" in variables) == (kind != "process")
 
 
-def test_prefect_yaml_is_what_deploy_prints():
+def test_prefect_yaml_equals_the_output_of_deploy():
     printed = CliRunner().invoke(app, ["deploy", "--config", str(ROOT / "configs" / "demo.yaml"), "--print"])
     assert printed.exit_code == 0, printed.output
     assert (ROOT / "prefect.yaml").read_text(encoding="utf-8") == printed.output, (
@@ -128,7 +128,7 @@ def test_prefect_yaml_is_what_deploy_prints():
     )
 
 
-def test_prefects_own_command_understands_the_yaml():
+def test_prefects_own_command_reads_the_yaml():
     from prefect.cli.deploy._models import PrefectYamlModel
 
     config = load_config(ROOT / "configs" / "demo.yaml")
@@ -142,21 +142,21 @@ def test_prefects_own_command_understands_the_yaml():
     assert found.deployments[0].work_pool.job_variables["image"] == "i:1"
 
 
-def test_a_pool_says_what_it_can_be():
+def test_invalid_pool_options_name_the_valid_ones():
     with pytest.raises(PoolError, match="process, docker, kubernetes"):
         WorkPool(kind="slurm")
     with pytest.raises(PoolError, match="--pool-type docker"):
         WorkPool(image="x:1")
 
 
-def test_a_notification_address_that_is_none_is_refused_without_being_repeated(home):
+def test_malformed_notification_address_is_refused_without_repeating_it(home):
     done = CliRunner().invoke(app, ["deploy", "--notify-url", "hook-with-secret"])
     assert done.exit_code == 1
     assert "--notify-url" in done.stderr
     assert "hook-with-secret" not in done.output + done.stderr
 
 
-def test_up_starts_a_worker_for_pipelines_and_one_for_the_nodes_of_each_pool(home, tmp_path, monkeypatch):
+def test_up_starts_workers_for_pipelines_and_each_node_pool(home, tmp_path, monkeypatch):
     from flows.cli.serve import _workers
     from flows.servers import services
 

@@ -89,7 +89,7 @@ def servers(tmp_path_factory):
     assert processes_naming(str(home)) == []
 
 
-def test_run_prints_one_json_object_on_standard_output_and_all_else_elsewhere(servers):
+def test_run_prints_only_one_json_object_on_standard_output(servers):
     lines = servers.first.stdout.splitlines()
     assert len(lines) == 1
     found = json.loads(lines[0])
@@ -129,7 +129,7 @@ def test_prefect_keeps_no_pickle(servers):
     assert not [p for p in (servers.home / "prefect").rglob("*") if p.suffix in (".pkl", ".pickle")]
 
 
-def test_mlflow_has_the_run_and_the_model_and_names_the_flow_run(servers):
+def test_mlflow_has_run_and_model_naming_the_flow_run(servers):
     client = mlflow.MlflowClient(tracking_uri=servers.mlflow, registry_uri=servers.mlflow)
     version = client.get_model_version_by_alias("tiny", "champion")
     run = client.get_run(version.run_id)
@@ -150,7 +150,7 @@ def test_mlflow_has_the_run_and_the_model_and_names_the_flow_run(servers):
 
 
 @pytest.mark.slow
-def test_a_rerun_redoes_nothing_and_says_so(servers):
+def test_rerun_is_cached_and_says_so(servers):
     first = json.loads(servers.first.stdout)
     again = json.loads(servers.run().stdout)
     assert [stage["cached"] for stage in again["stages"]] == [True] * len(ALWAYS)
@@ -181,7 +181,7 @@ def test_killing_a_run_ends_its_training(servers):
 
 
 @pytest.mark.slow
-def test_an_error_is_one_message_without_traceback(servers):
+def test_error_is_one_message_without_traceback(servers):
     done = starling("run", servers.config, "--set", "score.sets=[nosuch]", "--json", home=servers.home, check=False)
     assert done.returncode == 1
     assert done.stdout == ""

@@ -1,4 +1,4 @@
-"""`starling evaluate`: an existing model on a corpus, with real stages and a model that cannot err."""
+"""`starling evaluate`: an existing model on a corpus, with real stages and a model that makes no errors."""
 
 import json
 import shutil
@@ -33,8 +33,8 @@ SAID = {
 
 
 @pytest.fixture
-def sure(folder, monkeypatch):
-    """The bundle's folder, whose model cannot err."""
+def perfect_model(folder, monkeypatch):
+    """The folder of a bundle whose model makes no errors."""
     load = Recognizer.load.__func__
 
     def loaded(cls, *args, **kwargs):
@@ -63,8 +63,8 @@ def evaluate(*words, code=0):
     return result
 
 
-def test_a_bundle_is_scored_on_a_folder_of_recordings(sure, corpus, home):
-    found = json.loads(evaluate(sure, corpus, "--json").stdout.splitlines()[-1])
+def test_bundle_is_scored_on_a_folder_of_recordings(perfect_model, corpus, home):
+    found = json.loads(evaluate(perfect_model, corpus, "--json").stdout.splitlines()[-1])
     assert [stage["name"] for stage in found["stages"]] == ["prepare", "shard", "features", "decode", "score"]
     scores = found["sets"]["test"]
     assert (scores["words"], scores["sub"], scores["del"], scores["ins"]) == (9, 1, 2, 0)
@@ -74,15 +74,15 @@ def test_a_bundle_is_scored_on_a_folder_of_recordings(sure, corpus, home):
     assert scores["wer_speaker_low"] < scores["wer"] < scores["wer_speaker_high"]
     assert found["model_uri"] is None
     page = Path(found["report"]).read_text()
-    assert f"<td>{sure}</td>" in page
+    assert f"<td>{perfect_model}</td>" in page
     assert "(-delta)" in page
-    again = json.loads(evaluate(sure, corpus, "--json").stdout.splitlines()[-1])
+    again = json.loads(evaluate(perfect_model, corpus, "--json").stdout.splitlines()[-1])
     assert all(stage["cached"] for stage in again["stages"])
-    shorter = json.loads(evaluate(sure, corpus, "--json", "--limit", 2).stdout.splitlines()[-1])
+    shorter = json.loads(evaluate(perfect_model, corpus, "--json", "--limit", 2).stdout.splitlines()[-1])
     assert shorter["sets"]["test"]["wer"] == 0
 
 
-def test_other_weights_are_another_model(folder, tmp_path):
+def test_bundle_digest_depends_on_the_weights(folder, tmp_path):
     before = bundle_digest(folder)
     assert bundle_digest(folder) == before
     for name in ("bundle.json", "model.safetensors"):
@@ -93,7 +93,7 @@ def test_other_weights_are_another_model(folder, tmp_path):
     assert bundle_digest(tmp_path) != before
 
 
-def test_a_flow_with_a_model_decodes_as_its_bundle_says_unless_a_decoder_is_configured(folder, tmp_path):
+def test_flow_uses_the_bundles_decoder_unless_one_is_configured(folder, tmp_path):
     lists = [
         write_arpa(tmp_path / name, {"<s>": (-99, 0), "</s>": (-1, None), "alpha": (-0.5, 0)}, {}) for name in "ab"
     ]
@@ -126,7 +126,7 @@ def test_a_flow_with_a_model_decodes_as_its_bundle_says_unless_a_decoder_is_conf
     assert decoder(decode={"kind": "words", "words": str(listed)}).lm == "", "no language model is asked for"
 
 
-def test_the_configuration_is_the_models(folder, tmp_path):
+def test_evaluation_uses_the_models_configuration(folder, tmp_path):
     source = {"kind": "table", "path": str(tmp_path / "a b.csv")}
     config = evaluation_config(folder, source, overrides=["data.max_seconds=7"])
     assert (config.name, config.data.sample_rate, config.data.max_seconds) == ("evaluate-a-b.csv", RATE, 7)
@@ -151,11 +151,11 @@ def test_the_configuration_is_the_models(folder, tmp_path):
         ("/", "/"),
     ],
 )
-def test_names_of_models(name, uri):
+def test_model_names_are_parsed(name, uri):
     assert model_uri(name) == uri
 
 
-def test_mistakes_have_remedies(folder, tmp_path, corpus, home):
+def test_user_errors_name_remedies(folder, tmp_path, corpus, home):
     assert "is neither a folder nor the name of a model: give NAME" in evaluate("no/such/bundle", corpus, code=1).stderr
     assert "is not a model bundle" in evaluate(tmp_path, corpus, code=1).stderr
     assert "has no known corpus layout" in evaluate(folder, folder, code=1).stderr
@@ -163,7 +163,7 @@ def test_mistakes_have_remedies(folder, tmp_path, corpus, home):
     assert "score.sets names 'dev'" in message
 
 
-def test_a_registered_model_scores_as_in_its_own_run(finished, tmp_path, monkeypatch):
+def test_registered_model_scores_like_in_its_run(finished, tmp_path, monkeypatch):
     registry = Path("mlflow", "mlflow.db")
     copy_database(home_folder() / registry, tmp_path / "home" / registry)
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))

@@ -35,7 +35,7 @@ def no_flow(monkeypatch):
 
 @pytest.fixture
 def watched(monkeypatch):
-    """A server that stores the listings; a check that is killed has stored nothing."""
+    """Simulates a server that stores the listings; a killed check has stored nothing."""
     site = SimpleNamespace(kept={}, asked=[], found="a", dies=False)
 
     def note(name, state):
@@ -54,7 +54,7 @@ def watched(monkeypatch):
     return site
 
 
-def test_a_settled_change_is_ingested_once(watched, config):
+def test_settled_change_is_ingested_once(watched, config):
     states = [watch.watch.fn(config) for _ in range(4)]
     assert [state.name for state in states] == ["Settling", "Changed", "Unchanged", "Unchanged"]
     assert "wise-owl ingests them" in states[1].message
@@ -65,7 +65,7 @@ def test_a_settled_change_is_ingested_once(watched, config):
     assert list(watched.kept) == ["starling_watch_tiny"]
 
 
-def test_a_look_that_is_killed_before_it_has_noted_its_request_asks_for_the_same_run(watched, config):
+def test_check_killed_before_recording_requests_the_same_run_again(watched, config):
     watch.watch.fn(config, ["x"])
     watched.dies = True
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_a_look_that_is_killed_before_it_has_noted_its_request_asks_for_the_same
 
 
 @pytest.mark.parametrize("challenger", [None, object()])
-def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, monkeypatch, challenger):
+def test_evaluation_ends_at_once_without_a_waiting_challenger(config, monkeypatch, challenger):
     began = []
     monkeypatch.setattr("tasks.tracking.runs.client", lambda: "api")
     monkeypatch.setattr(
@@ -107,7 +107,7 @@ def test_an_evaluation_for_waiting_challengers_ends_at_once_without_one(config, 
     assert began == [(pipeline.STAGES, "report")]  # the flow that started the run ends it
 
 
-def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
+def test_finished_and_later_stages_are_skipped(monkeypatch):
     done = []
     monkeypatch.setattr(pipeline, "run_stage", lambda name, run: done.append(name))
     features = SimpleNamespace(adapted=False)
@@ -136,7 +136,7 @@ def test_stages_that_are_done_or_later_than_wanted_are_left_out(monkeypatch):
 # --- promote and rollback
 
 
-def test_a_promotion_is_asked_for_as_it_was_given_and_shown(config, monkeypatch, no_flow):
+def test_promotion_flow_passes_its_parameters_and_shows_the_result(config, monkeypatch, no_flow):
     asked = []
     found = {"model": "theirs", "version": "3", "promoted": True, "reason": "it beats version 2", "mlflow_run": "r"}
     monkeypatch.setattr(promote, "promote_version", lambda *given, link: asked.append(given) or dict(found))
@@ -158,7 +158,7 @@ def test_a_promotion_is_asked_for_as_it_was_given_and_shown(config, monkeypatch,
         promote.promote.fn()
 
 
-def test_a_rollback_is_shown_and_an_artifact_that_cannot_be_written_changes_nothing(monkeypatch, no_flow):
+def test_rollback_succeeds_although_its_artifact_cannot_be_written(monkeypatch, no_flow):
     asked = []
     move = Move("m", "2", "3", "rolled back from version 3")
     monkeypatch.setattr(promote, "roll_back", lambda *given, link: asked.append(given) or move)
@@ -177,7 +177,7 @@ def test_a_rollback_is_shown_and_an_artifact_that_cannot_be_written_changes_noth
 # --- verify
 
 
-def test_a_store_is_verified_and_what_is_damaged_is_named(home, no_flow):
+def test_verification_flow_names_damaged_objects(home, no_flow):
     config = parse_config(tiny_document())
     empty = verify.verify_storage.fn(config)
     assert (empty.name, empty.type.value) == ("Empty", "COMPLETED")
@@ -200,7 +200,7 @@ def test_a_store_is_verified_and_what_is_damaged_is_named(home, no_flow):
 @pytest.mark.parametrize(
     ("stage", "expected"), [("", ["", "", ""]), ("shard", ["shard", "train", "train"]), ("train", ["train"] * 3)]
 )
-def test_every_fold_runs_and_what_they_share_is_made_anew_once(monkeypatch, stage, expected):
+def test_every_fold_runs_and_shared_stages_are_forced_once(monkeypatch, stage, expected):
     config, runs, logged = parse_config(tiny_document()), [], []
 
     def one(chosen, name):
@@ -221,7 +221,7 @@ def test_every_fold_runs_and_what_they_share_is_made_anew_once(monkeypatch, stag
 # --- links
 
 
-def test_links_to_a_server_that_ends_with_its_command_are_not_stored(monkeypatch):
+def test_links_to_a_temporary_server_are_not_stored(monkeypatch):
     from contextlib import contextmanager
 
     from flows.servers import prefect_api

@@ -27,18 +27,18 @@ def folds_document():
     return document
 
 
-def answer(done):
+def json_of(done):
     lines = done.stdout.splitlines()
     assert len(lines) == 1
     return json.loads(lines[0])
 
 
 @pytest.mark.slow
-def test_a_cross_validation_by_command_and_again(tmp_path):
+def test_cross_validation_command_and_its_cached_repetition(tmp_path):
     home = tmp_path / "home"
     config = write_config(tmp_path / "folds.yaml", folds_document())
     done = starling("run", config, "--folds", "2", "--json", home=home)
-    first = answer(done)
+    first = json_of(done)
     assert [set(run["sets"]) for run in first["runs"]] == [{"fold-1"}, {"fold-2"}]
     assert sum(fold["utterances"] for fold in first["folds"]) == 24
     assert {"mean", "std", "min", "max"} == first["wer"].keys()
@@ -46,7 +46,7 @@ def test_a_cross_validation_by_command_and_again(tmp_path):
         assert word in done.stderr
     assert "Traceback" not in done.stderr
 
-    again = answer(starling("run", config, "--folds", "2", "--no-prefect", "--json", home=home))
+    again = json_of(starling("run", config, "--folds", "2", "--no-prefect", "--json", home=home))
     assert all(stage["cached"] for run in again["runs"] for stage in run["stages"])
     assert (again["wer"], again["mlflow_run"]) == (first["wer"], first["mlflow_run"])
     api = mlflow.MlflowClient(f"sqlite:///{home}/mlflow/mlflow.db")
@@ -67,7 +67,7 @@ def test_a_cross_validation_by_command_and_again(tmp_path):
         (["--folds", "4", "--no-prefect"], 1, "too few for 4 folds and a validation set"),
     ],
 )
-def test_what_cannot_be_cross_validated_is_said(tmp_path, home, words, code, message):
+def test_impossible_cross_validation_is_refused(tmp_path, home, words, code, message):
     document = folds_document()
     document["data"]["sources"][0]["synthesis"] |= {"valid": 0}
     config = write_config(tmp_path / "folds.yaml", document)
@@ -76,7 +76,7 @@ def test_what_cannot_be_cross_validated_is_said(tmp_path, home, words, code, mes
     assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_the_deployment_of_the_flow_takes_its_parameters():
+def test_deployment_of_the_flow_takes_its_parameters():
     def parameters(config):
         (entry,) = [entry for entry in plan(config) if entry["entrypoint"] == "flows/folds.py:crossvalidate"]
         return entry["parameters"]
@@ -92,7 +92,7 @@ def test_the_deployment_of_the_flow_takes_its_parameters():
     assert schema["properties"]["folds"]["description"] == "Number of folds."
 
 
-def test_the_table_at_the_end():
+def test_final_table_shows_means_and_spread():
     def score(wer):
         return {"wer": wer, "cer": 0.1, "sub": 1, "ins": 0, "del": 0, "words": 1234, "utterances": 10}
 

@@ -65,7 +65,7 @@ FOLDERS = {"table": with_table, "text files": with_text_files, "kaldi": with_kal
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_what_it_writes_runs(here, kind):
+def test_written_configuration_runs(here, kind):
     folder = here / "My digits"
     FOLDERS[kind](folder)
     shown = invoke("init", folder).stdout
@@ -81,7 +81,7 @@ def test_what_it_writes_runs(here, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_what_it_writes_trains_and_registers(here, kind):
+def test_written_configuration_trains_and_registers(here, kind):
     FOLDERS[kind](here / "digits")
     invoke("init", here / "digits")
     words = ["--set", "train.epochs=2", "--set", "train.average=1", "--set", "train.device=cpu"]
@@ -90,7 +90,7 @@ def test_what_it_writes_trains_and_registers(here, kind):
     assert found["sets"]["test"]["words"] > 0
 
 
-def test_every_line_is_a_field_with_its_reason(here):
+def test_every_line_has_a_field_and_its_reason(here):
     with_table(here / "digits")
     invoke("init", here / "digits", "-o", here / "digits" / "mine.yaml", "--name", "ours")
     text = (here / "digits" / "mine.yaml").read_text()
@@ -102,7 +102,7 @@ def test_every_line_is_a_field_with_its_reason(here):
     assert len(text.splitlines()) <= 25
 
 
-def test_what_was_found_is_printed_as_json(here):
+def test_discovered_data_is_printed_as_json(here):
     with_kaldi_folders(here / "digits")
     found = json.loads(invoke("init", here / "digits", "--json").stdout)
     assert found["config"] == "digits.yaml"
@@ -110,7 +110,7 @@ def test_what_was_found_is_printed_as_json(here):
     assert (found["survey"]["utterances"], found["survey"]["sets"]) == (108, {"test": 36, "train": 72})
 
 
-def test_bad_recordings_are_counted_and_allowed_for(here):
+def test_limit_allows_for_the_bad_recordings_found(here):
     with_table(here / "digits")
     for path in sorted((here / "digits" / "audio").iterdir())[:8]:
         path.write_bytes(b"no audio")
@@ -121,14 +121,14 @@ def test_bad_recordings_are_counted_and_allowed_for(here):
     assert found["utterances"] == {"read": 72, "written": 64, "quarantined": 8}
 
 
-def test_other_languages_have_their_text_rules(here):
+def test_other_languages_get_their_text_rules(here):
     with_table(here / "digits")
     invoke("init", here / "digits", "--language", "de")
     config = load_config(here / "work" / "digits.yaml")
     assert (config.data.normalizer.kind, config.data.sources[0].language) == ("auto", "de")
 
 
-def test_data_without_training_are_named(here):
+def test_data_without_a_training_set_are_reported(here):
     rows = digits(here / "digits", takes=2)
     with (here / "digits" / "t.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "text", "part"), *((path, text, "eval") for path, text, _ in rows)])
@@ -147,21 +147,21 @@ def test_data_without_training_are_named(here):
         (lambda folder: folder.mkdir(), "has no recordings"),
     ],
 )
-def test_a_folder_that_cannot_be_used_says_what_to_add(here, make, message):
+def test_unusable_folder_is_refused_naming_what_to_add(here, make, message):
     make(here / "digits")
     result = invoke("init", here / "digits", code=1)
     assert message in result.stderr
     assert not list((here / "work").iterdir())
 
 
-def test_recordings_that_are_all_bad_stop_it(here):
+def test_corpus_of_only_bad_recordings_is_refused(here):
     with_table(here / "digits")
     for path in (here / "digits" / "audio").iterdir():
         path.write_bytes(b"no audio")
     assert "72 of 72 utterances cannot be used: 72 unreadable; " in invoke("init", here / "digits", code=1).stderr
 
 
-def test_a_file_is_not_overwritten_unless_it_is_wanted(here):
+def test_existing_file_is_overwritten_only_on_request(here):
     with_table(here / "digits")
     (here / "work" / "digits.yaml").write_text("mine")
     assert "digits.yaml exists" in invoke("init", here / "digits", code=1).stderr

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 
 
-def said(word):
+def phones_of(word):
     return " ".join(f"P{letter}" for letter in word)
 
 
@@ -20,7 +20,7 @@ def config(home, tmp_path):
     small_corpus(tmp_path / "corpus")
     words = ["number", "one", "two", "word", "zero"]  # what the normalizer makes of its texts
     known = words[:-1]
-    lines = [f"{word} {said(word)}" for word in known]
+    lines = [f"{word} {phones_of(word)}" for word in known]
     (tmp_path / "lexicon.txt").write_text("\n".join([*lines, lines[0], "broken"]) + "\n")
     unigrams = {"<s>": (-99, 0), "</s>": (-1, None), known[0]: (-0.5, 0), "unheard": (-0.6, 0)}
     write_arpa(tmp_path / "lm.arpa", unigrams, {("<s>", known[0]): -0.1})
@@ -40,7 +40,7 @@ def invoke(*words, code=0):
     return result
 
 
-def test_check_says_what_has_a_pronunciation(config):
+def test_check_reports_coverage_by_pronunciations(config):
     path, words = config
     found = json.loads(invoke("check", path, "--json").stdout.splitlines()[-1])
     everything = found["record"]["coverage"]
@@ -61,7 +61,7 @@ def test_check_says_what_has_a_pronunciation(config):
     assert "quarantined" in text
 
 
-def test_the_words_of_the_language_model_are_covered_too(config, tmp_path):
+def test_check_covers_the_words_of_the_language_model(config, tmp_path):
     """With the vocabulary that the stage lm will have, without the held-out text."""
     path, _ = config
     (tmp_path / "books.txt").write_text("Zwei zero\none two\n")
@@ -81,20 +81,20 @@ def test_the_words_of_the_language_model_are_covered_too(config, tmp_path):
     assert "language model's words" not in found["sets"]
 
 
-def test_show_pronounces_words_and_writes_kaldis_file(config, tmp_path):
+def test_show_prints_pronunciations_and_writes_kaldis_file(config, tmp_path):
     path, words = config
     written = tmp_path / "out.txt"
     shown = invoke("show", path, words[0], "nowhere", "--write", written)
-    assert f"{words[0]}  {said(words[0])}" in shown.stdout
+    assert f"{words[0]}  {phones_of(words[0])}" in shown.stdout
     assert "nowhere  SPN  (unknown)" in shown.stdout
-    assert f"{words[0]} {said(words[0])}\n" in written.read_text()
+    assert f"{words[0]} {phones_of(words[0])}\n" in written.read_text()
     found = json.loads(invoke("show", path, "--json").stdout.splitlines()[-1])
     assert found["phones"]["SPN"] == 1
     assert found["record"]["words"] == len(words)
     assert "phones" in invoke("show", path).stdout
 
 
-def test_a_lexicon_that_is_not_there_is_named(config):
+def test_missing_lexicon_is_named(config):
     path, _ = config
     result = invoke("check", path, "--set", "lexicon.path=none.txt", code=1)
     assert "none.txt cannot be read" in result.stderr

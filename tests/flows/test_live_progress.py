@@ -22,7 +22,7 @@ def post(url, body):
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_a_training_is_seen_while_it_runs(tmp_path):
+def test_running_training_is_visible_in_prefect_and_mlflow(tmp_path):
     """Progress with speed and a link in Prefect; in MLflow curves of the learner and the machine's figures."""
     home = copy_finished(tmp_path / "home")
     document = tiny_document()
@@ -46,7 +46,7 @@ def test_a_training_is_seen_while_it_runs(tmp_path):
             found = post(
                 f"{prefect.url}/api/artifacts/filter", {"artifacts": {"key": {"any_": ["tiny-train-progress"]}}}
             )
-            # the first line of the journal says nothing of speed
+            # the first line of the journal has no speed
             said = ("MLflow run", "× real time")
             return [
                 one for one in found if 0 < one["data"] < 100 and all(w in (one["description"] or "") for w in said)

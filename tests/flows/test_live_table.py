@@ -21,8 +21,8 @@ from training.coordinator.views import journal_portion
 from training.processes.keys import RingKey
 
 tones = load_beside(__file__, "../training/tones.py")
-pretending = load_beside(__file__, "../training/pretending.py")
-make_store, make_node = pretending.make_store, pretending.make_node
+emulated_nodes = load_beside(__file__, "../training/emulated_nodes.py")
+make_coordinator_process, make_node = emulated_nodes.make_coordinator_process, emulated_nodes.make_node
 
 
 def text_of(watched):
@@ -44,7 +44,7 @@ def work_folder(home, name="train-abc", kind="tiny"):
     return folder
 
 
-def test_a_finished_training_is_shown_and_not_waited_for(home):
+def test_finished_training_is_shown_without_waiting(home):
     watched = LocalTraining(work_folder(home))
     assert watched.poll() is False
     shown = text_of(watched)
@@ -54,13 +54,13 @@ def test_a_finished_training_is_shown_and_not_waited_for(home):
 
 
 @pytest.mark.parametrize("target", ["tiny", "abc", "train-ab"])
-def test_a_training_is_found_by_name_and_key(home, target):
+def test_training_is_found_by_name_and_key(home, target):
     folder = work_folder(home)
     found = find_training(target)
     assert (found.folder, found.name) == (folder, "tiny (train-abc)")
 
 
-def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
+def test_missing_or_ambiguous_training_is_reported(home, tmp_path):
     with pytest.raises(WatchError, match="no training is running in"):
         find_training("")
     first, second = work_folder(home), work_folder(home, "train-xyz", "other")
@@ -83,34 +83,34 @@ def test_what_is_not_there_or_not_clear_is_said(home, tmp_path):
         lock.close()
 
 
-def test_a_store_is_watched_with_its_key_only(make_store, make_node, tmp_path, monkeypatch):
-    store = make_store(nodes=2, epochs=2, shards=12, key=True).start("--fresh")
-    nodes = [make_node(store, number, step_s=0.01) for number in range(2)]
-    watched = find_training(store.address, store.key_file)
+def test_coordinator_can_be_watched_only_with_its_key(make_coordinator_process, make_node, tmp_path, monkeypatch):
+    coordinator = make_coordinator_process(nodes=2, epochs=2, shards=12, key=True).start("--fresh")
+    nodes = [make_node(coordinator, number, step_s=0.01) for number in range(2)]
+    watched = find_training(coordinator.address, coordinator.key_file)
     assert isinstance(watched, RemoteTraining)
     assert watched.poll()
     assert watched.coordinator["wanted"] == 2
     for node in nodes:
         node.start()
-    pretending.wait_for(lambda: watched.poll() and sum(m["leased"] for m in watched.coordinator["members"]))
-    assert picture(watched)["coordinator"]["pool"] < store.size
+    emulated_nodes.wait_for(lambda: watched.poll() and sum(m["leased"] for m in watched.coordinator["members"]))
+    assert picture(watched)["coordinator"]["pool"] < coordinator.size
     assert "unleased" in text_of(watched)
-    assert pretending.finish(*nodes) == {"done"}
-    pretending.wait_for(lambda: not watched.poll() or len(watched.view.events) > 3)
+    assert emulated_nodes.finish(*nodes) == {"done"}
+    emulated_nodes.wait_for(lambda: not watched.poll() or len(watched.view.events) > 3)
     assert any("node 1 joined" in event["text"] for event in watched.view.events)
     watched.close()
     stranger = tmp_path / "stranger.key"
     RingKey.generate().save(stranger)
     monkeypatch.setattr("tasks.tracking.training_lookup._ANSWER_S", 0.1)
-    other = RemoteTraining(store.address, stranger, gone_s=0.0)
+    other = RemoteTraining(coordinator.address, stranger, gone_s=0.0)
     wait_until(lambda: other.poll() is False and "refused the key" in other.trouble)
     other.close()
     stranger.chmod(0o644)
     with pytest.raises(StageError, match="chmod 600"):
-        find_training(store.address, stranger)
+        find_training(coordinator.address, stranger)
 
 
-def test_a_store_gives_its_journal_in_bounded_pieces(tmp_path):
+def test_coordinator_sends_its_journal_in_bounded_pieces(tmp_path):
     path = tmp_path / "job.journal"
     assert journal_portion(path, 0) == JournalReply(offset=0, end=0, text="")
     journal = Journal(path)
@@ -126,11 +126,11 @@ def test_a_store_gives_its_journal_in_bounded_pieces(tmp_path):
     assert journal_portion(path, 10**15).offset == 0
 
 
-def test_numbers_that_are_missing_have_a_dash():
+def test_missing_numbers_are_shown_as_dashes():
     assert (clock(None), clock(3725.9), number(None), number(0.5, ".1%")) == ("–", "1:02:05", "–", "50.0%")
 
 
-def test_every_figure_of_a_ring_stands_in_its_place():
+def test_table_of_a_ring_has_every_value_in_its_column():
     one = {"learner": "0.1", "step": 70, "steps_per_s": 1.5, "loss": 2.25, "staleness": 3.0, "exchange_s": 0.5}
     one |= {"exchanges_per_step": 1.25, "distance": 0.004, "failed": 5, "leases": 6, "leased": 8}
     gpu = {"gpu": 0.0, "load": 90.0, "memory_mb": 8000.0}
@@ -167,8 +167,8 @@ def starling(*words, home):
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_a_ring_is_watched_from_its_beginning_to_its_end(tmp_path):
-    """Two nodes, one of which is slowed: both onlookers see learners, leases, machines and the end."""
+def test_ring_is_watched_from_start_to_end(tmp_path):
+    """Two nodes, one of them slowed: both views show learners, leases, machines and the end."""
     corpus = tones.make_corpus(tmp_path / "tones")
     work = tmp_path / "home" / "work" / "train-ring"
     job = corpus.job(work, strategy="adpsgd", nodes=2, epochs=6)

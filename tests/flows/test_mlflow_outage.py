@@ -38,7 +38,7 @@ def count_steps(home):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_dead_mlflow_costs_no_step_and_loses_no_metric(tmp_path):
+def test_mlflow_outage_costs_no_step_and_loses_no_metric(tmp_path):
     document = tiny_document()
     document["storage"] = {"shard_seconds": 8, "workers": 2}
     document["train"] |= {"strategy": "adpsgd", "nodes": 2, "epochs": 30}

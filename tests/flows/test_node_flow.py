@@ -59,7 +59,7 @@ _run([sys.executable, "-c", child, str(os.getpid())], Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_childs_end_is_the_flows_end_however_that_comes(tmp_path, home, number):
+def test_child_process_ends_with_the_flow_in_every_case(tmp_path, home, number):
     log = tmp_path / "node.log"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "STARLING_HOME": str(home)}
     parent = subprocess.Popen([sys.executable, "-c", Forkable(PARENT), str(log)], env=env, stderr=subprocess.DEVNULL)
@@ -69,7 +69,7 @@ def test_the_childs_end_is_the_flows_end_however_that_comes(tmp_path, home, numb
     wait_until(lambda: not processes_naming(str(home)))
 
 
-def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path, monkeypatch):
+def test_childs_status_and_end_of_log_are_reported(tmp_path, monkeypatch):
     (tmp_path / "node.log").write_text("an older session\n")
     child = [sys.executable, "-c", "print('line\\n' * 30 + 'last'); raise SystemExit(3)"]
     monkeypatch.setattr(module, "_run", lambda _, log: _run(child, log))
@@ -79,7 +79,7 @@ def test_the_childs_status_and_the_end_of_its_log_are_told(tmp_path, monkeypatch
     assert len(str(caught.value).splitlines()) == 16
 
 
-def test_what_an_older_session_said_is_not_told(tmp_path, monkeypatch):
+def test_log_of_an_earlier_session_is_not_reported(tmp_path, monkeypatch):
     (tmp_path / "node.log").write_text("an older session\n")
     monkeypatch.setattr(module, "_run", lambda _, log: _run([sys.executable, "-c", "raise SystemExit(3)"], log))
     with pytest.raises(NodeRunError) as caught:
@@ -94,7 +94,7 @@ def key(tmp_path):
     return path
 
 
-def test_the_child_is_told_who_it_is_but_not_the_key(home, key, monkeypatch):
+def test_child_gets_its_rank_but_not_the_key(home, key, monkeypatch):
     commands = []
     monkeypatch.setattr(module, "_run", lambda command, log: commands.append(command) or 0)
     state = node.fn(2, "127.0.0.1:7100", str(key), max_restarts=1)
@@ -116,7 +116,7 @@ def test_the_child_is_told_who_it_is_but_not_the_key(home, key, monkeypatch):
     assert RingKey.load(key).secret.decode() not in " ".join(words)
 
 
-def test_credentials_of_a_block_reach_the_child_and_nothing_else(home, monkeypatch, tmp_path):
+def test_credentials_of_a_block_reach_only_the_child(home, monkeypatch, tmp_path):
     """The run's parameters have the block's name; the values are in the environment of this process and its child."""
     values = {"access_key_id": "planted-key", "secret_access_key": "planted-secret", "region": "", "endpoint_url": ""}
     asked = []
@@ -143,7 +143,7 @@ def test_credentials_of_a_block_reach_the_child_and_nothing_else(home, monkeypat
     assert asked == ["lab"]
 
 
-def test_a_node_that_was_stopped_is_no_failure_and_one_that_failed_says_why(home, key, monkeypatch):
+def test_stopped_node_is_no_failure_and_failed_node_says_why(home, key, monkeypatch):
     monkeypatch.setattr(module, "_run", lambda command, log: 75)
     assert node.fn(0, "127.0.0.1:1", str(key)).name == "Stopped"
 
@@ -221,7 +221,7 @@ def pool(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_path):
+def test_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_path):
     """No coordinator listens at the address: the nodes wait for it, which is all that this test needs of them."""
     check_pool("starling", "ring")
     with pytest.raises(StageError, match=r"train\.launch\.pool is 'nowhere'.*starling deploy"):
@@ -264,7 +264,7 @@ def test_a_crashed_node_run_is_replaced_alone_and_cancelling_ends_all(pool, tmp_
 
 
 @pytest.mark.slow
-def test_without_a_server_a_ring_of_prefect_runs_is_refused_with_the_remedy(home, monkeypatch):
+def test_ring_of_prefect_runs_needs_a_server(home, monkeypatch):
     with (
         temporary_settings(restore_defaults={PREFECT_API_URL}),
         pytest.raises(StageError, match=r"without --no-prefect"),
@@ -287,7 +287,7 @@ def command_line(pool, config, *words):
 
 
 def entries(pool):
-    """What the newest training's journal says."""
+    """Entries of the newest training's journal."""
     journals = sorted(pool.home.glob("work/train-*/journal.jsonl"), key=lambda path: path.stat().st_ctime)
     return read_journal(journals[-1]) if journals else []
 
@@ -301,7 +301,7 @@ def training(pool, name, epochs):
 
 
 @pytest.mark.slow
-def test_a_ring_of_prefect_runs_trains_and_a_killed_node_rejoins_while_the_other_goes_on(pool):
+def test_killed_node_rejoins_a_ring_of_prefect_runs(pool):
     config = training(pool, "rejoin", 250)  # long enough for Prefect to bring a node back
     run = command_line(pool, config, "train", "--json")
     try:

@@ -27,17 +27,17 @@ from flows.servers.supervisor import Supervisor
 from storage.objects import ObjectStore
 
 
-def test_a_missing_program_is_named_with_the_package():
+def test_missing_program_is_named_with_its_package():
     with pytest.raises(PostgresError, match=r"pg_nothing is not installed: apt-get install postgresql"):
         find_postgres("pg_nothing")
 
 
-def test_who_is_not_root_runs_it_as_himself(tmp_path, monkeypatch):
+def test_ordinary_user_runs_postgres_under_its_own_account(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert account(tmp_path) == {}
 
 
-def test_root_runs_it_as_another_who_must_be_able_to_enter_the_folder(tmp_path, monkeypatch):
+def test_root_runs_postgres_as_a_user_with_access_to_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -62,14 +62,14 @@ def test_missing_packages_are_named(monkeypatch):
         production.check_packages()
 
 
-def test_ports_are_taken_as_given_or_free():
+def test_ports_are_the_given_ones_or_free_ones():
     chosen = production.Ports(prefect=0, s3=1234).chosen()
     assert chosen.prefect > 0
     assert (chosen.mlflow, chosen.s3) == (5000, 1234)
 
 
 @pytest.mark.parametrize("value", ["", "postgres", "postgres:x", ":5432"])
-def test_preparing_servers_wants_to_know_where_they_are(monkeypatch, value):
+def test_preparing_servers_requires_their_addresses(monkeypatch, value):
     monkeypatch.setenv("STARLING_POSTGRES", value)
     with pytest.raises(ServiceError, match="STARLING_POSTGRES is .*HOST:PORT"):
         prepare_servers.main()
@@ -97,7 +97,7 @@ def cluster(place):
     return PostgresCluster(port=free_port(), secrets=place / "secrets", folder=place / "postgres")
 
 
-def test_the_server_listens_on_loopback_only_and_ends_without_waiting_for_its_clients(tmp_path, monkeypatch):
+def test_server_listens_on_loopback_and_ends_despite_clients(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(postgres, "spawn", lambda *given, **more: started.append((given, more)))
     monkeypatch.setattr(postgres, "account", lambda folder: {"user": 7})
@@ -121,7 +121,7 @@ def query(cluster, database, text):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_changed_passwords_come_into_force_and_a_crash_loses_nothing(cluster):
+def test_changed_passwords_take_effect_and_a_crash_loses_nothing(cluster):
     cluster.prepare()
     server = cluster.start().wait()
     cluster.make_databases()
@@ -160,7 +160,7 @@ def _prepared(cluster):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_servers_are_prepared_and_a_database_goes_and_comes_back_whole_or_not_at_all(place, tmp_path):
+def test_servers_are_prepared_and_databases_restored_atomically(place, tmp_path):
     make_secrets(place / "secrets")
     supervisor, ports = Supervisor(), production.Ports(postgres=0, s3=0).chosen()
     try:
@@ -174,12 +174,12 @@ def test_servers_are_prepared_and_a_database_goes_and_comes_back_whole_or_not_at
             prepare_servers.main()
             prepare_servers.main()  # safe to repeat
             ObjectStore("s3://mlflow/artifacts").write("x", b"1")
-        goes_and_comes_back(cluster, tmp_path)
+        check_drop_and_restore(cluster, tmp_path)
     finally:
         supervisor.stop()
 
 
-def goes_and_comes_back(cluster, folder):
+def check_drop_and_restore(cluster, folder):
     database = PostgresDatabase("prefect", cluster)
     assert not database.has_data()
     query(cluster, "prefect", "SET ROLE prefect; CREATE TABLE kept AS SELECT 42 AS number")
@@ -199,5 +199,5 @@ def goes_and_comes_back(cluster, folder):
     assert query(cluster, "prefect", "SELECT number FROM kept") == [(42,)]
     password = read_secret(cluster.secrets, "prefect_database_password")
     with connected("127.0.0.1", cluster.port, "prefect", password, "prefect") as owner, owner.cursor() as cursor:
-        cursor.execute("INSERT INTO kept VALUES (1)")  # it is its role's again
+        cursor.execute("INSERT INTO kept VALUES (1)")  # its role owns it again
     assert postgres.DATABASES == ("prefect", "mlflow")

@@ -33,7 +33,7 @@ def bucket(db, number, begin_s, end_s):
     )
 
 
-def test_windows_that_ended_while_the_server_was_away_begin_again(database):
+def test_windows_that_ended_during_downtime_restart(database):
     async def ends():
         async with database.session_context() as session:
             rows = (await session.execute(sa.select(database.AutomationBucket))).scalars().all()
@@ -44,7 +44,7 @@ def test_windows_that_ended_while_the_server_was_away_begin_again(database):
         async with engine.begin() as connection:
             await connection.run_sync(database.AutomationBucket.__table__.create)
         async with database.session_context() as session:
-            # the automations that they belong to are not there
+            # their automations do not exist
             await session.execute(sa.text("PRAGMA foreign_keys = OFF"))
             session.add_all([bucket(database, 1, -500, -410), bucket(database, 2, -30, 60)])
             await session.commit()

@@ -77,7 +77,7 @@ class Production:
         assert processes_naming(str(self.home)) == []
 
     def command(self, *words, check=True):
-        """A command as a user gives it who has only set the data folder."""
+        """Run a command as a user who has only set the data folder."""
         names = ("PREFECT_", "MLFLOW_", "AWS_", "STARLING_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(names)}
         env |= {"STARLING_HOME": str(self.home), "COLUMNS": "200"}
@@ -148,7 +148,7 @@ def production():
 
 
 def registry(production):
-    """A client of the registry, as a consumer has one: address and password in the environment."""
+    """A client of the registry like a consumer's: address and password in the environment."""
     note = production.note()
     values = client_environment(production.home / "secrets") | note["environment"]
     return environment(MLFLOW_TRACKING_URI=note["mlflow"], STARLING_HOME=production.home, **values)
@@ -213,7 +213,7 @@ def test_no_secret_is_on_a_command_line_or_in_a_log(production):
     assert modes == {0o600}
 
 
-def test_a_pipeline_ingests_to_s3_trains_on_two_nodes_and_is_looked_up(production):
+def test_pipeline_ingests_to_s3_trains_on_two_nodes_and_registers(production):
     deployment = production.prefect(f"deployments/name/pipeline/{NAME}")
     run = production.prefect(f"deployments/{deployment['id']}/create_flow_run", {"state": {"type": "SCHEDULED"}})
     ended = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -229,8 +229,8 @@ def test_a_pipeline_ingests_to_s3_trains_on_two_nodes_and_is_looked_up(productio
     assert look_up(production) == ["1", "PyFuncModel"]
 
 
-def test_the_command_line_finds_servers_and_passwords_by_itself(production):
-    """Everything is done already: the run finds all of it on the servers, with nothing set but the data folder."""
+def test_command_line_finds_servers_and_passwords_by_itself(production):
+    """All stages are done: the run finds their outputs on the servers with only the data folder set."""
     done = production.command("run", production.config, "--json")
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary
@@ -239,7 +239,7 @@ def test_the_command_line_finds_servers_and_passwords_by_itself(production):
     assert f"pipeline/{NAME}" in {entry["deployment"] for entry in deployed["deployments"]}
 
 
-def test_killed_servers_come_back_and_keep_what_they_knew(production):
+def test_killed_servers_are_restarted_with_their_data(production):
     before = finished_runs(production)
     for words in (["serve", "s3"], ["mlflow", "server"], ["prefect_server"], ["postgres", "-D"], ["worker", "default"]):
         pid = wait_until(lambda words=words: production.pid_of(*words))
@@ -255,19 +255,19 @@ def test_killed_servers_come_back_and_keep_what_they_knew(production):
     wait_until(well, every_s=1.0)
     experiments = f"{production.note()['mlflow']}/api/2.0/mlflow/experiments/search?max_results=1"
     auth = f"admin:{production.secret('mlflow_admin_password')}"
-    wait_until(lambda: refused_or_lost(experiments, auth) is None, every_s=1.0)
+    wait_until(lambda: rejected_or_disconnected(experiments, auth) is None, every_s=1.0)
     assert look_up(production) == ["1", "PyFuncModel"]
     assert "restarting it" in production.said.read_text()
 
 
-def refused_or_lost(url, auth):
+def rejected_or_disconnected(url, auth):
     try:
         return refused(url, None, auth)
     except OSError as error:
         return error
 
 
-def test_everything_is_lost_and_restored(production):
+def test_backup_restores_everything_after_total_loss(production):
     runs, kept = finished_runs(production), production.folder / "backups"
     figures = json.loads(production.command("backup", "--to", kept, "--json").stdout)
     assert figures["artifacts"] > 0
@@ -295,6 +295,6 @@ def test_everything_is_lost_and_restored(production):
     assert production.prefect(f"deployments/name/pipeline/{NAME}")
 
 
-def test_told_to_end_it_leaves_no_process(production):
+def test_no_process_is_left_after_shutdown(production):
     production.down()
     assert production.note() is None

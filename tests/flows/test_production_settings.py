@@ -27,21 +27,21 @@ def cluster(secrets, tmp_path):
 
 @pytest.fixture
 def spawned(home, monkeypatch):
-    """What would have been started: name, command, URL, health and environment."""
+    """Services that would have been started: name, command, URL, health and environment."""
     calls = []
     monkeypatch.setattr(production, "spawn", lambda *given: calls.append(given) or SimpleNamespace(name=given[0]))
     return calls
 
 
-def used(environment, secrets):
+def passwords_in(environment, secrets):
     """The passwords in an environment, by variable."""
     by_text = {read_secret(secrets, name): name for name in NAMES}
     return {name: by_text[value] for name, value in environment.items() if value in by_text}
 
 
-def test_each_server_has_its_own_passwords_and_no_other(spawned, cluster, secrets):
+def test_each_server_gets_only_its_own_passwords(spawned, cluster, secrets):
     prefect = production.prefect_database(cluster)
-    assert used(prefect, secrets) == {
+    assert passwords_in(prefect, secrets) == {
         "PREFECT_SERVER_DATABASE_PASSWORD": "prefect_database_password",
         "PREFECT_SERVER_API_AUTH_STRING": "prefect_auth",
         "PREFECT_API_AUTH_STRING": "prefect_auth",
@@ -51,7 +51,7 @@ def test_each_server_has_its_own_passwords_and_no_other(spawned, cluster, secret
     production.start_s3(8333, secrets)
     (mlflow, command, url, health, environment), (s3, s3_command, _, s3_health, s3_environment) = spawned
     assert (mlflow, url, health) == ("mlflow", "http://127.0.0.1:5000", "http://127.0.0.1:5000/health")
-    assert used(environment, secrets) == {
+    assert passwords_in(environment, secrets) == {
         "PGPASSWORD": "mlflow_database_password",
         "MLFLOW_AUTH_ADMIN_PASSWORD": "mlflow_admin_password",
         "MLFLOW_FLASK_SERVER_SECRET_KEY": "mlflow_secret_key",
@@ -70,7 +70,7 @@ def test_each_server_has_its_own_passwords_and_no_other(spawned, cluster, secret
     assert not any(read_secret(secrets, name) in said for name in NAMES)
 
 
-def test_mlflow_asks_for_a_password_and_hands_artifacts_on(spawned, cluster):
+def test_mlflow_requires_a_password_and_proxies_artifacts(spawned, cluster):
     production.start_mlflow(5000, cluster, "http://s3")
     _, command, _, _, environment = spawned[0]
     options = dict(itertools.pairwise(command))
@@ -86,13 +86,13 @@ def test_mlflow_asks_for_a_password_and_hands_artifacts_on(spawned, cluster):
     assert any(line.endswith("authenticate_request_basic_auth") for line in lines)
 
 
-def test_the_s3_server_has_its_buckets_before_it_starts(spawned, secrets, home):
+def test_buckets_exist_before_the_s3_server_starts(spawned, secrets, home):
     production.start_s3(8333, secrets)
     assert sorted(path.name for path in (home / "s3").iterdir()) == ["mlflow", "starling"]
     assert spawned[0][1][-3:] == ["--addr", "127.0.0.1:8333", str(home / "s3")]
 
 
-def test_the_s3_server_is_found_beside_python_or_on_the_path(monkeypatch, tmp_path):
+def test_s3_server_is_found_beside_python_or_on_the_path(monkeypatch, tmp_path):
     monkeypatch.setattr(production.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert production.find_rclone() == "/usr/bin/rclone"
@@ -134,7 +134,7 @@ def done(monkeypatch, secrets):
     return found
 
 
-def test_servers_start_in_the_order_in_which_they_need_each_other(home, done, secrets):
+def test_servers_start_in_order_of_their_dependencies(home, done, secrets):
     note = production.start_servers(Supervisor(done), Ports(1, 2, 3, 4))
     stores = ["prepare", "start", "started at 3", "start_s3 4", "wait", "make_databases", "renew_mlflow_admin"]
     assert done == ["packages", *stores, "start_prefect 1", "start_mlflow 2"]
@@ -152,10 +152,10 @@ def test_servers_start_in_the_order_in_which_they_need_each_other(home, done, se
     assert clients["MLFLOW_TRACKING_PASSWORD"] == read_secret(secrets, "mlflow_admin_password")
     assert read_secret(secrets, "mlflow_admin_password") not in str(note)
     small = production.environment_of({"prefect": "http://p", "mlflow": "http://m"})
-    assert not used(small, secrets)
+    assert not passwords_in(small, secrets)
 
 
-def test_databases_are_not_made_where_the_start_was_interrupted(home, done):
+def test_no_database_is_created_after_an_interrupted_start(home, done):
     import threading
 
     stop = threading.Event()
@@ -183,7 +183,7 @@ def s3(monkeypatch):
     return site
 
 
-def test_buckets_are_made_once_and_a_starting_server_is_waited_for(s3):
+def test_buckets_are_created_once_the_server_has_started(s3):
     s3.answers = [BotoCoreError(), refusal(503, "SlowDown"), None, refusal(409, "BucketAlreadyOwnedByYou")]
     production.make_buckets()
     assert s3.asked == ["starling"] * 3 + ["mlflow"]
@@ -197,7 +197,7 @@ def test_buckets_are_made_once_and_a_starting_server_is_waited_for(s3):
         ([None, *[BotoCoreError()] * 2], -1, "the S3 server does not answer"),
     ],
 )
-def test_a_server_that_makes_no_bucket_is_told(s3, answers, patience_s, message):
+def test_failure_to_create_a_bucket_is_reported(s3, answers, patience_s, message):
     s3.answers = list(answers)
     with pytest.raises(ServiceError, match=message):
         production.make_buckets(patience_s)

@@ -68,7 +68,7 @@ def another_version(api):
     return str(made.version)
 
 
-def test_a_promotion_and_its_way_back_are_runs_events_and_links(site, place):
+def test_promotion_and_rollback_have_runs_events_and_links(site, place):
     api = client()
     api.delete_registered_model_alias("tiny", CHAMPION)
     found = json.loads(starling("promote", "tiny", "--json", **place).stdout)
@@ -101,7 +101,7 @@ def test_a_promotion_and_its_way_back_are_runs_events_and_links(site, place):
     assert run_named(site, "rollback tiny")[0]["state_type"] == "FAILED"
 
 
-def test_a_rollback_waits_for_who_promotes_on_another_machine(site, place):
+def test_rollback_waits_for_a_promotion_on_another_machine(site, place):
     api = client()
     number = another_version(api)
     starling("promote", "tiny", "--version", number, "--force", "--reason", "a test", **place)

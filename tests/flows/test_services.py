@@ -24,7 +24,7 @@ def a_server(home, code=SERVER):
     return spawn("server", [sys.executable, "-c", code, str(port)], url, url + "/")
 
 
-def test_a_service_is_waited_for_and_stopped(home):
+def test_service_is_awaited_and_stopped(home):
     service = a_server(home).wait(30)
     assert answers(service.health)
     service.stop()
@@ -33,13 +33,13 @@ def test_a_service_is_waited_for_and_stopped(home):
     service.stop()
 
 
-def test_a_service_that_ends_by_itself_is_reported_with_its_log(home):
+def test_service_that_ends_by_itself_is_reported_with_its_log(home):
     service = a_server(home, "print('port is cursed'); raise SystemExit(3)")
     with pytest.raises(ServiceError, match=r"(?s)ended with status 3: the end of .*server\.log.*port is cursed"):
         service.wait(30)
 
 
-def test_a_service_that_does_not_answer_is_given_up_and_a_stubborn_one_is_killed(home):
+def test_silent_service_is_given_up_and_an_unresponsive_one_killed(home):
     code = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
@@ -51,7 +51,7 @@ def test_a_service_that_does_not_answer_is_given_up_and_a_stubborn_one_is_killed
     assert service.process.returncode == -signal.SIGKILL
 
 
-def test_waiting_ends_when_it_is_told_to(home):
+def test_waiting_ends_on_request(home):
     service = a_server(home, "import time; time.sleep(60)")
     stop = threading.Event()
     stop.set()
@@ -60,7 +60,7 @@ def test_waiting_ends_when_it_is_told_to(home):
 
 
 @pytest.mark.parametrize("reply", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.0 500 Broken\r\n\r\n"])
-def test_whatever_else_listens_does_not_answer(reply):
+def test_other_listener_does_not_count_as_the_service(reply):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -80,7 +80,7 @@ def test_nothing_answers_at_a_free_port():
 
 
 @pytest.mark.parametrize("note", [None, "", "{", "[]", '{"prefect": "http://127.0.0.1:1"}'])
-def test_a_note_of_servers_that_are_gone_is_ignored(home, note):
+def test_note_of_servers_that_have_ended_is_ignored(home, note):
     home.mkdir()
     if note is not None:
         note_path().write_text(note)
@@ -97,7 +97,7 @@ time.sleep(100)
 
 
 @pytest.mark.real_interpreter
-def test_a_service_ends_with_its_parent_even_if_that_is_killed(home):
+def test_service_ends_with_its_killed_parent(home):
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT], env=env, stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
@@ -115,7 +115,7 @@ from flows.servers import services
 from training.processes.children import adopt_orphans, children
 adopt_orphans()
 kept = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-# a child that leaves two children of its own, one of which does not mind SIGTERM
+# a child that leaves two children, one of which ignores SIGTERM
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
 codes = ["import time; time.sleep(100)", stubborn]
 code = f"import subprocess, sys; [subprocess.Popen([sys.executable, '-c', c]) for c in {codes!r}]"
@@ -138,7 +138,7 @@ def test_orphans_are_adopted_and_ended(home):
     assert processes_naming(str(home)) == []
 
 
-def test_the_environment_keeps_everything_below_the_data_folder_and_at_home(home):
+def test_environment_keeps_data_local_and_below_the_data_folder(home):
     found = services.prefect_environment()
     assert found["PREFECT_HOME"].startswith(str(home))
     assert found["STARLING_HOME"] == str(home)
@@ -166,7 +166,7 @@ def orchestrated(home, monkeypatch):
     return done
 
 
-def test_a_runs_own_server_ends_with_it(orchestrated):
+def test_private_server_of_a_run_ends_with_it(orchestrated):
     said = []
     with prefect_api.orchestration(said.append) as url:
         assert (url, os.environ["PREFECT_API_URL"]) == ("http://own", "http://own/api")
@@ -176,7 +176,7 @@ def test_a_runs_own_server_ends_with_it(orchestrated):
     assert "PREFECT_API_URL" not in os.environ
 
 
-def test_servers_of_up_are_used_and_outlive_the_run(orchestrated, monkeypatch):
+def test_servers_of_up_are_used_and_survive_the_run(orchestrated, monkeypatch):
     running = {"prefect": "http://up", "mlflow": "http://models"}
     monkeypatch.setattr(prefect_api, "running_services", lambda: running)
     monkeypatch.setattr(services, "running_services", lambda: running)
@@ -191,7 +191,7 @@ def test_servers_of_up_are_used_and_outlive_the_run(orchestrated, monkeypatch):
     assert os.environ["MLFLOW_TRACKING_URI"] == "http://mine"
 
 
-def test_a_configured_server_is_checked_and_kept(orchestrated, monkeypatch):
+def test_configured_server_is_checked_and_kept(orchestrated, monkeypatch):
     asked = []
     monkeypatch.setenv("PREFECT_API_URL", "http://theirs/api")
     monkeypatch.setattr("tasks.orchestration.reachable.check_prefect", lambda patience_s, say: asked.append(patience_s))

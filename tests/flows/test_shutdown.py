@@ -39,7 +39,7 @@ with bounded_end(0.5), ThreadPoolExecutor(1) as pool:
 
 
 @pytest.mark.parametrize(("busy_s", "status"), [(600, 143), (0, 1)])
-def test_a_process_ends_soon_whatever_its_threads_do(busy_s, status):
+def test_process_ends_soon_despite_busy_threads(busy_s, status):
     command = [sys.executable, "-c", BUSY, str(busy_s)]
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     child = int(parent.stdout.readline())
@@ -57,14 +57,14 @@ def state(pid):
         return file.read().rpartition(b")")[2].split()[0]
 
 
-def test_what_was_done_on_the_signal_before_is_done_again_afterwards():
+def test_previous_signal_handler_is_restored_afterwards():
     before = signal.getsignal(signal.SIGTERM)
     with bounded_end():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_our_handler_stays_in_flows_within_a_flow():
+def test_our_handler_is_kept_in_nested_flows():
     """Prefect puts its own handler in place for each flow, unless it is there already."""
     from prefect.utilities import engine
 
@@ -79,7 +79,7 @@ def test_our_handler_stays_in_flows_within_a_flow():
     assert engine._prefect_sigterm_handler is prefects
 
 
-def test_a_block_within_a_block_changes_nothing():
+def test_nested_block_changes_nothing():
     with bounded_end():
         outer = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with bounded_end():
@@ -147,7 +147,7 @@ except BaseException:
 """
 
 
-def told(what, patience_s, *numbers):
+def run_with_signals(what, patience_s, *numbers):
     """Exit status, output and errors of a process that gets signals."""
     command = [sys.executable, "-c", TOLD, what, str(patience_s)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -168,30 +168,30 @@ ENDLESS = 500
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
 
-def test_who_asks_twice_does_not_interrupt_the_tidying_up():
-    status, out, errors = told("tidy", ENDLESS, TERM, INT, INT)
+def test_further_signals_do_not_interrupt_the_clean_up():
+    status, out, errors = run_with_signals("tidy", ENDLESS, TERM, INT, INT)
     assert (status, errors) == (128 + TERM, "")
     assert out[-1] == "tidied"
     assert out.count("told") <= 1
 
 
-def test_what_a_finalizer_drops_is_raised_again():
-    assert told("finalize", ENDLESS, INT) == (128 + INT, ["told", "2"], "")
+def test_exception_dropped_by_a_finalizer_is_raised_again():
+    assert run_with_signals("finalize", ENDLESS, INT) == (128 + INT, ["told", "2"], "")
 
 
-def test_a_call_that_hears_no_signal_is_ended():
-    assert told("call", 0.5, INT) == (128 + INT, ["told", "2"], "")
+def test_call_that_blocks_signals_is_ended():
+    assert run_with_signals("call", 0.5, INT) == (128 + INT, ["told", "2"], "")
 
 
-def test_a_process_does_not_end_before_it_has_said_why():
-    assert told("late", ENDLESS, INT) == (128 + INT, ["told", "2"], "")
+def test_process_reports_the_signal_before_it_ends():
+    assert run_with_signals("late", ENDLESS, INT) == (128 + INT, ["told", "2"], "")
 
 
-def test_threads_that_fail_meanwhile_say_nothing():
-    assert told("thread", ENDLESS, TERM) == (128 + TERM, ["told", "15"], "")
+def test_threads_failing_during_shutdown_print_nothing():
+    assert run_with_signals("thread", ENDLESS, TERM) == (128 + TERM, ["told", "15"], "")
 
 
-def test_what_was_said_before_a_hard_end_is_not_lost(monkeypatch):
+def test_output_is_flushed_before_a_hard_exit(monkeypatch):
     done = []
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(getattr(sys, name), "flush", lambda name=name: done.append(name))

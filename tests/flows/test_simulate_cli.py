@@ -41,7 +41,7 @@ def test_every_row_has_a_curve_over_virtual_time():
     assert curve[-1]["at_s"] >= 0.9 * row["epoch_s"]
 
 
-def test_rows_of_a_simulation():
+def test_simulation_prints_a_row_per_strategy():
     found = rows("--strategy", "scpsgd", "--strategy", "adpsgd", "--learners", 4, "--learners", 8, "--slow", "3=10")
     assert [(row["strategy"], row["learners"]) for row in found] == [
         ("scpsgd", 4),
@@ -55,14 +55,14 @@ def test_rows_of_a_simulation():
     assert found[0]["loss"] is None
 
 
-def test_a_methods_constants():
+def test_options_set_a_strategys_constants():
     often, seldom = (
         rows("--strategy", "ma", "--steps", 100, "--option", f"ma.tau={tau}")[0]["bytes"] for tau in (1, 10)
     )
     assert often == pytest.approx(10 * seldom, rel=0.2)
 
 
-def test_a_pipeline_is_simulated_with_its_own_constants_and_slow_stages():
+def test_pipeline_is_simulated_with_its_constants_and_slow_stages():
     words = ["--strategy", "pipeline", "--link-gbit", 1e6, "--link-ms", 0, "--option", "pipeline.micro_batches=12"]
     even, slow, narrow = (rows(*words, *more)[0] for more in ([], ["--slow", "3=10"], ["--border-mb", 16]))
     assert set(even) == COLUMNS
@@ -72,7 +72,7 @@ def test_a_pipeline_is_simulated_with_its_own_constants_and_slow_stages():
     assert narrow["bytes"] == pytest.approx(2 * even["bytes"])
 
 
-def test_without_a_choice_all_strategies_are_simulated_that_the_network_matters_for():
+def test_default_is_all_strategies_that_depend_on_the_network():
     assert [row["strategy"] for row in rows()] == [name for name in STRATEGIES if name != "hogwild"]
     # no pipeline was requested by name: the other strategies are simulated
     result = call("simulate", "--timing", "--steps", 20, "--lose", "1=0.9", "--json")
@@ -88,7 +88,7 @@ def test_losses_and_joins_are_simulated():
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_a_table_for_people_fits_their_terminal(monkeypatch, width):
+def test_table_fits_the_terminal(monkeypatch, width):
     monkeypatch.setattr("flows.cli.common.out.width", width, raising=False)
     words = ["--timing", "--steps", 4, "--learners", 4, "--slow", "3=10", "--lose", "2=0.3", "--join", "1=0.2"]
     for more in ([], ["--learners", 8]):
@@ -116,13 +116,13 @@ def test_a_table_for_people_fits_their_terminal(monkeypatch, width):
         (["plan", "--measure"], "--measure needs a configuration"),
     ],
 )
-def test_mistakes_are_told(words, message):
+def test_user_errors_are_reported(words, message):
     result = call(*words)
     assert result.exit_code == 1
     assert message in result.output
 
 
-def test_a_plan():
+def test_plan_recommends_a_strategy():
     model = ["--parameters", 40_000_000, "--step-s", 0.5]
     result = call("plan", *model, "--nodes", 4, "--slow", 10, "--json")
     assert result.exit_code == 0, result.output
@@ -137,7 +137,7 @@ def test_a_plan():
     assert "pipeline" in shown.stdout
 
 
-def test_a_plan_for_people_fits_80_columns(monkeypatch):
+def test_plan_table_fits_80_columns(monkeypatch):
     monkeypatch.setattr("flows.cli.common.out.width", 80, raising=False)
     model = ["--parameters", 43_000_000, "--step-s", 0.5, "--data-hours", 1975]
     shown = call("plan", *model, "--nodes", 2, "--gpus-per-node", 2, "--link-gbit", 1, "--losses-per-day", 3).stdout
@@ -146,7 +146,7 @@ def test_a_plan_for_people_fits_80_columns(monkeypatch):
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_a_plan_is_measured_on_the_configured_data_where_they_are_prepared(finished, tmp_path):
+def test_plan_is_measured_on_the_prepared_data(finished, tmp_path):
     config = tmp_path / "tiny.yaml"
     config.write_text(finished.config.model_dump_json(), encoding="utf-8")
     result = call("plan", config, "--measure", "--batch-seconds", 3, "--nodes", 2, "--json")
@@ -162,7 +162,7 @@ def test_a_plan_is_measured_on_the_configured_data_where_they_are_prepared(finis
     assert found["request"]["border_mb"] == pytest.approx(4 * frames * width / 1e6, rel=0.5)
 
 
-def test_a_measured_plan(tmp_path, home):
+def test_measured_plan_without_prepared_data_uses_noise(tmp_path, home):
     config = tmp_path / "tiny.yaml"
     model = {"kind": "conformer", "dim": 16, "layers": 1, "heads": 2, "kernel": 5, "channels": 4}
     document = {

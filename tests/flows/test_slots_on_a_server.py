@@ -39,7 +39,7 @@ def elsewhere(run):
     return replace(LockOwner.here(run), place="far/boot/ns")
 
 
-def test_the_real_server_keeps_the_contract_of_leases(api, monkeypatch):
+def test_real_server_fulfils_the_lease_contract(api, monkeypatch):
     first, second = elsewhere("first"), elsewhere("second")
     with impatient_client() as client:
         table = LeaseTable(client)
@@ -59,7 +59,7 @@ def test_the_real_server_keeps_the_contract_of_leases(api, monkeypatch):
         assert isinstance(table.take("lock-contract", first), str)
 
 
-def test_a_lease_outlives_a_killed_server(site, api, caplog):
+def test_lease_survives_a_killed_server(site, api, caplog):
     caplog.set_level("INFO")
     me = elsewhere("mine")
     with impatient_client() as client:
@@ -82,7 +82,7 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_of_runs_that_begin_at_once_one_trains_and_all_have_the_model(site, made, tmp_path):
+def test_one_of_several_concurrent_runs_trains_and_all_get_the_model(site, made, tmp_path):
     """Two runs of one deployment, and a run from the command line beside them."""
     document, stages = slow_document("twice", 10), ("prepare", "shard", "features")
     with place(site, tmp_path.resolve() / "twice", document, made=made, stages=stages, slow_step=1.0) as one:
@@ -107,7 +107,7 @@ def test_of_runs_that_begin_at_once_one_trains_and_all_have_the_model(site, made
         assert not [v for v in site.get("variables/filter", {}) if "twice" in v["value"]["run"]]
 
 
-def test_a_schedule_that_is_too_fast_neither_overlaps_nor_piles_up(site, made, tmp_path):
+def test_runs_of_a_fast_schedule_neither_overlap_nor_accumulate(site, made, tmp_path):
     """A schedule of every 20 s and a run of a minute represent an hourly schedule and a run of half a day."""
     often = {"made": made, "stages": ("prepare",), "slow_shard": 4.0}
     with place(site, tmp_path.resolve() / "often", slow_document("often"), **often) as one:

@@ -27,7 +27,7 @@ def upto(finished, count):
     return Run(finished.config, "part", results=dict(list(finished.results.items())[:count]))
 
 
-def test_a_whole_run(finished):
+def test_summary_of_a_complete_run(finished):
     found = summarize(finished)
     assert json.loads(json.dumps(found)) == found
     assert found["model_uri"] == "models:/tiny/1"
@@ -44,7 +44,7 @@ def test_a_whole_run(finished):
     assert found["report"] in text
 
 
-def test_however_far_a_run_went_it_can_be_told(finished):
+def test_run_ended_after_any_stage_can_be_summarized(finished):
     for count in range(len(finished.results) + 1):
         found = summarize(upto(finished, count))
         assert len(found["stages"]) == count
@@ -52,19 +52,19 @@ def test_however_far_a_run_went_it_can_be_told(finished):
         assert printed(found)
 
 
-def test_utterances_that_were_lost_later_are_counted_as_quarantined(finished):
+def test_utterances_lost_in_later_stages_count_as_quarantined(finished):
     run = upto(finished, 2)
     shard = run.result("shard")
     run.results["shard"] = dataclasses.replace(shard, counts=shard.counts | {"quarantined": 3})
     assert summarize(run)["utterances"] == {"read": 40, "written": 37, "quarantined": 3}
 
 
-def test_a_mere_challenger_is_named_by_its_version(finished):
+def test_challenger_is_named_by_its_version(finished):
     found = summarize(finished) | {"model_aliases": ["challenger"]}
     assert "--model models:/tiny/1 FILE.wav" in printed(found)
 
 
-def test_the_report_comes_from_the_store_where_the_data_folder_is_another(finished, home):
+def test_report_comes_from_the_store_with_another_data_folder(finished, home):
     found = summarize(finished)
     assert found["report"].startswith(str(home))
     assert "<html" in Path(found["report"]).read_text()
@@ -79,7 +79,7 @@ def cells(*tables):
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
 
 
-def test_every_figure_stands_below_its_head():
+def test_every_value_is_in_the_column_of_its_header():
     scores = {"wer": 0.1, "wer_low": 0.05, "wer_high": 0.2, "cer": 0.03}
     scores |= {"sub": 1, "ins": 2, "del": 3, "words": 1004, "utterances": 5}
     heads, row = cells(score_table({"test": scores}))
@@ -112,7 +112,7 @@ def test_every_figure_stands_below_its_head():
     ]
 
 
-def test_a_training_of_several_is_told_and_so_are_warnings(finished):
+def test_summary_shows_several_learners_and_warnings(finished):
     found = summarize(finished)
     assert "strategy" not in printed(found)
     training = {"strategy": "adpsgd", "nodes": 2, "learners_per_node": 3, "utterances": 4005, "repeated": 6}

@@ -34,7 +34,7 @@ def kill(service):
     service.process.wait(20)
 
 
-def test_what_dies_is_started_again_after_a_pause(home, clock):
+def test_dead_process_is_restarted_after_a_pause(home, clock):
     said = []
     keeper = Supervisor(3, say=said.append, clock=clock)
     first = keeper.add(lambda: spawn("sleeper", SLEEP, "", ""))
@@ -57,7 +57,7 @@ def test_what_dies_is_started_again_after_a_pause(home, clock):
     keeper.stop()
 
 
-def test_what_dies_too_often_is_given_up_but_old_deaths_are_forgotten(home, clock):
+def test_frequent_deaths_are_fatal_but_old_ones_are_forgotten(home, clock):
     keeper = Supervisor(1, window_s=100, clock=clock)
     keeper.add(lambda: spawn("sleeper", SLEEP, "", ""))
     for clock.now in (0.0, 200.0):
@@ -70,14 +70,14 @@ def test_what_dies_too_often_is_given_up_but_old_deaths_are_forgotten(home, cloc
         keeper.check()
 
 
-def test_without_restarts_the_first_death_ends_it(home):
+def test_first_death_is_fatal_without_restarts(home):
     keeper = Supervisor()
     kill(keeper.add(lambda: spawn("sleeper", SLEEP, "", "")))
     with pytest.raises(ServiceError, match=r"sleeper ended by itself; its log is"):
         keeper.check()
 
 
-def test_all_are_asked_to_end_at_once_but_not_what_others_need(home, monkeypatch):
+def test_services_are_stopped_together_before_their_dependencies(home, monkeypatch):
     ended = []
     keeper = Supervisor()
     for name in ("database", "server", "worker"):
@@ -92,7 +92,7 @@ def test_all_are_asked_to_end_at_once_but_not_what_others_need(home, monkeypatch
     assert ended[4:] == [("ask_to_end", "database"), ("see_end", "database")]
 
 
-def test_what_does_not_end_in_time_is_killed(home):
+def test_service_that_does_not_end_in_time_is_killed(home):
     keeper = Supervisor()
     stubborn = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
@@ -111,7 +111,7 @@ child.wait()
 """
 
 
-def test_the_flows_of_workers_are_told_to_end_but_not_what_those_have_started(home):
+def test_flows_of_workers_are_signalled_but_not_their_children(home):
     """A flow asks its training for a last checkpoint, for which all its processes are needed."""
     worker = spawn("worker", [sys.executable, "-c", WORKER], "", "")
     try:
@@ -135,14 +135,14 @@ time.sleep(100)
 """
 
 
-def test_a_service_is_ended_by_the_signal_of_its_own(home):
+def test_service_is_ended_by_its_configured_signal(home):
     service = spawn("polite", [sys.executable, "-c", POLITE], "", "", end=signal.SIGINT)
     wait_until(lambda: "up" in service.log.read_text())
     service.stop(20)
     assert service.process.returncode == 7
 
 
-def test_a_port_answers_when_something_listens():
+def test_port_answers_when_something_listens():
     port = free_port()
     assert not answers(f"tcp://127.0.0.1:{port}")
     assert not answers("tcp://127.0.0.1:x")
@@ -172,6 +172,6 @@ keeper.stop()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt")
-def test_adopted_children_that_have_ended_do_not_stay_in_the_table_of_processes(home):
+def test_ended_adopted_children_are_reaped(home):
     done = subprocess.run([sys.executable, "-c", ADOPTER], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout == "only the kept one is left\n", done.stderr

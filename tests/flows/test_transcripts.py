@@ -25,7 +25,7 @@ RATE, TEXT, folder, speak = said.RATE, said.TEXT, said.folder, said.speak
 
 
 @pytest.fixture
-def sure(folder, monkeypatch):
+def perfect_model(folder, monkeypatch):
     """The bundle's folder, whose model makes no errors."""
     original = Transcriber.__init__
 
@@ -55,19 +55,19 @@ def audio(tmp_path):
     return place
 
 
-def test_a_gpu_is_used_by_option_and_its_absence_is_explained(sure, tmp_path, monkeypatch):
+def test_a_gpu_is_used_by_option_and_its_absence_is_explained(perfect_model, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recording = tmp_path / "a.wav"
     soundfile.write(recording, speak(TEXT), RATE)
-    words = ["transcribe", str(recording), "--model", str(sure), "--device"]
+    words = ["transcribe", str(recording), "--model", str(perfect_model), "--device"]
     assert TEXT in CliRunner().invoke(app, [*words, "auto"]).stdout
     result = CliRunner().invoke(app, [*words, "cuda"])
     assert result.exit_code
     assert "--device is 'cuda' but torch sees no GPU" in f"{result.stderr}{result.exception}"
 
 
-def test_every_format_of_a_folder_is_read_and_a_bad_file_stops_no_other(sure, audio):
-    result = transcribe(audio, model=sure, code=1)
+def test_every_format_is_read_and_a_bad_file_stops_no_other(perfect_model, audio):
+    result = transcribe(audio, model=perfect_model, code=1)
     lines = dict(line.split(": ") for line in result.stdout.splitlines())
     assert {path.rpartition("/")[2] for path in lines} == {"a.wav", "b.flac", "c.ogg", "d.mp3", "e.opus", "f.wav"}
     assert set(lines.values()) == {TEXT}
@@ -75,8 +75,8 @@ def test_every_format_of_a_folder_is_read_and_a_bad_file_stops_no_other(sure, au
     assert result.stderr.splitlines()[-1] == "6 of 7 recognized, 1 failed"
 
 
-def test_ctm_has_the_words_where_they_were_said(sure, audio):
-    result = transcribe(audio / "b.flac", "--format", "ctm", model=sure)
+def test_ctm_has_the_times_of_words(perfect_model, audio):
+    result = transcribe(audio / "b.flac", "--format", "ctm", model=perfect_model)
     rows = [line.split() for line in result.stdout.splitlines()]
     assert [row[4] for row in rows] == TEXT.split()
     assert {(row[0], row[1]) for row in rows} == {("b", "1")}
@@ -97,14 +97,14 @@ WORDS = (
 
 
 @pytest.fixture
-def searching(sure, tmp_path):
+def searching(perfect_model, tmp_path):
     """The same model with a search that finds several hypotheses."""
-    copy = shutil.copytree(sure, tmp_path / "searching")
+    copy = shutil.copytree(perfect_model, tmp_path / "searching")
     add_decoder(copy, BeamConfig(beam=8, beam_threshold=1e3))
     return copy
 
 
-def test_the_best_hypotheses_have_posteriors_and_the_best_one_is_the_text(searching, audio):
+def test_nbest_has_posteriors_and_its_best_is_the_text(searching, audio):
     result = transcribe(audio / "a.wav", "--json", "--nbest", 3, model=searching)
     (found,) = json.loads(result.stdout)["files"]
     assert found["text"] == found["nbest"][0]["text"] == TEXT
@@ -115,7 +115,7 @@ def test_the_best_hypotheses_have_posteriors_and_the_best_one_is_the_text(search
     assert "nbest" not in json.loads(transcribe(audio / "a.wav", "--json", model=searching).stdout)["files"][0]
 
 
-def test_the_best_hypotheses_are_numbered_lines_of_text(searching, audio, tmp_path):
+def test_nbest_text_output_has_numbered_lines(searching, audio, tmp_path):
     result = transcribe(audio / "a.wav", audio / "b.flac", "--nbest", 2, model=searching)
     lines = result.stdout.splitlines()
     assert lines[0] == f"a-1 {TEXT}"
@@ -124,7 +124,7 @@ def test_the_best_hypotheses_are_numbered_lines_of_text(searching, audio, tmp_pa
     assert (tmp_path / "out" / "f.txt").read_text().splitlines()[0] == f"f-1 {TEXT}"
 
 
-def test_hypotheses_of_a_recording_in_pieces_are_joined(searching, tmp_path):
+def test_nbest_of_a_split_recording_is_joined(searching, tmp_path):
     wave = np.concatenate([speak("delta alpha"), np.zeros(4 * RATE), speak("echo")])
     soundfile.write(tmp_path / "a.wav", wave, RATE)
     result = transcribe(tmp_path / "a.wav", "--json", "--nbest", 4, model=searching)
@@ -133,11 +133,11 @@ def test_hypotheses_of_a_recording_in_pieces_are_joined(searching, tmp_path):
     assert len({one["text"] for one in found["nbest"]}) == 4
 
 
-def test_what_cannot_give_several_hypotheses_says_what_can(sure, audio):
-    wrong = transcribe(audio / "a.wav", "--nbest", 2, model=sure, code=1)
+def test_decoder_without_nbest_is_refused_naming_those_with(perfect_model, audio):
+    wrong = transcribe(audio / "a.wav", "--nbest", 2, model=perfect_model, code=1)
     assert "decode.kind greedy finds one hypothesis" in f"{wrong.stderr}{wrong.exception}"
     for kind in ("ctm", "srt", "vtt"):
-        wrong = transcribe(audio / "a.wav", "--nbest", 2, "--format", kind, model=sure, code=1)
+        wrong = transcribe(audio / "a.wav", "--nbest", 2, "--format", kind, model=perfect_model, code=1)
         assert f"--format {kind} shows one hypothesis: give --format json or text" in f"{wrong.stderr}{wrong.exception}"
 
 
@@ -158,48 +158,48 @@ def test_subtitles_change_at_pauses():
     assert (srt("a", Transcript("", 1.0, 1.0)), vtt("a", Transcript("", 1.0, 1.0))) == ("", "WEBVTT\n\n")
 
 
-def test_subtitles_without_a_pause_change_when_they_are_full():
+def test_subtitles_without_pauses_change_at_their_maximum_length():
     assert [len(text) for text in cues(tuple(Word("abcd", 0.1 * n, 0.1, 1.0) for n in range(40)))] == [74, 74, 49]
     slow = cues(tuple(Word("a", 1.0 * n, 1.0, 1.0) for n in range(20)))
     assert [len(text.split()) for text in slow] == [6, 6, 6, 2]
 
 
-def test_subtitles_are_made_of_one_recording_or_into_a_folder(sure, audio, tmp_path):
-    lines = transcribe(audio / "b.flac", "--format", "vtt", model=sure).stdout.splitlines()
+def test_subtitles_of_several_recordings_need_a_folder(perfect_model, audio, tmp_path):
+    lines = transcribe(audio / "b.flac", "--format", "vtt", model=perfect_model).stdout.splitlines()
     assert lines[0] == "WEBVTT"
     assert " ".join(line for line in lines[2:] if line and "-->" not in line) == TEXT
-    refused = transcribe(audio, "--format", "srt", model=sure, code=1)
+    refused = transcribe(audio, "--format", "srt", model=perfect_model, code=1)
     assert "give --output FOLDER/" in refused.stderr
-    transcribe(audio, "--format", "srt", "--output", f"{tmp_path}/srt/", model=sure, code=1)
+    transcribe(audio, "--format", "srt", "--output", f"{tmp_path}/srt/", model=perfect_model, code=1)
     assert (tmp_path / "srt" / "b.srt").read_text().startswith("1\n00:00:00,")
 
 
-def test_output_goes_into_one_file_or_into_a_file_each(sure, audio, tmp_path):
-    transcribe(audio, "--format", "json", "--output", tmp_path / "all.json", model=sure, code=1)
+def test_output_goes_to_one_file_or_one_per_recording(perfect_model, audio, tmp_path):
+    transcribe(audio, "--format", "json", "--output", tmp_path / "all.json", model=perfect_model, code=1)
     found = json.loads((tmp_path / "all.json").read_text())
     assert len(found["files"]) == 7
     assert sum(bool(entry["error"]) for entry in found["files"]) == 1
     assert found["files"][0]["words"][0].keys() == {"word", "start", "duration", "confidence"}
-    transcribe(audio, "--output", f"{tmp_path}/each/", model=sure, code=1)
+    transcribe(audio, "--output", f"{tmp_path}/each/", model=perfect_model, code=1)
     texts = sorted(p.relative_to(tmp_path / "each").as_posix() for p in (tmp_path / "each").rglob("*") if p.is_file())
     assert texts == ["a.txt", "b.txt", "c.txt", "d.txt", "deep/f.txt", "e.txt"]
     assert (tmp_path / "each" / "a.txt").read_text() == TEXT + "\n"
     shutil.copy(audio / "a.wav", audio / "b.wav")  # beside b.flac
-    transcribe(audio, "-f", "ctm", "-o", f"{tmp_path}/ctm/", model=sure, code=1)
+    transcribe(audio, "-f", "ctm", "-o", f"{tmp_path}/ctm/", model=perfect_model, code=1)
     assert (tmp_path / "ctm" / "b.wav.ctm").exists()
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_standard_input_is_a_recording(sure, audio):
-    found = transcribe("-", model=sure, stdin=(audio / "b.flac").read_bytes())
+def test_recording_is_read_from_standard_input(perfect_model, audio):
+    found = transcribe("-", model=perfect_model, stdin=(audio / "b.flac").read_bytes())
     assert found.stdout == TEXT + "\n"
 
 
-def test_a_long_file_is_read_piece_by_piece_and_keeps_its_words(sure, tmp_path):
+def test_long_file_is_read_in_pieces_and_keeps_its_words(perfect_model, tmp_path):
     texts = [said.WORDS[k] for k in np.random.default_rng(1).integers(0, 6, 240)]
     wave = speak(" ".join(texts), 2 * RATE, pause=0.3)
     soundfile.write(tmp_path / "long.wav", wave, 2 * RATE)
-    transcriber = Transcriber(sure, batch_seconds=10)
+    transcriber = Transcriber(perfect_model, batch_seconds=10)
     sizes, seconds = [], []
     flush = transcriber._flush
     transcriber._flush = lambda window, *rest: (sizes.append(sum(len(p.wave) for p in window)), flush(window, *rest))
@@ -213,17 +213,17 @@ def test_a_long_file_is_read_piece_by_piece_and_keeps_its_words(sure, tmp_path):
     assert max(map(abs, drift)) < 0.1
 
 
-def test_a_stream_is_what_decoding_at_once_gives(tmp_path):
+def test_streaming_gives_the_same_words_as_decoding_at_once(tmp_path):
     for name in ("a.flac", "b.mp3", "c.ogg"):
         path = write_tone(tmp_path / name, seconds=3.0, channels=2)
         parts = [block for block, _ in stream_audio(path)]
         assert torch.equal(torch.cat(parts), decode_audio(path)[0])
 
 
-def test_a_recording_that_breaks_off_has_an_error_and_no_text(sure, tmp_path):
+def test_truncated_recording_has_an_error_and_no_text(perfect_model, tmp_path):
     data = io.BytesIO()
     soundfile.write(data, np.tile(speak(TEXT), 30), RATE, format="WAV")
     (tmp_path / "cut.wav").write_bytes(data.getvalue()[:-1000])
-    found = Transcriber(sure, batch_seconds=5).transcribe([tmp_path / "cut.wav", speak(TEXT)])
+    found = Transcriber(perfect_model, batch_seconds=5).transcribe([tmp_path / "cut.wav", speak(TEXT)])
     assert [one.text for one in found][1:] == [TEXT]
     assert found[0].error == "" or found[0].text == ""

@@ -17,7 +17,7 @@ def table(folder):
     return parse_config(tiny_document(data={"sources": [{"kind": "table", "path": str(folder)}], "sample_rate": 8000}))
 
 
-def test_a_change_counts_when_it_has_settled_and_only_once():
+def test_change_is_reported_once_after_it_settles():
     state, outcomes = {}, []
     for found in ("a", "a", "a", "b", "c", "c", "c", "a", "a"):
         outcome, state = decide(found, state)
@@ -26,13 +26,13 @@ def test_a_change_counts_when_it_has_settled_and_only_once():
     assert outcomes == [*first, "Settling", *first, "Settling", "Changed"]
 
 
-def test_what_was_changed_back_before_it_settled_is_no_change():
+def test_change_reverted_before_settling_is_ignored():
     _, state = decide("a", {"seen": "a"})
     _, state = decide("b", state)
     assert decide("a", state)[0] == "Unchanged"
 
 
-def test_a_look_sees_new_files_and_new_objects(tmp_path):
+def test_check_finds_new_files_and_new_objects(tmp_path):
     config = table(small_corpus(tmp_path / "corpus", speakers=1, each=1).parent)
     store = ObjectStore(tmp_path / "bucket")
     seen = [look(config, [])]
@@ -46,13 +46,13 @@ def test_a_look_sees_new_files_and_new_objects(tmp_path):
     assert len(set(seen)) == 4
 
 
-def test_names_of_variables_are_what_prefect_takes():
+def test_variable_names_are_valid_for_prefect():
     assert variable_name("Mini.Libri-Speech") == "starling_watch_mini_libri_speech"
 
 
 @pytest.mark.slow  # MLflow makes a database
 @pytest.mark.timeout(300)
-def test_nobody_waits_in_an_empty_registry(home):
+def test_empty_registry_has_no_waiting_challenger(home):
     assert not waiting(parse_config(tiny_document()))
 
 
@@ -96,7 +96,7 @@ def on_a_server(code, config, home):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_verify_storage_fails_where_something_is_damaged(home):
+def test_verify_storage_fails_on_damage(home):
     config = parse_config(tiny_document())
     assert on_a_server(VERIFY, config, home).startswith("COMPLETED Empty")
     store = ObjectStore(copy_finished(home) / "objects")
@@ -110,7 +110,7 @@ def test_verify_storage_fails_where_something_is_damaged(home):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_settled_change_asks_for_one_ingestion(home, tmp_path):
+def test_settled_change_requests_one_ingestion(home, tmp_path):
     config = table(small_corpus(tmp_path / "corpus", speakers=2, each=1).parent)
     names, due = json.loads(on_a_server(WATCH, config, home))
     assert names == ["Settling", "Changed", "Unchanged"]

@@ -39,7 +39,7 @@ def closed_pipe():
 
 
 @pytest.mark.parametrize("body", [*BODIES.values(), COMMAND], ids=[*BODIES, "a command"])
-def test_without_a_reader_a_command_ends_silently(body, tmp_path):
+def test_command_ends_silently_when_its_pipe_is_closed(body, tmp_path):
     words = body if body is COMMAND else [sys.executable, "-c", PROGRAM.format(body=body)]
     pipe = closed_pipe()
     done = run(words, pipe, tmp_path)
@@ -49,7 +49,7 @@ def test_without_a_reader_a_command_ends_silently(body, tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("body", [*BODIES.values(), COMMAND], ids=[*BODIES, "a command"])
-def test_on_a_full_disk_a_command_says_so_in_one_line(body, tmp_path):
+def test_command_reports_full_disk_in_one_line(body, tmp_path):
     words = body if body is COMMAND else [sys.executable, "-c", PROGRAM.format(body=body)]
     with Path("/dev/full").open("wb") as full:
         done = run(words, full, tmp_path)
@@ -58,7 +58,7 @@ def test_on_a_full_disk_a_command_says_so_in_one_line(body, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_without_any_output_a_command_works(tmp_path):
+def test_command_works_with_closed_standard_output(tmp_path):
     words = ["sh", "-c", '"$0" -c "$1" >&-', sys.executable, PROGRAM.format(body="print('x'); sys.stdout.flush()")]
     done = run(words, None, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

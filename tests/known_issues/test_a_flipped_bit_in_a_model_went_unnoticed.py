@@ -16,7 +16,7 @@ def rewrite(bundle, *without):
 
 
 @pytest.mark.parametrize("place", [-1, -5000, 3])
-def test_a_flipped_bit_in_the_weights(bundle, place):
+def test_flipped_bit_in_weights_is_detected(bundle, place):
     path = bundle / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -25,7 +25,7 @@ def test_a_flipped_bit_in_the_weights(bundle, place):
         load_bundle(bundle)
 
 
-def test_a_changed_digit_in_the_description(bundle):
+def test_changed_digit_in_description_is_detected(bundle):
     path = bundle / "bundle.json"
     path.write_text(path.read_text().replace("1.25", "1.75"))
     with pytest.raises(BundleError, match=r"bundle\.json is damaged.*If you have edited it, remove its field checksum"):
@@ -34,7 +34,7 @@ def test_a_changed_digit_in_the_description(bundle):
     assert load_bundle(bundle)[0].provenance == {"loss": 1.75}
 
 
-def test_a_bundle_without_checksums_loads_with_a_word(bundle, caplog):
+def test_bundle_without_checksums_loads_with_a_warning(bundle, caplog):
     with caplog.at_level(logging.WARNING):
         load_bundle(bundle)
     assert caplog.text == ""
@@ -44,18 +44,18 @@ def test_a_bundle_without_checksums_loads_with_a_word(bundle, caplog):
     assert "has no checksums" in caplog.text
 
 
-def test_the_layout_of_the_json_does_not_matter(bundle):
+def test_json_formatting_does_not_change_the_checksum(bundle):
     rewrite(bundle)
     load_bundle(bundle)
 
 
-def test_missing_weights_are_named(bundle):
+def test_missing_weights_file_is_named(bundle):
     (bundle / "model.safetensors").unlink()
     with pytest.raises(BundleError, match=r"model\.safetensors is missing"):
         load_bundle(bundle)
 
 
-def test_other_decoding_keeps_the_weights_checksum(bundle):
+def test_changed_decoding_keeps_the_weights_checksum(bundle):
     before = check_files(bundle)
     save_spec(bundle, load_spec(bundle).model_copy(update={"provenance": {"new": 1}}), before)
     assert check_files(bundle) == before

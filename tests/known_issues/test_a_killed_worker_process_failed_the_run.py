@@ -14,7 +14,7 @@ PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_
 
 
 @pytest.mark.slow
-def test_the_work_of_killed_processes_is_done_by_others():
+def test_pieces_of_killed_processes_are_done_by_others():
     earlier = set(active_children())
     one_worker = RunnerConfig(kind="processes", workers=1)  # each process imports everything, before and after
     results = runner.map_pieces(one_worker, "tasks.stages.shard:shard_piece", iter(PIECES), "probe")
@@ -28,13 +28,13 @@ def test_the_work_of_killed_processes_is_done_by_others():
     assert set(active_children()) <= earlier | workers
 
 
-class Dies:
+class DyingPool:
     """A pool that returns two results and then dies."""
 
     made = 0
 
     def __enter__(self):
-        Dies.made += 1
+        DyingPool.made += 1
         self.left = 2
         return self
 
@@ -51,11 +51,11 @@ class Dies:
         return result
 
 
-def test_no_result_is_lost_or_given_twice_and_the_end_is_an_error_with_a_remedy(monkeypatch):
-    monkeypatch.setattr(Dies, "made", 0)
-    monkeypatch.setattr(runner, "_submitter", lambda *_: Dies())
+def test_dying_pools_lose_no_result_and_end_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(DyingPool, "made", 0)
+    monkeypatch.setattr(runner, "_submitter", lambda *_: DyingPool())
     results = runner.map_pieces(PROCESSES, "none", iter(PIECES), "shard train")
     assert [next(results) for _ in range(8)] == list(range(8))
     with pytest.raises(StageError, match=r"shard train: .* killed 4 times.* lower runner\.workers"):
         next(results)
-    assert Dies.made == 4
+    assert DyingPool.made == 4

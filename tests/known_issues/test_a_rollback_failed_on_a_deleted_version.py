@@ -10,7 +10,7 @@ from tasks.tracking.registry import PREVIOUS, champion_version, make_champion, r
 from tasks.tracking.runs import client, experiment_id
 
 
-def test_the_way_back_may_lead_past_a_deleted_version(home):
+def test_rollback_skips_a_deleted_version(home):
     give_mlflow(home)
     api = client()
     run = api.create_run(experiment_id(api, "e"))

@@ -1,4 +1,4 @@
-"""A run's own Prefect server was not restarted: the run waited for it for ever, with errors of its queues."""
+"""A run's own Prefect server was not restarted: the run waited for it forever, logging errors of its queues."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ server.serve_forever()
 
 
 @pytest.fixture
-def ended(monkeypatch):
+def exit_reasons(monkeypatch):
     """Reasons for which the process would have ended."""
     reasons = []
     monkeypatch.setattr(prefect_api, "end_because", lambda say: (say(), reasons.append(say)))
@@ -40,7 +40,7 @@ def ended(monkeypatch):
 
 
 @pytest.fixture
-def begun(home, monkeypatch, ended):
+def started_servers(home, monkeypatch, exit_reasons):
     """Running servers, tiny ones in place of Prefect's, with short pauses between starts."""
     servers = []
 
@@ -65,15 +65,15 @@ def ask(url):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_that_dies_is_started_again_and_requests_wait_for_it(begun, number):
+def test_dead_server_is_restarted_and_requests_wait(started_servers, number):
     said = []
     with prefect_api.private_server(said.append) as url:
         first = ask(url)
         os.kill(first, number)
-        begun[0].process.wait(20)
-        assert ask(url) == begun[1].process.pid != first
+        started_servers[0].process.wait(20)
+        assert ask(url) == started_servers[1].process.pid != first
     assert not answers(url)
-    assert all(one.process.returncode is not None for one in begun)
+    assert all(one.process.returncode is not None for one in started_servers)
     assert said == ["starting the Prefect server", said[1]]
     assert f"prefect ended with status {-number}; restarting it" in said[1]
 
@@ -86,20 +86,20 @@ def refused(url):
     return False
 
 
-def test_a_server_that_dies_too_often_ends_the_run(begun, ended):
+def test_repeated_server_deaths_end_the_run(started_servers, exit_reasons):
     said = []
     with prefect_api.private_server(said.append) as url:
         for _ in range(prefect_api.RESTARTS + 1):
             os.kill(ask(url), signal.SIGKILL)
-            begun[-1].process.wait(20)
-        wait_until(lambda: ended)
+            started_servers[-1].process.wait(20)
+        wait_until(lambda: exit_reasons)
         assert refused(url)
-    assert len(begun) == prefect_api.RESTARTS + 1
+    assert len(started_servers) == prefect_api.RESTARTS + 1
     assert f"prefect ended by itself {prefect_api.RESTARTS + 1} times" in said[-1]
     assert "run the same command again to continue" in said[-1]
 
 
-def test_a_full_disk_ends_the_run_at_the_first_death(begun, ended, monkeypatch):
+def test_full_disk_ends_the_run_at_the_first_server_death(started_servers, exit_reasons, monkeypatch):
     said = []
     with prefect_api.private_server(said.append) as url:
 
@@ -108,16 +108,16 @@ def test_a_full_disk_ends_the_run_at_the_first_death(begun, ended, monkeypatch):
 
         monkeypatch.setattr(prefect_api, "check_disk", full)
         os.kill(ask(url), signal.SIGKILL)
-        wait_until(lambda: ended)
-    assert len(begun) == 1
+        wait_until(lambda: exit_reasons)
+    assert len(started_servers) == 1
     assert "the disk is full" in said[-1]
 
 
-def test_what_does_not_start_is_an_error(begun, monkeypatch):
+def test_server_that_does_not_start_is_an_error(started_servers, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "SERVER", "raise SystemExit('port is cursed')")
     with pytest.raises(ServiceError, match="port is cursed"), prefect_api.private_server(lambda _: None):
         pytest.fail("it has not started")
-    assert len(begun) == 3
+    assert len(started_servers) == 3
 
 
 GIVEN_UP = """
@@ -130,7 +130,7 @@ with interruptible():
 """
 
 
-def test_a_run_that_is_given_up_ends_with_one_line_and_status_1():
+def test_abandoned_run_ends_with_one_line_and_status_1():
     done = subprocess.run([sys.executable, "-c", GIVEN_UP], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (1, "the server is gone\n", "")
 
@@ -153,7 +153,7 @@ def decoding(home):
 @pytest.mark.parametrize(
     ("phases", "number"), [((sharding, training), signal.SIGKILL), ((training, decoding), signal.SIGTERM)]
 )
-def test_a_run_goes_on_when_its_server_dies_twice(tmp_path, phases, number):
+def test_run_continues_when_its_server_dies_twice(tmp_path, phases, number):
     home = (tmp_path / "home").resolve()
     home.mkdir()
     document = tiny_document()

@@ -1,4 +1,4 @@
-"""Rows of tables and lines of manifests that were lost without a word.
+"""Rows of tables and lines of manifests that were silently lost.
 
 One quotation mark too many in a CSV made one cell of everything up to the next one: of 60 rows 12 were read and none
 was quarantined. A table that Excel had saved as UTF-16 ended in a traceback. Of a key or column that came twice, the
@@ -59,7 +59,7 @@ def read(text):
 
 
 def whole_row(line):
-    """Cells of a line that is a row by itself, by the standard library's strict reader; None if it is none."""
+    """Cells of a line that is a row by itself, by the standard library's strict reader; otherwise None."""
     try:
         (cells,) = csv.reader([line], strict=True)
     except (csv.Error, ValueError):
@@ -83,11 +83,11 @@ def check_no_row_is_lost(text):
 
 @settings(max_examples=70)
 @given(ROWS, DAMAGE)
-def test_one_damage_costs_the_rows_that_it_touches(rows, damage):
+def test_one_damage_loses_only_the_rows_it_touches(rows, damage):
     text = damaged(as_csv(rows), [damage])
     found, width = check_no_row_is_lost(text)
     lines = [number for number, line in numbered(text)[1:] if line]
-    assert [number for number, _ in found] == lines  # read and refused are all there is
+    assert [number for number, _ in found] == lines  # every row is either read or refused
     if damage[0] != "cut":
         good = [cells for _, cells in found if isinstance(cells, list) and len(cells) == width]
         assert sum(list(row) in good for row in rows) >= len(rows) - 2
@@ -99,7 +99,7 @@ def test_no_damage_swallows_a_row(rows, damages):
     check_no_row_is_lost(damaged(as_csv(rows), damages))
 
 
-def test_the_tables_that_are_drawn_have_rows_with_quotation_marks():
+def test_drawn_tables_contain_quotation_marks():
     sizes, quoted = [], []
 
     @settings(max_examples=50, database=None)
@@ -123,7 +123,7 @@ def test_a_transcript_over_several_lines_is_one_row():
     "cell",
     ["\r\n".join(["x"] * (MOST_LINES + 1)), "one\r\nb.wav,two,y\r\nthree", "one\r\n" + "x" * (1 << 20) + "\r\ny"],
 )
-def test_one_that_may_be_several_rows_is_refused(cell):
+def test_transcript_that_may_be_several_rows_is_refused(cell):
     text = f'path,text,speaker\r\na.wav,"{cell}",x\r\nc.wav,last,z\r\n'
     found, _ = read(text)
     assert "quotation mark" in found[0][1]
@@ -132,7 +132,7 @@ def test_one_that_may_be_several_rows_is_refused(cell):
 
 
 @pytest.mark.parametrize("rest", ['two",x,y,z', 'two"more,x', "two"])
-def test_one_that_does_not_end_as_a_row_is_refused_line_by_line(rest):
+def test_unterminated_cell_is_refused_line_by_line(rest):
     found, width = read(f'path,text,speaker\r\na.wav,"one\r\n{rest}\r\n')
     assert [number for number, _ in found] == [2, 3]
     assert "quotation mark" in found[0][1]
@@ -152,7 +152,7 @@ def prepared(path, **fields):
     return result, read_table(result.store, QUARANTINE)
 
 
-def test_a_stray_mark_in_a_corpus_costs_one_utterance(home, tmp_path):
+def test_stray_quotation_mark_loses_one_utterance(home, tmp_path):
     rows = corpus(tmp_path)
     text = as_csv(rows).replace("word number 11", '"word number 11')
     (tmp_path / "t.csv").write_text(text.replace("word number 58", '"word number 58"'), newline="")
@@ -172,7 +172,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32"]
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize(("suffix", "mark"), [(".csv", ","), (".tsv", "\t")])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_tables_are_decoded_by_their_mark(tmp_path, encoding, suffix, mark, end):
+def test_byte_order_mark_selects_encoding_of_tables(tmp_path, encoding, suffix, mark, end):
     rows = [["id", "path", "text", "speaker"], *corpus(tmp_path, 4)]
     rows[2][2] = "schön"
     path = tmp_path / f"t{suffix}"
@@ -182,7 +182,7 @@ def test_tables_are_decoded_by_their_mark(tmp_path, encoding, suffix, mark, end)
     assert not reader.problems
 
 
-def test_other_layouts_are_decoded_by_their_mark(tmp_path):
+def test_byte_order_mark_selects_encoding_of_other_layouts(tmp_path):
     write_tone(tmp_path / "x.wav")
     (tmp_path / "wav.scp").write_bytes("u x.wav\n".encode("utf-16"))
     (tmp_path / "text").write_bytes("u schön\n".encode("utf-16"))
@@ -192,7 +192,7 @@ def test_other_layouts_are_decoded_by_their_mark(tmp_path):
     assert [u.text for u in open_corpus("auto", str(tmp_path / "m.json"))] == ["schön"]
 
 
-def test_utf16_without_its_mark_is_named(tmp_path):
+def test_utf16_without_byte_order_mark_is_reported(tmp_path):
     rows = corpus(tmp_path, 3)
     for encoding in ("utf-16-le", "utf-16-be"):
         (tmp_path / "t.csv").write_bytes(as_csv(rows).encode(encoding))
@@ -203,7 +203,7 @@ def test_utf16_without_its_mark_is_named(tmp_path):
     assert len(list(open_corpus("table", str(tmp_path / "t.csv")))) == 3
 
 
-def test_a_cut_wide_character_is_one_bad_line(tmp_path):
+def test_truncated_wide_character_is_one_bad_line(tmp_path):
     content = as_csv(corpus(tmp_path, 4), end="\n").encode("utf-16")
     (tmp_path / "t.csv").write_bytes(content[:-3])
     reader = open_corpus("table", str(tmp_path / "t.csv"))
@@ -212,14 +212,14 @@ def test_a_cut_wide_character_is_one_bad_line(tmp_path):
 
 
 @pytest.mark.parametrize("header", ['id,"path,text,speaker', "id,path,text,text", "id\tpath\ttext\ttext"])
-def test_a_header_that_cannot_be_meant_is_refused(tmp_path, header):
+def test_ambiguous_header_is_refused(tmp_path, header):
     path = tmp_path / ("t.tsv" if "\t" in header else "t.csv")
     path.write_text(header + '\nu,x.wav,"word",s\n')
     with pytest.raises(CorpusError, match="line 1: the header cannot be read|has the column 'text' twice"):
         list(open_corpus("table", str(path)))
 
 
-def test_a_key_that_a_line_gives_twice_is_a_bad_line(tmp_path):
+def test_duplicate_key_in_a_line_is_a_bad_line(tmp_path):
     write_tone(tmp_path / "x.wav")
     lines = ['{"audio": "x.wav", "text": "one", "id": "a"}', '{"audio": "x.wav", "text": "a", "id": "b", "text": "b"}']
     torn = lines[0].replace('"a"', '"c"')
@@ -233,13 +233,13 @@ def test_a_key_that_a_line_gives_twice_is_a_bad_line(tmp_path):
 @pytest.mark.parametrize(
     "text", ['path,x\n"short.wav,1\nlong.wav,2\n', 'path,x\n"short.wav\nlong.wav",2\n', "path,x\na\n"]
 )
-def test_a_table_of_noises_loses_none(tmp_path, text):
+def test_table_of_noises_loses_no_row(tmp_path, text):
     (tmp_path / "noises.csv").write_text(text)
     with pytest.raises(BankError, match=r"noises\.csv"):
         Bank([str(tmp_path / "noises.csv")], 16000)
 
 
-def test_two_lines_of_a_kaldi_table_for_one_key_are_noted(tmp_path):
+def test_duplicate_key_in_kaldi_table_is_reported(tmp_path):
     for name in ("x", "y"):
         write_tone(tmp_path / f"{name}.wav", seconds=1.0)
     tables = {
@@ -264,7 +264,7 @@ def test_two_lines_of_a_kaldi_table_for_one_key_are_noted(tmp_path):
     assert {p.id: p.reason for p in reader.problems} == expected
 
 
-def test_one_bad_entry_of_a_line_does_not_cost_the_others(tmp_path):
+def test_bad_entry_in_a_line_keeps_the_others(tmp_path):
     for name in ("a", "b"):
         write_tone(tmp_path / f"{name}.wav")
     names, milliseconds = ["a.wav", "", "b.wav", "c.wav"], [500, 500, 500, "long"]
@@ -275,7 +275,7 @@ def test_one_bad_entry_of_a_line_does_not_cost_the_others(tmp_path):
     assert [p.reason for p in reader.problems] == ["bad-line", "bad-line"]
 
 
-def test_a_list_of_handles_that_names_what_is_not_there_is_noted(tmp_path):
+def test_handle_without_recording_is_reported(tmp_path):
     part = tmp_path / "mls_german" / "train"
     write_tone(part / "audio" / "1" / "2" / "1_2_000.flac")
     (part / "transcripts.txt").write_text("1_2_000\tEINS\n")
@@ -285,7 +285,7 @@ def test_a_list_of_handles_that_names_what_is_not_there_is_noted(tmp_path):
     assert [tuple(p)[:2] for p in reader.problems] == [("1_2_001", "missing-transcript")]
 
 
-def test_two_recordings_of_one_id_are_noted(tmp_path):
+def test_two_recordings_with_one_id_are_reported(tmp_path):
     for name in ("x", "y"):
         write_tone(tmp_path / f"{name}.wav", seconds=1.0)
     recordings = [

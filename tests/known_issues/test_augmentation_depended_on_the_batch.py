@@ -8,7 +8,7 @@ from speech.features.augment import AugmentConfig, SpecAugment, perturb_waves, u
 RATE = 16000
 
 
-def test_company_and_place_in_the_batch_change_nothing():
+def test_augmentation_is_independent_of_batch_and_position():
     config = AugmentConfig(speed_factors=(0.9, 1.0, 1.1), noise_snr_db=(5, 15), gain_db=6)
     wave = torch.randn(1, 8000, generator=torch.Generator().manual_seed(0)) * 0.1
     alone, length = perturb_waves(wave, torch.tensor([8000]), RATE, config, utterance_seeds(1, 2, ["a"]))
@@ -21,7 +21,7 @@ def test_company_and_place_in_the_batch_change_nothing():
     torch.testing.assert_close(together[2, : int(length)], alone[0], atol=1e-5, rtol=0)
 
 
-def test_masks_do_not_change_with_the_company():
+def test_masks_are_independent_of_the_batch():
     spec, feats = SpecAugment(AugmentConfig()), torch.ones(3, 100, 20)
     together = spec(feats, torch.tensor([100, 50, 80]), utterance_seeds(1, 2, ["x", "y", "a"]))
     alone = spec(feats[2:, :80], torch.tensor([80]), utterance_seeds(1, 2, ["a"]))

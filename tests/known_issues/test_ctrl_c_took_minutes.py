@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM reach a whole process group: the run's Prefect server died first, and the run waited for it.
 
-It took four minutes, or for ever in an exit handler of Prefect's. Each phase had its own cause; all are tested.
+It took four minutes, or hung in an exit handler of Prefect's. Each phase had its own cause; all are tested.
 """
 
 import os
@@ -35,7 +35,7 @@ service.process.wait()
 """
 
 
-def test_a_server_outlives_its_groups_signals_but_not_its_parent(tmp_path):
+def test_server_survives_signals_to_its_group_but_not_its_parents_death(tmp_path):
     environment = {**os.environ, "STARLING_HOME": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
@@ -172,7 +172,7 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
         (["run"], processes, training, TERM, 2),
     ],
 )
-def test_an_interrupted_command_ends_with_one_line(command, words, document, phase, number, times):
+def test_interrupted_command_ends_with_one_line(command, words, document, phase, number, times):
     one = command(document(), *words)
     one.until(phase)
     one.interrupt(number, times)
@@ -183,7 +183,7 @@ def test_an_interrupted_command_ends_with_one_line(command, words, document, pha
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_command_that_waits_for_another_runs_slot(command, times):
+def test_interrupted_command_waiting_for_a_slot_ends(command, times):
     document = tiny_document(slots={"pool": "gpus"})
     one = command(document, "run")
     lock = one.home / "locks" / f"{lock_name('training', 'gpus', '1')}.lock"

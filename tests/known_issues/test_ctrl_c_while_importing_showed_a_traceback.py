@@ -34,18 +34,18 @@ def run(program):
 
 
 @pytest.mark.parametrize("program", ["/somewhere/bin/starling", "-m"])
-def test_the_command_ends_with_one_line(program):
+def test_command_interrupted_during_imports_ends_with_one_line(program):
     done = run(program)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted (Ctrl-C)\n")
 
 
-def test_another_program_that_imports_the_flows_decides_for_itself():
+def test_importing_the_flows_does_not_change_signal_handlers():
     done = run("/somewhere/bin/prefect")
     assert "KeyboardInterrupt" in done.stderr
     assert done.returncode == -signal.SIGINT
 
 
-def test_the_command_has_its_usual_handler_once_it_is_imported(monkeypatch):
+def test_usual_signal_handler_is_restored_after_imports(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["starling"])
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

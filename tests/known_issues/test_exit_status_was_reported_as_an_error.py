@@ -16,19 +16,19 @@ def raising(error):
 
 
 @pytest.mark.parametrize("code", [0, 1, 3])
-def test_an_exit_passes_with_its_status_and_without_a_word(code, capsys):
+def test_typer_exit_keeps_its_status_and_prints_nothing(code, capsys):
     with pytest.raises(typer.Exit) as caught:
         raising(typer.Exit(code))()
     assert caught.value.exit_code == code
     assert capsys.readouterr().err == ""
 
 
-def test_a_servers_error_is_one_message(capsys):
+def test_server_error_is_one_message(capsys):
     with pytest.raises(typer.Exit):
         raising(MlflowException("the registry is away"))()
     assert "error: the registry is away" in capsys.readouterr().err
 
 
-def test_our_own_mistakes_keep_their_traceback():
+def test_internal_errors_keep_their_traceback():
     with pytest.raises(KeyError):
         raising(KeyError("ours"))()

@@ -3,7 +3,7 @@
 from training.coordinator.journal import Journal, read_journal
 
 
-def test_a_second_start_voids_everything_before_it(tmp_path):
+def test_second_start_voids_all_earlier_entries(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     for _ in range(2):
         journal.write("start", step=0, run="r")
@@ -17,7 +17,7 @@ def test_a_second_start_voids_everything_before_it(tmp_path):
     ]
 
 
-def test_a_validation_without_a_checkpoint_after_it_is_void(tmp_path):
+def test_validation_without_later_checkpoint_is_void(tmp_path):
     """Killed between the end of an epoch and its checkpoint: the resume validates again at the same step."""
     journal = Journal(tmp_path / "journal.jsonl")
     journal.write("valid", step=4, epoch=1, valid_loss=3.0)
@@ -28,7 +28,7 @@ def test_a_validation_without_a_checkpoint_after_it_is_void(tmp_path):
     assert [entry["epoch"] for entry in read_journal(journal.path) if entry["kind"] == "valid"] == [1, 2]
 
 
-def test_an_end_followed_by_a_resume_is_void(tmp_path):
+def test_end_followed_by_a_resume_is_void(tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     journal.write("end", step=8)
     journal.write("resume", step=8, epoch=2, cursor=0)

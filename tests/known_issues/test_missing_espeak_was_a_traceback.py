@@ -15,12 +15,12 @@ def without_espeak(monkeypatch):
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
 
 
-def test_a_synthetic_corpus_says_what_to_install(home, without_espeak):
+def test_synthetic_corpus_without_espeak_says_what_to_install(home, without_espeak):
     with pytest.raises(StageError, match=r"kind synthetic: .*GPL.*pip install 'starling\[espeak\]'"):
         open_source(SourceConfig(kind="synthetic"))
 
 
-def test_doctor_warns(without_espeak):
+def test_doctor_warns_of_missing_espeak(without_espeak):
     found = doctor.check_audio()[-1]
     assert (found.check, found.state) == ("espeak-ng", "warning")
     assert "not installed" in found.found

@@ -8,7 +8,7 @@ from prefect.server.database import provide_database_interface
 from flows.servers.prefect_server import let_schedules_insert
 
 
-def test_runs_are_inserted_with_their_state():
+def test_scheduled_runs_are_inserted_with_their_state():
     let_schedules_insert()
     runs = provide_database_interface().FlowRun
     engine = sa.create_engine("sqlite://")

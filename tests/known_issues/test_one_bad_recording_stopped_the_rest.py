@@ -76,7 +76,7 @@ def files(tmp_path):
     }
 
 
-def test_every_file_has_its_text_or_its_reason(bundle, files, monkeypatch):
+def test_every_file_has_a_transcript_or_an_error(bundle, files, monkeypatch):
     monkeypatch.setattr("flows.cli.common.err.width", 300, raising=False)
     good = [path for path, reason in files.items() if not reason]
     result = CliRunner().invoke(app, ["transcribe", *map(str, files), "--model", str(bundle)])
@@ -91,7 +91,7 @@ def test_every_file_has_its_text_or_its_reason(bundle, files, monkeypatch):
     assert "Traceback" not in result.stderr
 
 
-def test_json_and_files_have_the_same(bundle, files, tmp_path):
+def test_json_and_text_files_have_the_same_transcripts(bundle, files, tmp_path):
     result = CliRunner().invoke(app, ["transcribe", *map(str, files), "--model", str(bundle), "--json"])
     found = {entry["file"]: entry["error"] for entry in json.loads(result.stdout)["files"]}
     assert (result.exit_code, list(found)) == (1, list(map(str, files)))
@@ -101,7 +101,7 @@ def test_json_and_files_have_the_same(bundle, files, tmp_path):
     assert (result.exit_code, sorted(path.name for path in out.iterdir())) == (1, ["good.txt", "good2.txt", "over.txt"])
 
 
-def test_a_device_is_written_to_and_not_replaced(bundle, tmp_path):
+def test_output_device_is_written_to_and_not_replaced(bundle, tmp_path):
     audio, pipe = write_tone(tmp_path / "good.wav", seconds=0.5, rate=RATE), tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -114,7 +114,7 @@ def test_a_device_is_written_to_and_not_replaced(bundle, tmp_path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_what_cannot_be_written_leaves_no_part(bundle, tmp_path, monkeypatch):
+def test_failed_write_leaves_no_partial_file(bundle, tmp_path, monkeypatch):
     audio, out = write_tone(tmp_path / "good.wav", seconds=0.5, rate=RATE), tmp_path / "out" / "all.txt"
     monkeypatch.setattr(Transcriber, "transcribe", lambda *_, **__: 1 / 0)
     result = CliRunner().invoke(app, ["transcribe", str(audio), "--model", str(bundle), "-o", str(out)])
@@ -123,7 +123,7 @@ def test_what_cannot_be_written_leaves_no_part(bundle, tmp_path, monkeypatch):
 
 
 class SometimesNan(torch.nn.Module):
-    """A model without an answer to loud input."""
+    """A model whose output is NaN for loud input."""
 
     def forward(self, feats, lengths):
         scores = torch.zeros(*feats.shape[:2], 4).log_softmax(-1)
@@ -131,7 +131,7 @@ class SometimesNan(torch.nn.Module):
         return scores, lengths
 
 
-def test_a_recording_without_an_answer_costs_only_itself(bundle):
+def test_recording_with_nan_outputs_does_not_affect_others(bundle):
     transcriber = Transcriber(bundle)
     transcriber.recognizer.model = SometimesNan()
     quiet, loud = np.full(4000, 1e-4, dtype=np.float32), np.random.default_rng(0).normal(0, 0.5, 4000)
@@ -140,7 +140,7 @@ def test_a_recording_without_an_answer_costs_only_itself(bundle):
     assert all("NaN" in one.error and "check the audio" in one.error for one in found[1::2])
 
 
-def test_the_registered_model_answers_the_good_among_bad(bundle, files, monkeypatch):
+def test_registered_model_transcribes_good_recordings_among_bad(bundle, files, monkeypatch):
     model = pyfunc_model.SpeechRecognizer()
     model.transcriber = Transcriber(bundle)
     table = model.predict(None, pd.DataFrame({"audio": [str(path) for path in files]}))
@@ -157,7 +157,7 @@ def test_the_registered_model_answers_the_good_among_bad(bundle, files, monkeypa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user for a moment")
-def test_a_file_of_another_user_is_named():
+def test_unreadable_file_of_another_user_is_named():
     with tempfile.TemporaryDirectory() as folder:  # other users cannot enter the folders above tmp_path
         Path(folder).chmod(0o755)
         path = write_tone(Path(folder) / "theirs.wav")
@@ -170,7 +170,7 @@ def test_a_file_of_another_user_is_named():
             os.seteuid(0)
 
 
-def test_the_bound_of_samples():
+def test_samples_beyond_the_limit_are_refused():
     check_samples(torch.empty(0), "x")
     check_samples(torch.tensor([MAX_AMPLITUDE, -MAX_AMPLITUDE]), "x")
     for bad in (MAX_AMPLITUDE * 1.01, -65.0, float("nan"), float("-inf")):
@@ -178,7 +178,7 @@ def test_the_bound_of_samples():
             check_samples(torch.tensor([0.0, bad, 0.0]), "x")
 
 
-def test_both_readers_have_the_bound(tmp_path):
+def test_both_readers_enforce_the_sample_limit(tmp_path):
     path = write_floats(tmp_path / "loud.wav", 1e30)
     for read in (decode_audio, lambda path: list(stream_audio(path))):
         with pytest.raises(AudioError, match=r"loud\.wav.*1e\+30"):

@@ -1,4 +1,4 @@
-"""Worker processes of `runner.kind: processes` waited for ever when the run was killed, and Ctrl-C showed a traceback
+"""Worker processes of `runner.kind: processes` waited forever when the run was killed, and Ctrl-C showed a traceback
 of each.
 """
 
@@ -45,8 +45,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def begun(tmp_path):
-    """Starts a program whose pool has one worker that has done a piece; the process and its worker's number."""
+def started(tmp_path):
+    """Starts a program whose one worker has finished a piece; the process, and a function that lists its workers."""
     running = []
 
     def start(text):
@@ -66,24 +66,24 @@ def begun(tmp_path):
 
 
 @pytest.mark.parametrize("program", [POOL, pytest.param(STAGE, marks=pytest.mark.slow)], ids=["pool", "stage"])
-def test_a_worker_ends_when_its_run_is_killed(begun, program):
-    process, workers = begun(program)
+def test_worker_ends_when_its_run_is_killed(started, program):
+    process, workers = started(program)
     assert workers()
     process.kill()
     wait_until(lambda: not workers())
 
 
 @pytest.mark.parametrize("program", [POOL, pytest.param(STAGE, marks=pytest.mark.slow)], ids=["pool", "stage"])
-def test_workers_say_nothing_when_ctrl_c_ends_the_run(begun, program):
-    process, workers = begun(program)
+def test_workers_print_nothing_when_ctrl_c_ends_the_run(started, program):
+    process, workers = started(program)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=240)
     wait_until(lambda: not workers())
-    assert said.count("Traceback") == 1, said  # the program's own, which has no friendly end
+    assert said.count("Traceback") == 1, said  # the program's own traceback: it does not handle Ctrl-C
     assert "SpawnProcess" not in said
 
 
-def test_ctrl_c_does_not_reach_a_worker_that_is_starting():
+def test_ctrl_c_does_not_interrupt_a_starting_worker():
     """It would otherwise die in the middle of its imports, with their traceback."""
     with starting_workers(), subprocess.Popen(["sleep", "600"]) as child:
         status = Path(f"/proc/{child.pid}/status").read_text()
@@ -107,12 +107,12 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_while_workers_are_starting_reaches_the_run_afterwards():
+def test_ctrl_c_during_worker_start_reaches_the_run_afterwards():
     done = subprocess.run([sys.executable, "-c", MASKED], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == ["the end of the block", "interrupted"], done.stderr
 
 
-def test_a_worker_dies_of_ctrl_c_once_it_works():
+def test_running_worker_is_ended_by_ctrl_c():
     with worker_pool(1) as pool:
         with starting_workers():
             pid = pool.submit(os.getpid).result()

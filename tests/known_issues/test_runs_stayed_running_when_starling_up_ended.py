@@ -1,4 +1,4 @@
-"""Ctrl-C on `starling up` ended workers, which killed their flows at once: their runs stayed Running for ever."""
+"""Ctrl-C on `starling up` ended workers, which killed their flows at once: their runs stayed Running forever."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ open(sys.argv[1], "a").write("worker saw it")
 
 
 @pytest.fixture
-def said(monkeypatch):
+def server_requests(monkeypatch):
     """Records requests to the server instead of sending them."""
     told = []
     monkeypatch.setattr(local_runs, "_cancelling", lambda runs: told.append(("cancelling", runs)))
@@ -47,9 +47,7 @@ def said(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "patience_s", "written"), [("polite", 60, "flow ended worker saw it"), ("deaf", 0.1, "worker saw it")]
 )
-def test_flows_are_cancelled_and_have_ended_before_their_worker_is_told(
-    home, tmp_path, said, kind, patience_s, written
-):
+def test_flows_end_before_their_worker_is_stopped(home, tmp_path, server_requests, kind, patience_s, written):
     run, notes = uuid4(), tmp_path / "notes"
     worker = spawn("worker", [sys.executable, "-c", WORKER, str(notes), kind, str(run)], "", "")
     try:
@@ -57,7 +55,7 @@ def test_flows_are_cancelled_and_have_ended_before_their_worker_is_told(
         local_runs.end_runs([worker], patience_s)
         assert worker.process.wait(60) == 0
         assert notes.read_text() == written
-        assert said == [("cancelling", [run]), ("cancelled", [run])]
+        assert server_requests == [("cancelling", [run]), ("cancelled", [run])]
     finally:
         end_processes(processes_naming(str(notes)))
 
@@ -69,7 +67,7 @@ def training(home):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ctrl_c_cancels_the_runs_of_its_workers(tmp_path):
+def test_ctrl_c_cancels_the_runs_of_the_workers(tmp_path):
     home = (tmp_path / "home").resolve()
     home.mkdir()
     document = tiny_document("upped")

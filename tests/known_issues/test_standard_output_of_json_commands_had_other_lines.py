@@ -9,7 +9,7 @@ from flows import plain
 from flows.cli import app
 
 
-def test_what_libraries_print_goes_to_standard_error(tmp_path, home, monkeypatch):
+def test_output_of_libraries_goes_to_standard_error(tmp_path, home, monkeypatch):
     work = plain.run_plainly
 
     def printing(run, until):

@@ -15,7 +15,7 @@ from training.node.evaluator import Evaluator, NoModelError
 
 
 def break_losses(monkeypatch, bad_calls):
-    """The loss of some steps, counted from 0, is no number."""
+    """Make the loss of some steps, counted from 0, NaN."""
     calls, real = [], training.learner.compute.build_objective
 
     class Broken(Ctc):
@@ -28,7 +28,7 @@ def break_losses(monkeypatch, bad_calls):
     monkeypatch.setattr(training.learner.compute, "build_objective", lambda cfg: Broken(cfg))
 
 
-def test_one_bad_step_does_not_poison_the_epochs_sum(tones, corpus, tmp_path, monkeypatch):
+def test_nan_step_does_not_spoil_the_epochs_loss(tones, corpus, tmp_path, monkeypatch):
     """The step was skipped as intended, but the sum was NaN from then on, and no checkpoint could be written."""
     break_losses(monkeypatch, {1})
     run = tones.train_here(corpus.job(tmp_path, epochs=2, checkpoint_steps=1))
@@ -38,7 +38,7 @@ def test_one_bad_step_does_not_poison_the_epochs_sum(tones, corpus, tmp_path, mo
     assert run.result["utterances"] == 2 * 48
 
 
-def test_a_bad_step_changes_no_weight(tones, corpus, tmp_path, monkeypatch):
+def test_nan_step_changes_no_weight(tones, corpus, tmp_path, monkeypatch):
     break_losses(monkeypatch, set(range(100)))
     job = corpus.job(tmp_path, epochs=1)
     run = tones.train_here(job)
@@ -46,7 +46,7 @@ def test_a_bad_step_changes_no_weight(tones, corpus, tmp_path, monkeypatch):
     assert run.result["skipped"] == run.result["utterances"] == 48
 
 
-def test_broken_weights_are_reported_as_divergence_at_the_end_of_an_epoch(tones, corpus, tmp_path):
+def test_nan_weights_are_reported_as_divergence_at_epoch_end(tones, corpus, tmp_path):
     """A short epoch ends before enough bad steps are counted: the decoder's error message named no remedy."""
     optimizer = {"kind": "sgd", "lr": 1e30, "clip_norm": 0}
     job = corpus.job(tmp_path, optimizer=optimizer, schedule={"kind": "constant", "warmup_epochs": 0})
@@ -54,7 +54,7 @@ def test_broken_weights_are_reported_as_divergence_at_the_end_of_an_epoch(tones,
         tones.train_here(job)
 
 
-def test_a_resume_after_the_time_is_up_leaves_a_model(tones, corpus, tmp_path, monkeypatch):
+def test_resume_after_the_time_limit_produces_a_model(tones, corpus, tmp_path, monkeypatch):
     """It said that no epoch had ended, and the trained steps were lost."""
     monkeypatch.setattr("training.coordinator.coordinator.NOTE_S", 0.0)
     tones.train_here(corpus.job(tmp_path, epochs=9, max_minutes=60), stop_at=2)
@@ -75,7 +75,7 @@ def test_dither_does_not_make_validation_random(corpus, tmp_path):
     assert results[0] == results[1]
 
 
-def test_an_epoch_whose_replicas_are_gone_keeps_its_evaluation(tones, corpus, tmp_path):
+def test_epoch_keeps_its_evaluation_when_replicas_are_deleted(tones, corpus, tmp_path):
     """Replicas are deleted once they are evaluated, while the checkpoint to resume from may be older than that."""
     run = tones.train_here(corpus.job(tmp_path, epochs=3, average=2))
     store = ObjectStore(run.job.output_url)

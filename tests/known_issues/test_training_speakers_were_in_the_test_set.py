@@ -1,6 +1,6 @@
 """A corpus' own split silently overrode the configuration.
 
-It left `valid_share` without effect, and the error of the stage `train` named as remedy what the user had done. And the
+`valid_share` had no effect, and the error of the stage `train` recommended what the user had already done. The
 obvious way to hold two speakers out for the test put 200 recordings of the training's speakers into the test set.
 """
 
@@ -57,7 +57,7 @@ def warnings(run):
     return overlap_warnings(run.result("prepare").record, run.config.data)
 
 
-def test_a_corpus_with_its_own_split_gets_its_share_for_validation(home, digits):
+def test_valid_share_applies_to_a_corpus_with_its_own_split(home, digits):
     run = prepared([{"kind": "fsdd", "path": digits}], valid_share=0.2)
     sets = run.result("prepare").record["sets"]
     assert {name: entry["utterances"] for name, entry in sets.items()} == {"test": 60, "train": 30, "valid": 6}
@@ -67,13 +67,13 @@ def test_a_corpus_with_its_own_split_gets_its_share_for_validation(home, digits)
     assert not prepared([{"kind": "fsdd", "path": digits}], valid_share=0).result("prepare").record["sets"].get("valid")
 
 
-def test_a_training_set_that_a_source_names_is_left_whole(home, tmp_path):
+def test_training_set_named_by_a_source_is_not_divided(home, tmp_path):
     path = small_corpus(tmp_path, speakers=6)
     sets = prepared([{"kind": "table", "path": str(path), "set": "train"}]).result("prepare").record["sets"]
     assert sets.keys() == {"train"}
 
 
-def test_the_remedy_for_a_missing_validation_set_helps(home, digits, tmp_path):
+def test_remedy_for_missing_validation_set_works(home, digits, tmp_path):
     sources = [{"kind": "table", "path": str(small_corpus(tmp_path, speakers=6)), "set": "train"}]
     run = prepared(sources, valid_share=0)
     SHARD.execute(run)
@@ -85,7 +85,7 @@ def test_the_remedy_for_a_missing_validation_set_helps(home, digits, tmp_path):
     assert "valid" in speakers(prepared([sources[0] | {"set": "valid"}]))
 
 
-def test_own_training_speech_of_one_speaker_is_divided_by_the_remedy(home, digits):
+def test_remedy_divides_training_speech_of_one_speaker(home, digits):
     source = {"kind": "fsdd", "path": digits, "speakers": ["ann"]}
     with pytest.raises(
         SplitError, match=r"1 speaker.*into train, valid: name the sets .*or use data\.split_by: utterance"
@@ -104,7 +104,7 @@ def held_out(digits, **fields):
     ]
 
 
-def test_two_speakers_that_are_held_out_are_the_only_ones_of_the_test_set(home, digits):
+def test_test_set_contains_only_the_held_out_speakers(home, digits):
     words = (
         r"data\.sources\.1 defines the set 'test', but data\.sources\.0 is divided by its corpus' own split, which "
         r"adds \d+ utterance\(s\) of \d speaker\(s\) \(.*dan.*\).*Set data\.sources\.0\.own_split: false to train on "
@@ -124,14 +124,14 @@ def test_two_speakers_that_are_held_out_are_the_only_ones_of_the_test_set(home, 
     assert not warnings(meant)
 
 
-def test_another_corpus_in_the_same_test_set_is_no_contradiction(home, digits, tmp_path):
+def test_second_corpus_in_the_test_set_is_accepted(home, digits, tmp_path):
     other = {"kind": "table", "path": str(small_corpus(tmp_path)), "set": "test"}
     run = prepared([{"kind": "fsdd", "path": digits}, other])
     (warning,) = warnings(run)
     assert "of the training set are also in 'test': 50 of its 72 utterances" in warning
 
 
-def test_speakers_of_training_and_test_are_named_unless_it_is_meant(home, digits):
+def test_speakers_in_training_and_test_are_reported_unless_intended(home, digits):
     source = {"kind": "fsdd", "path": digits}
     run = prepared([source])
     (warning,) = warnings(run)
@@ -152,7 +152,7 @@ def test_speakers_of_training_and_test_are_named_unless_it_is_meant(home, digits
     assert speakers(prepared(apart, speaker_overlap="refuse"))["test"] == {"ann"}
 
 
-def test_unknown_speakers_and_namesakes_of_other_corpora_are_not_the_same(home, tmp_path):
+def test_unknown_speakers_and_namesakes_do_not_count_as_overlap(home, tmp_path):
     for name, seed in (("one", 0), ("two", 10)):
         files = [write_tone(tmp_path / name / f"{seed + n}.wav", seed=seed + n) for n in range(4)]
         rows = [(f"{name}{n}", file, "some words", "s1" if n < 2 else "") for n, file in enumerate(files)]
@@ -174,7 +174,7 @@ def test_unknown_speakers_and_namesakes_of_other_corpora_are_not_the_same(home, 
         assert not warnings(prepared(mended))
 
 
-def test_the_sets_are_shown_with_hours_and_speakers(home, digits):
+def test_sets_are_shown_with_hours_and_speakers(home, digits):
     run = prepared([{"kind": "fsdd", "path": digits}], valid_share=0.2)
     summary = json.loads(json.dumps(summarize(run)))
     assert summary["data"]["warnings"] == warnings(run)
@@ -187,7 +187,7 @@ def test_the_sets_are_shown_with_hours_and_speakers(home, digits):
     assert "warning 5 speaker(s)" in text.getvalue()
 
 
-def test_the_log_says_so_before_anything_is_trained(home, digits, caplog):
+def test_log_reports_overlap_before_training(home, digits, caplog):
     run = Run(parse_config({"name": "p", "data": {"sources": [{"kind": "fsdd", "path": digits}]}}), "r")
     with caplog.at_level("INFO"):
         run_plainly(run, until="prepare")

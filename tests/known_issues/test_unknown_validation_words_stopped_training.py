@@ -7,7 +7,7 @@ from training.learner.data import encode
 
 
 @pytest.mark.parametrize("kind", ["words", "characters"])
-def test_unknown_symbols_are_left_out_where_asked_for(kind):
+def test_unknown_symbols_are_skipped_on_request(kind):
     tokenizer = train_tokenizer(TokenConfig(kind=kind), ["open door", "door open"])
     text = "open window door" if kind == "words" else "open zzz door"
     with pytest.raises(TokenError):

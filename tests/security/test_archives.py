@@ -12,7 +12,7 @@ END = b"\0" * 1024
 HUGE = b"\x80" + (2**62).to_bytes(11, "big")
 
 
-def negative(size):
+def negative_size(size):
     return b"\xff" * 8 + (-size).to_bytes(4, "big", signed=True)
 
 
@@ -27,7 +27,7 @@ def header(name="a.flac", size=0, kind=b"0", raw=None):
     return bytes(block)
 
 
-def extended(**records):
+def pax_header(**records):
     """A pax header; records are written as they are."""
     body = b""
     for key, value in records.items():
@@ -40,25 +40,25 @@ def extended(**records):
 
 
 BAD = {
-    "a negative size": header(raw=negative(5)) + END,
-    "a size that leads back to the header": header(raw=negative(512)) + END,
-    "a size that leads back to the member before": header("b.flac") + header(raw=negative(1024)) + END,
+    "a negative size": header(raw=negative_size(5)) + END,
+    "a size that leads back to the header": header(raw=negative_size(512)) + END,
+    "a size that leads back to the member before": header("b.flac") + header(raw=negative_size(1024)) + END,
     "an endless size": header(raw=HUGE) + END,
     "an endless extended header": header(kind=b"x", raw=HUGE) + END,
     "an extended header of 8 GB": header(kind=b"x", size=8**11 - 1) + END,
     "a name of 8 GB": header(kind=b"L", size=8**11 - 1) + END,
     "a link name of 8 GB": header(kind=b"K", size=8**11 - 1) + END,
-    "a name of negative length": header(kind=b"L", raw=negative(1024)) + END,
-    "a negative size by extension": extended(size="-1024") + header() + END,
-    "an endless size by extension": extended(size="9" * 30) + header() + END,
-    "a sparse map of letters": extended(GNU_sparse_map="0,1,x") + header() + END,
+    "a name of negative length": header(kind=b"L", raw=negative_size(1024)) + END,
+    "a negative size by extension": pax_header(size="-1024") + header() + END,
+    "an endless size by extension": pax_header(size="9" * 30) + header() + END,
+    "a sparse map of letters": pax_header(GNU_sparse_map="0,1,x") + header() + END,
     "extended headers without end": b"".join(header(kind=b"x") for _ in range(5000)) + header() + END,
     "long names without end": b"".join(header(kind=b"L") for _ in range(5000)) + header() + END,
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_tar_that_lies_about_itself_is_refused(tmp_path, name):
+def test_tar_with_false_headers_is_refused(tmp_path, name):
     path = tmp_path / "shard.tar"
     path.write_bytes(BAD[name])
     with pytest.raises(UnsafeTarError):
@@ -73,7 +73,7 @@ def test_a_tar_that_lies_about_itself_is_refused(tmp_path, name):
 
 def test_a_sparse_member_is_never_expanded(tmp_path):
     """It would claim 100 GB for a kilobyte."""
-    data = extended(GNU_sparse_major="1", GNU_sparse_minor="0", GNU_sparse_realsize="99999999999")
+    data = pax_header(GNU_sparse_major="1", GNU_sparse_minor="0", GNU_sparse_realsize="99999999999")
     data += header(size=512) + b"1\n0\n5\n".ljust(512, b"\0") + END
     path = tmp_path / "sparse.tar"
     path.write_bytes(data)
@@ -84,7 +84,7 @@ def test_a_sparse_member_is_never_expanded(tmp_path):
     assert not any((tmp_path / "out").rglob("*"))
 
 
-def test_long_names_within_measure_still_pass(tmp_path):
+def test_long_names_within_the_limit_are_accepted(tmp_path):
     path = tmp_path / "good.tar"
     with tarfile.open(path, "w") as tar:
         tar.addfile(tarfile.TarInfo("x" * 5000 + ".flac"))

@@ -38,7 +38,7 @@ YAML = {
 
 
 @pytest.mark.parametrize("name", YAML)
-def test_a_configuration_makes_no_objects_and_ends(tmp_path, name):
+def test_malicious_configuration_creates_no_objects_and_is_refused(tmp_path, name):
     marker, path = tmp_path / "marker", tmp_path / "c.yaml"
     path.write_text(YAML[name].replace("{marker}", str(marker)))
     with pytest.raises(ConfigError, match=r"c\.yaml"):
@@ -47,7 +47,7 @@ def test_a_configuration_makes_no_objects_and_ends(tmp_path, name):
 
 
 @pytest.mark.parametrize("text", ["{a: " * 2_000, "!!python/name:os.system"])
-def test_an_override_makes_no_objects_and_ends(tmp_path, text):
+def test_malicious_override_creates_no_objects_and_is_refused(tmp_path, text):
     path = tmp_path / "c.yaml"
     path.write_text(SMALL)
     with pytest.raises(ConfigError, match="--set"):
@@ -55,7 +55,7 @@ def test_an_override_makes_no_objects_and_ends(tmp_path, text):
 
 
 @pytest.mark.parametrize("text", [DEEP, DEEP.replace("[", '{"a":'), NUMBER, "\ud800".encode("utf-8", "surrogatepass")])
-def test_json_that_is_nested_or_long_beyond_measure_is_an_error_of_its_reader(tmp_path, text):
+def test_deeply_nested_or_huge_json_is_refused_by_each_reader(tmp_path, text):
     data = text if isinstance(text, bytes) else text.encode()
     store = ObjectStore(str(tmp_path))
     store.write("x.json", data)
@@ -74,7 +74,7 @@ def test_json_that_is_nested_or_long_beyond_measure_is_an_error_of_its_reader(tm
     assert "bad-line" in [problem.reason for problem in reader.problems]
 
 
-def test_a_line_without_end_in_a_compressed_manifest_takes_bounded_memory(tmp_path, monkeypatch):
+def test_endless_line_in_a_compressed_manifest_takes_bounded_memory(tmp_path, monkeypatch):
     from storage.corpora import base
 
     path = tmp_path / "m.jsonl.gz"
@@ -133,7 +133,7 @@ def test_an_index_of_a_few_bytes_that_claims_millions_of_rows_is_refused(tmp_pat
         ShardIndex.read(ObjectStore(str(tmp_path)))
 
 
-def test_an_index_whose_metadata_is_nested_beyond_measure_is_refused(tmp_path):
+def test_index_with_deeply_nested_metadata_is_refused(tmp_path):
     table = columns(1).replace_schema_metadata({b"starling.shards": DEEP.encode(), b"starling.metadata": b"{}"})
     pq.write_table(table, tmp_path / INDEX_NAME)
     with pytest.raises(ShardIndexError):

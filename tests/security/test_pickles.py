@@ -47,19 +47,19 @@ def marker(tmp_path):
 
 
 def pickles(marker):
-    """As pickle writes it, and in the wrappings that libraries unpickle."""
+    """A bare pickle, and a NumPy file of objects, which np.load would unpickle."""
     bare = pickle.dumps(Touch(marker))
     head = repr({"descr": "|O", "fortran_order": False, "shape": (1,)}).encode().ljust(117) + b"\n"
     return {"bare": bare, "numpy": b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + bare}
 
 
-def test_the_pickle_of_these_tests_would_run(tmp_path):
+def test_loading_the_pickle_of_these_tests_runs_code(tmp_path):
     pickle.loads(pickles(tmp_path / "ran")["bare"])
     assert (tmp_path / "ran").is_dir()
 
 
 @pytest.mark.parametrize("kind", ["bare", "numpy"])
-def test_every_file_of_a_run_may_be_a_pickle(tmp_path, marker, kind):
+def test_pickle_in_place_of_any_file_of_a_run_is_not_loaded(tmp_path, marker, kind):
     """One after another, each file that the stages of a finished run have left; then the stages run again."""
     folder = copy_finished(tmp_path / "home")
     poison = pickles(marker)[kind]
@@ -126,7 +126,7 @@ def test_members_that_loaders_would_unpickle_are_refused(tmp_path, marker):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
-def test_a_checkpoint_may_be_a_pickle(tmp_path, marker, name):
+def test_pickle_in_place_of_a_checkpoint_is_not_loaded(tmp_path, marker, name):
     from training.learner.checkpoint import read_weights
 
     store = ObjectStore(str(tmp_path / "out"))

@@ -11,12 +11,12 @@ from support import load_beside, wait_until
 from training.coordinator.messages import CoordinatorError
 from training.processes.keys import KeyFileError, RingKey, secure_client, secure_server
 
-pretending = load_beside(__file__, "../training/pretending.py")
-make_store = pretending.make_store
+emulated_nodes = load_beside(__file__, "../training/emulated_nodes.py")
+make_coordinator_process = emulated_nodes.make_coordinator_process
 
 
 class Recorder:
-    """A relay to a port that keeps what the client said."""
+    """A relay to a port that records what the client sends."""
 
     def __init__(self, port):
         self.heard, self.port = b"", port
@@ -39,7 +39,7 @@ class Recorder:
             pass
 
 
-def test_what_was_overheard_cannot_be_said_again():
+def test_recorded_messages_cannot_be_replayed_or_read():
     """CURVE's keys are random for each connection: recorded bytes are useless on the next one."""
     key = RingKey.generate()
     with zmq.Context() as context, zmq.Context() as outside:
@@ -64,21 +64,21 @@ def test_what_was_overheard_cannot_be_said_again():
         client.close()
 
 
-def test_noise_and_endless_messages_at_the_stores_port_harm_nobody(make_store):
-    store = make_store(key=True).start("--fresh")
-    host, _, port = store.address.rpartition(":")
+def test_coordinator_ignores_noise_and_oversized_frames_at_its_port(make_coordinator_process):
+    coordinator = make_coordinator_process(key=True).start("--fresh")
+    host, _, port = coordinator.address.rpartition(":")
     greeting = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01CURVE".ljust(54, b"\0")
     noise = [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, greeting + b"\x06" + (2**62).to_bytes(8, "big"), b"\xff" * 100]
     for data in noise:
         with socket.create_connection((host, int(port)), timeout=5) as stranger:
             stranger.sendall(data)
             time.sleep(0.05)
-    assert store.ask(op="status")["members"] == []
-    assert store.process.poll() is None
+    assert coordinator.ask(op="status")["members"] == []
+    assert coordinator.process.poll() is None
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_a_message_beyond_the_bound_ends_its_connection_only(keyed):
+def test_oversized_message_ends_only_its_own_connection(keyed):
     key = RingKey.generate() if keyed else None
     with zmq.Context() as context, zmq.Context() as outside:
         server = context.socket(zmq.ROUTER)
@@ -100,7 +100,7 @@ def test_a_message_beyond_the_bound_ends_its_connection_only(keyed):
             one.close()
 
 
-def test_every_listening_socket_of_a_training_has_a_bound():
+def test_every_listening_socket_limits_the_message_size():
     """Without one, ZeroMQ takes as much memory as a message claims."""
     from pathlib import Path
 
@@ -112,11 +112,11 @@ def test_every_listening_socket_of_a_training_has_a_bound():
             assert "MAXMSGSIZE" in text, path
 
 
-def test_messages_that_are_nested_or_made_up_are_answered_and_the_store_lives(make_store):
-    store = make_store().start("--fresh")
+def test_coordinator_answers_malformed_messages_and_keeps_running(make_coordinator_process):
+    coordinator = make_coordinator_process().start("--fresh")
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
-        stranger.connect(f"tcp://{store.address}")
+        stranger.connect(f"tcp://{coordinator.address}")
         for data in (
             b"[" * 100_000,
             b'{"op":' * 50_000,
@@ -132,11 +132,11 @@ def test_messages_that_are_nested_or_made_up_are_answered_and_the_store_lives(ma
             stranger.send_multipart(parts)
     for message in ({"op": "journal", "offset": "../../etc/passwd"}, {"op": "journal"}, {"op": "__class__"}):
         with pytest.raises(CoordinatorError):
-            store.tell(**message)
-    assert store.ask(op="status")["finish"] == ""
+            coordinator.send(**message)
+    assert coordinator.ask(op="status")["finish"] == ""
 
 
-def test_a_key_file_that_others_may_read_opens_nothing(tmp_path):
+def test_key_file_that_others_may_read_is_refused(tmp_path):
     path = tmp_path / "ring.key"
     RingKey.generate().save(path)
     for mode in (0o640, 0o604, 0o644, 0o660):

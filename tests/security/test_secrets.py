@@ -33,7 +33,7 @@ def found_in(text):
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("failing", [False, True])
-def test_a_run_with_secrets_in_its_environment_leaves_none(tmp_path, failing):
+def test_run_writes_no_secret_of_its_environment(tmp_path, failing):
     """A run that succeeds, and one whose object store and MLflow refuse."""
     corpus = small_corpus(tmp_path / "corpus", speakers=6, each=3)
     document = tiny_document(data={"sources": [{"kind": "table", "path": str(corpus)}], "sample_rate": 8000})

@@ -59,7 +59,7 @@ def test_every_format_decodes_from_bytes_and_from_a_path(encoding, tmp_path):
 
 @settings(max_examples=40)
 @given(start=st.integers(0, 900), length=st.integers(1, 1500))
-def test_a_segment_is_a_slice_of_the_whole(start, length):
+def test_segment_is_a_slice_of_the_recording(start, length):
     wave = torch.arange(8000) / 8000
     data = encode_flac(wave, 8000)
     whole, _ = decode_audio(data)
@@ -68,7 +68,7 @@ def test_a_segment_is_a_slice_of_the_whole(start, length):
     assert torch.equal(segment, whole[round(first * 8000) : round(last * 8000)])
 
 
-def test_stereo_is_averaged_or_one_channel_taken():
+def test_stereo_is_averaged_or_one_channel_selected():
     data = encoded(np.stack([np.full(100, 0.5), np.full(100, -0.25)], axis=1), format="WAV", subtype="FLOAT")
     assert torch.allclose(decode_audio(data)[0], torch.full((100,), 0.125))
     assert torch.allclose(decode_audio(data, channel=1)[0], torch.full((100,), -0.25))
@@ -78,14 +78,14 @@ def test_stereo_is_averaged_or_one_channel_taken():
 
 
 @pytest.mark.parametrize("data", [b"", b"nothing", b"RIFF1234WAVEfmt "])
-def test_what_is_no_audio_is_unreadable(data):
+def test_files_that_are_not_audio_are_unreadable(data):
     with pytest.raises(AudioError, match=r"cannot be decoded") as caught:
         decode_audio(data)
     assert caught.value.reason == "unreadable"
     assert "0x" not in str(caught.value)
 
 
-def test_a_missing_file_is_unreadable_and_named(tmp_path):
+def test_missing_file_is_unreadable_and_named(tmp_path):
     with pytest.raises(AudioError, match=r"gone\.flac") as caught:
         decode_audio(tmp_path / "gone.flac")
     assert caught.value.reason == "unreadable"
@@ -135,7 +135,7 @@ def test_samples_that_are_not_finite_are_refused():
         encode_flac(torch.tensor([0.0, math.inf]), 16000)
 
 
-def test_nothing_cannot_be_encoded():
+def test_encoding_no_samples_is_refused():
     with pytest.raises(AudioError) as caught:
         encode_flac(torch.empty(0), 16000)
     assert caught.value.reason == "empty"
@@ -165,13 +165,13 @@ def test_load_audio_decodes_and_resamples():
     assert len(load_audio(encode_flac(tone(rate=8000), 8000), 16000, start=0.25, end=0.75)) == 8000
 
 
-def test_levels():
+def test_levels_are_in_decibels():
     assert level_db(tone(amplitude=1.0)) == pytest.approx(-3.01, abs=0.01)
     assert level_db(torch.full((10,), 0.1)) == pytest.approx(-20.0, abs=1e-4)
     assert level_db(torch.zeros(10)) == level_db(torch.empty(0)) == SILENCE_DB
 
 
-def test_real_speech_decodes_and_segments_fit(shared_data):
+def test_segments_of_real_speech_equal_the_whole(shared_data):
     for pattern in ("LibriSpeech/train-clean-5/*/*/*.opus", "LibriSpeech/dev-clean-5/*/*/*.flac"):
         path = min(shared_data.glob(pattern))
         whole, rate = decode_audio(path)

@@ -1,4 +1,4 @@
-"""Masks, speed, gain and generated noise; what holds for every augmentation is in test_augment_batch.py."""
+"""Masks, speed, gain and generated noise; test_augment_batch.py tests properties of all augmentations."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_masks_are_bounded_and_never_touch_padding(lengths, seed, time_masks, fr
         assert torch.equal(inside, inside.all(1, keepdim=True) | inside.all(0, keepdim=True))
 
 
-def test_utterances_get_masks_of_their_own_and_the_seed_decides():
+def test_masks_differ_by_utterance_and_depend_on_the_seed():
     feats, lengths = torch.ones(8, 100, 40), torch.full((8,), 100)
     augment = SpecAugment(AugmentConfig())
     first = augment(feats, lengths, seeded(1))
@@ -55,7 +55,7 @@ def test_utterances_get_masks_of_their_own_and_the_seed_decides():
     assert len({tuple(row.flatten().tolist()) for row in first}) == 8
 
 
-def test_mask_widths_and_places_are_uniform():
+def test_mask_widths_and_positions_are_uniform():
     config = AugmentConfig(time_masks=1, freq_masks=0, time_mask_frames=9, time_mask_share=1.0)
     masked = SpecAugment(config)(torch.ones(20000, 20, 1), torch.full((20000,), 20), seeded()).squeeze(2) == 0
     counts = torch.bincount(masked.sum(1), minlength=10) / 20000
@@ -68,7 +68,7 @@ def test_mask_widths_and_places_are_uniform():
     )
 
 
-def test_switched_off_it_does_nothing():
+def test_disabled_masks_change_nothing():
     feats, lengths = torch.ones(2, 50, 10), torch.tensor([50, 50])
     assert SpecAugment(AugmentConfig(enabled=False))(feats, lengths, seeded()) is feats
     assert SpecAugment(AugmentConfig(time_masks=0, freq_masks=0))(feats, lengths, seeded()) is feats
@@ -77,7 +77,7 @@ def test_switched_off_it_does_nothing():
     assert perturb_waves(waves, torch.tensor([100, 100]), 16000, config, seeded())[0] is waves
 
 
-def test_filters_narrower_than_the_widest_mask():
+def test_masks_wider_than_the_features_are_limited():
     masked = SpecAugment(AugmentConfig(freq_mask_bins=50))(torch.ones(4, 30, 8), torch.full((4,), 30), seeded())
     assert masked.shape == (4, 30, 8)
 
@@ -106,7 +106,7 @@ def test_speed_changes_length_and_pitch(factor):
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 1000), lengths=st.lists(st.integers(400, 4000), min_size=1, max_size=5))
-def test_a_batch_with_mixed_speeds_equals_its_utterances(seed, lengths):
+def test_batch_with_mixed_speeds_equals_its_utterances(seed, lengths):
     config = AugmentConfig(speed_factors=(0.9, 1.0, 1.1))
     batch = torch.full((len(lengths), max(lengths)), math.nan)
     for row, length in enumerate(lengths):
@@ -129,7 +129,7 @@ def test_a_batch_with_mixed_speeds_equals_its_utterances(seed, lengths):
 
 
 @pytest.mark.parametrize("snr", [0.0, 10.0, 20.0])
-def test_noise_has_the_asked_level(snr):
+def test_noise_has_the_requested_level(snr):
     waves, lengths = tones([400.0] * 6), torch.tensor([16000, 16000, 16000, 8000, 8000, 8000])
     noisy, new_lengths = perturb_waves(waves, lengths, 16000, AugmentConfig(noise_snr_db=(snr, snr)), seeded())
     assert torch.equal(new_lengths, lengths)
@@ -174,7 +174,7 @@ def test_perturbation_is_determined_by_the_generator():
     assert torch.equal(waves, tones([300.0, 500.0, 700.0]))
 
 
-def test_an_empty_batch():
+def test_empty_batch_is_accepted():
     config = AugmentConfig(speed_factors=(0.9,), noise_snr_db=(5, 15), gain_db=3)
     waves, lengths = perturb_waves(torch.zeros(0, 100), torch.zeros(0, dtype=torch.long), 16000, config, seeded())
     assert waves.shape == (0, 100)

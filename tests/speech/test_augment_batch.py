@@ -1,4 +1,4 @@
-"""What holds for every registered augmentation and every kind of features: a batch gives what its utterances give."""
+"""Properties of every augmentation and every kind of features: a batch gives the same as its utterances one by one."""
 
 import math
 
@@ -126,8 +126,8 @@ def test_a_batch_of_features_equals_its_utterances(name, config, lengths, seed):
         assert torch.isnan(changed[number, len(row) :]).all()
 
 
-def test_all_together_and_whatever_the_batch():
-    """In any batch, order and company: an utterance's id, the epoch and the run's seed decide."""
+def test_combined_augmentation_is_independent_of_the_batch():
+    """In any batch and order, only an utterance's id, the epoch and the run's seed matter."""
     config = AugmentConfig(**EVERYTHING)
     waves, spec = WaveAugment(config, RATE), SpecAugment(config)
     ids = ["a", "b", "c", "d"]

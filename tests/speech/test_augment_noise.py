@@ -38,7 +38,7 @@ def noises(tmp_path):
     return tmp_path
 
 
-def test_recorded_noise_has_the_asked_level(noises):
+def test_recorded_noise_has_the_requested_level(noises):
     config = AugmentConfig(noise=NoiseConfig(files=(str(noises),), snr_db=(7.0, 7.0)))
     waves = torch.randn(12, RATE, generator=torch.Generator().manual_seed(0)) * 0.05
     lengths = torch.tensor([RATE, RATE // 2] * 6)
@@ -54,7 +54,7 @@ def test_recorded_noise_has_the_asked_level(noises):
     assert pitches == {500.0, 3000.0}
 
 
-def test_recorded_and_generated_noise_share(noises):
+def test_noise_is_recorded_or_generated_by_share(noises):
     augment = WaveAugment(AugmentConfig(noise=NoiseConfig(files=(str(noises),), file_share=0.5, probability=0.8)), RATE)
     waves = torch.randn(400, 800, generator=torch.Generator().manual_seed(0)) * 0.05
     noisy, _ = augment(waves, torch.full((400,), 800), utterance_seeds(1, 0, names(400)))
@@ -66,7 +66,7 @@ def test_recorded_and_generated_noise_share(noises):
     assert 120 < (tonal & ~silent).sum() < 200
 
 
-def test_a_segment_is_cut_from_a_long_recording_and_a_short_one_is_repeated(noises):
+def test_long_noise_is_cut_and_short_noise_is_repeated(noises):
     bank = Bank([str(noises)], RATE)
     assert [item.path.name for item in bank.recordings] == ["long.flac", "short.wav"]
     assert len(bank.segment(0.0, 0.99, 8000)) == 8000
@@ -77,7 +77,7 @@ def test_a_segment_is_cut_from_a_long_recording_and_a_short_one_is_repeated(nois
     assert len({tuple(row.tolist()) for row in starts}) == 3
 
 
-def test_tables_of_recordings(noises):
+def test_tables_of_recordings_are_read(noises):
     rows = [{"audio_filepath": "deeper/long.flac", "offset": 1.0, "duration": 0.5}, {"audio_filepath": "short.wav"}]
     (noises / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (noises / "rows.csv").write_text("path,speaker\nshort.wav,x\ndeeper/long.flac,y\n")
@@ -104,13 +104,13 @@ def test_tables_of_recordings(noises):
         ("empty.txt", "\n", "no noise recording in"),
     ],
 )
-def test_tables_that_are_none(tmp_path, name, text, message):
+def test_invalid_tables_are_refused(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(BankError, match=message):
         Bank([str(tmp_path / name)], RATE)
 
 
-def test_files_that_are_missing_or_broken(noises, caplog):
+def test_missing_and_broken_files_are_reported(noises, caplog):
     with pytest.raises(BankError, match="correct the path"):
         Bank([str(noises / "none.wav")], RATE)
     (noises / "empty").mkdir()
@@ -126,7 +126,7 @@ def test_files_that_are_missing_or_broken(noises, caplog):
         Bank([str(noises / "broken.wav")], RATE).segment(0.0, 0.0, 100)
 
 
-def test_real_speech_as_noise(shared_data):
+def test_real_speech_can_be_noise(shared_data):
     folder = shared_data / "speechocean762" / "valid"
     config = AugmentConfig(noise=NoiseConfig(files=(str(shared_data / "fsdd" / "recordings"),), snr_db=(3, 3)))
     assert folder.is_dir()
@@ -148,7 +148,7 @@ def decay_time(response, rate=RATE):
 
 
 @pytest.mark.parametrize("rt60", [0.2, 0.5, 1.0])
-def test_the_decay_has_its_reverberation_time_and_direct_sound(rt60):
+def test_decay_has_its_reverberation_time_and_direct_sound(rt60):
     response = decay_response(rt60, 6.0, RATE, torch.Generator().manual_seed(1))
     assert len(response) == rt60 * RATE
     assert response[0] == 1.0
@@ -156,7 +156,7 @@ def test_the_decay_has_its_reverberation_time_and_direct_sound(rt60):
     assert -10 * math.log10(float(response[1:].square().sum())) == pytest.approx(6.0, abs=0.01)
 
 
-def test_the_first_images_come_when_and_as_loud_as_geometry_says():
+def test_first_images_have_the_delay_and_level_of_the_geometry():
     room, source, microphone = (np.array(place) for place in ([6.0, 5.0, 3.0], [2.0, 2.0, 1.5], [4.0, 2.0, 1.5]))
     response = image_response(room, source, microphone, 0.3, RATE)
     assert response[0] == pytest.approx(1.0)
@@ -167,7 +167,7 @@ def test_the_first_images_come_when_and_as_loud_as_geometry_says():
     assert not response[1:late].any()
 
 
-def test_simulated_rooms_decay_about_as_asked():
+def test_simulated_rooms_have_about_the_requested_decay():
     for number in range(4):
         config = ReverbConfig(kind="image", rt60_s=(0.4, 0.4))
         response = simulate(config, number, RATE)
@@ -176,7 +176,7 @@ def test_simulated_rooms_decay_about_as_asked():
         assert not torch.equal(response[:100], simulate(config, number + 1, RATE)[:100])
 
 
-def test_convolution_is_that_of_the_definition_at_the_same_power():
+def test_reverberation_equals_the_convolution_at_equal_power():
     waves, lengths = torch.randn(2, 500, generator=torch.Generator().manual_seed(0)), torch.tensor([500, 300])
     waves[1, 300:] = 0
     responses = torch.randn(2, 80, generator=torch.Generator().manual_seed(1))
@@ -188,7 +188,7 @@ def test_convolution_is_that_of_the_definition_at_the_same_power():
         assert not wet[row, length:].any()
 
 
-def test_measured_responses_begin_with_their_direct_sound(tmp_path):
+def test_measured_responses_start_at_their_direct_sound(tmp_path):
     measured = np.zeros(2000)
     measured[700], measured[900] = 0.8, 0.4
     soundfile.write(tmp_path / "hall.wav", measured, RATE, subtype="FLOAT")
@@ -201,7 +201,7 @@ def test_measured_responses_begin_with_their_direct_sound(tmp_path):
     assert wet.square().sum() == pytest.approx(0.25, rel=1e-4)
 
 
-def test_only_the_asked_share_is_reverberated():
+def test_only_the_requested_share_is_reverberated():
     waves = torch.randn(200, 400, generator=torch.Generator().manual_seed(0))
     config = AugmentConfig(reverb=ReverbConfig(probability=0.3, rooms=3, rt60_s=(0.05, 0.1)))
     wet, _ = WaveAugment(config, RATE)(waves, torch.full((200,), 400), utterance_seeds(1, 0, names(200)))
@@ -209,7 +209,7 @@ def test_only_the_asked_share_is_reverberated():
     assert 40 < changed < 80
 
 
-def test_transforms_have_a_fast_size():
+def test_fourier_transforms_have_a_fast_size():
     for least in (1, 5, 7, 100, 129, 161, 200, 4097, 300_000):
         size = fft_size(least)
         assert least <= size < 2 * least or size <= 8
@@ -256,7 +256,7 @@ def test_impossible_configurations_name_their_field(given, message):
         AugmentConfig(**given)
 
 
-def test_parts_that_nobody_uses_leave_the_address_of_outputs_alone():
+def test_unused_parts_do_not_change_the_address_of_outputs():
     assert set(AugmentConfig().model_dump()) == {
         *("enabled", "time_masks", "time_mask_frames", "time_mask_share", "freq_masks", "freq_mask_bins"),
         *("speed_factors", "noise_snr_db", "gain_db"),
@@ -265,7 +265,7 @@ def test_parts_that_nobody_uses_leave_the_address_of_outputs_alone():
     assert AugmentConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_it_says_what_it_needs(tmp_path):
+def test_configuration_lists_its_fields_and_files(tmp_path):
     write_tone(tmp_path / "a.wav")
     config = AugmentConfig(gain_db=3.0, noise=NoiseConfig(files=("a.wav",)), reverb=ReverbConfig(files=("b",)))
     assert config.wave_fields() == ["reverb", "noise", "gain_db"]

@@ -1,4 +1,4 @@
-"""Pauses as an augmentation; what holds for every augmentation is in test_augment_batch.py."""
+"""Pauses as an augmentation; test_augment_batch.py tests properties of all augmentations."""
 
 import math
 
@@ -40,14 +40,14 @@ def pieces(found, wave, added):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_utterance_is_whole_and_its_pause_where_it_was_quiet(seed):
+def test_utterance_is_complete_with_a_pause_at_its_quietest_place(seed):
     wave = utterance()
     found, added = paused(wave, seed, kinds=("zeros",))
     assert all(not part.any() for part in pieces(found, wave, added))
     assert 0 < sum(added) == len(found) - len(wave)
 
 
-def test_lengths_are_drawn_from_their_ranges_and_short_ones_more_often():
+def test_lengths_are_drawn_within_ranges_favouring_short_ones():
     config = PauseConfig(probability=0.5, edge_s=(0.1, 0.5), inner_s=(0.0, 0.2))
     step = AUGMENTATIONS["pauses"].build(config, RATE)
     seeds = utterance_seeds(1, 0, [str(number) for number in range(2000)])
@@ -85,7 +85,7 @@ def test_levels_are_drawn_from_their_range():
     assert -16 < max(levels) < -9.9
 
 
-def test_room_tone_sounds_like_the_quietest_part():
+def test_room_tone_has_the_spectrum_of_the_quietest_part():
     wave = utterance(hum=0.003)
     options = {"kinds": ("room",), "edge_s": (0.4, 0.4), "inner_s": (0.4, 0.4)}
     quiet = wave[int(0.6 * RATE) : int(0.6 * RATE) + BLOCK]
@@ -103,7 +103,7 @@ def test_room_tone_of_digital_silence_is_silent():
 
 
 @pytest.mark.parametrize("length", [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_the_shortest_utterances_get_pauses_too(length):
+def test_shortest_utterances_get_pauses_too(length):
     wave = torch.randn(length, generator=torch.Generator().manual_seed(0))
     for kind in ("zeros", "noise", "room"):
         found, added = paused(wave, kinds=(kind,), edge_s=(0.01, 0.01), inner_s=(0.01, 0.01))
@@ -111,8 +111,8 @@ def test_the_shortest_utterances_get_pauses_too(length):
         assert torch.isfinite(found).all()
 
 
-def test_pauses_hold_the_noise_that_was_mixed_in_before():
-    """A pause is made last: its room tone is that of the augmented utterance, and zeros stay zeros."""
+def test_room_tone_contains_noise_added_before():
+    """Pauses come last: their room tone is that of the augmented utterance, and zeros stay zeros."""
     assert list(AUGMENTATIONS).index("pauses") == 4
     config = AugmentConfig(noise_snr_db=(10, 10), pauses=PauseConfig(probability=1.0, kinds=("zeros",)))
     found, _ = WaveAugment(config, RATE)(utterance()[None], torch.tensor([RATE]), utterance_seeds(1, 0, ["u"]))

@@ -1,4 +1,4 @@
-"""Bundles: what is written comes back, and what is broken is named."""
+"""Bundles: written bundles are read back, and damage is named."""
 
 import json
 
@@ -44,7 +44,7 @@ def write(folder, spec=None, seed=0):
 
 @pytest.mark.parametrize("kind", sorted(MODELS))
 @pytest.mark.parametrize("tokens", ["characters", "bpe", "words"])
-def test_a_bundle_comes_back(tmp_path, kind, tokens):
+def test_bundle_survives_a_round_trip(tmp_path, kind, tokens):
     spec, model = write(tmp_path / "deep" / "folder", make_spec(kind, tokens))
     loaded_spec, loaded = load_bundle(tmp_path / "deep" / "folder")
     assert loaded_spec == spec
@@ -58,7 +58,7 @@ def test_a_bundle_comes_back(tmp_path, kind, tokens):
     assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
 
 
-def test_statistics_come_back_exactly(tmp_path):
+def test_statistics_survive_a_round_trip_exactly(tmp_path):
     spec, _ = write(tmp_path)
     stats, loaded = CmvnStats.from_dict(spec.stats), CmvnStats.from_dict(load_spec(tmp_path).stats)
     assert torch.equal(stats.sum, loaded.sum)
@@ -66,7 +66,7 @@ def test_statistics_come_back_exactly(tmp_path):
     assert stats.count == loaded.count
 
 
-def test_the_same_bundle_has_the_same_bytes(tmp_path):
+def test_same_bundle_has_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         write(tmp_path / name)
     for file in ("bundle.json", "model.safetensors"):
@@ -74,7 +74,7 @@ def test_the_same_bundle_has_the_same_bytes(tmp_path):
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["bundle.json", "model.safetensors"]
 
 
-def test_no_folder_no_bundle(tmp_path):
+def test_missing_folder_is_an_error(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(BundleError, match=r"has no bundle\.json"):
             load_bundle(folder)
@@ -98,7 +98,7 @@ def edit(folder, **changes):
         ({"stats": {"count": 1}}, "CMVN"),
     ],
 )
-def test_a_description_that_does_not_fit_is_named(tmp_path, changes, name):
+def test_inconsistent_description_is_named(tmp_path, changes, name):
     write(tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises(BundleError, match=rf"bundle\.json(.|\n)*{name}"):
@@ -106,7 +106,7 @@ def test_a_description_that_does_not_fit_is_named(tmp_path, changes, name):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}'])
-def test_a_damaged_description_is_named(tmp_path, text):
+def test_damaged_description_is_named(tmp_path, text):
     write(tmp_path)
     (tmp_path / "bundle.json").write_text(text)
     with pytest.raises(BundleError, match=r"bundle\.json is damaged or incompatible"):
@@ -114,7 +114,7 @@ def test_a_damaged_description_is_named(tmp_path, text):
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other sizes", "pickle"])
-def test_weights_that_do_not_fit_are_named(tmp_path, damage):
+def test_mismatched_weights_are_named(tmp_path, damage):
     write(tmp_path)
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()

@@ -31,7 +31,7 @@ def frames_of(feats, lengths):
     return torch.cat([row[:length] for row, length in zip(feats, lengths.tolist(), strict=True)])
 
 
-def test_statistics_are_those_of_all_frames():
+def test_statistics_are_computed_over_all_frames():
     feats, lengths = batch()
     stats = CmvnStats(5).add(feats, lengths)
     frames = frames_of(feats, lengths)
@@ -52,7 +52,7 @@ def test_statistics_of_parts_add_up(cut):
     torch.testing.assert_close(parts.sumsq, whole.sumsq, rtol=1e-12, atol=0)
 
 
-def test_adding_leaves_the_parts_alone():
+def test_adding_statistics_does_not_change_the_parts():
     frames = frames_of(*batch())
     first, second = CmvnStats(5).add(frames), CmvnStats(5).add(frames)
     total = first + second
@@ -90,14 +90,14 @@ def test_damaged_statistics_are_refused(value):
         CmvnStats.from_dict(value)
 
 
-def test_statistics_of_nothing_are_refused():
+def test_statistics_of_no_frames_are_refused():
     with pytest.raises(CmvnError, match=r"no frame"):
         _ = CmvnStats(3).mean
     with pytest.raises(CmvnError, match=r"no frame"):
         _ = CmvnStats(3).std
 
 
-def test_dimensions_must_fit():
+def test_mismatched_dimensions_are_refused():
     with pytest.raises(CmvnError, match=r"3 features.*5"):
         CmvnStats(3).add(*batch())
     with pytest.raises(CmvnError, match=r"3 and of 4"):
@@ -117,7 +117,7 @@ def test_normalized_frames_have_mean_0_and_deviation_1():
     assert normalized.dtype == feats.dtype
 
 
-def test_utterances_are_normalized_each_by_itself():
+def test_each_utterance_is_normalized_by_itself():
     feats, lengths = batch()
     mean, std = utterance_stats(feats, lengths)
     for row, length in enumerate(lengths.tolist()):
@@ -131,7 +131,7 @@ def test_utterances_are_normalized_each_by_itself():
     torch.testing.assert_close(normalized[0].mean(0), torch.zeros(5), atol=1e-5, rtol=0)
 
 
-def test_a_constant_feature_is_not_blown_up():
+def test_constant_feature_is_not_amplified():
     feats, lengths = torch.full((1, 10, 2), 7.0), torch.tensor([10])
     stats = CmvnStats(2).add(feats, lengths)
     assert torch.equal(stats.std, torch.full((2,), STD_FLOOR))

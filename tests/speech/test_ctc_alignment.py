@@ -24,7 +24,7 @@ def best_path(log_probs, tokens):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("text", ["a b", "aa", "ab"])
-def test_the_path_is_the_best_of_all(seed, text):
+def test_alignment_is_the_best_path(seed, text):
     log_probs = torch.randn(5, CHARACTERS.size, generator=torch.Generator().manual_seed(seed)).log_softmax(1)
     path = best_path(log_probs, CHARACTERS.encode(text))
     found = align_tokens(log_probs, CHARACTERS, text, 0.04)
@@ -33,7 +33,7 @@ def test_the_path_is_the_best_of_all(seed, text):
     assert [unit.start for unit in found.tokens] == pytest.approx([0.04 * start for start in starts], abs=1e-3)
 
 
-def peaked(frames):
+def peaked_posteriors(frames):
     """Posteriors of 0.9 for a label of each frame."""
     log_probs = torch.full((len(frames), CHARACTERS.size), 0.1 / (CHARACTERS.size - 1))
     log_probs[range(len(frames)), frames] = 0.9
@@ -42,7 +42,7 @@ def peaked(frames):
 
 def test_words_have_times_and_confidences():
     a, space, b = (CHARACTERS.encode(symbol)[0] for symbol in ("a", " ", "b"))
-    found = align_tokens(peaked([0, a, a, 0, b, space, 0, b, a, 0]), CHARACTERS, "ab ba", 0.1, offset=1.0)
+    found = align_tokens(peaked_posteriors([0, a, a, 0, b, space, 0, b, a, 0]), CHARACTERS, "ab ba", 0.1, offset=1.0)
     assert [(one.word, one.start, one.duration) for one in found.words] == [("ab", 1.1, 0.4), ("ba", 1.7, 0.2)]
     assert [one.word for one in found.tokens] == ["a", "b", "▁", "b", "a"]
     assert all(one.confidence == pytest.approx(0.9, abs=1e-3) for one in found.words)
@@ -53,6 +53,6 @@ def test_words_have_times_and_confidences():
     ("text", "message"),
     [("", "empty"), ("ab ba", "2 frames are too few for 5 tokens"), ("aa", "too few"), ("x", "not among the 4 tokens")],
 )
-def test_a_transcript_that_does_not_fit_is_an_error(text, message):
+def test_transcript_longer_than_the_audio_is_an_error(text, message):
     with pytest.raises(AlignmentError, match=message):
-        align_tokens(peaked([0, 1]), CHARACTERS, text, 0.1)
+        align_tokens(peaked_posteriors([0, 1]), CHARACTERS, text, 0.1)

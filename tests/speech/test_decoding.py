@@ -60,28 +60,28 @@ class DecoderSuite:
         return decoder.decode(log_probs, torch.tensor(lengths))
 
     @pytest.mark.parametrize("path", [[1], [0], [0, 2, 2, 0, 2, 3], [3, 3, 3], [0, 0, 1, 2, 0], [2, 1, 2, 1]])
-    def test_clear_posteriors(self, path):
+    def test_clear_posteriors_give_their_text(self, path):
         (found,) = self.decode(one_hot(path, 4), [len(path)])
         assert found.tokens == spelled(path)
 
-    def test_text_is_the_tokens_text(self):
+    def test_text_is_that_of_the_tokens(self):
         (found,) = self.decode(one_hot([2, 3, 3, 0, 3, 1, 2], 4), [7])
         assert found.text == "abb a"
         assert found.tokens == [2, 3, 3, 1, 2]
 
-    def test_frames_are_where_tokens_start(self):
+    def test_frames_are_the_starts_of_tokens(self):
         (found,) = self.decode(one_hot([0, 2, 2, 0, 2, 3, 3, 0], 4), [8])
         assert found.frames == [1, 4, 5]
 
     @pytest.mark.parametrize("first", [1, 2, 3])
-    def test_the_first_and_last_token_count(self, first):
+    def test_first_and_last_tokens_are_decoded(self, first):
         (found,) = self.decode(one_hot([first, first, 0, first], 4, 0.99), [4])
         assert found.tokens == [first, first]
         assert found.frames == [0, 3]
 
     @pytest.mark.parametrize("size", [2, 3, 5, 32, 500])
     @pytest.mark.parametrize("num_frames", [1, 2, 37])
-    def test_sizes(self, size, num_frames):
+    def test_hypotheses_are_consistent_for_any_size(self, size, num_frames):
         log_probs = posteriors(3, num_frames, size, seed=size)
         for found in self.decode(log_probs, [num_frames, num_frames // 2, 0]):
             assert len(found.tokens) == len(found.frames) <= num_frames
@@ -100,7 +100,7 @@ class DecoderSuite:
         alone = [self.decode(log_probs[row : row + 1, :n], [n])[0] for row, n in enumerate(lengths)]
         assert together == alone
 
-    def test_no_frames(self):
+    def test_empty_utterance_gives_an_empty_hypothesis(self):
         assert self.decode(torch.zeros(2, 0, 5), [0, 0]) == [Hypothesis(), Hypothesis()]
         assert self.decode(posteriors(1, 9, 5), [0]) == [Hypothesis()]
         assert self.decode(torch.zeros(0, 9, 5), []) == []
@@ -117,19 +117,19 @@ class DecoderSuite:
         assert found.tokens == [2, 1]
         assert found.confidence == pytest.approx((0.9 + 0.6) / 2)
 
-    def test_impossible_tokens_do_no_harm(self):
+    def test_impossible_tokens_do_not_affect_the_result(self):
         log_probs = one_hot([2, 0, 3], 4)
         log_probs[:, :, 1] = -torch.inf
         (found,) = self.decode(log_probs, [3])
         assert found.tokens == [2, 3]
         assert np.isfinite(found.score)
 
-    def test_half_precision_and_gradients(self):
+    def test_half_precision_and_gradients_are_accepted(self):
         log_probs = one_hot([2, 0, 3], 4)
         assert self.decode(log_probs.bfloat16(), [3])[0].tokens == [2, 3]
         assert self.decode(log_probs.requires_grad_(), [3])[0].tokens == [2, 3]
 
-    def test_a_decoder_can_go_to_another_process(self):
+    def test_decoder_can_be_pickled(self):
         decoder = build_decoder(self.cfg, alphabet(5))
         log_probs, lengths = posteriors(2, 12, 5), torch.tensor([12, 7])
         found = decoder.decode(log_probs, lengths)
@@ -145,7 +145,7 @@ class DecoderSuite:
             ((1, 5, 4), [-1], "lengths"),
         ],
     )
-    def test_wrong_shapes(self, shape, lengths, message):
+    def test_wrong_shapes_are_refused(self, shape, lengths, message):
         with pytest.raises(DecodeError, match=message):
             self.decode(torch.zeros(shape), lengths, size=4)
 
@@ -156,7 +156,7 @@ class DecoderSuite:
             self.decode(log_probs, [5])
         assert len(self.decode(log_probs, [2])) == 1
 
-    def test_deterministic(self):
+    def test_decoding_is_deterministic(self):
         log_probs = posteriors(2, 40, 12)
         assert self.decode(log_probs, [40, 31]) == self.decode(log_probs, [40, 31])
 
@@ -166,7 +166,7 @@ class TestGreedy(DecoderSuite):
 
     @given(seed=st.integers(0, 10_000), size=st.integers(2, 6), num_frames=st.integers(1, 12))
     @settings(max_examples=60)
-    def test_best_path(self, seed, size, num_frames):
+    def test_greedy_decoding_gives_the_best_path(self, seed, size, num_frames):
         log_probs = posteriors(1, num_frames, size, seed=seed)
         (found,) = self.decode(log_probs, [num_frames])
         assert found.tokens == spelled(log_probs[0].argmax(-1).tolist())
@@ -198,7 +198,7 @@ def all_sequences(log_probs):
     sharpness=st.sampled_from([0.1, 0.5, 1.0, 3.0]),
 )
 @settings(max_examples=120)
-def test_wide_beam_equals_all_paths(seed, shape, sharpness):
+def test_wide_beam_equals_search_over_all_paths(seed, shape, sharpness):
     log_probs = posteriors(1, *shape, seed=seed, sharpness=sharpness)
     decoder = build_decoder(BeamConfig(beam=2000, beam_threshold=1e4), alphabet(shape[1]))
     (found,) = decoder.decode(log_probs, torch.tensor([shape[0]]))
@@ -223,7 +223,7 @@ def test_score_approaches_the_ctc_likelihood_of_its_tokens(seed):
     assert -float(loss) - 0.2 < found.score < -float(loss) + 1e-4
 
 
-def test_beam_adds_up_alignments_where_greedy_cannot():
+def test_beam_sums_alignments_unlike_greedy():
     # The blank wins each frame, yet "a" wins over silence: 0.4 · 0.4 + 2 · 0.4 · 0.6 against 0.6 · 0.6.
     log_probs = torch.tensor([[[0.6, 0.4], [0.6, 0.4]]]).log()
     lengths = torch.tensor([2])
@@ -234,7 +234,7 @@ def test_beam_adds_up_alignments_where_greedy_cannot():
     assert beam.score == pytest.approx(np.log(0.64), abs=1e-6)
 
 
-def test_a_wider_beam_is_never_less_probable():
+def test_wider_beam_is_never_less_probable():
     log_probs, lengths = posteriors(4, 60, 20, sharpness=1.0), torch.tensor([60] * 4)
     scores = [
         [h.score for h in build_decoder(BeamConfig(beam=beam), alphabet(20)).decode(log_probs, lengths)]
@@ -243,7 +243,7 @@ def test_a_wider_beam_is_never_less_probable():
     assert np.all(np.diff(scores, axis=0) >= -1e-6)
 
 
-def test_bpe_hypothesis_is_text():
+def test_bpe_hypothesis_is_plain_text():
     tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=40), ["turn the lights on", "turn the lights off"])
     path = [token for unit in tokenizer.encode("turn the lights on") for token in (unit, unit, 0)]
     for cfg in (GreedyConfig(), BeamConfig()):
@@ -252,7 +252,7 @@ def test_bpe_hypothesis_is_text():
         assert found.text == "turn the lights on"
 
 
-def test_long_utterance():
+def test_long_utterance_is_decoded():
     tokenizer = alphabet(5)
     log_probs = posteriors(1, 20_000, 5, sharpness=4.0)
     decoder = build_decoder(BeamConfig(beam=2), tokenizer)
@@ -261,7 +261,7 @@ def test_long_utterance():
 
 @given(path=st.lists(st.integers(0, 3), min_size=6, max_size=30))
 @settings(max_examples=60)
-def test_collapse(path):
+def test_collapse_removes_repeats_and_blanks(path):
     posterior = np.linspace(0.1, 0.9, len(path))
     tokens, frames, peaks = collapse(np.array(path), posterior, 0)
     assert tokens == spelled(path)
@@ -280,7 +280,7 @@ def test_hypothesis_is_a_json_value():
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "best"}, {"beam": 0}, {"beam_tokens": -1}, {"beam_threshold": 0}, {"b": 1}])
-def test_config_refuses_nonsense(wrong):
+def test_config_refuses_impossible_values(wrong):
     with pytest.raises(ValidationError):
         TypeAdapter(DecodeChoice).validate_python({"kind": "beam"} | wrong)
 

@@ -1,4 +1,4 @@
-"""Every kind of features, widened in every way, in a bundle that transcribes."""
+"""Every kind of features, with every expansion, in a bundle that transcribes."""
 
 import json
 
@@ -30,7 +30,7 @@ def make_spec(features):
 
 @pytest.mark.parametrize("kind", sorted(kind for kind, one in FEATURES.items() if not one.adapted))
 @pytest.mark.parametrize("cmvn", ["global", "sliding"])
-def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
+def test_bundle_with_expanded_features_transcribes(tmp_path, kind, cmvn):
     spec = make_spec(FEATURES[kind](num_mels=15, cmvn=cmvn, **WIDENED))
     torch.manual_seed(0)
     save_bundle(tmp_path, spec, {name: tensor.contiguous() for name, tensor in spec.build_model().state_dict().items()})
@@ -45,7 +45,7 @@ def test_a_bundle_with_widened_features_transcribes(tmp_path, kind, cmvn):
     assert found[0].error == ""
 
 
-def test_a_bundle_of_before_is_read_and_written_the_same():
+def test_older_bundle_is_read_and_written_unchanged():
     """Its features have none of the later fields, and it must not get them."""
     spec = make_spec(LogMelConfig(num_mels=15))
     document = json.loads(spec.model_dump_json())

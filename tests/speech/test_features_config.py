@@ -17,14 +17,14 @@ from speech.features.mel import dct_matrix, lifter_weights, mel_filter_bank, pov
 CHOICE = TypeAdapter(FeatureChoice)
 
 
-def test_filters_of_equal_width_in_hz():
+def test_linear_filters_have_equal_width_in_hz():
     bank = mel_filter_bank(15, 512, 16000, 0.0, 0.0, "linear")
     peaks = bank.argmax(0)
     assert torch.equal(peaks, torch.arange(1, 16) * 16)
     torch.testing.assert_close(bank[16:241].sum(1), torch.ones(225, dtype=torch.float64))
 
 
-def test_filters_overlap_to_one_between_the_outer_centres():
+def test_filters_sum_to_one_between_the_outer_centres():
     bank = mel_filter_bank(40, 4096, 16000, 20.0, 0.0)
     sums = bank.sum(1)
     inside = bank[:, 0].argmax(), bank[:, -1].argmax()
@@ -32,12 +32,12 @@ def test_filters_overlap_to_one_between_the_outer_centres():
     assert not bank[-1].any()
 
 
-def test_the_cosine_transform_is_orthonormal():
+def test_cosine_transform_is_orthonormal():
     matrix = dct_matrix(23, 23)
     torch.testing.assert_close(matrix.T @ matrix, torch.eye(23, dtype=torch.float64))
 
 
-def test_window_and_lifter():
+def test_window_and_lifter_equal_their_formulas():
     window = povey_window(400)
     assert window[0] == 0
     assert window[-1] == pytest.approx(0, abs=1e-12)
@@ -59,7 +59,7 @@ def test_impossible_configurations_name_their_field():
         CHOICE.validate_python("chroma")
 
 
-def test_the_configuration_is_strict_and_documented():
+def test_configuration_is_strict_and_documented():
     with pytest.raises(ValidationError, match=r"num_mel\b"):
         LogMelConfig(num_mel=40)
     with pytest.raises(ValidationError, match=r"hop_ms"):
@@ -73,13 +73,13 @@ def test_the_configuration_is_strict_and_documented():
 @pytest.mark.parametrize(
     "given", [{"kind": "mfcc", "log_energies": True}, {"use_energy": True}, {"kind": "fber", "energy_floor": 1.0}]
 )
-def test_an_option_that_a_kind_does_not_have_is_refused(given):
+def test_option_of_another_kind_is_refused(given):
     option = next(name for name in given if name != "kind")
     with pytest.raises(ValidationError, match=rf"{option}\n  Extra inputs are not permitted"):
         CHOICE.validate_python(given)
 
 
-def test_options_that_nobody_uses_leave_the_address_of_outputs_alone():
+def test_unused_options_do_not_change_the_address_of_outputs():
     assert set(LogMelConfig().model_dump()) == {
         *("kind", "num_mels", "frame_ms", "hop_ms", "low_freq", "high_freq", "dither", "preemphasis", "cmvn", "stored")
     }

@@ -68,7 +68,7 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=2, max_size=5)
 
 @settings(max_examples=40)
 @given(lengths=LENGTHS, order=st.integers(1, 3), window=st.integers(1, 3))
-def test_deltas_are_those_of_the_definition(lengths, order, window):
+def test_deltas_equal_the_definition(lengths, order, window):
     feats, counts = batch(lengths)
     found = add_deltas(feats, counts, order, window)
     assert found.shape == (*feats.shape[:2], (order + 1) * 4)
@@ -91,7 +91,7 @@ def test_delta_filters_are_slopes():
 
 @settings(max_examples=40)
 @given(lengths=LENGTHS, left=st.integers(0, 6), right=st.integers(0, 6))
-def test_splicing_is_that_of_the_definition(lengths, left, right):
+def test_splicing_equals_the_definition(lengths, left, right):
     feats, counts = batch(lengths)
     found = splice(feats, counts, left, right)
     for row, length in enumerate(lengths):
@@ -102,7 +102,7 @@ def test_splicing_is_that_of_the_definition(lengths, left, right):
 
 @settings(max_examples=20)
 @given(lengths=LENGTHS, stride=st.integers(1, 5))
-def test_a_stride_keeps_every_so_manyth_frame(lengths, stride):
+def test_stride_keeps_every_nth_frame(lengths, stride):
     feats, counts = batch(lengths)
     found, kept = thin(feats, counts, stride)
     for row, length in enumerate(lengths):
@@ -117,7 +117,7 @@ def test_a_stride_keeps_every_so_manyth_frame(lengths, stride):
     center=st.booleans(),
     variance=st.booleans(),
 )
-def test_sliding_normalization_is_that_of_the_definition(lengths, window, min_window, center, variance):
+def test_sliding_normalization_equals_the_definition(lengths, window, min_window, center, variance):
     feats, counts = batch(lengths)
     options = {"window": window, "min_window": min_window, "center": center, "variance": variance}
     found = sliding_normalize(feats, counts, **options)
@@ -129,7 +129,7 @@ def test_sliding_normalization_is_that_of_the_definition(lengths, window, min_wi
 
 
 @pytest.mark.parametrize("center", [True, False])
-def test_sliding_normalization_of_real_speech(shared_data, center):
+def test_sliding_normalization_of_real_speech_equals_the_definition(shared_data, center):
     path = min((shared_data / "LibriSpeech" / "dev-clean-5").rglob("*.flac"))
     wave, rate = decode_audio(path)
     feats, frames = build_features(LogMelConfig(num_mels=23), rate)(wave[None], torch.tensor([len(wave)]))
@@ -141,14 +141,14 @@ def test_sliding_normalization_of_real_speech(shared_data, center):
     assert torch.equal(splice(feats, frames, 3, 3)[0], splice_written_out(feats[0], 3, 3))
 
 
-def test_a_level_far_from_zero_keeps_its_variance():
+def test_large_offset_keeps_the_variance():
     feats = torch.randn(1, 400, 3, generator=torch.Generator().manual_seed(0)) * 0.01 + 1000
     found = sliding_normalize(feats, torch.tensor([400]), window=100)
     expected = sliding_written_out(feats[0], 100, 100, True, True)
     torch.testing.assert_close(found[0], expected, atol=2e-2, rtol=1e-2)
 
 
-def test_all_of_it_in_order():
+def test_all_expansions_are_applied_in_order():
     config = LogMelConfig(delta_order=1, splice_left=1, splice_right=2, stride=3)
     feats, counts = batch([20, 7, 0])
     found, kept = Expand(config)(feats, counts)
@@ -158,7 +158,7 @@ def test_all_of_it_in_order():
     assert found.shape[2] == 4 * config.frame_factor
 
 
-def test_without_options_nothing_happens():
+def test_no_options_change_nothing():
     feats, counts = batch([5, 3])
     found, kept = Expand(LogMelConfig())(feats, counts)
     assert found is feats

@@ -90,7 +90,7 @@ def synthetic(rate):
     "config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}{'e' * getattr(c, 'use_energy', False)}"
 )
 @pytest.mark.parametrize("rate", [16000, 8000])
-def test_synthetic_signals_agree_with_kaldi(config, rate):
+def test_features_of_synthetic_signals_agree_with_kaldi(config, rate):
     for name, wave in synthetic(rate).items():
         expected, actual = kaldi_features(config, wave, rate), ours(config, wave, rate)
         assert actual.shape == expected.shape
@@ -109,7 +109,7 @@ def real_speech(folder):
 @pytest.mark.parametrize(
     "config", CONFIGS, ids=lambda c: f"{c.kind}{c.num_mels}{'e' * getattr(c, 'use_energy', False)}"
 )
-def test_real_speech_agrees_with_kaldi(config, shared_data):
+def test_features_of_real_speech_agree_with_kaldi(config, shared_data):
     differences, clear = [], []
     for wave, rate in real_speech(shared_data):
         expected, actual = kaldi_features(config, wave, rate), ours(config, wave, rate)
@@ -173,7 +173,7 @@ class FeatureContract:
             assert torch.equal(frames[row, :count], alone[0])
             assert not frames[row, count:].any()
 
-    def test_the_padded_batch_path_of_gpus_gives_the_same(self, features):
+    def test_padded_batch_path_for_gpus_gives_the_same(self, features):
         lengths = torch.tensor([16000, 4321, 100])
         batch = torch.full((3, 16000), math.nan)
         for row, length in enumerate(lengths.tolist()):
@@ -182,7 +182,7 @@ class FeatureContract:
         actual = features._together(batch, counts, expected.shape[1])
         torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
-    def test_chunks_do_not_show(self, features, monkeypatch):
+    def test_chunk_size_does_not_change_features(self, features, monkeypatch):
         wave = self.wave(16000 * 4)
         whole, _ = features(wave.unsqueeze(0), torch.tensor([len(wave)]))
         for chunk in (1, 100):
@@ -190,7 +190,7 @@ class FeatureContract:
             parts, _ = features(wave.unsqueeze(0), torch.tensor([len(wave)]))
             torch.testing.assert_close(whole, parts, atol=1e-4, rtol=1e-4)
 
-    def test_shapes_types_and_state(self, features):
+    def test_shapes_types_and_state_are_correct(self, features):
         frames, counts = features(self.wave(16000).unsqueeze(0).double(), torch.tensor([16000]))
         assert frames.dtype == torch.float32
         assert frames.shape == (1, 98, features.dim)
@@ -198,23 +198,23 @@ class FeatureContract:
         assert not features.state_dict()
         assert not frames.requires_grad
 
-    def test_too_short_a_batch_has_no_frames(self, features):
+    def test_batch_too_short_for_a_frame_has_none(self, features):
         frames, counts = features(torch.zeros(2, 10), torch.tensor([10, 0]))
         assert frames.shape == (2, 0, features.dim)
         assert counts.tolist() == [0, 0]
 
-    def test_an_empty_batch(self, features):
+    def test_empty_batch_is_accepted(self, features):
         frames, counts = features(torch.zeros(0, 16000), torch.zeros(0, dtype=torch.long))
         assert frames.shape == (0, 98, features.dim)
         assert counts.shape == (0,)
 
-    def test_the_input_is_left_alone(self, features):
+    def test_input_is_not_modified(self, features):
         wave = self.wave(4000).unsqueeze(0)
         before = wave.clone()
         features(wave, torch.tensor([4000]))
         assert torch.equal(wave, before)
 
-    def test_silence_is_finite(self, features):
+    def test_features_of_silence_are_finite(self, features):
         frames, counts = features(torch.zeros(1, 1600), torch.tensor([1600]))
         heard, same = features(self.wave(1600).unsqueeze(0), torch.tensor([1600]))
         assert torch.isfinite(frames).all()
@@ -229,13 +229,13 @@ class FeatureContract:
         with pytest.raises(ValueError, match=r"1600 samples"):
             features(torch.zeros(1, 1600), torch.tensor([3200]))
 
-    def test_mixed_precision_does_not_reach_it(self, features):
+    def test_features_ignore_mixed_precision(self, features):
         wave, lengths = self.wave(4000).unsqueeze(0), torch.tensor([4000])
         expected, _ = features(wave, lengths)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(features(wave, lengths)[0], expected)
 
-    def test_dither_changes_a_little(self):
+    def test_dither_changes_features_slightly(self):
         config = self.config.model_copy(update={"dither": 1.0})
         wave, lengths = self.wave(16000).unsqueeze(0), torch.tensor([16000])
         torch.manual_seed(0)
@@ -257,7 +257,7 @@ class FeatureContract:
 class TestLogMel(FeatureContract):
     config = LogMelConfig()
 
-    def test_a_tone_lights_its_filter(self, features):
+    def test_tone_has_most_energy_in_its_filter(self, features):
         time = torch.arange(16000) / 16000
         for frequency in (300.0, 1000.0, 3000.0):
             frames, _ = features(torch.sin(2 * math.pi * frequency * time).unsqueeze(0), torch.tensor([16000]))
@@ -266,7 +266,7 @@ class TestLogMel(FeatureContract):
             expected = (1127 * math.log(1 + frequency / 700) - 1127 * math.log(1 + 20 / 700)) / step - 1
             assert abs(loudest - expected) <= 1
 
-    def test_twice_the_amplitude_adds_log_4(self, features):
+    def test_doubled_amplitude_adds_log_4(self, features):
         wave, lengths = self.wave(16000).unsqueeze(0), torch.tensor([16000])
         difference = features(2 * wave, lengths)[0] - features(wave, lengths)[0]
         torch.testing.assert_close(difference, torch.full_like(difference, math.log(4)), atol=1e-4, rtol=0)
@@ -275,7 +275,7 @@ class TestLogMel(FeatureContract):
 class TestMfcc(FeatureContract):
     config = MfccConfig(num_mels=23)
 
-    def test_loudness_moves_the_first_coefficient_only(self, features):
+    def test_loudness_changes_only_the_first_coefficient(self, features):
         wave, lengths = self.wave(16000).unsqueeze(0), torch.tensor([16000])
         difference = (features(2 * wave, lengths)[0] - features(wave, lengths)[0])[0]
         assert difference[:, 1:].abs().max() < 1e-3
@@ -289,7 +289,7 @@ class TestMfccWithEnergy(FeatureContract):
 class TestFilterBank(FeatureContract):
     config = FbankConfig(num_mels=40, use_energy=True)
 
-    def test_its_first_feature_is_the_log_energy_of_the_frame(self, features):
+    def test_first_feature_is_the_log_energy_of_the_frame(self, features):
         wave = self.wave(4000)
         frames, _ = features(wave.unsqueeze(0), torch.tensor([4000]))
         blocks = (wave * 32768).unfold(0, 400, 160)
@@ -302,7 +302,7 @@ class TestFilterBank(FeatureContract):
 class TestLinearEnergies(FeatureContract):
     config = FbankConfig(num_mels=20, log_energies=False, scale="linear")
 
-    def test_they_are_what_the_logarithm_is_taken_of(self, features):
+    def test_logarithm_of_linear_energies_is_log_mel(self, features):
         wave, lengths = self.wave(4000).unsqueeze(0), torch.tensor([4000])
         logs, _ = build_features(LogMelConfig(num_mels=20, scale="linear"), self.rate)(wave, lengths)
         torch.testing.assert_close(features(wave, lengths)[0].log(), logs, atol=1e-4, rtol=0)
@@ -311,7 +311,7 @@ class TestLinearEnergies(FeatureContract):
 class TestEnergyRatio(FeatureContract):
     config = FberConfig(num_mels=30)
 
-    def test_shares_add_up_and_do_not_change_with_the_level(self, features):
+    def test_energy_shares_sum_to_one_at_any_level(self, features):
         wave, lengths = self.wave(4000).unsqueeze(0), torch.tensor([4000])
         shares, _ = features(wave, lengths)
         assert (shares > 0).all()
@@ -320,6 +320,6 @@ class TestEnergyRatio(FeatureContract):
         logs, _ = build_features(self.config.model_copy(update={"log_energies": True}), self.rate)(wave, lengths)
         torch.testing.assert_close(logs.exp(), shares)
 
-    def test_silence_has_equal_shares(self, features):
+    def test_silence_has_equal_energy_shares(self, features):
         shares, _ = features(torch.zeros(1, 400), torch.tensor([400]))
         torch.testing.assert_close(shares, torch.full((1, 1, 30), 1 / 30))

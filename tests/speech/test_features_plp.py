@@ -29,13 +29,13 @@ def test_recursion_recovers_a_known_model():
     assert float(error) == pytest.approx(3.0)
 
 
-def test_cepstrum_is_that_of_the_models_log_spectrum():
+def test_cepstrum_equals_that_of_the_models_log_spectrum():
     coefficients, power = all_pole([0.8 * np.exp(0.4j), 0.6 * np.exp(2.2j)])
     expected = np.fft.irfft(np.log(power) / 2)[1:5] * 2  # causal: minimum phase
     assert prediction_cepstrum(torch.from_numpy(coefficients), 4).numpy() == pytest.approx(expected, abs=1e-9)
 
 
-def test_flat_spectrum_predicts_nothing():
+def test_flat_spectrum_has_zero_prediction_coefficients():
     autocorrelation = torch.full((5, 23), 7.0, dtype=torch.float64) @ correlation_matrix(23, 12)
     assert autocorrelation[0, 0] == pytest.approx(7.0)
     assert autocorrelation[:, 1:].abs().max() < 1e-12
@@ -55,14 +55,14 @@ def test_filters_are_one_at_their_centres():
     assert linear.tolist() == pytest.approx([2000.0, 4000.0, 6000.0])
 
 
-def test_hearing_is_most_sensitive_in_the_middle():
+def test_equal_loudness_curve_peaks_at_middle_frequencies():
     curve = equal_loudness(torch.tensor([100.0, 1000.0, 4000.0], dtype=torch.float64))
     # (f² / (f² + 1.6e5))² (f² + 1.44e6) / (f² + 9.61e6), by hand for 1 kHz
     assert float(curve[1]) == pytest.approx((1e6 / 1.16e6) ** 2 * 2.44e6 / 10.61e6)
     assert curve[0] < curve[1] < curve[2]
 
 
-def slowly(frame, config):
+def reference_plp(frame, config):
     """PLP of one frame [samples], step by step."""
     frame = frame.astype(np.float64) * 32768
     size = len(frame)
@@ -95,11 +95,11 @@ def test_features_follow_the_formulas(config):
     feats, counts = build_features(config, RATE)(torch.from_numpy(wave)[None], torch.tensor([len(wave)]))
     assert feats.shape == (1, int(counts[0]), config.num_ceps)
     for frame in (0, 17, int(counts[0]) - 1):
-        expected = slowly(wave[160 * frame : 160 * frame + 400], config)
+        expected = reference_plp(wave[160 * frame : 160 * frame + 400], config)
         assert feats[0, frame].numpy() == pytest.approx(expected, rel=1e-3, abs=2e-3)
 
 
-def test_energy_takes_the_first_place():
+def test_energy_is_the_first_feature():
     wave = torch.from_numpy(np.random.default_rng(2).normal(size=(1, 4000)).astype(np.float32) * 0.1)
     plain, _ = build_features(PlpConfig(), RATE)(wave, torch.tensor([4000]))
     energy, _ = build_features(PlpConfig(use_energy=True), RATE)(wave, torch.tensor([4000]))
@@ -108,12 +108,12 @@ def test_energy_takes_the_first_place():
     assert float(energy[0, 0, 0]) == pytest.approx(float((frame - frame.mean()).square().sum().log()), rel=1e-4)
 
 
-def test_digital_silence_is_finite():
+def test_features_of_digital_silence_are_finite():
     feats, _ = build_features(PlpConfig(), RATE)(torch.zeros(1, 4000), torch.tensor([4000]))
     assert feats.isfinite().all()
 
 
-def test_levels_tell_speech_from_pauses():
+def test_levels_distinguish_speech_from_pauses():
     rng = np.random.default_rng(3)
     loud, quiet = rng.normal(size=8000) * 0.1, rng.normal(size=8000) * 1e-4
     wave = torch.from_numpy(np.concatenate([quiet, loud, quiet]).astype(np.float32))[None]

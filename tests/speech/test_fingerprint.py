@@ -19,7 +19,7 @@ def noise(seed, seconds=2.0, rate=16000):
     return wave.clip(-1, 1)
 
 
-def test_gain_and_rate_change_next_to_nothing():
+def test_gain_and_rate_hardly_change_the_fingerprint():
     wave = noise(1)
     words = fingerprint(wave, 16000)
     assert len(words) == pytest.approx(2.0 * RATE / HOP, abs=2)
@@ -30,12 +30,12 @@ def test_gain_and_rate_change_next_to_nothing():
         assert share > 0.97
 
 
-def test_other_recordings_differ_in_every_second_bit():
+def test_different_recordings_differ_in_half_of_the_bits():
     errors, _ = bit_errors(fingerprint(noise(1), 16000), fingerprint(noise(2), 16000), 0)
     assert errors == pytest.approx(0.5, abs=0.06)
 
 
-def test_padding_moves_the_words_and_silence_has_none():
+def test_padding_shifts_fingerprint_words_and_silence_has_none():
     wave = noise(3)
     words = fingerprint(wave, 16000)
     longer = fingerprint(torch.cat([torch.zeros(100 * HOP * 4), wave, torch.zeros(8000)]), 16000)
@@ -49,7 +49,7 @@ def test_padding_moves_the_words_and_silence_has_none():
 
 
 @pytest.mark.parametrize(("kind", "subtype"), [("OGG", "OPUS"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III")])
-def test_lossy_coding_keeps_most_bits_and_some_of_the_words_that_are_looked_up(kind, subtype):
+def test_lossy_coding_keeps_most_bits_and_some_lookup_words(kind, subtype):
     wave = noise(4, seconds=4)
     buffer = io.BytesIO()
     soundfile.write(buffer, wave.numpy(), 16000, format=kind, subtype=subtype)
@@ -60,7 +60,7 @@ def test_lossy_coding_keeps_most_bits_and_some_of_the_words_that_are_looked_up(k
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 20), min_size=10, max_size=60), st.integers(1, 40))
-def test_a_sketch_is_a_function_of_the_set_of_words(words, size):
+def test_sketch_depends_only_on_the_set_of_words(words, size):
     words = np.array(words, dtype=np.uint32)
     chosen, positions = sketch(words, size)
     assert len(chosen) == min(size, len(set(words.tolist()) - {NO_WORD}))
@@ -68,13 +68,13 @@ def test_a_sketch_is_a_function_of_the_set_of_words(words, size):
     assert sketch(words[::-1], size)[0].tolist() == chosen.tolist()
 
 
-def test_recordings_that_do_not_overlap_have_no_likeness():
+def test_recordings_without_overlap_have_similarity_zero():
     words = fingerprint(noise(1), 16000)
     for offset in (len(words), -len(words), 10**6):
         assert bit_errors(words, words, offset) == (1.0, 0.0)
 
 
-def test_short_recordings_have_to_be_more_alike():
+def test_short_recordings_need_higher_similarity():
     limits = [certain_limit(0.17, words) for words in (1, 45, 76, 600, 10_000)]
     assert limits == sorted(limits)
     assert limits[1] < 0.135

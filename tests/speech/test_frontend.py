@@ -55,7 +55,7 @@ def test_each_utterance_may_be_normalized_by_itself():
         torch.testing.assert_close(row[:count].mean(0), torch.zeros(10), atol=1e-4, rtol=0)
 
 
-def test_speakers_have_their_own_statistics_and_strangers_those_of_the_utterance():
+def test_known_speakers_have_their_statistics_others_the_utterances():
     inputs, lengths = waves()
     known = stats_of(inputs[:1] * 3, lengths[:1])
     by_speaker = FrontEnd(config("speaker"), RATE, speakers={"ann": known})
@@ -69,7 +69,7 @@ def test_speakers_have_their_own_statistics_and_strangers_those_of_the_utterance
 
 @pytest.mark.parametrize("cmvn", ["none", "global", "speaker", "utterance"])
 @pytest.mark.parametrize("kind", ["logmel", "mfcc"])
-def test_batches_padding_and_empty_utterances_do_not_matter(cmvn, kind):
+def test_result_is_independent_of_batch_and_padding(cmvn, kind):
     cfg = config(cmvn, kind=kind, **({"num_ceps": 10} if kind == "mfcc" else {}))
     inputs, lengths = waves((4000, 2500, 100, 0))
     stats = CmvnStats(10).add(*build_features(cfg, RATE)(inputs, lengths))
@@ -102,7 +102,7 @@ def test_statistics_become_tensors_once(monkeypatch, cmvn):
 
 
 @pytest.mark.parametrize("cmvn", ["global", "speaker"])
-def test_statistics_that_inference_has_used_serve_training_too(cmvn):
+def test_statistics_used_in_inference_can_be_used_in_training(cmvn):
     inputs, lengths = waves()
     stats = stats_of(inputs, lengths)
     frontend = FrontEnd(config(cmvn), RATE, stats, {"ann": stats})
@@ -157,7 +157,7 @@ def test_masks_come_before_deltas_and_splicing():
 
 
 @pytest.mark.parametrize("cmvn", ["none", "global", "utterance"])
-def test_stored_features_take_the_same_way(cmvn):
+def test_stored_features_are_processed_alike(cmvn):
     inputs, lengths = waves()
     frontend = FrontEnd(config(cmvn), RATE, stats_of(inputs, lengths))
     extracted, frames = build_features(config("none"), RATE)(inputs, lengths)
@@ -166,6 +166,6 @@ def test_stored_features_take_the_same_way(cmvn):
     assert torch.equal(same, frames)
 
 
-def test_its_state_is_not_the_models():
-    """Statistics travel in the bundle's JSON: weights files hold nothing of the front end."""
+def test_front_end_state_is_not_in_the_models_state():
+    """Statistics are stored in the bundle's JSON: weights files contain nothing of the front end."""
     assert FrontEnd(config("none"), RATE).state_dict() == {}

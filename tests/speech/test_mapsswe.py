@@ -46,12 +46,12 @@ def segments(ref, a, b):
         ("x { a / @ } b y", "z b z", "x a b y", [(2, 0)]),
     ],
 )
-def test_segments(ref, a, b, expected):
+def test_segments_are_separated_by_two_correct_words(ref, a, b, expected):
     assert segments(ref, a, b) == expected
     assert segments(ref, b, a) == [pair[::-1] for pair in expected]
 
 
-def test_the_statistic():
+def test_statistic_equals_the_formula():
     rng = np.random.default_rng(0)
     texts = [["a", "b", "c", "d", "e", "f"] for _ in range(80)]
     a = [["x" if rng.random() < 0.3 else word for word in text] for text in texts]
@@ -74,7 +74,7 @@ def test_the_statistic():
     assert json.loads(json.dumps(found.to_dict()))["better"] == "b"
 
 
-def test_the_level_decides_what_is_significant():
+def test_significance_depends_on_the_level():
     reports = [system([("a", hyp) for hyp in hyps]) for hyps in ("xxxa", "aaax")]
     found = matched_pairs(*reports)
     assert 0.05 < found.p_value < 0.5
@@ -82,7 +82,7 @@ def test_the_level_decides_what_is_significant():
     assert matched_pairs(*reports, level=0.5).better == "b"
 
 
-def test_equal_systems():
+def test_equal_systems_do_not_differ():
     report = system([("a b c", "a x c"), ("a", "a")])
     found = matched_pairs(report, report)
     assert (found.segments, found.mean, found.z, found.p_value, found.better) == (1, 0, None, 1, None)
@@ -90,7 +90,7 @@ def test_equal_systems():
     assert matched_pairs(perfect, perfect).segments == 0
 
 
-def test_systems_with_other_utterances_or_references():
+def test_systems_with_other_utterances_or_references_are_refused():
     with pytest.raises(ScoringError, match=r"1 utterance\(s\) are of one system only, such as '1'"):
         matched_pairs(system([("a", "a"), ("b", "b")]), system([("a", "a")]))
     with pytest.raises(ScoringError, match="another reference"):

@@ -1,4 +1,4 @@
-"""What every acoustic model promises: one suite, inherited by each kind."""
+"""The contract of every acoustic model: one suite, inherited by each kind."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ class AcousticModelContract:
         return self.build()
 
     @pytest.mark.parametrize("factor", [1, 2, 4, 8])
-    def test_shapes_and_lengths(self, factor):
+    def test_output_has_expected_shape_and_lengths(self, factor):
         log_probs, lengths = self.build(subsampling=factor)(*features())
         assert lengths.tolist() == [-(-length // factor) for length in LENGTHS]  # each halving rounds up
         assert log_probs.shape == (len(LENGTHS), -(-LENGTHS[0] // factor), VOCAB)
@@ -55,7 +55,7 @@ class AcousticModelContract:
         torch.testing.assert_close(inside.exp().sum(-1), torch.ones(len(inside)))
 
     @pytest.mark.parametrize("factor", [1, 2, 4, 8])
-    def test_an_utterance_does_not_depend_on_its_batch(self, factor):
+    def test_utterance_does_not_depend_on_its_batch(self, factor):
         model = self.build(subsampling=factor)
         feats, lengths = features(extra=13)
         together, out_lengths = model(feats, lengths)
@@ -63,7 +63,7 @@ class AcousticModelContract:
             alone, _ = model(feats[row : row + 1, :length], lengths[row : row + 1])
             torch.testing.assert_close(together[row, :out_length], alone[0], atol=1e-5, rtol=1e-5)
 
-    def test_padding_is_never_looked_at(self, model):
+    def test_padding_is_ignored(self, model):
         feats, lengths = features()
         expected, out_lengths = model(feats, lengths)
         noise = torch.randn(feats.shape) * 100
@@ -72,7 +72,7 @@ class AcousticModelContract:
         mask = frame_mask(out_lengths, expected.shape[1])
         torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
-    def test_gradients_do_not_reach_the_padding_nor_the_neighbours(self, model):
+    def test_gradients_reach_neither_padding_nor_other_utterances(self, model):
         feats, lengths = features((40, 21))
         feats.requires_grad_()
         log_probs, out_lengths = model(feats, lengths)
@@ -82,7 +82,7 @@ class AcousticModelContract:
         assert feats.grad[1, :21].any()
 
     @pytest.mark.parametrize("factor", [1, 4])
-    def test_an_empty_utterance_harms_nobody(self, factor):
+    def test_empty_utterance_does_not_affect_the_batch(self, factor):
         model = self.build(subsampling=factor)
         feats, lengths = features((20, 0, 9))
         log_probs, out_lengths = model(feats, lengths)
@@ -92,7 +92,7 @@ class AcousticModelContract:
 
     @pytest.mark.parametrize("factor", [1, 4])
     @pytest.mark.parametrize("frames", [0, 3])
-    def test_a_batch_of_empty_utterances(self, factor, frames):
+    def test_batch_of_empty_utterances_is_accepted(self, factor, frames):
         model = self.build(subsampling=factor)
         log_probs, lengths = model(torch.zeros(2, frames, NUM_FEATURES), torch.tensor([0, 0]))
         assert lengths.tolist() == [0, 0]
@@ -110,7 +110,7 @@ class AcousticModelContract:
             assert torch.isfinite(parameter.grad).all(), name
             assert parameter.grad.any(), name
 
-    def test_evaluation_is_deterministic_and_training_drops_out(self, model):
+    def test_dropout_is_active_only_in_training(self, model):
         batch = features()
         assert torch.equal(model(*batch)[0], model(*batch)[0])
         model.train()
@@ -120,7 +120,7 @@ class AcousticModelContract:
         torch.manual_seed(3)
         assert torch.equal(model(*batch)[0], first)
 
-    def test_the_seed_decides_the_weights(self):
+    def test_weights_depend_on_the_seed(self):
         one, same, other = (self.build(seed).state_dict() for seed in (1, 1, 2))
         assert all(torch.equal(one[name], same[name]) for name in one)
         assert any(not torch.equal(one[name], other[name]) for name in one)
@@ -131,13 +131,13 @@ class AcousticModelContract:
         assert log_probs.dtype == torch.float32
         torch.testing.assert_close(log_probs[:1], model(*features())[0][:1], atol=0.1, rtol=0.1)
 
-    def test_weights_move_between_models(self, model):
+    def test_weights_can_be_loaded_into_another_model(self, model):
         other = self.build(seed=5)
         other.load_state_dict(model.state_dict())
         batch = features()
         assert torch.equal(other(*batch)[0], model(*batch)[0])
 
-    def test_the_number_of_parameters(self, model):
+    def test_number_of_parameters_is_as_expected(self, model):
         assert model.num_parameters() == sum(tensor.numel() for tensor in model.state_dict().values())
 
     def test_replicas_are_computed_at_once_if_the_model_says_so(self, model):
@@ -153,7 +153,7 @@ class AcousticModelContract:
             assert not torch.allclose(found[0], found[1])
 
     @pytest.mark.gpu
-    def test_a_gpu_gives_the_same(self, model):
+    def test_gpu_gives_the_same_output(self, model):
         feats, lengths = features()
         expected, out_lengths = model(feats, lengths)
         found, _ = model.cuda()(feats.cuda(), lengths.cuda())
@@ -164,7 +164,7 @@ class AcousticModelContract:
 class HearsEverything:
     """Of models in both directions, or with attention."""
 
-    def test_the_output_hears_the_whole_input(self, model):
+    def test_output_depends_on_the_whole_input(self, model):
         """The first output frame depends on the last input frame."""
         feats, lengths = features((40,))
         feats.requires_grad_()
@@ -175,7 +175,7 @@ class HearsEverything:
 class TestBlstm(HearsEverything, AcousticModelContract):
     config = BlstmConfig(dim=10, layers=2, bottleneck=6, subsampling=4, channels=3, dropout=0.2)
 
-    def test_the_published_size(self):
+    def test_number_of_parameters_is_the_published_one(self):
         """Six layers of 512 cells a direction and a bottleneck of 256 (arXiv:1904.04956), input and output aside."""
         cfg = BlstmConfig(dim=512, layers=6, bottleneck=256, subsampling=1)
         model = build_model(cfg, 260, 100)
@@ -184,7 +184,7 @@ class TestBlstm(HearsEverything, AcousticModelContract):
         assert model.bottleneck.weight.shape == (256, 1024)
         assert model.output.weight.shape == (100, 256)
 
-    def test_without_a_bottleneck(self):
+    def test_bottleneck_can_be_omitted(self):
         model = self.build(bottleneck=0)
         assert model.output.weight.shape == (VOCAB, 2 * 10)
 
@@ -215,7 +215,7 @@ class TestConformer(HearsEverything, AcousticModelContract):
         turned = rotate(vectors, *rotary_tables(11, 8, torch.device("cpu")))
         torch.testing.assert_close(turned.norm(dim=-1), vectors.norm(dim=-1))
 
-    def test_the_default_has_about_four_million_parameters(self):
+    def test_default_has_about_four_million_parameters(self):
         assert 3.5e6 < build_model(ConformerConfig(), 80, 30).num_parameters() < 4.5e6
 
 
@@ -243,7 +243,7 @@ class TestTdnn(AcousticModelContract):
         # strides 1, 3 and 3 to either side, in any combination
         assert seen == sorted({15 + a + b + c for a in (-1, 0, 1) for b in (-3, 0, 3) for c in (-3, 0, 3)})
 
-    def test_bottlenecks_start_semi_orthogonal_and_stay_so(self, model):
+    def test_bottlenecks_start_and_stay_semi_orthogonal(self, model):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
         feats, lengths = features()
         for _ in range(20):
@@ -256,7 +256,7 @@ class TestTdnn(AcousticModelContract):
             scale = product.diagonal().mean()
             torch.testing.assert_close(product / scale, torch.eye(6), atol=0.05, rtol=0)
 
-    def test_step_towards_semi_orthogonality_converges_and_keeps_the_scale_free(self):
+    def test_semi_orthogonal_step_converges_at_any_scale(self):
         matrix = torch.randn(6, 20, generator=torch.Generator().manual_seed(3)) * 7
         for _ in range(40):
             matrix = semi_orthogonal_step(matrix)
@@ -280,13 +280,13 @@ _TESTED = {cls.config.kind for cls in AcousticModelContract.__subclasses__()}
 globals().update({f"Test{kind.title()}": contract_of(kind) for kind in sorted(set(MODELS) - _TESTED)})
 
 
-def test_every_registered_model_is_under_contract():
+def test_every_registered_model_has_the_contract_tests():
     assert {cls.config.kind for cls in AcousticModelContract.__subclasses__()} == set(MODELS)
 
 
 @pytest.mark.parametrize("length", range(1, 20))
 @pytest.mark.parametrize("factor", [2, 4, 8])
-def test_subsampling_lengths_are_those_of_the_convolutions(factor, length):
+def test_subsampled_lengths_equal_those_of_the_convolutions(factor, length):
     layer = Subsampling(NUM_FEATURES, 8, factor, 2)
     out, lengths = layer(torch.randn(1, length, NUM_FEATURES), torch.tensor([length]))
     assert out.shape == (1, int(lengths), 8)

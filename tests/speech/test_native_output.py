@@ -13,7 +13,7 @@ def test_only_lines_with_the_prefixes_are_dropped(capfd):
     assert capfd.readouterr().err == "[I] reading\n"
 
 
-def test_a_block_that_fails_gives_its_lines(capfd):
+def test_failing_block_prints_its_lines(capfd):
     try:
         with without_lines((b"x",)):
             os.write(2, b"x\nwhy\n")
@@ -22,7 +22,7 @@ def test_a_block_that_fails_gives_its_lines(capfd):
         assert capfd.readouterr().err == "why\n"
 
 
-def test_a_closed_descriptor_is_left_alone():
+def test_closed_descriptor_is_ignored():
     before = os.dup(2)
     os.close(2)
     try:

@@ -1,4 +1,4 @@
-"""Objectives: what all promise, and what CTC cannot align."""
+"""Objectives: the contract of all, and utterances that CTC cannot align."""
 
 import math
 from types import SimpleNamespace
@@ -56,11 +56,11 @@ def objective(request):
     return build_objective(OBJECTIVES[request.param].config())
 
 
-def test_the_configuration_knows_all_objectives():
+def test_configuration_accepts_every_objective():
     assert {one.config().kind: one for one in OBJECTIVES.values()} == OBJECTIVES
 
 
-def test_decoders_that_read_it_exist(objective):
+def test_decoders_of_every_objective_exist(objective):
     if objective.needs == "inputs":  # language models
         with pytest.raises(ValueError, match="is for language models .lm_train.: use ctc"):
             check_decoder(objective.cfg, "greedy")
@@ -68,14 +68,14 @@ def test_decoders_that_read_it_exist(objective):
     assert any(decoder.reads == objective.outputs for decoder in DECODERS.values())
 
 
-def test_another_decoder_is_refused_with_those_that_fit(monkeypatch):
+def test_unsuitable_decoder_is_refused_naming_suitable_ones(monkeypatch):
     monkeypatch.setattr(DECODERS["beam"], "reads", "frames")
     check_decoder(CtcConfig(), "greedy")
     with pytest.raises(ValueError, match=r"decode\.kind is beam, .* trained with ctc say: use greedy"):
         check_decoder(CtcConfig(), "beam")
 
 
-def test_losses_of_a_batch_are_those_of_its_parts_and_can_be_minimized(objective):
+def test_batch_losses_equal_those_of_its_parts_and_can_be_minimized(objective):
     scores = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
     tokens, lengths, frames = [[1, 2, 3], [4, 1, 0], [2, 0, 0]], [3, 2, 1], torch.tensor([8, 6, 5])
     losses, _ = objective.losses(scores.log_softmax(-1), frames, token_batch(tokens, lengths, STATES))
@@ -91,7 +91,7 @@ def test_losses_of_a_batch_are_those_of_its_parts_and_can_be_minimized(objective
     assert again.sum() < losses.sum()
 
 
-def test_items_add_up(objective):
+def test_item_counts_add_up(objective):
     one, two = token_batch([[1, 2, 3]], [3], STATES[:1]), token_batch([[4, 1]], [2], STATES[1:2])
     both = token_batch([[1, 2, 3], [4, 1, 0]], [3, 2], STATES[:2])
     assert objective.items(both) == objective.items(one) + objective.items(two) > 0
@@ -100,7 +100,7 @@ def test_items_add_up(objective):
 # --- following words
 
 
-def test_each_word_and_each_end_is_predicted_but_no_start():
+def test_words_and_sentence_ends_are_predicted_but_not_starts():
     """<s> 3 </s> <s> 4 3 </s>: of the six words behind the first, the second <s> follows an end."""
     probabilities = torch.softmax(torch.randn(1, 9, 5, generator=torch.Generator().manual_seed(1)), -1)
     batch = text_batch([1, 3, 2, 1, 4, 3, 2])
@@ -145,7 +145,7 @@ def random_outputs(batch=3, frames=8, states=5, seed=1):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_frame_cross_entropy_is_that_of_torch(smoothing):
+def test_frame_cross_entropy_equals_torch(smoothing):
     scores, frames = random_outputs(), torch.tensor([8, 6, 5])
     objective = FrameCrossEntropy(FrameCrossEntropyConfig(label_smoothing=smoothing))
     found, unalignable = objective.losses(scores.log_softmax(-1), frames, state_batch(STATES))
@@ -161,7 +161,7 @@ def test_frame_cross_entropy_is_that_of_torch(smoothing):
 
 
 @pytest.mark.parametrize("factor", [2, 3, 4])
-def test_output_frame_stands_for_every_nth_aligned_frame(factor):
+def test_output_frame_corresponds_to_every_nth_aligned_frame(factor):
     states = STATES[0]
     kept = states[::factor]
     scores = random_outputs(1, len(kept))

@@ -67,7 +67,7 @@ PAUSES = [(40, None, 40), (0, None, 500), (10, -60.0, 3), (40, -50.0, 40), (123,
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pause_around_a_recording_does_not_move_its_features(kind, normalization):
+def test_pause_around_a_recording_does_not_change_its_features(kind, normalization):
     frontend, wave = front_end(**KINDS[kind], **NORMALIZATIONS[normalization]), speech()
     alone = features(frontend, wave)
     rows = [torch.cat([pause(before, db), wave, pause(after, db, seed=2)]) for before, db, after in PAUSES]
@@ -76,8 +76,8 @@ def test_a_pause_around_a_recording_does_not_move_its_features(kind, normalizati
         torch.testing.assert_close(row[before : before + len(alone)], alone, atol=2e-3, rtol=2e-3)
 
 
-def test_without_a_gate_it_does():
-    """So the tests above can fail."""
+def test_pause_changes_features_without_the_gate():
+    """Shows that the tests above can fail."""
     for options in ({"cmvn": "utterance"}, {"cmvn": "sliding"}):
         frontend = FrontEnd(CHOICE.validate_python({"num_mels": 20} | options), RATE)
         alone, padded = (features(frontend, torch.cat([pause(n, None), speech()]))[n:] for n in (0, 40))
@@ -85,7 +85,7 @@ def test_without_a_gate_it_does():
 
 
 @pytest.mark.parametrize(("num_frames", "level_db"), [(7, None), (40, -50.0), (500, None), (200, -30.0)])
-def test_a_pause_inside_does_not_move_what_a_window_makes_of_the_rest(num_frames, level_db):
+def test_pause_inside_does_not_change_windowed_features_elsewhere(num_frames, level_db):
     frontend, wave = front_end(cmvn="sliding", cmvn_window=40), speech()
     cut = len(wave) // 2 // HOP * HOP  # between two syllables
     alone = features(frontend, wave)
@@ -96,7 +96,7 @@ def test_a_pause_inside_does_not_move_what_a_window_makes_of_the_rest(num_frames
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_zeros_and_faint_noise_lie_on_the_floor(normalization):
+def test_zeros_and_faint_noise_are_at_the_floor(normalization):
     options = NORMALIZATIONS[normalization]
     frontend = front_end(**options)
     found = [features(frontend, torch.cat([pause(100, db), speech()]))[:97] for db in (None, -75.0)]
@@ -118,7 +118,7 @@ def test_stored_features_are_normalized_alike(cmvn):
     torch.testing.assert_close(frontend(stored, frames)[0][0], features(frontend, wave))
 
 
-def test_a_click_is_no_reference():
+def test_click_does_not_set_the_reference_level():
     wave = speech()
     clicked = torch.cat([pause(30, None), wave])
     clicked[800] = 1.0
@@ -126,7 +126,7 @@ def test_a_click_is_no_reference():
     assert (features(frontend, clicked)[30:] - features(frontend, wave)).abs().mean() < 0.1
 
 
-def test_what_is_loud_depends_on_the_utterance_alone():
+def test_loud_frames_depend_on_the_utterance_alone():
     levels = torch.full((4, 30), math.nan)
     levels[0, :30] = torch.linspace(0.0, 29.0, 30)
     levels[1, :12] = 5.0
@@ -140,7 +140,7 @@ def test_what_is_loud_depends_on_the_utterance_alone():
     assert loud_frames(torch.zeros(2, 0), torch.tensor([0, 0]), 10.0).shape == (2, 0)
 
 
-def test_only_what_counts_is_counted():
+def test_statistics_include_only_the_selected_frames():
     feats = torch.arange(12.0).view(1, 6, 2)
     counted = torch.tensor([[False, True, True, False, True, False]])
     mean, std = utterance_stats(feats, torch.tensor([6]), counted)
@@ -151,7 +151,7 @@ def test_only_what_counts_is_counted():
     assert none[1].tolist() == [[1.0, 1.0]]
 
 
-def test_windows_that_count_all_are_the_plain_ones():
+def test_windows_over_all_frames_equal_the_ungated_ones():
     feats, lengths = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([50, 20, 0])
     every = torch.arange(50) < lengths[:, None]
     for variance in (True, False):
@@ -169,17 +169,17 @@ def test_windows_that_count_all_are_the_plain_ones():
         ({"cmvn": "sliding", "cmvn_center": False, "cmvn_gate_db": 20}, "remove one of them"),
     ],
 )
-def test_what_cannot_be_gated_is_refused(options, message):
+def test_gate_is_refused_where_it_cannot_apply(options, message):
     with pytest.raises(ValidationError, match=message):
         CHOICE.validate_python(options)
 
 
-def test_ratios_hold_no_energies():
+def test_energy_ratios_cannot_be_gated():
     with pytest.raises(ValidationError, match="cmvn_gate_db needs the level of frames, and energy ratios have none"):
         FberConfig(cmvn_gate_db=20)
 
 
-def test_configurations_of_before_mean_what_they_meant():
+def test_older_configurations_keep_their_meaning():
     written = {"kind": "logmel", "num_mels": 40, "cmvn": "utterance"}
     config = TypeAdapter(FeatureChoice).validate_python(written)
     assert (config.cmvn_gate_db, config.cmvn_floor) == (0.0, 0.0)

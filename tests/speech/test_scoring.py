@@ -74,7 +74,7 @@ def aligned_by_full_table(ref, hyp):
 
 @given(pairs(least=6))
 @settings(max_examples=100)
-def test_an_alignment_holds_both_sentences(pair):
+def test_alignment_contains_both_sentences(pair):
     ref, hyp = pair
     steps = align(ref, hyp)
     assert [word for _, word, _ in steps if word is not None] == ref
@@ -85,7 +85,7 @@ def test_an_alignment_holds_both_sentences(pair):
 
 @given(pairs(most=6))
 @settings(max_examples=150)
-def test_an_alignment_is_the_cheapest(pair):
+def test_alignment_has_the_least_cost(pair):
     ref, hyp = pair
     assert sum(COSTS[operation] for operation, _, _ in align(ref, hyp)) == cheapest(ref, hyp)
 
@@ -94,14 +94,14 @@ def test_an_alignment_is_the_cheapest(pair):
 @settings(max_examples=150)
 @example((list("aa"), list("a")))
 @example((list("abc"), list("cab")))
-def test_ties_and_shortcuts(pair):
+def test_ties_and_shortcuts_agree_with_the_full_table(pair):
     ref, hyp = pair
     steps = align(ref, hyp)
     assert steps == aligned_by_full_table(ref, hyp)
     assert count_operations(ref, hyp) == counted(steps)
 
 
-def test_all_short_sentences():
+def test_all_pairs_of_short_sentences_agree_with_the_full_table():
     sentences = [list(s) for length in range(5) for s in itertools.product("ab", repeat=length)]
     for ref, hyp in itertools.product(sentences, sentences):
         assert count_operations(ref, hyp) == counted(aligned_by_full_table(ref, hyp))
@@ -109,7 +109,7 @@ def test_all_short_sentences():
 
 @given(pairs(most=20, least=8))
 @settings(max_examples=100)
-def test_total_against_the_edit_distance(pair):
+def test_total_errors_agree_with_the_edit_distance(pair):
     ref, hyp = pair
     _, sub, ins, dele = count_operations(ref, hyp)
     least = Levenshtein.distance(ref, hyp)
@@ -143,17 +143,17 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("ref", "hyp", "cor", "sub", "ins", "dele"), KNOWN)
-def test_known_counts(ref, hyp, cor, sub, ins, dele):
+def test_known_counts_of_sclite_are_reproduced(ref, hyp, cor, sub, ins, dele):
     counts = score_utterance(ref, hyp)
     assert (counts.cor, counts.sub, counts.ins, counts.dele) == (cor, sub, ins, dele)
 
 
-def test_words_that_are_missed_at_the_front():
+def test_deletions_at_the_start_are_counted():
     assert align(["a", "a"], ["a"]) == [("del", "a", None), ("cor", "a", "a")]
     assert align(["a"], ["a", "a"]) == [("ins", None, "a"), ("cor", "a", "a")]
 
 
-def test_long_sentences():
+def test_long_sentences_are_aligned():
     rng = np.random.default_rng(0)
     ref, hyp = (rng.choice(list("abcdefgh"), size=400).tolist() for _ in range(2))
     assert count_operations(ref, hyp) == counted(align(ref, hyp))
@@ -167,12 +167,12 @@ ROWS = [
 ]
 
 
-def test_the_rate_of_a_set_is_not_the_mean_of_rates():
+def test_rate_of_a_set_is_not_the_mean_of_rates():
     report = score_sets([("1", "a", "b", "s", "d"), ("2", "a b c d e f g h i", "a b c d e f g h i", "s", "d")])
     assert report.wer == pytest.approx(1 / 10)
 
 
-def test_sets_speakers_and_domains():
+def test_counts_are_summed_by_set_speaker_and_domain():
     report = score_sets(ROWS)
     assert report.wer == pytest.approx(3 / 10)
     assert list(report.speakers) == ["ann", "bob"]
@@ -188,7 +188,7 @@ def test_sets_speakers_and_domains():
     assert report.total.ser == pytest.approx(3 / 4)
 
 
-def test_nothing_said():
+def test_empty_references_are_scored():
     report = score_sets([("u3", "", "oh dear", "ann", "phone")])
     assert report.wer is None
     assert report.cer is None
@@ -196,7 +196,7 @@ def test_nothing_said():
     assert score_sets([]).total.ser is None
 
 
-def test_characters_with_single_spaces():
+def test_characters_include_single_spaces():
     counts = score_utterance("a  bc\td", "abc d")
     assert counts.ref_chars == len("a bc d")
     assert counts.char_errors == 1
@@ -209,19 +209,19 @@ def test_characters_with_single_spaces():
     )
 )
 @settings(max_examples=60)
-def test_character_rate_as_jiwer_has_it(texts):
+def test_character_error_rate_equals_jiwers(texts):
     refs, hyps = [" ".join(ref) for ref, _ in texts], [" ".join(hyp) for _, hyp in texts]
     report = score_sets((str(i), ref, hyp, "", "") for i, (ref, hyp) in enumerate(zip(refs, hyps, strict=True)))
     assert report.cer == pytest.approx(jiwer.cer(refs, hyps))
     assert report.wer >= jiwer.wer(refs, hyps) - 1e-12
 
 
-def test_an_utterance_twice():
+def test_duplicate_utterance_is_refused():
     with pytest.raises(ScoringError, match="'u1'"):
         score_sets([*ROWS, ROWS[0]])
 
 
-def test_rows_may_be_named():
+def test_named_rows_are_scored():
     assert score_sets([ScoringRow("u1", "a b", "a")]).wer == 0.5
 
 

@@ -19,7 +19,7 @@ def utterances(count, rate, seed=0):
     return rng.binomial(words, difficulty), words
 
 
-def test_same_seed_same_interval():
+def test_same_seed_gives_the_same_interval():
     errors, words = utterances(200, 0.2)
     assert wer_interval(errors, words) == wer_interval(errors, words)
     assert wer_interval(errors, words, seed=1) != wer_interval(errors, words, seed=2)
@@ -37,7 +37,7 @@ def test_the_interval_holds_the_rate_and_grows_with_the_level(count, seed):
     assert wide_low <= errors.sum() / words.sum() <= wide_high
 
 
-def test_width_as_the_normal_approximation_has_it():
+def test_width_agrees_with_the_normal_approximation():
     errors, words = utterances(3000, 0.2)
     rate = errors.sum() / words.sum()
     # Standard error of a ratio of sums (delta method).
@@ -47,7 +47,7 @@ def test_width_as_the_normal_approximation_has_it():
     assert high == pytest.approx(rate + 1.96 * spread, abs=0.1 * spread)
 
 
-def test_coverage():
+def test_intervals_have_the_nominal_coverage():
     population_errors, population_words = utterances(100_000, 0.2, seed=5)
     truth = population_errors.sum() / population_words.sum()
     rng, hits = np.random.default_rng(6), 0
@@ -65,7 +65,7 @@ def test_chunks_do_not_change_the_number_of_resamples(monkeypatch):
     assert wer_interval(errors, words) == whole
 
 
-def test_utterances_without_words():
+def test_utterances_without_words_are_accepted():
     low, high = wer_interval([1, 0, 2, 0], [0, 5, 0, 5], samples=200)
     assert 0 <= low <= high
     with pytest.raises(ScoringError, match="no reference words"):
@@ -82,7 +82,7 @@ def test_shapes_must_match(errors, words):
         compare_systems([1], errors, words)
 
 
-def test_a_much_better_system():
+def test_much_better_system_is_significant():
     errors, words = utterances(400, 0.3)
     found = compare_systems(errors, errors // 2, words)
     assert found.better == "b"
@@ -94,7 +94,7 @@ def test_a_much_better_system():
 
 @given(seed=st.integers(0, 1000), count=st.integers(1, 80))
 @settings(max_examples=60)
-def test_exchanging_the_systems_exchanges_the_answer(seed, count):
+def test_swapping_the_systems_swaps_the_result(seed, count):
     (a, words), (b, _) = utterances(count, 0.2, seed), utterances(count, 0.25, seed + 1)
     forth, back = compare_systems(a, b, words), compare_systems(b, a, words)
     assert back.delta == pytest.approx(-forth.delta)
@@ -104,14 +104,14 @@ def test_exchanging_the_systems_exchanges_the_answer(seed, count):
     assert back.better == {"a": "b", "b": "a", None: None}[forth.better]
 
 
-def test_the_same_system():
+def test_same_system_does_not_differ():
     errors, words = utterances(100, 0.2)
     found = compare_systems(errors, errors, words)
     assert (found.delta, found.low, found.high, found.p_value, found.better) == (0, 0, 0, 1.0, None)
     assert found.probability_of_improvement == 0.5
 
 
-def test_pairing_finds_what_separate_intervals_do_not():
+def test_paired_test_is_more_sensitive_than_separate_intervals():
     errors, words = utterances(400, 0.3)
     better = errors - (np.arange(400) % 10 == 0) * (errors > 0)
     low, _ = wer_interval(errors, words)
@@ -120,7 +120,7 @@ def test_pairing_finds_what_separate_intervals_do_not():
     assert compare_systems(errors, better, words).better == "b"
 
 
-def test_p_value_by_hand():
+def test_p_value_equals_one_computed_by_hand():
     # Differences 1, 1, 0, 0: mean 1/2, sample variance 1/3, so z = 0.5 / sqrt(1/12) = sqrt(3).
     assert matched_pair_p_value([0, 0, 0, 0], [1, 1, 0, 0]) == pytest.approx(0.08326451, abs=1e-7)
     # Differences 1, 2: mean 3/2, sample variance 1/2, so z = 1.5 / sqrt(1/4) = 3.
@@ -128,7 +128,7 @@ def test_p_value_by_hand():
 
 
 @pytest.mark.parametrize(("a", "b", "p_value"), [([2], [1], 1.0), ([2, 2], [1, 1], 0.5), ([3] * 9, [1] * 9, 2**-8)])
-def test_the_same_difference_everywhere(a, b, p_value):
+def test_constant_differences_have_exact_p_values(a, b, p_value):
     assert matched_pair_p_value(a, b) == pytest.approx(p_value)
 
 
@@ -147,7 +147,7 @@ def differing(differences, words):
     return compare_systems(a, a + np.array(differences), np.full(len(a), words))
 
 
-def test_a_system_is_better_only_if_test_and_interval_agree():
+def test_system_is_better_only_if_test_and_interval_agree():
     # every resample is worse, but four utterances are too few for the test
     excluded = differing([1, 1, 1, 9], words=10)
     assert excluded.low > 0
@@ -172,7 +172,7 @@ def test_comparison_is_a_json_value():
     assert set(value) == {"delta", "low", "high", "p_value", "better", "probability_of_improvement"}
 
 
-def test_resampled_speakers_vary_more_than_utterances_if_errors_are_those_of_voices():
+def test_resampling_speakers_gives_wider_intervals_for_speaker_errors():
     words = np.full(200, 10)
     speakers = [f"s{n % 10}" for n in range(200)]
     errors = np.array([5 if n % 10 < 5 else 0 for n in range(200)])
@@ -182,7 +182,7 @@ def test_resampled_speakers_vary_more_than_utterances_if_errors_are_those_of_voi
     assert by_speaker[1] - by_speaker[0] == pytest.approx(2 * 1.96 * 0.25 / math.sqrt(10), rel=0.2)
 
 
-def test_each_speaker_once_is_the_same_as_utterances():
+def test_one_utterance_per_speaker_equals_resampling_utterances():
     errors, words = utterances(30, 0.3)
     speakers = [f"s{n:02}" for n in range(30)]
     assert wer_interval(errors, words, speakers=speakers) == wer_interval(errors, words)

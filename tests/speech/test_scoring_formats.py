@@ -41,12 +41,12 @@ SAME = {
 
 @pytest.mark.parametrize("ref", SAME)
 @pytest.mark.parametrize("hyp", SAME)
-def test_formats_of_utterances_hold_the_same(write, ref, hyp):
+def test_utterance_formats_have_the_same_content(write, ref, hyp):
     pairs = load_pairs(write(ref, SAME[ref]), write(hyp, SAME[hyp]), MARKS)
     assert rows(pairs) == [("ann-1", "the cat", "the cat", "ann"), ("bob-2", "yes", "yes", "bob")]
 
 
-def test_the_name_tells_the_format_unless_it_is_given(write):
+def test_format_is_recognized_by_name_unless_given(write):
     assert {find_format(Path(f"x{format_.suffixes[0]}")).name for format_ in FORMATS.values()} == set(FORMATS)
     path = write("ref.out", "a b\n")
     assert read_transcript(path, "ref", "kaldi").utterances[0].text == "b"
@@ -56,7 +56,7 @@ def test_the_name_tells_the_format_unless_it_is_given(write):
         read_transcript(path, "ref", "sgml")
 
 
-def test_json_lines_of_manifests(write):
+def test_json_lines_of_manifests_are_read(write):
     path = write(
         "both.jsonl",
         '{"audio_filepath": "x.wav", "text": "a b", "pred_text": "a", "speaker": "ann", "domain": "phone"}\n',
@@ -65,14 +65,14 @@ def test_json_lines_of_manifests(write):
     assert (row.id, row.ref, row.hyp, row.speaker, row.domain) == ("x.wav", "a b", "a", "ann", "phone")
 
 
-def test_speaker_and_domain_are_those_of_the_reference(write):
+def test_speaker_and_domain_come_from_the_reference(write):
     ref = write("ref.jsonl", '{"id": "u", "text": "a", "speaker": "ann", "domain": "phone"}\n')
     hyp = write("hyp.jsonl", '{"id": "u", "text": "a", "speaker": "bob", "domain": "read"}\n')
     (row,) = load_pairs(ref, hyp, MARKS).rows
     assert (row.speaker, row.domain) == ("ann", "phone")
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_id(write):
+def test_byte_order_mark_is_not_part_of_the_first_id(write):
     assert read_transcript(write("x.txt", "\ufeffu1 a\n"), "ref").utterances[0].id == "u1"
 
 
@@ -99,12 +99,12 @@ def test_kaldi_files_have_no_comments(write):
         ("x.stm", ";; only comments\n", r"there is nothing in it"),
     ],
 )
-def test_what_is_wrong_is_named_by_line(write, name, text, message):
+def test_errors_are_named_by_line(write, name, text, message):
     with pytest.raises(TranscriptError, match=message):
         read_transcript(write(name, text), "ref")
 
 
-def test_other_encodings_have_a_remedy(tmp_path):
+def test_other_encodings_are_refused_with_a_remedy(tmp_path):
     (tmp_path / "x.txt").write_bytes("u1 café\n".encode("latin-1"))
     with pytest.raises(TranscriptError, match="not UTF-8 text.*iconv"):
         read_transcript(tmp_path / "x.txt", "ref")
@@ -175,13 +175,13 @@ def test_an_empty_hypothesis_deletes_all_words_if_that_is_asked_for(write, ref, 
     assert [row[1:3] for row in load_pairs(ref, hyp, MARKS, PairingRules(missing="delete")).rows] == [("a b", "")]
 
 
-def test_many_missing_utterances_are_named_in_part(write):
+def test_list_of_missing_utterances_is_shortened(write):
     ref = write("ref.txt", "".join(f"u{number} a\n" for number in range(9)))
     with pytest.raises(ScoringError, match="lacks 8 utterances: 'u1', 'u2', 'u3', 'u4', 'u5' and 3 more of"):
         load_pairs(ref, write("hyp.txt", "u0 a\n"), MARKS)
 
 
-def test_formats_that_do_not_fit(write):
+def test_incompatible_formats_are_refused(write):
     stm, text = write("ref.stm", "f A s 0 1 a\n"), write("hyp.txt", "u1 a\n")
     with pytest.raises(ScoringError, match=r"\(stm\) cannot be scored against .* \(kaldi\): give stm as reference"):
         load_pairs(stm, text, MARKS)
@@ -203,7 +203,7 @@ en A 9 0.3 late
 """
 
 
-def test_words_belong_to_segments_by_their_middles(write):
+def test_words_belong_to_the_segment_of_their_midpoint(write):
     pairs = load_pairs(write("ref.stm", STM), write("hyp.ctm", CTM), MARKS)
     # sclite gives the same
     assert rows(pairs) == [
@@ -221,11 +221,11 @@ def test_labels_without_definitions_are_kept(write):
     assert load_pairs(stm, ctm, MARKS).rows[0].labels == ("o", "x")
 
 
-def test_a_label_without_a_title_is_its_own(write):
+def test_label_without_a_title_is_its_own_title(write):
     assert read_transcript(write("x.stm", ';; LABEL "CH" "" ""\nf A s 0 1 a\n'), "ref").labels == {"ch": "CH"}
 
 
-def test_a_segment_without_length_is_read(write):
+def test_segment_without_length_is_read(write):
     (segment,) = read_transcript(write("x.stm", "f A s 1 1 a\n"), "ref").segments
     assert (segment.start, segment.end, segment.text) == (1, 1, "a")
 

@@ -42,7 +42,7 @@ def changed(rules, text, **options):
         ([f"[UH] => [(%HES)]{WORD}", f"[B] => [X Y]{WORD}"], "uh (uh) (a b)", "(%HES) ((%HES)) (a) (X) (Y)"),
     ],
 )
-def test_rules(rules, text, expected):
+def test_rules_are_applied_like_csrfilt(rules, text, expected):
     assert changed(rules, text) == expected
 
 
@@ -53,14 +53,14 @@ def test_hyphens_within_words_are_split_afterwards():
     assert changed([rule], text) == "%BC x-y- (z-) -a-b mother-in-law x--y"
 
 
-def test_what_the_file_begins_with_marks_comments():
+def test_first_characters_of_the_file_mark_comments():
     lines = ["%% first", f"[A] => [B]{WORD} %% [C] => [D]", f"%% [C] => [D]{WORD}", f"[E] => [F]{WORD}"]
     assert parse_glm(lines).filter("trn", "ref")("a c e %%") == "B c F %%"
     assert parse_glm(["* name 'x'", f"[A] => [B]{WORD} ;; comment"]).filter("trn", "ref")("a") == "B"
     assert parse_glm(['"Q => QUOTE', '"R => R']).filter("trn", "ref")('"q "r') == "QUOTE R"
 
 
-def test_case():
+def test_case_is_handled_like_csrfilt():
     rule = f"[a] => [xY]{WORD}"
     sensitive = parse_glm([";;", rule])
     assert sensitive.filter("trn", "ref", ignore_case=False)("A a") == "A xY"
@@ -69,7 +69,7 @@ def test_case():
     assert sensitive.filter("trn", "ref")("İ A b") == "İ xY b"  # its lower case has two characters
 
 
-def test_rules_for_some_inputs():
+def test_rules_may_apply_to_some_inputs_only():
     lines = [';; INPUT_DEPENDENT_APPLICATION = "ctm"', f"[A] => [CTM]{WORD}"]
     lines += [';; INPUT_DEPENDENT_APPLICATION = "STM|ref"', f"[A] => [REF]{WORD}"]
     lines += [';; INPUT_DEPENDENT_APPLICATION = ".*"', f"[C] => [ALL]{WORD}"]
@@ -92,7 +92,7 @@ def test_rules_for_some_inputs():
         (';; INPUT_DEPENDENT_APPLICATION = "("', "is not a regular expression"),
     ],
 )
-def test_lines_that_are_no_rules(tmp_path, line, message):
+def test_malformed_rules_are_named(tmp_path, line, message):
     (tmp_path / "x.glm").write_text(f";; c\n{line}\n")
     with pytest.raises(TranscriptError, match=message):
         read_glm(tmp_path / "x.glm")
@@ -104,7 +104,7 @@ def test_parentheses_that_do_not_match_are_named_by_line(tmp_path):
         load_pairs(tmp_path / "ref.txt", tmp_path / "ref.txt", ScoringRules(), PairingRules(split_hyphens=True))
 
 
-def test_words_that_a_rule_makes_share_the_time_of_theirs(tmp_path):
+def test_words_made_by_a_rule_share_the_original_time(tmp_path):
     (tmp_path / "ref.stm").write_text("f A s 0 1 a\nf A s 1 2 b\n")
     (tmp_path / "hyp.ctm").write_text("f A 0.55 0.8 ab\n")
     rules = parse_glm(["[AB] => [A B] / [ ] __ [ ]"])

@@ -39,7 +39,7 @@ KNOWN = [
     ("a { b / c } d", "a { c / d } d", 3, 0, 0, 0),
     ("a b c b { c a / @ } b", "b b", 2, 0, 0, 3),
     ("@", "", 0, 0, 0, 0),
-    # a word that is left out, or added, as it may be, counts as correct
+    # an optional word that is left out or inserted counts as correct
     ("a (b) d", "a d", 3, 0, 0, 0),
     ("a (b) d", "a b d", 3, 0, 0, 0),
     ("a (b) d", "a x d", 2, 1, 0, 0),
@@ -70,7 +70,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("ref", "hyp", "cor", "sub", "ins", "dele"), KNOWN)
-def test_known_counts(ref, hyp, cor, sub, ins, dele):
+def test_known_counts_of_sclite_are_reproduced(ref, hyp, cor, sub, ins, dele):
     counts = score_utterance(ref, hyp, ALL)
     assert (counts.cor, counts.sub, counts.ins, counts.dele) == (cor, sub, ins, dele)
     operations = [operation for operation, _, _ in align_texts(ref, hyp, ALL)]
@@ -111,7 +111,7 @@ texts = st.recursive(
 
 @given(texts, st.lists(words, max_size=5))
 @settings(max_examples=150)
-def test_the_reading_that_fits_best_is_aligned(items, hyp):
+def test_best_reading_is_aligned(items, hyp):
     rules = ScoringRules(alternatives=True)
     counts = score_utterance(written(items), " ".join(hyp), rules)
     costs = []
@@ -124,7 +124,7 @@ def test_the_reading_that_fits_best_is_aligned(items, hyp):
     assert chosen in readings(items)
 
 
-def test_arcs_come_after_those_before_them():
+def test_arcs_are_in_topological_order():
     rng = random.Random(0)
     for _ in range(200):
         network = parse_network(marked_text(rng, list("abc")), ALL)
@@ -143,7 +143,7 @@ def test_arcs_come_after_those_before_them():
         ("a { } c", "is empty"),
     ],
 )
-def test_texts_that_cannot_be_read(text, message):
+def test_malformed_texts_are_refused(text, message):
     with pytest.raises(MarkupError, match=message):
         align_texts(text, "a", ALL)
     with pytest.raises(ScoringError, match=f"utterance 'u7': .*{message}"):
@@ -154,7 +154,7 @@ def test_slashes_are_words_outside_braces():
     assert score_utterance("and/or / a", "and/or / a", ALL).cor == 3
 
 
-def test_characters_are_those_of_the_reading():
+def test_characters_are_those_of_the_chosen_reading():
     counts = score_utterance("{ hello / hi } (uh) wor-", "hi world", ALL)
     assert (counts.char_errors, counts.ref_chars) == (0, len("hi wor-"))
     assert mark(align_texts("{ hello / hi } (uh)", "hi you", ALL)) == "hi ((uh)->you)"

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(not ROOT, reason="STARLING_SCTK_DATA names no ch
 
 
 class Case(NamedTuple):
-    """A case of tsclite.sh: its files and options, and the outputs of which names begin like it."""
+    """A case of tsclite.sh: its files and options, and the outputs whose names begin like it."""
 
     name: str
     ref: str
@@ -131,7 +131,7 @@ def test_every_case_is_listed():
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_counts(case):
+def test_counts_equal_those_of_nist(case):
     report = case.report()
     compared = 0
     by_id = {utterance.id.lower(): utterance for utterance in report.utterances}
@@ -183,7 +183,7 @@ def alignments(report: ScoreReport, rules: ScoringRules) -> dict[str, list]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_alignments(case):
+def test_alignments_equal_those_of_nist(case):
     sgml = run_sclite(DATA / case.ref, [DATA / case.hyp], *case.options.split(), kinds=case.kinds)
     if not sgml:
         pytest.skip(f"this sclite does not know {case.options}")
@@ -196,14 +196,14 @@ def dotted(found: dict[str, list]) -> str:
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=case_id)
-def test_refused(case):
+def test_cases_with_missing_utterances_are_refused(case):
     assert case.output("pra") is None
     with pytest.raises(ScoringError, match="lacks"):
         case.report()
 
 
 @pytest.mark.parametrize("reason", UNSUPPORTED)
-def test_unsupported(reason):
+def test_unsupported_cases_are_skipped(reason):
     pytest.skip(f"{len(UNSUPPORTED[reason])} cases need {reason}: {', '.join(UNSUPPORTED[reason])}")
 
 
@@ -241,7 +241,7 @@ TWO_WORDS = (5.44, 5.8), (18.88, 19.1)
 
 
 @pytest.mark.parametrize(("kind", "given", "made", "hyphens"), FILTERS)
-def test_global_mapping(kind, given, made, hyphens):
+def test_global_mapping_equals_csrfilt(kind, given, made, hyphens):
     change = read_glm(SUITE / "example.glm").filter(kind, "ref", split_hyphens=hyphens)
     assert texts(kind, given, change) == texts(kind, made)
 
@@ -275,13 +275,13 @@ def test_rules_as_rfilter1_applies_them(glm, name):
 
 
 @pytest.mark.parametrize("name", ["rttm", "test.man2004"])
-def test_unsupported_filters(name):
+def test_unsupported_filters_are_refused(name):
     reasons = {"rttm": "3 cases of csrfilt have files in rttm", "test.man2004": "1 case of rfilter1 is not in UTF-8"}
     pytest.skip(reasons[name])
 
 
 @pytest.mark.parametrize(("case", "files"), [("test1a", ("file1", "file2")), ("test1b", ("file2", "file1"))])
-def test_matched_pairs(case, files):
+def test_matched_pairs_equal_sc_stats(case, files):
     rules = ScoringRules(alternatives=True, optional=True, fragments=True, ignore_case=True)
     reports = []
     for name in files:

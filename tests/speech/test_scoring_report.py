@@ -17,7 +17,7 @@ ROWS = [
 REPORT = score_sets(ROWS)
 
 
-def test_markup():
+def test_markup_shows_the_errors():
     assert mark(align(["the", "cat", "sat", "down"], ["the", "hat", "sat"])) == "the (cat->hat) sat (-down)"
     assert mark(align(["a"], ["a", "b"])) == "a (+b)"
     assert mark([]) == ""
@@ -49,17 +49,17 @@ def test_confusions_are_a_json_value():
     }
 
 
-def test_worst_utterances():
+def test_worst_utterances_come_first():
     assert [utterance.id for utterance in worst_utterances(REPORT)] == ["u2", "u1", "u3", "u5"]
     assert [utterance.id for utterance in worst_utterances(REPORT, 1)] == ["u2"]
 
 
-def test_alignment_report():
+def test_alignment_report_lists_each_utterance():
     assert alignment_report(REPORT.utterances[:1]) == "u1  2 errors, 4 words\n  the (cat->hat) sat (-down)\n"
     assert "u5  1 error, 1 word\n" in alignment_report(REPORT.utterances)
 
 
-def test_text_report_holds_everything():
+def test_text_report_has_all_sections():
     text = text_report(REPORT)
     for part in ("WER %", "ann", "phone", "Substitutions", "cat -> hat", "Deletions", "Insertions", "Worst utterances"):
         assert part in text
@@ -67,7 +67,7 @@ def test_text_report_holds_everything():
     assert "60.00" in text
 
 
-def test_text_report_of_nothing():
+def test_text_report_without_utterances():
     text = text_report(score_sets([]))
     assert "none" in text
     assert "-" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nist_tools
 import pytest
-from nist_tools import disturbed, marked_text, program, read_alignments, run_sc_stats, run_sclite
+from nist_tools import marked_text, program, read_alignments, run_sc_stats, run_sclite, with_recognition_errors
 
 from speech.scoring import (
     PairingRules,
@@ -34,7 +34,7 @@ def aligned(folder: Path, refs: dict[str, str], hyps: dict[str, str], *options: 
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_random_utterances(tmp_path, seed):
+def test_random_utterances_agree_with_sclite(tmp_path, seed):
     rng = random.Random(seed)
     refs: dict[str, str] = {}
     hyps: dict[str, str] = {}
@@ -42,7 +42,7 @@ def test_random_utterances(tmp_path, seed):
         vocabulary = [f"w{index}" for index in range(rng.choice([2, 3, 4, 8, 30, 200]))]
         words = rng.choices(vocabulary, k=rng.choice([0, 1, 2, 3, 5, 8, 12, 20, 40]))
         refs[f"u{number}"] = " ".join(words)
-        hyps[f"u{number}"] = " ".join(disturbed(rng, words, vocabulary))
+        hyps[f"u{number}"] = " ".join(with_recognition_errors(rng, words, vocabulary))
     theirs = aligned(tmp_path, refs, hyps, "-s")
     assert theirs.keys() == refs.keys()
     for id_, steps in theirs.items():
@@ -79,14 +79,14 @@ def check_marked(tmp_path, kind, count, seed):
 
 
 @pytest.mark.parametrize("kind", ["alternatives", "optional words", "both sides", "fragments"])
-def test_marked_utterances(tmp_path, kind):
+def test_marked_utterances_agree_with_sclite(tmp_path, kind):
     check_marked(tmp_path, kind, 200, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["alternatives", "optional words", "both sides", "fragments"])
-def test_many_marked_utterances(tmp_path, kind, seed):
+def test_many_marked_utterances_agree_with_sclite(tmp_path, kind, seed):
     check_marked(tmp_path, kind, 4000, seed)
 
 
@@ -160,20 +160,20 @@ def check_times(ref: Path, hyp: Path, ours: PairingRules, theirs: tuple[Path, Pa
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_words_in_segments(tmp_path, seed):
+def test_words_in_segments_agree_with_sclite(tmp_path, seed):
     ref, hyp = write_conversations(tmp_path, seed)
     check_times(ref, hyp, PairingRules(), (ref, hyp))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 200))
-def test_many_words_in_segments(tmp_path, seed):
+def test_many_words_in_segments_agree_with_sclite(tmp_path, seed):
     ref, hyp = write_conversations(tmp_path, seed)
     check_times(ref, hyp, PairingRules(), (ref, hyp))
 
 
 @pytest.mark.parametrize("seed", [0, *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 330)]])
-def test_segments_after_global_mapping(tmp_path, seed):
+def test_segments_after_global_mapping_agree_with_sclite(tmp_path, seed):
     ref, hyp = write_conversations(tmp_path, seed)
     glm = tmp_path / "test.glm"
     glm.write_text(GLM)
@@ -189,7 +189,7 @@ def rule(rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", [0, *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30)]])
-def test_rules_change_texts_as_csrfilt_does(tmp_path, seed):
+def test_rules_change_texts_like_csrfilt(tmp_path, seed):
     rng = random.Random(seed)
     words = ["a", "b", "ab", "a-b", "uh", "um", "it's", "c-", "-d", "(uh)", "(a b)", "{ a / b c }", "b-a-c", "x--y"]
     header = GLM.split("[UM]")[0]
@@ -204,7 +204,7 @@ def test_rules_change_texts_as_csrfilt_does(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 80)]])
-def test_two_systems_as_sc_stats_compares_them(tmp_path, seed):
+def test_comparison_of_two_systems_agrees_with_sc_stats(tmp_path, seed):
     rng = random.Random(seed)
     rates = rng.choice([0.1, 0.2, 0.35]), rng.choice([0.1, 0.2, 0.35])
     letters = list("abcdefghij")
@@ -214,7 +214,7 @@ def test_two_systems_as_sc_stats_compares_them(tmp_path, seed):
     }
     systems = {
         name: {
-            id_: " ".join(disturbed(rng, text.replace("(", "").replace(")", "").split(), letters, rate))
+            id_: " ".join(with_recognition_errors(rng, text.replace("(", "").replace(")", "").split(), letters, rate))
             for id_, text in refs.items()
         }
         for name, rate in zip("ab", rates, strict=True)

@@ -45,7 +45,7 @@ def test_commands_cover_the_vocabulary_in_many_sentences():
     assert len(set(commands)) > 1500
 
 
-def test_numbers_are_spelled_apart():
+def test_numbers_are_spelled_as_separate_words():
     spelled = [spell_number(number) for number in range(100)]
     assert len(set(spelled)) == 100
     assert spelled[0] == "zero"
@@ -78,7 +78,7 @@ def fundamental(samples, rate=22050, size=2048):
     return float(np.median(found))
 
 
-def test_rate_and_pitch_are_heard():
+def test_rate_and_pitch_change_the_speech():
     text = "set a timer for twenty five minutes"
     slow, _ = speak(text, Voice("m3", rate=120))
     fast, _ = speak(text, Voice("m3", rate=240))
@@ -101,7 +101,7 @@ def test_engines_start_from_the_same_state():
 
 
 @pytest.mark.parametrize("text", ["", "  ", "hello\x01200p", "lights\x00off"])
-def test_texts_that_cannot_be_spoken(text):
+def test_unspeakable_texts_are_refused(text):
     with pytest.raises(VoiceError, match=r"control characters"):
         speak(text)
 
@@ -116,12 +116,12 @@ def test_unknown_voices_are_refused_by_name():
     assert len(speak("hello")[0])  # an engine that failed lets the next one in
 
 
-def test_a_closed_engine_does_not_speak():
+def test_closed_engine_does_not_speak():
     with pytest.raises(RuntimeError, match=r"with statement"):
         Engine().speak("hello")
 
 
-def test_an_engine_within_an_engine_is_refused():
+def test_nested_engine_is_refused():
     with Engine() as engine:
         with pytest.raises(RuntimeError, match=r"has an engine already"):
             speak("hello")
@@ -181,7 +181,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def test_the_corpus_is_what_its_table_says(corpus):
+def test_corpus_matches_its_table(corpus):
     rows = rows_of(corpus / "metadata.csv")
     assert list(rows[0]) == ["id", "path", "text", "speaker", "split", "duration"]
     assert [row["split"] for row in rows] == ["train"] * 34 + ["valid"] * 4 + ["test"] * 6
@@ -199,7 +199,7 @@ def test_the_corpus_is_what_its_table_says(corpus):
     assert len(list((corpus / "audio").iterdir())) == len(rows)
 
 
-def test_the_same_configuration_gives_the_same_bytes_in_another_process(corpus, tmp_path):
+def test_same_configuration_gives_same_bytes_in_another_process(corpus, tmp_path):
     code = (
         "import sys; from pathlib import Path; from speech.synthesis import *\n"
         "synthesize_corpus(SynthesisConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))"
@@ -208,7 +208,7 @@ def test_the_same_configuration_gives_the_same_bytes_in_another_process(corpus, 
     assert digest(tmp_path) == digest(corpus)
 
 
-def test_an_interrupted_synthesis_goes_on(corpus, tmp_path):
+def test_interrupted_synthesis_continues(corpus, tmp_path):
     class Interrupted(Exception):
         pass
 
@@ -229,7 +229,7 @@ def test_an_interrupted_synthesis_goes_on(corpus, tmp_path):
     assert digest(tmp_path) == digest(corpus)
 
 
-def test_a_finished_corpus_is_left_alone_and_a_damaged_one_mended(tmp_path):
+def test_finished_corpus_is_kept_and_a_damaged_one_repaired(tmp_path):
     config = SMALL.model_copy(update={"train": 20, "valid": 0, "test": 0})
     metadata = synthesize_corpus(config, tmp_path)
     expected, stamp = digest(tmp_path), metadata.stat().st_mtime_ns
@@ -251,7 +251,7 @@ def test_another_configuration_replaces_the_corpus(tmp_path):
     assert digest(tmp_path) != first
 
 
-def test_a_folder_with_other_things_is_refused(tmp_path):
+def test_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "metadata.csv").write_text("id,path\n")
     with pytest.raises(ValueError, match=r"empty folder"):
         synthesize_corpus(SMALL, tmp_path)

@@ -1,4 +1,4 @@
-"""Text normalization: what comes out, what is refused, and that a second pass changes nothing."""
+"""Text normalization: results, refused texts, and idempotence."""
 
 from itertools import product
 
@@ -72,14 +72,14 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("typed", "said"), [*SAID.items(), *NUMBERS.items()])
-def test_english(typed, said):
+def test_english_is_normalized(typed, said):
     assert ENGLISH(typed) == said
     assert ENGLISH(said) == said
 
 
 @given(st.integers(0, LARGEST_NUMBER))
 @settings(max_examples=200)
-def test_number_words_read_back(number):
+def test_number_words_read_back_to_the_number(number):
     assert read_back(number_words(number)) == number
     assert ENGLISH.normalize(str(number)) == ENGLISH.normalize(f"{number:,}") == number_words(number)
 
@@ -104,7 +104,7 @@ def test_numbers_are_all_different():
 
 
 @pytest.mark.parametrize("number", [-1, LARGEST_NUMBER + 1])
-def test_numbers_out_of_range(number):
+def test_numbers_out_of_range_are_refused(number):
     with pytest.raises(ValueError, match="999,999,999"):
         number_words(number)
 
@@ -132,7 +132,7 @@ def test_every_ascii_text_fits_the_english_alphabet(text):
     assert all(word.strip("'") for word in result.split())
 
 
-def test_case():
+def test_case_is_as_configured():
     assert TextNormalizer(NormalizerConfig(case="upper"))("Room 3, it's") == "ROOM THREE IT'S"
     assert TextNormalizer(NormalizerConfig(case="keep"))("Room 3") == "Room three"
 
@@ -150,7 +150,7 @@ def test_none_leaves_case_and_punctuation():
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "...", "—", "'", "\u200b"])
-def test_empty_text(text):
+def test_empty_text_is_refused(text):
     with pytest.raises(TextError) as caught:
         ENGLISH(text)
     assert caught.value.reason == "empty-text"
@@ -165,7 +165,7 @@ def test_characters_outside_the_alphabet_are_named():
     assert isinstance(caught.value, ValueError)
 
 
-def test_given_alphabet():
+def test_given_alphabet_is_used():
     digits = TextNormalizer(NormalizerConfig(kind="basic", alphabet="0123456789"))
     assert digits("12, 7") == "12 7"
     with pytest.raises(TextError, match="alphabet"):
@@ -196,6 +196,6 @@ def test_real_transcripts_only_change_case(shared_data):
 
 @given(st.text(alphabet="aB' ", max_size=4) | st.text(alphabet="aB' ", min_size=6, max_size=30))
 @settings(max_examples=100)
-def test_the_short_way_for_plain_text_is_no_other_way(text):
-    # A trailing full stop takes the long way and leaves nothing behind.
+def test_fast_path_for_plain_text_gives_the_same(text):
+    # A trailing full stop avoids the fast path and is removed.
     assert ENGLISH.normalize(text) == ENGLISH.normalize(text + " .")

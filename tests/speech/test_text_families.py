@@ -33,26 +33,26 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("language", "text", "expected"), WRITTEN)
-def test_auto_goes_by_the_language(language, text, expected):
+def test_auto_chooses_the_family_by_language(language, text, expected):
     normalize = TextNormalizer(NormalizerConfig(kind="auto"))
     assert normalize(text, language) == expected
     assert normalize(expected, language) == expected
 
 
-def test_a_named_family_needs_no_language():
+def test_named_family_needs_no_language():
     assert TextNormalizer(NormalizerConfig(kind="cyrillic"))("Ещё, раз") == "ещё раз"
     assert TextNormalizer(NormalizerConfig(kind="cyrillic", fold=True))("Ещё, раз") == "еще раз"
     assert TextNormalizer(NormalizerConfig(kind="arabic", fold=True))("أحمد إلى") == "احمد الي"
     assert TextNormalizer(NormalizerConfig(kind="greek", fold=True))("ΆΛΦΑ Ωραίο") == "αλφα ωραιο"
 
 
-def test_punctuation_may_stay():
+def test_punctuation_may_be_kept():
     assert (
         TextNormalizer(NormalizerConfig(kind="latin", punctuation="keep", case="keep"))(" Ja,  genau! ") == "Ja, genau!"
     )
 
 
-def test_case_by_language():
+def test_case_conversion_depends_on_the_language():
     assert change_case("istanbul", "upper", "tr") == "İSTANBUL"
     assert change_case("გა", "upper", "ka") == "გა"
     assert change_case("ΟΔΟΣ", "lower", "el") == "οδος"
@@ -70,18 +70,18 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(("language", "text", "expected"), NUMBERS)
-def test_numbers_as_words_are_optional(language, text, expected):
+def test_numbers_may_be_written_as_words(language, text, expected):
     pytest.importorskip("num2words")
     assert TextNormalizer(NormalizerConfig(kind="auto", numbers="words"))(text, language) == expected
 
 
-def test_numbers_in_a_language_that_nobody_reads():
+def test_numbers_in_language_without_number_words_are_refused():
     pytest.importorskip("num2words")
     with pytest.raises(LanguageError, match=r"'zh'.*numbers: keep"):
         TextNormalizer(NormalizerConfig(kind="auto", numbers="words"))("12", "zh")
 
 
-def test_nothing_left_is_refused_in_every_family():
+def test_text_that_becomes_empty_is_refused_in_every_family():
     for name in FAMILIES:
         with pytest.raises(TextError) as failure:
             TextNormalizer(NormalizerConfig(kind=name))(" ?! ")
@@ -98,14 +98,14 @@ def test_a_second_pass_changes_nothing(language, text):
     assert unicodedata.is_normalized("NFC", once)
 
 
-def test_family_of_a_tag():
+def test_family_is_chosen_by_language_tag():
     assert family_of("sr").name == "cyrillic"
     assert family_of("sr-Latn").name == "latin"
     assert family_of("zh-Hant-TW").name == "cjk"
     assert family_of("").name == "latin"
 
 
-def test_changes_are_named_and_undone():
+def test_changes_have_kinds_and_can_be_undone():
     raw, text = "It's  5 o’clock, Ann!", "it's five o'clock ann"
     changes = text_changes(raw, text)
     assert undo_changes(text, changes) == raw

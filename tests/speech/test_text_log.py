@@ -11,7 +11,7 @@ from speech.text_log import TextChange, text_changes, undo_changes
 @example("A  A", "a a")
 @example(" a", "a ")
 @example("a a", "a")
-def test_whatever_a_text_became_it_comes_back(raw, text):
+def test_original_text_is_restored_from_any_result(raw, text):
     changes = text_changes(raw, text)
     assert undo_changes(text, changes) == raw
     assert all(change.was != change.became for change in changes)
@@ -23,12 +23,12 @@ def test_whatever_a_text_became_it_comes_back(raw, text):
         " ".join
     )
 )
-def test_what_the_normalizer_does_comes_back(raw):
+def test_original_text_is_restored_from_normalized_text(raw):
     text = TextNormalizer(NormalizerConfig()).normalize(raw)
     assert undo_changes(text, text_changes(raw, text)) == raw
 
 
-def test_words_in_a_row_of_which_only_the_case_has_changed_are_one_change():
+def test_consecutive_words_with_changed_case_are_one_change():
     assert text_changes("ALL IN CAPITALS", "all in capitals") == [TextChange(0, "ALL IN CAPITALS", "all in capitals")]
     changes = text_changes("HELLO THERE, MY FRIEND", "hello there my friend")
     assert [change.kind for change in changes] == ["case", "punctuation", "case"]
@@ -36,7 +36,7 @@ def test_words_in_a_row_of_which_only_the_case_has_changed_are_one_change():
     assert len(text_changes("ONE  TWO", "one two")) == 3, "the space between them has changed, too"
 
 
-def test_only_what_lies_between_words_that_are_alike_is_searched():
+def test_only_spans_between_equal_words_are_searched():
     changes = text_changes("So, 12 men - and One dog.", "so twelve men and one dog")
     assert [(change.was, change.became, change.kind) for change in changes] == [
         ("So,", "so", "punctuation"),

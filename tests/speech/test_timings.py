@@ -30,7 +30,7 @@ def test_ctm_has_a_line_for_each_unit():
     assert ctm_lines("", []) == ""
 
 
-def test_a_textgrid_fills_the_time_with_units_and_gaps():
+def test_textgrid_covers_the_time_with_units_and_gaps():
     text = textgrid(1.2, {"words": WORDS, "phones": []})
     assert text.startswith('File type = "ooTextFile"\nObject class = "TextGrid"\n\nxmin = 0\nxmax = 1.2000\n')
     assert intervals(text) == {
@@ -40,7 +40,7 @@ def test_a_textgrid_fills_the_time_with_units_and_gaps():
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8), st.integers(0, 100))
-def test_intervals_of_any_units_follow_each_other(gaps, duration):
+def test_intervals_of_any_units_are_contiguous(gaps, duration):
     now, units = 0, []
     for gap, length in gaps:
         units.append(Word("x", (now + gap) / 100, length / 100, 1.0))

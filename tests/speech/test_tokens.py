@@ -42,7 +42,7 @@ class TokenizerSuite:
         assert tokenizer.symbols[0] == "<blank>"
         assert tokenizer.size == len(tokenizer.symbols) == len(set(tokenizer.symbols))
 
-    def test_training_texts_come_back(self, tokenizer):
+    def test_training_texts_survive_a_round_trip(self, tokenizer):
         for text in TEXTS:
             ids = tokenizer.encode(text)
             assert all(0 < token < tokenizer.size for token in ids)
@@ -50,11 +50,11 @@ class TokenizerSuite:
 
     @given(words=st.lists(st.sampled_from(WORDS), max_size=12))
     @settings(max_examples=60)
-    def test_round_trip(self, tokenizer, words):
+    def test_texts_survive_a_round_trip(self, tokenizer, words):
         text = " ".join(words)
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
-    def test_json_round_trip(self, tokenizer):
+    def test_tokenizer_survives_a_json_round_trip(self, tokenizer):
         value = json.loads(json.dumps(tokenizer.to_dict()))
         again = tokenizer_from_dict(value)
         assert type(again) is type(tokenizer)
@@ -77,11 +77,11 @@ class TokenizerSuite:
             train_tokenizer(self.cfg, ["turn▁on"])
 
     @pytest.mark.parametrize("token", [0, -1, 10_000])
-    def test_ids_outside_are_refused(self, tokenizer, token):
+    def test_ids_out_of_range_are_refused(self, tokenizer, token):
         with pytest.raises(TokenError, match="blank"):
             tokenizer.decode([1, token])
 
-    def test_nothing(self, tokenizer):
+    def test_empty_text_has_no_tokens(self, tokenizer):
         assert tokenizer.encode("") == []
         assert tokenizer.decode([]) == ""
 
@@ -93,11 +93,11 @@ class TokenizerSuite:
         assert text == " ".join(text.split())
 
     @pytest.mark.parametrize("texts", [[], [""]])
-    def test_no_text(self, texts):
+    def test_training_without_text_is_refused(self, texts):
         with pytest.raises(TokenError, match="no text"):
             train_tokenizer(self.cfg, texts)
 
-    def test_damaged_value(self):
+    def test_damaged_description_is_refused(self):
         with pytest.raises(TokenError, match=self.cfg.kind):
             tokenizer_from_dict({"kind": self.cfg.kind})
 
@@ -112,25 +112,25 @@ class TestCharacters(TokenizerSuite):
     def test_order_of_texts_does_not_matter(self, tokenizer):
         assert train_tokenizer(self.cfg, TEXTS[::-1]).symbols == tokenizer.symbols
 
-    def test_one_token_a_character(self, tokenizer):
+    def test_each_character_is_one_token(self, tokenizer):
         assert len(tokenizer.encode("turn the")) == 8
 
 
 class TestBpe(TokenizerSuite):
     cfg = TokenConfig(kind="bpe", vocab_size=60)
 
-    def test_size_as_asked(self, tokenizer):
+    def test_vocabulary_has_the_requested_size(self, tokenizer):
         assert tokenizer.size == 60
 
     def test_pieces_are_longer_than_characters(self, tokenizer):
         assert len(tokenizer.encode(TEXTS[0])) < len(TEXTS[0]) / 2
 
-    def test_small_corpus_gives_fewer(self):
+    def test_small_corpus_gives_fewer_tokens(self):
         tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=5000), TEXTS)
         assert 60 < tokenizer.size < 5000
         assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
 
-    def test_too_small_a_vocabulary_says_how_many_are_needed(self):
+    def test_too_small_vocabulary_names_the_required_size(self):
         with pytest.raises(TokenError, match="vocab_size 5 is smaller than the 24 tokens"):
             train_tokenizer(TokenConfig(kind="bpe", vocab_size=5), TEXTS)
         assert train_tokenizer(TokenConfig(kind="bpe", vocab_size=24), TEXTS).size == 24
@@ -140,7 +140,7 @@ class TestBpe(TokenizerSuite):
         assert "x" in "".join(train_tokenizer(TokenConfig(kind="bpe", vocab_size=20), [line]).symbols[1:])
 
     @pytest.mark.parametrize("model", ["?", base64.b64encode(b"nonsense").decode(), 5])
-    def test_damaged_model(self, model):
+    def test_damaged_model_is_refused(self, model):
         with pytest.raises(TokenError):
             tokenizer_from_dict({"kind": "bpe", "model": model})
 
@@ -148,10 +148,10 @@ class TestBpe(TokenizerSuite):
 class TestWords(TokenizerSuite):
     cfg = TokenConfig(kind="words")
 
-    def test_most_frequent_first(self, tokenizer):
+    def test_most_frequent_words_come_first(self, tokenizer):
         assert tokenizer.symbols[1:4] == ["the", "lights", "kitchen"]
 
-    def test_limited_vocabulary(self):
+    def test_vocabulary_may_be_limited(self):
         tokenizer = train_tokenizer(TokenConfig(kind="words", vocab_size=3), TEXTS)
         assert tokenizer.symbols == ["<blank>", "the", "lights"]
         with pytest.raises(TokenError, match="'turn', 'off'"):
@@ -163,29 +163,29 @@ def test_every_kind_is_registered():
 
 
 @pytest.mark.parametrize("value", [{}, {"kind": "phones"}, {"kind": 3}])
-def test_unknown_kind(value):
+def test_unknown_kind_is_refused(value):
     with pytest.raises(TokenError, match="bpe, characters, words"):
         tokenizer_from_dict(value)
 
 
 @pytest.mark.parametrize("symbols", [[], ["a", "b"], ["<blank>", "a", "a"], "abc", ["<blank>", 1]])
-def test_damaged_symbols(symbols):
+def test_damaged_symbols_are_refused(symbols):
     with pytest.raises(TokenError):
         tokenizer_from_dict({"kind": "characters", "symbols": symbols})
 
 
-def test_symbols_of_another_language():
+def test_symbols_of_another_language_are_accepted():
     tokenizer = CharacterTokenizer(["<blank>", "▁", "é"])
     assert tokenizer.decode(tokenizer.encode("é éé")) == "é éé"
 
 
-def test_many_unknown_characters_are_shortened():
+def test_list_of_unknown_characters_is_shortened():
     tokenizer = CharacterTokenizer(["<blank>", "a"])
     with pytest.raises(TokenError, match="…"):
         tokenizer.encode("bcdefghi")
 
 
-def test_config_refuses_nonsense():
+def test_config_refuses_impossible_values():
     with pytest.raises(ValidationError):
         TokenConfig(vocab_size=1)
     with pytest.raises(ValidationError):

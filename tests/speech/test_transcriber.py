@@ -1,6 +1,6 @@
 """Transcription of files, bytes and arrays of any length.
 
-The acoustic model is one that cannot err: the loudest of six mel bands names the word, silence is the blank.
+The acoustic model makes no errors: the loudest of six mel bands determines the word, silence is the blank.
 """
 
 import io
@@ -56,7 +56,7 @@ def transcriber(folder):
 
 
 def speak(text, rate=RATE, pause=0.1):
-    """Each word is a tone in the middle of its mel band, swelling and fading, since a click sounds in all bands."""
+    """Each word is a tone in the middle of its mel band, with fades, since a click has energy in all bands."""
     top = 1127 * math.log(1 + 4000 / 700)
     bottom = 1127 * math.log(1 + 20 / 700)
     pieces = [np.zeros(int(pause * rate))]
@@ -84,7 +84,7 @@ def test_arrays_tensors_bytes_and_paths_give_the_same(transcriber, tmp_path):
         assert one.error == ""
 
 
-def test_any_format_rate_and_number_of_channels(transcriber, tmp_path):
+def test_any_format_rate_and_channel_count_is_transcribed(transcriber, tmp_path):
     for name, rate in [("a.wav", 44100), ("b.ogg", 16000), ("c.mp3", 22050), ("d.flac", 11025)]:
         wave = speak(TEXT, rate)
         soundfile.write(tmp_path / name, np.stack([wave, wave], axis=1), rate)
@@ -92,13 +92,13 @@ def test_any_format_rate_and_number_of_channels(transcriber, tmp_path):
     assert [one.text for one in found] == [TEXT] * 4
 
 
-def test_arrays_of_another_rate(transcriber):
+def test_arrays_of_another_rate_are_resampled(transcriber):
     found = transcriber.transcribe([speak(TEXT, 16000)], sample_rate=16000)
     assert found[0].text == TEXT
     assert found[0].seconds == pytest.approx(len(speak(TEXT)) / RATE, abs=0.01)
 
 
-def test_order_is_kept_over_lengths_and_batches(folder):
+def test_results_are_in_input_order(folder):
     texts = [" ".join(WORDS[: 1 + k % 6]) for k in range(14)]
     waves = [speak(text) for text in texts]
     for batch_seconds in (0.1, 3.0, 1000.0):
@@ -107,7 +107,7 @@ def test_order_is_kept_over_lengths_and_batches(folder):
         assert [one.text for one in transcriber.transcribe(waves)] == texts
 
 
-def test_batches_are_bounded(folder):
+def test_batch_size_is_bounded(folder):
     transcriber = Transcriber(folder, batch_seconds=4.0)
     sizes = []
 
@@ -122,7 +122,7 @@ def test_batches_are_bounded(folder):
     assert all(rows == 1 or rows * frames <= 400 for rows, frames in sizes)
 
 
-def test_an_unreadable_recording_stops_no_other(transcriber, tmp_path):
+def test_unreadable_recording_stops_no_other(transcriber, tmp_path):
     wave = speak("echo")
     (tmp_path / "text.wav").write_text("this is no audio")
     (tmp_path / "cut.flac").write_bytes(encode_flac(torch.from_numpy(wave), RATE)[:100])
@@ -156,7 +156,7 @@ def test_silence_and_snippets_give_no_words(transcriber):
     assert transcriber.transcribe([]) == []
 
 
-def test_long_audio_is_cut_in_its_pauses(transcriber):
+def test_long_audio_is_cut_at_pauses(transcriber):
     """Two and a half minutes with the real model's limits: no word is lost at a cut, none is doubled."""
     texts = [WORDS[k] for k in np.random.default_rng(0).integers(0, 6, 300)]
     wave = speak(" ".join(texts), pause=0.3)
@@ -172,11 +172,11 @@ def test_decoding_can_be_chosen(folder):
     assert transcriber.sample_rate == RATE
 
 
-def test_the_real_model_runs(folder):
+def test_untrained_real_model_runs(folder):
     found = Transcriber(folder).transcribe([speak(TEXT), np.zeros(10)])
     assert [one.error for one in found] == ["", ""]
 
 
-def test_without_a_bundle_there_is_a_clear_error(tmp_path):
+def test_missing_bundle_is_a_clear_error(tmp_path):
     with pytest.raises(BundleError, match=r"bundle\.json"):
         Transcriber(tmp_path)

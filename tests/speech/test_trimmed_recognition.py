@@ -38,7 +38,7 @@ def trimmed(frontend, *waves):
     return [row[: int(count)] for row, count in zip(feats, frames, strict=True)], starts.tolist()
 
 
-def around(before, wave, after, level_db=None):
+def with_pauses(before, wave, after, level_db=None):
     """A recording with frames of a pause before and after it."""
     gain = 0.0 if level_db is None else 10 ** (level_db / 20)
     generator = torch.Generator().manual_seed(3)
@@ -53,7 +53,7 @@ def around(before, wave, after, level_db=None):
 def test_zeros_around_a_recording_make_no_difference(cmvn):
     frontend, wave = front_end(cmvn), speech()
     pauses = [(0, 0), (1, 0), (0, 5), (7, 3), (40, 40), (500, 100)]
-    found, starts = trimmed(frontend, *(around(before, wave, after) for before, after in pauses))
+    found, starts = trimmed(frontend, *(with_pauses(before, wave, after) for before, after in pauses))
     for feats, start, (before, _) in zip(found, starts, pauses, strict=True):
         torch.testing.assert_close(feats, found[0], atol=1e-3, rtol=1e-3)
         assert start - starts[0] == pytest.approx(before * 0.01)
@@ -61,16 +61,22 @@ def test_zeros_around_a_recording_make_no_difference(cmvn):
 
 def test_faint_noise_makes_a_difference_at_the_edges_only():
     frontend, wave = front_end(), speech()
-    (alone, padded), _ = trimmed(frontend, wave, around(40, wave, 40, level_db=-60.0))
+    (alone, padded), _ = trimmed(frontend, wave, with_pauses(40, wave, 40, level_db=-60.0))
     assert alone.shape == padded.shape
     torch.testing.assert_close(padded[8:-8], alone[8:-8], atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(padded[:1], alone[:1])
     torch.testing.assert_close(padded[-1:], alone[-1:])
 
 
-def test_a_batch_is_trimmed_as_its_recordings():
+def test_batch_is_trimmed_like_its_recordings():
     frontend = front_end()
-    waves = [around(30, speech(), 0), speech(0.3, seed=1), torch.zeros(900), torch.zeros(0), around(0, speech(1.1), 90)]
+    waves = [
+        with_pauses(30, speech(), 0),
+        speech(0.3, seed=1),
+        torch.zeros(900),
+        torch.zeros(0),
+        with_pauses(0, speech(1.1), 90),
+    ]
     together, starts = trimmed(frontend, *waves)
     for wave, feats, start in zip(waves, together, starts, strict=True):
         (alone,), (begin,) = trimmed(frontend, wave)
@@ -80,8 +86,8 @@ def test_a_batch_is_trimmed_as_its_recordings():
 
 
 @pytest.mark.parametrize("cmvn", NORMALIZATIONS)
-def test_its_speech_is_the_plain_front_ends(cmvn):
-    frontend, wave = front_end(cmvn), around(20, speech(), 30)
+def test_features_of_speech_equal_the_plain_front_ends(cmvn):
+    frontend, wave = front_end(cmvn), with_pauses(20, speech(), 30)
     (found,), (start,) = trimmed(frontend, wave)
     plain, frames = frontend(wave[None], torch.tensor([len(wave)]))
     assert 0.12 < start < 0.16  # 50 ms before the first frame that reaches into speech
@@ -90,7 +96,7 @@ def test_its_speech_is_the_plain_front_ends(cmvn):
     assert len(found) < int(frames)
 
 
-def test_a_pause_inside_stays():
+def test_pause_inside_is_kept():
     frontend, wave = front_end(), speech()
     (found,), _ = trimmed(frontend, torch.cat([wave, torch.zeros(100 * HOP), wave]))
     (alone,), _ = trimmed(frontend, wave)
@@ -98,7 +104,7 @@ def test_a_pause_inside_stays():
 
 
 def test_stored_features_are_trimmed_too():
-    frontend, wave = front_end(), around(20, speech(), 30)
+    frontend, wave = front_end(), with_pauses(20, speech(), 30)
     raw, frames = build_features(frontend.cfg, RATE)(wave[None], torch.tensor([len(wave)]))
     feats, counts, starts = frontend.trimmed(raw, frames)
     (expected,), (start,) = trimmed(frontend, wave)
@@ -107,20 +113,20 @@ def test_stored_features_are_trimmed_too():
     torch.testing.assert_close(feats[0], expected, atol=1e-3, rtol=1e-3)
 
 
-def test_without_it_nothing_is_trimmed():
-    frontend, wave = front_end(trim_db=0.0), around(20, speech(), 30)
+def test_nothing_is_trimmed_by_default():
+    frontend, wave = front_end(trim_db=0.0), with_pauses(20, speech(), 30)
     (found,), (start,) = trimmed(frontend, wave)
     assert start == 0.0
     assert torch.equal(found, frontend(wave[None], torch.tensor([len(wave)]))[0][0])
 
 
-def test_deltas_and_stride_see_the_trimmed_recording():
+def test_deltas_and_stride_apply_to_the_trimmed_recording():
     frontend, wave = front_end(delta_order=1, splice_left=1, stride=2), speech()
-    (found, padded), _ = trimmed(frontend, wave, around(40, wave, 40))
+    (found, padded), _ = trimmed(frontend, wave, with_pauses(40, wave, 40))
     assert found.shape[1] == 20 * 2 * 2
     torch.testing.assert_close(found, padded, atol=1e-3, rtol=1e-3)
 
 
-def test_ratios_hold_no_energies():
+def test_energy_ratios_cannot_be_trimmed():
     with pytest.raises(ValidationError, match="trim_db needs the level of frames, and energy ratios have none"):
         FberConfig(trim_db=30)

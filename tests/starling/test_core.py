@@ -77,7 +77,7 @@ def core_only(tmp_path):
     return env | {"HIDDEN_PACKAGES": json.dumps(hidden)}
 
 
-def test_the_engine_is_imported_with_the_packages_of_the_core(tmp_path, core_only):
+def test_engine_imports_with_only_the_core_packages(tmp_path, core_only):
     script = (
         "import starling, sys; starling.Ring, starling.RingConfig; import training.coordinator.server; print('fine')"
     )
@@ -87,7 +87,7 @@ def test_the_engine_is_imported_with_the_packages_of_the_core(tmp_path, core_onl
     assert done.stdout == "fine\n", done.stderr[-2000:]
 
 
-def test_a_name_of_the_pipeline_names_the_extra(tmp_path, core_only):
+def test_import_of_a_pipeline_name_says_which_extra_to_install(tmp_path, core_only):
     script = "import starling; starling.load_config"
     done = subprocess.run([sys.executable, "-c", script], env=core_only, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
@@ -96,7 +96,7 @@ def test_a_name_of_the_pipeline_names_the_extra(tmp_path, core_only):
 
 
 @pytest.mark.slow
-def test_a_ring_of_two_trains_with_the_packages_of_the_core(tmp_path, core_only):
+def test_two_learners_train_with_only_the_core_packages(tmp_path, core_only):
     words = [sys.executable, "-c", LEARNER, str(tmp_path / "ring")]
     start = {"env": core_only, "cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     learners = [subprocess.Popen([*words, str(seed)], **start) for seed in range(2)]
@@ -107,7 +107,7 @@ def test_a_ring_of_two_trains_with_the_packages_of_the_core(tmp_path, core_only)
     assert [line["utterances"] for line in lines if line["kind"] == "epoch"] == [200, 200]
 
 
-def test_the_command_without_the_pipeline_names_the_extra(tmp_path, core_only):
+def test_command_without_the_pipeline_says_which_extra_to_install(tmp_path, core_only):
     command = [sys.executable, "-m", "starling", "--version"]
     done = subprocess.run(command, env=core_only, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1

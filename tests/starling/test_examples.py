@@ -33,7 +33,7 @@ def epochs_of(folder):
 
 @pytest.mark.slow
 @pytest.mark.real_interpreter
-def test_four_processes_of_which_one_is_killed_train_a_table(tmp_path):
+def test_four_processes_train_every_row_although_one_is_killed(tmp_path):
     process = run(EXAMPLE, str(tmp_path), "--processes", "4", "--kill", "--epochs", "6")
     out, _ = process.communicate(timeout=500)
     assert process.returncode == 0, out[-3000:]
@@ -55,7 +55,7 @@ def test_four_processes_of_which_one_is_killed_train_a_table(tmp_path):
     ],
     ids=["two jobs", "one job"],
 )
-def test_two_nodes_of_two_under_torchrun_train_a_table(tmp_path, options):
+def test_two_nodes_of_two_ranks_under_torchrun_train_every_row(tmp_path, options):
     agents = [run(*TORCHRUN, *words, EXAMPLE, str(tmp_path), "--nodes", "2", "--epochs", "4") for words in options]
     outs = [agent.communicate(timeout=500)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outs)[-6000:]
@@ -72,7 +72,7 @@ def test_two_nodes_of_two_under_torchrun_train_a_table(tmp_path, options):
 
 @pytest.mark.slow
 @pytest.mark.real_interpreter
-def test_a_process_of_two_nodes_of_two_is_killed_and_the_other_node_trains_every_row(tmp_path):
+def test_other_node_trains_every_row_after_a_rank_is_killed(tmp_path):
     words = [EXAMPLE, str(tmp_path), "--nodes", "2", "--epochs", "8"]
     agents = [run(*TORCHRUN, "--master-port", port, *words) for port in ("29515", "29516")]
     deadline = time.monotonic() + 300

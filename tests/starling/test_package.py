@@ -14,13 +14,13 @@ HEAVY = ("torch", "prefect", "mlflow", "typer", "pydantic", "flows", "tasks", "t
 
 
 @pytest.mark.real_interpreter
-def test_importing_it_imports_nothing_heavy():
+def test_importing_the_package_imports_no_heavy_library():
     script = f"import sys, starling; print(sorted(set({HEAVY!r}) & {{name.split('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_its_version_is_that_of_the_distribution():
+def test_version_is_that_of_the_distribution():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "starling.__version__"}
     assert starling.__version__ == importlib.metadata.version("starling")
@@ -32,13 +32,13 @@ def test_the_changelog_has_the_version():
 
 
 @pytest.mark.real_interpreter
-def test_it_is_the_command_too():
+def test_package_runs_as_the_command():
     command = [sys.executable, "-m", "starling", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, f"starling {starling.__version__}\n"), done.stderr
 
 
-def test_a_wheel_has_every_configuration_and_the_mark_of_typed_packages():
+def test_package_data_has_every_configuration_and_py_typed():
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     folder = ROOT / "starling"
     found = {path.name for pattern in packaged["package-data"]["starling"] for path in folder.glob(pattern)}

@@ -69,12 +69,12 @@ def environment(installed, tmp_path):
     return kept | {"STARLING_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
 
 
-def test_the_command_of_the_wheel_tells_its_version(installed, environment):
+def test_installed_command_prints_its_version(installed, environment):
     command = str(installed[0] / "venv" / "bin" / "starling")
     assert run(command, "--version", cwd=installed[0], env=environment) == f"starling {starling.__version__}\n"
 
 
-def test_the_wheel_shards_the_demo(installed, environment, tmp_path):
+def test_installed_wheel_shards_the_demo(installed, environment, tmp_path):
     pytest.importorskip("espeakng_loader")
     command = str(installed[0] / "venv" / "bin" / "starling")
     out = run(command, "run", "demo", "--until", "shard", "--no-prefect", cwd=tmp_path, env=environment)
@@ -82,7 +82,7 @@ def test_the_wheel_shards_the_demo(installed, environment, tmp_path):
     assert list((tmp_path / "home").rglob("index.parquet"))
 
 
-def test_the_wheel_has_the_ring(installed, environment, tmp_path):
+def test_installed_wheel_trains_a_ring(installed, environment, tmp_path):
     python = str(installed[0] / "venv" / "bin" / "python")
     out = run(python, "-c", RING, str(tmp_path / "ring"), cwd=tmp_path, env=environment)
     trained, _, file = out.strip().partition(" ")

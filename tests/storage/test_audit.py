@@ -55,9 +55,9 @@ def parquet():
 
 
 class AuditContract:
-    """What holds for every kind of store; a subclass gives the fixture `store`."""
+    """Contract of every kind of store; a subclass provides the fixture `store`."""
 
-    def test_a_whole_store_has_no_problems(self, store):
+    def test_intact_store_has_no_problems(self, store):
         publish(store, "shard", "a", ("train", "test"))
         done = []
         report = verify(store, on_progress=lambda *figures: done.append(figures))
@@ -75,7 +75,7 @@ class AuditContract:
             (lambda data: None, "missing"),
         ],
     )
-    def test_every_damage_is_named(self, store, damage, reason):
+    def test_every_damage_is_reported(self, store, damage, reason):
         output = publish(store, "shard", "a")
         data = damage(output.store.read("train/shard-000001.tar"))
         if data is None:
@@ -88,7 +88,7 @@ class AuditContract:
         quick = verify(store, quick=True).problems
         assert quick == ([] if reason == "SHA-256" else [problem])
 
-    def test_a_missing_or_foreign_index_is_named(self, store):
+    def test_missing_or_foreign_index_is_reported(self, store):
         one, two = publish(store, "shard", "a"), publish(store, "shard", "b")
         one.store.delete("train/index.parquet")
         fill(two.store.child("train"), shards=2)
@@ -96,7 +96,7 @@ class AuditContract:
         assert "missing, but the stage's record names it" in first.reason
         assert "digest differs" in second.reason
 
-    def test_a_broken_index_or_record_is_named(self, store):
+    def test_broken_index_or_record_is_reported(self, store):
         output = publish(store, "shard", "a")
         output.store.write("train/index.parquet", b"no parquet")
         for key, content in (("b", b"{"), ("c", b"{}"), ("d", b"\x80")):
@@ -107,7 +107,7 @@ class AuditContract:
         assert "Parquet magic bytes not found" in index
 
     @pytest.mark.parametrize("quick", [True, False])
-    def test_whatever_a_record_lists_is_compared(self, store, quick):
+    def test_every_object_of_a_record_is_compared(self, store, quick):
         output = StageOutput(store, "score", "a" * 16)
         for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
             output.store.write(name, b"12345")
@@ -120,7 +120,7 @@ class AuditContract:
         assert found.pop("b.txt") == "4 bytes instead of 5"
         assert found == ({} if quick else {"c.txt": "its SHA-256 differs from the stage's record"})
 
-    def test_what_no_record_lists_is_read_as_what_it_should_be(self, store):
+    def test_unrecorded_objects_are_parsed_by_their_kind(self, store):
         output = StageOutput(store, "train", "a" * 16)
         whole = {"x.json": b"{}", "y.parquet": parquet(), "z.safetensors": save({"w": np.zeros(9)}), "text": b"\xff"}
         for name, content in whole.items():
@@ -136,8 +136,8 @@ class AuditContract:
         assert verify(store, quick=True).problems == []
 
     @pytest.mark.parametrize("gone", ["done.json", "train/index.parquet", "train/shard-000001.tar"])
-    def test_what_is_deleted_meanwhile_is_no_problem(self, store, monkeypatch, gone):
-        """An output that leaves between the listing and the reading, record first."""
+    def test_output_deleted_during_the_audit_is_no_problem(self, store, monkeypatch, gone):
+        """An output that is deleted between the listing and the reading, record first."""
         output = publish(store, "shard", "a", ("train", "test"))
         publish(store, "shard", "b")
         listed = store.entries()
@@ -154,7 +154,7 @@ class AuditContract:
         assert plan_garbage(Earlier(store.url), now=4e9, min_age_s=1.0).garbage == []
 
     @pytest.mark.parametrize("gone", ["train/index.parquet", "train/shard-000001.tar"])
-    def test_what_vanishes_from_an_output_that_stays_is_a_problem(self, store, gone):
+    def test_object_that_vanishes_from_a_kept_output_is_a_problem(self, store, gone):
         output = publish(store, "shard", "a")
         listed = store.entries()
 
@@ -166,7 +166,7 @@ class AuditContract:
         problems = verify(Earlier(store.url)).problems
         assert [problem.reason for problem in problems] == [VANISHED]
 
-    def test_repair_takes_away_just_what_is_damaged_and_the_records(self, store):
+    def test_repair_deletes_only_damaged_objects_and_their_records(self, store):
         one = publish(store, "shard", "a", ("train", "test"))
         two, whole = publish(store, "features", "b"), publish(store, "decode", "c")
         StageOutput(store, "train", "d" * 16).store.write("state.json", b"{")
@@ -187,7 +187,7 @@ class AuditContract:
         assert [problem.object for problem in done.left] == ["mine/index.parquet"]
         assert whole.record() is not None
 
-    def test_repair_leaves_alone_what_a_stage_is_making(self, store):
+    def test_repair_keeps_outputs_of_running_stages(self, store):
         output = publish(store, "shard", "a")
         output.store.write("train/shard-000001.tar", b"damaged")
 
@@ -206,7 +206,7 @@ class AuditContract:
             [],
         )
 
-    def test_shards_that_several_indexes_name_are_read_once(self, store):
+    def test_shards_in_several_indexes_are_read_once(self, store):
         output = publish(store, "shard", "a")
         folder = output.store.child("train")
         index = ShardIndex.read(folder)
@@ -214,7 +214,7 @@ class AuditContract:
         report = verify(store)
         assert (report.indexes, report.shards, report.problems) == (2, 3, [])
 
-    def test_a_union_names_the_shards_beside_it(self, store):
+    def test_union_index_refers_to_shards_beside_it(self, store):
         output = publish(store, "shard", "a", ("fold-1", "fold-2"))
         parts = {name: ShardIndex.read(output.store.child(name)) for name in ("fold-1", "fold-2")}
         union_index(parts, "train").write(output.store.child("without-fold-3"))
@@ -222,7 +222,7 @@ class AuditContract:
         assert (report.indexes, report.shards, report.problems) == (3, 6, [])
         assert plan_garbage(store, now=4e9, min_age_s=1.0).garbage == []
 
-    def test_usage_is_by_output_and_leaves_out_what_is_none(self, store):
+    def test_usage_is_listed_by_output_and_ignores_other_objects(self, store):
         publish(store, "shard", "a", ("train", "test"))
         StageOutput(store, "train", "b" * 16).store.write("checkpoints/1.json", b"{}")
         store.write("notes.txt", b"mine")
@@ -233,7 +233,7 @@ class AuditContract:
         assert large.bytes == sum(e.size for e in store.entries(large.name))
         assert large.modified >= min(e.modified for e in large.objects)
 
-    def test_an_empty_store(self, store):
+    def test_empty_store_has_no_problems(self, store):
         assert verify(store).problems == []
         assert usage(store) == []
 
@@ -263,12 +263,12 @@ class TestS3(AuditContract):
         return ObjectStore(f"s3://speech/{uuid.uuid4().hex}")
 
 
-def test_index_names():
+def test_names_of_indexes_are_recognized():
     names = ["index.parquet", "a/index.parquet", "a/index-fold-2.parquet", "a/manifest.parquet", "a/reindex.parquet"]
     assert index_names(names) == names[:3]
 
 
-def test_a_digest_that_two_indexes_give_differently_is_checked_for_both(tmp_path):
+def test_conflicting_digests_of_two_indexes_are_both_checked(tmp_path):
     store = ObjectStore(tmp_path)
     index = fill(store)
     wrong = tuple(replace(shard, sha256="0" * 64) for shard in index.shards)

@@ -30,7 +30,7 @@ def age(path, seconds):
     os.utime(path, (at, at))
 
 
-def test_the_least_recently_used_copies_leave_first(store, tmp_path):
+def test_least_recently_used_copies_are_evicted_first(store, tmp_path):
     index = fill(store)
     limit = 3 * index.shards[0].bytes + 100
     reader = ShardReader(store, index, tmp_path, cache_bytes=limit)
@@ -43,7 +43,7 @@ def test_the_least_recently_used_copies_leave_first(store, tmp_path):
     assert bytes_of(tmp_path) <= limit
 
 
-def test_a_cache_that_is_far_too_small_still_gives_every_payload(store, tmp_path):
+def test_cache_far_too_small_still_returns_every_payload(store, tmp_path):
     index = fill(store)
     reader = ShardReader(store, index, tmp_path, cache_bytes=index.shards[0].bytes)
     for position in random.Random(1).choices(range(6), k=40):
@@ -53,7 +53,7 @@ def test_a_cache_that_is_far_too_small_still_gives_every_payload(store, tmp_path
     assert tiny.payload(4) == content(4)
 
 
-def test_an_evicted_copy_stays_readable_through_its_descriptor(store, tmp_path):
+def test_evicted_copy_stays_readable_through_its_descriptor(store, tmp_path):
     reader = ShardReader(store, fill(store), tmp_path)
     with reader.shard_path(0).open("rb") as file:
         ShardCache(tmp_path, 1).evict()
@@ -62,7 +62,7 @@ def test_an_evicted_copy_stays_readable_through_its_descriptor(store, tmp_path):
     assert reader.payload(0) == content(0)
 
 
-def test_the_limit_of_the_folder_counts_for_who_names_none(tmp_path):
+def test_folders_limit_applies_if_none_is_given(tmp_path):
     assert ShardCache(tmp_path).max_bytes == DEFAULT_BYTES
     set_cache_limit(tmp_path, 1000)
     set_cache_limit(tmp_path, 1000)
@@ -102,7 +102,7 @@ def read_copy(folder, digest, fetch, check=lambda file: None):
         return os.pread(file.fileno(), 10**6, 0)
 
 
-def test_a_fetch_that_is_damaged_once_is_repeated_and_twice_is_an_error(tmp_path):
+def test_damaged_fetch_is_repeated_once_before_an_error(tmp_path):
     data = content(1)
     digest = hashlib.sha256(data).hexdigest()
     sent = [b"damaged", data]
@@ -133,7 +133,7 @@ def test_descriptors_are_not_left_open(store, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_full_disk_makes_the_other_copies_leave(tmp_path):
+def test_full_disk_evicts_other_copies(tmp_path):
     (tmp_path / "old.tar").write_bytes(b"x" * 100)
     calls = []
 
@@ -151,7 +151,7 @@ def full_disk(target):
     raise ObjectStoreError(errno.ENOSPC, "no space")
 
 
-def test_a_disk_that_stays_full_leaves_nothing(tmp_path):
+def test_lasting_full_disk_leaves_no_partial_copy(tmp_path):
     with pytest.raises(CacheFullError, match="no room for a copy of 3 bytes"):
         ShardCache(tmp_path).open("b", 3, full_disk, lambda file: None)
     assert list(tmp_path.iterdir()) == []
@@ -169,7 +169,7 @@ class FullDisk:
         full_disk(target)
 
 
-def test_a_full_disk_costs_time_and_is_told_once(store, tmp_path, monkeypatch, caplog):
+def test_full_disk_is_read_through_and_reported_once(store, tmp_path, monkeypatch, caplog):
     index = fill(store)
     store.write("5.tar", b"x" * index.shards[5].bytes)
     disk = FullDisk(monkeypatch)
@@ -187,7 +187,7 @@ def test_a_full_disk_costs_time_and_is_told_once(store, tmp_path, monkeypatch, c
     (told,) = [record.getMessage() for record in caplog.records]
     assert "no room for a copy" in told
     assert str(tmp_path) in told
-    reader._full_until = 0.1  # the minute is over, and so is the trouble
+    reader._full_until = 0.1  # the minute is over, and there is space again
     monkeypatch.undo()
     store.delete("0.tar")
     assert reader.payload(2) == content(2)
@@ -195,7 +195,7 @@ def test_a_full_disk_costs_time_and_is_told_once(store, tmp_path, monkeypatch, c
         reader.payload(0)
 
 
-def test_what_is_read_through_is_verified_again_when_it_makes_no_sense(store, tmp_path, monkeypatch):
+def test_unreadable_payload_read_through_is_verified_again(store, tmp_path, monkeypatch):
     index = fill(store)
     FullDisk(monkeypatch)
     reader = ShardReader(store, index, tmp_path)
@@ -210,7 +210,7 @@ def test_what_is_read_through_is_verified_again_when_it_makes_no_sense(store, tm
         reader.payload(0)
 
 
-def test_a_folder_that_somebody_empties_is_filled_again(store, tmp_path):
+def test_emptied_cache_folder_is_filled_again(store, tmp_path):
     folder = tmp_path / "cache"
     reader, emptied = ShardReader(store, fill(store), folder), []
     assert reader.payload(0) == content(0)
@@ -225,7 +225,7 @@ def test_a_folder_that_somebody_empties_is_filled_again(store, tmp_path):
     assert read_copy(folder, "new", fetch) == b"new"
 
 
-def test_an_eviction_between_finding_and_reading_a_copy_is_survived(store, tmp_path, monkeypatch):
+def test_eviction_between_finding_and_reading_is_tolerated(store, tmp_path, monkeypatch):
     """Another process evicts each copy as soon as it exists: its reader has already opened it."""
     index = fill(store)
     reader = ShardReader(store, index, tmp_path)
@@ -240,7 +240,7 @@ def test_an_eviction_between_finding_and_reading_a_copy_is_survived(store, tmp_p
         assert reader.payload(position) == content(position)
 
 
-def test_who_waited_for_the_folder_evicts_no_more_than_is_left_to_do(tmp_path):
+def test_evictions_by_another_process_are_taken_into_account(tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.tar").write_bytes(bytes(100))
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -250,7 +250,7 @@ def test_who_waited_for_the_folder_evicts_no_more_than_is_left_to_do(tmp_path):
         thread = threading.Thread(target=lambda: removed.extend(ShardCache(tmp_path, 200).evict()))
         thread.start()
         thread.join(0.3)
-        (tmp_path / "a.tar").unlink(missing_ok=True)  # what the holder of the lock evicts
+        (tmp_path / "a.tar").unlink(missing_ok=True)  # evicted by the process that holds the lock
     finally:
         os.close(folder)
     thread.join(240)
@@ -258,18 +258,18 @@ def test_who_waited_for_the_folder_evicts_no_more_than_is_left_to_do(tmp_path):
     assert len(list(tmp_path.glob("*.tar"))) == 2
 
 
-def test_sweep_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
+def test_sweep_removes_files_of_dead_processes_only(tmp_path):
     (tmp_path / ".tmp-dead").write_bytes(b"half a shard")
     (tmp_path / ".lock-dead").touch()
     with passing_lock(tmp_path / ".lock-alive", 1.0):
         ShardCache(tmp_path).sweep()
-        assert len(list(tmp_path.iterdir())) == 3  # all young
+        assert len(list(tmp_path.iterdir())) == 3  # all recent
         ShardCache(tmp_path).sweep(min_age_s=0.0)
         assert [path.name for path in tmp_path.iterdir()] == [".lock-alive"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_passing_lock_excludes_and_waits_no_longer_than_asked(tmp_path):
+def test_short_lock_excludes_and_waits_no_longer_than_requested(tmp_path):
     path, inside, most = tmp_path / "lock", [], []
 
     def work():
@@ -291,7 +291,7 @@ def test_a_passing_lock_excludes_and_waits_no_longer_than_asked(tmp_path):
         pass
 
 
-def test_is_locked(tmp_path):
+def test_is_locked_sees_locks_of_others(tmp_path):
     path = tmp_path / "x.lock"
     assert not is_locked(path)
     with file_lock(path, 0.0):
@@ -305,7 +305,7 @@ class TestPrefetch:
         if thread is not None:
             thread.join(240)
 
-    def test_shards_are_there_when_they_are_wanted(self, store, tmp_path):
+    def test_shards_are_fetched_before_they_are_needed(self, store, tmp_path):
         index = fill(store)
         reader = ShardReader(store, index, tmp_path)
         reader.prefetch([2, 4])
@@ -314,14 +314,14 @@ class TestPrefetch:
         store.delete("2.tar")
         assert reader.payload(2) == content(2)
 
-    def test_no_more_than_half_the_cache_is_filled_ahead(self, store, tmp_path):
+    def test_prefetch_fills_at_most_half_the_cache(self, store, tmp_path):
         index = fill(store)
         reader = ShardReader(store, index, tmp_path, cache_bytes=4 * index.shards[0].bytes)
         reader.prefetch(range(6))
         self.wait_for(reader)
         assert len(list(tmp_path.glob("*.tar"))) == 2
 
-    def test_damage_is_left_to_the_reader(self, store, tmp_path):
+    def test_prefetch_leaves_damage_to_the_reader(self, store, tmp_path):
         reader = ShardReader(store, fill(store), tmp_path)
         store.write("0.tar", b"damaged")
         reader.prefetch([0, 1])
@@ -341,7 +341,7 @@ class TestPrefetch:
         assert len(reader._paths) == 6
 
 
-def test_a_shard_error_names_the_record_and_may_pass_between_processes(store, tmp_path):
+def test_shard_error_names_the_record_and_can_be_pickled(store, tmp_path):
     import pickle
 
     index = fill(store)
@@ -354,7 +354,7 @@ def test_a_shard_error_names_the_record_and_may_pass_between_processes(store, tm
     assert (copy.shard, copy.reason, str(copy)) == (caught.value.shard, caught.value.reason, str(caught.value))
 
 
-def test_a_local_shard_that_vanishes_while_in_use(tmp_path):
+def test_local_shard_that_vanishes_while_in_use_is_an_error(tmp_path):
     store = ObjectStore(tmp_path)
     reader = ShardReader(store, fill(store))
     assert reader.payload(2) == content(2)

@@ -58,7 +58,7 @@ def finish(workers):
     return counts
 
 
-def test_processes_share_a_small_cache_and_one_is_killed(tmp_path):
+def test_processes_share_a_small_cache_although_one_is_killed(tmp_path):
     folder, cache = tmp_path / "store", tmp_path / "cache"
     index = fill(ObjectStore(folder), shards=8)
     limit = 3 * index.shards[0].bytes
@@ -75,7 +75,7 @@ def test_processes_share_a_small_cache_and_one_is_killed(tmp_path):
 
 
 @pytest.mark.parametrize("shards_of_room", [0, 2])
-def test_many_readers_of_a_tiny_cache_all_get_everything(tmp_path, shards_of_room):
+def test_many_readers_of_a_tiny_cache_get_every_payload(tmp_path, shards_of_room):
     """Each shard is evicted again and again between the moment it was found and the moment it is read."""
     store = ObjectStore(f"memory://cache-{random.getrandbits(60):x}")
     index, wrong = fill(store, shards=4), []

@@ -29,7 +29,7 @@ class ColumnsContract(ABC):
         """Columns of a table."""
 
     @pytest.mark.parametrize("count", [0, 1, 100])
-    def test_gives_what_it_was_made_of(self, tmp_path, monkeypatch, count):
+    def test_values_equal_those_of_the_table(self, tmp_path, monkeypatch, count):
         monkeypatch.setattr(columns, "ROWS", 16)
         table = pa.concat_tables([SCHEMA.empty_table(), *parts(count)])
         found = self.make(table, tmp_path)
@@ -44,7 +44,7 @@ class ColumnsContract(ABC):
         assert ids == table.column("id").to_pylist()
         assert pickle.loads(pickle.dumps(found)).table().equals(table)
 
-    def test_counts_empty_values(self, tmp_path):
+    def test_empty_values_are_counted(self, tmp_path):
         found = self.make(pa.table({"id": ["a", None, None], "n": [1, 2, 3]}, schema=SCHEMA), tmp_path)
         assert (found.empty_values("id"), found.empty_values("n")) == (2, 0)
 
@@ -77,7 +77,7 @@ class TestCollectedColumns(ColumnsContract):
         return collect_columns(iter(pieces), SCHEMA)
 
 
-def test_long_text_is_mapped_from_a_file_that_nobody_sees(tmp_path, monkeypatch):
+def test_long_text_is_mapped_from_an_unlinked_file(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "_MAPPED_ROWS", 50)
     pq.write_table(pa.concat_tables(parts(100)), tmp_path / "x.parquet", row_group_size=16)
     found = ParquetColumns(tmp_path / "x.parquet")

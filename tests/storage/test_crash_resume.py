@@ -81,12 +81,12 @@ def assert_nothing_is_half_published(folder):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_writer_resumes_to_the_same_bytes(tmp_path, undisturbed, seed):
+def test_killed_writer_resumes_to_the_same_bytes(tmp_path, undisturbed, seed):
     kept = 0
     for kill in range(2):
         process = run(tmp_path, pause=0.004)
         wanted = 2 * (kill + 1)
-        for line in process.stdout:  # wait until it is busy with some shard, then strike within it
+        for line in process.stdout:  # wait until it is writing some shard, then kill it within that shard
             if line.startswith(f"write {wanted:06d}"):
                 break
         time.sleep(random.Random(10 * seed + kill).uniform(0, 0.05))

@@ -10,7 +10,7 @@ from storage.duplicates import SeenTexts, WordIndex, equal_labels, join_labels, 
 
 @settings(max_examples=50)
 @given(st.lists(st.text(max_size=2), min_size=10, max_size=60))
-def test_each_row_is_labelled_with_the_first_row_like_it(texts):
+def test_each_row_is_labelled_with_the_first_equal_row(texts):
     assert equal_labels(text_keys(texts)).tolist() == [texts.index(text) for text in texts]
 
 
@@ -23,7 +23,7 @@ def test_keys_that_agree_in_one_half_only_are_different():
 @given(
     st.lists(st.lists(st.text("abc", max_size=2), min_size=2, max_size=8), min_size=2, max_size=8), st.integers(1, 4)
 )
-def test_repeated_texts_are_those_that_come_twice(parts, limit):
+def test_repeated_texts_are_those_that_occur_twice(parts, limit):
     texts = [text for part in parts for text in part]
     found = repeated_texts(lambda: iter(parts), len(texts), limit)
     repeated = {text for text in texts if texts.count(text) > 1}
@@ -31,13 +31,13 @@ def test_repeated_texts_are_those_that_come_twice(parts, limit):
     assert len(found) == len(set(found)) == min(limit, len(repeated))
 
 
-def test_texts_that_only_share_a_hash_are_different(monkeypatch):
+def test_texts_with_equal_hashes_are_compared(monkeypatch):
     monkeypatch.setattr("storage.duplicates.hash", lambda text: len(text), raising=False)
     assert repeated_texts(lambda: iter([["a", "b", "cc"], ["c", "dd"]]), 5) == []
     assert repeated_texts(lambda: iter([["a", "b", "cc"], ["c", "b"]]), 5) == ["b"]
 
 
-def test_a_text_is_new_once_however_many_there_are():
+def test_each_text_is_new_once_for_any_number_of_texts():
     seen = SeenTexts()
     assert all(seen.add(f"u{n}") for n in range(20_000))
     assert not any(seen.add(f"u{n}") for n in range(20_000))
@@ -49,7 +49,7 @@ def test_a_text_is_new_once_however_many_there_are():
 
 @settings(max_examples=50)
 @given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59)), min_size=15, max_size=50))
-def test_joined_rows_are_labelled_with_the_first_row_that_they_are_connected_with(count, pairs):
+def test_connected_rows_are_labelled_with_their_first_row(count, pairs):
     pairs = [(i % count, j % count) for i, j in pairs]
     texts = [str(n % max(1, count // 2)) for n in range(count)]
     labels = equal_labels(text_keys(texts))
@@ -63,7 +63,7 @@ def test_joined_rows_are_labelled_with_the_first_row_that_they_are_connected_wit
 
 
 @pytest.mark.parametrize(("parts", "buffered"), [(1, 1 << 20), (7, 64), (97, 1)])
-def test_recordings_that_share_words_are_found_whatever_fits_in_memory(tmp_path, parts, buffered):
+def test_recordings_sharing_words_are_found_at_any_memory_limit(tmp_path, parts, buffered):
     rng = np.random.default_rng(0)
     words = {n: rng.choice(2**32, 50, replace=False).astype(np.uint32) for n in range(40)}
     words[7] = np.concatenate([words[3][10:40], words[7][:20]])
@@ -80,7 +80,7 @@ def test_recordings_that_share_words_are_found_whatever_fits_in_memory(tmp_path,
     assert list((tmp_path / "index").rglob("*.bin")) == []
 
 
-def test_a_word_that_all_have_costs_no_more_than_a_few_pairs_each(tmp_path):
+def test_word_shared_by_all_gives_only_a_few_pairs_each(tmp_path):
     index = WordIndex(tmp_path)
     for n in range(1000):
         index.add(n, np.array([5], dtype=np.uint32), np.array([0], dtype=np.int32))

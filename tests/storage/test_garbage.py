@@ -1,4 +1,4 @@
-"""Garbage is what nothing depends on: never what is new, in use or registered, or a dependency of these."""
+"""Garbage collection deletes unused outputs: never new, used or registered ones, or their dependencies."""
 
 import time
 import uuid
@@ -32,7 +32,7 @@ def fill(store):
 
 
 def chain(store, key, registered=True):
-    """Outputs of a whole run, each standing on the former."""
+    """Outputs of a whole run, each depending on the previous one."""
     stages = ["prepare", "shard", "train", "score", "register"][: 5 if registered else 4]
     for number, stage in enumerate(stages):
         publish(store, stage, key, **dict.fromkeys(stages[:number], key))
@@ -47,9 +47,9 @@ def plan_later(store, **options):
 
 
 class GarbageContract:
-    """What holds for every kind of store; a subclass gives the fixture `store`."""
+    """Contract of every kind of store; a subclass provides the fixture `store`."""
 
-    def test_what_never_finished_is_garbage_once_it_is_old(self, store):
+    def test_old_unfinished_output_is_garbage(self, store):
         chain(store, "a")
         StageOutput(store, "train", "b" * 16).store.write("checkpoints/1", b"12345")
         assert plan_garbage(store, now=time.time(), min_age_s=DAY).garbage == []
@@ -58,7 +58,7 @@ class GarbageContract:
         assert plan.bytes == 5
         assert plan_later(store, in_use=lambda stage, key: (stage, key) == ("train", "b" * 16)).garbage == []
 
-    def test_what_a_registered_model_stands_on_stays(self, store):
+    def test_dependencies_of_a_registered_model_are_kept(self, store):
         chain(store, "a")
         chain(store, "b")
         chain(store, "c", registered=False)
@@ -68,7 +68,7 @@ class GarbageContract:
         assert len(plan.garbage) == 9
         assert plan.kept[f"prepare/{'a' * 16}"].endswith("depends on it")
 
-    def test_what_a_running_stage_stands_on_stays(self, store):
+    def test_dependencies_of_a_running_stage_are_kept(self, store):
         chain(store, "a", registered=False)
         running = StageOutput(store, "train", "b" * 16)
         running.note_use({"prepare": "a" * 16, "shard": "a" * 16}, "2026-01-01")
@@ -76,7 +76,7 @@ class GarbageContract:
         plan = plan_later(store, registered=(), **busy)
         assert names(plan) == {f"train/{'a' * 16}", f"score/{'a' * 16}"}
 
-    def test_what_does_not_say_what_it_stands_on_keeps_everything(self, store):
+    def test_output_without_recorded_dependencies_keeps_everything(self, store):
         chain(store, "a")
         chain(store, "b")
         store.delete_tree(f"register/{'a' * 16}/uses")
@@ -84,7 +84,7 @@ class GarbageContract:
         assert plan.garbage == []
         assert "not all dependencies are known" in plan.kept[f"prepare/{'b' * 16}"]
 
-    def test_shards_that_no_index_names_are_garbage(self, store):
+    def test_shards_in_no_index_are_garbage(self, store):
         output = publish(store, "shard", "a")
         fill(output.store.child("train"))
         write_shard(output.store.child("train"), "extra.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
@@ -96,7 +96,7 @@ class GarbageContract:
         assert plan_later(store).garbage == []
         assert store.exists(f"{folder}/1.tar")
 
-    def test_a_finished_output_does_not_miss_what_was_garbage_of_it(self, store):
+    def test_finished_output_is_complete_without_its_garbage(self, store):
         output = StageOutput(store, "shard", "a" * 16)
         fill(output.store.child("train"))
         write_shard(output.store.child("train"), "extra.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
@@ -107,7 +107,7 @@ class GarbageContract:
         assert verify(store).problems == []
 
     @pytest.mark.parametrize("whole", [True, False])
-    def test_a_damaged_record_is_left_to_verify(self, store, whole):
+    def test_output_with_damaged_record_is_left_to_verify(self, store, whole):
         output = publish(store, "shard", "a")
         fill(output.store.child("train"))
         write_shard(output.store.child("train"), "extra.tar", [Sample("x", {"flac": b"1"}, ROW)], "flac")
@@ -117,7 +117,7 @@ class GarbageContract:
         assert len(plan.garbage) == 1
         assert len(collect(store, plan.garbage)) == whole
 
-    def test_what_the_foundations_stand_on_stays_too(self, store):
+    def test_indirect_dependencies_are_kept(self, store):
         """Each output notes the one before it only."""
         before = {}
         for stage in ("prepare", "shard", "train", "score", "register"):
@@ -126,8 +126,8 @@ class GarbageContract:
         assert plan_later(store, registered={f"register/{'a' * 16}"}).garbage == []
 
     @pytest.mark.parametrize("withdrawn", [True, False])
-    def test_a_missing_index_costs_no_shard(self, store, withdrawn):
-        """Nor does the record that a repair takes away, of what a registered model stands on."""
+    def test_missing_index_makes_no_shard_garbage(self, store, withdrawn):
+        """The same holds for a record that a repair deletes, of a registered model's dependency."""
         chain(store, "a")
         output = StageOutput(store, "shard", "a" * 16)
         for name in ("train", "test"):
@@ -139,7 +139,7 @@ class GarbageContract:
         for registered in ({f"register/{'a' * 16}"}, None)[: 1 if withdrawn else 2]:
             assert plan_later(store, registered=registered).garbage == []
 
-    def test_an_unfinished_output_that_others_stand_on_loses_no_shard(self, store):
+    def test_unfinished_dependency_loses_no_shard(self, store):
         chain(store, "a")
         output = StageOutput(store, "shard", "a" * 16)
         fill(output.store.child("train"))
@@ -147,13 +147,13 @@ class GarbageContract:
         output.withdraw()
         assert plan_later(store, registered={f"register/{'a' * 16}"}).garbage == []
 
-    def test_a_damaged_index_costs_no_shard(self, store):
+    def test_damaged_index_makes_no_shard_garbage(self, store):
         output = publish(store, "shard", "a")
         fill(output.store.child("train"))
         output.store.write("train/index.parquet", b"damaged")
         assert plan_later(store).garbage == []
 
-    def test_collecting_deletes_just_that(self, store):
+    def test_collection_deletes_only_the_planned_objects(self, store):
         chain(store, "a")
         chain(store, "b")
         store.write("notes.txt", b"mine")
@@ -163,7 +163,7 @@ class GarbageContract:
         assert collect(store, plan.garbage) == plan.garbage
         assert set(store.list()) == {name for name in before if "b" * 16 not in name}
 
-    def test_what_was_taken_up_since_stays(self, store):
+    def test_outputs_used_since_the_plan_are_kept(self, store):
         chain(store, "b")
         plan = plan_later(store, registered=())
         assert len(plan.garbage) == 5
@@ -179,7 +179,7 @@ class GarbageContract:
         deleted = {entry.name for entry in collect(store, plan.garbage, lock)}
         assert deleted == {f"{stage}/{'b' * 16}" for stage in ("prepare", "shard", "register")}
 
-    def test_shards_in_the_making_stay_although_no_index_names_them(self, store):
+    def test_unindexed_shards_of_a_running_stage_are_kept(self, store):
         """A stage that is forced or resumed writes beside the index of its former attempt."""
         output = publish(store, "shard", "a")
         fill(output.store.child("train"))
@@ -189,7 +189,7 @@ class GarbageContract:
         assert plan_garbage(store, now=time.time(), min_age_s=DAY).garbage == []
         assert len(plan_later(store).garbage) == 1
 
-    def test_of_an_output_whose_deletion_was_cut_short_nothing_looks_complete(self, store, monkeypatch):
+    def test_output_whose_deletion_was_interrupted_looks_incomplete(self, store, monkeypatch):
         chain(store, "a")
         plan = plan_later(store, registered=())
 
@@ -221,7 +221,7 @@ class TestS3(GarbageContract):
         return ObjectStore(f"s3://speech/{uuid.uuid4().hex}")
 
 
-def test_notes_of_use_are_joined_and_written_once_a_day(tmp_path):
+def test_notes_of_use_are_merged_and_written_once_a_day(tmp_path):
     output = StageOutput(ObjectStore(tmp_path), "shard", "a" * 16)
     assert output.uses() is None
     output.note_use({"prepare": "1"}, "2026-01-01")

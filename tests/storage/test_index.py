@@ -1,4 +1,4 @@
-"""The Parquet index: round trip, digest, and everything that `validate` must notice."""
+"""The Parquet index: round trip, digest, and everything that `validate` must detect."""
 
 import dataclasses
 import hashlib
@@ -43,7 +43,7 @@ def store(tmp_path):
     return ObjectStore(tmp_path)
 
 
-def test_round_trip(store):
+def test_written_index_is_read_back(store):
     index = make(metadata={"payload": "flac", "stage": "shard"})
     index.write(store)
     copy = ShardIndex.read(store)
@@ -54,7 +54,7 @@ def test_round_trip(store):
     assert copy.seconds == pytest.approx(12.0)
 
 
-def test_columns():
+def test_columns_are_read_by_name():
     index = make()
     assert isinstance(index.column("offset"), np.ndarray)
     assert index.column("offset").tolist() == [512, 1536, 512, 1536]
@@ -67,7 +67,7 @@ def test_columns():
             index.row(position)
 
 
-def test_an_empty_index_is_an_index(store):
+def test_empty_index_is_valid(store):
     make([], []).write(store)
     index = ShardIndex.read(store)
     assert len(index) == 0
@@ -75,7 +75,7 @@ def test_an_empty_index_is_an_index(store):
     assert index.column("id") == []
 
 
-def test_columns_of_a_table_in_chunks():
+def test_columns_of_a_chunked_table_are_read():
     table = pa.concat_tables([make(ROWS[:2], SHARDS[:1]).table, make(ROWS[2:]).table])
     index = ShardIndex(table, SHARDS, {"payload": "flac"})
     assert index.row(3) == ROWS[3]
@@ -102,7 +102,7 @@ def test_digest_of_existing_indexes_stays():
     assert make().digest == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def test_only_the_columns_that_are_asked_for_are_read(store, monkeypatch):
+def test_only_requested_columns_are_read(store, monkeypatch):
     make().write(store)
     index = ShardIndex.read(store)
     loaded = []
@@ -116,7 +116,7 @@ def test_only_the_columns_that_are_asked_for_are_read(store, monkeypatch):
     assert [copy.row(n) for n in range(4)] == ROWS
 
 
-def test_text_in_several_pieces(store, monkeypatch):
+def test_text_in_several_chunks_is_read(store, monkeypatch):
     monkeypatch.setattr("storage.columns.ROWS", 3)
     make().write(store)
     index = ShardIndex.read(store)
@@ -145,7 +145,7 @@ def changed(position, **values):
 
 
 @pytest.mark.parametrize("position", [-1, 4])
-def test_a_row_that_is_not_there_is_named(position):
+def test_missing_row_is_named(position):
     with pytest.raises(IndexError, match=f"row {position} of an index of 4 utterances"):
         make().row(position)
 
@@ -179,13 +179,13 @@ def test_refuses_to_write_contradictions(store, index, message):
     assert store.list() == []
 
 
-def test_missing_index(store):
+def test_missing_index_is_an_error(store):
     with pytest.raises(ObjectMissingError, match=r"index\.parquet"):
         ShardIndex.read(store)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 no parquet", b"\x00" * 4000])
-def test_refuses_what_is_no_index(store, content):
+def test_refuses_files_that_are_not_an_index(store, content):
     store.write("index.parquet", content)
     with pytest.raises(ShardIndexError, match=r"index\.parquet is (not a shard index|damaged) "):
         ShardIndex.read(store)

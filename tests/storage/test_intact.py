@@ -36,7 +36,7 @@ def one_line(error, url):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"nonsense"])
-def test_json(store, content):
+def test_damaged_json_is_reported(store, content):
     store.write(f"{OUTPUT}/x.json", content)
     with pytest.raises(DamagedObjectError) as caught:
         store.read_json(f"{OUTPUT}/x.json")
@@ -44,7 +44,7 @@ def test_json(store, content):
 
 
 @pytest.mark.parametrize("wrong", ["[1]", "{}", '{"a": {"b": "x"}}', "null"])
-def test_json_of_another_shape(wrong):
+def test_json_of_another_shape_is_reported(wrong):
     url = f"s3://bucket/deep/{OUTPUT}/x.json"
     with pytest.raises(DamagedObjectError) as caught, readable(url):
         int(parse_json(url, wrong.encode())["a"]["b"])
@@ -64,7 +64,7 @@ def use(index):
     return index.digest, [index.column(name) for name in index.table.schema.names]
 
 
-def test_no_flipped_bit_of_an_index_is_taken_for_truth(store):
+def test_flipped_bit_of_an_index_is_detected_or_harmless(store):
     """It is detected, with URL and remedy, or what readers see is unchanged (shards are in the footer)."""
     folder = indexed(store)
     data, known = folder.read("index.parquet"), str(use(ShardIndex.read(folder)))
@@ -82,7 +82,7 @@ def test_no_flipped_bit_of_an_index_is_taken_for_truth(store):
 
 
 @pytest.mark.parametrize("cut", [0, 3, 200, -1])
-def test_a_cut_index(store, cut):
+def test_truncated_index_is_reported(store, cut):
     folder = indexed(store)
     folder.write("index.parquet", folder.read("index.parquet")[:cut])
     with pytest.raises(DamagedObjectError) as caught:
@@ -106,7 +106,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_content_passes_and_cut_content_does_not(store, name):
+def test_whole_content_is_accepted_and_truncated_content_refused(store, name):
     url = f"{OUTPUT}/{name}"
     store.write(url, WHOLE[name])
     check_content(store, url, len(WHOLE[name]))
@@ -118,21 +118,21 @@ def test_whole_content_passes_and_cut_content_does_not(store, name):
 
 
 @pytest.mark.parametrize("name", ["zstd.parquet", "plain.parquet"])
-def test_the_content_of_tables_is_read_to_the_end(store, name):
+def test_tables_are_checked_to_their_end(store, name):
     data = WHOLE[name]
     store.write(f"{OUTPUT}/{name}", data[:60] + bytes(60) + data[120:])
     with pytest.raises(DamagedObjectError):
         check_content(store, f"{OUTPUT}/{name}", len(data))
 
 
-def test_what_has_another_kind_or_is_gone(store):
+def test_objects_of_another_kind_and_missing_ones_are_reported(store):
     store.write(f"{OUTPUT}/x.tar", b"read by its index")
     check_content(store, f"{OUTPUT}/x.tar", 3)
     with pytest.raises(ObjectMissingError):
         check_content(store, f"{OUTPUT}/gone.json", 3)
 
 
-def test_safetensors_errors_and_those_of_the_system():
+def test_safetensors_and_system_errors_are_reported():
     url = f"file:///x/{OUTPUT}/m.safetensors"
     with pytest.raises(DamagedObjectError, match="SafetensorError"), readable(url):
         load(b"12345678nonsense")
@@ -144,13 +144,13 @@ def test_safetensors_errors_and_those_of_the_system():
         raise AssertionError("a mistake of ours")
 
 
-def test_the_remedy_of_what_no_stage_made():
+def test_remedy_for_objects_that_no_stage_made():
     assert "part file" in remedy("file:///somewhere/x.tar")
     assert "--url file:///a/b`" in remedy(f"file:///a/b/{OUTPUT}/train/0.tar")
     assert "--url s3://bucket`" in remedy(f"s3://bucket/{OUTPUT}")
 
 
-def test_the_error_passes_between_processes():
+def test_damage_error_can_be_pickled():
     error = DamagedObjectError("x is damaged", "because")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.reason) == ("x is damaged", "because")

@@ -39,7 +39,7 @@ def run(code, *arguments, **options):
 
 
 @pytest.fixture
-def holder(tmp_path):
+def lock_owner(tmp_path):
     process = run(HOLDER, tmp_path / "lock", stdout=subprocess.PIPE)
     assert process.stdout.readline() == "held\n"
     yield process
@@ -47,22 +47,22 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_a_second_process_waits_in_vain_and_learns_who_holds_it(tmp_path, holder):
+def test_second_process_times_out_with_the_owners_name(tmp_path, lock_owner):
     with (
-        pytest.raises(LockTimeoutError, match=f"lock is held by process {holder.pid}: "),
+        pytest.raises(LockTimeoutError, match=f"lock is held by process {lock_owner.pid}: "),
         file_lock(tmp_path / "lock", 0),
     ):
         pass
 
 
-def test_a_killed_holder_frees_it(tmp_path, holder):
-    holder.kill()
-    holder.wait()
+def test_lock_of_a_killed_process_is_free(tmp_path, lock_owner):
+    lock_owner.kill()
+    lock_owner.wait()
     with file_lock(tmp_path / "lock", wait_s=0):
         pass
 
 
-def test_it_is_taken_as_soon_as_the_holder_ends(tmp_path, holder):
+def test_waiting_process_gets_the_lock_when_its_owner_ends(tmp_path, lock_owner):
     entered = threading.Event()
 
     def wait():
@@ -73,7 +73,7 @@ def test_it_is_taken_as_soon_as_the_holder_ends(tmp_path, holder):
     waiter.start()
     time.sleep(0.05)
     assert not entered.is_set()
-    holder.kill()
+    lock_owner.kill()
     assert entered.wait(30)
     waiter.join()
 
@@ -86,7 +86,7 @@ def test_no_update_is_lost_between_processes(tmp_path):
     assert counter.read_text() == "200"
 
 
-def test_it_excludes_a_second_user_in_the_same_process(tmp_path):
+def test_lock_excludes_a_second_user_in_the_same_process(tmp_path):
     with (
         file_lock(tmp_path / "lock", 0),
         pytest.raises(LockTimeoutError),
@@ -95,7 +95,7 @@ def test_it_excludes_a_second_user_in_the_same_process(tmp_path):
         pass
 
 
-def test_it_is_free_after_the_block_and_after_an_error_in_it(tmp_path):
+def test_lock_is_free_after_the_block_and_after_an_error(tmp_path):
     path = tmp_path / "new" / "folders" / "lock"
     with pytest.raises(KeyError), file_lock(path, 0):
         raise KeyError
@@ -104,7 +104,7 @@ def test_it_is_free_after_the_block_and_after_an_error_in_it(tmp_path):
     assert path.exists()  # deleting it would let two processes hold "the" lock
 
 
-def test_different_locks_do_not_meet(tmp_path):
+def test_different_locks_are_independent(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     with file_lock(a, 0):
         assert (is_locked(a), is_locked(b)) == (True, False)
@@ -117,7 +117,7 @@ def test_different_locks_do_not_meet(tmp_path):
     assert (is_locked(a), is_locked(b)) == (False, False)
 
 
-def test_only_the_present_holder_is_named(tmp_path):
+def test_only_the_current_owner_is_named(tmp_path):
     for name in ("a former holder with a long name", "the present one"):
         with (
             file_lock(tmp_path / "lock", 0, holder=name),
@@ -127,7 +127,7 @@ def test_only_the_present_holder_is_named(tmp_path):
             pass
 
 
-def test_the_first_free_of_several_locks_is_held(tmp_path):
+def test_first_free_of_several_locks_is_taken(tmp_path):
     paths = [tmp_path / "a", tmp_path / "b"]
     with any_file_lock(paths, 0, holder="one"):
         assert [is_locked(path) for path in paths] == [True, False]
@@ -142,7 +142,7 @@ def test_the_first_free_of_several_locks_is_held(tmp_path):
             assert waited == ["one and two"]
 
 
-def test_a_passing_lock_is_not_held_through_a_file_that_was_removed(tmp_path):
+def test_short_lock_on_a_removed_file_is_taken_again(tmp_path):
     """A process that opened the file while another held it locks a deleted file: a third one has a new file."""
     path = tmp_path / "lock"
     with path.open("a") as former:
@@ -154,7 +154,7 @@ def test_a_passing_lock_is_not_held_through_a_file_that_was_removed(tmp_path):
         assert locks._hold(file.fileno(), path)
 
 
-def test_of_many_processes_one_is_inside_a_passing_lock(tmp_path):
+def test_only_one_of_many_processes_is_inside_a_short_lock(tmp_path):
     counter = tmp_path / "counter"
     counter.write_text("0")
     code = COUNTER.replace("file_lock", "passing_lock").replace("wait_s=60, ", "60, ")

@@ -31,7 +31,7 @@ def test_refuses_credentials_without_repeating_them():
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=12))
-def test_a_checked_name_never_leaves_the_store(name):
+def test_checked_name_never_leaves_the_store(name):
     try:
         check_name(name)
     except ObjectNameError:
@@ -41,10 +41,10 @@ def test_a_checked_name_never_leaves_the_store(name):
 
 
 @pytest.mark.parametrize("way", ["write", "create", "write_file"])
-def test_what_is_published_survives_a_power_cut(tmp_path, monkeypatch, way):
+def test_published_object_survives_a_power_cut(tmp_path, monkeypatch, way):
     """The bytes reach the disk before the name does, and the name before the call returns."""
     store, done = ObjectStore(tmp_path / "store"), []
-    store.write("folder/former", b"")  # the folder is there
+    store.write("folder/former", b"")  # the folder exists
     (tmp_path / "source").write_bytes(b"12345")
     fsync, replace = os.fsync, type(tmp_path).replace
 
@@ -65,7 +65,7 @@ def test_what_is_published_survives_a_power_cut(tmp_path, monkeypatch, way):
     assert done == [("file", 5), "renamed", "folder"]
 
 
-def test_of_two_that_empty_a_folder_at_once_neither_fails(tmp_path):
+def test_concurrent_deletions_of_a_folder_both_succeed(tmp_path):
     store = ObjectStore(tmp_path / "store")
     for number in range(300):
         store.write(f"a/{number % 7}/{number}", b"")
@@ -87,6 +87,6 @@ def test_of_two_that_empty_a_folder_at_once_neither_fails(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/../other", "s3://bucket/a//b", "memory://a/./b", "s3://bucket/a\\b"])
-def test_the_path_of_a_url_is_checked_like_a_name(url):
+def test_path_of_a_url_is_checked_like_a_name(url):
     with pytest.raises(ObjectNameError):
         ObjectStore(url)

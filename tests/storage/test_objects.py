@@ -38,13 +38,13 @@ class StoreContract(ABC):
         assert store.size("a/b.bin") == 10
         assert store.exists("a/b.bin")
 
-    def test_replaces(self, store):
+    def test_write_replaces_an_object(self, store):
         store.write("x", b"old and long")
         store.write("x", b"new")
         assert store.read("x") == b"new"
         assert store.list() == ["x"]
 
-    def test_empty_object(self, store):
+    def test_empty_object_is_written_and_read(self, store):
         store.write("empty", b"")
         assert store.read("empty") == b""
         assert store.size("empty") == 0
@@ -62,7 +62,7 @@ class StoreContract(ABC):
             (4, 4, b""),
         ],
     )
-    def test_ranges_are_cut_like_a_file(self, store, start, end, expected):
+    def test_ranges_beyond_the_end_are_truncated(self, store, start, end, expected):
         store.write("x", b"0123456789")
         assert store.read("x", start, end) == expected
 
@@ -72,7 +72,7 @@ class StoreContract(ABC):
         with pytest.raises(ValueError, match="ascending"):
             store.read("x", start, end)
 
-    def test_missing_object(self, store, tmp_path):
+    def test_missing_object_is_an_error(self, store, tmp_path):
         assert not store.exists("a/none")
         for call in (store.read, store.size, store.read_json):
             with pytest.raises(ObjectMissingError, match="a/none"):
@@ -82,7 +82,7 @@ class StoreContract(ABC):
         with pytest.raises(ObjectMissingError):
             store.fetch("a/none", tmp_path / "copies")
 
-    def test_a_folder_is_no_object(self, store):
+    def test_folder_is_not_an_object(self, store):
         store.write("folder/x", b"1")
         assert not store.exists("folder")
         with pytest.raises(ObjectMissingError):
@@ -94,7 +94,7 @@ class StoreContract(ABC):
         assert store.read_json("v.json") == value
         assert store.read("v.json").index(b'"a"') < store.read("v.json").index(b'"b"')
 
-    def test_broken_json_names_the_object(self, store):
+    def test_broken_json_error_names_the_object(self, store):
         store.write("v.json", b'{"half":')
         with pytest.raises(ValueError, match=r"v\.json is not valid JSON"):
             store.read_json("v.json")
@@ -112,14 +112,14 @@ class StoreContract(ABC):
         assert store.read("a/b/c") == b"1"
         assert store.child("a/b").url == store.join("a/b")
 
-    def test_delete(self, store):
+    def test_delete_removes_one_object(self, store):
         store.write("a/x", b"1")
         store.write("a/y", b"2")
         store.delete("a/x")
         store.delete("a/x")
         assert store.list() == ["a/y"]
 
-    def test_delete_tree(self, store):
+    def test_delete_tree_removes_all_objects_below(self, store):
         for name in ("a/x", "a/b/y", "ab/z"):
             store.write(name, b".")
         store.delete_tree("a")
@@ -128,7 +128,7 @@ class StoreContract(ABC):
         store.delete_tree("")
         assert store.list() == []
 
-    def test_unusual_characters(self, store):
+    def test_names_with_unusual_characters_are_kept(self, store):
         names = ["sp ace/ü.bin", "per%20cent", "plus+hash#x", "br[a]c*k?t"]
         for name in names:
             store.write(name, name.encode())
@@ -152,7 +152,7 @@ class StoreContract(ABC):
         with pytest.raises(ObjectMissingError, match=r"no-such\.bin"):
             store.write_file("x", tmp_path / "no-such.bin")
 
-    def test_create_publishes_at_the_end_only(self, store):
+    def test_create_publishes_only_at_the_end(self, store):
         with store.create("made/x") as file:
             file.write(b"part one, ")
             assert store.list() == []
@@ -230,17 +230,17 @@ class TestLocalStore(StoreContract):
         assert ObjectStore("runs/../x").url == f"file://{tmp_path}/x"
         assert ObjectStore(f"file://{tmp_path}/x") == ObjectStore("x")
 
-    def test_local_path(self, store, tmp_path):
+    def test_local_path_is_the_path_of_an_object(self, store, tmp_path):
         assert store.local_path("a/b") == tmp_path / "store" / "a" / "b"
 
-    def test_no_temporary_file_is_left_or_listed(self, store, tmp_path):
+    def test_temporary_files_are_neither_left_nor_listed(self, store, tmp_path):
         store.write("a/x", b"1")
         (tmp_path / "store" / "a" / ".tmp-leftover").write_bytes(b"half")
         assert store.list() == ["a/x"]
         store.delete_tree("a")
         assert not (tmp_path / "store" / "a").exists()
 
-    def test_sweep_removes_what_dead_writers_left(self, store):
+    def test_sweep_removes_files_of_dead_writers(self, store):
         with store.create("a/living") as file:
             file.write(b"1")
             folder = store.local_path("a/x").parent
@@ -302,7 +302,7 @@ class TestS3Store(StoreContract):
     def store(self, s3_server):
         return ObjectStore(f"s3://speech/run-{next(_counter)}")
 
-    def test_multipart_upload(self, store, tmp_path):
+    def test_large_object_is_uploaded_in_parts(self, store, tmp_path):
         source = tmp_path / "big"
         content = os.urandom(1 << 20) * 101  # beyond 100 MiB s3fs sends parts
         source.write_bytes(content)
@@ -310,23 +310,23 @@ class TestS3Store(StoreContract):
         assert store.size("big") == len(content)
         assert store.read("big", len(content) - 7) == content[-7:]
 
-    def test_wrong_secret(self, store, monkeypatch):
+    def test_wrong_secret_is_reported(self, store, monkeypatch):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-wrong-wrong")
         with pytest.raises(ObjectStoreError, match="AWS_SECRET_ACCESS_KEY") as caught:
             store.write("x", b"1")
         assert "wrong-wrong" not in str(caught.value)
 
-    def test_missing_bucket(self, store):
+    def test_missing_bucket_is_reported(self, store):
         with pytest.raises(ObjectStoreError, match="Create the bucket"):
             ObjectStore("s3://no-such-bucket/x").write("a", b"1")
 
-    def test_no_credentials_in_the_endpoint(self, store, monkeypatch):
+    def test_credentials_in_the_endpoint_are_refused(self, store, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:hunter22@127.0.0.1:9")
         with pytest.raises(ValueError, match="AWS_ENDPOINT_URL") as caught:
             store.list()
         assert "hunter22" not in str(caught.value)
 
-    def test_a_dead_server_is_reported_after_bounded_attempts(self, store, monkeypatch):
+    def test_dead_server_is_reported_after_bounded_attempts(self, store, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         patient = ObjectStore(store.url, retry=RetryPolicy(attempts=3, base_s=0.01))
         with pytest.raises(ObjectStoreError, match=r"after 3 attempts.*AWS_ENDPOINT_URL"):

@@ -21,7 +21,7 @@ def store(request, tmp_path):
     return ObjectStore(tmp_path) if request.param == "local" else ObjectStore(f"memory://q{uuid.uuid4().hex}")
 
 
-def test_shards_are_named_with_reason_utterances_and_seconds(store):
+def test_quarantined_shards_have_reason_utterances_and_seconds(store):
     quarantine = ShardQuarantine(store, total=100, limit=0.5)
     entry = quarantine.add(damage(2), ["a", "b"])
     quarantine.add(damage(1))
@@ -33,19 +33,19 @@ def test_shards_are_named_with_reason_utterances_and_seconds(store):
     assert ShardQuarantine(store, total=100).entries() == quarantine.entries()
 
 
-def test_beyond_the_limit_it_stops_and_says_what_to_do(store):
+def test_damage_beyond_the_limit_stops_with_a_remedy(store):
     quarantine = ShardQuarantine(store, total=100, limit=0.1)
     quarantine.add(damage(1))
     with pytest.raises(TooManyShardsError, match=r"20 of 100 .* 2 damaged shards.*part/1\.tar: it is missing.*rerun"):
         quarantine.add(damage(2))
 
 
-def test_a_set_that_is_lost_altogether_stops_whatever_the_limit(store):
+def test_complete_loss_of_a_set_stops_at_any_limit(store):
     with pytest.raises(TooManyShardsError, match="10 of 10"):
         ShardQuarantine(store, total=10, limit=1.0).add(damage(1))
 
 
-def test_what_was_mended_is_forgotten(store):
+def test_repaired_shard_leaves_the_quarantine(store):
     quarantine = ShardQuarantine(store, total=100)
     for number in range(3):
         quarantine.add(damage(number))

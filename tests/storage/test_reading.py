@@ -32,7 +32,7 @@ def store(request, tmp_path):
     return ObjectStore(tmp_path / "store") if request.param == "local" else ObjectStore(f"memory://r{uuid.uuid4().hex}")
 
 
-def test_payloads_in_any_order(store, tmp_path):
+def test_payloads_are_read_in_any_order(store, tmp_path):
     reader = ShardReader(store, fill(store), tmp_path / "cache")
     assert len(reader) == 12
     for position in (11, 0, 5, 4, 5, 3):
@@ -44,12 +44,12 @@ def test_payloads_in_any_order(store, tmp_path):
         reader.shard_path(3)
 
 
-def test_empty_payload(store, tmp_path):
+def test_empty_payload_is_read(store, tmp_path):
     index = build_index([write_shard(store, "e.tar", [Sample("a", {"flac": b""}, ROW)], "flac")], {})
     assert ShardReader(store, index, tmp_path / "cache").payload(0) == b""
 
 
-def test_the_members_of_a_shard(store, tmp_path):
+def test_members_of_a_shard_are_listed(store, tmp_path):
     reader = ShardReader(store, fill(store), tmp_path / "cache")
     check_tar(reader.shard_path(1))
     with tarfile.open(reader.shard_path(1), "r:") as tar:
@@ -58,7 +58,7 @@ def test_the_members_of_a_shard(store, tmp_path):
     assert [data for name, data in members if name.endswith(".flac")] == PAYLOADS[4:8]
 
 
-def test_a_tar_without_members_is_refused(tmp_path):
+def test_tar_without_members_is_refused(tmp_path):
     (tmp_path / "x.tar").write_bytes(b"\0" * 600)
     with pytest.raises(UnsafeTarError):
         check_tar(tmp_path / "x.tar")
@@ -72,7 +72,7 @@ def test_a_tar_without_members_is_refused(tmp_path):
         (lambda content: None, "missing"),
     ],
 )
-def test_damage_is_noticed_and_named(store, tmp_path, damage, message):
+def test_damage_is_detected_and_named(store, tmp_path, damage, message):
     index = fill(store)
     damaged = damage(store.read("1.tar"))
     if damaged is None:
@@ -86,7 +86,7 @@ def test_damage_is_noticed_and_named(store, tmp_path, damage, message):
     assert sorted((tmp_path / "cache").glob("*")) in ([], [tmp_path / "cache" / f"{index.shards[0].sha256}.tar"])
 
 
-def test_a_shard_with_a_right_digest_is_still_checked(tmp_path):
+def test_shard_with_correct_digest_is_still_checked(tmp_path):
     import hashlib
 
     from storage.index import ShardIndex, ShardRecord
@@ -111,20 +111,20 @@ class TestRemote:
     def store(self):
         return ObjectStore(f"memory://r{uuid.uuid4().hex}", retry=RetryPolicy(attempts=2, base_s=0))
 
-    def test_copies_once_and_only_what_is_needed(self, store, tmp_path):
+    def test_only_needed_shards_are_copied_and_only_once(self, store, tmp_path):
         index = fill(store)
         assert ShardReader(store, index, tmp_path).payload(0) == PAYLOADS[0]
         assert [path.name for path in tmp_path.iterdir()] == [f"{index.shards[0].sha256}.tar"]
         store.delete("0.tar")  # the copy serves the next reader
         assert ShardReader(store, index, tmp_path).payload(1) == PAYLOADS[1]
 
-    def test_a_damaged_copy_is_replaced(self, store, tmp_path):
+    def test_damaged_copy_is_replaced(self, store, tmp_path):
         index = fill(store)
         copy = ShardReader(store, index, tmp_path).shard_path(0)
         copy.write_bytes(b"damaged")
         assert ShardReader(store, index, tmp_path).payload(0) == PAYLOADS[0]
 
-    def test_a_copy_that_is_cut_while_it_is_in_use_is_fetched_again(self, store, tmp_path):
+    def test_copy_truncated_while_in_use_is_fetched_again(self, store, tmp_path):
         index = fill(store)
         reader = ShardReader(store, index, tmp_path)
         copy = reader.shard_path(0)
@@ -132,7 +132,7 @@ class TestRemote:
         assert reader.payload(3) == PAYLOADS[3]
         assert copy.stat().st_size == index.shards[0].bytes
 
-    def test_a_copy_that_is_damaged_while_it_is_in_use_is_fetched_again_when_asked(self, store, tmp_path):
+    def test_copy_damaged_while_in_use_is_fetched_again_on_request(self, store, tmp_path):
         index = fill(store)
         reader = ShardReader(store, index, tmp_path)
         copy = reader.shard_path(0)
@@ -142,7 +142,7 @@ class TestRemote:
         reader.recheck(3)
         assert reader.payload(3) == PAYLOADS[3]
 
-    def test_a_temporary_cache_goes_with_its_reader(self, store):
+    def test_temporary_cache_is_deleted_with_its_reader(self, store):
         reader = ShardReader(store, fill(store))
         folder = reader.shard_path(0).parent
         assert folder.is_dir()
@@ -150,7 +150,7 @@ class TestRemote:
         assert not folder.exists()
 
 
-def test_verifies_each_shard_once(store, tmp_path, monkeypatch):
+def test_each_shard_is_verified_once(store, tmp_path, monkeypatch):
     from storage import reading
 
     index = fill(store)
@@ -174,7 +174,7 @@ def test_verifies_each_shard_once(store, tmp_path, monkeypatch):
     assert all(data == PAYLOADS[(position * 5 + worker) % 12] for (worker, position), data in results.items())
 
 
-def test_leaves_no_file_open(tmp_path):
+def test_no_file_stays_open(tmp_path):
     store = ObjectStore(tmp_path)
     reader = ShardReader(store, fill(store))
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -183,7 +183,7 @@ def test_leaves_no_file_open(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_survives_pickling(store, tmp_path):
+def test_reader_can_be_pickled(store, tmp_path):
     reader = ShardReader(store, fill(store), tmp_path / "cache")
     reader.payload(0)
     copy = pickle.loads(pickle.dumps(reader))

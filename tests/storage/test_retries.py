@@ -62,7 +62,7 @@ def with_cause(error, cause):
         (ValueError("ours"), False),
     ],
 )
-def test_what_is_transient(error, expected):
+def test_transient_failures_are_recognized(error, expected):
     assert is_transient(error) is expected
 
 
@@ -77,13 +77,13 @@ def failing(errors, result="done"):
     return action, queue
 
 
-def test_repeats_until_it_works():
+def test_transient_failure_is_retried_until_success():
     action, left = failing([ConnectionError("1"), TimeoutError("2"), OSError(errno.EIO, "3")])
     assert with_retries(action, "s3://b/x", FAST) == "done"
     assert left == []
 
 
-def test_gives_up_after_the_last_attempt():
+def test_retries_end_after_the_last_attempt():
     action, left = failing([ConnectionError(str(number)) for number in range(9)])
     with pytest.raises(
         ObjectStoreError, match=r"^s3://b/x: failed after 4 attempts \(ConnectionError: 3\)\. Check that"
@@ -92,14 +92,14 @@ def test_gives_up_after_the_last_attempt():
     assert len(left) == 5
 
 
-def test_does_not_repeat_what_lasts():
+def test_permanent_failure_is_not_retried():
     action, left = failing([PermissionError("no"), PermissionError("no")])
     with pytest.raises(ObjectStoreError, match="Check AWS_ACCESS_KEY_ID"):
         with_retries(action, "s3://b/x", FAST)
     assert len(left) == 1
 
 
-def test_missing_is_a_file_not_found_error():
+def test_missing_object_is_a_file_not_found_error():
     action, _ = failing([FileNotFoundError(errno.ENOENT, "none")])
     with pytest.raises(ObjectMissingError) as caught:
         with_retries(action, "file:///x", FAST)
@@ -107,7 +107,7 @@ def test_missing_is_a_file_not_found_error():
     assert caught.value.errno == errno.ENOENT
 
 
-def test_our_own_mistakes_pass_unchanged():
+def test_internal_errors_are_raised_unchanged():
     action, _ = failing([KeyError("bug")])
     with pytest.raises(KeyError):
         with_retries(action, "s3://b/x", FAST)

@@ -1,4 +1,4 @@
-"""The S3 server is killed and restarted while a writer works: bounded retries bridge the outage."""
+"""The S3 server is killed and restarted while a writer works: bounded retries survive the outage."""
 
 import random
 import threading
@@ -56,7 +56,7 @@ def test_writes_survive_restarts_of_the_server(s3_server, tmp_path):
     assert sorted(store.list("parts")) == [f"parts/{number:06d}.tar.json" for number in range(len(parts))]
 
 
-def test_an_outage_that_lasts_ends_in_an_error_and_nothing_half_written(s3_server):
+def test_lasting_outage_is_an_error_without_partial_objects(s3_server):
     store = ObjectStore("s3://speech/lasting", retry=RetryPolicy(attempts=3, base_s=0.02))
     write_shard(store, "0.tar", samples(0), "flac")
     s3_server.kill()
@@ -70,7 +70,7 @@ def test_an_outage_that_lasts_ends_in_an_error_and_nothing_half_written(s3_serve
     assert write_shard(store, "1.tar", samples(1), "flac") == load_part(store, "1.tar")
 
 
-def test_reads_survive_a_restart(s3_server):
+def test_reads_survive_a_restart_of_the_server(s3_server):
     store = ObjectStore("s3://speech/reads", retry=PATIENT)
     content = random.Random(1).randbytes(300_000)
     store.write("x", content)

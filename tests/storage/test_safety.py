@@ -68,7 +68,7 @@ def test_accepts_an_empty_tar():
         member("a.flac", kind=tarfile.BLKTYPE),
         member("a.flac", kind=tarfile.FIFOTYPE),
         member("a.flac", kind=tarfile.DIRTYPE),
-        member("ok.json"),  # for the second time
+        member("ok.json"),  # a repeated name
     ],
     ids=lambda bad: f"{bad[0].name}-{bad[0].type.decode()}",
 )
@@ -85,12 +85,12 @@ def test_refuses_an_absolute_name_in_a_pax_header():
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar", b"\x1f\x8b" + b"z" * 2000, b"x" * 5000])
-def test_refuses_what_is_no_tar(content):
+def test_refuses_files_that_are_not_a_tar(content):
     with pytest.raises(UnsafeTarError):
         check_tar(content)
 
 
-def test_refuses_every_cut(tmp_path):
+def test_refuses_every_truncation(tmp_path):
     """Also at a boundary between members, where tarfile itself ends without an error."""
     end = len(make_tar(member("a.json"), member("a.flac")).rstrip(b"\0"))
     whole = make_tar(member("a.json"), member("a.flac"))
@@ -101,14 +101,14 @@ def test_refuses_every_cut(tmp_path):
     check_tar(whole[: end + 1024])
 
 
-def test_notices_a_damaged_header():
+def test_detects_a_damaged_header():
     whole = bytearray(make_tar(member("a.json"), member("a.flac"), member("b.json")))
-    whole[1536 + 3] ^= 0xFF  # in the second header: tarfile would end here in silence
+    whole[1536 + 3] ^= 0xFF  # in the second header: tarfile would silently end here
     with pytest.raises(UnsafeTarError, match="damaged"):
         check_tar(bytes(whole))
 
 
-def test_notices_the_damaged_header_of_a_last_small_member():
+def test_detects_a_damaged_header_of_a_small_last_member():
     """All of it is in the last two blocks of the tar, which tarfile reads as the end marker."""
     data = bytearray(make_tar(member("a.json"), member("b.txt", b"short")))
     data[data.index(b"b.txt") + 150] ^= 1
@@ -119,7 +119,7 @@ def test_notices_the_damaged_header_of_a_last_small_member():
 
 
 @pytest.mark.parametrize("kind", ["bytes", "path", "file"])
-def test_the_label_is_what_messages_call_it(tmp_path, kind):
+def test_messages_use_the_label_as_name(tmp_path, kind):
     (tmp_path / "x.tar").write_bytes(GOOD[:2000])
     with (tmp_path / "x.tar").open("rb") as file, pytest.raises(UnsafeTarError, match="^my shard: "):
         check_tar({"bytes": GOOD[:2000], "path": tmp_path / "x.tar", "file": file}[kind], "my shard")
@@ -132,7 +132,7 @@ def test_refuses_bytes_after_the_end():
 
 @settings(max_examples=60)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
-def test_any_damaged_byte_raises_only_its_own_error(position, flip):
+def test_any_damaged_byte_raises_only_our_own_error(position, flip):
     damaged = bytearray(GOOD)
     damaged[position] ^= flip
     try:
@@ -141,7 +141,7 @@ def test_any_damaged_byte_raises_only_its_own_error(position, flip):
         return
 
 
-def test_accepts_what_we_write(tmp_path):
+def test_accepts_our_own_shards(tmp_path):
     row = {"duration": 1.0, "num_frames": 16000, "sample_rate": 16000}
     write_shard(ObjectStore(tmp_path), "x.tar", [Sample("../a.b/ü" + "y" * 150, {"flac": b"1"}, row)], "flac")
     check_tar(tmp_path / "x.tar")

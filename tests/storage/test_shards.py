@@ -51,7 +51,7 @@ def test_offsets_point_at_the_payload(store):
     assert part.record.seconds == pytest.approx(2.5 * len(IDS))
 
 
-def test_members_and_their_json(store):
+def test_samples_have_payload_and_json_members(store):
     write_shard(store, "s.tar", [Sample("a.b", {"txt": b"t", "flac": b"f"}, {**sample("x").row, "extra": [1]})], "flac")
     with tarfile.open(fileobj=io.BytesIO(store.read("s.tar"))) as tar:
         assert tar.getnames() == ["a%2Eb.json", "a%2Eb.flac", "a%2Eb.txt"]
@@ -69,19 +69,19 @@ def test_a_given_json_member_is_kept(store):
         assert json.load(tar.extractfile("a.json")) == {"own": 1}
 
 
-def test_bytes_are_frozen(store):
+def test_bytes_of_shards_never_change(store):
     """If these bytes change, all shards that users have stored have other digests."""
     part = write_shard(store, "s.tar", [sample("a.b", b"\x01\x02"), sample("c")], "flac")
     assert part.record.sha256 == "1eb59c3bc89b7f155715be28641d880a20c6f6a18192768cc06d542c0287bebe"
 
 
-def test_load_part(store):
+def test_part_file_is_loaded(store):
     part = write_shard(store, "deep/s.tar", [sample(name) for name in IDS], "flac")
     assert load_part(store, "deep/s.tar") == part
     assert load_part(store, "other.tar") is None
 
 
-def test_a_part_without_its_whole_shard_does_not_count(store):
+def test_part_without_its_complete_shard_is_ignored(store):
     write_shard(store, "s.tar", [sample("a")], "flac")
     content = store.read("s.tar")
     store.write("s.tar", content[:-512])
@@ -95,7 +95,7 @@ def test_a_part_without_its_whole_shard_does_not_count(store):
         assert load_part(store, "s.tar") is None
 
 
-def test_a_failing_source_leaves_nothing(store):
+def test_failing_source_leaves_no_object(store):
     write_shard(store, "s.tar", [sample("a")], "flac")
 
     def source():
@@ -152,7 +152,7 @@ def test_a_full_disk_names_the_shard_and_the_remedy(store, monkeypatch):
 
 @settings(max_examples=100)
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
-def test_keys_are_safe_and_different(first, second):
+def test_keys_are_safe_and_unique(first, second):
     try:
         keys = member_key(first), member_key(second)
     except ShardWriteError:
@@ -161,7 +161,7 @@ def test_keys_are_safe_and_different(first, second):
     assert all(character.isascii() and (character.isalnum() or character in "%_-") for character in keys[0])
 
 
-def test_build_index(store):
+def test_build_index_lists_every_sample(store):
     parts = [
         write_shard(store, "0.tar", [sample("a"), sample("b")], "flac"),
         write_shard(store, "1.tar", [], "flac"),
@@ -175,7 +175,7 @@ def test_build_index(store):
     assert index.seconds == pytest.approx(6.0)
 
 
-def test_build_index_notices_ids_in_two_shards(store):
+def test_build_index_refuses_ids_in_two_shards(store):
     parts = [write_shard(store, f"{number}.tar", [sample("a")], "flac") for number in range(2)]
     with pytest.raises(ShardIndexError, match="'a'"):
         build_index(parts, {})

@@ -19,7 +19,7 @@ JSON = st.recursive(
 )
 
 
-def test_digest_is_frozen():
+def test_digest_never_changes():
     # The addresses of everything that users have stored depend on this value.
     assert digest_json({"b": [1, 2.5], "a": "ü"}) == "75151e181452ee19f62c437a12e96bbbe4453c199f041abfe6b18ab3cb8f3c4f"
     assert stage_key("shard", 1, {"rate": 16000}, {"corpus": "ab"}) == "1acbd1ccedd1570d"
@@ -35,14 +35,14 @@ def test_digest_ignores_order_of_keys(value):
     assert digest_json(value) == digest_json(turned(value))
 
 
-def test_tuples_are_lists():
+def test_tuples_and_lists_have_the_same_digest():
     assert digest_json({"a": (1, 2)}) == digest_json({"a": [1, 2]})
 
 
 @pytest.mark.parametrize(
     ("value", "part"), [({1: "a"}, "key 1"), ({"a": {"b": {1, 2}}}, r"value\.a\.b"), ([b"x"], r"value\[0\]")]
 )
-def test_refuses_what_json_would_blur(value, part):
+def test_values_that_json_does_not_distinguish_are_refused(value, part):
     with pytest.raises(ValueError, match=part):
         digest_json(value)
 
@@ -53,7 +53,7 @@ def test_refuses_non_finite_numbers(value):
         digest_json({"a": value})
 
 
-def test_every_ingredient_changes_the_key():
+def test_key_depends_on_each_of_its_parts():
     keys = {
         stage_key("shard", 1, {"a": 1}, {"x": "d"}),
         stage_key("features", 1, {"a": 1}, {"x": "d"}),
@@ -71,7 +71,7 @@ def output(tmp_path):
     return StageOutput(ObjectStore(tmp_path), "shard", "0123456789abcdef")
 
 
-def test_has_no_record_until_published(output, tmp_path):
+def test_output_has_no_record_until_published(output, tmp_path):
     output.store.write("a.tar", b"1")
     assert output.record() is None
     assert output.publish({"utterances": 3}) == output.record()
@@ -94,13 +94,13 @@ def test_clear_removes_the_record_first(output, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b"{", b"null", b"\xff", b'{"stage": "shard", "key": "other"}'])
-def test_a_record_that_is_none_is_refused_with_its_url_and_a_remedy(output, content):
+def test_malformed_record_is_refused_with_url_and_remedy(output, content):
     output.store.write("done.json", content)
     with pytest.raises(DamagedObjectError, match=r"done\.json is (damaged|not valid JSON) .*--repair --url file:///"):
         output.record()
 
 
-def test_a_record_that_was_altered_is_refused(output):
+def test_altered_record_is_refused(output):
     output.publish({"utterances": 35})
     data = output.store.read("done.json")
     output.store.write("done.json", data.replace(b"35", b"36"))
@@ -110,14 +110,14 @@ def test_a_record_that_was_altered_is_refused(output):
     assert output.record()["utterances"] == 35
 
 
-def test_a_record_of_an_earlier_version_is_taken_as_it_is(output):
+def test_record_of_an_earlier_version_is_accepted(output):
     output.store.write("a.json", b"1")
     output.store.write_json("done.json", {"stage": output.stage, "key": output.key, "x": 1})
     assert output.record()["x"] == 1
     assert (output.promised(), output.lacking(), output.read("a.json")) == (None, [], b"1")
 
 
-class TestPromises:
+class TestRecordedObjects:
     """The record lists all objects, so that later losses and changes are detected."""
 
     @pytest.fixture
@@ -128,18 +128,18 @@ class TestPromises:
         output.publish({})
         return output
 
-    def test_all_objects_are_listed_but_notes_of_use_and_the_record_itself(self, output):
+    def test_record_lists_all_objects_except_notes_and_itself(self, output):
         digest = hashlib.sha256(b"{}").hexdigest()
         assert output.promised() == {"a.tar": (5, ""), "deep/b.json": (2, digest)}
         assert output.lacking() == []
 
-    def test_what_is_missing_or_cut_is_lacking(self, output):
+    def test_missing_and_truncated_objects_are_lacking(self, output):
         output.store.delete("a.tar")
         assert output.lacking() == ["a.tar"]
         output.store.write("deep/b.json", b"{} ")
         assert output.lacking() == ["a.tar", "deep/b.json"]
 
-    def test_what_is_read_is_compared(self, output, tmp_path):
+    def test_objects_are_compared_with_the_record_when_read(self, output, tmp_path):
         assert output.read("deep/b.json") == b"{}"
         assert output.fetch("deep/b.json", tmp_path).read_bytes() == b"{}"
         output.store.write("deep/b.json", b"[]")
@@ -153,7 +153,7 @@ class TestPromises:
             with pytest.raises(DamagedObjectError, match=r"gone\.json is damaged \(it is missing\)"):
                 method("gone.json")
 
-    def test_what_is_forgotten_is_not_missed(self, output):
+    def test_forgotten_object_is_not_reported_as_missing(self, output):
         output.forget(["a.tar", "unknown"])
         assert output.promised().keys() == {"deep/b.json"}
         assert output.record() == {"stage": output.stage, "key": output.key}
@@ -166,9 +166,9 @@ class TestPromises:
 
 
 class NotesContract:
-    """Many runs may note at once what they use; a subclass gives the fixture `store`."""
+    """Many runs may note their use at once; a subclass provides the fixture `store`."""
 
-    def test_of_notes_made_at_once_none_is_lost(self, store):
+    def test_concurrent_notes_of_use_are_all_kept(self, store):
         """As from several machines: each writer has a separate object store."""
         url, begin = store.url, threading.Barrier(6)
 
@@ -186,7 +186,7 @@ class NotesContract:
         expected = sorted(f"{number}-{turn}" for number in range(6) for turn in range(5))
         assert StageOutput(store, "shard", "a" * 16).uses() == {"prepare": expected}
 
-    def test_a_note_of_an_earlier_version_counts_with_the_others(self, store):
+    def test_note_of_an_earlier_version_is_merged(self, store):
         output = StageOutput(store, "train", "a" * 16)
         output.store.write_json("uses.json", {"day": "2026-01-01", "uses": {"shard": ["1", "2"]}})
         assert output.uses() == {"shard": ["1", "2"]}

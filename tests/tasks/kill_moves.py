@@ -91,7 +91,7 @@ def act(case):
 
 
 def state(case):
-    """Numbers of the versions that have a part."""
+    """Numbers of the champion, the previous champion and the waiting challenger."""
     found = {"champion": champion_version(client(), "m"), "previous": version_of(client(), "m", "previous")}
     found["waiting"] = waiting_challenger(client(), "m")
     return {name: version and str(version.version) for name, version in found.items()}
@@ -105,7 +105,7 @@ MOVES_BY_NAME = {
 
 
 def begin(case):
-    """Fork a process for a case; its number, and where it answers."""
+    """Fork a process for a case; returns its pid and the descriptor of its answer."""
     read, write = os.pipe()
     if pid := os.fork():
         os.close(write)

@@ -17,7 +17,7 @@ def document(**fields):
     )
 
 
-def test_their_stage_comes_after_the_alignment():
+def test_adaptation_stage_follows_the_alignment():
     config = parse_config(document())
     assert stages_of(config)[2:5] == ("features", "align", "adapt")
     assert "adapt" not in stages_of(parse_config(tiny_document()))
@@ -44,7 +44,7 @@ def test_their_stage_comes_after_the_alignment():
         ({"align": {"features": {"kind": "fmllr"}}}, r"align.*kind fmllr is made from these features"),
     ],
 )
-def test_what_they_lack_is_named(fields, message):
+def test_missing_requirements_are_named(fields, message):
     with pytest.raises(ConfigError, match=message):
         parse_config(document(**fields))
 
@@ -60,11 +60,11 @@ def test_what_they_lack_is_named(fields, message):
         ("cmvn", "speaker", "normalized by speaker already: use global"),
     ],
 )
-def test_options_of_other_kinds_are_refused(option, value, message):
+def test_options_of_other_feature_kinds_are_refused(option, value, message):
     with pytest.raises(ValueError, match=message):
         FmllrConfig(**{option: value})
 
 
-def test_segments_are_cut_from_them():
+def test_segments_are_cut_from_adapted_features():
     config = parse_config(document(train=OBJECTIVE | {"segments": {"frames": 21}}))
     assert config.train.segments.frames == 21

@@ -59,7 +59,7 @@ def document(arpa, **fields):
     return tiny_document(**(adapted | fields))
 
 
-def untrained(run, output):
+def publish_untrained_network(run, output):
     """Publish a network with large random weights, whose hypotheses depend on every frame."""
     spec = make_job(run, output).spec
     torch.manual_seed(3)
@@ -96,7 +96,9 @@ def run(home):
 
 def decoded_untrained(run):
     """A run with adapted features, after its network, which was not trained, has decoded the test set."""
-    made = Stage("train", 1, lambda run: ({"made": "up"}, {"adapt": run.result("adapt").key}), untrained)
+    made = Stage(
+        "train", 1, lambda run: ({"made": "up"}, {"adapt": run.result("adapt").key}), publish_untrained_network
+    )
     for stage in (made, GRAPH, DECODE):
         stage.execute(run)
     return run
@@ -131,14 +133,14 @@ def audio_of(run, name="test"):
     return [index.row(i) for i in range(len(index))], [decode_audio(reader.payload(i))[0] for i in range(len(index))]
 
 
-def raises(error):
+def failing_on_call(error):
     def called(*_, **__):
         raise error
 
     return called
 
 
-def test_stored_features_are_those_of_the_gmm_with_each_speakers_transform(run, tmp_path):
+def test_stored_features_are_gmm_features_with_speaker_transforms(run, tmp_path):
     model, transforms = loaded(run, tmp_path)
     static, _ = compute_features(run, run.config.align.features, "valid", ObjectStore(str(tmp_path / "v")), "align")
     store = ObjectStore(set_url(run, "valid"))
@@ -161,7 +163,7 @@ def test_stored_features_are_those_of_the_gmm_with_each_speakers_transform(run, 
     assert {one: len(table.pdfs(one)) for one in table} == {one: found[one] for one in table}
 
 
-def test_statistics_are_those_of_the_stored_training_set(run):
+def test_statistics_are_computed_over_the_stored_training_set(run):
     store = ObjectStore(set_url(run, "train"))
     index = ShardIndex.read(store)
     reader = ShardReader(store, index)
@@ -219,7 +221,7 @@ def test_killed_adaptation_continues_after_its_last_shard(run, home, kind):
     }
 
 
-def test_training_depends_on_the_features_and_recognition_on_the_search(run, home):
+def test_training_key_depends_on_features_and_decoding_key_on_search(run, home):
     assert set_url(run, "test", recognition=True) == run.result("shard").store.child("test").url
     key, decoded = TRAIN.output(run).key, DECODE.output(run).key
     searched = Run(run.config, "searched")
@@ -236,7 +238,7 @@ def test_training_depends_on_the_features_and_recognition_on_the_search(run, hom
     assert TRAIN.output(searched).key != key
 
 
-def test_every_test_utterance_is_decoded_and_speakers_that_are_done_are_not_repeated(run, monkeypatch):
+def test_all_test_utterances_are_decoded_without_repeating_finished_speakers(run, monkeypatch):
     rows = read_table(run.result("decode").store, "test.parquet")
     index = ShardIndex.read(run.result("shard").store.child("test"))
     assert [row["id"] for row in rows] == list(index.column("id"))
@@ -245,17 +247,17 @@ def test_every_test_utterance_is_decoded_and_speakers_that_are_done_are_not_repe
     again = Run(run.config, "again", force_from="decode")
     again.results |= {name: result for name, result in run.results.items() if name != "decode"}
     with monkeypatch.context() as patch:
-        patch.setattr(decode, "publish_hypotheses", raises(KeyboardInterrupt))
+        patch.setattr(decode, "publish_hypotheses", failing_on_call(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             DECODE.execute(again)
     again.force_from = ""
     DECODE.output(run).withdraw()
-    monkeypatch.setattr("tasks.stages.decode_adapted.recognize_set", raises(AssertionError))
+    monkeypatch.setattr("tasks.stages.decode_adapted.recognize_set", failing_on_call(AssertionError))
     DECODE.execute(again)
     assert read_table(again.result("decode").store, "test.parquet") == rows
 
 
-def test_the_bundle_decodes_as_the_stage(run, bundle, tmp_path):
+def test_bundle_decodes_like_the_stage(run, bundle, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(bundle, elsewhere)
     expected = {row["id"]: row["hyp"] for row in read_table(run.result("decode").store, "test.parquet")}
@@ -274,7 +276,7 @@ def test_the_bundle_decodes_as_the_stage(run, bundle, tmp_path):
         transcriber.transcribe([waves[0].numpy()] * 2, 8000, speakers=["a"])
 
 
-def test_command_line_adapts_to_the_recordings_of_a_speaker_together(run, bundle, tmp_path):
+def test_command_line_adapts_to_all_recordings_of_a_speaker(run, bundle, tmp_path):
     about, waves = (one[::2] for one in audio_of(run))
     files = [tmp_path / "audio" / row["speaker"] / f"{row['id']}.wav" for row in about]
     for file, wave in zip(files, waves, strict=True):
@@ -339,13 +341,13 @@ def test_bundle_needs_its_own_gmm(run, bundle, tmp_path):
         Recognizer.load(tmp_path / "damaged")
 
 
-def test_waveforms_have_no_adapted_features_of_their_own(bundle):
+def test_adapted_features_of_a_waveform_alone_are_refused(bundle):
     recognizer = Recognizer.load(bundle)
     with pytest.raises(FeatureError, match="all speech of a speaker"):
         recognizer.scores(torch.zeros(1, 4000), torch.tensor([4000]))
 
 
-def test_answers_with_damage_are_not_kept(tmp_path):
+def test_results_of_damaged_shards_are_not_cached(tmp_path):
     store = ObjectStore(str(tmp_path))
     piece = {"work": store.url, "result": "a.json", "rows": [0, 1]}
     calls = []
@@ -360,7 +362,7 @@ def test_answers_with_damage_are_not_kept(tmp_path):
     assert len(calls) == 2
 
 
-def test_other_models_have_no_adaptation(home):
+def test_models_with_other_features_have_no_adaptation(home):
     run = Run(parse_config(tiny_document()), "r")
     assert adaptation_source(run) is None
 

@@ -39,7 +39,7 @@ def aligned():
         yield run, notes
 
 
-def test_the_stage_is_part_of_a_pipeline_that_asks_for_it():
+def test_stage_is_part_of_a_pipeline_that_configures_it():
     with_it, without = (parse_config(tiny_document(**f)) for f in ({"align": {}}, {}))
     rest = tuple(name for name in STAGES if name not in OPTIONAL)
     assert stages_of(with_it) == (*rest[:3], "align", *rest[3:])
@@ -59,7 +59,7 @@ def gmm_run(aligned, folder):
     return other
 
 
-def test_a_pipeline_without_a_network_has_no_training(tmp_path):
+def test_pipeline_without_a_network_has_no_training(tmp_path):
     align = {"recognize": {"arpa": "x.arpa"}}
     config = parse_config(tiny_document(align=align, recognizer="gmm"))
     assert stages_of(config) == ("prepare", "shard", "features", "align", "graph", "decode", "score")
@@ -69,7 +69,7 @@ def test_a_pipeline_without_a_network_has_no_training(tmp_path):
     assert load_config(tmp_path / "c.yaml").align.recognize.arpa == str(tmp_path / "x.arpa")
 
 
-def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
+def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     from tasks.tracking.runs import client
 
     run = gmm_run(aligned, tmp_path)
@@ -78,11 +78,11 @@ def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypa
     assert graph.counts["unpronounced"] == 1
     assert graph.counts["words"] == len(graph.store.read("graph-words.txt").split())
     with monkeypatch.context() as patch:
-        patch.setattr(decode_gmm, "publish_hypotheses", raises(KeyboardInterrupt))
+        patch.setattr(decode_gmm, "publish_hypotheses", failing_on_call(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             DECODE.execute(run)
     with monkeypatch.context() as patch:  # speakers that are done are not decoded again
-        patch.setattr(decode_gmm, "decode_speaker", raises(AssertionError))
+        patch.setattr(decode_gmm, "decode_speaker", failing_on_call(AssertionError))
         result = DECODE.execute(run)
     rows = read_table(result.store, "test.parquet")
     index = ShardIndex.read(run.result("shard").store.child("test"))
@@ -98,7 +98,7 @@ def test_the_gmm_recognizes_the_test_set_and_resumes(aligned, tmp_path, monkeypa
     assert record["tracking"] == run.result("align").record["tracking"]
 
 
-def test_the_language_model_of_the_stage_lm_is_used_unless_one_is_named(aligned, tmp_path):
+def test_stage_lm_supplies_the_language_model_unless_one_is_named(aligned, tmp_path):
     run = gmm_run(aligned, tmp_path)
     named, made = GRAPH.output(run).key, GRAPH.execute(run)
     text = (tmp_path / "lm.arpa").read_bytes()
@@ -117,14 +117,14 @@ def test_the_language_model_of_the_stage_lm_is_used_unless_one_is_named(aligned,
     assert (again.counts, again.record["sha256"]) == (made.counts, made.record["sha256"])
 
 
-def raises(error):
+def failing_on_call(error):
     def called(*_, **__):
         raise error
 
     return called
 
 
-def test_a_missing_language_model_is_named(aligned, tmp_path):
+def test_missing_language_model_is_named(aligned, tmp_path):
     run = gmm_run(aligned, tmp_path)
     (tmp_path / "lm.arpa").write_text("nothing")
     with pytest.raises(StageError, match=r"align\.recognize\.arpa: .*lm\.arpa lists no words"):
@@ -134,7 +134,7 @@ def test_a_missing_language_model_is_named(aligned, tmp_path):
         GRAPH.execute(run)
 
 
-def test_any_corpus_is_aligned_with_the_stages_output(aligned, tmp_path):
+def test_stage_output_aligns_any_corpus(aligned, tmp_path):
     run, _ = aligned
     table = next((home_folder() / "corpora").glob("*/metadata.csv"))
     lines = table.read_text().splitlines()
@@ -152,7 +152,7 @@ def test_any_corpus_is_aligned_with_the_stages_output(aligned, tmp_path):
     assert (tmp_path / "out" / "suspicious.csv").read_text().startswith("id,reason,score,confidence,duration")
 
 
-def test_every_utterance_is_aligned_or_named(aligned, tmp_path):
+def test_every_utterance_is_aligned_or_reported(aligned, tmp_path):
     run, _ = aligned
     result = run.result("align")
     failures = result.output.read_json("failures.json")
@@ -171,7 +171,7 @@ def test_every_utterance_is_aligned_or_named(aligned, tmp_path):
     assert result.counts["states"] == table.info.num_pdfs
 
 
-def test_model_and_lexicon_are_published_and_working_files_are_not(aligned, tmp_path):
+def test_model_and_lexicon_are_published_without_working_files(aligned, tmp_path):
     run, _ = aligned
     result = run.result("align")
     names = set(result.store.list())
@@ -195,7 +195,7 @@ def test_model_and_lexicon_are_published_and_working_files_are_not(aligned, tmp_
     assert result.record["log_likelihood"] == rows[-1]["log_likelihood"]
 
 
-def test_each_training_ends_with_a_line_to_keep(tmp_path):
+def test_each_training_ends_with_a_permanent_progress_line(tmp_path):
     sizes = {name: {"iterations": 2} for name in ("mono", "tri")}
     log = IterationLog(AlignConfig.model_validate({"stage": "tri"} | sizes), tmp_path / "work" / "iterations.jsonl")
     lines = []
@@ -207,7 +207,7 @@ def test_each_training_ends_with_a_line_to_keep(tmp_path):
     ]
 
 
-def test_progress_and_figures_are_reported(aligned):
+def test_progress_and_metrics_are_reported(aligned):
     from tasks.tracking.runs import client
 
     run, notes = aligned
@@ -244,7 +244,7 @@ kills = load_beside(__file__, "kill_stage.py")
 def test_a_killed_training_continues_after_its_last_iteration(home, kind):
     run = aligned_run(home, "tri", runner={"kind": kind, "workers": 2})
     document = run.config.model_dump(mode="json", by_alias=True)
-    kills.killed_in(home, document, "align", "log-likelihood", 4)  # in the first iteration of `tri`
+    kills.killed_in(home, document, "align", "log-likelihood", 4)  # killed in the first iteration of `tri`
     work = next((home / "work").glob("align-*"))
     before = (work / "mono" / "state.json").read_bytes()
     lines = len((work / "iterations.jsonl").read_text().splitlines())

@@ -79,7 +79,7 @@ def plain_frames(run, name, folder):
     return [(row["id"], row["speaker"], model.chain(static.read(n, row["speaker"]))) for n, row in enumerate(rows)]
 
 
-def test_each_part_is_what_it_is_alone(run, home, tmp_path):
+def test_each_part_equals_the_feature_alone(run, home, tmp_path):
     found, index = stored(run, "valid")
     alone, _ = stored(adapted.adapted_run(home), "valid")
     extract = build_features(LogMelConfig(num_mels=MELS), 8000)
@@ -103,7 +103,7 @@ def test_each_part_is_what_it_is_alone(run, home, tmp_path):
     assert len({tuple(feats[0, IVECTORS]) for feats in found.values()}) == len(set(index.column("speaker")))
 
 
-def test_extractor_is_estimated_from_the_training_set_and_its_figures_are_recorded(run, tmp_path):
+def test_extractor_is_estimated_from_training_set_and_metrics_recorded(run, tmp_path):
     record = run.result("adapt").record
     assert record["ivectors"]["gaussians"] == SIZES["gaussians"]
     assert record["counts"]["dimensions"] == DIM + RANK + 3 * MELS
@@ -125,7 +125,7 @@ def test_extractor_is_estimated_from_the_training_set_and_its_figures_are_record
 
 
 @pytest.mark.parametrize("extraction", ["utterance", "online"])
-def test_ivectors_of_utterances_know_no_other_utterance(home, extraction, tmp_path):
+def test_utterance_ivectors_do_not_depend_on_other_utterances(home, extraction, tmp_path):
     run = adapted.adapted_run(home, features=features(extraction=extraction, period=7))
     extractor = IvectorExtractor.load(run.result("adapt").store.local_path(EXTRACTOR))
     found, _ = stored(run, "valid")
@@ -144,7 +144,7 @@ def test_interrupted_estimation_repeats_no_finished_step(run, monkeypatch):
     again.config = run.config.model_copy(update={"runner": runner, "align": align})
     steps, done = dict(ivectors._STEPS), []
 
-    def noted(name, step):
+    def noted_calls(name, step):
         def called(piece, model):
             if name == "variability" and len([one for one in done if one[0] == name]) == 4:
                 raise KeyboardInterrupt
@@ -153,12 +153,12 @@ def test_interrupted_estimation_repeats_no_finished_step(run, monkeypatch):
 
         return called
 
-    monkeypatch.setattr(ivectors, "_STEPS", {name: noted(name, step) for name, step in steps.items()})
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(ivectors, "_STEPS", {name: noted_calls(name, step) for name, step in steps.items()})
+    with pytest.failing_on_call(KeyboardInterrupt):
         ADAPT.execute(again)
     first = list(done)
     assert len([one for one in first if one[0] == "statistics"]) > 1  # several groups of speakers
-    monkeypatch.setattr(ivectors, "_STEPS", {name: counted(name, step, done) for name, step in steps.items()})
+    monkeypatch.setattr(ivectors, "_STEPS", {name: count_calls(name, step, done) for name, step in steps.items()})
     again.force_from = ""
     record = ADAPT.execute(again).record
     assert len(set(done)) == len(done) > len(first)
@@ -167,7 +167,7 @@ def test_interrupted_estimation_repeats_no_finished_step(run, monkeypatch):
         np.testing.assert_allclose(likelihoods, expected[name], rtol=1e-6)
 
 
-def counted(name, step, done):
+def count_calls(name, step, done):
     def called(piece, model):
         done.append((name, piece["model"], piece["result"]))
         return step(piece, model)
@@ -197,7 +197,7 @@ def test_killed_estimation_continues_in_other_processes(run, home):
     )
 
 
-def test_speakers_are_grouped_whole(run, tmp_path):
+def test_groups_contain_whole_speakers(run, tmp_path):
     static, _ = compute_features(run, run.config.align.features, "train", ObjectStore(str(tmp_path)), "align")
     speakers, sizes = static.index.column("speaker"), static.index.column("num_frames")
     groups = ivectors.speaker_groups(static, 300)
@@ -207,7 +207,7 @@ def test_speakers_are_grouped_whole(run, tmp_path):
     assert len(ivectors.speaker_groups(static, 10**9)) == 1
 
 
-def test_recognizer_makes_the_same_kinds_of_features(decoded, bundle):
+def test_recognizer_computes_the_same_kinds_of_features(decoded, bundle):
     recognizer = Recognizer.load(bundle)
     about, waves = adapted.audio_of(decoded)
     speaker = about[0]["speaker"]
@@ -227,7 +227,7 @@ def test_recognizer_makes_the_same_kinds_of_features(decoded, bundle):
     assert [tuple(one.shape) for one in nothing] == [(0, decoded.config.features.width)]
 
 
-def test_the_bundle_decodes_as_the_stage(decoded, bundle, tmp_path):
+def test_bundle_decodes_like_the_stage(decoded, bundle, tmp_path):
     assert IVECTOR_FILE in check_files(bundle)
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(bundle, elsewhere)
@@ -242,12 +242,14 @@ def test_bundle_needs_its_own_extractor(decoded, bundle, tmp_path):
     adapted.loaded(decoded, tmp_path)
     cfg = Recognizer.load(bundle).spec.adaptation
     add_adaptation(bare, tmp_path / "model", cfg)
-    with pytest.raises(BundleError, match=r"bare lacks an intact hmm/ivector\.safetensors"):
+    with pytest.failing_on_call(BundleError, match=r"bare lacks an intact hmm/ivector\.safetensors"):
         Recognizer.load(bare, decoder_of(decoded))
     extractor = IvectorExtractor.load(bundle / IVECTOR_FILE)
     IvectorExtractor.random(extractor.model, RANK + 1).save(tmp_path / EXTRACTOR)
     add_adaptation(bare, tmp_path / "model", cfg, tmp_path / EXTRACTOR)
-    with pytest.raises(BundleError, match=rf"i-vectors of {RANK + 1} dimensions, but the features .* have {RANK}"):
+    with pytest.failing_on_call(
+        BundleError, match=rf"i-vectors of {RANK + 1} dimensions, but the features .* have {RANK}"
+    ):
         Recognizer.load(bare, decoder_of(decoded))
 
 
@@ -283,12 +285,12 @@ def appended(*parts, **fields):
         (appended("fmllr", stored=True), "adapted features are always stored"),
     ],
 )
-def test_parts_that_do_not_fit_are_named(document, message):
-    with pytest.raises(ConfigError, match=message):
+def test_incompatible_parts_are_named(document, message):
+    with pytest.failing_on_call(ConfigError, match=message):
         parse_config(document)
 
 
-def test_default_is_the_published_input():
+def test_default_parts_are_the_published_input():
     config = parse_config(configs.document(features="appended"))
     assert config.features.width == 260
     assert [part.width * part.frame_factor for part in config.features.components] == [40, 100, 120]

@@ -5,7 +5,7 @@ from tasks.stages.base import StageResult
 from tasks.tracking.runs import client
 
 
-def test_error_rates_of_corpora_and_domains_stand_below_their_set():
+def test_error_rates_of_corpora_and_domains_follow_their_set():
     rates = {"wer": 0.25, "wer_low": 0.2, "wer_high": 0.3, "cer": 0.1, "words": 40, "utterances": 9}
     by = {"digits": {"wer": 0.05, "ref_words": 20}, "": {"wer": 0.45, "ref_words": 20}}
     record = {"sets": {"test": rates}, "groups": {"test": {"domains": by}}}
@@ -16,7 +16,7 @@ def test_error_rates_of_corpora_and_domains_stand_below_their_set():
     assert _score_table(StageResult("score", "k", "memory://x", 1.0, False, {}, {"sets": {"test": rates}})) == rows[:1]
 
 
-def test_progress_says_what_the_note_says_and_links_to_mlflow(monkeypatch):
+def test_progress_shows_the_note_and_links_to_mlflow(monkeypatch):
     from support import tiny_document
 
     from tasks.config.pipeline import parse_config
@@ -42,7 +42,7 @@ def test_progress_says_what_the_note_says_and_links_to_mlflow(monkeypatch):
     assert progress.links("train") == {}
 
 
-def test_the_run_that_one_opens_first_says_what_it_amounts_to(finished, monkeypatch):
+def test_parent_run_shows_a_summary(finished, monkeypatch):
     from tasks.orchestration import artifacts
 
     written = []
@@ -57,7 +57,7 @@ def test_the_run_that_one_opens_first_says_what_it_amounts_to(finished, monkeypa
     assert finished.result("report").record["report"] in text
 
 
-def test_each_stage_has_the_artifact_that_shows_it_best_and_trouble_stops_none(finished, monkeypatch):
+def test_each_stage_has_its_artifact_and_failures_only_warn(finished, monkeypatch):
     from tasks.orchestration import artifacts
 
     shown, warned = [], []
@@ -96,7 +96,7 @@ def test_each_stage_has_the_artifact_that_shows_it_best_and_trouble_stops_none(f
     assert warned == ["the server is away"]
 
 
-def test_a_browser_can_open_the_report(finished, monkeypatch):
+def test_report_link_opens_in_a_browser(finished, monkeypatch):
     from tasks.tracking import runs
     from tasks.tracking.registry import report_text
 
@@ -110,7 +110,7 @@ def test_a_browser_can_open_the_report(finished, monkeypatch):
     )
 
 
-def test_epochs_of_a_training_show_what_was_measured():
+def test_epochs_show_the_measured_values():
     from tasks.orchestration.artifacts import validation_table
 
     valid = {"kind": "valid", "epoch": 1, "train_loss": 2.0, "valid_loss": float("nan")}

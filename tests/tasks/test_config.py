@@ -27,7 +27,7 @@ def message(document):
     return str(caught.value)
 
 
-def test_the_smallest_configuration_has_defaults_for_all_else():
+def test_smallest_configuration_has_defaults_for_all_other_fields():
     config = parse_config(minimal())
     assert config.model_name == "m"
     assert config.model.kind == "conformer"
@@ -51,7 +51,7 @@ def test_the_smallest_configuration_has_defaults_for_all_else():
         ),
     ],
 )
-def test_an_unknown_field_is_named_with_the_nearest_right_one(document, field, nearest):
+def test_unknown_field_is_reported_with_the_nearest_known_one(document, field, nearest):
     text = message(document)
     assert f"  {field}: there is no such field" in text
     assert nearest in text
@@ -75,12 +75,12 @@ def test_an_unknown_field_is_named_with_the_nearest_right_one(document, field, n
         (minimal(storage={"url": "s3://key:secret@bucket"}), ["storage.url", "must not carry credentials"]),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_right(document, words):
+def test_wrong_value_is_reported_with_the_allowed_ones(document, words):
     text = message(document)
     assert all(word in text for word in words), text
 
 
-def test_a_secret_in_a_url_is_not_repeated_in_the_message():
+def test_secret_in_a_url_is_not_repeated_in_the_message():
     assert "hunter2" not in message(minimal(storage={"url": "s3://key:hunter2@bucket"}))
 
 
@@ -90,7 +90,7 @@ def test_every_wrong_field_is_listed():
     assert all(field in text for field in ("train.epochs", "train.epoch:", "model.kind"))
 
 
-def test_set_reaches_nested_fields_lists_and_new_mappings(tmp_path):
+def test_overrides_reach_nested_fields_lists_and_new_mappings(tmp_path):
     path = write_config(tmp_path / "c.yaml", tiny_document())
     config = load_config(
         path,
@@ -127,33 +127,33 @@ def test_set_reaches_nested_fields_lists_and_new_mappings(tmp_path):
         ("train.epochs=soon", "c.yaml .with --set for train.epochs. has 1 wrong field:\n  train.epochs: .*integer"),
     ],
 )
-def test_a_wrong_set_says_what_is_wrong(tmp_path, assignment, words):
+def test_error_of_a_wrong_override_names_the_mistake(tmp_path, assignment, words):
     path = write_config(tmp_path / "c.yaml", tiny_document())
     with pytest.raises(ConfigError, match=words):
         load_config(path, [assignment])
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "name: [", "just words", "\x00"])
-def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, text):
+def test_file_that_is_not_a_configuration_is_refused_by_name(tmp_path, text):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"broken\.yaml"):
         load_config(path)
 
 
-def test_a_missing_file_is_an_error_of_the_configuration(tmp_path):
+def test_missing_file_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="none.yaml does not exist: check the path"):
         load_config(tmp_path / "none.yaml")
 
 
-def test_yaml_cannot_make_objects(tmp_path):
+def test_yaml_cannot_create_python_objects(tmp_path):
     path = tmp_path / "evil.yaml"
     path.write_text("name: !!python/object/apply:os.getcwd []\n")
     with pytest.raises(ConfigError, match="cannot be read as YAML"):
         load_config(path)
 
 
-def test_relative_source_paths_count_from_the_file_and_variables_are_filled_in(tmp_path, monkeypatch):
+def test_source_paths_are_relative_to_the_file_with_variables_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("CORPORA", "/corpora")
     sources = [
         SOURCE,
@@ -171,7 +171,7 @@ def test_relative_source_paths_count_from_the_file_and_variables_are_filled_in(t
     ]
 
 
-def test_a_configuration_survives_json_as_deployments_send_it():
+def test_configuration_survives_a_json_round_trip():
     config = parse_config(tiny_document(register={"model": "other"}))
     sent = json.loads(json.dumps(config.model_dump(mode="json", by_alias=True)))
     assert parse_config(sent) == config
@@ -206,7 +206,7 @@ def test_every_field_has_a_description_for_the_parameter_form():
         max_leaves=12,
     )
 )
-def test_whatever_a_document_holds_is_a_configuration_or_a_config_error(value):
+def test_any_document_is_a_configuration_or_a_config_error(value):
     document = value if isinstance(value, dict) else {"data": value}
     try:
         parse_config(document)
@@ -217,13 +217,13 @@ def test_whatever_a_document_holds_is_a_configuration_or_a_config_error(value):
     assert "wrong field" in found
 
 
-def test_the_environment_is_not_changed_by_reading(tmp_path):
+def test_loading_does_not_change_the_environment(tmp_path):
     before = dict(os.environ)
     load_config(write_config(tmp_path / "c.yaml", tiny_document()))
     assert dict(os.environ) == before
 
 
-def test_what_may_be_lost_and_who_may_win_unless_a_configuration_says_otherwise():
+def test_defaults_of_quarantine_limit_promotion_and_slots():
     config = parse_config(tiny_document())
     assert config.data.max_quarantined == 0.05
     assert config.register_as.significance == 0.05
@@ -232,7 +232,7 @@ def test_what_may_be_lost_and_who_may_win_unless_a_configuration_says_otherwise(
 
 
 @pytest.mark.parametrize(("place", "remedy"), MOVED.items())
-def test_a_field_of_an_earlier_version_is_named_with_its_new_place(place, remedy):
+def test_moved_field_is_reported_with_its_new_place(place, remedy):
     *parents, name = place.split(".")
     document = value = {}
     for parent in parents:
@@ -241,7 +241,7 @@ def test_a_field_of_an_earlier_version_is_named_with_its_new_place(place, remedy
     assert f"  {place}: this field has moved: write {remedy}" in message(minimal(**document))
 
 
-def test_the_new_places_of_moved_fields_are_taken():
+def test_new_places_of_moved_fields_are_accepted():
     for place, remedy in MOVED.items():
         name = place.rpartition(".")[2]
         if "kind:" in remedy:
@@ -253,13 +253,13 @@ def test_the_new_places_of_moved_fields_are_taken():
             assert hasattr(value, remedy.rpartition(".")[2])
 
 
-def test_a_field_below_the_short_form_of_a_kind_can_be_set(tmp_path):
+def test_override_may_set_a_field_below_a_short_kind(tmp_path):
     path = write_config(tmp_path / "c.yaml", minimal(train={"strategy": "bmuf"}, decode="beam"))
     config = load_config(path, ["train.strategy.tau=3", "decode.beam=5", "model=blstm", "model.bottleneck=7"])
     assert (config.train.strategy.tau, config.decode.beam, config.model.bottleneck) == (3, 5, 7)
 
 
-def test_a_field_of_another_kind_is_named_with_the_kind_that_has_it():
+def test_field_of_another_kind_is_reported_with_its_kind():
     assert "  model.heads: blstm has no such field; conformer has" in message(
         minimal(model={"kind": "blstm", "heads": 4})
     )
@@ -286,11 +286,11 @@ def test_a_field_of_another_kind_is_named_with_the_kind_that_has_it():
         ({"decode": "beam", "tune": {"grid": {"beam": [1.5]}}}, "tune.grid.beam: 1.5: .*integer"),
     ],
 )
-def test_decoders_that_lack_something_are_refused(fields, said):
+def test_decoders_with_missing_parts_are_refused(fields, said):
     assert re.search(said, message(minimal(**fields)))
 
 
-def test_decoders_have_a_language_model_of_the_stage_or_of_their_own():
+def test_decoders_use_the_stages_or_a_named_language_model():
     assert parse_config(minimal(decode="words", lm={})).lm.kind == "ngram"
     assert parse_config(minimal(decode="tokens", lm={"unit": "token"})).lm.unit == "token"
     parse_config(minimal(decode={"kind": "words", "lm": "x.arpa"}, lm={"kind": "class"}))  # names its own

@@ -7,22 +7,22 @@ from tasks.config.pipeline import parse_config
 from tasks.stages.config_check import find_problems
 
 
-def checked(*sources, **fields):
+def found_problems(*sources, **fields):
     document = tiny_document(**fields)
     if sources:
         document["data"] = {"sources": list(sources)}
     return find_problems(parse_config(document))
 
 
-def test_nothing_is_wrong_with_what_runs(home, tmp_path):
-    assert checked() == []
+def test_runnable_configuration_has_no_problems(home, tmp_path):
+    assert found_problems() == []
     assert not (home / "corpora").exists()  # nothing was synthesized
-    assert checked({"kind": "table", "path": str(small_corpus(tmp_path / "c"))}) == []
+    assert found_problems({"kind": "table", "path": str(small_corpus(tmp_path / "c"))}) == []
 
 
 def test_every_problem_is_named(tmp_path):
     table = write_table(tmp_path, [])
-    found = checked(
+    found = found_problems(
         {"kind": "table", "path": str(tmp_path / "nowhere.csv")},
         {"kind": "table", "path": str(table)},
         {"kind": "kaldi", "path": str(tmp_path)},
@@ -38,9 +38,9 @@ def test_every_problem_is_named(tmp_path):
     assert [text.split(":")[0] for text in found[:3]] == ["data.sources.0", "data.sources.1", "data.sources.2"]
 
 
-def test_the_reason_why_a_source_is_empty_is_given(tmp_path):
+def test_empty_source_is_reported_with_its_first_problem(tmp_path):
     table = write_table(tmp_path, [("a", "missing.wav", "text", "s")])
-    (problem,) = checked({"kind": "table", "path": str(table)})
+    (problem,) = found_problems({"kind": "table", "path": str(table)})
     assert "has no utterance; the first of 1 problems" in problem
     assert "missing.wav" in problem
 
@@ -56,5 +56,5 @@ def test_the_reason_why_a_source_is_empty_is_given(tmp_path):
     ],
 )
 def test_devices_and_layers_are_checked(fields, part):
-    (problem,) = checked(**fields)
+    (problem,) = found_problems(**fields)
     assert part in problem

@@ -30,31 +30,33 @@ def path(tmp_path):
     return file
 
 
-def at(found, name):
+def origin_of(found, name):
     return found[tuple(int(part) if part.isdigit() else part for part in name.split("."))]
 
 
-def test_values_have_their_lines_and_the_rest_are_defaults(path):
+def test_configured_values_have_lines_and_others_are_defaults(path):
     _, found = origins(path)
     lines = {"name": 1, "data.sources.0.corpus": 4, "data.sources.1.corpus": 6, "train.optimizer.lr": 10}
     lines |= {"train.augment.speed_factors": 11, "model.kind": 7}
-    assert {name: at(found, name) for name in lines} == {name: f"mine.yaml:{line}" for name, line in lines.items()}
+    assert {name: origin_of(found, name) for name in lines} == {
+        name: f"mine.yaml:{line}" for name, line in lines.items()
+    }
     for name in ("seed", "model.layers", "train.optimizer.kind", "data.sources.1.set", "align"):
-        assert at(found, name) == "default"
+        assert origin_of(found, name) == "default"
 
 
-def test_overrides_come_before_the_file(path):
+def test_overrides_take_precedence_over_the_file(path):
     words = ["train.optimizer={kind: sgd, momentum: 0.5}", "data.sources.1.corpus=c", "decode=beam", "seed=3"]
     config, found = origins(path, words)
     names = ("train.optimizer.kind", "train.optimizer.momentum", "data.sources.1.corpus", "decode.kind", "seed")
-    assert {at(found, name) for name in names} == {"--set"}
-    assert at(found, "train.optimizer.lr") == "default"  # the override replaces the whole section
-    assert at(found, "decode.beam") == "default"
-    assert at(found, "data.sources.0.corpus") == "mine.yaml:4"
+    assert {origin_of(found, name) for name in names} == {"--set"}
+    assert origin_of(found, "train.optimizer.lr") == "default"  # the override replaces the whole section
+    assert origin_of(found, "decode.beam") == "default"
+    assert origin_of(found, "data.sources.0.corpus") == "mine.yaml:4"
     assert config == load_config(path, words)
 
 
-def test_merged_mappings_have_the_line_of_what_counts(tmp_path):
+def test_merged_mappings_have_the_line_of_the_effective_value(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(
         "name: m\ndata:\n  sources:\n    - &first\n      kind: synthetic\n      corpus: a\n      domain: x\n"
@@ -62,12 +64,12 @@ def test_merged_mappings_have_the_line_of_what_counts(tmp_path):
     )
     config, found = origins(path)
     assert (config.data.sources[1].corpus, config.data.sources[1].domain) == ("b", "x")
-    assert at(found, "data.sources.1.corpus") == "m.yaml:9"
-    assert at(found, "data.sources.1.domain") == "m.yaml:7"
+    assert origin_of(found, "data.sources.1.corpus") == "m.yaml:9"
+    assert origin_of(found, "data.sources.1.domain") == "m.yaml:7"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_what_is_shown_is_the_same_configuration(path):
+def test_annotated_text_parses_to_the_same_configuration(path):
     config, found = origins(path)
     text = annotated(config, found)
     assert parse_config(yaml.safe_load(text)) == config
@@ -75,6 +77,6 @@ def test_what_is_shown_is_the_same_configuration(path):
     assert text.count("  # ") == len(found)
 
 
-def test_a_mistake_is_said_as_everywhere(path):
+def test_wrong_field_raises_the_usual_error(path):
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
         origins(path, ["train.epoch=1"])

@@ -61,7 +61,7 @@ def rows(text):
     return [line for line in text.splitlines() if line.startswith("| `")]
 
 
-def test_types_bounds_and_defaults_are_in_words():
+def test_types_bounds_and_defaults_are_described_in_words():
     found = rows(reference(Whole))
     assert "| `name` | text | required | Its name. |" in found
     assert "| `pair` | list of 2: number or nothing | nothing | Two numbers. |" in found
@@ -69,7 +69,7 @@ def test_types_bounds_and_defaults_are_in_words():
     assert "| `rooms` | list of text | `[a, b]` | What is \\| in it. |" in found
 
 
-def test_a_section_has_its_own_defaults_and_is_written_once():
+def test_section_has_its_defaults_and_is_written_once():
     text = reference(Whole)
     assert text.count("A share.") == 1
     assert "| `share` | number > 0 | `0.25` | A share. |" in text
@@ -77,14 +77,14 @@ def test_a_section_has_its_own_defaults_and_is_written_once():
     assert "## `parts`\n\nMore of them.\n\nFields as of `one`.\n" in text
 
 
-def test_fields_that_all_kinds_share_come_first_and_once():
+def test_shared_fields_of_kinds_come_first_and_once():
     text = reference(Whole)
     assert text.count("`size`") == 1
     assert text.index("Fields of every kind") < text.index("`size`") < text.index("**`kind: small`**: A small one.\n")
     assert text.index("**`kind: large`**: A large one.") < text.index("`rooms`")
 
 
-def test_the_page_in_the_docs_is_current():
+def test_reference_page_in_docs_is_current():
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert page == reference(PipelineConfig), "run `make tables`"
 
@@ -104,8 +104,8 @@ def fields(model, known):
 ALL = list(fields(PipelineConfig, set()))
 
 
-def lacks(page, model, name, field):
-    """What is missing of a field in the reference."""
+def missing_parts(page, model, name, field):
+    """Parts of a field's description that the reference lacks."""
     if issubclass(model, Choice) and name == "kind":
         return  # the section lists the kinds, each with its sentence
     if not (field.description or "").rstrip().endswith("."):
@@ -114,14 +114,14 @@ def lacks(page, model, name, field):
         yield f"{model.__name__}.{name}: no row"
 
 
-def test_every_field_has_its_sentence_and_a_row():
+def test_every_field_has_a_sentence_and_a_row():
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert len(ALL) > 500
-    assert [missing for one in ALL for missing in lacks(page, *one)] == []
-    assert len(list(lacks("", Whole, "name", Field()))) == 2
+    assert [missing for one in ALL for missing in missing_parts(page, *one)] == []
+    assert len(list(missing_parts("", Whole, "name", Field()))) == 2
 
 
-def test_every_kind_has_its_sentence():
+def test_every_kind_has_a_sentence():
     kinds = [
         (kind, model) for _, _, field in ALL if (choice := choice_of(field)) for kind, model in choice.kinds.items()
     ]

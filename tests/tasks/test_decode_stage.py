@@ -28,7 +28,7 @@ def test_every_utterance_of_the_test_set_has_a_hypothesis(finished):
     assert result.counts == {"utterances": 12, "empty": sum(not row["hyp"] for row in rows)}
 
 
-def test_the_trn_files_say_the_same_as_the_table(finished):
+def test_trn_files_agree_with_the_table(finished):
     store = finished.result("decode").store
     rows = read_table(store, "test.parquet")
     for column in ("ref", "hyp"):
@@ -36,7 +36,7 @@ def test_the_trn_files_say_the_same_as_the_table(finished):
         assert dict(parse_trn(lines)) == {row["id"]: row[column] for row in rows}
 
 
-def test_the_test_sets_are_decoded_unless_others_are_asked_for(finished):
+def test_test_sets_are_decoded_unless_others_are_configured(finished):
     assert scored_sets(finished) == ["test"]
     assert scored_sets(variant(finished, score={"sets": ["valid", "train"]})) == ["valid", "train"]
     with pytest.raises(StageError, match="'tset', but the data has only test, train, valid"):
@@ -53,7 +53,7 @@ def test_without_a_test_set_the_validation_set_is_decoded(finished):
     assert scored_sets(run) == ["valid"]
 
 
-def test_an_output_is_that_of_the_decoder_and_of_its_fields_that_are_no_defaults(finished):
+def test_key_depends_on_the_decoders_non_default_fields(finished):
     def key(**decode):
         return DECODE.output(variant(finished, decode=decode)).key
 
@@ -62,7 +62,7 @@ def test_an_output_is_that_of_the_decoder_and_of_its_fields_that_are_no_defaults
     assert len({key(kind="greedy"), key(kind="beam"), key(kind="beam", beam=3)}) == 3
 
 
-def test_beam_search_is_another_output_of_the_same_model(finished, tmp_path, monkeypatch):
+def test_beam_search_has_another_output_of_the_same_model(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = variant(finished, decode={"kind": "beam", "beam": 8})
     result = DECODE.execute(run)
@@ -72,7 +72,7 @@ def test_beam_search_is_another_output_of_the_same_model(finished, tmp_path, mon
     assert DECODE.execute(variant(finished)).key == greedy.key
 
 
-def test_what_a_decoders_files_say_counts_not_where_they_are(finished, tmp_path, monkeypatch):
+def test_key_depends_on_content_of_decoder_files_not_paths(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
 
     def run(name, text):

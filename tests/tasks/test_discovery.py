@@ -44,11 +44,11 @@ def found(folder):
         ("", ""),
     ],
 )
-def test_names_of_folders_and_columns_stand_for_sets(name, expected):
+def test_set_names_are_recognized_in_folders_and_columns(name, expected):
     assert set_of_name(name) == expected
 
 
-def test_a_table_of_any_name_with_usual_columns(tmp_path):
+def test_table_of_any_name_with_usual_columns_is_found(tmp_path):
     table(tmp_path, ["path", "text", "speaker"], [("a.wav", "one", "x"), ("b.wav", "two", "y")])
     (one,) = find_sources(tmp_path)
     assert (one.kind, one.path.name, one.columns, one.where) == ("table", "transcripts.csv", {}, {})
@@ -62,13 +62,13 @@ def test_columns_with_other_names_are_guessed(tmp_path):
     assert one.document()["options"] == {"columns": one.columns}
 
 
-def test_the_audio_column_is_the_one_whose_files_exist(tmp_path):
+def test_audio_column_is_the_one_whose_files_exist(tmp_path):
     rows = [("a.wav", "/elsewhere/1.wav", "one"), ("b.wav", "/elsewhere/2.wav", "two")]
     table(tmp_path, ["local", "path", "text"], rows)
     assert find_sources(tmp_path)[0].columns == {"audio": "local"}
 
 
-def test_a_column_of_sets_becomes_sources(tmp_path):
+def test_column_of_sets_becomes_sources(tmp_path):
     rows = [("a.wav", "one", "training"), ("b.wav", "two", "dev"), ("c.wav", "three", "eval")]
     table(tmp_path, ["path", "text", "part"], rows)
     assert [(one.where, one.set) for one in find_sources(tmp_path)] == [
@@ -78,19 +78,19 @@ def test_a_column_of_sets_becomes_sources(tmp_path):
     ]
 
 
-def test_a_split_that_the_reader_understands_stays_one_source(tmp_path):
+def test_split_known_to_the_reader_stays_one_source(tmp_path):
     table(tmp_path, ["path", "text", "split"], [("a.wav", "one", "train"), ("b.wav", "two", "test")])
     (one,) = find_sources(tmp_path)
     assert (one.where, one.set) == ({}, "")
 
 
-def test_a_column_of_something_else_is_no_column_of_sets(tmp_path):
+def test_column_of_other_values_is_not_taken_for_sets(tmp_path):
     table(tmp_path, ["path", "text", "part"], [("a.wav", "one", "train"), ("b.wav", "two", "chapter 2")])
     (one,) = find_sources(tmp_path)
     assert one.where == {}
 
 
-def test_a_table_for_each_set(tmp_path):
+def test_tables_of_each_set_become_sources(tmp_path):
     for number, name in enumerate(("train", "dev", "test")):
         table(tmp_path, ["path", "text"], [(f"{name}.wav", f"text {number}")], f"{name}.csv")
     table(tmp_path, ["speaker", "age"], [], "speakers.csv")
@@ -98,7 +98,7 @@ def test_a_table_for_each_set(tmp_path):
     assert found(tmp_path) == expected
 
 
-def test_kaldi_folders_of_sets_below_a_folder(tmp_path):
+def test_kaldi_folders_of_each_set_become_sources(tmp_path):
     for name in ("train", "dev", "test_clean", "test_other"):
         kaldi(tmp_path / "data" / name)
     expected = [("dev", "valid"), ("test_clean", "test_clean"), ("test_other", "test_other"), ("train", "train")]
@@ -106,7 +106,7 @@ def test_kaldi_folders_of_sets_below_a_folder(tmp_path):
     assert found(tmp_path / "data" / "train") == [("kaldi", ".", "")]
 
 
-def test_text_files_beside_recordings(tmp_path):
+def test_text_files_beside_recordings_are_found(tmp_path):
     for name in ("anna/1", "anna/2", "ben/1"):
         write_tone(tmp_path / f"{name}.wav", seconds=0.3)
         (tmp_path / f"{name}.txt").write_text("hello")
@@ -116,7 +116,7 @@ def test_text_files_beside_recordings(tmp_path):
     assert found(tmp_path) == [("sidecar", "test", "test"), ("sidecar", "train", "train")]
 
 
-def test_manifests_of_nemo(tmp_path):
+def test_nemo_manifests_are_found(tmp_path):
     for name in ("train", "val"):
         wave = write_tone(tmp_path / f"{name}.wav", seconds=0.3)
         line = {"audio_filepath": str(wave), "duration": 0.3, "text": "a"}
@@ -125,12 +125,12 @@ def test_manifests_of_nemo(tmp_path):
     assert found(tmp_path) == expected
 
 
-def test_a_corpus_with_its_own_sets_is_taken_as_a_whole(tmp_path):
+def test_corpus_with_its_own_sets_is_one_source(tmp_path):
     write_tone(tmp_path / "recordings" / "0_anna_7.wav")
     assert found(tmp_path) == [("fsdd", ".", "")]
 
 
-def test_a_file_is_its_own_source(tmp_path):
+def test_single_file_is_one_source(tmp_path):
     path = small_corpus(tmp_path)
     assert [one.path for one in find_sources(path)] == [path]
 
@@ -145,13 +145,13 @@ def test_a_file_is_its_own_source(tmp_path):
         (lambda folder: (folder / "t.csv").write_text("path,text\n"), "t.csv has no rows"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path, prepare, message):
+def test_missing_parts_of_a_corpus_are_reported(tmp_path, prepare, message):
     prepare(tmp_path)
     with pytest.raises(CorpusError) as caught:
         find_sources(tmp_path)
     assert message in str(caught.value)
 
 
-def test_a_folder_that_is_not_there(tmp_path):
+def test_missing_folder_is_reported(tmp_path):
     with pytest.raises(CorpusError, match="does not exist: check the path of your recordings"):
         find_sources(tmp_path / "nowhere")

@@ -16,7 +16,7 @@ from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
 
 
 def corpus(folder):
-    """Ten recordings; one of `train` comes again in `test`, padded, resampled and softer; one twice in `train`."""
+    """Ten recordings; one of `train` is also in `test`, padded, resampled and softer; one is in `train` twice."""
     rows = []
     for n in range(10):
         path = folder / "audio" / f"{n}.wav"
@@ -44,7 +44,7 @@ def test_overlap_of_training_and_test_is_refused_by_default(home, tmp_path):
         prepare(corpus(tmp_path))
 
 
-def test_what_is_kept_is_listed(home, tmp_path):
+def test_kept_duplicates_are_listed(home, tmp_path):
     result = prepare(corpus(tmp_path), overlap="keep")
     found = {row["id"]: row for row in read_table(result.store, "duplicates.parquet")}
     assert {name: (row["kind"], row["where"], row["other_id"]) for name, row in found.items()} == {
@@ -59,7 +59,7 @@ def test_what_is_kept_is_listed(home, tmp_path):
     assert result.counts == {"read": 13, "written": 13, "quarantined": 0}
 
 
-def test_what_is_dropped_is_quarantined_and_the_counts_add_up(home, tmp_path):
+def test_dropped_duplicates_are_quarantined_and_counts_add_up(home, tmp_path):
     result = prepare(corpus(tmp_path), overlap="drop", within="drop", same_text="drop")
     gone = {row["id"]: row["reason"] for row in read_table(result.store, QUARANTINE)}
     assert gone == {"u1": "near-duplicate", "again": "duplicate", "u3": "same-text"}
@@ -79,7 +79,7 @@ def test_without_fingerprints_only_equal_samples_count(home, tmp_path):
         prepare(tmp_path / "metadata.csv", fingerprint=False, same_text="refuse")
 
 
-def test_a_corpus_without_doubles_reports_none(home, tmp_path):
+def test_corpus_without_duplicates_reports_none(home, tmp_path):
     assert prepare(small_corpus(tmp_path, speakers=6)).record["duplicates"] == {}
 
 
@@ -90,18 +90,18 @@ def doubles(labels, sets, kind=NEAR):
     return np.flatnonzero(found.again).tolist(), np.flatnonzero(found.leaked).tolist(), found.other.tolist()
 
 
-def test_a_group_stays_in_its_test_set_and_leaks_from_training():
+def test_duplicates_of_test_utterances_in_training_are_leaks():
     again, leaked, other = doubles([0, 0, 0, 0, 4], ["train", "train", "test", "valid", "train"])
     assert (again, leaked) == ([], [0, 1])
     assert other[:2] == [2, 2]
 
 
-def test_folds_leak_into_one_another_and_the_first_keeps_the_group():
+def test_duplicates_across_folds_are_leaks_and_the_first_fold_keeps_them():
     again, leaked, other = doubles([0, 1, 0, 0], ["fold-2", "fold-1", "fold-1", "fold-2"])
     assert (again, leaked) == ([3], [2])
     assert (other[2], other[3]) == (0, 0)
 
 
-def test_rows_that_are_not_used_are_nobodys_double():
+def test_unused_rows_do_not_count_as_duplicates():
     assert doubles([0, 0, 0], ["", "train", "test"], TEXT)[:2] == ([], [1])
     assert doubles([0, 0], ["", "train"])[:2] == ([], [])

@@ -21,8 +21,8 @@ from tasks.stages.base import StageError
 from training.launch.training_process import TrainingFailedError
 
 
-def answered(status, package=httpx):
-    """The exception of a server's answer."""
+def http_error(status, package=httpx):
+    """The exception for a server's answer with this status."""
     if package is httpx:
         request = httpx.Request("GET", "http://x")
         return httpx.HTTPStatusError("answered", request=request, response=httpx.Response(status, request=request))
@@ -38,7 +38,7 @@ def s3_error(code, status):
 
 
 def after_retries(error):
-    """What `with_retries` makes of a storage error."""
+    """The exception that `with_retries` raises for a storage error."""
 
     def fail():
         raise error
@@ -48,7 +48,7 @@ def after_retries(error):
     return caught.value
 
 
-def caused(error, cause):
+def with_cause(error, cause):
     error.__cause__ = cause
     return error
 
@@ -60,8 +60,8 @@ PASSING = [
     OSError(errno.EHOSTUNREACH, "no route"),
     httpx.ConnectError("refused"),
     httpx.ReadTimeout("slow"),
-    answered(503),
-    answered(502, requests),
+    http_error(503),
+    http_error(502, requests),
     requests.ConnectionError("refused"),
     requests.Timeout("slow"),
     s3_error("SlowDown", 503),
@@ -72,14 +72,14 @@ PASSING = [
     MlflowException("API request to http://x failed with exception HTTPConnectionPool: Max retries exceeded"),
     RestException({"error_code": "TEMPORARILY_UNAVAILABLE", "message": "later"}),
     sqlalchemy.exc.OperationalError("select", {}, sqlite3.OperationalError("database is locked")),
-    caused(RuntimeError("the stage failed"), httpx.ConnectError("refused")),
+    with_cause(RuntimeError("the stage failed"), httpx.ConnectError("refused")),
 ]
 FINAL = [
     ValueError("bad data"),
     ConfigError("no such field"),
     StageError("no validation set"),
-    caused(StageError("no such pool"), httpx.ConnectError("refused")),
-    caused(ValueError("bad header"), ConnectionResetError("reset")),
+    with_cause(StageError("no such pool"), httpx.ConnectError("refused")),
+    with_cause(ValueError("bad header"), ConnectionResetError("reset")),
     TrainingFailedError("training ended with status 1"),
     SlotTakenError("another run is at it"),
     LockTimeoutError("held by another"),
@@ -89,33 +89,33 @@ FINAL = [
     OSError("a message of somebody's"),
     FileNotFoundError(errno.ENOENT, "no file"),
     ObjectMissingError("no object"),
-    answered(401),
-    answered(404, requests),
+    http_error(401),
+    http_error(404, requests),
     s3_error("NoSuchKey", 404),
     s3_error("InvalidAccessKeyId", 403),
     after_retries(PermissionError(errno.EACCES, "forbidden")),
     botocore.exceptions.NoCredentialsError(),
     RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no model"}),
     MlflowException("a name must not be empty"),
-    ObjectNotFound(answered(404)),
+    ObjectNotFound(http_error(404)),
     sqlalchemy.exc.IntegrityError("insert", {}, sqlite3.IntegrityError("twice")),
     None,
 ]
 
 
 @pytest.mark.parametrize("error", PASSING, ids=repr)
-def test_failures_of_the_infrastructure_pass(error):
+def test_infrastructure_failures_are_transient(error):
     assert passes(error)
     assert retry_when_passing(None, None, Failed(data=error))
 
 
 @pytest.mark.parametrize("error", FINAL, ids=repr)
-def test_all_else_is_final(error):
+def test_all_other_failures_are_final(error):
     assert not passes(error)
     assert not retry_when_passing(None, None, Failed(data=error))
 
 
-def test_a_chain_that_bites_its_tail_ends():
+def test_cyclic_exception_chain_is_handled():
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
     assert not passes(first)

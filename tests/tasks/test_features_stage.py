@@ -76,7 +76,7 @@ def all_features(run, name):
     return {who: torch.cat(parts).double() for who, parts in found.items()}
 
 
-def test_global_statistics_are_those_of_the_training_set(extracted):
+def test_global_statistics_are_computed_over_the_training_set(extracted):
     result, run = extracted()
     everything = torch.cat(list(all_features(run, "train").values()))
     stats = CmvnStats.from_dict(result.record["stats"])
@@ -87,7 +87,7 @@ def test_global_statistics_are_those_of_the_training_set(extracted):
     assert result.counts["dimensions"] == 20
 
 
-def test_speaker_statistics_are_those_of_every_speaker_of_every_set(extracted):
+def test_speaker_statistics_cover_every_speaker_of_every_set(extracted):
     result, run = extracted(cmvn="speaker")
     assert set(result.record["speakers"]) == {"s0", "s1", "s2", "s3"}
     for name in ("train", "valid", "test"):
@@ -106,7 +106,7 @@ def test_without_statistics_no_audio_is_read(extracted, cmvn, monkeypatch):
 
 
 @pytest.mark.parametrize(("kind", "dim"), [("logmel", 20), ("mfcc", 13)])
-def test_stored_features_are_those_computed_on_the_fly(extracted, kind, dim):
+def test_stored_features_equal_those_computed_on_the_fly(extracted, kind, dim):
     result, run = extracted(stored=True, kind=kind)
     assert result.counts["stored"] == 12
     for name in ("train", "valid", "test"):
@@ -123,7 +123,7 @@ def test_stored_features_are_those_computed_on_the_fly(extracted, kind, dim):
             np.testing.assert_allclose(np.sort(mine, axis=0), np.sort(feats.float().numpy(), axis=0), atol=1e-5)
 
 
-def test_training_reads_stored_features_where_there_are_some(extracted):
+def test_training_reads_stored_features_if_there_are_any(extracted):
     _, fly = extracted()
     _, stored = extracted(stored=True)
     assert set_url(fly, "train") == fly.result("shard").store.child("train").url
@@ -131,7 +131,7 @@ def test_training_reads_stored_features_where_there_are_some(extracted):
     assert set_digest(fly, "train") != set_digest(stored, "train")
 
 
-def test_a_killed_stage_takes_over_finished_shards(extracted, monkeypatch):
+def test_restarted_stage_reuses_finished_shards(extracted, monkeypatch):
     work, calls = module.Extractor.features, []
 
     def failing(self, payload):
@@ -145,7 +145,7 @@ def test_a_killed_stage_takes_over_finished_shards(extracted, monkeypatch):
         extracted(stored=True)
     result, _ = extracted(stored=True)
     assert len(calls) < 5 + 12
-    whole, _ = extracted(stored=True, cmvn="speaker")  # another address: made without interruption
+    whole, _ = extracted(stored=True, cmvn="speaker")  # a different address, computed without interruption
     assert result.record["sets"] == whole.record["sets"]
 
 
@@ -157,7 +157,7 @@ def test_a_killed_stage_takes_over_finished_shards(extracted, monkeypatch):
         {"kind": "mfcc", "use_energy": True, "cmvn": "speaker", "cmvn_variance": False, "splice_left": 1},
     ],
 )
-def test_what_is_stored_is_neither_normalized_nor_widened(extracted, given):
+def test_stored_features_are_neither_normalized_nor_expanded(extracted, given):
     result, run = extracted(stored=True, **given)
     cfg = run.config.features
     stats = CmvnStats.from_dict(result.record["stats"]) if result.record["stats"] else None
@@ -182,7 +182,7 @@ def test_what_is_stored_is_neither_normalized_nor_widened(extracted, given):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_augmentation_of_waveforms_is_refused_where_features_are_stored(tmp_path):
+def test_waveform_augmentation_is_refused_with_stored_features(tmp_path):
     def document(**augment):
         sources = [{"kind": "table", "path": "x.csv"}]
         return {"name": "f", "data": {"sources": sources}, "features": {"stored": True}, "train": {"augment": augment}}
@@ -193,7 +193,7 @@ def test_augmentation_of_waveforms_is_refused_where_features_are_stored(tmp_path
     parse_config(document(speed_factors=[0.9], enabled=False))
 
 
-def test_files_of_noises_are_found_from_the_configurations_folder(tmp_path, monkeypatch):
+def test_noise_files_are_relative_to_the_configuration(tmp_path, monkeypatch):
     monkeypatch.setenv("NOISES", "/srv/noises")
     text = """
 name: f
@@ -205,7 +205,7 @@ train: {augment: {noise: {files: [noise, $NOISES/b]}, reverb: {files: [../rirs]}
     assert augment.file_lists() == [str(tmp_path / "noise"), "/srv/noises/b", str(tmp_path.parent / "rirs")]
 
 
-def test_the_kind_of_features_is_part_of_the_address(extracted):
+def test_feature_kind_is_part_of_the_address(extracted):
     others = ({"num_mels": 21}, {"cmvn": "none"}, {"kind": "mfcc"}, {"delta_order": 1}, {"kind": "fbank"})
     keys = {extracted(**given)[0].key for given in ({}, *others)}
     assert len(keys) == 6

@@ -19,12 +19,12 @@ def score(wer, words=100):
     return {"wer": wer, "cer": wer / 2, "sub": errors, "ins": 0, "del": 0, "words": words, "utterances": 10}
 
 
-def crossed(*rates):
+def cross_validated(*rates):
     return combine([{f"fold-{n}": score(rate), "eval": score(0.5)} for n, rate in enumerate(rates, start=1)])
 
 
-def test_the_parent_has_the_mean_the_spread_and_every_fold():
-    found = figures(crossed(0.1, 0.2, 0.3))
+def test_parent_run_has_mean_spread_and_every_fold():
+    found = figures(cross_validated(0.1, 0.2, 0.3))
     assert found["wer_mean"] == pytest.approx(0.2)
     assert found["wer_std"] == pytest.approx(0.1)
     assert found["pooled_wer"] == pytest.approx(0.2)
@@ -33,18 +33,18 @@ def test_the_parent_has_the_mean_the_spread_and_every_fold():
     assert found["eval.wer_mean"] == 0.5
 
 
-def test_a_fold_without_a_word_has_no_figure():
-    result = crossed(0.1, 0.2)
+def test_fold_without_words_has_no_error_rate():
+    result = cross_validated(0.1, 0.2)
     result["folds"][0]["wer"] = None
     assert "fold-1.wer" not in figures(result)
 
 
-def test_the_same_trainings_again_are_the_same_run(home):
+def test_same_trainings_give_the_same_parent_run(home):
     config, api = parse_config(tiny_document("crossed")), client()
     experiment = experiment_id(api, "crossed")
     children = [api.create_run(experiment, tags={TRAINING_TAG: name}).info.run_id for name in ("a", "b")]
-    first = log_folds(config, "first", crossed(0.1, 0.2), ["a", "b"])
-    again = log_folds(config, "again", crossed(0.1, 0.4), ["a", "b"])
+    first = log_folds(config, "first", cross_validated(0.1, 0.2), ["a", "b"])
+    again = log_folds(config, "again", cross_validated(0.1, 0.4), ["a", "b"])
     assert again == first
     parent = api.get_run(first)
     assert (parent.info.run_name, parent.info.status) == ("first", "FINISHED")
@@ -53,11 +53,11 @@ def test_the_same_trainings_again_are_the_same_run(home):
     names = {api.get_run(child).data.tags["mlflow.parentRunId"] for child in children}
     assert names == {first}
     assert [api.get_run(child).info.run_name for child in children] == ["first-fold-1", "first-fold-2"]
-    assert log_folds(config, "anew", crossed(0.1, 0.2), ["a", "c"]) != first
+    assert log_folds(config, "anew", cross_validated(0.1, 0.2), ["a", "c"]) != first
 
 
-def test_trainings_that_mlflow_does_not_know_are_never_taken_for_the_same(home):
+def test_trainings_unknown_to_mlflow_never_count_as_the_same(home):
     config = parse_config(tiny_document("crossed"))
-    runs = {log_folds(config, name, crossed(0.1, 0.2), ["", ""]) for name in ("one", "two")}
+    runs = {log_folds(config, name, cross_validated(0.1, 0.2), ["", ""]) for name in ("one", "two")}
     assert len(runs) == 2
     assert not any(run.startswith("not in MLflow") for run in runs)

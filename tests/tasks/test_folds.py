@@ -27,7 +27,7 @@ def folded(path, fold, stages=None, **features):
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_folds_are_sharded_once_and_their_unions_read_what_the_others_hold(home, tmp_path, stored):
+def test_folds_are_sharded_once_and_unions_read_the_others(home, tmp_path, stored):
     path = small_corpus(tmp_path / "corpus", speakers=8, each=3)
     runs = [folded(path, fold, stored=stored) for fold in (1, 2, 3)]
     assert [[r.cached for r in run.results.values()] for run in runs] == [[False] * 3, [True] * 3, [True] * 3]
@@ -50,7 +50,7 @@ def test_folds_are_sharded_once_and_their_unions_read_what_the_others_hold(home,
             assert reader.payload(row) == ShardReader(store.child(name), part).payload(place)
 
 
-def test_statistics_leave_the_tested_fold_out(home, tmp_path):
+def test_statistics_exclude_the_tested_fold(home, tmp_path):
     path = small_corpus(tmp_path / "corpus", speakers=8, each=3)
     runs = [folded(path, fold) for fold in (1, 2, 3)]
     counts = [train_stats(run)["count"] for run in runs]
@@ -59,14 +59,14 @@ def test_statistics_leave_the_tested_fold_out(home, tmp_path):
     assert len({set_digest(run, "train") for run in runs}) == 3
 
 
-def test_a_run_that_chooses_no_fold_is_told_what_to_do(home, tmp_path):
+def test_run_without_chosen_fold_is_refused_with_a_remedy(home, tmp_path):
     run = folded(small_corpus(tmp_path / "corpus", speakers=8), 0)
     with pytest.raises(FoldError, match="--folds 3"):
         set_url(run, "train")
 
 
 @pytest.mark.parametrize(("folds", "message"), [(1, "2 folds or more"), (101, "at most 100")])
-def test_a_cross_validation_has_two_to_a_hundred_folds(home, tmp_path, folds, message):
+def test_number_of_folds_is_two_to_a_hundred(home, tmp_path, folds, message):
     config = folded(small_corpus(tmp_path / "corpus", speakers=8), 0, stages=(PREPARE,)).config
     with pytest.raises(FoldError, match=message):
         fold_configs(config, folds)
@@ -80,7 +80,7 @@ def score(wer, words=100):
     return {"wer": wer, "cer": wer / 2, "sub": errors, "ins": 0, "del": 0, "words": words, "utterances": 10}
 
 
-def test_mean_and_spread_over_the_folds():
+def test_mean_and_spread_are_computed_over_folds():
     scores = [{f"fold-{n}": score(wer, 100 * n), "eval": score(0.5)} for n, wer in enumerate((0.1, 0.2, 0.3), 1)]
     found = combine(scores)
     assert found["wer"] == pytest.approx({"mean": 0.2, "std": 0.1, "min": 0.1, "max": 0.3})
@@ -102,7 +102,7 @@ def test_sets_of_different_payloads_are_not_joined(home, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cross_validation_trains_and_scores_every_fold(home, monkeypatch):
+def test_cross_validation_trains_and_scores_every_fold(home, monkeypatch):
     import mlflow
 
     from flows.folds import crossvalidate_plainly

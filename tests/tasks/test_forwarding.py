@@ -1,4 +1,4 @@
-"""The forwarder against a real MLflow: SQLite for the rules, a server that is killed, stopped and started again."""
+"""The forwarder against a real MLflow: SQLite for the rules, and a server that is killed, stopped and restarted."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def sender(writer, **more):
     return Sender(writer.path, writer.path.with_name("note.json"), about(), **more)
 
 
-def test_everything_is_sent_once_and_in_bounded_calls(writer, monkeypatch):
+def test_every_point_is_sent_once_in_bounded_calls(writer, monkeypatch):
     for n in range(300):
         writer.step(f"{n % 2}.0")
     one = sender(writer)
@@ -89,7 +89,7 @@ def test_everything_is_sent_once_and_in_bounded_calls(writer, monkeypatch):
     assert run.data.params == {"lr": "0.1"}
 
 
-def test_a_new_process_goes_on_where_the_old_one_was_acknowledged(writer, monkeypatch):
+def test_new_process_continues_after_the_last_acknowledged_point(writer, monkeypatch):
     for _ in range(5):
         writer.step()
     first = sender(writer)
@@ -103,7 +103,7 @@ def test_a_new_process_goes_on_where_the_old_one_was_acknowledged(writer, monkey
     assert second.run_id == first.run_id
 
 
-def test_what_was_sent_without_an_acknowledgement_is_not_doubled(writer):
+def test_points_sent_without_acknowledgement_are_not_duplicated(writer):
     for n in range(60):
         writer.step(f"{n % 3}.0")
     first = sender(writer)
@@ -117,7 +117,7 @@ def test_what_was_sent_without_an_acknowledgement_is_not_doubled(writer):
     assert sent(client(), first.run_id) == writer.expected()
 
 
-def test_a_resume_continues_the_same_run_and_the_last_value_is_right(writer):
+def test_resume_continues_the_run_with_a_correct_last_value(writer):
     for _ in range(8):
         writer.step()
     first = sender(writer)
@@ -139,7 +139,7 @@ def test_a_resume_continues_the_same_run_and_the_last_value_is_right(writer):
     assert at_five == [1.0, 0.25]
 
 
-def test_a_journal_that_was_begun_anew_for_another_training_has_another_run(writer):
+def test_new_journal_of_another_training_has_another_run(writer):
     writer.step()
     first = sender(writer)
     first.drain()
@@ -152,7 +152,7 @@ def test_a_journal_that_was_begun_anew_for_another_training_has_another_run(writ
     assert sent(client(), second.run_id) == again.expected()
 
 
-def test_a_run_that_was_deleted_is_made_again_with_everything(writer):
+def test_deleted_run_is_created_again_with_all_points(writer):
     writer.step()
     first = sender(writer)
     first.drain()
@@ -163,7 +163,7 @@ def test_a_run_that_was_deleted_is_made_again_with_everything(writer):
     assert sent(client(), second.run_id) == writer.expected()
 
 
-def test_a_note_that_names_the_run_of_another_training_sends_nothing_there(writer):
+def test_nothing_is_sent_to_the_run_of_another_training(writer):
     """As after MLflow's database was created again, or copied: the number may be another run's."""
     writer.step()
     theirs = sender(writer)
@@ -179,7 +179,7 @@ def test_a_note_that_names_the_run_of_another_training_sends_nothing_there(write
     assert sent(client(), mine.run_id) == writer.expected()
 
 
-def test_parameters_that_a_resume_gives_otherwise_are_kept_as_they_were(writer):
+def test_parameters_changed_by_a_resume_keep_their_first_values(writer):
     writer.step()
     sender(writer).drain()
     again = Sender(writer.path, writer.path.with_name("note.json"), about(lr="0.2", extra="1"))
@@ -190,13 +190,13 @@ def test_parameters_that_a_resume_gives_otherwise_are_kept_as_they_were(writer):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"training": "t-1", "bytes": "x", "more": 1}', '{"training": "other"}']
 )
-def test_a_damaged_note_means_that_nothing_is_acknowledged(tmp_path, text):
+def test_damaged_note_means_nothing_is_acknowledged(tmp_path, text):
     path = tmp_path / "note.json"
     path.write_text(text)
     assert Acknowledged.load(path, "t-1") == Acknowledged("t-1")
 
 
-def test_half_a_line_waits_for_its_other_half(writer):
+def test_incomplete_line_waits_for_its_rest(writer):
     line = json.dumps({"kind": "step", "step": 1, "epoch": 0.1, "epochs": 1, "loss": 2.0, "lr": 0.1, "elapsed": 1.0})
     with writer.path.open("a") as file:
         file.write(line[:20])
@@ -209,7 +209,7 @@ def test_half_a_line_waits_for_its_other_half(writer):
     assert sent(client(), one.run_id)["training/loss"] == [(1, 2.0)]
 
 
-def test_a_random_mixture_of_trouble_loses_and_doubles_nothing(writer):
+def test_random_failures_lose_and_duplicate_no_point(writer):
     draw = random.Random(7)
 
     class Flaky:
@@ -243,7 +243,7 @@ def test_a_random_mixture_of_trouble_loses_and_doubles_nothing(writer):
     assert sent(client(), one.known.run_id) == writer.expected()
 
 
-def test_mlflow_that_is_not_there_is_noted_and_delays_nothing(writer, monkeypatch):
+def test_missing_mlflow_is_recorded_without_delay(writer, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     writer.step()
     with Forwarder(sender(writer), every_s=0.1) as forwarder:
@@ -254,7 +254,7 @@ def test_mlflow_that_is_not_there_is_noted_and_delays_nothing(writer, monkeypatc
     assert sent(client(), run_id) == writer.expected()
 
 
-def test_a_hanging_call_is_left_to_itself_after_a_while(writer, monkeypatch):
+def test_hanging_call_is_abandoned_after_a_timeout(writer, monkeypatch):
     monkeypatch.setattr("tasks.tracking.forwarding._ABANDON_S", 0.1)
     hang = threading.Event()
 
@@ -311,7 +311,7 @@ def server(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_one_that_hangs_cost_nothing_and_lose_nothing(server, tmp_path, monkeypatch):
+def test_killed_and_hanging_servers_cost_no_step_and_no_point(server, tmp_path, monkeypatch):
     monkeypatch.setattr(forwarding, "_REQUEST_S", 5)
     with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):
         writer = Writer(tmp_path / "journal.jsonl")
@@ -355,7 +355,7 @@ def test_a_server_that_is_killed_and_one_that_hangs_cost_nothing_and_lose_nothin
 
 
 @pytest.mark.slow
-def test_what_a_dead_server_could_not_take_is_sent_at_the_latest_by_the_register_stage(server, tmp_path):
+def test_register_stage_sends_what_a_dead_server_missed(server, tmp_path):
     with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):
         writer = Writer(tmp_path / "journal.jsonl")
         note = tmp_path / "note.json"

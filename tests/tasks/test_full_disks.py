@@ -29,7 +29,7 @@ def disk(tmp_path, monkeypatch):
     with small_disk(tmp_path / "disk", "64m") as folder:
         monkeypatch.setenv("STARLING_HOME", str(folder / "home"))
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        client().search_experiments()  # makes MLflow's database, which is not tested here
+        client().search_experiments()  # creates MLflow's database, which is not tested here
         yield folder
 
 
@@ -44,7 +44,7 @@ def attempt(run, name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_stage_names_the_disk_and_finishes_when_there_is_room(disk, caplog):
+def test_every_stage_names_full_disk_and_finishes_once_space_is_free(disk, caplog):
     run = Run(parse_config(tiny_document()), "full")
     refused = dict.fromkeys(stages_of(run.config), 0)
     for name in refused:
@@ -71,7 +71,7 @@ def test_every_stage_names_the_disk_and_finishes_when_there_is_room(disk, caplog
     ("nodes", "sign"),
     [(1, "journal.jsonl"), (1, "checkpoints/**/*.safetensors"), (2, "replicas/**/*.safetensors")],
 )
-def test_a_training_whose_disk_fills_says_why_and_goes_on_later(disk, nodes, sign):
+def test_training_on_full_disk_names_the_reason_and_resumes(disk, nodes, sign):
     fields = tiny_document()["train"] | {"epochs": 4, "nodes": nodes, "checkpoint_steps": 3}
     fields["strategy"] = "single" if nodes == 1 else "adpsgd"
     run = Run(parse_config(tiny_document(train=fields)), "fills")
@@ -90,7 +90,7 @@ def test_a_training_whose_disk_fills_says_why_and_goes_on_later(disk, nodes, sig
     over.set()
     filler.join()
     hogs[0].unlink()
-    if said:  # else it was done before the disk was full
+    if said:  # otherwise it finished before the disk was full
         assert "no space is left on" in said
         assert "STARLING_HOME" in said
     result = ALL["train"].execute(run)
@@ -100,7 +100,7 @@ def test_a_training_whose_disk_fills_says_why_and_goes_on_later(disk, nodes, sig
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("words", [[], ["--no-prefect"]], ids=["prefect", "plain"])
-def test_the_command_says_it_in_one_line(disk, tmp_path, words):
+def test_command_reports_full_disk_in_one_line(disk, tmp_path, words):
     config = write_config(tmp_path / "tiny.yaml", tiny_document())
     starling("run", config, "--until", "prepare", *words, home=disk / "home")
     hog = fill(disk, leave=3_000_000 if not words else 20_000)  # Prefect's own database needs some, too

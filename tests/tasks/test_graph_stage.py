@@ -59,7 +59,7 @@ def test_graph_of_named_files_is_made_once_and_used_by_the_decoder(run, files):
     assert stage_files(run)["names"] == {"graph": "graph.fst", "words": "graph-words.txt"}
 
 
-def test_second_language_model_comes_with_the_one_that_the_graph_has(run, files, tmp_path):
+def test_second_language_model_requires_that_of_the_graph(run, files, tmp_path):
     GRAPH.execute(run)
     (tmp_path / "large.arpa").write_text(toys.arpa())
     again = {"rescore_lm": str(tmp_path / "large.arpa")}
@@ -69,7 +69,7 @@ def test_second_language_model_comes_with_the_one_that_the_graph_has(run, files,
     assert (decode.graph_lm, decode.rescore_lm, decode.lm) == (files["lm"], again["rescore_lm"], "")
 
 
-def test_stage_supplies_the_language_model_that_the_graph_has(files, tmp_path, monkeypatch):
+def test_stage_supplies_the_graphs_language_model(files, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(tmp_path / "home"))
     (tmp_path / "large.arpa").write_text(toys.arpa())
     sources = {name: files[name] for name in ("hmm", "lexicon")}
@@ -108,7 +108,7 @@ def test_stages_supply_both_language_models(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("changed", ["hmm", "lexicon", "lm", "silence_probability"])
-def test_graph_depends_on_what_it_is_made_from(run, files, changed):
+def test_graph_key_depends_on_its_sources(run, files, changed):
     key = GRAPH.output(run).key
     if changed == "hmm":
         folder = Path(files["hmm"]).parent
@@ -137,7 +137,7 @@ def test_large_graph_is_made_in_another_process(run, monkeypatch):
     assert there.record["sha256"] == here.record["sha256"]
 
 
-def test_stage_is_left_out_with_a_finished_graph():
+def test_stage_is_skipped_for_a_finished_graph():
     assert "graph" not in stages_of(parse_config(document(graph="g.fst", words="w.txt")))
     assert "graph" not in stages_of(parse_config(tiny_document()))
 
@@ -146,12 +146,12 @@ def test_stage_is_left_out_with_a_finished_graph():
     ("given", "sections"),
     [({}, "align and the section lm"), ({"lm": "x.arpa"}, "align"), ({"hmm": "m.json", "lexicon": "l.txt"}, "lm")],
 )
-def test_missing_sources_are_named_with_the_sections_that_make_them(given, sections):
+def test_missing_sources_are_named_with_their_sections(given, sections):
     with pytest.raises(ConfigError, match=f"lacks .*or add the section {sections}$"):
         parse_config(document(**given))
 
 
-def test_sections_supply_what_the_decoder_does_not_name():
+def test_sections_supply_sources_that_the_decoder_omits():
     config = parse_config(document() | {"align": {}, "lm": {"order": 2}})
     assert stages_of(config)[-6:] == ("lm", "graph", "decode", "score", "register", "report")
     with pytest.raises(ConfigError, match="needs a language model of words"):

@@ -1,4 +1,4 @@
-"""What the registry says of stage outputs, however many versions it has."""
+"""Stage outputs that the registry refers to, for any number of versions."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ class Page(list):
 
 
 def test_every_page_of_versions_is_read(monkeypatch):
-    """A version that is missed would let its model's data be deleted."""
+    """If a version were missed, the data of its model would be deleted."""
     versions = [
         SimpleNamespace(name="m", version=number, tags={KEY_TAG: f"k{number}"} if number != 2 else {})
         for number in range(1, 6)

@@ -67,7 +67,7 @@ def test_decoding_uses_the_stages_graph_and_the_tuned_scale(run):
     assert run.result("score").record["sets"]["test"]["wer"] < 1.0
 
 
-def test_registered_model_carries_the_graph_and_decodes_alike(run, tmp_path):
+def test_registered_model_includes_the_graph_and_decodes_alike(run, tmp_path):
     uri = run.result("register").record["model_uri"]
     folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(tmp_path)))
     bundle = next(folder.rglob("bundle.json")).parent
@@ -105,7 +105,7 @@ def test_decoding_by_speaker_continues_after_a_kill(run):
     assert read_table(DECODE.execute(again).store, "test.parquet") == rows
 
 
-def test_graph_of_the_training_bundle_belongs_to_its_states(run, tmp_path):
+def test_graph_matches_the_states_of_the_training_bundle(run, tmp_path):
     bundle = fetch_bundle(run.result("train").output, tmp_path)
     spec = load_spec(bundle)
     assert spec.states.size == run.result("align").counts["states"]

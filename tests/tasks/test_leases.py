@@ -1,4 +1,4 @@
-"""Leases: one owner, known by name; released on its death or after a time limit; kept through outages."""
+"""Leases: one owner, known by name; released on its death or after a time limit; kept during outages."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ def elsewhere(run="other"):
     return replace(LockOwner.here(run, "http://ui/1"), place="far/boot/ns")
 
 
-def test_one_holder_at_a_time_and_others_learn_who_it_is(table, variables):
+def test_one_owner_at_a_time_whom_others_can_see(table, variables):
     first = elsewhere("nightly")
     lease = table.take(NAME, first)
     found = table.take(NAME, LockOwner.here("second"))
@@ -51,7 +51,7 @@ def test_one_holder_at_a_time_and_others_learn_who_it_is(table, variables):
     assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 
 
-def test_a_process_that_is_about_to_be_killed_gives_all_leases_back(table, variables):
+def test_process_about_to_be_killed_releases_all_leases(table, variables):
     for name in ("lock-a", "lock-b"):
         me = LockOwner.here(name)
         LockLease(name, table.take(name, me), me)
@@ -62,7 +62,7 @@ def test_a_process_that_is_about_to_be_killed_gives_all_leases_back(table, varia
     assert kept
 
 
-def test_a_lease_that_cannot_be_given_back_in_time_delays_nothing(table, variables, monkeypatch):
+def test_slow_release_of_a_lease_delays_nothing(table, variables, monkeypatch):
     me = LockOwner.here("run")
     lease = LockLease(NAME, table.take(NAME, me), me)
     waiting = threading.Event()
@@ -73,7 +73,7 @@ def test_a_lease_that_cannot_be_given_back_in_time_delays_nothing(table, variabl
     lease.join(240)
 
 
-def test_of_many_takers_one_gets_it_also_where_it_is_stale(table, variables):
+def test_one_of_many_takers_gets_a_free_or_stale_lease(table, variables):
     for _ in range(2):
         results = []
 
@@ -92,7 +92,7 @@ def test_of_many_takers_one_gets_it_also_where_it_is_stale(table, variables):
 
 
 @pytest.mark.parametrize("variables", [-7200.0, 7200.0], ids=["clock behind", "clock ahead"], indirect=True)
-def test_a_lease_ages_by_the_servers_clock_and_renewing_keeps_it_young(table, variables):
+def test_lease_ages_by_the_servers_clock_until_renewed(table, variables):
     first = elsewhere()
     lease = table.take(NAME, first)
     variables.age(NAME, LEASE_S - 5)
@@ -101,12 +101,12 @@ def test_a_lease_ages_by_the_servers_clock_and_renewing_keeps_it_young(table, va
     variables.age(NAME, LEASE_S + 2)
     assert isinstance(table.take(NAME, LockOwner.here("second")), str)
     assert not table.renew(lease, first)
-    table.drop(lease)  # which is another's now
+    table.drop(lease)  # it now has another owner
     assert variables.kept[NAME]["value"]["run"] == "second"
 
 
-def test_of_two_who_find_a_stale_lease_the_later_takes_nothing_from_the_earlier(table, variables):
-    """The stale lease is gone when it is to be deleted: the same name now has the other's."""
+def test_stale_lease_taken_meanwhile_is_not_taken_again(table, variables):
+    """Before the stale lease is deleted, another owner has already replaced it under the same name."""
     table.take(NAME, elsewhere("dead"))
     variables.age(NAME, LEASE_S + 1)
     earlier = elsewhere("earlier")
@@ -122,7 +122,7 @@ def test_of_two_who_find_a_stale_lease_the_later_takes_nothing_from_the_earlier(
     assert variables.kept[NAME]["value"]["run"] == "earlier"
 
 
-def test_a_lease_that_is_not_there_any_more_is_neither_renewed_nor_dropped_by_its_name(table, variables):
+def test_vanished_lease_is_neither_renewed_nor_dropped_by_name(table, variables):
     lease = table.take(NAME, elsewhere("first"))
     del variables.kept[NAME]
     second = variables.put(NAME, asdict(elsewhere("second")))
@@ -131,11 +131,11 @@ def test_a_lease_that_is_not_there_any_more_is_neither_renewed_nor_dropped_by_it
     assert (variables.kept[NAME]["id"], variables.kept[NAME]["value"]["run"]) == (second, "second")
 
 
-def test_a_holder_whose_process_is_dead_holds_nothing(table):
+def test_owner_with_dead_process_is_gone(table):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     here = LockOwner.here("dead")
     dead = replace(here, pid=child.pid, started="1")
-    assert dead.gone()  # the number is another process's by now
+    assert dead.gone()  # another process has this number now
     started = LockOwner.here("x").started
     alive = replace(here, pid=os.getpid(), started=started)
     assert not alive.gone()
@@ -146,7 +146,7 @@ def test_a_holder_whose_process_is_dead_holds_nothing(table):
     assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 
 
-def test_a_process_that_has_ended_and_is_not_waited_for_holds_nothing():
+def test_zombie_process_owns_nothing():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         mine = replace(LockOwner.here("mine"), pid=child.pid, started=_started(child.pid))
         assert not mine.gone()
@@ -156,19 +156,19 @@ def test_a_process_that_has_ended_and_is_not_waited_for_holds_nothing():
 
 
 @pytest.mark.parametrize("value", [None, "text", 3, [], {}, {"pid": "x"}])
-def test_whatever_lies_there_is_read(value):
+def test_malformed_owner_is_read_as_unknown_run(value):
     holder = LockOwner.read(value)
     assert not holder.gone()
     assert "an unknown run" in str(holder)
 
 
-def test_a_lost_answer_is_no_second_holder(table, variables):
+def test_lost_answer_does_not_count_as_another_owner(table, variables):
     variables.lose_answers = 1
     lease = table.take(NAME, LockOwner.here("mine"))
     assert variables.kept[NAME]["id"] == lease
 
 
-def test_a_server_that_refuses_is_told(table, variables):
+def test_refusal_by_the_server_is_raised(table, variables):
     variables.refuse = 401
     with pytest.raises(httpx.HTTPStatusError):
         table.take(NAME, LockOwner.here("mine"))
@@ -180,7 +180,7 @@ def test_a_server_that_refuses_is_told(table, variables):
 
 
 @pytest.fixture
-def keep(table):
+def hold_lease(table):
     """Takes the lease, and keeps it until the test's end at the latest."""
     made = []
 
@@ -195,10 +195,10 @@ def keep(table):
         lease.give_back()
 
 
-def test_a_lease_is_kept_through_an_outage_and_given_back(keep, variables, caplog):
+def test_lease_is_kept_through_an_outage_and_released(hold_lease, variables, caplog):
     caplog.set_level(logging.INFO)
     beats = []
-    lease = keep(beats)
+    lease = hold_lease(beats)
     wait_until(lambda: beats, every_s=0.01)
     variables.refuse = 503
     wait_until(lambda: "cannot be renewed" in caplog.text, every_s=0.01)
@@ -211,9 +211,9 @@ def test_a_lease_is_kept_through_an_outage_and_given_back(keep, variables, caplo
     assert variables.kept == {}
 
 
-def test_a_lease_that_another_took_meanwhile_is_taken_anew_when_it_is_free(table, keep, variables, caplog):
+def test_lost_lease_is_taken_again_when_it_is_free(table, hold_lease, variables, caplog):
     caplog.set_level(logging.INFO)
-    lease = keep([])
+    lease = hold_lease([])
     variables.age(NAME, LEASE_S + 1)
     with variables.lock:  # what another taker does between two beats
         del variables.kept[NAME]
@@ -229,8 +229,8 @@ def test_a_lease_that_another_took_meanwhile_is_taken_anew_when_it_is_free(table
     assert variables.kept == {}
 
 
-def test_a_lock_with_a_holder_that_was_lost_is_not_the_formers_to_give_back(keep, variables):
-    lease = keep([])
+def test_lost_lease_is_not_released_by_its_former_owner(hold_lease, variables):
+    lease = hold_lease([])
     with variables.lock:
         del variables.kept[NAME]
         variables.put(NAME, {"run": "thief"})
@@ -239,8 +239,8 @@ def test_a_lock_with_a_holder_that_was_lost_is_not_the_formers_to_give_back(keep
     assert variables.kept[NAME]["value"] == {"run": "thief"}
 
 
-def test_whoever_holds_a_lost_lock_is_told_each_time_it_is_another(keep, variables, caplog):
-    lease = keep([])
+def test_each_new_owner_of_a_lost_lease_is_logged(hold_lease, variables, caplog):
+    lease = hold_lease([])
     for thief in ("first", "second"):
         with variables.lock:
             del variables.kept[NAME]

@@ -54,7 +54,7 @@ def test_versions_have_their_aliases_and_error_rates(api):
         list_versions(api, "c")
 
 
-def test_more_models_than_a_page_of_the_registry_has(api, monkeypatch):
+def test_models_beyond_one_page_of_the_registry_are_listed(api, monkeypatch):
     for number in range(7):
         api.create_registered_model(f"m{number}")
         add_version(api, f"m{number}", add_run(api, "e", "r", 1000))
@@ -64,7 +64,7 @@ def test_more_models_than_a_page_of_the_registry_has(api, monkeypatch):
     assert [one.model for one in list_versions(api)] == [f"m{number}" for number in range(7)]
 
 
-def test_runs_come_newest_first_with_what_they_reached(api):
+def test_runs_are_listed_newest_first_with_their_results(api):
     assert list_runs(api, "nothing") == []
     rates = (("test.wer", 0.25), ("test.domain.read.wer", 0.3), ("test.corpus.x.wer", 0.4), ("training/valid_wer", 0.5))
     add_run(api, "one", "old", 1_000, rates)

@@ -71,7 +71,7 @@ def best_loss():
     return 2 * math.log(4) / 4.5
 
 
-def test_the_job_is_read_as_it_was_written(job):
+def test_job_survives_a_round_trip(job):
     one = job()
     again = TrainJob.model_validate_json(one.model_dump_json())
     assert again.spec == one.spec
@@ -80,7 +80,7 @@ def test_the_job_is_read_as_it_was_written(job):
     assert again.train.model_dump() == one.train.model_dump()
 
 
-def test_the_engine_learns_a_language(job):
+def test_engine_learns_a_toy_language(job):
     done = tones.train_here(job())
     loss = done.result["valid"]["loss"]
     assert best_loss() < loss < 1.25 * best_loss()
@@ -102,7 +102,7 @@ def test_several_learners_train_one_model(job, strategy):
     assert done.result["strategy"] == strategy["strategy"]
 
 
-def test_sentences_of_a_block_do_not_see_each_other():
+def test_sentences_of_a_block_are_independent():
     torch.manual_seed(0)
     network = SPEC.build_model().eval()
     blocks = sentences(5, 3)
@@ -114,7 +114,7 @@ def test_sentences_of_a_block_do_not_see_each_other():
     assert together[0, :, START_ID].max() == -torch.inf
 
 
-def test_shards_hold_whole_sentences_once(tmp_path):
+def test_shards_contain_every_sentence_once_and_whole(tmp_path):
     store, blocks = ObjectStore(str(tmp_path)), [np.concatenate(sentences(30, n)) for n in range(3)]
     blocks.append(np.concatenate([[START_ID], np.full(400, 5), [END_ID]]))
     index = write_text(store, blocks, 300)
@@ -136,8 +136,8 @@ def test_shards_hold_whole_sentences_once(tmp_path):
 
 
 @pytest.fixture
-def own(finished, tmp_path, monkeypatch):
-    """Runs that go on from the finished run's training, in a data folder of the test's own."""
+def continued(finished, tmp_path, monkeypatch):
+    """Makes runs that continue from the finished run's training, in a separate data folder."""
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
 
     def variant(lm=LSTM, train=SHORT, **fields):
@@ -150,8 +150,8 @@ def own(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_stage_trains_a_network_and_leaves_only_its_model(own):
-    run = own()
+def test_stage_trains_a_network_and_keeps_only_its_model(continued):
+    run = continued()
     result = LM.execute(run)
     folder, about = result.store.local_path("done.json").parent, result.record["lm"]
     model = read_network(folder / "lm.safetensors")
@@ -167,7 +167,7 @@ def test_the_stage_trains_a_network_and_leaves_only_its_model(own):
     assert about["training"]["valid_loss"] == pytest.approx(math.log(expected.with_unknown), abs=1e-4)
     assert (about["training"]["epoch"], about["training"]["strategy"]) == (2, "single")
     assert figures(result.record)["lm.parameters"] == model.num_parameters
-    assert LM.execute(own()).cached
+    assert LM.execute(continued()).cached
 
 
 _KILLED = """
@@ -182,9 +182,9 @@ run_plainly(Run(load_config(Path(sys.argv[1])), "killed"), "lm")
 
 
 @pytest.mark.slow
-def test_a_killed_training_continues_at_its_checkpoint(own, tmp_path):
+def test_killed_training_continues_at_its_checkpoint(continued, tmp_path):
     long = SHORT | {"epochs": 400, "average": 1}
-    run, config = own(train=long), tmp_path / "tiny.yaml"
+    run, config = continued(train=long), tmp_path / "tiny.yaml"
     config.write_text(json.dumps(tiny_document(lm=LSTM, lm_train=long)))
     store = LM.output(run).store
     process = subprocess.Popen([sys.executable, "-c", _KILLED, str(config)], cwd=ROOT)
@@ -199,7 +199,7 @@ def test_a_killed_training_continues_at_its_checkpoint(own, tmp_path):
     written = shards.stat().st_mtime_ns
     journal = tmp_path / "home" / "work" / f"lm-train-{LM.output(run).key}" / "journal.jsonl"
     before = journal.stat().st_size
-    again = own(train=long)
+    again = continued(train=long)
     kept = []
     from tasks.stages import lm_network
 
@@ -221,9 +221,9 @@ def test_a_killed_training_continues_at_its_checkpoint(own, tmp_path):
     assert result.record["lm"]["training"]["epoch"] == 400
 
 
-def test_what_affects_the_network_is_part_of_the_stages_address(own):
+def test_address_depends_on_what_affects_the_network(continued):
     def key(*options, **fields):
-        return LM.output(own(*options, **fields)).key
+        return LM.output(continued(*options, **fields)).key
 
     first = key()
     assert key(LSTM, SHORT | {"threads": 2, "log_steps": 3}) == first
@@ -233,9 +233,9 @@ def test_what_affects_the_network_is_part_of_the_stages_address(own):
     assert len({first, *others}) == 5
 
 
-def test_another_model_ignores_the_seed(own):
+def test_address_of_n_gram_model_ignores_the_seed(continued):
     lm = {"order": 2, "smoothing": "witten-bell"}
-    assert LM.output(own(lm, None, seed=2)).key == LM.output(own(lm, None)).key
+    assert LM.output(continued(lm, None, seed=2)).key == LM.output(continued(lm, None)).key
 
 
 @pytest.mark.parametrize(
@@ -251,23 +251,23 @@ def test_another_model_ignores_the_seed(own):
         ({"lm": LSTM, "decode": {"kind": "words"}}, "lm.kind lstm makes none: use lm.kind ngram"),
     ],
 )
-def test_trainings_that_cannot_be_are_refused(fields, said):
+def test_impossible_trainings_are_refused(fields, said):
     with pytest.raises(ConfigError, match=said):
         parse_config(tiny_document(**fields))
 
 
-def test_without_held_out_text_there_is_no_training(own, monkeypatch):
+def test_training_without_held_out_text_is_refused(continued, monkeypatch):
     monkeypatch.setattr("tasks.stages.lm_network.set_texts", lambda run, name: iter(()))
     with pytest.raises(StageError, match=r"there is no transcript in it: raise data\.valid_share"):
-        LM.execute(own())
+        LM.execute(continued())
 
 
-def test_more_nodes_than_shards_are_refused(own):
+def test_more_nodes_than_shards_are_refused(continued):
     with pytest.raises(StageError, match=r"lm_train\.nodes is 16, but the text .* use fewer nodes, or add text"):
-        LM.execute(own(train=SHORT | {"nodes": 16, "strategy": "adpsgd"}))
+        LM.execute(continued(train=SHORT | {"nodes": 16, "strategy": "adpsgd"}))
 
 
-def test_a_file_that_is_no_network_is_an_error_with_a_remedy(tmp_path):
+def test_file_without_a_network_is_an_error_with_a_remedy(tmp_path):
     path = tmp_path / "lm.safetensors"
     for content in (b"", b"no tensors at all"):
         path.write_bytes(content)

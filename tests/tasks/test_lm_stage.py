@@ -26,8 +26,8 @@ BIGRAM = {"order": 2, "smoothing": "witten-bell"}
 
 
 @pytest.fixture
-def own(finished, tmp_path, monkeypatch):
-    """The finished run's outputs in a data folder of the test's own; returns runs that go on from the training."""
+def continued(finished, tmp_path, monkeypatch):
+    """Makes runs that continue from the finished run's training, in a separate data folder."""
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
 
     def variant(lm, upto="train", **fields):
@@ -44,15 +44,15 @@ def text_file(path, *lines):
     return str(path)
 
 
-def test_without_its_section_there_is_no_stage(finished):
+def test_pipeline_without_section_lm_has_no_stage(finished):
     assert "lm" in STAGES
     assert "lm" not in stages_of(finished.config)
     assert "lm" not in finished.results
     assert set(stages_of(parse_config(tiny_document(lm={})))) == {"lm"} | set(STAGES) - set(OPTIONAL)
 
 
-def test_the_model_is_that_of_the_training_transcripts(own):
-    run = own(BIGRAM)
+def test_model_is_estimated_from_training_transcripts(continued):
+    run = continued(BIGRAM)
     result = LM.execute(run)
     folder = result.store.local_path("done.json").parent
     model = load(NgramConfig(**BIGRAM), folder)
@@ -70,17 +70,17 @@ def test_the_model_is_that_of_the_training_transcripts(own):
     assert found["lm.bytes"] == sum((folder / name).stat().st_size for name in ("lm.arpa", "words.txt"))
     assert "lexicon" not in result.record
     assert not list((folder.parents[2] / "work").glob("lm-*"))
-    assert LM.execute(own(BIGRAM)).cached
+    assert LM.execute(continued(BIGRAM)).cached
 
 
-def test_text_is_normalized_and_lines_of_the_test_and_validation_sets_are_left_out(own, tmp_path):
-    run = own(BIGRAM)
+def test_text_is_normalized_and_excludes_test_and_validation_lines(continued, tmp_path):
+    run = continued(BIGRAM)
     protected = [line for name in protected_sets(run) for line in set_texts(run, name)]
     held_out = max(protected, key=lambda line: len(line.split()))
     length = min(8, len(held_out.split()))
     text = text_file(tmp_path / "t.txt", "Play 2 songs!", f"please {held_out} now", "другое", "open the window")
     lm = BIGRAM | {"text": {"paths": [text], "protected_length": length}, "transcripts": False}
-    result = LM.execute(own(lm))
+    result = LM.execute(continued(lm))
     about = result.record["lm"]
     assert protected_sets(run) == ["test", "valid"]
     assert about["text"]["lines"] == 4
@@ -92,35 +92,35 @@ def test_text_is_normalized_and_lines_of_the_test_and_validation_sets_are_left_o
     words = set(read_words(str(result.store.local_path("words.txt"))))
     assert words == {"play", "two", "songs", "open", "the", "window"}
     allowed = lm | {"text": lm["text"] | {"allow_test_text": True}}
-    free = LM.execute(own(allowed)).record["lm"]
+    free = LM.execute(continued(allowed)).record["lm"]
     assert free["text"]["kept"] == 3
     assert free["protection"] == {"allowed": True}
 
 
-def test_what_the_text_says_counts_not_where_it_is(own, tmp_path):
+def test_address_depends_on_content_of_text_not_its_path(continued, tmp_path):
     def key(name, *lines, pack=False, **fields):
         path = tmp_path / name
         text_file(path, *lines)
         if pack:
             path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-        return LM.output(own(BIGRAM | {"text": str(path)} | fields)).key
+        return LM.output(continued(BIGRAM | {"text": str(path)} | fields)).key
 
     first = key("a.txt", "open the window")
     assert key("b.txt", "open the window") == first
     assert key("a.txt", "close the window") != first
     assert key("c.gz", "open the window", pack=True) != first
-    assert len({first, LM.output(own(BIGRAM)).key, LM.output(own({"order": 3})).key}) == 3
-    assert LM.output(own(BIGRAM | {"kind": "ngram", "cutoffs": []})).key == LM.output(own(BIGRAM)).key
+    assert len({first, LM.output(continued(BIGRAM)).key, LM.output(continued({"order": 3})).key}) == 3
+    assert LM.output(continued(BIGRAM | {"kind": "ngram", "cutoffs": []})).key == LM.output(continued(BIGRAM)).key
 
 
-def test_a_changed_language_model_trains_nothing_again(own):
-    runs = [own(lm) for lm in (None, BIGRAM, {"order": 1, "smoothing": "witten-bell"})]
+def test_changed_language_model_repeats_no_training(continued):
+    runs = [continued(lm) for lm in (None, BIGRAM, {"order": 1, "smoothing": "witten-bell"})]
     assert len({TRAIN.output(run).key for run in runs}) == 1
 
 
-def test_pronunciations_are_written_if_a_source_is_configured(own, tmp_path):
+def test_pronunciations_are_written_if_a_source_is_configured(continued, tmp_path):
     path = text_file(tmp_path / "lexicon.txt", "turn T ER1 N", "the DH AH0", "the DH IY0")
-    run = own(BIGRAM, lexicon={"kind": "file", "path": path, "missing": "unknown"})
+    run = continued(BIGRAM, lexicon={"kind": "file", "path": path, "missing": "unknown"})
     result = LM.execute(run)
     lines = result.store.read("lexicon.txt").decode().splitlines()
     assert {"the DH AH", "the DH IY", "turn T ER N"} <= {line.replace("0", "").replace("1", "") for line in lines}
@@ -129,40 +129,40 @@ def test_pronunciations_are_written_if_a_source_is_configured(own, tmp_path):
     assert LM.output(run).key != result.key
 
 
-def test_a_model_of_tokens_uses_the_acoustic_models(own):
-    result = LM.execute(own(BIGRAM | {"unit": "token"}))
+def test_token_language_model_uses_the_acoustic_models_tokens(continued):
+    result = LM.execute(continued(BIGRAM | {"unit": "token"}))
     assert "▁" in set(arpa_words(str(result.store.local_path("lm.arpa"))))
     assert result.record["lm"]["perplexity"]["valid"]["words"] > 0
 
 
-def test_a_model_of_classes_has_no_arpa_file(own):
-    result = LM.execute(own({"kind": "class", "classes": 5}))
+def test_class_language_model_has_no_arpa_file(continued):
+    result = LM.execute(continued({"kind": "class", "classes": 5}))
     assert result.record["files"] == {"words": "words.txt"}
     assert set(result.record["bytes"]) == {"classes.arpa", "classes.tsv", "words.txt"}
 
 
-def test_missing_text_is_named_before_the_training(own, tmp_path):
-    run = own({"text": [str(tmp_path / "none.txt")]}, upto="features")
+def test_missing_text_is_named_before_the_training(continued, tmp_path):
+    run = continued({"text": [str(tmp_path / "none.txt")]}, upto="features")
     with pytest.raises(LmError, match=r"there is no file .*none.txt: correct the path, or take it out of lm.text"):
         run_preflight(run)
 
 
-def test_a_missing_tool_is_named_before_the_training(own, tmp_path, monkeypatch):
+def test_missing_tool_is_named_before_the_training(continued, tmp_path, monkeypatch):
     monkeypatch.delenv("LMPLZ", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LmError, match="install KenLM, or set lm.lmplz: false"):
-        run_preflight(own({"lmplz": True}, upto="features"))
+        run_preflight(continued({"lmplz": True}, upto="features"))
 
 
-def test_text_of_which_nothing_is_left_is_an_error(own, tmp_path):
+def test_text_that_is_empty_after_filtering_is_an_error(continued, tmp_path):
     path = text_file(tmp_path / "t.txt", "", "...", "другое")
     with pytest.raises(LmError, match=r"there is no text for a language model: .*'outside-alphabet': 1.*lm.text"):
-        LM.execute(own({"text": [path], "transcripts": False}))
+        LM.execute(continued({"text": [path], "transcripts": False}))
     with pytest.raises(ConfigError, match="lm: transcripts is false and text names no files"):
         parse_config(tiny_document(lm={"transcripts": False}))
 
 
-def test_relative_paths_start_at_the_configuration(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_configuration(tmp_path, monkeypatch):
     monkeypatch.setenv("BOOKS", "/books")
     document = tiny_document(lm={"text": ["a/*.txt", "$BOOKS/b.gz", "s3://bucket/c.txt"]})
     (tmp_path / "c.yaml").write_text(json.dumps(document))
@@ -191,8 +191,8 @@ run_plainly(Run(load_config(Path(sys.argv[1])), "killed"), "lm")
 """
 
 
-def test_a_killed_stage_leaves_no_record_and_the_next_run_completes_it(own, tmp_path):
-    run = own(BIGRAM)
+def test_killed_stage_leaves_no_record_and_next_run_completes_it(continued, tmp_path):
+    run = continued(BIGRAM)
     config, sign = tmp_path / "tiny.yaml", tmp_path / "sign"
     config.write_text(json.dumps(tiny_document(lm=BIGRAM)))
     process = subprocess.Popen([sys.executable, "-c", Forkable(_STOPPED), str(config), str(sign)], cwd=ROOT)
@@ -210,10 +210,10 @@ def test_a_killed_stage_leaves_no_record_and_the_next_run_completes_it(own, tmp_
     assert not result.cached
     assert output.lacking() == []
     assert not list((tmp_path / "home" / "work").glob("lm-*"))
-    assert ALL["lm"].execute(own(BIGRAM)).cached
+    assert ALL["lm"].execute(continued(BIGRAM)).cached
 
 
-def test_folds_protect_the_tested_fold(home):
+def test_text_of_the_tested_fold_is_excluded(home):
     document = tiny_document(lm=BIGRAM)
     document["data"] |= {"folds": 2, "fold": 1}
     run = Run(parse_config(document), "folds")

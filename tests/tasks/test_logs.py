@@ -20,12 +20,12 @@ def objects(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_nothing_changes_unless_it_is_asked_for(monkeypatch):
+def test_log_format_is_unchanged_by_default(monkeypatch):
     monkeypatch.delenv("STARLING_LOG", raising=False)
     assert not install()
 
 
-def test_an_error_of_a_command_is_a_json_object(home):
+def test_error_of_a_command_is_a_json_object(home):
     done = starling("deploy", "--print", "--config", "missing.yaml", home=home, check=False, STARLING_LOG="json")
     assert done.returncode == 1
     found = objects(done.stderr)
@@ -49,7 +49,7 @@ def lines(handler, stream):
 
 
 @pytest.mark.parametrize("kind", ["plain", "prefect", "json", "another library's records"])
-def test_whichever_handler_writes_a_record_it_has_no_secret(monkeypatch, kind):
+def test_no_handler_writes_a_secret(monkeypatch, kind):
     from prefect.logging.handlers import PrefectConsoleHandler
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
@@ -71,7 +71,7 @@ def test_whichever_handler_writes_a_record_it_has_no_secret(monkeypatch, kind):
     assert "Traceback" in text
 
 
-def test_what_goes_to_prefects_server_has_no_secret(monkeypatch):
+def test_records_sent_to_prefect_contain_no_secret(monkeypatch):
     from prefect.logging.handlers import APILogHandler
 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
@@ -85,7 +85,7 @@ def test_what_goes_to_prefects_server_has_no_secret(monkeypatch):
     "error",
     [ValueError(f"no entry with {PLANTED}"), MlflowException(f"API request to {IN_URL} failed"), OSError(5, PLANTED)],
 )
-def test_an_error_that_leaves_a_stage_has_no_secret(monkeypatch, error):
+def test_error_raised_by_a_stage_contains_no_secret(monkeypatch, error):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PLANTED)
     with pytest.raises(type(error)) as raised, secrets_kept():
         raise error
@@ -96,7 +96,7 @@ def test_an_error_that_leaves_a_stage_has_no_secret(monkeypatch, error):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_prefects_server_gets_no_secret_that_a_flow_logs_or_fails_with(tmp_path, monkeypatch):
+def test_prefect_stores_no_secret_of_a_flows_logs_or_error(tmp_path, monkeypatch):
     from prefect import flow
     from prefect.logging import get_run_logger
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -116,11 +116,11 @@ def test_prefects_server_gets_no_secret_that_a_flow_logs_or_fails_with(tmp_path,
         with temporary_settings({PREFECT_API_URL: site.api}), pytest.raises(ValueError, match="no entry"):
             flow(name="careless")(lambda: stage("r"))()
 
-        def told():
+        def server_logs():
             found = site.get("logs/filter", {})
             return found if any("Finished in state" in one["message"] for one in found) else None
 
-        texts = [json.dumps(wait_until(told))]
+        texts = [json.dumps(wait_until(server_logs))]
         texts += [json.dumps(site.get(f"{kind}/filter", {})) for kind in ("flow_runs", "task_runs", "artifacts")]
         events = site.get("events/filter", {"filter": {}})
         texts += [json.dumps(events)]
@@ -131,7 +131,7 @@ def test_prefects_server_gets_no_secret_that_a_flow_logs_or_fails_with(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_logs_json_with_its_ids_and_without_its_secrets(home, tmp_path):
+def test_run_logs_json_with_ids_and_without_secrets(home, tmp_path):
     config = write_config(tmp_path / "tiny.yaml", tiny_document())
     planted = {"AWS_SECRET_ACCESS_KEY": "planted-secret-value", "STARLING_LOG": "json"}
     done = starling("run", config, "--json", home=home, timeout=500, **planted)

@@ -21,7 +21,7 @@ def series(points, name):
     return [(point.step, point.value) for point in points if point.name == name]
 
 
-def test_each_learner_has_its_own_metrics_and_all_together_the_global_ones():
+def test_metrics_are_written_per_learner_and_globally():
     entries = [
         step("0.0", n, loss=1.0) | {"learner": who, "loss": value}
         for n in (1, 2, 3)
@@ -34,7 +34,7 @@ def test_each_learner_has_its_own_metrics_and_all_together_the_global_ones():
     assert series(points, "training/nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
 
 
-def test_figures_of_learners_and_nodes_can_be_left_out():
+def test_metrics_of_learners_and_nodes_can_be_omitted():
     entries = [{"kind": "start", "step": 0}, *(step(f"{who}.0", n) for n in (1, 2) for who in range(2))]
     entries += [{"kind": "valid", "epoch": 1, "step": 4, "valid_loss": 1.5, "replicas": {"0": 1.6, "1": 1.7}}]
     with_learners, translator = translate(entries), Translator(learners=False)
@@ -45,14 +45,14 @@ def test_figures_of_learners_and_nodes_can_be_left_out():
     assert not [p for p in closing_points(translator, entries[:3]) if p.name.startswith("training-learners/")]
 
 
-def test_entries_without_a_learner_are_global_as_they_are():
+def test_entries_without_a_learner_are_global():
     points, _ = translate([step(None, n, utterances=4 * n) for n in (1, 2)])
     assert series(points, "training/loss") == [(1, 10.0), (2, 5.0)]
     assert series(points, "training/utterances") == [(1, 4.0), (2, 8.0)]
     assert not [p for p in points if "learner" in p.name]
 
 
-def test_a_slow_learner_holds_nobody_up_and_a_newcomer_joins():
+def test_slow_learner_delays_no_other_and_new_learner_joins():
     rounds = StepRounds()
     ends = []
     for who, n in [("a", 1), ("b", 1), ("c", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3), ("c", 2), ("a", 4), ("b", 4)]:
@@ -61,7 +61,7 @@ def test_a_slow_learner_holds_nobody_up_and_a_newcomer_joins():
     assert rounds.flush() == []
 
 
-def test_throughput_sums_the_learners_and_skips_what_has_no_time():
+def test_throughput_sums_learners_and_skips_entries_without_time():
     rounds = StepRounds()
     ends = []
     for n in (1, 2, 3):
@@ -74,7 +74,7 @@ def test_throughput_sums_the_learners_and_skips_what_has_no_time():
     assert [end["throughput"] for entry in steps for end in alone.feed(entry)] == [None, 10.0, None, 10.0]
 
 
-def test_speed_is_not_measured_across_a_resume_nor_where_the_audio_was_counted_anew():
+def test_throughput_is_not_measured_across_a_restart_of_counts():
     rounds = StepRounds()
 
     def rates(*audio):
@@ -89,7 +89,7 @@ def test_speed_is_not_measured_across_a_resume_nor_where_the_audio_was_counted_a
     assert (joined["throughput"], joined["step"], joined["learners"]) == (None, 15, 1)
 
 
-def test_what_follows_a_resume_is_later_than_what_closed_the_session_before():
+def test_points_after_a_resume_are_later_than_closing_points():
     points, translator = translate([step("0.0", n) for n in (1, 2, 3)])
     closing = closing_points(translator, [step("0.0", 1)])
     assert {point.at_ms for point in closing} == {max(point.at_ms for point in points) + 1}
@@ -98,7 +98,7 @@ def test_what_follows_a_resume_is_later_than_what_closed_the_session_before():
     assert min(point.at_ms for point in later) > closing[0].at_ms
 
 
-def test_an_epoch_gives_validation_of_the_average_and_of_each_replica():
+def test_epoch_has_validation_of_average_and_each_replica():
     valid = {
         "kind": "valid",
         "epoch": 1,
@@ -120,13 +120,13 @@ def test_an_epoch_gives_validation_of_the_average_and_of_each_replica():
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "text", True, [1]])
-def test_what_is_no_finite_number_is_no_metric(value):
+def test_values_that_are_not_finite_are_omitted(value):
     points, _ = translate([step("0.0", 1, loss=value, staleness=value), step(None, 2, loss=value)])
     assert not [p for p in points if p.name.endswith(("loss", "staleness"))]
     assert mean([value]) is None
 
 
-def test_names_are_such_as_mlflow_allows():
+def test_metric_names_are_valid_for_mlflow():
     from mlflow.utils.validation import _validate_metric_name
 
     points, _ = translate([step("0.0", 1), step("node/é<3>", 1, **{"valid?": 1}), step(None, 2, **{"a?b": 1.0})])
@@ -135,7 +135,7 @@ def test_names_are_such_as_mlflow_allows():
         _validate_metric_name(point.name)
 
 
-def redone():
+def repeated_training():
     """A training that lost steps 4 to 6 of one learner, and ended at step 5 the second time."""
     first = [step("0.0", n) for n in range(1, 7)]
     resume = {"kind": "resume", "step": 3, "epoch": 0, "steps": {"0.0": 3}}
@@ -147,10 +147,10 @@ def redone():
     ]
 
 
-def test_what_is_done_again_is_later_and_the_last_value_is_right_in_the_end(tmp_path):
+def test_repeated_steps_are_later_and_last_value_is_correct(tmp_path):
     path = tmp_path / "journal.jsonl"
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in redone()))
-    points, translator = translate(redone())
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in repeated_training()))
+    points, translator = translate(repeated_training())
     times = [point.at_ms for point in points if point.name == "training-learners/loss.0.0"]
     assert times == sorted(set(times))
     assert translator.highest["training-learners/loss.0.0"].step == 6
@@ -160,7 +160,7 @@ def test_what_is_done_again_is_later_and_the_last_value_is_right_in_the_end(tmp_
     assert closing["training/loss"].value == 12.0
 
 
-def test_without_a_resume_there_is_nothing_to_make_right(tmp_path):
+def test_training_without_resume_needs_no_closing_points(tmp_path):
     journal = Journal(tmp_path / "j.jsonl")
     entries = [step(f"{n % 3}.0", 1 + n // 3) for n in range(30)]
     for entry in entries:
@@ -170,7 +170,7 @@ def test_without_a_resume_there_is_nothing_to_make_right(tmp_path):
     assert closing_points(translator, read_journal(tmp_path / "j.jsonl")) == []
 
 
-def test_the_same_journal_always_gives_the_same_points():
+def test_same_journal_always_gives_the_same_points():
     draw = random.Random(3)
     entries = [{"kind": "start", "step": 0}]
     for n in range(1, 300):
@@ -182,7 +182,7 @@ def test_the_same_journal_always_gives_the_same_points():
     assert all(isinstance(point, MetricPoint) and point.at_ms >= 0 for point in translate(entries)[0])
 
 
-def test_machines_stand_on_mlflows_page_of_system_metrics(tmp_path):
+def test_machine_samples_are_mlflow_system_metrics(tmp_path):
     from mlflow.utils.validation import _validate_metric_name
 
     system = {

@@ -30,19 +30,19 @@ def source(**fields):
         ({"kind": "table"}, "not stated"),
     ],
 )
-def test_a_licence_is_the_configurations_or_the_catalogues(fields, licence):
+def test_licence_comes_from_configuration_or_catalogue(fields, licence):
     assert licence_of(source(**fields)) == licence
     assert "eSpeak NG" in licence_of(SourceConfig(kind="synthetic"))
 
 
-def test_corpora_are_named_once():
+def test_each_corpus_is_named_once():
     found = corpora(
         [source(kind="table", corpus="a"), source(kind="table", corpus="a", set="test"), source(kind="an4")]
     )
     assert [entry["corpus"] for entry in found] == ["a", "x"]
 
 
-def test_a_version_carries_everything(finished):
+def test_model_version_has_card_tags_and_description(finished):
     record = finished.result("register").record
     version = client().get_model_version(record["model"], record["version"])
     about = contents(finished)
@@ -65,7 +65,7 @@ def test_a_version_carries_everything(finished):
     assert carried["code"]["commit"] in text
 
 
-def test_a_card_fits_into_a_description(finished):
+def test_card_is_shortened_to_fit_a_description(finished):
     about = contents(finished)
     about["corpora"] *= 200
     text = card(about, {"flow run": "http://127.0.0.1/flow"})
@@ -82,7 +82,7 @@ def test_a_card_names_the_objective_and_a_language_model_of_any_kind(finished):
     assert "decoding: greedy, language model of 1,200 words" in card(about, {})
 
 
-def test_test_sets_are_known_by_what_is_in_them_not_by_how_it_is_packed(finished, monkeypatch):
+def test_digest_of_test_sets_ignores_how_they_are_sharded(finished, monkeypatch):
     before = model_card.tests_of(finished)
     original = ShardIndex.column
 
@@ -106,6 +106,6 @@ def with_changes(run, **changes):
     return Run(config, run.run_id, results=run.results)
 
 
-def test_a_licence_or_who_promotes_makes_no_work_anew(finished):
+def test_licence_and_promotion_mode_do_not_change_keys(finished):
     assert PREPARE.output(with_changes(finished, licence="bought")).key == finished.result("prepare").key
     assert REGISTER.output(with_changes(finished, promote="manual")).key == finished.result("register").key

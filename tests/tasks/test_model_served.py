@@ -62,7 +62,7 @@ def untrained(folder, tokens="words", decode="greedy"):
 def registry(tmp_path_factory):
     """Address of a registry whose champion was logged as the stage register does."""
     folder = tmp_path_factory.mktemp("registry")
-    bundle = untrained(folder / "bundle", "bpe", "beam")  # the most that a model may need
+    bundle = untrained(folder / "bundle", "bpe", "beam")  # everything that a model may need
     with environment(STARLING_HOME=folder / "home", MLFLOW_TRACKING_URI=None):
         api, run = client(), Run(parse_config(tiny_document()), "untrained")
         made = api.create_run(experiment_id(api, "tiny"))
@@ -131,7 +131,7 @@ def install(place, requirements):
 
 
 @pytest.mark.timeout(1800)
-def test_a_clean_environment_of_the_models_own_requirements_predicts(registry, tmp_path):
+def test_model_predicts_in_an_environment_of_its_requirements_only(registry, tmp_path):
     folder = Path(mlflow.artifacts.download_artifacts(artifact_uri="models:/tiny@champion", dst_path=str(tmp_path)))
     place = tmp_path / "venv"
     audio = write_tone(tmp_path / "a.ogg", seconds=1.0)

@@ -52,7 +52,7 @@ class Prefect:
     def run_of(self, rank):
         return [run for run, parameters in self.parameters.items() if parameters["node_rank"] == rank][-1]
 
-    def fare(self, rank, state, message=""):
+    def set_state(self, rank, state, message=""):
         self.runs[self.run_of(rank)] = (state, message)
 
 
@@ -93,7 +93,7 @@ class Cluster:
         self.nodes.poll()
 
 
-def test_nothing_is_asked_before_the_store_listens(cluster):
+def test_no_run_is_requested_before_the_coordinator_listens(cluster):
     cluster.poll()
     assert cluster.prefect.runs == {}
     (cluster.folder / "coordinator.json").write_text("{")
@@ -101,7 +101,7 @@ def test_nothing_is_asked_before_the_store_listens(cluster):
     assert cluster.prefect.runs == {}
 
 
-def test_each_node_gets_a_run_with_the_stores_address_and_the_keys_path_but_not_the_key(cluster):
+def test_each_node_run_gets_coordinator_address_and_key_path_only(cluster):
     cluster.listen()
     cluster.poll()
     assert cluster.prefect.ranks() == [0, 1, 2]
@@ -116,14 +116,14 @@ def test_each_node_gets_a_run_with_the_stores_address_and_the_keys_path_but_not_
     assert len(cluster.prefect.runs) == 3
 
 
-def test_the_block_of_the_credentials_is_named(tmp_path):
+def test_runs_get_the_name_of_the_credentials_block(tmp_path):
     cluster = Cluster(tmp_path, credentials="lab")
     cluster.listen()
     cluster.poll()
     assert {parameters["credentials"] for parameters in cluster.prefect.parameters.values()} == {"lab"}
 
 
-def test_polling_often_asks_seldom(cluster):
+def test_frequent_polling_sends_few_requests(cluster):
     cluster.listen()
     cluster.poll()
     asked = []
@@ -134,40 +134,40 @@ def test_polling_often_asks_seldom(cluster):
 
 
 @pytest.mark.parametrize("how", ["CRASHED", "FAILED"])
-def test_a_crashed_node_is_replaced_alone_and_only_so_often(cluster, how):
+def test_crashed_node_is_replaced_alone_a_limited_number_of_times(cluster, how):
     cluster.listen()
     cluster.poll()
     for _ in range(5):
-        cluster.prefect.fare(1, how, "killed")
+        cluster.prefect.set_state(1, how, "killed")
         cluster.poll()
         cluster.poll()
     assert cluster.prefect.ranks() == [0, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("how", ["COMPLETED", "CANCELLED"])
-def test_a_node_that_ended_by_itself_or_by_a_user_is_not_replaced(cluster, how):
+def test_completed_or_cancelled_node_is_not_replaced(cluster, how):
     cluster.listen()
     cluster.poll()
-    cluster.prefect.fare(1, how)
+    cluster.prefect.set_state(1, how)
     cluster.poll()
     assert cluster.prefect.ranks() == [0, 1, 2]
 
 
-def test_when_every_node_has_failed_too_often_training_ends_with_the_reason(cluster):
+def test_training_ends_when_every_node_failed_too_often(cluster):
     cluster.listen()
     cluster.poll()
 
     def fail_again_and_again():
         for _ in range(9):
             for rank in range(3):
-                cluster.prefect.fare(rank, "FAILED", "no GPU here")
+                cluster.prefect.set_state(rank, "FAILED", "no GPU here")
             cluster.poll()
 
     with pytest.raises(StageError, match=r"2 replacements included: node 0: no GPU here"):
         fail_again_and_again()
 
 
-def test_prefect_that_is_away_is_asked_again_and_no_run_is_doubled(cluster):
+def test_requests_are_repeated_after_an_outage_without_duplicate_runs(cluster):
     cluster.listen()
     cluster.prefect.away = True
     cluster.poll()
@@ -180,7 +180,7 @@ def test_prefect_that_is_away_is_asked_again_and_no_run_is_doubled(cluster):
         start(*given)
         raise OSError("the answer was lost")
 
-    cluster.prefect.fare(1, "CRASHED")
+    cluster.prefect.set_state(1, "CRASHED")
     cluster.prefect.start = answer_is_lost
     cluster.poll()
     cluster.prefect.start = start
@@ -188,11 +188,11 @@ def test_prefect_that_is_away_is_asked_again_and_no_run_is_doubled(cluster):
     assert cluster.prefect.ranks() == [0, 1, 2, 1]
 
 
-def test_a_run_whose_machine_died_is_given_up_after_its_node_stays_away(cluster):
+def test_run_on_dead_machine_is_cancelled_after_a_timeout(cluster):
     cluster.listen()
     cluster.poll()
     for rank in range(3):
-        cluster.prefect.fare(rank, "RUNNING")
+        cluster.prefect.set_state(rank, "RUNNING")
     cluster.nodes.alive = {0, 1, 2}
     cluster.poll()
     cluster.nodes.alive = {0, 2}
@@ -207,11 +207,11 @@ def test_a_run_whose_machine_died_is_given_up_after_its_node_stays_away(cluster)
     assert cluster.prefect.ranks() == [0, 1, 2, 1]
 
 
-def test_a_node_that_comes_back_in_time_is_not_missed_for_what_it_was_away_before(cluster):
+def test_absences_of_a_returning_node_do_not_add_up(cluster):
     cluster.listen()
     cluster.poll()
     for rank in range(3):
-        cluster.prefect.fare(rank, "RUNNING")
+        cluster.prefect.set_state(rank, "RUNNING")
     for alive in ({0, 1, 2}, {0, 2}, {0, 1, 2}, {0, 2}, {0, 2}):
         cluster.nodes.alive = alive
         cluster.poll(0.7 * cluster.nodes._patience_s)
@@ -220,14 +220,14 @@ def test_a_node_that_comes_back_in_time_is_not_missed_for_what_it_was_away_befor
     assert cluster.prefect.cancelled == [cluster.prefect.keys[f"key1-{cluster.nodes._session}-1-0"]]
 
 
-def test_a_node_that_has_ended_is_not_missed(cluster):
+def test_completed_node_is_not_considered_missing(cluster):
     cluster.listen()
     cluster.poll()
     for rank in range(3):
-        cluster.prefect.fare(rank, "RUNNING")
+        cluster.prefect.set_state(rank, "RUNNING")
     cluster.nodes.alive = {0, 1, 2}
     cluster.poll()
-    cluster.prefect.fare(1, "COMPLETED")
+    cluster.prefect.set_state(1, "COMPLETED")
     cluster.nodes.alive = {0, 2}
     for _ in range(3):
         cluster.poll(2 * cluster.nodes._patience_s)
@@ -235,13 +235,13 @@ def test_a_node_that_has_ended_is_not_missed(cluster):
     assert cluster.prefect.ranks() == [0, 1, 2]
 
 
-def test_every_machine_of_a_node_has_a_run_and_all_are_replaced_with_their_node(tmp_path):
+def test_machines_of_a_node_have_runs_replaced_together(tmp_path):
     cluster = Cluster(tmp_path, nodes=2, machines=2, trusted_network=True)
     cluster.listen()
     cluster.poll()
     assert cluster.prefect.ranks() == [0, 1, 2, 3]
     for rank in range(4):
-        cluster.prefect.fare(rank, "RUNNING")
+        cluster.prefect.set_state(rank, "RUNNING")
     cluster.nodes.alive = {0, 1}
     cluster.poll()
     cluster.nodes.alive = {0}
@@ -252,7 +252,7 @@ def test_every_machine_of_a_node_has_a_run_and_all_are_replaced_with_their_node(
     assert cluster.prefect.ranks() == [0, 1, 2, 3, 2, 3]
 
 
-def test_runs_that_a_killed_flow_left_are_kept_if_they_reach_the_store_and_ended_otherwise(tmp_path):
+def test_leftover_runs_are_kept_only_if_they_reach_the_coordinator(tmp_path):
     cluster = Cluster(tmp_path, key_file="/keys/ring")
     cluster.listen()
     mine, other, strange = (UUID(int=n) for n in (101, 102, 103))
@@ -265,17 +265,17 @@ def test_runs_that_a_killed_flow_left_are_kept_if_they_reach_the_store_and_ended
     cluster.poll()
     assert cluster.prefect.ranks() == [0, 2]
     assert sorted(cluster.prefect.cancelled) == [other, strange]
-    for _ in range(4):  # what was taken over is looked after as what this process has asked for
+    for _ in range(4):  # adopted runs are supervised like those that this process requested
         cluster.poll()
         cluster.prefect.runs[mine] = ("CRASHED", "killed")
         for run in cluster.prefect.runs.keys() - {mine, other, strange}:
             cluster.prefect.runs[run] = ("CRASHED", "killed")
             cluster.prefect.runs[cluster.prefect.run_of(0)] = ("RUNNING", "")
-    assert cluster.prefect.ranks().count(1) == 2  # as often as it may be replaced
+    assert cluster.prefect.ranks().count(1) == 2  # as often as the limit allows
     assert len(cluster.prefect.cancelled) == 2
 
 
-def test_of_two_runs_of_a_node_that_were_left_one_is_kept(tmp_path):
+def test_one_of_two_leftover_runs_of_a_node_is_kept(tmp_path):
     cluster = Cluster(tmp_path, key_file="/keys/ring")
     cluster.listen()
     first, second = (UUID(int=n) for n in (101, 102))
@@ -286,7 +286,7 @@ def test_of_two_runs_of_a_node_that_were_left_one_is_kept(tmp_path):
     assert cluster.prefect.ranks() == [0, 2]
 
 
-def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(cluster):
+def test_session_with_its_own_key_ends_all_leftover_runs(cluster):
     cluster.listen()
     left = UUID(int=101)
     cluster.prefect.leftovers = {left: {"node_rank": 1, "coordinator": "127.0.0.1:7100"}}
@@ -295,20 +295,20 @@ def test_with_a_key_of_its_own_every_session_ends_what_a_former_one_left(cluster
     assert cluster.prefect.ranks() == [0, 1, 2]
 
 
-def test_the_end_of_training_waits_for_nodes_and_a_cancellation_ends_them_at_once(cluster, monkeypatch):
+def test_end_of_training_waits_for_nodes_but_cancellation_does_not(cluster, monkeypatch):
     monkeypatch.setattr("tasks.orchestration.nodes._LOOK_S", 0.01)
     cluster.listen()
     cluster.poll()
     for rank in (0, 1):
-        cluster.prefect.fare(rank, "COMPLETED")
-    cluster.prefect.fare(2, "RUNNING")
+        cluster.prefect.set_state(rank, "COMPLETED")
+    cluster.prefect.set_state(2, "RUNNING")
     cluster.nodes.close(5.0)
     assert cluster.prefect.cancelled == [cluster.prefect.run_of(2)]
     cluster.prefect.away = True
     cluster.nodes.close(0.0)
 
 
-def test_a_store_that_listens_everywhere_is_given_by_this_machines_own_address(tmp_path):
+def test_wildcard_coordinator_address_becomes_this_machines_address(tmp_path):
     cluster = Cluster(tmp_path, listen="0.0.0.0:7100")
     cluster.listen("127.0.0.1:7100")  # what the coordinator says of itself is for this machine
     cluster.poll()
@@ -317,11 +317,11 @@ def test_a_store_that_listens_everywhere_is_given_by_this_machines_own_address(t
     }
 
 
-def test_without_encryption_there_is_no_key_to_hand_over(tmp_path):
+def test_runs_get_no_key_path_without_encryption(tmp_path):
     cluster = Cluster(tmp_path, exchange={"encrypt": False})
     assert cluster.nodes.key_file == ""
 
 
 @pytest.mark.parametrize(("coordinator", "own"), [("127.0.0.1:80", "127.0.0.1"), ("nowhere.invalid:1", "127.0.0.1")])
-def test_neighbours_reach_this_machine_as_it_reaches_the_coordinator(coordinator, own):
+def test_own_address_is_the_one_that_reaches_the_coordinator(coordinator, own):
     assert own_address(coordinator) == own

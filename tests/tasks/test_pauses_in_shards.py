@@ -78,7 +78,7 @@ def test_some_training_utterances_get_pauses_and_other_sets_do_not(home, tmp_pat
         assert 0.25 * RATE - 1 <= len(rest) <= 0.5 * RATE
 
 
-def test_the_same_pauses_are_drawn_again():
+def test_pauses_are_drawn_deterministically():
     wave = torch.sin(torch.arange(4000) / 5.0)
     config = PauseConfig(probability=1.0, edge_s=(0.1, 0.4))
     first, again, other = (ShardPauses(config, RATE, seed) for seed in (1, 1, 2))

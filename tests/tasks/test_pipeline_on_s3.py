@@ -47,7 +47,7 @@ def on_s3(name, **storage):
 
 
 @pytest.mark.slow
-def test_the_whole_pipeline_runs_on_s3_and_leaves_no_secret(home, s3_server, block, caplog, capfd):
+def test_pipeline_runs_on_s3_and_leaves_no_secret(home, s3_server, block, caplog, capfd):
     caplog.set_level(logging.DEBUG, logger="tasks")
     copy_finished(home)  # for its synthesized corpus
     config = on_s3("pipeline", credentials="lab")
@@ -70,7 +70,7 @@ def test_the_whole_pipeline_runs_on_s3_and_leaves_no_secret(home, s3_server, blo
     assert not any(secret.encode() in text for secret in secrets for text in texts)
 
 
-def test_a_block_that_cannot_be_loaded_is_named_and_nothing_else_is_told(monkeypatch):
+def test_unloadable_block_is_named_without_revealing_secrets(monkeypatch):
     monkeypatch.setattr(credentials, "_loaded", set())
 
     def load(name, _sync):
@@ -84,7 +84,7 @@ def test_a_block_that_cannot_be_loaded_is_named_and_nothing_else_is_told(monkeyp
     assert caught.value.__cause__ is None
 
 
-def test_a_new_key_takes_no_old_session_token_along(block, monkeypatch, s3_server):
+def test_new_key_drops_the_old_session_token(block, monkeypatch, s3_server):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
     storage = on_s3("x", credentials="lab").storage
     credentials.export_credentials(storage)
@@ -95,13 +95,13 @@ def test_a_new_key_takes_no_old_session_token_along(block, monkeypatch, s3_serve
     assert block == ["lab", "lab"]
 
 
-def test_the_block_shows_no_secret():
+def test_block_repr_shows_no_secret():
     made = StorageCredentials(access_key_id="planted-key", secret_access_key="planted-secret", session_token="planted")
     assert "planted" not in f"{made!r} {made} {made.model_dump_json()}"
     assert made.values()["session_token"] == "planted"
 
 
-def test_training_on_memory_is_refused_with_the_remedy(home):
+def test_training_on_memory_store_is_refused_with_a_remedy(home):
     copy_finished(home)
     config = parse_config(tiny_document(storage={"url": "memory://tiny", "shard_seconds": 20}))
     with pytest.raises(StageError, match="use a folder or s3"):
@@ -131,7 +131,7 @@ def restarts(server, up_s=1.0, down_s=0.4, most=4):
 
 
 @pytest.mark.slow
-def test_sharding_outlives_restarts_of_the_server(home, s3_server):
+def test_sharding_survives_restarts_of_the_server(home, s3_server):
     copy_finished(home)
     run = Run(on_s3("sharding", shard_seconds=3), "disturbed")
     calm = Run(parse_config(tiny_document(storage={"shard_seconds": 3})), "calm")
@@ -147,7 +147,7 @@ def test_sharding_outlives_restarts_of_the_server(home, s3_server):
 
 
 @pytest.mark.slow
-def test_every_stage_outlives_restarts_of_the_server(home, s3_server):
+def test_every_stage_survives_restarts_of_the_server(home, s3_server):
     copy_finished(home)
     calm = finished_run()[1]
     run = Run(on_s3("disturbed"), "disturbed")
@@ -164,7 +164,7 @@ def test_every_stage_outlives_restarts_of_the_server(home, s3_server):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["train", "register"])
-def test_a_lasting_outage_stops_a_stage_and_the_next_run_completes_it(home, s3_server, stage):
+def test_lasting_outage_stops_a_stage_and_next_run_completes_it(home, s3_server, stage):
     copy_finished(home)
     calm = finished_run()[1]
     run = Run(on_s3(f"lasting-{stage}"), "interrupted")

@@ -29,7 +29,7 @@ VALID = {"kind": "valid", "step": 9, "epoch": 1, "valid_loss": 1.0, "valid_wer":
         [{"kind": "start", "step": 0}, {"kind": "resume", "step": 0}, {"kind": "end", "step": 3}],
     ],
 )
-def test_any_journal_gives_a_picture(tmp_path, journal):
+def test_any_journal_can_be_plotted(tmp_path, journal):
     path = learning_curves(journal, tmp_path / "curves.png")
     image = matplotlib.image.imread(path)
     assert image.shape[0] > 500
@@ -37,7 +37,7 @@ def test_any_journal_gives_a_picture(tmp_path, journal):
     assert image[..., :3].std() > 0.01
 
 
-def test_throughput_is_audio_over_time_and_skips_what_has_no_time():
+def test_throughput_skips_entries_without_time():
     steps = [step(1), step(2), step(3, elapsed=2), step(4, elapsed=6, audio_seconds=70.0)]
     assert [point["throughput"] for point in joined_steps(steps)] == [None, 10.0, None, 10.0]
 
@@ -50,7 +50,7 @@ def ring(learners, steps, **more):
     return [{"kind": "start", "step": 0}, *entries, VALID | {"replicas": replicas}]
 
 
-def test_several_learners_are_one_averaged_curve_and_each_a_faint_one():
+def test_learners_are_plotted_averaged_and_individually():
     journal = ring(3, 6)
     assert sorted(by_learner(journal)) == ["0.0", "1.0", "2.0"]
     joined = joined_steps(journal)
@@ -59,7 +59,7 @@ def test_several_learners_are_one_averaged_curve_and_each_a_faint_one():
     assert by_learner(ring(1, 6)) == {}
 
 
-def test_a_ring_has_a_panel_for_its_exchanges_and_a_single_learner_has_none(tmp_path):
+def test_exchanges_are_plotted_only_for_several_learners(tmp_path):
     ring_, alone = (
         matplotlib.image.imread(learning_curves(journal, tmp_path / f"{name}.png"))
         for name, journal in (("ring", ring(3, 6)), ("alone", ring(1, 6, staleness=None, distance=None)))
@@ -67,7 +67,7 @@ def test_a_ring_has_a_panel_for_its_exchanges_and_a_single_learner_has_none(tmp_
     assert ring_.shape[0] > 1.3 * alone.shape[0]
 
 
-def test_a_resume_voids_nothing_of_the_curves_that_counts(tmp_path):
+def test_curves_after_a_resume_keep_valid_steps(tmp_path):
     resume = {"kind": "resume", "step": 4, "steps": {"0.0": 2, "1.0": 2}}
     again = [entry | {"step": entry["step"] + 2} for entry in ring(2, 3)[1:-1]]
     journal = [*ring(2, 3)[:-1], resume, *again]
@@ -75,6 +75,6 @@ def test_a_resume_voids_nothing_of_the_curves_that_counts(tmp_path):
     assert learning_curves(journal, tmp_path / "curves.png").exists()
 
 
-def test_models_without_a_wer_have_learning_curves(tmp_path):
+def test_models_without_wer_have_learning_curves(tmp_path):
     journal = [step(1), VALID | {"valid_wer": None, "valid_frame_accuracy": 0.5}]
     assert learning_curves(journal, tmp_path / "curves.png").stat().st_size > 1000

@@ -35,7 +35,7 @@ def key(tmp_path):
 @pytest.mark.parametrize(
     "text", ["host", "host:", ":1", "host:99999", "::1:80", "a b:1", "http://host:1", "host:-1", ""]
 )
-def test_a_malformed_address_is_refused_with_its_field_and_an_example(text):
+def test_malformed_address_is_refused_with_field_and_example(text):
     with pytest.raises(StageError, match=r"train\.launch\.listen is .*HOST:PORT, such as 127\.0\.0\.1:0"):
         check_launch(config(launch={"listen": text}))
 
@@ -44,7 +44,7 @@ def test_a_malformed_address_is_refused_with_its_field_and_an_example(text):
     ("text", "host", "port"),
     [("127.0.0.1:0", "127.0.0.1", 0), ("[::1]:7100", "::1", 7100), ("head.cluster:7100", "head.cluster", 7100)],
 )
-def test_an_address_is_host_and_port(text, host, port):
+def test_address_is_host_and_port(text, host, port):
     assert split_address(text, "x") == (host, port)
 
 
@@ -52,11 +52,11 @@ def test_an_address_is_host_and_port(text, host, port):
     ("host", "local"),
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("head", False)],
 )
-def test_what_only_this_machine_reaches(host, local):
+def test_loopback_addresses_are_recognized(host, local):
     assert is_loopback(host) is local
 
 
-def test_other_machines_need_the_rings_key(key):
+def test_ring_across_machines_needs_a_key(key):
     with pytest.raises(StageError, match=r"starling key FILE.*train\.launch\.key_file"):
         check_launch(config(launch={"listen": "0.0.0.0:7100"}))
     listen = {"listen": "0.0.0.0:7100", "key_file": str(key)}
@@ -66,7 +66,7 @@ def test_other_machines_need_the_rings_key(key):
     check_launch(config(exchange={"encrypt": False}))
 
 
-def test_a_key_that_is_missing_unreadable_or_none_is_named(tmp_path, key):
+def test_missing_unreadable_or_malformed_key_is_named(tmp_path, key):
     with pytest.raises(StageError, match=r"train\.launch\.key_file is .*nowhere.*no file.*starling key FILE"):
         check_launch(config(launch={"key_file": str(tmp_path / "nowhere")}))
     damaged = tmp_path / "damaged"
@@ -80,7 +80,7 @@ def test_a_key_that_is_missing_unreadable_or_none_is_named(tmp_path, key):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_key_of_another_user_is_named(key):
+def test_key_of_another_user_is_reported(key):
     key.chmod(0)
     with pytest.raises(StageError, match="cannot read"):
         check_key_file(key, "--key-file")
@@ -102,7 +102,7 @@ def test_a_key_of_another_user_is_named(key):
         ({"strategy": "scpsgd", "learners_per_node": 4, "launch": {"kind": "external"}}, 0, ""),
     ],
 )
-def test_each_learner_of_a_local_node_has_a_gpu_wherever_gpus_would_be_used(fields, gpus, message):
+def test_each_local_learner_needs_a_gpu_if_gpus_are_used(fields, gpus, message):
     cfg = config(**{"device": "cuda", **fields})
     if message:
         with pytest.raises(StageError, match=message):
@@ -111,7 +111,7 @@ def test_each_learner_of_a_local_node_has_a_gpu_wherever_gpus_would_be_used(fiel
         check_devices(cfg, Inventory(gpus))
 
 
-def test_training_on_the_cpu_beside_a_gpu_that_torch_cannot_use_is_said(caplog):
+def test_warning_if_torch_cannot_use_the_gpu(caplog):
     found = Inventory(0, "the NVIDIA driver 535 is too old")
     check_devices(config(device="cpu"), found)
     assert not caplog.text
@@ -121,7 +121,7 @@ def test_training_on_the_cpu_beside_a_gpu_that_torch_cannot_use_is_said(caplog):
         check_devices(config(device="cuda"), found)
 
 
-def test_every_learner_of_a_pipeline_needs_a_layer():
+def test_every_pipeline_learner_needs_a_layer():
     check_layers(config(strategy="pipeline", learners_per_node=4), 4)
     check_layers(config(strategy="scpsgd", learners_per_node=4), 1)
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_every_node_needs_a_shard(finished):
         check_shards(config(strategy="adpsgd", nodes=99), url)
 
 
-def test_the_stage_asks_before_anything_starts(finished, monkeypatch):
+def test_stage_checks_before_any_process_starts(finished, monkeypatch):
     run = type(
         "R", (), {"config": parse_config(tiny_document()), "results": finished.results, "result": finished.result}
     )()
@@ -162,7 +162,7 @@ def test_the_stage_asks_before_anything_starts(finished, monkeypatch):
         ({"launch": {"kind": "slurm"}}, "train.launch.kind"),
     ],
 )
-def test_a_contradictory_world_is_refused_by_the_configuration(train, message):
+def test_contradictory_training_configurations_are_refused(train, message):
     document = tiny_document()
     document["train"] |= train
     with pytest.raises(ConfigError) as caught:

@@ -67,7 +67,7 @@ def prepared(home, path, **data):
     return result, read_table(result.store, MANIFEST), read_table(result.store, QUARANTINE)
 
 
-def test_every_kind_of_bad_utterance_is_quarantined_and_the_counts_add_up(home, tmp_path):
+def test_every_kind_of_bad_utterance_is_quarantined_and_counted(home, tmp_path):
     path, reasons = bad_corpus(tmp_path / "corpus")
     result, used, refused = prepared(home, path)
     assert {row["id"] for row in used} == set(GOOD)
@@ -81,7 +81,7 @@ def test_every_kind_of_bad_utterance_is_quarantined_and_the_counts_add_up(home, 
     assert sum(entry["utterances"] for entry in result.record["sets"].values()) == len(used)
 
 
-def test_any_format_rate_and_number_of_channels_is_described_rightly(home, tmp_path):
+def test_manifest_describes_any_format_rate_and_channel_count(home, tmp_path):
     path, _ = bad_corpus(tmp_path / "corpus")
     _, used, _ = prepared(home, path)
     for row in used:
@@ -93,7 +93,7 @@ def test_any_format_rate_and_number_of_channels_is_described_rightly(home, tmp_p
         assert row["raw_text"].endswith("!")
 
 
-def test_too_many_bad_utterances_stop_the_run_and_say_why(home, tmp_path):
+def test_too_many_bad_utterances_stop_the_run_with_reasons(home, tmp_path):
     path, _ = bad_corpus(tmp_path / "corpus")
     with pytest.raises(
         QuarantineError, match=r"13 of 20 .*max_quarantined \(5%\).*quarantine\.parquet.*raise the limit"
@@ -104,7 +104,7 @@ def test_too_many_bad_utterances_stop_the_run_and_say_why(home, tmp_path):
     assert prepared(home, path, max_quarantined=share)[0].counts["quarantined"] == 13
 
 
-def test_what_a_corpus_calls_no_speech_is_counted_and_does_not_stop_the_run(home, tmp_path):
+def test_non_speech_is_counted_and_does_not_stop_the_run(home, tmp_path):
     write_tone(tmp_path / "swb" / "sw02001.wav", seconds=6.0, rate=8000, channels=2)
     audio, rate = soundfile.read(tmp_path / "swb" / "sw02001.wav")
     soundfile.write(tmp_path / "swb" / "sw02001.sph", audio, rate, format="NIST", subtype="ULAW")
@@ -124,7 +124,7 @@ def test_what_a_corpus_calls_no_speech_is_counted_and_does_not_stop_the_run(home
         prepared(home, tmp_path, **limit)
 
 
-def test_a_corpus_without_any_good_utterance_stops_whatever_the_limit(home, tmp_path):
+def test_corpus_without_good_utterances_stops_at_any_limit(home, tmp_path):
     bad = tmp_path / "corpus" / "x.wav"
     path = write_table(tmp_path / "corpus", [("a", bad, "text", "s")])
     with pytest.raises(QuarantineError):
@@ -133,7 +133,7 @@ def test_a_corpus_without_any_good_utterance_stops_whatever_the_limit(home, tmp_
         prepared(home, write_table(tmp_path / "empty", []))
 
 
-def test_jsonl_with_lone_surrogates_costs_one_utterance_not_the_run(home, tmp_path):
+def test_lone_surrogates_in_jsonl_lose_one_utterance_only(home, tmp_path):
     audio = [str(write_tone(tmp_path / f"{n}.wav", seed=n)) for n in range(6)]
     lines = [{"id": f"u{n}", "audio": audio[n], "text": "word", "speaker": f"s{n}"} for n in range(6)]
     lines[0]["id"] = "broken\ud800"
@@ -147,7 +147,7 @@ def test_jsonl_with_lone_surrogates_costs_one_utterance_not_the_run(home, tmp_pa
     assert {row["reason"] for row in refused} == {"bad-id", "bad-text"}
 
 
-def test_speakers_are_kept_apart_and_the_same_division_comes_again(home, tmp_path):
+def test_split_is_speaker_disjoint_and_deterministic(home, tmp_path):
     path = small_corpus(tmp_path / "corpus", speakers=8, each=2)
     _, used, _ = prepared(home, path)
     speakers = {name: {row["speaker"] for row in used if row["set"] == name} for name in ("train", "valid", "test")}
@@ -158,7 +158,7 @@ def test_speakers_are_kept_apart_and_the_same_division_comes_again(home, tmp_pat
     assert {row["id"]: row["set"] for row in again} == {row["id"]: row["set"] for row in used}
 
 
-def test_a_second_run_is_cached_and_a_changed_corpus_is_not(home, tmp_path):
+def test_second_run_is_cached_unless_the_corpus_changed(home, tmp_path):
     path = small_corpus(tmp_path / "corpus")
     first = prepared(home, path)[0]
     second = prepared(home, path)[0]
@@ -170,7 +170,7 @@ def test_a_second_run_is_cached_and_a_changed_corpus_is_not(home, tmp_path):
     assert third.record["digest"] != first.record["digest"]
 
 
-def test_a_corpus_that_has_only_moved_keeps_its_digest(home, tmp_path):
+def test_moved_corpus_keeps_its_digest(home, tmp_path):
     small_corpus(tmp_path / "corpus")
     first = prepared(home, tmp_path / "corpus" / "metadata.csv")[0]
     (tmp_path / "corpus").rename(tmp_path / "elsewhere")
@@ -205,7 +205,7 @@ def test_sources_select_by_speaker_limit_and_set(tmp_path):
     assert ids(limit=2, speakers=("s2",), set="test") == [("s2-0", "test"), ("s2-1", "test")]
 
 
-def test_sets_of_several_sources_and_ids_that_come_twice(home, tmp_path):
+def test_sources_share_sets_and_duplicate_ids_are_quarantined(home, tmp_path):
     one, two = small_corpus(tmp_path / "one"), small_corpus(tmp_path / "two", speakers=5)
     sources = [
         {"kind": "table", "path": str(one), "set": "train"},
@@ -217,7 +217,7 @@ def test_sets_of_several_sources_and_ids_that_come_twice(home, tmp_path):
     assert {name: entry["utterances"] for name, entry in result.record["sets"].items()} == {"train": 12, "other": 3}
 
 
-def test_a_split_takes_no_share_for_sets_that_a_source_brings(home, tmp_path):
+def test_split_takes_no_share_for_sets_of_the_sources(home, tmp_path):
     one, two = small_corpus(tmp_path / "one", speakers=6), small_corpus(tmp_path / "two", speakers=1)
     rows = list(csv.reader(two.open()))
     write_table(tmp_path / "two", [["t-" + row[0], *row[1:4]] for row in rows[1:]])
@@ -227,7 +227,7 @@ def test_a_split_takes_no_share_for_sets_that_a_source_brings(home, tmp_path):
     assert set(sets) == {"train", "valid", "eval"}
 
 
-def test_synthetic_speech_is_made_once_even_by_two_runs_at_a_time(home):
+def test_synthetic_speech_is_made_once_by_concurrent_runs(home):
     config = {"train": 1, "valid": 0, "test": 0, "train_voices": ["f1"]}
     source = SourceConfig.model_validate({"kind": "synthetic", "synthesis": config})
     utterances = list(open_source(source))
@@ -240,7 +240,7 @@ def test_synthetic_speech_is_made_once_even_by_two_runs_at_a_time(home):
             open_source(source)
 
 
-def test_an_unset_variable_in_a_path_is_named(home, monkeypatch):
+def test_unset_variable_in_a_path_is_named(home, monkeypatch):
     monkeypatch.delenv("STARLING_NOWHERE", raising=False)
     with pytest.raises(ConfigError, match="environment variable STARLING_NOWHERE"):
         open_source(SourceConfig(kind="table", path="$STARLING_NOWHERE/metadata.csv"))

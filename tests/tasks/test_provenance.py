@@ -8,7 +8,7 @@ from tasks.tracking import provenance as module
 from tasks.tracking.provenance import provenance
 
 
-def test_it_names_version_commit_machine_and_libraries():
+def test_provenance_names_version_commit_machine_and_libraries():
     found = provenance()
     assert found["version"] == metadata.version("starling")
     assert found["torch"] == torch.__version__
@@ -25,7 +25,7 @@ def test_without_git_the_commit_is_unknown(monkeypatch):
     assert module._commit() == "unknown"
 
 
-def test_changed_files_are_marked(monkeypatch):
+def test_uncommitted_changes_are_marked(monkeypatch):
     answers = {"rev-parse": "a" * 40, "status": " M file.py"}
     monkeypatch.setattr(module, "_git", lambda folder, *words: answers[words[0]])
     monkeypatch.setattr(module.Path, "exists", lambda self: True)
@@ -34,7 +34,7 @@ def test_changed_files_are_marked(monkeypatch):
     assert module._commit() == "a" * 40
 
 
-def test_a_git_that_fails_is_no_trouble(monkeypatch):
+def test_failing_git_is_tolerated(monkeypatch):
     def fail(*_):
         raise subprocess.CalledProcessError(128, "git")
 

@@ -38,12 +38,12 @@ A, B = np.zeros(4, dtype=np.float32), np.ones(3)
         ([], []),
     ],
 )
-def test_recordings_are_found_in_whatever_is_handed_over(given, kinds):
+def test_recordings_are_found_in_any_input_type(given, kinds):
     found = recordings(given)
     assert [type(item) for item in found] == kinds
 
 
-def test_texts_are_audio_in_base64_or_paths(tmp_path, monkeypatch):
+def test_strings_are_base64_audio_or_paths(tmp_path, monkeypatch):
     data = write_tone(tmp_path / "a.flac").read_bytes()
     text = base64.b64encode(data).decode()
     assert decoded(text) == data
@@ -52,7 +52,7 @@ def test_texts_are_audio_in_base64_or_paths(tmp_path, monkeypatch):
     assert decoded(A) is A
     for path in ("a.wav", "/recordings/a", "x" * 24, str(tmp_path / "a.flac")):
         assert decoded(path) == path
-    there = tmp_path / ("a" * 64)  # every sign of it is one of base64's
+    there = tmp_path / ("a" * 64)  # all of its characters are valid base64
     there.write_bytes(data)
     monkeypatch.chdir(tmp_path)
     assert decoded(there.name) == there.name
@@ -64,21 +64,21 @@ def test_texts_are_audio_in_base64_or_paths(tmp_path, monkeypatch):
         decoded(there.name)
 
 
-def test_arrays_that_mlflow_has_cut_to_their_first_samples_are_refused():
+def test_arrays_truncated_by_mlflow_are_refused():
     with pytest.raises(ValueError, match="column 'audio'"):
         recordings(pd.DataFrame([A, A]).iloc[:, :1])
     samples = pd.DataFrame(np.zeros(800))
     assert [len(item) for item in recordings(samples)] == [800]
 
 
-def test_the_code_of_the_model_imports_nothing_of_tasks_or_flows():
+def test_model_code_imports_neither_tasks_nor_flows():
     assert "import tasks" not in pyfunc_path().read_text()
     assert "from tasks" not in pyfunc_path().read_text()
 
 
 FRESH = """
 import base64, importlib.util, json, pickle, sys
-# as where Starling is not installed: its rooms come from nowhere but the model
+# as if Starling were not installed: its packages can only come from the model
 sys.path = [place for place in sys.path if place]
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
 ROOMS = ("flows", "tasks", "training", "storage", "speech")
@@ -120,7 +120,7 @@ print(json.dumps(dict(found=found, rooms=rooms, pickles=loads, refused=refused, 
 
 
 @pytest.mark.slow
-def test_the_champion_transcribes_in_a_fresh_process_without_the_runs_data(finished, tmp_path):
+def test_champion_transcribes_in_a_new_process_without_run_data(finished, tmp_path):
     home = Path(os.environ["STARLING_HOME"])
     audio = write_tone(tmp_path / "a.flac", rate=16000, seconds=1.0)
     hidden = ["objects", "corpora", "work", "cache"]

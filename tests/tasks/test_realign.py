@@ -63,7 +63,7 @@ def realigned(plain, bundle):
     return run
 
 
-def states_of(run, monkeypatch, change):
+def likelihoods_from_states(run, monkeypatch, change):
     """The network's likelihoods become those of known states: `change` of what the GMM-HMM has aligned."""
     known = tables(run, "align")
     pdfs = {name: change(table.pdfs(name)) for table in known.values() for name in table}
@@ -79,8 +79,8 @@ def states_of(run, monkeypatch, change):
     monkeypatch.setattr(StateNetwork, "likelihoods", likelihoods)
 
 
-def test_network_that_agrees_with_the_mixtures_changes_nothing(plain, bundle, monkeypatch):
-    states_of(plain, monkeypatch, lambda states: states)
+def test_network_that_agrees_with_the_gmm_changes_nothing(plain, bundle, monkeypatch):
+    likelihoods_from_states(plain, monkeypatch, lambda states: states)
     run = realigning(plain, bundle, acoustic_scale=1.0)
     counts = REALIGN.execute(run).counts
     before, after = tables(run, "align"), tables(run, "realign")
@@ -93,7 +93,7 @@ def test_network_that_agrees_with_the_mixtures_changes_nothing(plain, bundle, mo
             assert (old.words, old.phones) == (new.words, new.phones)
 
 
-def test_training_takes_the_networks_alignments(realigned, plain):
+def test_training_uses_the_networks_alignments(realigned, plain):
     before, after = tables(realigned, "align"), tables(realigned, "realign")
     assert set(after["train"]) <= set(ShardIndex.read(ObjectStore(set_url(plain, "train"))).column("id"))
     assert len(after["train"]) == len(before["train"])
@@ -113,7 +113,7 @@ def test_training_takes_the_networks_alignments(realigned, plain):
     assert not ObjectStore(realigned.result("realign").url).list("work")
 
 
-def test_alignment_depends_on_the_network_not_on_its_place(realigned, bundle, plain, tmp_path):
+def test_key_depends_on_the_network_not_its_path(realigned, bundle, plain, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("bundle.json", "model.safetensors"):
@@ -139,7 +139,7 @@ def torch_weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-def test_a_killed_stage_keeps_the_pieces_that_are_done(plain, bundle, monkeypatch, realigned):
+def test_killed_stage_keeps_finished_pieces(plain, bundle, monkeypatch, realigned):
     run = realigning(plain, bundle, acoustic_scale=0.31)
     aligned, real = [], realign.align_states
 
@@ -192,7 +192,7 @@ def test_utterances_that_fail_and_damaged_shards_are_counted(plain, bundle, monk
     assert record["quarantined_shards"][0]["shard"] == lost.name
 
 
-def test_share_of_frames_that_moved(plain):
+def test_share_of_changed_frames_is_reported(plain):
     table = tables(plain, "align")["valid"]
     assert moved_share(table, table) == 0.0
     names = list(table)
@@ -217,7 +217,7 @@ def test_networks_without_these_states_are_refused(plain, bundle, tmp_path, fini
 
 
 def finished_spec(finished, folder):
-    """What the bundle of a CTC model says."""
+    """The description in the bundle of a CTC model."""
     from tasks.stages.bundles import fetch_bundle
 
     with environment(STARLING_HOME=finished.store.local_path("train").parents[1], MLFLOW_TRACKING_URI=None):

@@ -49,7 +49,7 @@ def hypotheses(wrong):
     return [row | {"hyp": "wrong wrong" if n < wrong else row["ref"]} for n, row in enumerate(rows)]
 
 
-def judged_run(wrong, tmp_path, **fields):
+def run_with_errors(wrong, tmp_path, **fields):
     """A run that is ready to register a model which recognizes `wrong` test utterances wrongly."""
     run = Run(parse_config(tiny_document("judged", **fields)), f"wrong-{wrong}")
     original = finished()[1]
@@ -72,7 +72,7 @@ def judged_run(wrong, tmp_path, **fields):
 
 
 @pytest.fixture
-def decoded_by_quality(monkeypatch):
+def decode_by_quality(monkeypatch):
     """A champion recognizes as wrongly as its bundle says."""
 
     def decode_with(run, bundle, name, decode, own=True, on_damage=None):
@@ -90,21 +90,19 @@ def aliases(name="judged"):
     }
 
 
-def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_one_champion(
-    home, tmp_path, decoded_by_quality, monkeypatch
-):
-    first = REGISTER.execute(judged_run(6, tmp_path))
+def test_challenger_is_promoted_only_if_better_leaving_one_champion(home, tmp_path, decode_by_quality, monkeypatch):
+    first = REGISTER.execute(run_with_errors(6, tmp_path))
     assert first.record["decision"]["reason"] == "there was no champion"
     assert first.record["model_uri"] == "models:/judged/1"
     assert aliases() == {1: ["challenger", "champion"]}
 
-    worse = REGISTER.execute(judged_run(12, tmp_path))
+    worse = REGISTER.execute(run_with_errors(12, tmp_path))
     assert not worse.record["decision"]["promoted"]
     assert "is beaten by version 1" in worse.record["decision"]["reason"]
     assert worse.counts == {"version": 2, "promoted": 0}
     assert aliases() == {1: ["champion"], 2: ["challenger"]}
 
-    better = judged_run(0, tmp_path)
+    better = run_with_errors(0, tmp_path)
 
     def killed(self, name, alias, version):
         if alias == "champion":
@@ -134,7 +132,7 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
         again = REGISTER.execute(better)
     assert (again.record["version"], again.record["decision"]["promoted"]) == ("3", True)
 
-    trouble = judged_run(12, tmp_path)
+    trouble = run_with_errors(12, tmp_path)
     REGISTER.output(trouble).store.delete("done.json")
 
     def down(*_):
@@ -147,8 +145,8 @@ def test_a_challenger_becomes_champion_only_if_it_is_better_and_there_is_always_
     assert aliases()[3] == ["champion"]
 
 
-def test_equal_models_do_not_differ_significantly(home, monkeypatch, decoded_by_quality, tmp_path):
-    run = judged_run(6, tmp_path)
+def test_equal_models_do_not_differ_significantly(home, monkeypatch, decode_by_quality, tmp_path):
+    run = run_with_errors(6, tmp_path)
     monkeypatch.setattr(
         significance, "count_errors", lambda run, champion: {"test": SetErrors([1, 0, 2] * 9, [4, 3, 5] * 9)}
     )
@@ -160,7 +158,7 @@ def test_equal_models_do_not_differ_significantly(home, monkeypatch, decoded_by_
     assert decision.champion_wer == decision.challenger_wer == pytest.approx(27 / 108)
 
 
-def test_the_mlflow_run_has_everything_that_led_to_the_model(finished):
+def test_mlflow_run_has_parameters_metrics_and_artifacts(finished):
     record = finished.result("register").record
     api = client()
     run = api.get_run(record["mlflow_run"])
@@ -202,7 +200,7 @@ def test_the_registered_version_has_signature_example_and_no_pickle(finished):
     assert sorted(version.aliases) == ["challenger", "champion"]
 
 
-def test_a_model_asks_only_for_the_packages_that_it_uses(finished, tmp_path):
+def test_model_requires_only_the_packages_it_uses(finished, tmp_path):
     spec = load_spec(fetch_bundle(finished.result("train").store, tmp_path))
 
     def names(spec):
@@ -217,7 +215,7 @@ def test_a_model_asks_only_for_the_packages_that_it_uses(finished, tmp_path):
     assert names(beam) == {*common, "flashlight-text"}
 
 
-def test_a_version_that_was_deleted_or_is_anothers_is_registered_again(finished):
+def test_deleted_or_foreign_version_is_registered_again(finished):
     record = finished.result("register").record
     assert REGISTER.still_valid(finished, record)
     assert not REGISTER.still_valid(finished, record | {"version": "99"})
@@ -225,7 +223,7 @@ def test_a_version_that_was_deleted_or_is_anothers_is_registered_again(finished)
     assert not REGISTER.still_valid(finished, record | {"key": "another output"})
 
 
-def test_versions_are_found_by_what_made_them(finished):
+def test_versions_are_found_by_their_stage_outputs(finished):
     api, record = client(), finished.result("register").record
     assert find_version(api, record["model"], finished.result("register").key).version == int(record["version"])
     assert find_version(api, record["model"], "another") is None
@@ -234,8 +232,8 @@ def test_versions_are_found_by_what_made_them(finished):
     assert str(champion_version(api, record["model"]).version) == record["version"]
 
 
-def test_a_failure_leaves_the_mlflow_run_marked_and_no_version(home, tmp_path, monkeypatch):
-    run = judged_run(3, tmp_path)
+def test_failed_registration_marks_the_run_and_leaves_no_version(home, tmp_path, monkeypatch):
+    run = run_with_errors(3, tmp_path)
 
     def fail(*_):
         raise OSError("no space left")
@@ -249,7 +247,7 @@ def test_a_failure_leaves_the_mlflow_run_marked_and_no_version(home, tmp_path, m
     assert aliases() == {}
 
 
-def test_a_champion_with_other_features_is_judged_on_audio(finished, tmp_path, monkeypatch):
+def test_champion_with_other_features_is_evaluated_on_audio(finished, tmp_path, monkeypatch):
     """The run's features are stored, and not those that the champion was trained on."""
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
     document = tiny_document(features={"num_mels": 24, "stored": True, "cmvn": "speaker"})

@@ -82,7 +82,7 @@ def killer(api, home, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_promotion_that_is_killed_anywhere_leaves_one_champion_and_is_taken_up(killer):
+def test_promotion_killed_anywhere_leaves_one_champion_and_resumes(killer):
     after = set()
     for deaths, folder in enumerate(killer.deaths("promote", version="4"), 1):  # noqa: B007 - the last one counts
         reigns = champions(folder)
@@ -100,7 +100,7 @@ def test_a_promotion_that_is_killed_anywhere_leaves_one_champion_and_is_taken_up
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_rollback_that_is_killed_anywhere_leaves_one_champion(killer):
+def test_rollback_killed_anywhere_leaves_one_champion(killer):
     after = set()
     for deaths, folder in enumerate(killer.deaths("rollback"), 1):  # noqa: B007 - the last one counts
         reigns = champions(folder)
@@ -115,7 +115,7 @@ def test_a_rollback_that_is_killed_anywhere_leaves_one_champion(killer):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dies", [False, True])
-def test_two_processes_that_promote_at_once_take_turns_and_one_that_dies_holds_up_nobody(killer, dies):
+def test_concurrent_promotions_take_turns_despite_a_killed_process(killer, dies):
     folder = killer.home("two")
     cases = [{"do": "promote", "home": str(folder), "version": version, "seconds": 1.0} for version in "34"]
     cases[0]["dies"] = dies
@@ -134,7 +134,7 @@ def test_two_processes_that_promote_at_once_take_turns_and_one_that_dies_holds_u
 
 
 @pytest.mark.slow
-def test_two_promotions_at_once_are_done_one_after_the_other(api, monkeypatch):
+def test_concurrent_promotions_run_one_after_the_other(api, monkeypatch):
     former_champions(api, 1)
     add(api, count=2)
     inside, most, champions = [0], [0], []

@@ -28,19 +28,19 @@ from tasks.tracking.runs import client
 from tasks.tracking.significance import Decision, PromotionOptions, refusal
 
 
-def test_a_challenger_waits_until_it_has_been_judged_against_the_present_champion(api, monkeypatch):
+def test_challenger_waits_until_compared_with_current_champion(api, monkeypatch):
     assert waiting_challenger(api, "m") is None
     add(api)
     assert waiting_challenger(api, "m").version == 1
     settle(api, RUN, "m", "1")
-    assert waiting_challenger(api, "m") is None  # it reigns
+    assert waiting_challenger(api, "m") is None  # it is the champion
     add(api)
     assert waiting_challenger(api, "m").version == 2
     comparison_gives(monkeypatch, False)
     assert not settle(api, RUN, "m", "2").promoted
     assert waiting_challenger(api, "m") is None  # compared, and not better
     api.set_model_version_tag("m", "2", COMPARED_TAG, "another champion " + TESTS)
-    assert waiting_challenger(api, "m").version == 2  # the champion is another one by now
+    assert waiting_challenger(api, "m").version == 2  # the champion has changed by now
 
 
 def test_the_decision_and_its_numbers_are_tags_and_an_artifact(api, monkeypatch):
@@ -62,7 +62,7 @@ def test_the_decision_and_its_numbers_are_tags_and_an_artifact(api, monkeypatch)
     assert run.data.tags["promotion.p_value"] == "0.01"
 
 
-def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatch):
+def test_comparison_is_repeated_if_the_champion_changes(api, monkeypatch):
     former_champions(api, 1)
     add(api, count=2)
     seen = []
@@ -90,7 +90,7 @@ def test_a_champion_that_changes_meanwhile_is_compared_with_anew(api, monkeypatc
     assert champion(api) in ("1", "2")
 
 
-def test_the_first_judgement_freezes_the_test_sets_whoever_wins(api, monkeypatch):
+def test_first_comparison_freezes_the_test_sets(api, monkeypatch):
     add(api, count=2)
     make_champion(api, "m", "1", None)  # by a forced promotion: there was no comparison
     assert frozen_tests(api, "m") == ""
@@ -102,7 +102,7 @@ def test_the_first_judgement_freezes_the_test_sets_whoever_wins(api, monkeypatch
     assert frozen_tests(api, "m") == TESTS
 
 
-def test_others_hear_of_moves_and_of_nothing_else(api, monkeypatch):
+def test_events_are_sent_for_promotions_and_rollbacks_only(api, monkeypatch):
     told = []
     for module in ("promotion", "registry"):
         monkeypatch.setattr(f"tasks.tracking.{module}.emit", lambda *given: told.append(given))
@@ -121,7 +121,7 @@ def test_others_hear_of_moves_and_of_nothing_else(api, monkeypatch):
     assert api.get_model_version("m", "1").tags[DECISION_TAG] == move.reason
 
 
-def test_a_decision_names_the_flow_run_that_made_it(api):
+def test_decision_names_its_flow_run(api):
     add(api)
     settle(api, SimpleNamespace(run_id="a-run", flow_run_url="http://ui/1", config=RUN.config), "m", "1")
     assert api.get_model_version("m", "1").tags["promotion.flow_run"] == "http://ui/1"
@@ -131,7 +131,7 @@ def test_a_decision_names_the_flow_run_that_made_it(api):
     assert (note["flow_run"], note["champion"]) == ("http://ui/1", "")
 
 
-def test_rollbacks_go_back_one_by_one_and_forth_by_number(api):
+def test_rollbacks_step_back_or_go_to_a_given_version(api):
     former_champions(api, 3)
     assert version_of(api, "m", PREVIOUS).version == 2
     move = rollback("m", reason="numbers are misheard")
@@ -150,14 +150,14 @@ def test_rollbacks_go_back_one_by_one_and_forth_by_number(api):
     assert list(told) == ["3", "2", "1"]
 
 
-def test_what_a_killed_move_did_not_tell_is_made_good(api):
+def test_missing_alias_of_a_killed_promotion_is_restored(api):
     former_champions(api, 2)
     api.delete_registered_model_alias("m", PREVIOUS)
     assert settle(api, RUN, "m", "2").reason == "it is already the champion"
     assert version_of(api, "m", PREVIOUS).version == 1
 
 
-def test_what_was_rolled_back_reigns_again_only_by_its_number(api):
+def test_rolled_back_version_is_promoted_only_by_number(api):
     former_champions(api, 2)
     rollback("m")
     assert waiting_challenger(api, "m") is None
@@ -168,7 +168,7 @@ def test_what_was_rolled_back_reigns_again_only_by_its_number(api):
     assert champion(api) == "2"
 
 
-def test_what_was_rolled_back_is_not_judged_by_itself_against_another_champion(api):
+def test_rolled_back_version_is_not_compared_automatically(api):
     """Version 3 was compared with version 2, but not with version 1."""
     former_champions(api, 3)
     rollback("m", to="1")
@@ -178,10 +178,10 @@ def test_what_was_rolled_back_is_not_judged_by_itself_against_another_champion(a
     assert ROLLED_BACK_TAG not in api.get_model_version("m", "3").tags
     settle(api, RUN, "m", add(api)[0])
     api.set_registered_model_alias("m", "challenger", "3")
-    assert waiting_challenger(api, "m").version == 3  # it is as any other again
+    assert waiting_challenger(api, "m").version == 3  # it is an ordinary version again
 
 
-def test_who_reigns_is_not_made_its_own_predecessor(api):
+def test_champion_does_not_become_its_own_predecessor(api):
     former_champions(api, 2)
     since = api.get_model_version("m", "2").tags[SINCE_TAG]
     api.set_model_version_tag("m", "2", SINCE_TAG, "long ago")
@@ -191,7 +191,7 @@ def test_who_reigns_is_not_made_its_own_predecessor(api):
     assert rollback("m").champion == "1"
 
 
-def test_a_rollback_to_nowhere_says_what_to_do(api):
+def test_impossible_rollback_names_the_remedy(api):
     former_champions(api, 2)
     add(api)
     cases = [("9", "has no version 9"), ("2", "is already the champion"), ("3", "has never been champion")]
@@ -203,7 +203,7 @@ def test_a_rollback_to_nowhere_says_what_to_do(api):
         rollback("nobody")
 
 
-def test_other_test_sets_than_the_frozen_ones_are_refused_unless_they_are_to_count(api, monkeypatch):
+def test_changed_test_sets_are_refused_unless_accepted(api, monkeypatch):
     former_champions(api, 1)
     assert frozen_tests(api, "m") == TESTS
     other = json.dumps({"test": "bbbb", "more": "cccc"})
@@ -219,7 +219,7 @@ def test_other_test_sets_than_the_frozen_ones_are_refused_unless_they_are_to_cou
     assert refusal(other, other) == refusal(other, "") == ""
 
 
-def test_force_needs_a_reason_and_crowns_what_cannot_be_judged(api, monkeypatch):
+def test_force_needs_a_reason_and_promotes_without_comparison(api, monkeypatch):
     former_champions(api, 1)
     add(api)
     with pytest.raises(RegistryError, match="--reason TEXT"):
@@ -238,7 +238,7 @@ def test_force_needs_a_reason_and_crowns_what_cannot_be_judged(api, monkeypatch)
     assert rollback("m").champion == "2"
 
 
-def test_who_is_asked_for_and_is_not_there(api):
+def test_missing_challenger_or_version_is_an_error(api):
     with pytest.raises(RegistryError, match="nobody has no challenger"):
         promote_version("nobody")
     add(api)
@@ -246,7 +246,7 @@ def test_who_is_asked_for_and_is_not_there(api):
         promote_version("m", "7")
 
 
-def test_a_run_comes_back_from_its_version_with_what_it_had_published(finished):
+def test_run_is_restored_from_its_version_with_its_outputs(finished):
     record = finished.result("register").record
     found = load_run(client().get_model_version(record["model"], record["version"]))
     assert found.run_id == finished.run_id
@@ -259,7 +259,7 @@ def test_a_run_comes_back_from_its_version_with_what_it_had_published(finished):
     assert (again["promoted"], again["reason"]) == (True, "it is already the champion")
 
 
-def test_outputs_that_are_gone_are_named(finished, monkeypatch):
+def test_missing_outputs_are_named(finished, monkeypatch):
     record = finished.result("register").record
     version = client().get_model_version(record["model"], record["version"])
     monkeypatch.setattr(promotion, "_store_of", lambda *_: None)

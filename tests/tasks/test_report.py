@@ -41,7 +41,7 @@ def page(run):
     return run.result("report").store.read("report.html").decode()
 
 
-def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(finished):
+def test_page_is_well_formed_and_self_contained(finished):
     checker = Checker()
     checker.feed(page(finished))
     assert checker.open == []
@@ -50,7 +50,7 @@ def test_the_page_is_well_formed_and_needs_nothing_from_elsewhere(finished):
     assert page(finished).count("<script") == page(finished).count("<script>") == 1  # none is loaded
 
 
-def test_the_page_says_how_good_on_what_and_from_where(finished):
+def test_page_shows_error_rates_data_and_provenance(finished):
     text = html.unescape(re.sub(r"<[^>]*>", " ", page(finished)))
     scores = finished.result("score").record["sets"]["test"]
     register = finished.result("register").record
@@ -61,7 +61,7 @@ def test_the_page_says_how_good_on_what_and_from_where(finished):
     assert '"epochs": 2' in text
 
 
-def test_the_page_shows_every_error_and_the_audio_of_the_worst_utterances(finished):
+def test_page_shows_every_error_and_audio_of_worst_utterances(finished):
     text = html.unescape(re.sub(r"<[^>]*>", " ", page(finished)))
     rows = read_table(finished.result("decode").output, "test.parquet")
     details = set_details(finished, "test", 1_000_000)
@@ -82,7 +82,7 @@ def test_the_page_shows_every_error_and_the_audio_of_the_worst_utterances(finish
     assert float(speed_text(finished.result("decode").record, "test")) > 0
 
 
-def test_audio_keeps_to_its_limit_and_can_be_left_out(finished):
+def test_audio_is_limited_in_size_and_optional(finished):
     ids = [row["id"] for row in read_table(finished.result("decode").output, "test.parquet")]
     every = audio_of(finished, "test", ids, 10_000_000)
     assert list(every) == ids
@@ -100,7 +100,7 @@ def test_a_large_set_shows_the_alignments_with_the_most_errors(finished, monkeyp
     assert part.left_out == len(whole.alignments) - 3
 
 
-def test_the_comparison_with_the_champion_shows_what_changed(finished):
+def test_comparison_with_the_champion_shows_changed_utterances(finished):
     change = {"set": "test", "id": "<u1>", "ref": "a b", "champion": "a", "challenger": "a b"}
     change |= {"champion_errors": 1, "challenger_errors": 0}
     rates = {"test": {"words": 2, "champion_wer": 0.5, "challenger_wer": 0.0}}
@@ -118,7 +118,7 @@ def test_the_comparison_with_the_champion_shows_what_changed(finished):
     assert "Comparison with the champion" not in page(finished)  # there was none
 
 
-def test_records_of_older_versions_have_no_speed_and_no_changes():
+def test_reports_of_older_records_have_no_speed_and_no_changes():
     assert speed_text({"sets": ["test"]}, "test") == "–"
     assert speed_text({"speed": {"test": {"seconds": 1.0, "audio": 0.0}}}, "test") == "–"
     assert report_details.changes_of({"promoted": True}) == []
@@ -133,7 +133,7 @@ def test_outliers_do_not_compress_a_histogram():
     assert histogram("silence", "s", [0.0]).end == 1.0
 
 
-def test_a_copy_lies_in_the_data_folder_and_beside_the_model(finished):
+def test_report_is_copied_to_data_folder_and_model(finished):
     path = Path(finished.result("report").record["report"])
     assert path.read_text() == page(finished)
     assert path.is_relative_to(os.environ["STARLING_HOME"])
@@ -141,7 +141,7 @@ def test_a_copy_lies_in_the_data_folder_and_beside_the_model(finished):
     assert "report.html" in names
 
 
-def test_what_comes_from_data_is_escaped(fragment):
+def test_text_from_data_is_escaped(fragment):
     entry = {
         "kinds": {"<script>": 1},
         "examples": {"<script>": [{"was": "<b>&", "became": ""}]},
@@ -154,7 +154,7 @@ def test_what_comes_from_data_is_escaped(fragment):
     assert not re.search("<(script|img|b)>", found)
 
 
-def test_numbers_are_readable():
+def test_numbers_are_formatted_readably():
     assert percent(0.0567) == "5.67 %"
     assert percent(None) == "–"
     assert counts_text({"read": 12345, "written": 0}) == "12,345 read, 0 written"
@@ -162,6 +162,6 @@ def test_numbers_are_readable():
     assert counts_text({"promoted": 1, "version": 2}) == "1 promoted, version 2"
 
 
-def test_the_same_results_have_the_same_report(finished):
+def test_same_results_give_the_same_report(finished):
     again = Run(finished.config, "another-run", results=dict(finished.results))
     assert REPORT.execute(again).cached

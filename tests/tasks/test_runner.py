@@ -21,19 +21,19 @@ PIECES = [{"name": str(number), "store": "memory://none", "shards": [], "sample_
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_pieces_come_back_in_order(kind):
+def test_results_are_in_order_of_pieces(kind):
     runner = RunnerConfig(kind=kind, workers=2)
     assert list(map_pieces(runner, "tasks.stages.shard:shard_piece", iter(PIECES), "probe")) == [0] * 7
 
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def test_a_failing_piece_fails_the_whole(kind):
+def test_failing_piece_fails_the_map(kind):
     pieces = [*PIECES, {"name": "bad"}, *PIECES]
     with pytest.raises(KeyError, match="store"):
         list(map_pieces(RunnerConfig(kind=kind, workers=2), "tasks.stages.shard:shard_piece", pieces, "probe"))
 
 
-def test_pieces_are_taken_few_at_a_time():
+def test_pieces_are_taken_lazily():
     taken = []
 
     def source():
@@ -47,7 +47,7 @@ def test_pieces_are_taken_few_at_a_time():
     results.close()
 
 
-def test_work_is_this_packages_only():
+def test_functions_outside_the_package_are_refused():
     with pytest.raises(ValueError, match="not a function of this package"):
         find_work("os:system")
 
@@ -61,7 +61,7 @@ def test_every_shard_is_in_one_piece(count, workers):
     assert max(map(len, pieces)) <= 8
 
 
-def test_an_address_is_for_clusters():
+def test_address_is_refused_without_a_cluster():
     with pytest.raises(ValidationError, match="address"):
         RunnerConfig(address="tcp://127.0.0.1:1")
 
@@ -72,13 +72,13 @@ def test_clusters_need_a_flow_run(kind):
         list(map_pieces(RunnerConfig(kind=kind), "tasks.stages.shard:shard_piece", PIECES, "probe"))
 
 
-def test_other_processes_cannot_see_this_ones_memory(home):
+def test_memory_store_is_refused_for_other_processes(home):
     run = Run(parse_config(tiny_document(storage={"url": "memory://here"}, runner={"kind": "processes"})), "r")
     with pytest.raises(StageError, match="memory://here"):
         _ = run.runner
 
 
-def test_storage_workers_count_where_the_runner_says_nothing(home):
+def test_storage_workers_are_the_runners_default(home):
     assert Run(parse_config(tiny_document(storage={"workers": 3})), "r").runner.count == 3
     assert Run(parse_config(tiny_document(storage={"workers": 3}, runner={"workers": 5})), "r").runner.count == 5
 
@@ -94,7 +94,7 @@ def outputs(run):
 
 
 @pytest.mark.slow
-def test_processes_make_what_threads_make(finished, tmp_path):
+def test_processes_give_the_same_outputs_as_threads(finished, tmp_path):
     """The data goes into two empty stores; the model is the finished run's."""
     made = []
     for kind in ("threads", "processes"):
@@ -135,7 +135,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # two runs, each with its own Prefect server
 @pytest.mark.parametrize("kind", ["dask", "ray"])
-def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, kind):
+def test_cluster_gives_the_same_outputs_as_threads(finished, tmp_path, kind):
     pytest.importorskip(f"prefect_{kind}")
     config = write_config(tmp_path / "tiny.yaml", tiny_document(storage={"shard_seconds": 6}))
     (tmp_path / "flow.py").write_text(FLOW)
@@ -169,7 +169,7 @@ def test_a_cluster_of_two_workers_makes_what_threads_make(finished, tmp_path, ki
     assert records[0] == records[1]
 
 
-def test_workers_stay_between_calls_and_end_with_the_block():
+def test_workers_are_reused_between_calls_and_end_with_the_block():
     with Workers(RunnerConfig(workers=2)) as workers:
         first = list(workers.map("tasks.stages.shard:shard_piece", PIECES, "probe"))
         opened = workers._open

@@ -11,7 +11,7 @@ def row(name, ref, hyp, speaker="s", domain=""):
     return {"id": name, "ref": ref, "hyp": hyp, "speaker": speaker, "domain": domain}
 
 
-def test_the_figures_are_corpus_counts_not_means_of_utterances():
+def test_error_rate_is_over_the_corpus_not_mean_of_utterances():
     rows = [
         row("a", "one two three four five six seven eight", "one two three four five six seven eight"),
         row("b", "no", "yes indeed"),
@@ -22,17 +22,17 @@ def test_the_figures_are_corpus_counts_not_means_of_utterances():
     assert found["wer_low"] <= found["wer"] <= found["wer_high"]
 
 
-def test_the_interval_repeats_with_the_seed():
+def test_interval_is_deterministic_for_a_seed():
     rows = [row(f"u{n}", "a b c", "a b c" if n % 3 else "a x") for n in range(30)]
     assert summarize(score_rows(rows), 100, 1) == summarize(score_rows(rows), 100, 1)
 
 
-def test_a_set_without_words_has_no_rate():
+def test_set_without_words_has_no_error_rate():
     found = summarize(score_rows([row("a", "", "noise")]), 100, 0)
     assert (found["wer"], found["wer_low"], found["wer_high"], found["ins"]) == (None, None, None, 1)
 
 
-def test_several_speakers_have_an_interval_of_their_own():
+def test_several_speakers_have_an_interval_over_speakers():
     alone = summarize(score_rows([row(f"u{n}", "a b c", "a x c") for n in range(9)]), 200, 0)
     assert (alone["speakers"], alone["wer_speaker_low"], alone["wer_speaker_high"]) == (1, None, None)
     rows = [row(f"u{n}", "a b c", "x y z" if n < 20 else "a b c", speaker=f"s{n // 10}") for n in range(40)]
@@ -43,7 +43,7 @@ def test_several_speakers_have_an_interval_of_their_own():
     assert metrics["test.wer_speaker_low"] == found["wer_speaker_low"]
 
 
-def test_the_stage_agrees_with_scoring_its_decoded_table(finished):
+def test_stage_agrees_with_scoring_its_decoded_table(finished):
     result = finished.result("score")
     rows = read_table(finished.result("decode").store, "test.parquet")
     report = score_sets([(r["id"], r["ref"], r["hyp"], r["speaker"], r["domain"]) for r in rows])
@@ -62,14 +62,14 @@ def test_the_alignment_report_names_every_utterance(finished):
     assert all(r["id"] in text for r in read_table(finished.result("decode").store, "test.parquet"))
 
 
-def test_errors_are_told_by_corpus_where_there_are_several():
+def test_errors_are_listed_by_corpus_if_there_are_several():
     rows = [row("a", "x y", "x z") | {"corpus": "one"}, row("b", "x", "x") | {"corpus": "two"}]
     rows.append(row("c", "y y", "y") | {"corpus": "one"})
     found = by_corpus(score_rows(rows), rows)
     assert {name: (counts.errors, counts.ref_words) for name, counts in found.items()} == {"one": (2, 4), "two": (0, 1)}
 
 
-def test_rates_of_corpora_and_domains_are_metrics_whose_names_mlflow_takes():
+def test_rates_by_corpus_and_domain_have_valid_metric_names():
     rates = {"wer": 0.1, "wer_low": 0.05, "wer_high": 0.2, "cer": None, "words": 9}
     domains = {"": {"wer": 0.3}, "phone/8 kHz é": {"wer": 0.4}, "silent": {"wer": None}}
     record = {"sets": {"test": rates}, "groups": {"test": {"domains": domains, "corpora": {"one": {"wer": 0.5}}}}}

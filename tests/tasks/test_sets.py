@@ -38,7 +38,7 @@ EVERY = np.ones(240, dtype=bool)
 
 
 @pytest.mark.parametrize("stratify", [(), ("domain",), ("duration",), ("domain", "duration")])
-def test_sets_keep_speakers_apart_whatever_they_are_stratified_by(tmp_path, stratify):
+def test_sets_are_speaker_disjoint_for_any_stratification(tmp_path, stratify):
     found = members(table(tmp_path), EVERY, data(stratify=stratify, valid_share=0.2, test_share=0.2))
     speakers = {name: {n % 24 for n in rows} for name, rows in found.items()}
     assert sum(map(len, speakers.values())) == 24
@@ -57,14 +57,14 @@ def test_strata_are_in_every_set(tmp_path):
         assert domains.min() >= 40
 
 
-def test_rows_that_are_not_used_have_no_set_and_change_nothing_for_their_neighbours(tmp_path):
+def test_unused_rows_have_no_set_and_do_not_affect_others(tmp_path):
     path, used = table(tmp_path), EVERY.copy()
     used[::7] = False
     found = members(path, used, data())
     assert sorted(row for rows in found.values() for row in rows) == np.flatnonzero(used).tolist()
 
 
-def test_folds_keep_speakers_apart_and_leave_named_sets_alone(tmp_path):
+def test_folds_are_speaker_disjoint_and_keep_named_sets(tmp_path):
     path = table(tmp_path, sets=("", "train", "eval"))
     found = members(path, EVERY, data(folds=4))
     assert set(found) == {"fold-1", "fold-2", "fold-3", "fold-4", "valid", "eval"}
@@ -74,7 +74,7 @@ def test_folds_keep_speakers_apart_and_leave_named_sets_alone(tmp_path):
     assert members(path, EVERY, data(folds=4, fold=2)) == found
 
 
-def test_an_unknown_column_and_impossible_folds_are_named(tmp_path):
+def test_unknown_column_and_impossible_folds_are_named(tmp_path):
     with pytest.raises(SplitError, match="no 'accent', but id, set"):
         assign_sets(table(tmp_path), EVERY, data(stratify=("accent",)), 1)
     with pytest.raises(ConfigError, match="needs split_by: utterance"):
@@ -84,7 +84,7 @@ def test_an_unknown_column_and_impossible_folds_are_named(tmp_path):
             data(**wrong)
 
 
-def test_too_few_speakers_for_folds_and_validation_are_told_what_to_do(tmp_path):
+def test_too_few_speakers_for_folds_are_refused_with_a_remedy(tmp_path):
     path = table(tmp_path, speakers=4)
     with pytest.raises(
         SplitError, match="4 speakers are too few for 4 folds and a validation set: give a source `set:"

@@ -42,7 +42,7 @@ def damage(store):
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_features_go_on_without_it_and_take_it_back_when_it_is_mended(home, tmp_path, stored):
+def test_features_skip_a_damaged_shard_until_it_is_repaired(home, tmp_path, stored):
     whole = FEATURES.execute(sharded(tmp_path, stored=stored))
     run = sharded(tmp_path, stored=stored)
     run.force_from = "features"
@@ -70,7 +70,7 @@ def test_features_go_on_without_it_and_take_it_back_when_it_is_mended(home, tmp_
     assert FEATURES.execute(run).cached
 
 
-def test_features_go_on_without_a_shard_whose_audio_cannot_be_decoded(home, tmp_path):
+def test_features_skip_a_shard_with_undecodable_audio(home, tmp_path):
     run = sharded(tmp_path)
     store = run.result("shard").store.child("train")
     index = ShardIndex.read(store)
@@ -85,7 +85,7 @@ def test_features_go_on_without_a_shard_whose_audio_cannot_be_decoded(home, tmp_
     assert "cannot be decoded" in entry["reason"]
 
 
-def test_too_much_damage_stops_features_and_says_why(home, tmp_path):
+def test_too_much_damage_stops_features_with_the_reason(home, tmp_path):
     run = sharded(tmp_path, limit=0.0)
     record, _ = damage(run.result("shard").store.child("train"))
     with pytest.raises(TooManyShardsError, match=rf"{record.name}: its SHA-256"):
@@ -112,7 +112,7 @@ def decodable(home):
     return make
 
 
-def test_decoding_goes_on_without_it(decodable, fragment, monkeypatch):
+def test_decoding_skips_a_damaged_shard(decodable, fragment, monkeypatch):
     run = decodable(0.5)
     store = run.result("shard").store.child("test")
     index = ShardIndex.read(store)

@@ -50,7 +50,7 @@ def plan(rows, seconds, seed):
     return [[rows[i] for i in order[first:last]] for first, last in pairwise(starts.tolist())]
 
 
-def test_a_plan_holds_every_utterance_once_in_shards_of_about_the_size():
+def test_plan_has_every_utterance_once_in_shards_of_target_size():
     shards = plan(ROWS, 10.0, seed=1)
     assert sorted(row["id"] for part in shards for row in part) == sorted(row["id"] for row in ROWS)
     seconds = [sum(row["duration"] for row in part) for part in shards]
@@ -60,7 +60,7 @@ def test_a_plan_holds_every_utterance_once_in_shards_of_about_the_size():
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 4, 1000])
-def test_a_large_set_is_sorted_in_parts(home, tmp_path, monkeypatch, rows_at_once):
+def test_large_set_is_sorted_in_parts(home, tmp_path, monkeypatch, rows_at_once):
     monkeypatch.setattr(shard, "_PARTITION_ROWS", rows_at_once)
     run = Run(parse_config(document(small_corpus(tmp_path / "corpus", speakers=6, each=4))), "r")
     store = PREPARE.execute(run).store
@@ -80,7 +80,7 @@ def flac_rows(tmp_path, **changes):
     return path, row | changes
 
 
-def test_flac_that_needs_no_change_is_copied_through(tmp_path):
+def test_flac_that_needs_no_change_is_copied(tmp_path):
     path, row = flac_rows(tmp_path)
     sample = make_sample(row, 8000)
     assert sample.members["flac"] == path.read_bytes()
@@ -104,7 +104,7 @@ def test_flac_that_needs_a_change_is_encoded_again(tmp_path, changes, rate, samp
 
 
 @pytest.mark.parametrize("left", [0.3, 0.99])
-def test_flac_that_was_cut_since_is_not_copied(tmp_path, left):
+def test_flac_truncated_since_prepare_is_not_copied(tmp_path, left):
     path, row = flac_rows(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * left)])
@@ -112,7 +112,7 @@ def test_flac_that_was_cut_since_is_not_copied(tmp_path, left):
         make_sample(row, 8000)
 
 
-def test_flac_with_much_beside_its_audio_is_encoded_again(tmp_path):
+def test_flac_with_large_metadata_is_encoded_again(tmp_path):
     path, row = flac_rows(tmp_path)
     content = path.read_bytes()
     padding = bytes([0x01]) + (100_000).to_bytes(3, "big") + bytes(100_000)
@@ -121,7 +121,7 @@ def test_flac_with_much_beside_its_audio_is_encoded_again(tmp_path):
     assert len(make_sample(row, 8000).members["flac"]) < 50_000
 
 
-def test_shards_hold_the_audio_at_the_configured_rate_and_the_index_everything_else(home, tmp_path):
+def test_shards_have_resampled_audio_and_index_has_the_metadata(home, tmp_path):
     result, run = sharded(small_corpus(tmp_path / "corpus", rate=16000))
     sets = result.record["sets"]
     assert result.counts["read"] == result.counts["written"] == 12
@@ -143,7 +143,7 @@ def test_shards_hold_the_audio_at_the_configured_rate_and_the_index_everything_e
 
 
 @pytest.mark.parametrize("url", ["memory://shards", "file"])
-def test_any_store_gets_the_same_shards(home, tmp_path, url):
+def test_shards_are_the_same_in_any_object_store(home, tmp_path, url):
     path = small_corpus(tmp_path / "corpus")
     first = sharded(path, "")[0]
     other = sharded(path, f"file://{tmp_path}/objects" if url == "file" else url)[0]
@@ -151,7 +151,7 @@ def test_any_store_gets_the_same_shards(home, tmp_path, url):
     assert other.record == first.record
 
 
-def test_a_rerun_is_cached_and_the_number_of_workers_changes_nothing(home, tmp_path):
+def test_rerun_is_cached_for_any_number_of_workers(home, tmp_path):
     path = small_corpus(tmp_path / "corpus")
     first, run = sharded(path)
     assert SHARD.execute(run).cached
@@ -207,7 +207,7 @@ shard.SHARD.execute(run)
 """
 
 
-def test_kill_9_in_the_middle_leaves_nothing_half_published_and_a_rerun_finishes(home, tmp_path):
+def test_killed_stage_publishes_nothing_partial_and_a_rerun_finishes(home, tmp_path):
     path = small_corpus(tmp_path / "corpus", speakers=6, each=4)
     config = document(path, tmp_path / "objects")
     child = subprocess.Popen(
@@ -238,7 +238,7 @@ def test_kill_9_in_the_middle_leaves_nothing_half_published_and_a_rerun_finishes
     assert not [p for p in (tmp_path / "objects").rglob("*") if ".tmp" in p.name]
 
 
-def test_audio_that_has_gone_since_is_quarantined_with_counts_that_add_up(home, tmp_path):
+def test_audio_deleted_since_prepare_is_quarantined_and_counted(home, tmp_path):
     path = small_corpus(tmp_path / "corpus")
     run = Run(parse_config(document(path)), "r")
     PREPARE.execute(run)
@@ -249,7 +249,7 @@ def test_audio_that_has_gone_since_is_quarantined_with_counts_that_add_up(home, 
     assert sum(entry["utterances"] for entry in result.record["sets"].values()) == 11
 
 
-def test_a_corpus_that_has_gone_since_stops_the_stage(home, tmp_path):
+def test_corpus_deleted_since_prepare_stops_the_stage(home, tmp_path):
     path = small_corpus(tmp_path / "corpus")
     run = Run(parse_config(document(path)), "r")
     PREPARE.execute(run)
@@ -270,7 +270,7 @@ def test_data_without_a_training_set_are_sharded_but_not_trained_on(home, tmp_pa
         FEATURES.execute(run)
 
 
-def test_a_note_of_a_failed_attempt_does_not_count_once_the_audio_is_back(tmp_path):
+def test_note_of_lost_audio_is_ignored_once_the_audio_is_back(tmp_path):
     store = ObjectStore(str(tmp_path / "objects"))
     audio = write_tone(tmp_path / "a.wav")
     row = {"id": "a", "audio": str(audio), "start": 0.0, "end": None, "channel": None, "duration": 0.5}
@@ -281,14 +281,14 @@ def test_a_note_of_a_failed_attempt_does_not_count_once_the_audio_is_back(tmp_pa
     assert load_part(store, shard_name(0)).record.count == 0
     assert [entry["id"] for entry in store.read_json(note)] == ["a"]
     (tmp_path / "b.wav").rename(audio)
-    store.delete(f"parts/{shard_name(0)}.json")  # as a kill right before the part would leave it
+    store.delete(f"parts/{shard_name(0)}.json")  # the state that a kill right before the part would leave
     for _ in range(2):
         write_one(store, 0, [row], 8000)
         assert load_part(store, shard_name(0)).record.count == 1
         assert not store.exists(note)
 
 
-def test_a_note_of_lost_audio_that_is_lost_itself_is_written_again(tmp_path):
+def test_missing_note_of_lost_audio_is_written_again(tmp_path):
     """Otherwise the stage that runs again would count less than it read."""
     store = ObjectStore(str(tmp_path / "objects"))
     fields = {"start": 0.0, "end": None, "channel": None, "duration": 0.5, "sample_rate": 8000}

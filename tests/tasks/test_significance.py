@@ -43,7 +43,7 @@ def errors(monkeypatch, tmp_path):
     return found
 
 
-def test_the_rates_of_both_are_told_over_all_sets_and_for_each(errors):
+def test_both_error_rates_are_reported_overall_and_by_set(errors):
     errors["own"] = {"a": SetErrors([1] * 30, [10] * 30), "b": SetErrors([2] * 10, [5] * 10)}
     errors["theirs"] = {"a": SetErrors([4] * 30, [10] * 30), "b": SetErrors([3] * 10, [5] * 10)}
     found = decide(a_run(), CHAMPION)
@@ -60,7 +60,7 @@ def test_the_rates_of_both_are_told_over_all_sets_and_for_each(errors):
     assert "is beaten by version 7's 14.29%" in decide(a_run(), CHAMPION).reason
 
 
-def test_how_sure_a_judgement_must_be_is_the_configurations(errors):
+def test_significance_level_comes_from_the_configuration(errors):
     """The challenger is better on eight utterances of twelve and worse on none: p is about 0.003."""
     errors["own"] = {"a": SetErrors([1] * 4 + [0] * 8, [5] * 12)}
     errors["theirs"] = {"a": SetErrors([1] * 12, [5] * 12)}
@@ -69,7 +69,7 @@ def test_how_sure_a_judgement_must_be_is_the_configurations(errors):
     assert [one.promoted for one in found] == [False, True]
 
 
-def test_the_utterances_that_changed_most_are_kept_with_both_hypotheses(errors):
+def test_most_changed_utterances_are_kept_with_both_hypotheses(errors):
     def scored(*pairs):
         report = score_sets([(f"u{n}", ref, hyp, "", "") for n, (ref, hyp) in enumerate(pairs)])
         return {"a": SetErrors(report.errors().tolist(), report.words().tolist(), tuple(report.utterances))}
@@ -85,7 +85,7 @@ def test_the_utterances_that_changed_most_are_kept_with_both_hypotheses(errors):
     }
 
 
-def test_a_set_without_words_is_no_trouble(errors):
+def test_set_without_words_is_accepted(errors):
     errors["own"] = errors["theirs"] = {"a": SetErrors([0, 0], [0, 0]), "b": SetErrors([1, 0, 2], [4, 5, 1])}
     found = decide(a_run(), CHAMPION)
     assert (found.promoted, found.champion_wer) == (False, 0.3)
@@ -122,17 +122,17 @@ def models(monkeypatch, tmp_path):
     return site
 
 
-def test_both_are_compared_utterance_by_utterance_whatever_their_order(models):
+def test_models_are_compared_by_utterance_in_any_order(models):
     run = a_run(decode=stage())
     assert {name: one[:2] for name, one in count_errors(run, None).items()} == {"test": ([0, 1, 2], [2, 1, 3])}
     theirs = count_errors(run, "champion")["test"]
     assert theirs[:2] == ([0, 1, 0], [2, 1, 3])
     assert [one.id for one in theirs.utterances] == sorted(one["id"] for one in models.own)
-    assert models.asked == [("champion", "test", "of champion", False)]  # as the champion decodes
+    assert models.asked == [("champion", "test", "of champion", False)]  # with the champion's decoder
 
 
 @pytest.mark.parametrize("damaged", ["features", "decode"])
-def test_what_this_runs_model_could_not_read_counts_for_neither(models, damaged):
+def test_unreadable_utterances_count_for_neither_model(models, damaged):
     del models.own[1]
     results = {name: stage() for name in ("features", "decode")}
     results[damaged] = stage(quarantined_shards=[{"shard": "shard-000001.tar"}])
@@ -140,7 +140,7 @@ def test_what_this_runs_model_could_not_read_counts_for_neither(models, damaged)
 
 
 @pytest.fixture
-def ruled(monkeypatch):
+def decision_setup(monkeypatch):
     """Decides without a registry: frozen test sets, those of the run, and the comparison's result are given."""
     site = SimpleNamespace(frozen='{"test": "a"}', own='{"test": "a"}', won=False, compared=0)
 
@@ -158,9 +158,9 @@ def version(number="8", **tags):
     return SimpleNamespace(name="m", version=number, tags=tags)
 
 
-def test_whoever_reigns_is_not_compared_with_itself(ruled):
+def test_champion_is_not_compared_with_itself(decision_setup):
     found = promotion_decision(None, a_run(), version("7"), CHAMPION, PromotionOptions())
-    assert (found.promoted, found.reason, found.champion, ruled.compared) == (
+    assert (found.promoted, found.reason, found.champion, decision_setup.compared) == (
         True,
         "it is already the champion",
         "7",
@@ -168,33 +168,33 @@ def test_whoever_reigns_is_not_compared_with_itself(ruled):
     )
 
 
-def test_frozen_test_sets_bind_only_while_there_is_a_champion(ruled):
-    ruled.own = json.dumps({"test": "b"})
+def test_frozen_test_sets_apply_only_while_there_is_a_champion(decision_setup):
+    decision_setup.own = json.dumps({"test": "b"})
     assert "(test differ)" in promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions()).reason
-    assert ruled.compared == 0
+    assert decision_setup.compared == 0
     assert promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(new_tests=True)).reason == "compared"
     assert promotion_decision(None, a_run(), version(), None, PromotionOptions()).reason == "compared"
 
 
 @pytest.mark.parametrize("won", [False, True])
-def test_force_is_noted_only_where_it_was_needed(ruled, won):
-    ruled.won = won
+def test_force_is_recorded_only_if_it_was_needed(decision_setup, won):
+    decision_setup.won = won
     found = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
     assert (found.promoted, found.forced, found.p_value) == (True, not won, 0.5)
     assert found.reason == ("compared" if won else "forced: why (compared)")
 
 
-def test_force_crowns_what_was_scored_on_other_sets_without_a_comparison(ruled):
-    ruled.own = json.dumps({"test": "a", "more": "b"})
+def test_force_promotes_without_comparison_on_other_test_sets(decision_setup):
+    decision_setup.own = json.dumps({"test": "a", "more": "b"})
     found = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
-    assert (found.promoted, found.forced, found.champion, ruled.compared) == (True, True, "7", 0)
+    assert (found.promoted, found.forced, found.champion, decision_setup.compared) == (True, True, "7", 0)
     assert found.reason.startswith("forced: why (not compared: the test sets are not the frozen ones (more differ)")
     assert found.numbers() == {"promotion.champion": "7", "promotion.forced": "true"}
 
 
-def test_what_was_rolled_back_is_judged_when_it_is_named(ruled):
+def test_rolled_back_version_is_compared_only_if_named(decision_setup):
     taken_down = version(**{ROLLED_BACK_TAG: "it misheard numbers"})
     found = promotion_decision(None, a_run(), taken_down, CHAMPION, PromotionOptions(force=True, reason="why"))
-    assert (found.promoted, ruled.compared) == (False, 0)
+    assert (found.promoted, decision_setup.compared) == (False, 0)
     assert "it was rolled back (it misheard numbers)" in found.reason
     assert promotion_decision(None, a_run(), taken_down, CHAMPION, PromotionOptions(named=True)).reason == "compared"

@@ -29,7 +29,7 @@ REFUSE = SlotsConfig(collision="refuse")
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch):
+def poll_fast(monkeypatch):
     monkeypatch.setattr(slots, "REFUSE_S", 0.1)
     monkeypatch.setattr(slots, "_POLL_S", 0.02)
     monkeypatch.setattr(leases, "_WAITS_S", (0.0, 0.0))
@@ -51,19 +51,19 @@ def config(**changed):
     return parse_config(tiny_document(slots=changed))
 
 
-def test_names_are_what_prefect_takes_and_tell_stores_apart():
+def test_lock_names_are_valid_and_differ_by_object_store():
     one, other = (output_lock_name(f"s3://{bucket}/Starling_x/train/0123abcd") for bucket in ("a", "b"))
     assert one != other
     assert one.startswith("lock-train-0123abcd-")
     assert lock_name("training", "GPU pool: A/b") == "lock-training-gpu-pool-a-b"
 
 
-def test_a_wrong_strategy_is_refused_with_the_field():
+def test_wrong_collision_strategy_is_refused_with_its_field():
     with pytest.raises(ConfigError, match=r"slots\.collision: .*'wait' or 'refuse'"):
         config(collision="maybe")
 
 
-def test_a_run_that_refuses_names_who_is_at_it(home):
+def test_refused_run_names_the_current_owner(home):
     path = lock_path("train", "k")
     with (
         machine_lock([path], "the output train/k", REFUSE, LockOwner.here("nightly", "http://ui/1")),
@@ -76,17 +76,17 @@ def test_a_run_that_refuses_names_who_is_at_it(home):
     assert not is_locked(path)
 
 
-def test_an_error_within_is_the_blocks_own(home):
+def test_error_within_the_block_is_raised_unchanged(home):
     with pytest.raises(KeyError), machine_lock([lock_path("train", "k")], "x", REFUSE, LockOwner.here("mine")):
         raise KeyError
 
 
-def test_without_a_flow_there_is_no_lease(home):
+def test_no_lease_is_taken_outside_a_flow(home):
     with shared_lock(["lock-x"], "x", REFUSE, LockOwner.here("mine")) as lease:
         assert lease is None
 
 
-def test_a_pool_has_as_many_trainings_as_it_may(home):
+def test_pool_limits_its_number_of_trainings(home):
     two = config(collision="refuse", trainings=2, pool="gpus")
     with training_slot(two, LockOwner.here("a")), training_slot(two, LockOwner.here("b")):
         with (
@@ -102,7 +102,7 @@ def test_a_pool_has_as_many_trainings_as_it_may(home):
         pass
 
 
-def test_another_machines_training_is_waited_for_and_named(home, in_a_flow, caplog):
+def test_training_on_another_machine_is_named_and_waited_for(home, in_a_flow, caplog):
     caplog.set_level("INFO")
     name = "lock-training-gpus-1"
     with leases.impatient_client() as client:
@@ -126,7 +126,7 @@ def test_another_machines_training_is_waited_for_and_named(home, in_a_flow, capl
     assert in_a_flow.kept == {}
 
 
-def test_an_outage_before_work_begins_is_waited_out_for_a_while(home, in_a_flow, monkeypatch):
+def test_outage_before_work_starts_is_waited_out_up_to_a_limit(home, in_a_flow, monkeypatch):
     in_a_flow.refuse = 503
     back = threading.Timer(0.3, lambda: setattr(in_a_flow, "refuse", 0))
     back.start()
@@ -139,7 +139,7 @@ def test_an_outage_before_work_begins_is_waited_out_for_a_while(home, in_a_flow,
         raise AssertionError
 
 
-def test_a_server_that_refuses_is_no_outage(home, in_a_flow, monkeypatch):
+def test_refusal_by_the_server_is_not_an_outage(home, in_a_flow, monkeypatch):
     monkeypatch.setattr(slots, "OUTAGE_S", 0.5)
     in_a_flow.refuse = 401
     with pytest.raises(Exception, match="401"), shared_lock(["lock-x"], "x", REFUSE, LockOwner.here("mine")):
@@ -147,7 +147,7 @@ def test_a_server_that_refuses_is_no_outage(home, in_a_flow, monkeypatch):
     assert len(in_a_flow.asked) == 1
 
 
-def test_trainings_share_the_pool_that_their_nodes_run_in_or_else_this_machine(home, in_a_flow):
+def test_trainings_share_their_nodes_pool_or_this_machine(home, in_a_flow):
     launch = {"kind": "prefect", "pool": "gpus"}
     document = tiny_document(train={"strategy": "adpsgd", "nodes": 2, "launch": launch})
     for changed, pool in (({}, "gpus"), ({"slots": {"pool": "mine"}}, "mine")):
@@ -157,7 +157,7 @@ def test_trainings_share_the_pool_that_their_nodes_run_in_or_else_this_machine(h
         assert list(in_a_flow.kept) == [lock_name("training", socket.gethostname(), "1")]
 
 
-def test_a_lease_that_is_taken_is_not_waited_for_where_that_is_wished(in_a_flow):
+def test_taken_lease_is_not_waited_for_if_so_configured(in_a_flow):
     with kept_lease("lock-d", elsewhere("first")) as nobody:
         assert nobody is None
         with kept_lease("lock-d", LockOwner.here("second")) as other:
@@ -169,7 +169,7 @@ def a_run(name):
     return Run(parse_config(tiny_document(slots={"collision": "refuse"})), name)
 
 
-def test_what_another_machine_makes_is_not_made_twice(home, in_a_flow):
+def test_output_made_by_another_machine_is_not_made_again(home, in_a_flow):
     """The other machine holds the lease, publishes, and gives the lease back; this one then takes the result."""
     made = []
     stage = Stage("prepare", 1, lambda run: ({}, {}), lambda run, output: made.append(run.run_id) or {"counts": {}})
@@ -193,7 +193,7 @@ def test_what_another_machine_makes_is_not_made_twice(home, in_a_flow):
     assert results[0].counts == {"far": 1}
 
 
-def test_work_that_is_done_asks_the_server_nothing(home, in_a_flow):
+def test_finished_work_sends_no_request_to_the_server(home, in_a_flow):
     stage = Stage("prepare", 1, lambda run: ({}, {}), lambda run, output: {"counts": {}})
     assert not stage.execute(a_run("first")).cached
     asked = len(in_a_flow.asked)
@@ -202,7 +202,7 @@ def test_work_that_is_done_asks_the_server_nothing(home, in_a_flow):
     assert len(in_a_flow.asked) == asked
 
 
-def test_whoever_took_an_expired_lock_and_published_first_is_not_overwritten(home, in_a_flow, monkeypatch, caplog):
+def test_output_published_after_an_expired_lock_is_not_overwritten(home, in_a_flow, monkeypatch, caplog):
     monkeypatch.setattr(leases, "BEAT_S", 0.02)
     thief = {"id": "1", "value": {"run": "thief"}, "updated": "2999-01-01T00:00:00Z"}
 

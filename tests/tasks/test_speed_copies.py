@@ -96,7 +96,7 @@ def test_training_set_has_every_utterance_at_every_speed(home, tmp_path, monkeyp
             assert rows[copy]["text"] == rows[one]["text"]
 
 
-def test_a_share_of_the_copies_is_alone(home, tmp_path):
+def test_share_of_copies_have_speakers_of_their_own(home, tmp_path):
     corpus = tones(tmp_path / "corpus")
     together, run = (sharded(corpus, speeds=SPEEDS, lone_copies=share) for share in (0.0, 0.5))
     assert run.result("shard").key != together.result("shard").key

@@ -44,7 +44,7 @@ def test_work_is_done_once_and_then_cached(home):
     assert json.loads(json.dumps(first.to_dict()))["record"]["stage"] == "prepare"
 
 
-def test_another_configuration_input_or_version_is_another_address(home):
+def test_address_depends_on_configuration_inputs_and_version(home):
     def key(version=1, config=1, digest="a"):
         return Stage("shard", version, lambda run: ({"c": config}, {"i": digest}), lambda *_: {}).output(a_run()).key
 
@@ -52,7 +52,7 @@ def test_another_configuration_input_or_version_is_another_address(home):
     assert key() == key()
 
 
-def test_a_failed_stage_publishes_nothing_and_a_rerun_does_it(home):
+def test_failed_stage_publishes_nothing_and_a_rerun_completes_it(home):
     one = Counting()
     one.fail = True
     with pytest.raises(StageError):
@@ -63,7 +63,7 @@ def test_a_failed_stage_publishes_nothing_and_a_rerun_does_it(home):
     assert one.stage.execute(a_run()).cached
 
 
-def test_a_forced_stage_is_done_anew_from_nothing_and_earlier_ones_are_not(home):
+def test_forced_stage_restarts_from_scratch_without_earlier_stages(home):
     early, late = Counting("prepare"), Counting("score")
     for one in (early, late):
         one.stage.execute(a_run())
@@ -75,7 +75,7 @@ def test_a_forced_stage_is_done_anew_from_nothing_and_earlier_ones_are_not(home)
     assert "leftover" not in result.store.list()
 
 
-def test_a_forced_stage_that_fails_leaves_no_record_of_the_former_success(home):
+def test_failed_forced_stage_leaves_no_earlier_record(home):
     one = Counting()
     one.stage.execute(a_run())
     one.fail = True
@@ -85,13 +85,13 @@ def test_a_forced_stage_that_fails_leaves_no_record_of_the_former_success(home):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_forcing_concerns_the_stage_and_all_later_ones(stage):
+def test_force_applies_to_the_stage_and_all_later_ones(stage):
     run = a_run(force_from=stage)
     assert [name for name in STAGES if run.forced(name)] == list(STAGES[STAGES.index(stage) :])
     assert not any(a_run().forced(name) for name in STAGES)
 
 
-def test_a_record_that_is_not_valid_any_more_is_made_again(home):
+def test_output_with_invalid_record_is_made_again(home):
     valid = []
     one = Counting(still_valid=lambda run, record: bool(valid))
     one.stage.execute(a_run())
@@ -100,7 +100,7 @@ def test_a_record_that_is_not_valid_any_more_is_made_again(home):
     assert one.stage.execute(a_run()).cached
 
 
-def test_of_two_runs_at_a_time_one_works_and_the_other_takes_the_result(home):
+def test_one_of_two_concurrent_runs_works_and_both_get_the_result(home):
     entered, go = threading.Event(), threading.Event()
     calls = []
 
@@ -123,7 +123,7 @@ def test_of_two_runs_at_a_time_one_works_and_the_other_takes_the_result(home):
     assert sorted(result.cached for result in results) == [False, True]
 
 
-def test_progress_reaches_whoever_listens_and_nobody_else():
+def test_progress_reaches_listeners_only():
     heard = []
     progress.report("train", 1, 2, "unheard")
     with progress.listening(lambda *given: heard.append(given)), progress.listening(lambda *_: None):
@@ -132,7 +132,7 @@ def test_progress_reaches_whoever_listens_and_nobody_else():
     assert heard == [("train", 1, 2, "note")]
 
 
-def test_the_data_folder_and_what_lies_below_it(home, monkeypatch):
+def test_paths_below_the_data_folder(home, monkeypatch):
     assert data_folder() == home.resolve()
     assert data_folder().is_dir()
     assert objects_url("") == str(home.resolve() / "objects")
@@ -142,13 +142,13 @@ def test_the_data_folder_and_what_lies_below_it(home, monkeypatch):
     assert mlflow_uri() == "http://localhost:1"
 
 
-def test_a_relative_data_folder_is_made_absolute(tmp_path, monkeypatch):
+def test_relative_data_folder_is_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STARLING_HOME", "here")
     assert data_folder() == tmp_path.resolve() / "here"
 
 
-def test_a_stage_announces_its_counts_and_time_at_its_end(home):
+def test_stage_reports_counts_and_time_at_its_end(home):
     lines, config = [], parse_config(tiny_document())
     stage = Stage("shard", 1, lambda run: ({}, {}), lambda run, output: {"counts": {"read": 1040, "written": 39}})
     with progress.following(lambda *line: lines.append(line)):

@@ -38,7 +38,7 @@ def prepared(path, normalizer, **source):
     return PREPARE.execute(Run(parse_config({"name": "p", "data": data}), "r"))
 
 
-def test_every_transcript_comes_back_from_what_was_changed(home, tmp_path):
+def test_original_transcripts_are_restored_from_the_changes(home, tmp_path):
     result = prepared(corpus(tmp_path / "c", TEXTS), {"kind": "auto"})
     rows = {row["id"]: row for row in read_table(result.store, MANIFEST)}
     assert {name: row["raw_text"] for name, row in rows.items()} == {name: text for name, (_, text) in TEXTS.items()}
@@ -48,7 +48,7 @@ def test_every_transcript_comes_back_from_what_was_changed(home, tmp_path):
         assert undo_changes(row["text"], changes.get(name, ())) == row["raw_text"]
 
 
-def test_each_utterance_is_normalized_by_its_own_language(home, tmp_path):
+def test_each_utterance_is_normalized_by_its_language(home, tmp_path):
     result = prepared(corpus(tmp_path / "c", TEXTS), {"kind": "auto"})
     texts = {row["id"]: row["text"] for row in read_table(result.store, MANIFEST)}
     assert texts["typed"] == "it's five o'clock ann"
@@ -78,21 +78,21 @@ def test_changes_are_counted_by_kind_and_language_with_examples(home, tmp_path, 
     assert fragment("text", languages={"en": {"utterances": 1, "changed": 0, "kinds": {}, "examples": {}}}) == ""
 
 
-def test_what_the_report_quotes_is_escaped(fragment):
+def test_quotes_in_the_report_are_escaped(fragment):
     example = {"id": "a", "was": "<script>", "became": ""}
     entry = {"utterances": 1, "changed": 1, "kinds": {"punctuation": 1}, "examples": {"punctuation": [example]}}
     assert "&lt;script&gt; → (nothing)" in fragment("text", languages={"<b>": entry})
     assert "<b>" not in fragment("text", languages={"<b>": entry})
 
 
-def test_a_source_in_a_language_whose_numbers_nobody_can_read_is_refused_at_once(home, tmp_path):
+def test_source_in_language_without_number_words_is_refused(home, tmp_path):
     pytest.importorskip("num2words")
     path = corpus(tmp_path / "c", {"a": ("", "one")})
     with pytest.raises(ConfigError, match=r"data\.sources\.0 \(language 'xx'\).*numbers: keep"):
         prepared(path, {"kind": "auto", "numbers": "words"}, language="xx")
 
 
-def test_one_utterance_in_such_a_language_is_quarantined(home, tmp_path):
+def test_utterance_in_language_without_number_words_is_quarantined(home, tmp_path):
     pytest.importorskip("num2words")
     texts = {"good": ("de", "Straße 12"), "bad": ("xx", "number 12"), "also": ("en", "number 12")}
     result = prepared(corpus(tmp_path / "c", texts), {"kind": "auto", "numbers": "words"})

@@ -29,7 +29,7 @@ def ready(limit, **train):
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_is_recorded_counted_and_reported(finished, fragment, tmp_path, monkeypatch):
+def test_damaged_shard_is_recorded_counted_and_reported(finished, fragment, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready(0.0)
     store = run.result("shard").store.child("train")
@@ -58,7 +58,7 @@ def test_a_damaged_shard_is_recorded_counted_and_reported(finished, fragment, tm
     assert TRAIN.execute(run).cached, "a training is not done again because a shard was mended"
 
 
-def test_the_job_knows_the_limit_of_the_cache(finished, tmp_path, monkeypatch):
+def test_job_has_the_cache_limit(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     document = tiny_document()
     document["storage"] |= {"cache_gb": 0.5}
@@ -79,7 +79,7 @@ def noises(tmp_path):
     return tmp_path / "noises"
 
 
-def test_a_digest_of_noises_changes_with_what_a_folder_contains(noises):
+def test_noise_digest_depends_on_the_folders_content(noises):
     digests = [augment_digest(noisy(noises))]
     write_tone(noises / "deep" / "c.flac")
     digests.append(augment_digest(noisy(noises)))
@@ -96,7 +96,7 @@ def test_a_digest_of_noises_changes_with_what_a_folder_contains(noises):
     assert augment_digest(noisy(noises.parent / "moved")) == digests[-1]
 
 
-def test_a_table_counts_with_the_recordings_that_it_names(noises):
+def test_noise_digest_includes_recordings_of_a_table(noises):
     table = noises.parent / "noises.txt"
     table.write_text("noises/a.wav\nnoises/b.wav\n")
     digests = [augment_digest(noisy(table))]
@@ -107,7 +107,7 @@ def test_a_table_counts_with_the_recordings_that_it_names(noises):
     assert len(set(digests)) == 3
 
 
-def test_the_key_of_a_training_follows_its_noises(home, noises, tmp_path):
+def test_training_key_depends_on_its_noises(home, noises, tmp_path):
     path = small_corpus(tmp_path / "corpus", speakers=8)
     config = {"name": "n", "data": {"sources": [{"kind": "table", "path": str(path)}]}}
 

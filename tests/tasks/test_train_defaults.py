@@ -45,7 +45,7 @@ def test_no_default_has_changed_without_a_new_version():
     assert changed(recorded["defaults"], defaults()) == [], "raise the version of the stage `train`"
 
 
-def test_a_changed_or_missing_default_is_found_and_a_new_one_is_none():
+def test_changed_and_missing_defaults_are_found_but_new_ones_ignored():
     recorded = {"a": {"b": 1, "c": None}, "d": 2}
     assert changed(recorded, {"a": {"b": 1, "c": None, "new": 5}, "d": 2}) == []
     assert changed(recorded, {"a": {"b": 2, "c": None}, "d": 3}) == ["a.b", "d"]

@@ -48,7 +48,7 @@ def ready(document):
     return run
 
 
-def test_alignments_count_by_their_content(finished, tmp_path, monkeypatch):
+def test_training_key_depends_on_the_alignments_content(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     counts = align(finished, tmp_path / "one")
     run = ready(hybrid(tmp_path / "one"))
@@ -71,7 +71,7 @@ def test_missing_alignments_are_named(finished, tmp_path, monkeypatch):
         TRAIN.output(ready(hybrid("")))
 
 
-def test_relative_folder_counts_from_the_configuration(tmp_path):
+def test_folder_is_relative_to_the_configuration(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "config.yaml").write_text(yaml.safe_dump(hybrid("aligned")))
     found = load_config(tmp_path / "sub" / "config.yaml").train.objective

@@ -35,7 +35,7 @@ def ready(force_from="", sets=None, **train):
     return run
 
 
-def test_the_finished_model_is_complete_and_its_intermediate_files_are_gone(finished, tmp_path):
+def test_finished_model_is_complete_without_intermediate_files(finished, tmp_path):
     result = finished.result("train")
     names = {name for name in result.store.list() if not name.startswith("uses/")}
     assert names == {"model/model.safetensors", "model/bundle.json", "journal.jsonl", "result.json", "done.json"}
@@ -47,7 +47,7 @@ def test_the_finished_model_is_complete_and_its_intermediate_files_are_gone(fini
     assert result.counts == {"epochs": 2, "steps": 6, "utterances": 48, "unalignable": 0}
 
 
-def test_the_journal_has_every_step_and_epoch(finished):
+def test_journal_has_every_step_and_epoch(finished):
     entries = read_journal(finished.result("train").store.local_path("journal.jsonl"))
     assert [e["step"] for e in entries if e["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
     assert [e["epoch"] for e in entries if e["kind"] == "valid"] == [1, 2]
@@ -75,7 +75,7 @@ def test_tokens_come_from_the_training_transcripts_only(finished):
         ({"max_minutes": 1}, False),
     ],
 )
-def test_what_shapes_the_model_is_part_of_the_address_and_nothing_else(finished, tmp_path, monkeypatch, train, same):
+def test_address_depends_only_on_what_affects_the_model(finished, tmp_path, monkeypatch, train, same):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready(**train)
     assert all(run.result(name).cached for name in ("prepare", "shard", "features"))
@@ -83,7 +83,7 @@ def test_what_shapes_the_model_is_part_of_the_address_and_nothing_else(finished,
     assert (TRAIN.output(run).record() is not None) is same
 
 
-def test_a_field_that_a_later_version_adds_makes_no_other_training_of_it(finished, tmp_path, monkeypatch):
+def test_new_field_with_default_keeps_the_training_address(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready()
     later = create_model("Later", __base__=TrainConfig, invented=(int, 7))
@@ -93,7 +93,7 @@ def test_a_field_that_a_later_version_adds_makes_no_other_training_of_it(finishe
         assert (TRAIN.output(other).key == finished.result("train").key) is same
 
 
-def test_a_field_that_a_later_version_adds_to_a_kind_makes_no_other_training(finished, tmp_path, monkeypatch):
+def test_new_field_of_a_kind_keeps_the_training_address(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready(strategy="scpsgd")
     train, model, key = run.config.train, run.config.model, TRAIN.output(run).key
@@ -109,7 +109,7 @@ def test_a_field_that_a_later_version_adds_to_a_kind_makes_no_other_training(fin
             assert (TRAIN.output(other).key == key) is same, (changes, value)
 
 
-def test_data_without_a_validation_set_is_refused_with_a_remedy(home, tmp_path):
+def test_missing_validation_set_is_refused_with_a_remedy(home, tmp_path):
     source = {"kind": "table", "path": str(small_corpus(tmp_path / "c")), "set": "train"}
     run = Run(parse_config({"name": "t", "data": {"sources": [source]}}), "r")
     for stage in (PREPARE, SHARD, FEATURES):
@@ -119,7 +119,7 @@ def test_data_without_a_validation_set_is_refused_with_a_remedy(home, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_stage_ends_its_process_and_a_rerun_resumes_to_the_same_model(finished, tmp_path, monkeypatch):
+def test_interrupted_stage_ends_its_process_and_rerun_gives_same_model(finished, tmp_path, monkeypatch):
     folder = copy_finished(tmp_path / "home")
     monkeypatch.setenv("STARLING_HOME", str(folder))
     shutil.rmtree(folder / "objects" / "train")
@@ -139,7 +139,7 @@ def test_an_interrupted_stage_ends_its_process_and_a_rerun_resumes_to_the_same_m
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_training_that_fails_publishes_nothing(finished, tmp_path, monkeypatch):
+def test_failed_training_publishes_nothing(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready(epochs=1)
 

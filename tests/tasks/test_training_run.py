@@ -102,7 +102,7 @@ def trained(home, monkeypatch):
     return until(a_run(), "train")
 
 
-def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(trained):
+def test_training_and_registration_share_a_run_without_duplicate_metrics(trained):
     [before] = runs()
     assert before.info.status == "FINISHED"
     assert before.data.params["train.strategy.kind"] == "adpsgd"
@@ -124,7 +124,7 @@ def test_training_and_registration_share_one_run_and_metrics_are_not_doubled(tra
     assert {"config.yaml", "environment.json", "journal.jsonl", "learning_curves.png"} <= names
 
 
-def test_the_run_names_its_data_its_source_and_the_kind_of_its_experiment(trained):
+def test_run_names_data_source_and_experiment_kind(trained):
     def inputs(run):
         found = run.inputs.dataset_inputs
         return {one.dataset.name: ([tag.value for tag in one.tags], one.dataset) for one in found}
@@ -152,7 +152,7 @@ def test_the_run_names_its_data_its_source_and_the_kind_of_its_experiment(traine
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
-def test_a_kind_of_experiment_that_a_user_chose_stays(home):
+def test_experiment_kind_chosen_by_a_user_is_kept(home):
     api = client()
     chosen = experiment_id(api, "tiny")
     api.set_experiment_tag(chosen, "mlflow.experimentKind", "genai_development")
@@ -168,7 +168,7 @@ def test_curves_of_many_learners_are_shown_on_request(wanted, nodes, shown):
     assert module._learner_metrics(train) is shown
 
 
-def test_counts_say_what_was_repeated(trained):
+def test_counts_include_repeated_rows(trained):
     counts = {"epochs": 2, "steps": 16, "utterances": 48, "unalignable": 0, "repeated": 3}
     assert trained.result("train").counts == counts
     assert {name for name in trained.result("train").store.list() if not name.startswith("uses/")} == {
@@ -176,7 +176,7 @@ def test_counts_say_what_was_repeated(trained):
     }
 
 
-def test_another_registration_of_the_same_training_has_a_run_of_its_own_with_everything(trained):
+def test_second_registration_of_a_training_has_its_own_complete_run(trained):
     until(trained, "register")
     again = until(a_run("again", decode={"kind": "beam", "beam": 4}), "register")
     assert again.result("train").cached
@@ -187,7 +187,7 @@ def test_another_registration_of_the_same_training_has_a_run_of_its_own_with_eve
     assert len(runs()) == 2
 
 
-def test_a_registration_that_failed_is_finished_in_the_same_run(trained, monkeypatch):
+def test_failed_registration_is_completed_in_the_same_run(trained, monkeypatch):
     from tasks.stages import register
 
     until(trained, "score")
@@ -202,7 +202,7 @@ def test_a_registration_that_failed_is_finished_in_the_same_run(trained, monkeyp
     assert history(run.info.run_id, "training/loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]
 
 
-def test_a_training_that_was_interrupted_goes_on_in_the_same_run(home, monkeypatch):
+def test_interrupted_training_continues_in_the_same_run(home, monkeypatch):
     def interrupted(job, folder, on_poll):
         Journal(job.journal).write("start", step=0, run=job.run)
         train_steps(job, 1, 5)
@@ -230,14 +230,14 @@ def test_a_training_that_was_interrupted_goes_on_in_the_same_run(home, monkeypat
     assert second.data.metrics["training-learners/loss.0.0"] == 9.0 / 8
 
 
-def test_a_training_that_is_forced_anew_has_a_new_run(trained):
+def test_forced_training_has_a_new_run(trained):
     first = runs()[0]
     until(a_run("anew", force_from="train"), "train")
     assert len(runs()) == 2
     assert runs()[0].data.tags[TRAINING_TAG] != first.data.tags[TRAINING_TAG]
 
 
-def test_mlflow_that_is_away_while_training_is_made_up_for_by_the_registration(home, monkeypatch):
+def test_registration_sends_metrics_missed_during_an_mlflow_outage(home, monkeypatch):
     monkeypatch.setattr(module, "run_training", whole)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     run = until(a_run(), "train")
@@ -249,7 +249,7 @@ def test_mlflow_that_is_away_while_training_is_made_up_for_by_the_registration(h
     assert history(found.info.run_id, "training-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
 
 
-def test_a_training_that_fails_says_so_in_mlflow_and_publishes_nothing(home, monkeypatch):
+def test_failed_training_is_marked_in_mlflow_and_publishes_nothing(home, monkeypatch):
     def fails(job, folder, on_poll):
         raise TrainingFailedError("status 1")
 
@@ -275,7 +275,7 @@ def test_a_training_that_fails_says_so_in_mlflow_and_publishes_nothing(home, mon
         ({"strategy": "h-adpsgd", "learners_per_node": 2}, False),
     ],
 )
-def test_where_and_how_a_ring_runs_is_no_part_of_the_address(home, train, same, request):
+def test_address_does_not_depend_on_how_a_ring_is_launched(home, train, same, request):
     run = until(a_run(), "features")
     changed = run.config.model_dump(mode="json", by_alias=True)
     changed["train"] |= train
@@ -283,7 +283,7 @@ def test_where_and_how_a_ring_runs_is_no_part_of_the_address(home, train, same, 
     assert (TRAIN.output(run).key == TRAIN.output(other).key) is same
 
 
-def test_progress_is_the_rings_and_names_the_nodes_that_are_alive(tmp_path):
+def test_progress_covers_the_ring_and_names_live_nodes(tmp_path):
     from tasks.stages import progress
 
     journal, heard = tmp_path / "journal.jsonl", []
@@ -311,7 +311,7 @@ def test_progress_is_the_rings_and_names_the_nodes_that_are_alive(tmp_path):
     assert reporter.present == {0, 2}
 
 
-def test_progress_tells_speed_time_left_learners_and_that_mlflow_is_away(tmp_path):
+def test_progress_shows_speed_time_left_learners_and_mlflow_outage(tmp_path):
     from types import SimpleNamespace
 
     from tasks.stages import progress
@@ -343,7 +343,7 @@ def test_progress_tells_speed_time_left_learners_and_that_mlflow_is_away(tmp_pat
     assert progress.links("train") == {"MLflow run": "http://m"}
 
 
-def test_each_epoch_has_its_line_and_a_resume_has_one(tmp_path):
+def test_each_epoch_and_resume_has_a_progress_line(tmp_path):
     from tasks.stages import progress
 
     journal, lines = tmp_path / "journal.jsonl", []
@@ -375,6 +375,6 @@ def test_each_epoch_has_its_line_and_a_resume_has_one(tmp_path):
     ]
 
 
-def test_an_interrupted_stage_hears_of_nothing_but_its_own_work_folder(trained):
+def test_work_folder_has_one_forwarding_note(trained):
     folder = work_folder(trained.result("train").key)
     assert [path.suffix for path in folder.glob("forward-*.json")] == [".json"]

@@ -14,7 +14,7 @@ def step(learner, n, **more):
     return entry | {"elapsed": n / 2, "audio_seconds": 30.0 * n, "staleness": 1.0, "exchange_s": 0.25} | more
 
 
-def seen(*entries):
+def view_of(*entries):
     view = TrainingView()
     for entry in entries:
         view.feed(entry)
@@ -28,8 +28,8 @@ RING = [
 ]
 
 
-def test_learners_speed_and_time_left():
-    view = seen(*RING)
+def test_learners_speed_and_time_left_are_shown():
+    view = view_of(*RING)
     shown = view.to_dict()
     assert [one["learner"] for one in shown["learners"]] == ["0.0", "1.0"]
     assert shown["learners"][0]["steps_per_s"] == pytest.approx(2.0)
@@ -42,9 +42,9 @@ def test_learners_speed_and_time_left():
     assert json.loads(json.dumps(shown)) == shown
 
 
-def test_speed_is_that_of_many_lines_and_progress_never_goes_back():
+def test_speed_is_averaged_and_progress_never_decreases():
     times = [0.0, 1.0, 2.0, 3.0, 13.0]
-    view = seen(*(step("0.0", n, elapsed=time) for n, time in enumerate(times, 1)))
+    view = view_of(*(step("0.0", n, elapsed=time) for n, time in enumerate(times, 1)))
     assert view.steps_per_s == pytest.approx(4 / 13)
     view.feed(step("0.0", 6, elapsed=14.0, audio_seconds=1.0))
     assert view.audio_per_s is None  # counting started again
@@ -53,11 +53,11 @@ def test_speed_is_that_of_many_lines_and_progress_never_goes_back():
     assert view.eta_s is not None
     view.feed({"kind": "resume", "step": 2, "epoch": 0.3, "elapsed": 2.0})
     view.feed(step("0.0", 3, elapsed=2.5))
-    assert view.eta_s is None  # the pace is that of the present session
+    assert view.eta_s is None  # the speed is that of the current session
 
 
-def test_joins_losses_and_the_end_are_told():
-    view = seen(
+def test_joins_losses_and_the_end_are_shown():
+    view = view_of(
         *RING,
         {"kind": "view", "number": 3, "nodes": [0], "joined": [], "left": {"1": "silent"}, "elapsed": 4.0},
         {"kind": "view", "number": 4, "nodes": [0, 2], "joined": [2], "left": {}, "elapsed": 5.0},
@@ -81,32 +81,32 @@ def test_joins_losses_and_the_end_are_told():
     assert view.eta_s is None
 
 
-def test_a_resume_begins_from_its_checkpoint():
+def test_resume_starts_from_its_checkpoint():
     resume = {"kind": "resume", "step": 4, "epoch": 1, "elapsed": 1.0, "checkpoint": "checkpoints/000002"}
-    view = seen(*RING, resume, step("0.0", 3, elapsed=1.5, epoch=1.1))
+    view = view_of(*RING, resume, step("0.0", 3, elapsed=1.5, epoch=1.1))
     assert [one.name for one in view.present] == ["0.0"]
     assert (view.progress, view.elapsed) == (1.1, 1.5)
     assert view.present[0].steps_per_s is None
     assert "resumed from checkpoints/000002" in [event["text"] for event in view.events]
 
 
-def test_machines_have_names_and_figures():
+def test_machines_are_shown_with_names_and_metrics():
     system = {"kind": "system", "node": 1, "host": "b", "cpu": 50.0, "memory": 10.0, "elapsed": 3.0}
-    shown = seen(*RING, system).to_dict()
+    shown = view_of(*RING, system).to_dict()
     assert shown["systems"] == [{"node": 1, "host": "b", "cpu": 50.0, "memory": 10.0}]
     assert [one["host"] for one in shown["learners"]] == [None, "b"]
 
 
-def test_a_journal_read_from_its_middle_is_enough():
-    shown = seen(*RING[5:]).to_dict()
+def test_view_works_from_the_middle_of_a_journal():
+    shown = view_of(*RING[5:]).to_dict()
     assert len(shown["learners"]) == 2
     assert shown["nodes"] is None
 
 
-def test_lines_of_another_version_or_damaged_ones_are_passed_over():
+def test_damaged_lines_and_lines_of_other_versions_are_skipped():
     draw = random.Random(5)
     values = [None, "text", [], {}, -1, float("nan"), True, {"x": 1}]
-    view, sound = TrainingView(), seen(*RING).to_dict()
+    view, sound = TrainingView(), view_of(*RING).to_dict()
     for kind in ("start", "resume", "step", "view", "valid", "epoch", "system", "bad", "end", "unheard-of"):
         view.feed({"kind": kind})
         for _ in range(40):
@@ -114,7 +114,7 @@ def test_lines_of_another_version_or_damaged_ones_are_passed_over():
             entry[draw.choice(sorted(entry))] = draw.choice(values)
             view.feed(entry | {"kind": kind})
             json.dumps(view.to_dict())
-        # what comes after them is shown as if they had not been
+        # later lines are shown as if the damaged ones did not exist
         for one in RING:
             view.feed(one)
         shown = view.to_dict()
@@ -123,11 +123,11 @@ def test_lines_of_another_version_or_damaged_ones_are_passed_over():
         assert told == sound["events"]
 
 
-def test_a_line_of_an_unknown_kind_changes_nothing():
-    assert seen(*RING, {"kind": "unheard-of", "step": 99, "elapsed": 99.0}).to_dict() == seen(*RING).to_dict()
+def test_line_of_unknown_kind_is_ignored():
+    assert view_of(*RING, {"kind": "unheard-of", "step": 99, "elapsed": 99.0}).to_dict() == view_of(*RING).to_dict()
 
 
-def test_a_journal_begun_anew_torn_or_cut_is_followed(tmp_path):
+def test_restarted_torn_or_truncated_journal_is_followed(tmp_path):
     path = tmp_path / "journal.jsonl"
     tail = JournalTail(path)
     assert tail.new_entries() == []
@@ -151,7 +151,7 @@ def test_a_journal_begun_anew_torn_or_cut_is_followed(tmp_path):
     assert tail.new_entries() == []
 
 
-def test_a_long_journal_is_read_from_near_its_end(tmp_path):
+def test_long_journal_is_read_from_near_its_end(tmp_path):
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     for number in range(9000):
@@ -161,7 +161,7 @@ def test_a_long_journal_is_read_from_near_its_end(tmp_path):
     assert 1000 < len(ends) < 8000
 
 
-def test_validation_of_tied_states_has_a_frame_accuracy_and_no_wer():
+def test_validation_of_tied_states_shows_frame_accuracy_without_wer():
     entry = {"valid_loss": 1.25, "valid_wer": None, "valid_frame_accuracy": 0.5}
     assert validation_text(entry) == "validation loss 1.250, frame accuracy 50.0%"
     assert validation_text({"valid_loss": None, "valid_wer": None}) == "no finite validation loss"

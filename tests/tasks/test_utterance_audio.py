@@ -58,7 +58,7 @@ def utterance(path, start=0.0, end=None, **fields):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_piece_is_that_part_of_the_whole(recordings, name):
+def test_segment_equals_that_part_of_the_recording(recordings, name):
     whole, _ = decode_audio(recordings / f"x.{name}")
     random = np.random.default_rng(0)
     for start in [0.0, 0.0003, *random.uniform(0, SECONDS - 2, 12)]:
@@ -70,7 +70,7 @@ def test_a_piece_is_that_part_of_the_whole(recordings, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_pieces_do_not_cost_whole_decodings(recordings, name, decoded):
+def test_segments_do_not_decode_the_whole_recording_each(recordings, name, decoded):
     """Pieces that cover a recording decode it once, and of Opus at most another second each."""
     for second in range(SECONDS):
         load_utterance_audio(utterance(recordings / f"x.{name}", second, second + 1.0))
@@ -79,14 +79,14 @@ def test_pieces_do_not_cost_whole_decodings(recordings, name, decoded):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_piece_is_always_the_same(recordings, name):
+def test_segment_is_always_decoded_the_same(recordings, name):
     one = [load_utterance_audio(utterance(recordings / f"x.{name}", s, s + 1.0))[0] for s in (20, 3, 3.5)]
     two = [load_utterance_audio(utterance(recordings / f"x.{name}", s, s + 1.0))[0] for s in (3.5, 3, 20)]
     assert all(torch.equal(a, b) for a, b in zip(one, reversed(two), strict=True))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_cut_recordings_are_refused_without_decoding_them(recordings, name, decoded, tmp_path, capfd):
+def test_truncated_recordings_are_refused_without_decoding(recordings, name, decoded, tmp_path, capfd):
     content = (recordings / f"x.{name}").read_bytes()
     (tmp_path / f"cut.{name}").write_bytes(content[: len(content) // 2])
     with pytest.raises(AudioError, match="truncated|no sample|cannot be decoded"):
@@ -97,14 +97,14 @@ def test_cut_recordings_are_refused_without_decoding_them(recordings, name, deco
     assert len(wave) == RATE
 
 
-def test_a_channel_of_a_call(tmp_path):
+def test_channel_of_a_call_is_read(tmp_path):
     sides = np.stack([tone(1.0, seed=1), tone(1.0, seed=2)], axis=1)
     soundfile.write(tmp_path / "call.sph", sides, RATE, format="NIST", subtype="PCM_16")
     second, _ = load_utterance_audio(utterance(tmp_path / "call.sph", 0.5, 1.0, channel=1))
     np.testing.assert_allclose(second.numpy(), sides[RATE // 2 :, 1], atol=1e-4)
 
 
-def test_members_of_a_tar(tmp_path):
+def test_members_of_a_tar_are_read(tmp_path):
     path = write_tone(tmp_path / "x.flac", seconds=1.0)
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         tar.add(path, "a.flac")
@@ -117,7 +117,7 @@ def test_members_of_a_tar(tmp_path):
     assert torch.equal(load_utterance_audio(row)[0], decode_audio(path, start=0.25, end=0.5)[0])
 
 
-def test_files_without_a_header(tmp_path):
+def test_files_without_a_header_are_read(tmp_path):
     samples = (tone(0.5, rate=8000) * 32767).astype("<i2")
     (tmp_path / "x.raw").write_bytes(samples.tobytes())
     wave, rate = load_utterance_audio(utterance(tmp_path / "x.raw", sample_rate=8000))
@@ -127,7 +127,7 @@ def test_files_without_a_header(tmp_path):
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 0), (-1, 5), (90, 20), (0, 1 << 40)])
-def test_ranges_that_are_not_there(tmp_path, offset, length):
+def test_missing_ranges_are_refused(tmp_path, offset, length):
     (tmp_path / "x").write_bytes(bytes(100))
     with pytest.raises(AudioError):
         read_range(str(tmp_path / "x"), offset, length)
@@ -139,7 +139,7 @@ def source(**fields):
     return {"name": "x", "data": {"sources": [fields]}}
 
 
-def test_sources_name_layouts_and_their_options():
+def test_sources_configure_layouts_and_their_options():
     config = parse_config(source(kind="gigaspeech", path="x", options={"subset": "S"}))
     assert config.data.sources[0].options == {"subset": "S"}
     with pytest.raises(ConfigError, match=r"data\.sources\.0\.kind: .*did you mean 'tedlium'"):
@@ -172,7 +172,7 @@ def make_sources(folder):
     ]
 
 
-def test_such_sources_go_through_the_stages(tmp_path, home):
+def test_segmented_and_tar_sources_pass_through_the_stages(tmp_path, home):
     from tasks.orchestration.stage_tasks import run_plainly
     from tasks.stages.base import Run
 

@@ -35,8 +35,8 @@ WORDS = {"kind": "words", "beam": 8}
 
 
 @pytest.fixture
-def own(finished, tmp_path, monkeypatch):
-    """The finished run's outputs in a data folder of the test's own; returns runs that go on from the training."""
+def continued(finished, tmp_path, monkeypatch):
+    """Makes runs that continue from the finished run's training, in a separate data folder."""
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path / "home")))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
@@ -49,9 +49,9 @@ def own(finished, tmp_path, monkeypatch):
     return variant
 
 
-def words_run(own, **fields):
+def words_run(continued, **fields):
     """A run that has estimated its language model."""
-    run = own(**{"lm": BIGRAM, "decode": WORDS} | fields)
+    run = continued(**{"lm": BIGRAM, "decode": WORDS} | fields)
     LM.execute(run)
     return run
 
@@ -60,35 +60,35 @@ def hypotheses(result):
     return {row["id"]: row["hyp"] for row in read_table(result.output, "test.parquet")}
 
 
-def test_words_are_decoded_with_the_stages_language_model(own):
-    run = words_run(own)
+def test_words_are_decoded_with_the_stages_language_model(continued):
+    run = words_run(continued)
     found = hypotheses(DECODE.execute(run))
     files = {name: run.result("lm").store.local_path(name) for name in ("lm.arpa", "words.txt")}
     assert {word for text in found.values() for word in text.split()} <= set(arpa_words(str(files["lm.arpa"])))
-    explicit = own(decode=WORDS | {"lm": str(files["lm.arpa"]), "words": str(files["words.txt"])})
+    explicit = continued(decode=WORDS | {"lm": str(files["lm.arpa"]), "words": str(files["words.txt"])})
     assert hypotheses(DECODE.execute(explicit)) == found
-    assert found != hypotheses(DECODE.execute(words_run(own, decode=WORDS | {"lm_weight": 0, "word_score": 9})))
+    assert found != hypotheses(DECODE.execute(words_run(continued, decode=WORDS | {"lm_weight": 0, "word_score": 9})))
 
 
-def test_files_that_the_configuration_names_are_taken_first(own, tmp_path):
+def test_configured_files_take_precedence_over_the_stage(continued, tmp_path):
     (tmp_path / "few.txt").write_text("turn\nlights\n")
-    run = words_run(own, decode=WORDS | {"words": str(tmp_path / "few.txt")})
+    run = words_run(continued, decode=WORDS | {"words": str(tmp_path / "few.txt")})
     cfg = decoder_of(run)
     assert (Path(cfg.lm).name, cfg.words) == ("lm.arpa", str(tmp_path / "few.txt"))
     result = DECODE.execute(run)
     assert {word for text in hypotheses(result).values() for word in text.split()} <= {"turn", "lights"}
 
 
-def test_the_second_language_model_of_the_stage_rescoring_ranks_as_the_same_file_does(own):
-    run = words_run(own, rescoring={"order": 3, "smoothing": "witten-bell"})
+def test_stage_rescoring_ranks_like_the_same_file_configured(continued):
+    run = words_run(continued, rescoring={"order": 3, "smoothing": "witten-bell"})
     made = RESCORING.execute(run)
     assert set(made.record["sha256"]) == {"lm.arpa", "words.txt"}
     result = DECODE.execute(run)
     assert Path(decoder_of(run).rescore_lm).read_bytes() == made.output.read("lm.arpa")
-    named = words_run(own, decode=WORDS | {"rescore_lm": str(made.store.local_path("lm.arpa"))})
+    named = words_run(continued, decode=WORDS | {"rescore_lm": str(made.store.local_path("lm.arpa"))})
     assert hypotheses(DECODE.execute(named)) == hypotheses(result)
-    assert DECODE.output(words_run(own)).key != result.key
-    other = words_run(own, rescoring={"order": 1, "smoothing": "witten-bell"})
+    assert DECODE.output(words_run(continued)).key != result.key
+    other = words_run(continued, rescoring={"order": 1, "smoothing": "witten-bell"})
     RESCORING.execute(other)
     assert DECODE.output(other).key != result.key
     metrics = lm.figures(made.record, "rescoring")
@@ -96,10 +96,10 @@ def test_the_second_language_model_of_the_stage_rescoring_ranks_as_the_same_file
     assert metrics["rescoring.words"] == made.counts["words"]
 
 
-def test_a_network_of_the_stage_rescoring_is_trained_and_ranks(own, monkeypatch):
+def test_stage_rescoring_trains_a_network_that_ranks_hypotheses(continued, monkeypatch):
     monkeypatch.setattr(lm_network, "run_training", lambda job, *_: tones.train_here(job))
     short = {"epochs": 1, "device": "cpu", "threads": 1, "membership": {"beat_s": 0.05}}
-    run = words_run(own, rescoring={"kind": "lstm", "dim": 8}, lm_train=short)
+    run = words_run(continued, rescoring={"kind": "lstm", "dim": 8}, lm_train=short)
     made = RESCORING.execute(run)
     DECODE.execute(run)
     assert Path(decoder_of(run).rescore_lm).read_bytes() == made.output.read("lm.safetensors")
@@ -116,7 +116,7 @@ def test_a_network_of_the_stage_rescoring_is_trained_and_ranks(own, monkeypatch)
         ({"lm_train": {"epochs": 1}}, "lm_train trains language models that are networks"),
     ],
 )
-def test_a_second_language_model_that_cannot_be_used_is_refused(given, message):
+def test_unusable_second_language_model_is_refused(given, message):
     document = tiny_document(**{"decode": WORDS, "rescoring": BIGRAM} | given)
     if document["decode"]["kind"] == "graph":
         document["train"] |= {"objective": {"kind": "frame_cross_entropy", "alignments": "aligned"}}
@@ -126,9 +126,9 @@ def test_a_second_language_model_that_cannot_be_used_is_refused(given, message):
         parse_config(document)
 
 
-def test_workers_fetch_the_language_model(own, monkeypatch):
+def test_workers_fetch_the_language_model(continued, monkeypatch):
     """A worker on another machine has no path of this one: the piece names the stage's output."""
-    run = words_run(own)
+    run = words_run(continued)
     here = hypotheses(DECODE.execute(run))
     pieces = []
 
@@ -138,16 +138,16 @@ def test_workers_fetch_the_language_model(own, monkeypatch):
             yield decode_piece(pieces[-1])
 
     monkeypatch.setattr(decode, "map_pieces", in_workers)
-    other = words_run(own, runner={"kind": "processes", "workers": 1})
+    other = words_run(continued, runner={"kind": "processes", "workers": 1})
     other.force_from = "decode"
     assert hypotheses(DECODE.execute(other)) == here
     assert pieces
     assert not any(piece["decode"]["lm"] for piece in pieces)
 
 
-def test_another_language_model_is_decoded_scored_and_registered_again_but_not_trained(own, tmp_path):
+def test_new_language_model_repeats_decoding_but_not_training(continued, tmp_path):
     def keys(**fields):
-        run = words_run(own, **fields)
+        run = words_run(continued, **fields)
         found = {"train": TRAIN.output(run).key, "lm": run.result("lm").key}
         for stage in (DECODE, SCORE):
             found[stage.name] = stage.execute(run).key
@@ -156,24 +156,24 @@ def test_another_language_model_is_decoded_scored_and_registered_again_but_not_t
     first, second = keys(), keys(lm=BIGRAM | {"order": 1})
     assert first["train"] == second["train"]
     assert all(first[name] != second[name] for name in ("lm", "decode", "score", "register"))
-    # another address of the stage with the same words and probabilities: nothing behind it changes
+    # another address of the stage with the same words and probabilities: no later stage changes
     same = keys(lm=BIGRAM | {"text": {"protected_length": 9}})
     assert same["lm"] != first["lm"]
     assert {name: key for name, key in same.items() if name != "lm"} == {k: v for k, v in first.items() if k != "lm"}
-    greedy = [DECODE.output(words_run(own, decode="greedy", lm=lm)).key for lm in (BIGRAM, BIGRAM | {"order": 1})]
+    greedy = [DECODE.output(words_run(continued, decode="greedy", lm=lm)).key for lm in (BIGRAM, BIGRAM | {"order": 1})]
     assert len(set(greedy)) == 1
 
 
 GRID = {"lm_weight": [0.0, 3.0], "word_score": [-2.0, 2.0]}
 
 
-def test_weights_are_chosen_by_their_errors_on_the_validation_set_alone(own, tmp_path, monkeypatch):
+def test_weights_are_tuned_on_the_validation_set_alone(continued, tmp_path, monkeypatch):
     urls = []
     score_some = tuning.score_some
     monkeypatch.setattr(
         tuning, "score_some", lambda bundle, url, **more: urls.append(url) or score_some(bundle, url, **more)
     )
-    run = words_run(own, tune={"grid": GRID})
+    run = words_run(continued, tune={"grid": GRID})
     result = DECODE.execute(run)
     found = result.record["tuning"]
     assert [Path(url).name for url in urls] == ["valid"]
@@ -181,7 +181,7 @@ def test_weights_are_chosen_by_their_errors_on_the_validation_set_alone(own, tmp
     assert found["configured"] == {"lm_weight": 1.5, "word_score": 0.0}
     assert len(found["table"]) == 9  # the configured values are tried, too
     bundle = fetch_bundle(run.result("train").output, tmp_path / "bundle")
-    untuned = decoder_of(words_run(own))
+    untuned = decoder_of(words_run(continued))
     for row in found["table"]:
         cfg = untuned.model_copy(update={name: row[name] for name in GRID})
         rows = [vars(one) for one in decode_with(run, bundle, "valid", cfg)]
@@ -196,21 +196,21 @@ def test_weights_are_chosen_by_their_errors_on_the_validation_set_alone(own, tmp
     }  # fmt: skip
 
 
-def test_tuning_is_part_of_the_address(own):
+def test_tuning_is_part_of_the_address(continued):
     keys = [
-        DECODE.output(words_run(own, tune=tune)).key
+        DECODE.output(words_run(continued, tune=tune)).key
         for tune in (None, {}, {"utterances": 3}, {"grid": GRID}, {"grid": {"lm_weight": [1.0]}})
     ]
     assert len(set(keys)) == len(keys)
 
 
-def test_a_bounded_number_of_utterances_is_used(own):
-    run = words_run(own, tune={"utterances": 2, "grid": {"lm_weight": [0.0]}})
+def test_tuning_uses_a_bounded_number_of_utterances(continued):
+    run = words_run(continued, tune={"utterances": 2, "grid": {"lm_weight": [0.0]}})
     assert DECODE.execute(run).record["tuning"]["utterances"] == 2
 
 
-def test_a_set_that_is_scored_is_never_tuned_on(own):
-    run = words_run(own, tune={}, score={"sets": ["valid", "test"], "bootstrap": 100})
+def test_scored_sets_are_never_used_for_tuning(continued):
+    run = words_run(continued, tune={}, score={"sets": ["valid", "test"], "bootstrap": 100})
     with pytest.raises(StageError, match="tune chooses .* on the validation set, which is scored"):
         DECODE.execute(run)
     with pytest.raises(StageError, match="which is scored"):
@@ -223,16 +223,16 @@ def finish(run):
     return run.result("register").record
 
 
-def test_a_registered_model_carries_its_language_model_and_is_compared_as_a_whole(own, tmp_path, monkeypatch):
+def test_registered_model_includes_and_is_compared_with_its_language_model(continued, tmp_path, monkeypatch):
     give_mlflow(tmp_path / "home")
-    plain = own(register={"model": "m"})
+    plain = continued(register={"model": "m"})
     assert finish(plain)["decision"]["reason"] == "there was no champion"
     decoded_with = []
     decode_set = significance.decode_with
     monkeypatch.setattr(
         significance, "decode_with", lambda *given, **more: decoded_with.append(given[3]) or decode_set(*given, **more)
     )
-    run = words_run(own, register={"model": "m"}, tune={"grid": {"lm_weight": [0.5, 3.0]}})
+    run = words_run(continued, register={"model": "m"}, tune={"grid": {"lm_weight": [0.5, 3.0]}})
     record = finish(run)
     # each hypothesis comes from its own bundle's decoder
     decision = record["decision"]
@@ -258,17 +258,17 @@ def test_a_registered_model_carries_its_language_model_and_is_compared_as_a_whol
     assert metrics["lm.bytes"] == sum(sizes.values())
     assert metrics["decode.lm_weight"] == cfg.lm_weight
     assert "tuning.json" in {file.path for file in client().list_artifacts(record["mlflow_run"])}
-    transcribed(record["model_uri"], run, tmp_path)
+    check_command_line(record["model_uri"], run, tmp_path)
     # a run that evaluates it makes no language model and tunes nothing: the bundle's decoder is used as it is
-    other = own(lm=BIGRAM, decode=WORDS, tune={})
+    other = continued(lm=BIGRAM, decode=WORDS, tune={})
     use_model(other, bundle)
     assert "lm" not in stages_of(other.config)
     DECODE.execute(other)
     assert hypotheses(other.result("decode")) == hypotheses(run.result("decode"))
 
 
-def transcribed(uri, run, tmp_path):
-    """`starling transcribe` with the registered model says words of its list, as the stage did."""
+def check_command_line(uri, run, tmp_path):
+    """Check that `starling transcribe` with the registered model gives words of its list, like the stage."""
     from flows.cli.app import app
 
     row = read_table(run.result("prepare").output, "utterances.parquet")[0]
@@ -280,7 +280,7 @@ def transcribed(uri, run, tmp_path):
     assert set(found["text"].split()) <= words
 
 
-def test_a_model_that_may_have_read_the_test_set_is_not_compared():
+def test_model_that_may_have_seen_the_test_set_is_not_compared():
     def run(**lm):
         return Run(parse_config(tiny_document(decode="words", lm=lm)), "r")
 

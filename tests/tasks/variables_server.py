@@ -84,7 +84,7 @@ class Variables:
 
 
 def _wanted(path):
-    """Field and value that a path names: `/variables/name/{name}` or `/variables/{id}`; neither where it names none."""
+    """Field and value in a path: `/variables/name/{name}` or `/variables/{id}`; neither in other paths."""
     parts = path.strip("/").split("/")
     if parts[:2] == ["variables", "name"] and len(parts) == 3:
         return "name", parts[2]

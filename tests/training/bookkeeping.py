@@ -1,4 +1,4 @@
-"""A ledger and a coordinator without processes: emulated nodes that know the truth, and requests on a test clock."""
+"""A ledger and a coordinator without processes: emulated nodes that count the rows they train, and a test clock."""
 
 import json
 import time
@@ -25,7 +25,7 @@ def empty_ledger(shards=6, epochs=2):
 
 
 class Player:
-    """Nodes over one ledger, with a record of what they truly did.
+    """Emulated nodes over one ledger, with a record of the rows that they trained.
 
     Every event also passes through JSON, as through the coordinator's log, to a second ledger, which `reload` writes
     and reads again.
@@ -71,7 +71,7 @@ class Player:
         state = self.ledger.state_of(node)
         return self.join(node) if state is None else state.member.incarnation
 
-    def lose(self, name):
+    def drop_node(self, name):
         self.do("drop", incarnation=name, why="lost")
 
     def ask(self, name):
@@ -83,7 +83,7 @@ class Player:
                 return
 
     def train(self, name, amount, told=True):
-        """Start some rows, train them, and report them and earlier ones, or do that later or never."""
+        """Start and train some rows; report them and earlier ones now, or later, or never."""
         if not self.work[name]:
             return
         number, lease, rows = self.work[name].pop(0)
@@ -99,9 +99,9 @@ class Player:
         # a loss of rows that another learner has reported is not noticed: the coordinator counts them as done
         epoch = self.ledger.epochs.get(number)
         if told or epoch is None or epoch.trained[rows].any():
-            self.tell(name)
+            self.report_all(name)
 
-    def tell(self, name):
+    def report_all(self, name):
         """Report what is trained."""
         while self.untold[name]:
             self.report(name, *self.untold[name].pop(0))
@@ -113,15 +113,15 @@ class Player:
         self.reports.append((name, self.seqs[name], number, rows))
         self.do("report", incarnation=name, seq=self.seqs[name], epoch=number, rows=packed, counts=counts)
 
-    def give(self, name, amount):
+    def return_rows(self, name, amount):
         if self.work[name]:
             number, lease, rows = self.work[name].pop()
             self.do("back", epoch=number, lease=lease, rows=pack_rows(np.array(rows[-amount:], dtype=np.int64)))
             if rows[:-amount]:
                 self.work[name].append((number, lease, rows[:-amount]))
 
-    def own(self, name, start, amount):
-        """Train without a lease, as without a coordinator; known before it is reported."""
+    def train_own_share(self, name, start, amount):
+        """Train rows without a lease, as a node without a coordinator does; adopted before they are reported."""
         number = self.ledger.values.closed
         hidden = {row for entries in self.untold.values() for epoch, rows in entries if epoch == number for row in rows}
         rows = sorted({(start + k) % self.ledger.size for k in range(amount)} - hidden)
@@ -130,9 +130,9 @@ class Player:
             self._train(name, number, rows)
 
     def finish(self):
-        """One node trains what is left."""
+        """One node trains all remaining rows."""
         for state in list(self.ledger.states.values()):
-            self.lose(state.member.incarnation)
+            self.drop_node(state.member.incarnation)
         name = self.join(0)
         while not self.ledger.complete:
             self.ask(name)
@@ -140,7 +140,7 @@ class Player:
             while self.work[name]:
                 self.train(name, 4)
 
-    def times(self, number):
+    def times_trained(self, number):
         """How often each row of an epoch was trained."""
         return {row: count for (epoch, row), count in self.done.items() if epoch == number}
 
@@ -200,15 +200,15 @@ def ring(tmp_path, nodes=2, **options):
     return coordinator, clock
 
 
-def making(coordinator, number):
+def is_making(coordinator, number):
     current = coordinator.rounds.current
     return current is not None and current.number == number
 
 
-def published(coordinator, number):
+def wait_until_published(coordinator, number):
     """Wait until a checkpoint is published."""
     deadline = time.monotonic() + 20
-    while find_checkpoint(coordinator.core.output, "r") is None or making(coordinator, number):
+    while find_checkpoint(coordinator.core.output, "r") is None or is_making(coordinator, number):
         assert time.monotonic() < deadline
         time.sleep(0.005)
         coordinator.tick()

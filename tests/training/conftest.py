@@ -5,15 +5,15 @@ from support import load_beside
 
 tones = load_beside(__file__, "tones.py")
 load_beside(__file__, "bookkeeping.py")
-load_beside(__file__, "disturbed.py")
+load_beside(__file__, "running_training.py")
 load_beside(__file__, "parameter_servers.py")
-load_beside(__file__, "pretended_copies.py")
-load_beside(__file__, "bare_learners.py")
+load_beside(__file__, "emulated_device.py")
+load_beside(__file__, "emulated_exchange.py")
 load_beside(__file__, "exchange_ring.py")
 load_beside(__file__, "ranks.py")
 load_beside(__file__, "regression.py")
-pretending = load_beside(__file__, "pretending.py")
-make_store, make_node = pretending.make_store, pretending.make_node
+emulated_nodes = load_beside(__file__, "emulated_nodes.py")
+make_coordinator_process, make_node = emulated_nodes.make_coordinator_process, emulated_nodes.make_node
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ class Ring:
         self.view = View()
 
     def join(self, nodes=None, number=1):
-        """Tell all that these are in the ring."""
+        """Make these the members of the ring for all exchanges."""
         nodes = range(len(self.exchanges)) if nodes is None else nodes
         self.view = View(number, tuple(Member(n, f"once-{n}", (self.exchanges[n].endpoint,)) for n in nodes))
         for n in nodes:
@@ -70,6 +70,6 @@ class Ring:
         return [exchange.stats() for exchange in self.exchanges]
 
     def settled(self, total):
-        """Take what waits; whether the sum is right, so that nothing is under way."""
+        """Take pending averages; whether the sum is right, so that no message is in flight."""
         self.work(tick=False)
         return torch.allclose(self.total(), total, rtol=0, atol=1e-2)

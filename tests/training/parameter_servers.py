@@ -63,7 +63,7 @@ def client_of(addresses, name="a", key=None, patience_s=20.0, flat=None):
 
 @contextmanager
 def raw_socket(address):
-    """A raw connection, which may send anything."""
+    """A raw connection, to send malformed messages."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         socket.connect(f"tcp://{address}")

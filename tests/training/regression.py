@@ -68,7 +68,7 @@ def simulate(name, learners=4, problem=None, config=None, seed=0, **cluster):
     return Simulation(Cluster(learners=learners, **cluster), name, problem or Regression(), config, seed=seed).run()
 
 
-def finals(name, learners=4, problem=None, config=None, **cluster):
+def final_weights(name, learners=4, problem=None, config=None, **cluster):
     """The weights of every learner at the end."""
     simulation = Simulation(Cluster(learners=learners, **cluster), name, problem or Regression(), config)
     simulation.run()

@@ -46,7 +46,7 @@ def features(learner, batch):
     return learner.augmenter.features(learner.frontend, batch, CPU)
 
 
-def test_features_are_those_of_draws_in_the_step(parts):
+def test_features_equal_those_of_augmentation_in_the_step(parts):
     learner, load = parts
     feats, frames = features(learner, load(ROWS, 4))
     means = [float(one[:count].abs().mean()) for one, count in zip(feats, frames.tolist(), strict=True)]
@@ -65,7 +65,7 @@ def test_every_occurrence_of_an_utterance_is_augmented_in_its_own_way(parts):
 
 
 @pytest.mark.parametrize("which", [slice(0, 3), slice(3, 6), slice(6, 11)])
-def test_a_part_of_a_batch_is_augmented_as_if_it_had_been_loaded_by_itself(parts, which):
+def test_part_of_a_batch_is_augmented_as_if_loaded_separately(parts, which):
     learner, load = parts
     rows = list(range(11))
     wanted, found = features(learner, load(rows[which], 2)), features(learner, load(rows, 2).part(which))
@@ -73,7 +73,7 @@ def test_a_part_of_a_batch_is_augmented_as_if_it_had_been_loaded_by_itself(parts
     assert torch.equal(found[0], wanted[0])
 
 
-def test_what_was_drawn_can_be_used_again(parts):
+def test_draws_can_be_reused_for_portions_of_a_batch(parts):
     """A batch that does not fit into a GPU's memory is computed again, in portions."""
     learner, load = parts
     batch = load(ROWS, 1)
@@ -90,7 +90,7 @@ def test_a_training_step_draws_nothing(parts, monkeypatch):
         load(ROWS, 1)
 
 
-def test_stored_features_are_masked_by_draws_of_the_loader(corpus, tmp_path):
+def test_masks_of_stored_features_are_drawn_by_the_loader(corpus, tmp_path):
     """Without waveforms there is nothing to draw for them."""
     job = corpus.job(tmp_path)
     data = open_set(job, job.train_url)

@@ -37,7 +37,7 @@ def test_batches_stay_within_their_bounds(durations, epoch, **limits):
 
 @settings(max_examples=20)
 @given(durations=durations, epoch=epochs, seed=st.integers(0, 9), **limits)
-def test_a_plan_is_a_pure_function(durations, epoch, seed, **limits):
+def test_same_arguments_give_the_same_plan(durations, epoch, seed, **limits):
     first = plan_epoch(durations, seed=seed, epoch=epoch, **limits)
     np.random.seed(seed)  # the plan must not depend on a global generator
     again = plan_epoch(np.asarray(durations), seed=seed, epoch=epoch, **limits)
@@ -70,7 +70,7 @@ def test_a_plan_is_the_same_in_another_process():
     assert output.strip() == str([batch.tolist() for batch in here])
 
 
-def test_seeds_are_fixed_numbers():
+def test_seeds_do_not_change_between_versions():
     """A change here would break the resume of every run under way."""
     digest = hashlib.sha256(b"batches/0/0").digest()
     assert derive_seed("batches", 0, 0) == int.from_bytes(digest[:8], "little") >> 1
@@ -91,7 +91,7 @@ def test_buckets_keep_padding_low():
     assert durations.sum() / padded > 0.9
 
 
-def test_a_long_utterance_travels_alone():
+def test_long_utterance_forms_a_batch_alone():
     plan = plan_epoch([1.0, 500.0, 1.0], batch_seconds=10, max_batch=8, seed=0, epoch=0)
     assert sorted(sorted(batch.tolist()) for batch in plan) == [[0, 2], [1]]
 

@@ -45,7 +45,7 @@ def measured(ours: Figures, theirs: Figures, cpu_share: float = 0.5) -> Measured
     return Measured(ours, theirs, cpu_share)
 
 
-def test_each_system_has_a_title_and_starling_is_what_others_are_compared_with():
+def test_each_system_has_a_title_and_starling_is_the_reference():
     titles = [find(name).title for name in SYSTEMS]
     assert len(set(titles)) == len(SYSTEMS)
     assert OURS not in peers.OTHERS
@@ -76,7 +76,7 @@ def test_speeds_are_compared_window_by_window():
     ]
 
 
-def test_a_system_that_makes_no_step_has_no_ratio():
+def test_system_without_steps_has_no_ratio():
     row = to_row(FOUR, "ddp", [measured(Figures([3.0, 3.0], [20.0]), Figures([0.0, 0.0]))])
     assert row["theirs"]["steps_per_s"] == 0
     assert row["ahead"]["steps_per_s"] is None
@@ -99,7 +99,7 @@ def test_repetitions_are_medians_over_all_their_windows():
         ("torchft", 0.9, 0, ""),
     ],
 )
-def test_a_row_says_what_a_kill_did(name, kept, ended, said):
+def test_row_describes_the_effect_of_a_kill(name, kept, ended, said):
     ours = Figures([3.0], [20.0], kept=1.0, pause_s=0.3)
     theirs = Figures([3.0], [20.0], kept=kept, pause_s=12.0, ended=ended)
     row = to_row(KILL, name, [measured(ours, theirs)])
@@ -120,7 +120,7 @@ def test_tables_are_of_training_and_of_failures():
     assert text.count("| condition |") == 2
 
 
-def test_progress_counts_shares_of_steps_and_no_step_that_may_never_end():
+def test_progress_counts_fractions_of_steps_except_of_hanging_ones():
     stamps = np.array([1.0, 2.0, 3.0, 5.0])
     assert progress(stamps, 0.5) == 0
     assert progress(stamps, 2.5) == pytest.approx(2.5)
@@ -130,14 +130,14 @@ def test_progress_counts_shares_of_steps_and_no_step_that_may_never_end():
     assert progress(np.array([]), 1.0) == 0
 
 
-def test_a_step_that_outlasts_a_window_is_no_step_back():
+def test_step_longer_than_a_window_gives_no_negative_progress():
     stamps = np.array([1.0, 2.0, 30.0])
     assert advance(stamps, 3.0, 4.0) == pytest.approx(1 / 28)
     assert advance(stamps[:2], 2.5, 20.0) == 0  # its share was guessed when the window began
     assert advance(stamps, 0.0, 2.0) == 2
 
 
-def test_longest_pause_counts_until_the_end_of_watching():
+def test_longest_pause_includes_the_time_after_the_last_step():
     assert longest_pause([1.0, 1.5, 2.0], began=1.2, ended=2.2) == pytest.approx(0.5)
     assert longest_pause([1.0, 1.5, 2.0], began=1.2, ended=9.0) == pytest.approx(7.0)
     assert longest_pause([], began=1.0, ended=4.0) == pytest.approx(3.0)
@@ -162,13 +162,13 @@ def test_options_make_scenarios():
 
 
 @pytest.mark.parametrize("words", [["--exchange", "per_stp=1"], ["--learners", "1"], ["--step-s", "0"]])
-def test_options_that_make_no_sense_are_refused(words, capsys):
+def test_invalid_options_are_refused(words, capsys):
     with pytest.raises(SystemExit):
         peers.parse(words)
     assert words[0] in capsys.readouterr().err
 
 
-def test_a_system_that_is_not_there_says_how_to_have_it(tmp_path, monkeypatch):
+def test_missing_system_is_reported_with_how_to_install_it(tmp_path, monkeypatch):
     for module in ("hivemind", "torchft"):
         monkeypatch.setitem(sys.modules, module, None)
     before = torch.Tensor.cuda
@@ -181,7 +181,7 @@ def test_a_system_that_is_not_there_says_how_to_have_it(tmp_path, monkeypatch):
     assert torch.Tensor.cuda is before  # nothing pretends to be a GPU here
 
 
-def test_emulated_gradients_take_their_time_and_differ():
+def test_emulated_gradients_take_the_configured_time_and_differ():
     models = [EmulatedModel(3000, 0.05, seed) for seed in (0, 1)]
     began = time.monotonic()
     for model in models:
@@ -198,13 +198,13 @@ def test_emulated_gradients_take_their_time_and_differ():
 
 
 @pytest.mark.parametrize("sizes", [[5], [700, 700, 3], [1_000_000] * 8])
-def test_samples_are_as_many_for_any_model(sizes):
+def test_number_of_sampled_weights_is_the_same_for_any_model(sizes):
     found = sample([torch.full((size,), float(number + 1)) for number, size in enumerate(sizes)])
     assert found.shape == (SAMPLES,)
     assert set(found.tolist()) - {0.0} == {float(number + 1) for number in range(len(sizes))}
 
 
-def test_a_board_in_a_file_is_the_same_for_whoever_opens_it(tmp_path):
+def test_board_in_a_file_is_shared_by_all_that_open_it(tmp_path):
     ours, theirs = (Board(tmp_path / "board", extra=3) for _ in range(2))
     assert not ours.ready
     theirs.set_ready()
@@ -230,7 +230,7 @@ def start(*words: str, folder: Path) -> "subprocess.Popen[str]":
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_tiny_pair_trains_at_the_same_time_and_leaves_nothing(tmp_path, monkeypatch):
+def test_tiny_pair_trains_concurrently_and_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     document = peers.run(peers.parse([*TINY, "--conditions", "4", "--window-s", "0.5"]))
     assert json.loads(json.dumps(document)) == document
@@ -248,7 +248,7 @@ def test_tiny_pair_trains_at_the_same_time_and_leaves_nothing(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_after_a_kill_starling_goes_on_and_ddp_ends(tmp_path):
+def test_starling_continues_after_a_kill_and_ddp_ends(tmp_path):
     child = start("--conditions", "kill", "--window-s", "2", "--kill-s", "6", "--learners", "3", folder=tmp_path)
     out, err = child.communicate(timeout=600)
     assert child.returncode == 0, err
@@ -264,7 +264,7 @@ def test_interrupted_run_leaves_no_process(number, tmp_path):
     child = start("--conditions", "4", "--window-s", "600", folder=tmp_path)
     deadline = time.monotonic() + 240
     family: set[int] = set()
-    while len(family) < 9 and time.monotonic() < deadline:  # two stages, store, its parent, daemons, learners
+    while len(family) < 9 and time.monotonic() < deadline:  # two stages, coordinator, its parent, daemons, learners
         family |= descendants(child.pid)
         time.sleep(0.05)
     assert len(family) >= 9

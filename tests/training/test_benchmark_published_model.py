@@ -12,7 +12,7 @@ SMALL = ["--learners", "2", "--seconds", "0.2", "--layers", "1", "--cells", "8",
 
 
 @pytest.mark.slow
-def test_a_small_model_is_measured_with_exchanges_that_were_finished(capsys):
+def test_small_model_is_measured_with_finished_exchanges(capsys):
     published_model.main(["--json", "--device", "auto", "--precision", "bf16", *SMALL])
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert row["params"] == 4 * 8 * 2 * (published_model.DIMENSION + 8 + 2) + 17 * 256 + 257 * 40
@@ -24,7 +24,7 @@ def test_a_small_model_is_measured_with_exchanges_that_were_finished(capsys):
     assert row["peak_mb"] > 0
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_starts(monkeypatch, capsys):
+def test_missing_device_is_refused_before_anything_starts(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(published_model, "measure", lambda options: pytest.fail("it has started"))
     with pytest.raises(SystemExit):

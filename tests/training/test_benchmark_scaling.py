@@ -80,7 +80,7 @@ def test_killed_run_leaves_no_process(tmp_path: Path) -> None:
     child = start("--conditions", "homogeneous", "--strategies", "adpsgd", "--seconds", "60", folder=tmp_path)
     deadline = time.monotonic() + 60
     family: set[int] = set()
-    while len(family) < 3 and time.monotonic() < deadline:  # the run's process, the store, a learner
+    while len(family) < 3 and time.monotonic() < deadline:  # the run's process, the coordinator, a learner
         family |= descendants(child.pid)
         time.sleep(0.05)
     assert len(family) >= 3
@@ -91,7 +91,7 @@ def test_killed_run_leaves_no_process(tmp_path: Path) -> None:
     assert not [number for number in family if running(number)]
 
 
-def test_ratios() -> None:
+def test_rows_have_ratios_to_the_reference_runs() -> None:
     one = scaling.Result(Scenario("single", 1), measured([3.0]))
     base = scaling.Result(Scenario("adpsgd", 4), measured([3.0, 3.0, 3.0, 2.7]))
     slow = scaling.Result(
@@ -109,7 +109,7 @@ def test_ratios() -> None:
     assert scaling.to_row(few, [one, base, few])["epoch_ratio"] == pytest.approx(11.7 / 9.3, abs=1e-3)
 
 
-def test_plan_measures_what_is_compared_with_first() -> None:
+def test_plan_measures_reference_scenarios_first() -> None:
     scenarios = list(scaling.plan(scaling.parse(["--learners", "2", "4"])))
     for number, scenario in enumerate(scenarios):
         before = [scaling.Result(one, measured([1.0] * one.learners)) for one in scenarios[: number + 1]]
@@ -120,7 +120,7 @@ def test_plan_measures_what_is_compared_with_first() -> None:
     assert {one.condition for one in scenarios} == set(scaling.CONDITIONS)
 
 
-def test_namespaces_reach_each_other_and_vanish() -> None:
+def test_namespaces_are_connected_and_removed_afterwards() -> None:
     if reason := netns.why_not():
         pytest.skip(f"no network namespaces: {reason}")
     # in a child process: the switch moves its thread into another namespace

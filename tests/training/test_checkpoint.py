@@ -77,7 +77,7 @@ def test_a_replica_continues_bit_for_bit(store):
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
-def test_damage_is_noticed_and_named(store, file, damage):
+def test_damaged_files_are_detected_and_named(store, file, damage):
     files = Learner(5).save(store)
     name = f"{FOLDER}/{file}"
     data = store.read(name)
@@ -89,7 +89,7 @@ def test_damage_is_noticed_and_named(store, file, damage):
         Learner().load(store, files)
 
 
-def test_what_was_copied_does_not_change_with_the_training():
+def test_copied_state_does_not_change_with_further_training():
     """A thread writes the checkpoint while training continues: it must have copies."""
     learner = Learner(2)
     weights, state = cpu_weights(learner.model), optimizer_tensors(learner.optimizer)
@@ -109,7 +109,7 @@ def test_the_average_is_the_mean():
     assert mean["weight"].dtype == torch.float32
 
 
-def test_the_average_of_one_is_that_one_exactly():
+def test_average_of_one_replica_equals_it_exactly():
     weights = cpu_weights(nn.Linear(7, 5))
     assert save(mean_weights([weights])) == save(weights)
 
@@ -119,7 +119,7 @@ def test_the_order_of_replicas_does_not_change_the_average():
     assert save(mean_weights(replicas)) == save(mean_weights(replicas[::-1]))
 
 
-def test_an_average_of_nothing_or_of_different_models_is_refused():
+def test_average_of_no_or_different_models_is_refused():
     with pytest.raises(CheckpointError, match="no epoch has ended"):
         mean_weights([])
     with pytest.raises(CheckpointError, match="not of one model"):
@@ -133,7 +133,7 @@ def test_the_best_epochs_are_those_of_lowest_loss():
     assert best_epochs(history, 9) == [3, 1, 2, 0]
 
 
-def test_only_wanted_snapshots_stay(store):
+def test_snapshots_that_are_not_needed_are_deleted(store):
     for epoch in range(4):
         write_weights(store, snapshot_name(epoch), constant(float(epoch)))
     prune_snapshots(store, {1, 3})

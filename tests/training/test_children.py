@@ -15,7 +15,7 @@ def python(code, *words):
     return [sys.executable, "-c", code, *words]
 
 
-def test_output_is_appended_to_the_log_and_the_tail_is_that_of_the_last_start(tmp_path):
+def test_output_is_appended_and_tail_starts_at_the_last_start(tmp_path):
     log = tmp_path / "new" / "child.log"
     for word in ("first", "second"):
         child = Child(python(SAY, word), log)
@@ -25,7 +25,7 @@ def test_output_is_appended_to_the_log_and_the_tail_is_that_of_the_last_start(tm
     assert child.reason() == ""
 
 
-def test_an_exit_reason_comes_before_the_log_and_is_forgotten_at_the_next_start(tmp_path, monkeypatch):
+def test_exit_reason_precedes_the_log_and_is_cleared_at_restart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the child imports this Starling from anywhere
     child = Child(python(REASON), tmp_path / "log", note=tmp_path / "note")
     child.wait(60)
@@ -44,7 +44,7 @@ def test_a_child_has_this_process_s_environment_and_its_own_variables(tmp_path, 
     assert child.tail() == "1 2 True"
 
 
-def test_families_hold_ended_children_until_they_are_waited_for():
+def test_ended_children_are_listed_until_they_are_waited_for():
     parent = f"import subprocess, sys; subprocess.Popen({python('input()')!r}); print(1, flush=True); input()"
     before = set(children())
     with subprocess.Popen(python(parent), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

@@ -155,7 +155,7 @@ def bucket_of(model, grads):
     return GradientBucket(0, True, grads, list(model.parameters()))
 
 
-def test_a_bucket_has_the_methods_of_ddps_own():
+def test_bucket_has_the_methods_of_ddp_buckets():
     model = nn.Linear(3, 2)
     grads = torch.arange(8.0)
     bucket = bucket_of(model, grads)
@@ -171,14 +171,14 @@ def test_a_bucket_has_the_methods_of_ddps_own():
     assert torch.equal(grads, torch.ones(8))
 
 
-def test_errors_of_another_model_are_refused():
+def test_error_feedback_of_another_model_is_refused():
     state = OneBit(OneBitConfig())
     state.load_tensors({"step": torch.tensor(4), "error.0": torch.ones(5)})
     with pytest.raises(ValueError, match=r"5 errors do not fit a bucket of 8 gradients.*remove it"):
         state.bucket(bucket_of(nn.Linear(3, 2), torch.zeros(8)))
 
 
-def test_errors_that_wait_for_their_bucket_are_in_the_next_checkpoint_too():
+def test_error_feedback_not_yet_used_is_in_the_next_checkpoint():
     state = OneBit(OneBitConfig())
     state.load_tensors({"step": torch.tensor(4), "error.0": torch.ones(8)})
     assert torch.equal(state.state_tensors()["error.0"], torch.ones(8))

@@ -11,10 +11,10 @@ from training.coordinator.packing import pack_rows, unpack_rows
 SIZE = 6 * PER_SHARD
 
 
-# --- what beats bring
+# --- heartbeats
 
 
-def test_a_report_that_comes_again_is_counted_once(tmp_path):
+def test_repeated_report_is_counted_once(tmp_path):
     coordinator, _ = ring(tmp_path)
     reports = [report(1, [0, 1]), report(2, [2])]
     for told in (reports[:1], reports, reports[1:], [*reports, report(3, [3])]):
@@ -24,7 +24,7 @@ def test_a_report_that_comes_again_is_counted_once(tmp_path):
     assert coordinator.ledger.states["n0"].step == 3
 
 
-def test_journal_lines_are_taken_once_and_none_is_left_out(tmp_path):
+def test_journal_lines_are_accepted_once_and_without_gaps(tmp_path):
     coordinator, _ = ring(tmp_path, nodes=1)
     coordinator.core.drain()
 
@@ -40,7 +40,7 @@ def test_journal_lines_are_taken_once_and_none_is_left_out(tmp_path):
     assert [line["step"] for line in coordinator.core.drain()[1]] == [4]
 
 
-def test_a_beats_answer_tells_what_the_node_does_not_know(tmp_path):
+def test_heartbeat_reply_has_only_what_the_node_lacks(tmp_path):
     coordinator, clock = ring(tmp_path, epochs=3)
     number = coordinator.ledger.values.view
     assert beat(coordinator, 0, view=number)["view"] is None
@@ -55,14 +55,14 @@ def test_a_beats_answer_tells_what_the_node_does_not_know(tmp_path):
     assert beat(coordinator, 1)["dropped"]
 
 
-# --- who may come in
+# --- admission
 
 
-def join_again(coordinator, node, name, kept):
+def rejoin(coordinator, node, name, kept):
     return join(coordinator, node, incarnation=name, kept=kept)["source"]
 
 
-def lost(coordinator, clock):
+def drop_all_nodes(coordinator, clock):
     """All nodes are silent until they are dropped."""
     for _ in range(12):
         clock.now += 1.0
@@ -70,36 +70,36 @@ def lost(coordinator, clock):
     assert not coordinator.ledger.states
 
 
-def test_the_last_node_goes_on_with_its_own_weights(tmp_path):
+def test_last_node_rejoins_with_its_own_weights(tmp_path):
     coordinator, clock = ring(tmp_path, nodes=1)
     session = coordinator.ledger.values.session
-    lost(coordinator, clock)
-    assert join_again(coordinator, 0, "n0b", kept="n0") == "own"
+    drop_all_nodes(coordinator, clock)
+    assert rejoin(coordinator, 0, "n0b", kept="n0") == "own"
     assert coordinator.ledger.values.session == session
 
 
 @pytest.mark.parametrize("kept", ["", "somebody", "n1"])
-def test_weights_that_were_never_the_rings_are_not_taken(tmp_path, kept):
-    """Node 1 came when training was under way, and was lost before it had weights."""
+def test_weights_that_the_ring_never_had_are_refused(tmp_path, kept):
+    """Node 1 joined during training, and was lost before it had weights."""
     coordinator, clock = ring(tmp_path, nodes=1)
     beat(coordinator, 0, reports=[report(1, [0])])
     assert join(coordinator, 1)["source"] == "neighbour"
     session = coordinator.ledger.values.session
-    lost(coordinator, clock)
-    assert join_again(coordinator, 1, "n1b", kept=kept) == "initial"
+    drop_all_nodes(coordinator, clock)
+    assert rejoin(coordinator, 1, "n1b", kept=kept) == "initial"
     assert coordinator.ledger.values.session != session
     assert coordinator.ledger.trained == 0
 
 
-def test_a_node_that_has_newer_neighbours_takes_theirs(tmp_path):
+def test_rejoining_node_takes_weights_of_its_neighbours(tmp_path):
     coordinator, clock = ring(tmp_path)
     for _ in range(12):
         clock.now += 1.0
         beat(coordinator, 0)
-    assert join_again(coordinator, 1, "n1b", kept="n1") == "neighbour"
+    assert rejoin(coordinator, 1, "n1b", kept="n1") == "neighbour"
 
 
-def test_a_member_without_weights_that_comes_again_has_none_of_its_own(tmp_path):
+def test_rejoining_member_that_never_had_weights_starts_initially(tmp_path):
     coordinator, clock = make_coordinator(tmp_path, nodes=1)
     join(coordinator, 0)
     beat(coordinator, 0)
@@ -108,13 +108,13 @@ def test_a_member_without_weights_that_comes_again_has_none_of_its_own(tmp_path)
         clock.now += 1.0
         beat(coordinator, 1, ready=False)
     assert [*coordinator.ledger.states] == ["n1"]
-    assert join_again(coordinator, 1, "n1b", kept="n1") == "initial"
+    assert rejoin(coordinator, 1, "n1b", kept="n1") == "initial"
 
 
-def test_a_process_that_replaces_the_only_member_is_believed_if_it_has_that_members_weights(tmp_path):
+def test_replacement_of_the_only_member_needs_its_weights(tmp_path):
     for kept, source in (("n0", "own"), ("another", "initial"), ("", "initial")):
         coordinator, _ = ring(tmp_path / kept, nodes=1)
-        assert join_again(coordinator, 0, "n0b", kept=kept) == source
+        assert rejoin(coordinator, 0, "n0b", kept=kept) == source
 
 
 def test_a_second_process_with_the_same_number_is_refused(tmp_path):
@@ -130,8 +130,8 @@ def test_a_second_process_with_the_same_number_is_refused(tmp_path):
 # --- leases
 
 
-def holder_and_asker(tmp_path, **options):
-    """Node 0 has everything, node 1 nothing."""
+def node_with_all_leases_and_idle_node(tmp_path, **options):
+    """Node 0 has all leases, node 1 none."""
     coordinator, clock = ring(tmp_path, **options)
     leases = []
     while new := beat(coordinator, 0, want=True, have=[lease["id"] for lease in leases])["leases"]:
@@ -141,28 +141,28 @@ def holder_and_asker(tmp_path, **options):
     return coordinator, clock, leases
 
 
-def test_a_holder_that_can_give_nothing_is_asked_once_and_the_asker_goes_on(tmp_path):
-    coordinator, clock, leases = holder_and_asker(tmp_path, epochs=3)
+def test_node_without_rows_to_return_is_asked_once(tmp_path):
+    coordinator, clock, leases = node_with_all_leases_and_idle_node(tmp_path, epochs=3)
     have = [lease["id"] for lease in leases]
     assert {lease["epoch"] for lease in leases} == {0}
     clock.now += 1.0
-    assert beat(coordinator, 1, want=True)["leases"] == []  # an answer is worth waiting for
+    assert beat(coordinator, 1, want=True)["leases"] == []  # it waits for an answer
     wish = beat(coordinator, 0, have=have)["revoke"]
     assert beat(coordinator, 1, want=True)["leases"] == []
     assert beat(coordinator, 0, have=have)["revoke"] == wish
-    assert beat(coordinator, 0, have=have, answered=wish["number"] + 1)["revoke"] == wish  # of another wish
+    assert beat(coordinator, 0, have=have, answered=wish["number"] + 1)["revoke"] == wish  # answers another request
     assert beat(coordinator, 0, have=have, answered=wish["number"])["revoke"] is None
     (lease,) = beat(coordinator, 1, want=True)["leases"]
     assert lease["epoch"] == 1
     assert beat(coordinator, 0, have=have)["revoke"] is None
-    # what it holds has changed: it may have something to give
+    # its leases have changed: it may have rows to return
     beat(coordinator, 0, have=have, reports=[report(1, unpack_rows(leases[0]["rows"]).tolist())])
     beat(coordinator, 1, want=True, have=[lease["id"]])
     assert beat(coordinator, 0, have=have)["revoke"]["number"] > wish["number"]
 
 
-def test_a_holder_that_does_not_answer_is_asked_again_after_some_beats(tmp_path):
-    coordinator, clock, leases = holder_and_asker(tmp_path)
+def test_node_that_ignores_a_request_to_return_rows_is_asked_again(tmp_path):
+    coordinator, clock, leases = node_with_all_leases_and_idle_node(tmp_path)
     have = [lease["id"] for lease in leases]
     beat(coordinator, 1, want=True)
     first = beat(coordinator, 0, have=have)["revoke"]
@@ -174,8 +174,8 @@ def test_a_holder_that_does_not_answer_is_asked_again_after_some_beats(tmp_path)
     assert beat(coordinator, 0, have=have)["revoke"]["number"] == first["number"] + 1
 
 
-def test_work_of_the_next_epoch_is_given_and_of_none_after_it(tmp_path):
-    coordinator, _, leases = holder_and_asker(tmp_path, epochs=4)
+def test_leases_are_given_at_most_one_epoch_ahead(tmp_path):
+    coordinator, _, leases = node_with_all_leases_and_idle_node(tmp_path, epochs=4)
     begun = [{"epoch": 0, "own": False, "rows": lease["rows"]} for lease in leases]
     beat(coordinator, 0, started=begun)  # nothing can be taken back
     have, epochs = [], []
@@ -189,7 +189,7 @@ def test_work_of_the_next_epoch_is_given_and_of_none_after_it(tmp_path):
     assert coordinator.ledger.epochs[1].count == SIZE
 
 
-def test_what_an_idle_node_has_not_reported_goes_back(tmp_path):
+def test_unreported_lease_of_an_idle_node_returns_to_the_pool(tmp_path):
     coordinator, _ = ring(tmp_path)
     (lease,) = beat(coordinator, 0, want=True)["leases"]
     before = coordinator.ledger.epochs[0].pool()
@@ -200,7 +200,7 @@ def test_what_an_idle_node_has_not_reported_goes_back(tmp_path):
     assert not coordinator.ledger.epochs[0].leases
 
 
-def test_nobody_gets_work_before_training_runs_or_without_weights(tmp_path):
+def test_no_leases_before_training_starts_or_without_weights(tmp_path):
     coordinator, _ = make_coordinator(tmp_path)
     join(coordinator, 0)
     assert beat(coordinator, 0, want=True)["leases"] == []
@@ -211,7 +211,7 @@ def test_nobody_gets_work_before_training_runs_or_without_weights(tmp_path):
     assert beat(coordinator, 0, want=True)["leases"]
 
 
-def test_rows_that_a_holder_gives_back_are_those_of_its_lease(tmp_path):
+def test_node_can_return_only_rows_of_its_own_lease(tmp_path):
     coordinator, _ = ring(tmp_path)
     (mine,) = beat(coordinator, 0, want=True)["leases"]
     (other,) = beat(coordinator, 1, want=True)["leases"]

@@ -1,7 +1,7 @@
 """Checkpoints by the coordinator: when one is made, which nodes it waits for, and which ones are kept."""
 
 import pytest
-from bookkeeping import PER_SHARD, ask, beat, join, make_coordinator, published, record, report, ring
+from bookkeeping import PER_SHARD, ask, beat, join, make_coordinator, record, report, ring, wait_until_published
 
 from storage.objects import ObjectStore
 from training.coordinator import checkpoint_rounds
@@ -12,7 +12,7 @@ from training.coordinator.messages import CoordinatorError
 SIZE = 6 * PER_SHARD
 
 
-def checkpoint_begun(tmp_path, **options):
+def checkpoint_answered_by_node_0(tmp_path, **options):
     """A checkpoint for which node 0 has answered, and node 1 has not."""
     coordinator, clock = ring(tmp_path, checkpoint_steps=1, **options)
     beat(coordinator, 0, reports=[report(1, [0])])
@@ -23,37 +23,37 @@ def checkpoint_begun(tmp_path, **options):
 
 
 def test_a_checkpoint_waits_for_all_members(tmp_path):
-    coordinator, clock = checkpoint_begun(tmp_path)
+    coordinator, clock = checkpoint_answered_by_node_0(tmp_path)
     while clock.now < 100.0 + checkpoint_rounds.PATIENCE_S - 5:
         clock.now += 4.0
         for node in range(2):
             beat(coordinator, node)
     assert last_number(coordinator.core.output) == 0
     beat(coordinator, 1, records=[[1, record(1, 1)]])
-    published(coordinator, 1)
+    wait_until_published(coordinator, 1)
     _, document = find_checkpoint(coordinator.core.output, "r")
     assert [entry["node"] for entry in document["records"]] == [0, 1]
 
 
-def test_a_member_that_never_answers_is_left_out_after_a_while(tmp_path):
-    coordinator, clock = checkpoint_begun(tmp_path)
+def test_silent_member_is_left_out_of_the_checkpoint_after_a_while(tmp_path):
+    coordinator, clock = checkpoint_answered_by_node_0(tmp_path)
     while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
         clock.now += 4.0
         for node in range(2):
             beat(coordinator, node)
-    published(coordinator, 1)
+    wait_until_published(coordinator, 1)
     _, document = find_checkpoint(coordinator.core.output, "r")
     assert [entry["node"] for entry in document["records"]] == [0]
 
 
-def test_a_member_that_is_lost_is_not_waited_for(tmp_path):
-    coordinator, _ = checkpoint_begun(tmp_path)
+def test_checkpoint_does_not_wait_for_a_lost_member(tmp_path):
+    coordinator, _ = checkpoint_answered_by_node_0(tmp_path)
     ask(coordinator, op="leave", incarnation="n1")
     coordinator.tick()
-    published(coordinator, 1)
+    wait_until_published(coordinator, 1)
 
 
-def test_a_checkpoint_that_nobody_answers_is_given_up_and_the_next_one_is_made(tmp_path):
+def test_checkpoint_without_answers_is_abandoned_and_the_next_succeeds(tmp_path):
     coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1)
     assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
     while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
@@ -62,21 +62,21 @@ def test_a_checkpoint_that_nobody_answers_is_given_up_and_the_next_one_is_made(t
     assert coordinator.rounds.current is None
     assert beat(coordinator, 0, records=[[1, record(0, 1)]])["checkpoint"] is None  # too late
     assert beat(coordinator, 0, reports=[report(2, [1])])["checkpoint"] == 2
-    beat(coordinator, 0, records=[[1, record(0, 1)]])  # of the other one
+    beat(coordinator, 0, records=[[1, record(0, 1)]])  # for checkpoint 1
     assert beat(coordinator, 0)["checkpoint"] == 2
     beat(coordinator, 0, records=[[2, record(0, 2)]])
-    published(coordinator, 2)
+    wait_until_published(coordinator, 2)
 
 
-class Interrupted(ObjectStore):
-    """A store whose process is killed while it deletes a folder."""
+class InterruptedStore(ObjectStore):
+    """An object store whose process is killed while it deletes a folder."""
 
     def delete_tree(self, *_, **__):
         raise KeyboardInterrupt
 
 
-def test_half_a_checkpoint_does_not_look_complete(tmp_path):
-    store = Interrupted(str(tmp_path))
+def test_partly_deleted_checkpoint_is_not_complete(tmp_path):
+    store = InterruptedStore(str(tmp_path))
     publisher = Publisher(store, keep=1)
     try:
         for number in (1, 2):
@@ -92,7 +92,7 @@ def test_half_a_checkpoint_does_not_look_complete(tmp_path):
         publisher.close()
 
 
-def test_old_checkpoints_and_unfinished_ones_are_deleted_and_newer_ones_are_kept(tmp_path):
+def test_old_and_unfinished_checkpoints_are_deleted_newer_ones_kept(tmp_path):
     store = ObjectStore(str(tmp_path))
     for number in (1, 2, 3, 4, 6):
         store.write_json(f"checkpoints/{number:06d}/node-000/state.json", {})
@@ -111,11 +111,11 @@ def test_old_checkpoints_and_unfinished_ones_are_deleted_and_newer_ones_are_kept
 
 
 @pytest.mark.parametrize("why", ["stop", "time"])
-def test_training_that_is_cut_short_makes_a_last_checkpoint_even_right_after_another(tmp_path, why):
+def test_early_end_makes_a_last_checkpoint_even_after_a_recent_one(tmp_path, why):
     coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1, max_minutes=2.0)
     beat(coordinator, 0, reports=[report(1, [0])])
     beat(coordinator, 0, records=[[1, record(0, 1)]])
-    published(coordinator, 1)
+    wait_until_published(coordinator, 1)
     if why == "stop":
         ask(coordinator, op="stop")
     while clock.now < 100.0 + 125.0 * (why == "time"):
@@ -125,17 +125,17 @@ def test_training_that_is_cut_short_makes_a_last_checkpoint_even_right_after_ano
     assert (reply["finish"], reply["checkpoint"]) == ("", 2)
     assert beat(coordinator, 0, want=True)["leases"] == []  # no new work
     beat(coordinator, 0, records=[[2, record(0, 2)]], reports=[report(2, [1])])
-    published(coordinator, 2)
+    wait_until_published(coordinator, 2)
     assert beat(coordinator, 0)["finish"] == why
     assert beat(coordinator, 0)["checkpoint"] is None
 
 
-def test_a_finished_training_makes_one_checkpoint_and_no_second_one(tmp_path):
+def test_finished_training_makes_exactly_one_last_checkpoint(tmp_path):
     coordinator, _ = ring(tmp_path, nodes=1)
     reply = beat(coordinator, 0, reports=[report(1, list(range(SIZE)))])
     assert (reply["finish"], reply["checkpoint"]) == ("", 1)
     beat(coordinator, 0, records=[[1, record(0, 1)]])
-    published(coordinator, 1)
+    wait_until_published(coordinator, 1)
     assert beat(coordinator, 0)["finish"] == "done"
     assert coordinator.ledger.values.checkpoint == 1
 
@@ -145,15 +145,15 @@ def test_training_that_ends_during_a_checkpoint_makes_another_one(tmp_path):
     assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
     beat(coordinator, 0, reports=[report(2, list(range(SIZE)))])
     beat(coordinator, 0, records=[[1, record(0, 1)]])
-    published(coordinator, 1)
+    wait_until_published(coordinator, 1)
     assert beat(coordinator, 0)["checkpoint"] == 2
     beat(coordinator, 0, records=[[2, record(0, 2)]])
-    published(coordinator, 2)
+    wait_until_published(coordinator, 2)
     assert beat(coordinator, 0)["finish"] == "done"
     assert find_checkpoint(coordinator.core.output, "r")[1]["count"] == 1
 
 
-def test_the_last_checkpoint_is_waited_for_but_not_for_ever(tmp_path):
+def test_wait_for_the_last_checkpoint_is_bounded(tmp_path):
     coordinator, clock = ring(tmp_path, nodes=1)
     ask(coordinator, op="stop")
     assert beat(coordinator, 0)["checkpoint"] == 1
@@ -166,7 +166,7 @@ def test_the_last_checkpoint_is_waited_for_but_not_for_ever(tmp_path):
     assert reply["finish"] == "stop"
 
 
-def test_a_stop_before_anybody_has_weights_ends_at_once(tmp_path):
+def test_stop_before_any_node_has_weights_ends_at_once(tmp_path):
     coordinator, _ = make_coordinator(tmp_path, nodes=1)
     join(coordinator, 0)
     ask(coordinator, op="stop")

@@ -21,7 +21,7 @@ from training.coordinator.throughput import Throughput, fair_transfer
 from training.coordinator.worklist import Worklist, plan_lease
 
 
-def test_rows_and_masks_survive_the_wire():
+def test_rows_and_masks_survive_packing():
     for rows in ([], [3], [0, 1, 2], [9, 2, 5], [0, 2**31 - 1]):
         assert unpack_rows(pack_rows(np.array(rows, dtype=np.int64))).tolist() == rows
     mask = np.random.default_rng(1).random(77) < 0.5
@@ -35,7 +35,7 @@ def test_damaged_rows_are_refused(text):
         unpack_rows(text)
 
 
-def test_a_checkpoint_holds_what_its_weights_contain_even_if_an_epoch_has_closed_since():
+def test_checkpoint_has_the_rows_in_its_weights_after_epoch_end():
     player = Player()
     first, second = player.join(0), player.join(1)
     size = player.ledger.size
@@ -58,7 +58,7 @@ def test_a_checkpoint_holds_what_its_weights_contain_even_if_an_epoch_has_closed
         restored_state(empty_ledger(shards=7), "run", "s", 4, document)
 
 
-def test_so_many_repeated_rows_are_named_and_all_are_counted():
+def test_limited_number_of_repeated_rows_is_named_but_all_are_counted():
     repeats = Repeats()
     for start in range(0, MAX_NAMED + 40, 20):
         repeats.add(np.arange(start, start + 20))
@@ -66,7 +66,7 @@ def test_so_many_repeated_rows_are_named_and_all_are_counted():
     assert repeats.rows == list(range(MAX_NAMED))
 
 
-def test_journal_lines_of_a_killed_store_are_written_once(tmp_path):
+def test_journal_lines_of_a_killed_coordinator_are_written_once(tmp_path):
     journal = tmp_path / "journal"
     log = EventLog(tmp_path / "db", journal)
     log.commit([{"event": "a"}], [{"kind": "step", "step": 1}])
@@ -81,7 +81,7 @@ def test_journal_lines_of_a_killed_store_are_written_once(tmp_path):
         log.close()
 
 
-def test_the_log_is_cut_at_a_state(tmp_path):
+def test_log_is_truncated_when_a_state_is_saved(tmp_path):
     log = EventLog(tmp_path / "db", tmp_path / "journal")
     log.commit([{"event": "a"}], [], {"x": 1})
     log.commit([{"event": "b"}], [])
@@ -92,7 +92,7 @@ def test_the_log_is_cut_at_a_state(tmp_path):
     assert log.load() == ({"x": 2}, [{"event": "d"}])
 
 
-def test_a_spool_ships_each_line_once_and_a_predecessor_s_too(tmp_path):
+def test_spool_sends_each_line_once_including_those_of_its_predecessor(tmp_path):
     old = JournalSpool(tmp_path, "s1", "a")
     old.write({"kind": "step", "step": 1})
     old.close()
@@ -109,7 +109,7 @@ def test_a_spool_ships_each_line_once_and_a_predecessor_s_too(tmp_path):
     assert sorted(steps) == [1, 2]
 
 
-def test_a_transfer_lets_both_end_together():
+def test_transferred_rows_let_both_nodes_finish_together():
     assert fair_transfer(100, 1.0, 1.0) == 50
     assert fair_transfer(110, 1.0, 10.0) == 100
     assert fair_transfer(0, 1.0, 1.0) == 0
@@ -119,24 +119,24 @@ def test_a_transfer_lets_both_end_together():
     assert pace.rate(10.0, 0.0, 0.0001) == pytest.approx(1, rel=0.01)
 
 
-def by_fours(epoch, rows, plan):
+def batches_of_four(epoch, rows, plan):
     return [rows[start : start + 4] for start in range(0, len(rows), 4)]
 
 
-def test_a_whole_epoch_keeps_its_plan_after_a_resume_unless_batches_were_cut():
+def test_resumed_epoch_keeps_its_plan_unless_batches_were_cut():
     lease = Lease(id="1", epoch=0, whole=True, rows=pack_rows(np.arange(8, 30)))
-    assert [a.rows[0] for a in plan_lease(by_fours, lease, 30)] == [8, 12, 16, 20, 24, 28]
+    assert [a.rows[0] for a in plan_lease(batches_of_four, lease, 30)] == [8, 12, 16, 20, 24, 28]
     cut = lease.model_copy(update={"rows": pack_rows(np.arange(9, 30))})
-    assert [a.rows[0] for a in plan_lease(by_fours, cut, 30)] == [9, 13, 17, 21, 25, 29]
+    assert [a.rows[0] for a in plan_lease(batches_of_four, cut, 30)] == [9, 13, 17, 21, 25, 29]
     with pytest.raises(CoordinatorError, match="rows"):
         plan_lease(lambda *_: [np.arange(3)], lease, 30)
 
 
-def test_a_worklist_trains_older_epochs_first_and_gives_back_from_the_end():
+def test_worklist_trains_older_epochs_first_and_returns_rows_from_the_end():
     work = Worklist(ShardMap(np.repeat(np.arange(6), PER_SHARD)), 7, 2, {})
     for number, (epoch, start) in enumerate([(1, 0), (0, 0), (0, 8)]):
         rows = pack_rows(np.arange(start, start + 8))
-        work.add(plan_lease(by_fours, Lease(id=str(number), epoch=epoch, rows=rows), 30))
+        work.add(plan_lease(batches_of_four, Lease(id=str(number), epoch=epoch, rows=rows), 30))
     assert [(a.epoch, int(a.rows[0])) for a in work.peek(9)] == [(0, 0), (0, 4), (0, 8), (0, 12), (1, 0), (1, 4)]
     assert [int(a.rows[0]) for a in work.give_back(0, 7)] == [12, 8]
     assert work.give_back(0, 1) == []
@@ -144,14 +144,14 @@ def test_a_worklist_trains_older_epochs_first_and_gives_back_from_the_end():
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_own_shares_without_a_store_cover_what_nobody_had_and_do_not_overlap(nodes):
+def test_own_shares_without_a_coordinator_are_disjoint_and_cover_open_rows(nodes):
     shards = ShardMap(np.repeat(np.arange(6), PER_SHARD))
     shares = [Worklist(shards, 7, 1, {}).own_share(0, {0: 2}, place, nodes) for place in range(nodes)]
     rows = np.concatenate([share[1] for share in shares if share])
     assert len(rows) == len(set(rows.tolist())) == 4 * PER_SHARD
 
 
-def test_answers_that_are_lost_are_given_again(tmp_path):
+def test_lost_replies_are_repeated(tmp_path):
     coordinator, _ = make_coordinator(tmp_path, nodes=1)
     assert join(coordinator, 0) == join(coordinator, 0)
     beat(coordinator, 0)
@@ -163,7 +163,7 @@ def test_answers_that_are_lost_are_given_again(tmp_path):
         assert (reply["seq"], reply["progress"]["trained"]) == (1, 2)
 
 
-def test_the_slowest_node_gives_back_so_that_both_end_together(tmp_path):
+def test_slow_node_returns_rows_so_that_both_finish_together(tmp_path):
     coordinator, clock = make_coordinator(tmp_path, shards=4)
     for node in range(2):
         join(coordinator, node)
@@ -183,7 +183,7 @@ def test_the_slowest_node_gives_back_so_that_both_end_together(tmp_path):
     assert [lease["rows"] for lease in got] == [leases[0][3]["rows"]]
 
 
-def test_silence_drops_a_node_but_a_store_that_slept_drops_nobody(tmp_path):
+def test_silent_node_is_dropped_unless_the_coordinator_was_suspended(tmp_path):
     coordinator, clock = make_coordinator(tmp_path)
     for node in range(2):
         join(coordinator, node)
@@ -199,7 +199,7 @@ def test_silence_drops_a_node_but_a_store_that_slept_drops_nobody(tmp_path):
     assert beat(coordinator, 1)["dropped"]
 
 
-def test_a_malformed_beat_changes_nothing(tmp_path):
+def test_malformed_heartbeat_changes_nothing(tmp_path):
     coordinator, _ = make_coordinator(tmp_path, nodes=1)
     join(coordinator, 0)
     beat(coordinator, 0)
@@ -242,7 +242,7 @@ def test_a_stop_waits_for_one_checkpoint_even_if_nothing_is_reported_yet(tmp_pat
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 6), min_size=12, max_size=40), st.data())
-def test_a_shard_has_its_rows_in_whatever_order_the_index_is(shard_of_row, data):
+def test_shard_map_finds_rows_in_any_order_of_the_index(shard_of_row, data):
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(shard_of_row), max_size=len(shard_of_row))))
     for order in (shard_of_row, sorted(shard_of_row)):
         shards = ShardMap(np.array(order))

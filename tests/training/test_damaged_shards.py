@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from disturbed import QUICK, Running
+from running_training import QUICK, Running
 from support import wait_until
 from tones import train, train_here
 
@@ -42,12 +42,12 @@ def damage(url, shard, kind="altered"):
     return record
 
 
-def quarantined(job, name="train"):
+def quarantine_entries(job, name="train"):
     return ShardQuarantine(ObjectStore(job.output_url), 0, folder=damage_folder(name)).entries()
 
 
 def check_accounts(trained, lost, epochs=3):
-    """Utterances and lost ones make whole epochs, and no epoch is shorter or longer for it."""
+    """Trained and lost utterances add up to complete epochs."""
     assert trained.result["utterances"] + trained.result["unreadable"] == epochs * 48
     assert trained.result["unreadable"] == lost
     lines = trained.entries("epoch")
@@ -63,13 +63,13 @@ def test_a_shard_damaged_before_the_start_is_left_out(corpus, speech, kind):
     job = make_job(corpus, speech)
     trained = train_here(job)
     check_accounts(trained, 3 * record.count)
-    (entry,) = quarantined(job)
+    (entry,) = quarantine_entries(job)
     assert (entry.shard, entry.utterances, entry.seconds) == (record.name, record.count, record.seconds)
     words = {"cut": "bytes instead of", "altered": "SHA-256 differs", "gone": "it is missing"}
     assert words[kind] in entry.reason
 
 
-def test_the_schedule_follows_the_epochs_though_a_shard_is_lost(corpus, speech):
+def test_schedule_follows_the_epochs_although_a_shard_is_lost(corpus, speech):
     options = {"schedule": {"kind": "cosine", "warmup_epochs": 0.5}, "max_unreadable": 0.9}
     for shard in (0, 2, 3):
         damage(speech / "train", shard)
@@ -84,7 +84,7 @@ def test_the_schedule_follows_the_epochs_though_a_shard_is_lost(corpus, speech):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_shard_altered_in_mid_run_is_left_out_from_then_on(corpus, speech, layout):
+def test_shard_altered_during_the_run_is_left_out_afterwards(corpus, speech, layout):
     job = make_job(corpus, speech, epochs=6, **LAYOUTS[layout])
     with Running(job, slow=12) as running:
         running.wait_for_epoch(1)
@@ -93,10 +93,10 @@ def test_a_shard_altered_in_mid_run_is_left_out_from_then_on(corpus, speech, lay
     lost = trained.result["unreadable"]
     check_accounts(trained, lost, epochs=6)
     assert 3 * record.count <= lost < 6 * record.count
-    assert [entry.shard for entry in quarantined(job)] == [record.name]
+    assert [entry.shard for entry in quarantine_entries(job)] == [record.name]
 
 
-def test_above_the_limit_a_learner_gives_up(corpus, speech):
+def test_learner_fails_if_too_much_data_is_lost(corpus, speech):
     damage(speech / "train", 1)
     job = make_job(corpus, speech, max_unreadable=0.1)
     with pytest.raises(TooManyShardsError, match="10 of 48"):
@@ -107,7 +107,7 @@ def test_above_the_limit_a_learner_gives_up(corpus, speech):
 @pytest.mark.parametrize(
     "layout", [*LAYOUTS.values(), {"strategy": "scpsgd", "learners_per_node": 2}], ids=["one", "two", "two ranks"]
 )
-def test_above_the_limit_training_ends_with_the_reason_and_is_not_tried_again(corpus, speech, layout):
+def test_training_fails_without_retry_if_too_much_data_is_lost(corpus, speech, layout):
     record = damage(speech / "train", 1)
     job = make_job(corpus, speech, max_unreadable=0.1, **layout)
     with pytest.raises(TrainingFailedError, match=rf"status 3(?s:.)*more than the share of 0.1(?s:.)*{record.name}"):
@@ -127,12 +127,12 @@ def test_a_shard_of_the_validation_set_is_left_out(corpus, speech):
     assert {entry["unreadable"] for entry in trained.result["history"]} == {2}
     assert {entry["valid_unreadable"] for entry in trained.entries("valid")} == {2}
     assert trained.result["valid"]["unreadable"] == 2
-    assert [entry.shard for entry in quarantined(job, "valid")] == [record.name]
-    assert not quarantined(job)
+    assert [entry.shard for entry in quarantine_entries(job, "valid")] == [record.name]
+    assert not quarantine_entries(job)
 
 
 @pytest.mark.slow
-def test_too_much_of_the_validation_set_ends_the_training(corpus, speech):
+def test_training_fails_if_too_much_of_the_validation_set_is_lost(corpus, speech):
     record = damage(speech / "valid", 0)
     job = make_job(corpus, speech)
     with pytest.raises(TrainingFailedError, match=rf"status 3(?s:.)*10 of 12 utterances(?s:.)*{record.name}"):
@@ -155,7 +155,7 @@ class TestRemote:
     def copies(self, job):
         return {path.stem: path for path in job.cache.glob("*.tar")}
 
-    def test_an_evicted_copy_whose_shard_was_altered_meanwhile(self, job):
+    def test_alteration_is_found_when_an_evicted_copy_is_fetched_again(self, job):
         dataset = open_set(job, job.train_url)
         record = dataset.index.shards[1]
         first, second = dataset.batch([0, 1]), dataset.batch([10, 11])
@@ -165,9 +165,9 @@ class TestRemote:
         self.copies(job)[record.sha256].unlink()
         again = dataset.batch([1, 10, 11])
         assert (again.ids, again.unreadable) == (["t001"], 2)
-        assert [entry.shard for entry in quarantined(job)] == [record.name]
+        assert [entry.shard for entry in quarantine_entries(job)] == [record.name]
 
-    def test_a_damaged_copy_is_fetched_anew(self, job):
+    def test_damaged_copy_is_fetched_again(self, job):
         whole = open_set(job, job.train_url).batch([10, 11])
         (copy,) = self.copies(job).values()
         content = copy.read_bytes()
@@ -181,10 +181,10 @@ class TestRemote:
         with copy.open("r+b") as file:
             file.write(bytes(len(content)))
         assert dataset.batch([10, 11]).inputs.equal(whole.inputs)
-        assert not quarantined(job)
+        assert not quarantine_entries(job)
 
     @pytest.mark.slow
-    def test_training_goes_on_when_copies_vanish_and_a_shard_is_altered(self, job):
+    def test_training_continues_if_copies_vanish_and_a_shard_is_altered(self, job):
         with Running(job.model_copy(update={"train": job.train.model_copy(update={"epochs": 6})}), slow=12) as running:
             running.wait_for_epoch(1)
             record = damage(job.train_url, 0, "cut")
@@ -194,16 +194,16 @@ class TestRemote:
         lost = trained.result["unreadable"]
         check_accounts(trained, lost, epochs=6)
         assert 3 * record.count <= lost < 6 * record.count
-        assert [entry.shard for entry in quarantined(job)] == [record.name]
+        assert [entry.shard for entry in quarantine_entries(job)] == [record.name]
 
 
-def test_any_learner_may_ask_whether_too_much_is_lost(corpus, speech):
+def test_any_learner_can_check_whether_too_much_data_is_lost(corpus, speech):
     damage(speech / "train", 1)
     job = make_job(corpus, speech, max_unreadable=0.1)
     finder, other = (open_set(job, job.train_url) for _ in range(2))
     other.check()
     with pytest.raises(TooManyShardsError):
         finder.batch([10])
-    wait_until(lambda: quarantined(job))
+    wait_until(lambda: quarantine_entries(job))
     with pytest.raises(TooManyShardsError, match="10 of 48"):
         other.check()

@@ -55,7 +55,7 @@ def test_audio_is_resampled_when_asked(corpus):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_stored_features(tmp_path, dtype):
+def test_stored_features_are_read_into_batches(tmp_path, dtype):
     feats = [np.random.default_rng(k).normal(size=(4 + k, 3)).astype(dtype) for k in range(3)]
     samples = []
     for number, array in enumerate(feats):
@@ -92,7 +92,7 @@ def test_audio_that_cannot_be_decoded_in_a_whole_shard_is_named(tmp_path):
     assert caught.value.shard.name == "0.tar"
 
 
-def test_a_text_outside_the_vocabulary_is_named_at_once(corpus):
+def test_text_outside_the_vocabulary_is_refused_when_a_set_is_opened(corpus):
     tokenizer = train_tokenizer(TokenConfig(kind="words"), ["ba ce"])
     with pytest.raises(TokenError, match=r"di|fu|gu|ly"):
         open_set(corpus.url("train"), tokenizer=tokenizer)
@@ -112,7 +112,7 @@ def test_reading_ahead_keeps_the_order(depth):
     assert numbers(read_ahead(fake_batch, range(20), depth)) == list(range(20))
 
 
-def test_an_empty_plan_ends_at_once():
+def test_empty_plan_yields_no_batches():
     assert numbers(read_ahead(fake_batch, [])) == []
 
 
@@ -127,7 +127,7 @@ def test_at_most_depth_batches_are_held():
 
     batches = read_ahead(load, range(100), depth=2)
     assert numbers([next(batches)]) == [0]
-    for _ in range(4):  # one was consumed, two wait, one is in the loader's hand
+    for _ in range(4):  # one was consumed, two wait, one is being loaded
         assert released.acquire(timeout=20)
     assert not released.acquire(timeout=0.3)
     assert loaded == [0, 1, 2, 3]

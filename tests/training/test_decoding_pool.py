@@ -36,14 +36,14 @@ def decoded(decoder, processes, between=lambda pool: None, count=5):
     return found
 
 
-def test_two_processes_give_the_same_as_none(decoder):
+def test_two_processes_decode_like_this_process(decoder):
     alone = decoded(decoder, 1)
     assert [number for number, _ in alone] == list(range(5))
     assert alone == [(n, decoder.decode(s.log_probs, s.frames)) for n, s in enumerate(batches(5))]
     assert decoded(decoder, 2) == alone
 
 
-def test_a_killed_process_costs_no_utterance(decoder, caplog):
+def test_killed_process_loses_no_utterance(decoder, caplog):
     def kill(pool):
         if pool._pool is not None:
             for process in list((pool._pool._processes or {}).values()):
@@ -54,7 +54,7 @@ def test_a_killed_process_costs_no_utterance(decoder, caplog):
     assert "this one goes on alone" in caplog.text
 
 
-def test_what_is_wrong_with_scores_is_said(decoder):
+def test_nan_scores_are_reported(decoder):
     scores = next(batches(1))
     scores.log_probs[0, 3, 1] = float("nan")
     with DecodingPool(decoder, 2) as pool:

@@ -27,20 +27,20 @@ def gpu(number):
     return torch.device("cuda", number)
 
 
-def test_auto_takes_a_gpu_where_there_is_one():
+def test_auto_selects_a_gpu_if_available():
     assert pick_device("auto", 0, Inventory(0)) == CPU
     assert pick_device("cpu", 0, Inventory(2)) == CPU
     assert [pick_device("auto", number, Inventory(2)) for number in range(3)] == [gpu(0), gpu(1), gpu(0)]
 
 
-def test_a_gpu_that_is_demanded_and_missing_is_an_error_with_the_cause():
+def test_missing_required_gpu_is_an_error_with_the_cause():
     with pytest.raises(ValueError, match=r"train\.device is 'cuda' but torch sees no GPU: use 'auto' or 'cpu'"):
         pick_device("cuda", 0, Inventory(0))
     with pytest.raises(ValueError, match="torch sees no GPU: the driver is too old"):
         pick_device("cuda", 0, Inventory(0, "the driver is too old"))
 
 
-def test_what_runs_beside_training_falls_back_to_the_cpu_and_says_so(caplog):
+def test_evaluator_falls_back_to_the_cpu_with_a_warning(caplog):
     assert best_device("cuda", 3, Inventory(2)) == gpu(1)
     with caplog.at_level(logging.WARNING):
         assert best_device("cuda", 0, Inventory(0)) == CPU
@@ -48,7 +48,7 @@ def test_what_runs_beside_training_falls_back_to_the_cpu_and_says_so(caplog):
 
 
 @pytest.mark.parametrize(("learners", "gpus", "number"), [(1, 2, 1), (2, 4, 2), (0, 1, 0), (1, 1, 0), (4, 4, 0)])
-def test_the_evaluator_takes_a_gpu_that_no_learner_uses_if_there_is_one(learners, gpus, number):
+def test_evaluator_prefers_a_gpu_that_no_learner_uses(learners, gpus, number):
     assert spare_device("auto", learners, Inventory(gpus)) == gpu(number)
 
 
@@ -88,7 +88,7 @@ def test_a_gpu_that_torch_cannot_use_is_explained(driver, wheel, visible, said):
     assert (said in found) if said else found == ""
 
 
-def test_the_inventory_tells_of_a_driver_that_is_too_old(monkeypatch):
+def test_inventory_reports_a_driver_that_is_too_old(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Gpus, "driver", lambda self: OLD)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -101,7 +101,7 @@ def test_the_inventory_tells_of_a_driver_that_is_too_old(monkeypatch):
     assert inventory() == Inventory(3)
 
 
-def test_a_process_makes_its_gpu_the_current_one(monkeypatch):
+def test_process_selects_its_gpu_as_current_device(monkeypatch):
     claimed = []
     monkeypatch.setattr(torch.cuda, "set_device", claimed.append)
     claim(CPU)
@@ -109,7 +109,7 @@ def test_a_process_makes_its_gpu_the_current_one(monkeypatch):
     assert claimed == [gpu(1)]
 
 
-def test_the_allocator_is_configured_unless_somebody_has_done_so(monkeypatch):
+def test_allocator_is_configured_unless_the_environment_does(monkeypatch):
     assert allocator_settings({}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         assert allocator_settings({name: "max_split_size_mb:128"}) == {}
@@ -129,12 +129,12 @@ def test_the_allocator_is_configured_unless_somebody_has_done_so(monkeypatch):
         (MemoryError(), False),
     ],
 )
-def test_out_of_memory_is_told_from_other_errors(error, expected):
+def test_out_of_memory_is_distinguished_from_other_errors(error, expected):
     assert is_out_of_memory(error) is expected
 
 
 @pytest.mark.gpu
-def test_a_claimed_gpu_is_the_current_one():
+def test_claimed_gpu_is_the_current_device():
     claim(gpu(torch.cuda.device_count() - 1))
     assert torch.cuda.current_device() == torch.cuda.device_count() - 1
     claim(gpu(0))

@@ -63,7 +63,7 @@ def test_a_blstm_learns_the_words(corpus, tmp_path):
     assert run.result["valid"]["wer"] == 0.0
 
 
-def test_the_result_adds_up(trained, corpus):
+def test_utterance_counts_of_the_result_add_up(trained, corpus):
     result, epochs = trained.result, 10
     assert result["epoch"] == len(result["history"]) == epochs
     assert [entry["epoch"] for entry in result["history"]] == list(range(1, epochs + 1))
@@ -75,7 +75,7 @@ def test_the_result_adds_up(trained, corpus):
     assert ObjectStore(trained.job.output_url).read_json("result.json") == result
 
 
-def test_the_journal_tells_every_epoch(trained, corpus):
+def test_journal_has_an_entry_for_every_epoch(trained, corpus):
     epochs = trained.entries("epoch")
     assert [(entry["epoch"], entry["utterances"], entry["repeated"]) for entry in epochs] == [
         (number, len(corpus.train), 0) for number in range(1, 11)
@@ -118,15 +118,15 @@ def test_the_model_averages_the_best_epochs(trained):
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def undisturbed(request, corpus, tmp_path_factory):
+def uninterrupted(request, corpus, tmp_path_factory):
     """Everything that draws random numbers is on: masks, speed, noise, gain, dropout, dither."""
     spec = corpus.spec(request.param, features=LogMelConfig(num_mels=16, dither=1.0))
     options = {"spec": spec, "optimizer": OPTIMIZER[request.param], "augment": EVERYTHING_RANDOM, "epochs": 2}
-    job = corpus.job(tmp_path_factory.mktemp("undisturbed"), **options)
+    job = corpus.job(tmp_path_factory.mktemp("uninterrupted"), **options)
     return train_here(job), options
 
 
-def newest(job):
+def newest_checkpoint(job):
     """The newest complete checkpoint: its number, and what it says."""
     return find_checkpoint(ObjectStore(job.output_url), job.run)
 
@@ -136,13 +136,13 @@ def numbers(job):
 
 
 @pytest.mark.parametrize("stop", ["first", "middle", "end of epoch", "second epoch", "last"])
-def test_a_stop_at_any_step_and_a_resume_change_nothing(undisturbed, corpus, tmp_path, stop):
-    whole, options = undisturbed
+def test_stopping_at_any_step_and_resuming_changes_nothing(uninterrupted, corpus, tmp_path, stop):
+    whole, options = uninterrupted
     per_epoch = whole.result["step"] // 2
     places = {"first": 1, "middle": 2, "end of epoch": per_epoch, "second epoch": per_epoch + 1, "last": 2 * per_epoch}
     job = corpus.job(tmp_path, **options)
     train_here(job, stop_at=places[stop])
-    assert newest(job)[1]["totals"]["steps"] == places[stop]
+    assert newest_checkpoint(job)[1]["totals"]["steps"] == places[stop]
     assert not ObjectStore(job.output_url).exists("result.json")
     resumed = train_here(job)
     assert resumed.worker.step == whole.worker.step
@@ -154,13 +154,13 @@ def test_a_stop_at_any_step_and_a_resume_change_nothing(undisturbed, corpus, tmp
     assert [entry["steps"] for entry in restarts] == [{"0.0": places[stop]}]
 
 
-def test_another_seed_gives_another_model(undisturbed, corpus, tmp_path):
-    whole, options = undisturbed
+def test_another_seed_gives_another_model(uninterrupted, corpus, tmp_path):
+    whole, options = uninterrupted
     assert train_here(corpus.job(tmp_path, seed=8, **options)).model_bytes != whole.model_bytes
 
 
-def test_a_finished_run_only_writes_its_model_again(undisturbed):
-    run, _ = undisturbed
+def test_finished_run_is_not_trained_again(uninterrupted):
+    run, _ = uninterrupted
     before, steps = run.model_bytes, len(run.losses)
     again = train_here(run.job)
     assert again.model_bytes == before
@@ -168,21 +168,21 @@ def test_a_finished_run_only_writes_its_model_again(undisturbed):
     assert len(again.losses) == steps
 
 
-def test_checkpoints_do_not_pile_up(undisturbed):
-    run, _ = undisturbed
-    number, document = newest(run.job)
+def test_old_checkpoints_are_deleted(uninterrupted):
+    run, _ = uninterrupted
+    number, document = newest_checkpoint(run.job)
     assert len(numbers(run.job)) == 2
     assert numbers(run.job)[-1] == number
     assert document["totals"]["steps"] == run.result["step"]
 
 
 @pytest.fixture
-def exact_time(monkeypatch):
-    """The store notes the time of training at every look, not once a second."""
+def exact_training_time(monkeypatch):
+    """The coordinator records the training time at every check, not once a second."""
     monkeypatch.setattr("training.coordinator.coordinator.NOTE_S", 0.0)
 
 
-def test_max_minutes_ends_an_epoch_early_with_a_model(corpus, tmp_path, exact_time):
+def test_max_minutes_ends_an_epoch_early_with_a_model(corpus, tmp_path, exact_training_time):
     run = train_here(corpus.job(tmp_path, epochs=5000, max_batch=1, batch_seconds=0.1, max_minutes=0.3 / 60))
     result = run.result
     assert result["elapsed"] >= 0.3
@@ -192,9 +192,9 @@ def test_max_minutes_ends_an_epoch_early_with_a_model(corpus, tmp_path, exact_ti
     assert len(run.model_bytes) > 1000
 
 
-def test_max_minutes_counts_over_restarts(corpus, tmp_path, exact_time):
+def test_max_minutes_counts_over_restarts(corpus, tmp_path, exact_training_time):
     train_here(corpus.job(tmp_path, epochs=5000), stop_at=10)
-    spent = newest(corpus.job(tmp_path))[1]["elapsed"]
+    spent = newest_checkpoint(corpus.job(tmp_path))[1]["elapsed"]
     assert spent > 0
     run = train_here(corpus.job(tmp_path, epochs=5000, max_minutes=(spent + 0.2) / 60))
     (resume,) = run.entries("resume")
@@ -203,12 +203,12 @@ def test_max_minutes_counts_over_restarts(corpus, tmp_path, exact_time):
     assert run.result["step"] >= 10
 
 
-def test_without_any_epoch_there_is_a_clear_error(corpus, tmp_path):
+def test_training_without_a_finished_epoch_is_an_error(corpus, tmp_path):
     with pytest.raises(NoModelError, match=r"train\.max_minutes"):
         Evaluator(corpus.job(tmp_path)).finish({}, [])
 
 
-# --- what goes wrong
+# --- failures
 
 
 @pytest.mark.parametrize(("steps", "error"), [(3, DivergedError), (100, NoModelError)])
@@ -261,7 +261,7 @@ def unusual_set(url):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unalignable_utterances_are_counted_and_harmless(corpus, tmp_path, kind):
+def test_unalignable_utterances_are_counted_and_skipped(corpus, tmp_path, kind):
     unusual_set(str(tmp_path / "train"))
     run = train_here(corpus.job(tmp_path, kind, train_url=str(tmp_path / "train"), epochs=3))
     assert run.result["unalignable"] == 3 * 3
@@ -301,7 +301,7 @@ def test_other_normalizations_train(corpus, tmp_path, cmvn):
     assert np.isfinite(run.result["valid"]["loss"])
 
 
-def test_mixed_precision_stays_close(corpus, tmp_path):
+def test_losses_of_mixed_precision_stay_close(corpus, tmp_path):
     full, mixed = (
         train_here(corpus.job(tmp_path / amp, "conformer", epochs=1, amp=amp)).losses for amp in ("off", "bf16")
     )
@@ -316,6 +316,6 @@ def test_steps_are_logged_as_often_as_configured(corpus, tmp_path):
     assert run.result["step"] == 24
 
 
-def test_a_stop_comes_where_these_tests_want_it(corpus, tmp_path):
+def test_training_stops_at_the_requested_step(corpus, tmp_path):
     run = train_here(corpus.job(tmp_path, epochs=2, max_batch=4), stop_at=7)
     assert run.worker.step == len(run.losses) == 7

@@ -6,7 +6,7 @@ import signal
 from collections import Counter, defaultdict
 
 import pytest
-from disturbed import QUICK, Running, with_signal
+from running_training import QUICK, Running, send_signal
 from support import environment
 from tones import bare, train, train_here
 
@@ -51,7 +51,7 @@ def trace(tmp_path):
 
 
 @pytest.mark.parametrize("world", ["one", *(pytest.param(world, marks=pytest.mark.slow) for world in SLOW)])
-def test_three_epochs(corpus, tmp_path, trace, world):
+def test_every_utterance_is_trained_once_in_each_of_three_epochs(corpus, tmp_path, trace, world):
     train(make_job(corpus, tmp_path, **WORLDS[world]))
     counts, _ = trained_ids(trace)
     once = Counter(sample.id for sample in corpus.train)
@@ -65,7 +65,7 @@ def batches_with(corpus, folder, ids, **changes):
     return trained_ids(ids)[1]["0.0"]
 
 
-def test_the_order_is_the_same_with_any_number_of_loader_threads(corpus, tmp_path):
+def test_order_does_not_depend_on_the_number_of_loader_threads(corpus, tmp_path):
     orders = [
         batches_with(corpus, tmp_path / f"run{n}", tmp_path / f"ids{n}", loader_threads=n, epochs=2) for n in (1, 2, 5)
     ]
@@ -74,7 +74,7 @@ def test_the_order_is_the_same_with_any_number_of_loader_threads(corpus, tmp_pat
     assert first != second
 
 
-def test_a_stop_in_mid_epoch_goes_on_at_the_batch(corpus, tmp_path, trace):
+def test_training_stopped_in_mid_epoch_resumes_at_the_same_batch(corpus, tmp_path, trace):
     job = make_job(corpus, tmp_path / "run")
     train_here(job, stop_at=5)
     stopped = trained_ids(trace)[1]["0.0"]
@@ -85,8 +85,8 @@ def test_a_stop_in_mid_epoch_goes_on_at_the_batch(corpus, tmp_path, trace):
     assert resumed == undisturbed
 
 
-def check_with_losses(job, trace, corpus):
-    """Nothing is missing; what came twice is counted and named."""
+def check_with_repetitions(job, trace, corpus):
+    """No utterance is missing; repeated ones are counted and named."""
     counts, _ = trained_ids(trace)
     epochs = {entry["epoch"] - 1: entry for entry in read_journal(job.journal) if entry["kind"] == "epoch"}
     everything = {sample.id for sample in corpus.train}
@@ -100,23 +100,23 @@ def check_with_losses(job, trace, corpus):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("nodes", "victim"), [(2, 1), (4, 2), (4, 0)])
-def test_a_killed_learner_loses_nothing(corpus, tmp_path, trace, nodes, victim):
+def test_killed_learner_loses_no_utterance(corpus, tmp_path, trace, nodes, victim):
     job = make_job(corpus, tmp_path, strategy="adpsgd", nodes=nodes, max_batch=4 * nodes, checkpoint_steps=1000)
     with Running(job, slow=12) as running:
         running.wait_for_epoch(1)
-        with_signal(running.learner(victim), signal.SIGKILL)
+        send_signal(running.learner(victim), signal.SIGKILL)
         running.finish()
-    check_with_losses(job, trace, corpus)
+    check_with_repetitions(job, trace, corpus)
 
 
 @pytest.mark.slow
-def test_a_killed_store_loses_nothing(corpus, tmp_path, trace):
+def test_killed_coordinator_loses_no_utterance(corpus, tmp_path, trace):
     job = make_job(corpus, tmp_path, strategy="adpsgd", nodes=4, max_batch=16, checkpoint_steps=1000)
     with Running(job, slow=12) as running:
         running.wait_for_epoch(1)
-        with_signal(running.processes("training.coordinator.server")[0], signal.SIGKILL)
+        send_signal(running.processes("training.coordinator.server")[0], signal.SIGKILL)
         running.finish()
-    check_with_losses(job, trace, corpus)
+    check_with_repetitions(job, trace, corpus)
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_sampled_epochs_draw_each_position_once(corpus, tmp_path, trace):
         assert drawn == {"speaker0": 24, "speaker1": 12, "speaker2": 12}
 
 
-def test_no_trace_without_a_request(corpus, tmp_path):
+def test_no_trace_is_written_unless_requested(corpus, tmp_path):
     assert "STARLING_TRACE_IDS" not in os.environ
     train_here(make_job(corpus, tmp_path, epochs=1))
     assert not list(tmp_path.rglob("0.0.jsonl"))

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from bare_learners import SIZE, BareDevice, Learner, Network
+from emulated_exchange import SIZE, BareDevice, Learner, Network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import wait_until
@@ -26,7 +26,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=25)
 @given(count=st.integers(2, 5), wire=st.sampled_from(["fp32", "bf16"]), events=EVENTS)
-def test_the_sum_is_kept_and_no_gradient_is_lost_in_any_interleaving(count, wire, events):
+def test_sum_of_weights_is_conserved_in_any_interleaving(count, wire, events):
     learners = [Learner(i, wire) for i in range(count)]
     net = Network(learners)
     for kind, a, b in events:
@@ -56,7 +56,7 @@ def test_the_sum_is_kept_and_no_gradient_is_lost_in_any_interleaving(count, wire
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_device_gets_every_average_once_while_its_copies_are_under_way(seed):
+def test_device_receives_every_average_once_during_asynchronous_copies(seed):
     chance = random.Random(seed)
     learners = [Learner(number, outside=BareDevice) for number in range(3)]
     net = Network(learners)
@@ -91,7 +91,7 @@ def test_a_device_gets_every_average_once_while_its_copies_are_under_way(seed):
 
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_both_sides_add_the_same_with_opposite_signs_bit_for_bit(wire):
+def test_both_sides_add_exactly_opposite_deltas(wire):
     one, two = Learner(1, wire), Learner(2, wire)
     for learner in (one, two):
         learner.live.copy_(torch.randn(SIZE))
@@ -113,7 +113,7 @@ def test_both_sides_add_the_same_with_opposite_signs_bit_for_bit(wire):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_a_chunk_that_is_not_finite_is_left_out_by_both_sides(bad, side, wire):
+def test_chunk_with_nan_or_inf_is_skipped_by_both_sides(bad, side, wire):
     learners = [Learner(1, wire), Learner(2, wire)]
     learners[side].live[5] = bad  # in the second of three chunks
     net = Network(learners)
@@ -133,7 +133,7 @@ def test_a_chunk_that_is_not_finite_is_left_out_by_both_sides(bad, side, wire):
         assert delta[:4].abs().sum() > 0
 
 
-def test_differences_beyond_fp32_are_left_out_by_both_sides():
+def test_differences_that_overflow_fp32_are_skipped_by_both_sides():
     learners = [Learner(1), Learner(2)]
     for learner, value in zip(learners, (3e38, -3e38), strict=True):
         learner.live[:] = value
@@ -156,7 +156,7 @@ def test_large_finite_differences_are_averaged_although_their_squares_overflow()
     assert learners[0].live[0] == learners[1].live[0] == 0
 
 
-def test_a_delta_that_the_snapshot_lacks_stays_in_the_working_copy():
+def test_delta_missing_in_the_snapshot_stays_in_the_working_copy():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
     for chunk in range(3):
@@ -177,7 +177,7 @@ def test_a_delta_that_the_snapshot_lacks_stays_in_the_working_copy():
         assert np.allclose(one.inside.weights(chunk), mean[chunk * 4 : chunk * 4 + 4])
 
 
-def test_a_delta_released_while_an_older_snapshot_waits_is_not_lost_from_the_working_copy():
+def test_delta_taken_while_an_older_snapshot_waits_is_kept():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
     net.exchange(0, 1, 0)
@@ -191,7 +191,7 @@ def test_a_delta_released_while_an_older_snapshot_waits_is_not_lost_from_the_wor
     assert np.allclose(one.inside.weights(1), mean[4:8])
 
 
-def test_new_weights_drop_what_waits_and_what_is_gathered():
+def test_new_weights_discard_pending_and_gathered_deltas():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
     net.exchange(0, 1, 0)
@@ -206,7 +206,7 @@ def test_new_weights_drop_what_waits_and_what_is_gathered():
     assert not one.outside.ready()
 
 
-def test_a_reset_while_the_slot_is_full_comes_with_the_next_snapshot():
+def test_reset_while_the_slot_is_full_takes_effect_with_the_next_snapshot():
     one = Learner(1)
     assert one.give()
     assert not one.give()  # full
@@ -220,7 +220,7 @@ def test_a_reset_while_the_slot_is_full_comes_with_the_next_snapshot():
     assert not one.inside.weights(0).any()
 
 
-def test_a_delta_released_in_the_middle_of_a_poll_is_still_in_the_working_copy():
+def test_delta_taken_during_a_poll_stays_in_the_working_copy():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
     net.exchange(0, 1, 0)
@@ -245,7 +245,7 @@ def test_a_delta_released_in_the_middle_of_a_poll_is_still_in_the_working_copy()
     assert torch.equal(one.live.double(), mean)
 
 
-def test_a_delta_of_old_weights_is_not_added_to_new_ones():
+def test_delta_of_old_weights_is_not_added_to_new_weights():
     one, two = Learner(1), Learner(2)
     Network([one, two]).exchange(0, 1, 0)
     one.poll()  # offered, and not taken
@@ -261,7 +261,7 @@ def test_a_delta_of_old_weights_is_not_added_to_new_ones():
 
 @given(values=st.lists(st.floats(width=32, allow_nan=True), min_size=20, max_size=80))
 @settings(max_examples=20)
-def test_bf16_is_rounded_to_nearest_and_keeps_what_is_not_finite(values):
+def test_bf16_is_rounded_to_nearest_and_keeps_nan_and_inf(values):
     array = np.array(values, np.float32)
     wire = Wire("bf16", len(array))
     raw = bytearray(2 * len(array))

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from emulated_device import DeviceExchange
 from exchange_ring import CONFIG, SIZE, Ring
-from pretended_copies import DeviceExchange
 from support import wait_until
 
 from benchmarks.peers.starling import exchange_config
@@ -31,8 +31,8 @@ class ExchangeContract:
     def make(self, count, folder, **config):
         """Exchanges of `count` nodes."""
 
-    def all_there(self, exchange):
-        """Whether everything that was averaged waits to be taken; an update would take what there is."""
+    def is_everything_ready(self, exchange):
+        """Whether all averages can be taken; an update would take only the available ones."""
         return exchange.ready() and not any(box.gathered for box in self.mailboxes(exchange))
 
     def mailboxes(self, exchange):
@@ -48,7 +48,7 @@ class ExchangeContract:
                 exchange.close()
 
     @pytest.mark.parametrize("count", [2, 3, 5])
-    def test_a_ring_of_any_size_agrees_and_the_sum_is_kept(self, count, tmp_path):
+    def test_ring_of_any_size_converges_and_conserves_the_sum(self, count, tmp_path):
         with self.ring(count, tmp_path) as ring:
             ring.start()
             ring.loaded()
@@ -70,7 +70,7 @@ class ExchangeContract:
 
             wait_until(adds_up, every_s=0.05)
 
-    def test_nobody_exchanges_without_a_step_and_permits_do_not_add_up(self, tmp_path):
+    def test_each_step_permits_one_exchange_and_unused_permits_expire(self, tmp_path):
         with self.ring(2, tmp_path) as ring:
             one = ring.exchanges[0]
             ring.start()
@@ -88,7 +88,7 @@ class ExchangeContract:
             assert one.stats().initiated <= 2 * self.parts
             assert ring.exchanges[1].stats().initiated == int(self.meets) * self.parts
 
-    def test_an_update_gets_everything_that_was_averaged_until_then(self, tmp_path):
+    def test_update_includes_all_averages_finished_before_it(self, tmp_path):
         """Staleness one: also what comes after the first average, and whatever the daemon does at the time."""
         with self.ring(2, tmp_path) as ring:
             ring.start()
@@ -106,9 +106,9 @@ class ExchangeContract:
                         ),
                         every_s=0.002,
                     )
-                    time.sleep(0.01)  # what is handed over too early is handed over now
+                    time.sleep(0.01)  # a delta handed over too early would arrive now
                 for n, one in enumerate(ring.exchanges):
-                    wait_until(lambda: self.all_there(one), 60, 0.002)  # noqa: B023
+                    wait_until(lambda: self.is_everything_ready(one), 60, 0.002)  # noqa: B023
                     ring.take(n)
                     assert one.stats().staleness == 1
                 assert ring.spread() <= self.rounding
@@ -131,7 +131,7 @@ class ExchangeContract:
                 ring.work()
             wait_until(lambda: ring.settled(total), every_s=0.05)
 
-    def test_one_alone_trains_on(self, tmp_path):
+    def test_single_learner_trains_without_exchanges(self, tmp_path):
         with self.ring(1, tmp_path) as ring:
             ring.join()
             ring.start()
@@ -141,7 +141,7 @@ class ExchangeContract:
             assert not ring.exchanges[0].ready()
             assert ring.exchanges[0].stats().failed == 0
 
-    def test_what_is_not_finite_does_not_spread(self, tmp_path):
+    def test_nan_weights_do_not_spread(self, tmp_path):
         with self.ring(2, tmp_path) as ring:
             ring.live[1][5000] = float("nan")
             ring.join()
@@ -175,7 +175,7 @@ class ExchangeContract:
             wait_until(lambda: ring.work() or ring.spread() < 0.05, every_s=0.01)
             assert torch.allclose(torch.stack(ring.live).mean(0), torch.tensor(100.5), atol=0.2)
 
-    def test_weights_that_do_not_fit_are_refused(self, tmp_path):
+    def test_weights_of_wrong_size_are_refused(self, tmp_path):
         with self.ring(1, tmp_path) as ring:
             with pytest.raises(ValueError, match="contiguous fp32"):
                 ring.exchanges[0].start(torch.zeros(3), 0)
@@ -184,7 +184,7 @@ class ExchangeContract:
             with pytest.raises(ExchangeError, match="ready"):
                 ring.exchanges[0].take()
 
-    def test_a_closed_exchange_is_not_alive_and_harmless(self, tmp_path):
+    def test_closed_exchange_is_not_alive_and_ignores_calls(self, tmp_path):
         with self.ring(2, tmp_path) as ring:
             ring.join()
             ring.start()
@@ -217,7 +217,7 @@ class ExchangeContract:
             wait_until(lambda: ring.work() or (ring.spread() < 0.05 and newcomer.stats().answered), every_s=0.01)
             wait_until(lambda: ring.settled(total), every_s=0.05)
 
-    def test_nobody_gives_weights(self, tmp_path):
+    def test_fetch_returns_none_if_no_neighbour_has_finite_weights(self, tmp_path):
         if not self.elastic:
             pytest.skip("a fixed ring has no newcomers")
         with self.ring(2, tmp_path) as ring:
@@ -229,7 +229,7 @@ class ExchangeContract:
             ring.loaded([1])
             assert ring.exchanges[0].fetch(1.0) is None  # not these
 
-    def test_a_dead_peer_costs_a_failure_and_the_ring_closes(self, tmp_path):
+    def test_lost_peer_causes_a_failure_and_the_ring_closes(self, tmp_path):
         if not self.elastic:
             pytest.skip("a fixed ring ends with its first loss")
         with self.ring(3, tmp_path) as ring:
@@ -264,8 +264,8 @@ class TestZmq(ExchangeContract):
 class TestZmqOfADevice(TestZmq):
     """Weights on a device, whose copies take a while."""
 
-    def all_there(self, exchange):
-        return super().all_there(exchange) and exchange._mailbox.offered == exchange._mailbox.released
+    def is_everything_ready(self, exchange):
+        return super().is_everything_ready(exchange) and exchange._mailbox.offered == exchange._mailbox.released
 
     def make(self, count, folder, **config):
         cfg, gossip = exchange_config(CONFIG | {"encrypt": False} | config)

@@ -3,7 +3,7 @@
 from training.exchange.cpu_budget import CpuBudget
 
 
-def test_a_share_of_the_time_may_be_used_and_is_saved_up_for_a_second_only():
+def test_cpu_share_accumulates_for_at_most_one_second():
     used = [5.0]
     allowance = CpuBudget(0.1, lambda: used[0])
     assert allowance.covers(100.0)
@@ -16,7 +16,7 @@ def test_a_share_of_the_time_may_be_used_and_is_saved_up_for_a_second_only():
     assert not allowance.covers(900.01)
 
 
-def test_without_a_share_nothing_is_covered():
+def test_zero_share_allows_no_further_exchange():
     allowance = CpuBudget(0.0, lambda: 0.0)
     assert not allowance.covers(1.0)
     assert not allowance.covers(1000.0)

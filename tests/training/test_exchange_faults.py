@@ -35,7 +35,7 @@ def view_of(exchanges, number=1, nodes=None):
     return View(number, tuple(Member(n, f"once-{n}", (exchanges[n].endpoint,)) for n in nodes))
 
 
-class Loop:
+class EmulatedTraining:
     """An emulated training process: its weights drift towards its own target."""
 
     def __init__(self, number, exchange, size=SIZE):
@@ -64,15 +64,15 @@ class Loop:
         self.slowest = max(self.slowest, time.monotonic() - started)
 
 
-def off_sum(loops):
+def deviation_of_sum(loops):
     """How far the sum over learners is from initial weights plus gradient steps."""
     return float((sum(loop.live.double() for loop in loops) - sum(loop.exact for loop in loops)).abs().max())
 
 
-def comes_to_rest(loops):
+def has_settled(loops):
     for loop in loops:
         loop.work(rate=0, tick=False)
-    return off_sum(loops) < 1e-3
+    return deviation_of_sum(loops) < 1e-3
 
 
 def spread(loops):
@@ -98,8 +98,8 @@ def ring(tmp_path):
 
 
 @pytest.mark.parametrize(("neighbours", "wire"), [("ring", "fp32"), ("random-ring", "bf16")])
-def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring, neighbours, wire):
-    loops = [Loop(n, exchange) for n, exchange in enumerate(ring(4, neighbours=neighbours, wire=wire))]
+def test_four_drifting_learners_stay_close_and_conserve_the_sum(ring, neighbours, wire):
+    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(4, neighbours=neighbours, wire=wire))]
     distances, told = [], []
 
     def finished():
@@ -114,9 +114,9 @@ def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring,
         if step % 3 == 2:  # on a busy machine, emulated steps would leave the exchanges behind
             wait_until(lambda: all(now > then for now, then in zip(finished(), before, strict=True)), 20, 0.002)  # noqa: B023
             before = finished()
-    # alone, each would be at its own target: a spread of 1.1
+    # without exchanges each would be at its own target: a spread of 1.1
     assert max(distances[50:]) < 0.4
-    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
+    wait_until(lambda: has_settled(loops), every_s=0.05)
     mean = torch.stack([loop.live for loop in loops]).mean(0)
     assert torch.allclose(mean, torch.full((SIZE,), 1.5), atol=0.25)  # the common optimum
     stats = [loop.exchange.stats() for loop in loops]
@@ -126,8 +126,8 @@ def test_four_learners_that_drift_apart_are_held_together_and_lose_nothing(ring,
     assert all(s.cpu_seconds > 0 and s.mean_s > 0 for s in stats)
 
 
-def test_a_stopped_peer_delays_nobody_and_its_late_answers_keep_the_sum(ring):
-    loops = [Loop(n, exchange) for n, exchange in enumerate(ring(3))]
+def test_stopped_peer_delays_no_other_and_late_answers_conserve_the_sum(ring):
+    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(3))]
     wait_until(
         lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), 20, 0.01
     )
@@ -135,7 +135,7 @@ def test_a_stopped_peer_delays_nobody_and_its_late_answers_keep_the_sum(ring):
     try:
         before = [loop.exchange.stats() for loop in loops]
 
-        def others_went_on():
+        def others_exchange():
             for loop in loops:  # its training process continues, too
                 loop.work()
             now = [loops[n].exchange.stats() for n in (0, 2)]
@@ -144,18 +144,18 @@ def test_a_stopped_peer_delays_nobody_and_its_late_answers_keep_the_sum(ring):
                 for n, s in zip((0, 2), now, strict=True)
             )
 
-        wait_until(others_went_on, every_s=0.01)
+        wait_until(others_exchange, every_s=0.01)
         assert loops[1].exchange.stats().silent_s > 0.2
         assert not loops[1].exchange.give(loops[1].live, 0)  # the slot is full, and nothing waits
     finally:
         os.kill(loops[1].exchange.pid, signal.SIGCONT)
-    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
+    wait_until(lambda: has_settled(loops), every_s=0.05)
     answered = loops[1].exchange.stats().answered
     wait_until(lambda: [loop.work() for loop in loops] and loops[1].exchange.stats().answered > answered, every_s=0.01)
 
 
-def test_a_killed_daemon_is_noticed_by_its_process_and_skipped_by_the_others(ring):
-    loops = [Loop(n, exchange) for n, exchange in enumerate(ring(3))]
+def test_killed_daemon_is_detected_by_its_learner_and_skipped_by_others(ring):
+    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(3))]
     wait_until(
         lambda: [loop.work() for loop in loops] and all(loop.exchange.stats().answered for loop in loops), 20, 0.01
     )
@@ -169,8 +169,8 @@ def test_a_killed_daemon_is_noticed_by_its_process_and_skipped_by_the_others(rin
     wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered > count + 3, every_s=0.01)
 
 
-def test_a_peer_that_dies_in_mid_exchange_leaves_the_survivors_whole(ring):
-    loops = [Loop(n, exchange, 2_000_000) for n, exchange in enumerate(ring(2, size=2_000_000))]
+def test_peer_killed_during_an_exchange_leaves_survivors_intact(ring):
+    loops = [EmulatedTraining(n, exchange, 2_000_000) for n, exchange in enumerate(ring(2, size=2_000_000))]
     for _ in range(5):
         for loop in loops:
             loop.work()
@@ -183,9 +183,9 @@ def test_a_peer_that_dies_in_mid_exchange_leaves_the_survivors_whole(ring):
     assert torch.isfinite(survivor.live).all()
 
 
-def test_a_node_that_comes_back_under_another_incarnation_is_averaged_with_again(ring, tmp_path):
+def test_node_that_rejoins_with_a_new_incarnation_is_averaged_again(ring, tmp_path):
     exchanges = ring(2)
-    loops = [Loop(n, exchange) for n, exchange in enumerate(exchanges)]
+    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(exchanges)]
     wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().answered, every_s=0.01)
     os.kill(exchanges[1].pid, signal.SIGKILL)
     with_new = build(1, tmp_path)
@@ -195,7 +195,7 @@ def test_a_node_that_comes_back_under_another_incarnation_is_averaged_with_again
             exchange.set_view(View(3, members))
         weights = with_new.fetch(10)
         assert weights is not None
-        loops[1] = Loop(1, with_new)
+        loops[1] = EmulatedTraining(1, with_new)
         loops[1].live.copy_(weights)
         with_new.start(loops[1].live, 0)
         answered = loops[0].exchange.stats().answered
@@ -206,9 +206,9 @@ def test_a_node_that_comes_back_under_another_incarnation_is_averaged_with_again
         with_new.close()
 
 
-def test_a_fetch_passes_over_a_stopped_neighbour_and_is_bounded(ring):
+def test_fetch_skips_a_stopped_neighbour_and_is_bounded(ring):
     exchanges = ring(3)
-    loops = [Loop(n, exchanges[n]) for n in (1, 2)]
+    loops = [EmulatedTraining(n, exchanges[n]) for n in (1, 2)]
     for loop in 2 * loops:
         wait_until(lambda: loop.exchange.give(loop.live, 0), every_s=0.01)  # noqa: B023
     os.kill(exchanges[1].pid, signal.SIGSTOP)
@@ -221,10 +221,10 @@ def test_a_fetch_passes_over_a_stopped_neighbour_and_is_bounded(ring):
             os.kill(exchanges[n].pid, signal.SIGCONT)
 
 
-def test_a_peer_with_another_key_is_not_heard(ring, tmp_path):
+def test_messages_of_a_peer_with_another_key_are_ignored(ring, tmp_path):
     exchanges = [build(n, tmp_path, key=RingKey.generate()) for n in range(2)]
     try:
-        loops = [Loop(n, exchange) for n, exchange in enumerate(exchanges)]
+        loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(exchanges)]
         for exchange in exchanges:
             exchange.set_view(view_of(exchanges))
         wait_until(lambda: [loop.work() for loop in loops] and loops[0].exchange.stats().failed, every_s=0.01)
@@ -235,7 +235,7 @@ def test_a_peer_with_another_key_is_not_heard(ring, tmp_path):
             exchange.close()
 
 
-def test_encryption_needs_a_key_and_other_machines_need_encryption(tmp_path):
+def test_encryption_needs_a_key_and_remote_access_needs_encryption(tmp_path):
     with pytest.raises(ValueError, match="key"):
         build(0, tmp_path, encrypt=True)
     with pytest.raises(Exception, match="key file"):
@@ -246,7 +246,7 @@ def test_encryption_needs_a_key_and_other_machines_need_encryption(tmp_path):
         build(0, tmp_path, key=RingKey.generate(), bind_host="0.0.0.0")
 
 
-def test_a_taken_port_is_said_to_be_taken(tmp_path):
+def test_port_in_use_is_reported(tmp_path):
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         with pytest.raises(PortTakenError, match="in use"):
@@ -255,9 +255,9 @@ def test_a_taken_port_is_said_to_be_taken(tmp_path):
             build(0, tmp_path, bind_host="127.0.0.1:99999")
 
 
-def test_garbage_is_ignored_and_misfits_are_refused(ring):
+def test_malformed_messages_are_ignored_and_mismatched_chunks_refused(ring):
     exchanges = ring(2)
-    loops = [Loop(n, exchange) for n, exchange in enumerate(exchanges)]
+    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(exchanges)]
     good = Header(AVERAGE, "fp32", OK, False, 1, 4096, 0, 1, 1, SIZE)
     payload = bytes(4 * 4096)
     misfits = [(good, payload[:-4]), (Header(AVERAGE, "fp32", OK, False, 1, 4096, 13, 1, 1, SIZE), payload)]
@@ -276,11 +276,11 @@ def test_garbage_is_ignored_and_misfits_are_refused(ring):
             assert unpack(head).status != OK
             assert rest == b""
     wait_until(lambda: [loop.work() for loop in loops] and all(e.stats().answered for e in exchanges), every_s=0.01)
-    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
+    wait_until(lambda: has_settled(loops), every_s=0.05)
 
 
-def test_two_that_ask_each_other_at_once_average_instead_of_swapping(ring):
-    loops = [Loop(n, exchange) for n, exchange in enumerate(ring(2))]
+def test_simultaneous_requests_average_instead_of_swapping(ring):
+    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(2))]
     for loop in loops:
         loop.live[:] = loop.target * 100
         loop.exact = loop.live.double()
@@ -293,13 +293,13 @@ def test_two_that_ask_each_other_at_once_average_instead_of_swapping(ring):
         return spread(loops) < 1e-3
 
     wait_until(agree, every_s=0.005)
-    wait_until(lambda: comes_to_rest(loops), every_s=0.05)
-    assert off_sum(loops) < 1e-3
+    wait_until(lambda: has_settled(loops), every_s=0.05)
+    assert deviation_of_sum(loops) < 1e-3
     for loop in loops:
         torch.testing.assert_close(loop.live, torch.full_like(loop.live, 50.0), rtol=0, atol=1e-3)
 
 
-def test_the_daemon_starts_without_torch_and_shows_no_key(tmp_path):
+def test_daemon_needs_no_torch_and_reveals_no_key(tmp_path):
     code = "import sys, training.exchange.daemon, training.exchange.zmq_daemon; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=240).returncode == 0
     key = RingKey.generate()
@@ -327,7 +327,7 @@ time.sleep(60)
 """
 
 
-def test_the_daemon_ends_with_a_killed_training_process_and_leaves_nothing(tmp_path):
+def test_daemon_and_its_memory_end_with_a_killed_training_process(tmp_path):
     before = set(Path("/dev/shm").iterdir())
     command = [sys.executable, "-c", Forkable(textwrap.dedent(TRAINER)), str(tmp_path)]
     trainer = subprocess.Popen(command, cwd=ROOT)

@@ -10,7 +10,7 @@ from support import wait_until
 from training.processes.keys import KeyFileError, RingKey, is_local, secure_client, secure_server
 
 
-def test_a_key_is_saved_for_its_owner_only_and_comes_back(tmp_path):
+def test_key_is_saved_readable_by_its_owner_only(tmp_path):
     key, path = RingKey.generate(), tmp_path / "deep" / "ring.key"
     key.save(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -32,13 +32,13 @@ def test_the_secret_is_not_shown():
     assert key.secret.decode() not in repr(key) + str(key)
 
 
-def test_halves_must_belong_together():
+def test_public_and_secret_key_must_match():
     one, two = RingKey.generate(), RingKey.generate()
     with pytest.raises(ValueError, match="belong together"):
         RingKey(one.public, two.secret)
 
 
-def test_files_that_are_no_keys_are_refused_with_a_remedy(tmp_path):
+def test_invalid_or_readable_key_files_are_refused_with_a_remedy(tmp_path):
     path = tmp_path / "ring.key"
     with pytest.raises(KeyFileError, match=r"no key file .*ring\.key.*starling key"):
         RingKey.load(path)
@@ -72,7 +72,7 @@ def test_files_that_are_no_keys_are_refused_with_a_remedy(tmp_path):
         ("tcp://host:5", False),
     ],
 )
-def test_only_local_endpoints_do_without_a_key(endpoint, local):
+def test_only_local_endpoints_work_without_a_key(endpoint, local):
     assert is_local(endpoint) is local
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         if local:
@@ -86,7 +86,7 @@ def test_only_local_endpoints_do_without_a_key(endpoint, local):
 
 
 @pytest.mark.parametrize("who", ["same", "other", "none", "knows the public half only"])
-def test_only_holders_of_the_key_are_heard(who):
+def test_only_clients_with_the_key_pass_the_handshake(who):
     key, other = RingKey.generate(), RingKey.generate()
     with zmq.Context() as context, zmq.Context() as outside:
         server, client = context.socket(zmq.ROUTER), outside.socket(zmq.DEALER)
@@ -112,7 +112,7 @@ def test_only_holders_of_the_key_are_heard(who):
         client.close()
 
 
-def test_the_authenticator_ends_with_its_context_and_serves_one_key():
+def test_authenticator_ends_with_its_context_and_accepts_one_key():
     before = threading.active_count()
     context = zmq.Context()
     with context.socket(zmq.ROUTER) as socket:

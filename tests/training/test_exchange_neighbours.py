@@ -17,12 +17,12 @@ def test_the_fixed_ring_alternates_right_and_left():
     assert [neighbour("ring", view(5), 4, number, 7) for number in range(4)] == [0, 3, 0, 3]
 
 
-def test_the_ring_closes_around_whoever_left():
+def test_ring_closes_around_a_lost_node():
     assert [neighbour("ring", view(5).without(1), 0, number, 7) for number in range(2)] == [2, 4]
 
 
 @pytest.mark.parametrize("kind", ["ring", "random-ring", "exponential", "auto"])
-def test_nobody_asks_itself_or_strangers(kind):
+def test_nodes_never_ask_themselves_or_unknown_nodes(kind):
     for count in range(1, 10):
         for node, number in np.ndindex(count, 6):
             asked = neighbour(kind, view(count), node, number, 3)
@@ -31,7 +31,7 @@ def test_nobody_asks_itself_or_strangers(kind):
     assert neighbour(kind, view(3), 9, 0, 3) is None
 
 
-def test_a_random_ring_is_one_ring_for_all_and_another_each_time():
+def test_random_ring_is_the_same_for_all_and_changes_each_exchange():
     rings = [ring_order("random-ring", view(16), number, 5) for number in range(50)]
     assert len(set(rings)) == 50
     assert rings == [ring_order("random-ring", view(16), number, 5) for number in range(50)]
@@ -42,7 +42,7 @@ def test_a_random_ring_is_one_ring_for_all_and_another_each_time():
         assert sorted(asked) == list(range(16))  # each is asked once
 
 
-def test_the_exponential_graph_doubles_the_distance_by_turns():
+def test_exponential_graph_doubles_the_distance_each_exchange():
     assert [neighbour("exponential", view(9), 0, number, 5) for number in range(6)] == [1, 2, 4, 8, 1, 2]
     assert [neighbour("exponential", view(8), 7, number, 5) for number in range(4)] == [0, 1, 3, 0]
     for number in range(4):
@@ -50,12 +50,12 @@ def test_the_exponential_graph_doubles_the_distance_by_turns():
 
 
 @pytest.mark.parametrize(("count", "kind"), [(7, "ring"), (8, "random-ring")])
-def test_the_ring_is_random_from_eight_nodes_on_unless_it_is_configured(count, kind):
+def test_auto_selects_a_random_ring_from_eight_nodes_on(count, kind):
     for node, number in np.ndindex(count, 4):
         assert neighbour("auto", view(count), node, number, 5) == neighbour(kind, view(count), node, number, 5)
 
 
-def test_newcomers_ask_the_nearest_first():
+def test_newcomers_ask_the_nearest_neighbour_first():
     assert by_distance(view(6), 0) == (1, 5, 2, 4, 3)
     assert by_distance(view(3), 7) == (0, 2, 1)  # not a member yet
 
@@ -88,7 +88,7 @@ def error(x):
 
 
 @pytest.mark.parametrize("count", [8, 16, 32])
-def test_a_fixed_ring_shrinks_the_distance_at_the_published_rate(count):
+def test_consensus_distance_on_a_fixed_ring_shrinks_at_the_published_rate(count):
     """(1/3 + 2/3 cos(2 pi / L)) per step: arXiv:2112.01433, on the fixed ring."""
     rate = 1 / 3 + 2 / 3 * np.cos(2 * np.pi / count)
     x = np.random.default_rng(count).normal(size=(count, 20))
@@ -103,7 +103,7 @@ def test_a_fixed_ring_shrinks_the_distance_at_the_published_rate(count):
 
 
 @pytest.mark.parametrize("count", [8, 16, 32])
-def test_a_random_ring_shrinks_the_distance_at_the_published_rate(count):
+def test_consensus_distance_on_a_random_ring_shrinks_at_the_published_rate(count):
     """Expected error at most sqrt(L - 1) / sqrt(3)^k after k steps: arXiv:2112.01433, theorem on random mixing."""
     steps, trials, errors = 12, 40, []
     for trial in range(trials):
@@ -114,7 +114,7 @@ def test_a_random_ring_shrinks_the_distance_at_the_published_rate(count):
     assert np.mean(errors) <= np.sqrt(count - 1) / np.sqrt(3) ** steps
 
 
-def halves(kind, count, rounds, seed):
+def average_in_pairs(kind, count, rounds, seed):
     """Our own process: one after another, in random order, each averages in a pair with its neighbour."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, 20))
@@ -127,9 +127,9 @@ def halves(kind, count, rounds, seed):
 
 
 @pytest.mark.parametrize("count", [3, 8, 32, 48])
-def test_pairwise_halves_shrink_the_distance_on_both_rings_and_faster_on_random_ones(count):
+def test_pairwise_averaging_converges_on_both_rings_faster_on_random_ones(count):
     fixed, shuffled = (
-        np.mean([halves(kind, count, 12, seed) for seed in range(4)]) for kind in ("ring", "random-ring")
+        np.mean([average_in_pairs(kind, count, 12, seed) for seed in range(4)]) for kind in ("ring", "random-ring")
     )
     assert fixed < 1
     assert shuffled < 1

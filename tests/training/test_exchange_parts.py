@@ -13,7 +13,7 @@ from training.exchange.several import combined
 from training.strategies.gossip import GossipConfig
 
 
-def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp_path):
+def test_cpu_share_limits_exchanges_per_step(tmp_path):
     for share, wanted in ((1.0, 3), (0.0, 1)):
         cfg, gossip = exchange_config(CONFIG | {"encrypt": False, "per_step": 3, "cpu_share": share})
         ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
@@ -32,7 +32,7 @@ def test_several_exchanges_begin_in_a_step_as_far_as_the_processor_time_goes(tmp
                 exchange.close()
 
 
-def test_ranks_exchange_with_the_same_rank(tmp_path):
+def test_ranks_average_with_the_same_rank_of_other_nodes(tmp_path):
     cfg, gossip = exchange_config(CONFIG | {"encrypt": False})
     setups = {(n, r): ExchangeSetup(n, r, SIZE, None, tmp_path, gossip=gossip) for n in (0, 1) for r in (0, 1)}
     made = {place: build_exchange(cfg, setup) for place, setup in setups.items()}
@@ -43,7 +43,7 @@ def test_ranks_exchange_with_the_same_rank(tmp_path):
             exchange.set_view(view)
             exchange.start(live[key], 0)
 
-        def met():
+        def have_ranks_converged():
             for key, exchange in made.items():
                 if exchange.ready():
                     live[key] += exchange.take()
@@ -52,13 +52,13 @@ def test_ranks_exchange_with_the_same_rank(tmp_path):
                 exchange.tick(1)
             return all(abs(float(live[n, r][0]) - (10 * r + 0.5)) < 1e-3 for n, r in made)
 
-        wait_until(met, every_s=0.01)
+        wait_until(have_ranks_converged, every_s=0.01)
     finally:
         for exchange in made.values():
             exchange.close()
 
 
-def test_two_daemons_average_what_one_would(tmp_path):
+def test_two_daemons_average_like_one(tmp_path):
     cfg, gossip = exchange_config(CONFIG | {"encrypt": False, "daemons": 2})
     ring = Ring(build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, tmp_path, gossip=gossip)) for n in range(2))
     try:
@@ -90,7 +90,7 @@ def test_two_daemons_average_what_one_would(tmp_path):
         build_exchange(cfg, ExchangeSetup(0, 0, 1, None, tmp_path))
 
 
-def test_figures_of_parts_add_up():
+def test_statistics_of_parts_are_combined():
     one = ExchangeStats(5, 4, 3, 1, 2, 6, 0.5, 1.0, 100, 200, 3.0, 1.0, 0.25, 0.1, 7)
     two = ExchangeStats(2, 1, 4, 1, 0, 1, 0.7, 6.0, 10, 20, 4.0, 2.0, 0.5, 0.3, 8)
     assert combined([one]) == one
@@ -108,7 +108,7 @@ def test_figures_of_parts_add_up():
         (-1, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
     ],
 )
-def test_gloo_refuses_what_a_fixed_ring_cannot_do(tmp_path, node, rendezvous, neighbours, message):
+def test_gloo_refuses_settings_that_need_more_than_a_fixed_ring(tmp_path, node, rendezvous, neighbours, message):
     cfg, gossip = ExchangeConfig(kind="gloo", encrypt=False), GossipConfig(neighbours=neighbours)
     with pytest.raises(ValueError, match=message):
         build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, rendezvous=rendezvous, gossip=gossip))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bare_learners import CHUNK, SIZE, Learner
+from emulated_exchange import CHUNK, SIZE, Learner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +38,7 @@ class Node(Learner):
 
 
 class Connection:
-    """Between two nodes: in order, as late as one likes, and down at any time."""
+    """A connection between two nodes: messages arrive in order, with any delay, and it may break at any time."""
 
     def __init__(self, asker, answerer):
         self.asker, self.answerer = asker, answerer
@@ -52,7 +52,7 @@ class Connection:
             protocol.sent(request)
             self.there.append((request.header, bytearray(request.chunk)))
 
-    def arrive(self):
+    def answer_first(self):
         """The first message is answered."""
         if self.there:
             header, chunk = self.there.popleft()
@@ -72,10 +72,10 @@ class Connection:
             protocol.finish(0.5)
         return outcomes[0]
 
-    def go_on(self):
-        """Everything that is under way arrives, and what follows from it."""
+    def deliver_all(self):
+        """Deliver all messages in flight and those that follow from them."""
         while self.there or self.back:
-            self.arrive()
+            self.answer_first()
             self.hear()
 
 
@@ -126,12 +126,12 @@ EVENTS = st.lists(
     max_size=200,
 )
 SEEN = {"averaged": 0, "crossed": 0, "late": 0}
-"""How deep the draws went; a test of its own looks at them."""
+"""Counts of rare outcomes in the random histories, which another test checks."""
 
 
 @settings(max_examples=25)
 @given(count=st.integers(2, 4), wire=st.sampled_from(["fp32", "bf16"]), window=st.integers(1, 3), events=EVENTS)
-def test_the_sum_is_kept_whatever_comes_late_or_crosses_or_breaks_off(count, wire, window, events):
+def test_sum_is_conserved_with_late_crossing_and_aborted_exchanges(count, wire, window, events):
     ring = Ring(count, wire=wire, per_step=3, window=window)
     for kind, a, b in events:
         node = ring.nodes[a % count]
@@ -144,14 +144,14 @@ def test_the_sum_is_kept_whatever_comes_late_or_crosses_or_breaks_off(count, wir
         elif kind == "begin" and node.protocol.may_begin:
             ring.begin(a % count, (a + 1 + b % (count - 1)) % count)
         elif kind == "arrive" and open_ends:
-            open_ends[b % len(open_ends)].arrive()
+            open_ends[b % len(open_ends)].answer_first()
         elif kind == "hear" and open_ends:
             outcome = open_ends[b % len(open_ends)].hear()
             SEEN[outcome] = SEEN.get(outcome, 0) + 1
         elif kind == "give up" and node.protocol.asking:
             node.protocol.give_up()
     for connection in ring.connections:
-        connection.go_on()
+        connection.deliver_all()
     for node in ring.nodes:
         SEEN["late"] += node.report.late
         node.drain()
@@ -165,24 +165,24 @@ def test_the_sum_is_kept_whatever_comes_late_or_crosses_or_breaks_off(count, wir
     ring.close()
 
 
-def test_the_draws_above_are_deep():
-    test_the_sum_is_kept_whatever_comes_late_or_crosses_or_breaks_off()
+def test_random_histories_include_late_and_crossing_messages():
+    test_sum_is_conserved_with_late_crossing_and_aborted_exchanges()
     assert SEEN["averaged"] > 100
     assert SEEN["crossed"] > 0
     assert SEEN["late"] > 10
 
 
-def test_an_exchange_sends_as_much_as_its_window_admits_and_ends_with_the_mean(ring):
+def test_exchange_respects_its_window_and_ends_with_the_mean(ring):
     one, two = (made := ring(window=2)).nodes
     mean = (one.exact + two.exact) / 2
     connection = made.begin(0, 1)
     assert [header.index for header, _ in connection.there] == [0, 1]
     assert [header.last for header, _ in connection.there] == [False, False]
-    connection.arrive()
+    connection.answer_first()
     assert connection.hear() == "averaged"
     assert [(header.index, header.last) for header, _ in connection.there] == [(1, False), (2, True)]
     assert not one.protocol.may_begin
-    connection.go_on()
+    connection.deliver_all()
     assert one.protocol.asking is None
     for node in (one, two):
         node.drain()
@@ -195,17 +195,17 @@ def test_an_exchange_sends_as_much_as_its_window_admits_and_ends_with_the_mean(r
     assert (one.outside.stats().last_peer, one.outside.stats().last_s) == (1, 0.5)
 
 
-def test_a_step_permits_so_many_exchanges_and_what_is_left_expires(ring):
+def test_exchanges_per_step_are_limited_and_unused_permits_expire(ring):
     one = (made := ring(per_step=2)).nodes[0]
     assert one.protocol.first_of_step
-    made.begin(0, 1).go_on()
+    made.begin(0, 1).deliver_all()
     assert one.protocol.may_begin
     assert not one.protocol.first_of_step
     assert not one.protocol.new_step()
     one.tick()
     for _ in range(2):
         assert one.protocol.may_begin
-        made.begin(0, 1).go_on()
+        made.begin(0, 1).deliver_all()
     assert not one.protocol.may_begin
     one.tick()
     one.protocol.pass_over()
@@ -213,51 +213,51 @@ def test_a_step_permits_so_many_exchanges_and_what_is_left_expires(ring):
     assert not one.protocol.may_begin
 
 
-def test_an_exchange_that_breaks_off_is_followed_by_one_that_begins_with_the_next_chunk(ring):
+def test_exchange_after_an_aborted_one_starts_with_the_next_chunk(ring):
     made = ring(per_step=9, window=1)
     one = made.nodes[0].protocol
     first = made.begin(0, 1)
-    first.arrive()
+    first.answer_first()
     first.hear()
     one.give_up()
     second = made.begin(0, 1)
     assert [header.index for header, _ in second.there] == [1]
-    second.arrive()
+    second.answer_first()
     second.hear()
-    second.arrive()
+    second.answer_first()
     second.hear()
     one.give_up()
     third = made.begin(0, 1)
     assert [header.index for header, _ in third.there] == [0]
-    third.go_on()
+    third.deliver_all()
     assert [header.index for header, _ in made.begin(0, 1).there] == [0]
     assert made.nodes[0].figures()["failed"] == 2
 
 
-def test_answers_that_come_late_are_averaged_and_counted(ring):
+def test_late_answers_are_averaged_and_counted(ring):
     made = ring(per_step=2, window=3)
     one, two = made.nodes
     old = made.begin(0, 1)
-    old.arrive()
+    old.answer_first()
     one.protocol.give_up()
     new = made.begin(0, 1)
     assert old.hear() == "averaged"
     assert one.protocol.asking.settled == 0  # it is not of the exchange in progress
-    old.go_on()
-    new.go_on()
+    old.deliver_all()
+    new.deliver_all()
     assert one.figures() == {"initiated": 2, "finished": 1, "answered": 0, "failed": 1, "late": 3}
     for node in (one, two):
         node.drain()
     assert torch.allclose(one.live.double() + two.live.double(), one.exact + two.exact)
 
 
-def test_of_two_requests_that_cross_the_lower_nodes_is_answered(ring):
+def test_only_the_lower_nodes_request_of_two_crossing_ones_is_answered(ring):
     made = ring(window=1)
     one, two = made.nodes
     mean = (one.exact + two.exact) / 2
     up, down = made.begin(0, 1), made.begin(1, 0)
-    up.arrive()
-    down.arrive()
+    up.answer_first()
+    down.answer_first()
     assert (up.back[0][0].status, down.back[0][0].status) == (OK, CROSSED)
     assert (up.hear(), down.hear()) == ("averaged", "crossed")
     assert two.protocol.asking.settled == 1
@@ -267,11 +267,11 @@ def test_of_two_requests_that_cross_the_lower_nodes_is_answered(ring):
         assert torch.allclose(node.live[:CHUNK].double(), mean[:CHUNK])  # neither swapped nor averaged twice
 
 
-def test_requests_for_other_chunks_or_of_others_do_not_cross(ring):
+def test_requests_for_other_chunks_or_from_other_nodes_do_not_cross(ring):
     made = ring(3, window=1)
     made.begin(0, 1)
     other = made.begin(2, 0)
-    other.arrive()
+    other.answer_first()
     assert other.back[0][0].status == OK  # node 0 waits for node 1, not for node 2
     back = made.begin(1, 0)
     header, chunk = back.there.popleft()
@@ -279,11 +279,11 @@ def test_requests_for_other_chunks_or_of_others_do_not_cross(ring):
     assert made.nodes[0].protocol.answer(replace(header, index=1), chunk).status == OK
 
 
-def test_a_refusal_ends_the_exchange_and_nothing_more_is_expected_of_the_connection(ring, caplog):
+def test_refusal_ends_the_exchange_and_later_answers_are_ignored(ring, caplog):
     made = ring(window=2)
     one = made.nodes[0]
     connection = made.begin(0, 1)
-    connection.arrive()
+    connection.answer_first()
     header, chunk = connection.back.popleft()
     connection.back.append((replace(header, status=MISMATCH), chunk))
     assert connection.hear() == "refused"
@@ -291,17 +291,17 @@ def test_a_refusal_ends_the_exchange_and_nothing_more_is_expected_of_the_connect
     assert len(connection.pending) == 0
     assert one.figures()["failed"] == 1
     assert "node 1 refused an exchange: other weights" in caplog.text
-    connection.arrive()
+    connection.answer_first()
     assert connection.hear() == "ignored"
 
 
 @pytest.mark.parametrize("change", [{"kind": FETCH}, {"status": NOT_READY}, "short"])
-def test_an_answer_that_brings_no_weights_is_a_refusal_now_and_nothing_later(ring, change):
+def test_answer_without_weights_is_a_refusal_or_ignored_if_late(ring, change):
     made = ring(window=1, per_step=2)
     one = made.nodes[0].protocol
     for late in (False, True):
         connection = made.begin(0, 1)
-        connection.arrive()
+        connection.answer_first()
         header, chunk = connection.back.popleft()
         connection.back.append((header, chunk[:-4]) if change == "short" else (replace(header, **change), chunk))
         if late:
@@ -310,10 +310,10 @@ def test_an_answer_that_brings_no_weights_is_a_refusal_now_and_nothing_later(rin
     assert not made.nodes[0].inside.dirty
 
 
-def test_answers_to_what_nobody_asked_are_ignored(ring):
+def test_answers_without_a_request_are_ignored(ring):
     made = ring(window=1)
     connection = made.begin(0, 1)
-    connection.arrive()
+    connection.answer_first()
     header, chunk = connection.back[0]
     one = made.nodes[0]
     for odd in (replace(header, token=header.token + 1), replace(header, index=2)):
@@ -326,7 +326,7 @@ def test_new_weights_end_the_exchange_and_its_answers_are_ignored(ring):
     made = ring(window=1)
     one = made.nodes[0]
     connection = made.begin(0, 1)
-    connection.arrive()
+    connection.answer_first()
     one.outside.start(torch.zeros(SIZE), 5)
     one.protocol.poll()
     assert one.protocol.asking is None
@@ -335,11 +335,11 @@ def test_new_weights_end_the_exchange_and_its_answers_are_ignored(ring):
     assert one.figures()["failed"] == 1
 
 
-def test_an_exchange_that_goes_on_with_new_weights_averages_nothing_more(ring):
+def test_exchange_after_new_weights_averages_no_more_chunks(ring):
     made = ring(window=1)
     one = made.nodes[0]
     connection = made.begin(0, 1)
-    connection.arrive()
+    connection.answer_first()
     one.outside.start(torch.zeros(SIZE), 5)
     one.inside.poll()  # as fixed pairs do, where the other side waits for every chunk
     header, chunk = connection.back.popleft()
@@ -370,7 +370,7 @@ def header(node, **words):
         (header(1, kind=FETCH, size=SIZE + 1), 0, MISMATCH),
     ],
 )
-def test_requests_are_judged_by_view_size_and_length(ring, request_, length, status):
+def test_requests_are_checked_for_view_size_and_length(ring, request_, length, status):
     node = ring().nodes[0]
     node.protocol.view = View(3, (Member(0, "a"), Member(1, "b")))
     answer = node.protocol.answer(request_, bytearray(length))
@@ -379,14 +379,14 @@ def test_requests_are_judged_by_view_size_and_length(ring, request_, length, sta
     assert node.inside.dirty == (status == OK and request_.kind == AVERAGE)
 
 
-def test_weights_that_are_not_there_yet_are_refused_as_such(ring):
+def test_requests_before_weights_exist_are_answered_not_ready(ring):
     node = ring().nodes[0]
     node.inside.generation = 0
     assert node.protocol.answer(header(1), bytearray(16)).status == NOT_READY
     assert not node.protocol.may_begin
 
 
-def test_memory_of_answered_messages_is_used_again_if_it_fits():
+def test_memory_of_answered_messages_is_reused_if_large_enough():
     made = []
     pool = MemoryPool(lambda length: made.append(bytearray(length)) or made[-1])
     first = pool.take(8)

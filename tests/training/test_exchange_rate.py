@@ -5,7 +5,7 @@ import logging
 from training.node.node_exchange import ExchangeRate
 
 
-def test_the_rate_is_a_mean_over_the_last_steps_and_survives_a_new_daemon():
+def test_rate_is_a_mean_of_recent_steps_also_after_a_daemon_restart():
     rate = ExchangeRate("0.0")
     for step in range(1, 41):
         rate.step(2 * step)
@@ -17,7 +17,7 @@ def test_the_rate_is_a_mean_over_the_last_steps_and_survives_a_new_daemon():
     assert rate.per_step < 0.01
 
 
-def test_a_deficit_is_warned_of_once_and_after_some_steps_only(caplog):
+def test_lagging_exchanges_cause_one_warning_after_some_steps(caplog):
     rate = ExchangeRate("3.1")
     with caplog.at_level(logging.WARNING):
         for step in range(1, 51):
@@ -29,7 +29,7 @@ def test_a_deficit_is_warned_of_once_and_after_some_steps_only(caplog):
     assert caplog.records[0].getMessage().startswith("learner 3.1 finishes 0.49 exchanges a step: ")
 
 
-def test_no_warning_where_exchanges_keep_up(caplog):
+def test_no_warning_if_exchanges_keep_up(caplog):
     rate = ExchangeRate("0.0")
     for step in range(200):
         rate.step(step)

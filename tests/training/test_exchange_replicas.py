@@ -108,7 +108,7 @@ def view_of(*endpoints):
 
 
 @pytest.mark.parametrize(("cfg", "key"), [(ADAMW, RingKey.generate()), (SGD, None)], ids=["adamw secure", "sgd plain"])
-def test_a_newcomer_goes_on_as_its_neighbour_went_on_from_that_step(nodes, cfg, key):
+def test_newcomer_continues_exactly_from_its_neighbours_step(nodes, cfg, key):
     neighbour, newcomer = nodes.train(nodes.make(0, cfg, key)), nodes.make(1, cfg, key)
     newcomer.ring.set_view(view_of(neighbour.exchange.endpoint, newcomer.exchange.endpoint))
     assert newcomer.ring.take_from_neighbour()
@@ -123,7 +123,7 @@ def test_a_newcomer_goes_on_as_its_neighbour_went_on_from_that_step(nodes, cfg, 
     assert torch.equal(newcomer.state(), neighbour.past[found[0]])
 
 
-def test_whoever_has_no_state_yet_or_another_optimizers_gives_weights_alone(nodes, caplog):
+def test_neighbour_without_matching_optimizer_state_gives_only_weights(nodes, caplog):
     fresh = nodes.train(nodes.make(0), lambda node: node.ring.idle(0))
     other, without = nodes.train(nodes.make(1, SGD)), nodes.train(nodes.make(2, moments=0))
     newcomer = nodes.make(3)
@@ -143,8 +143,8 @@ def test_whoever_has_no_state_yet_or_another_optimizers_gives_weights_alone(node
 
 
 @contextmanager
-def pretended(answer):
-    """A neighbour that answers requests as a function of header and chunk number says; none if that is None."""
+def emulated_neighbour(answer):
+    """An emulated neighbour; `answer` maps a request's header to status and values, or to None for no answer."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.linger = 0
         port, ended = socket.bind_to_random_port("tcp://127.0.0.1"), threading.Event()
@@ -186,9 +186,9 @@ def never_writes(header):
 
 
 @pytest.mark.parametrize("answer", [dies_in_the_middle, has_infinities, never_writes])
-def test_the_next_neighbour_is_asked(nodes, answer):
+def test_next_neighbour_is_asked_after_a_failed_fetch(nodes, answer):
     neighbour, newcomer = nodes.train(nodes.make(1)), nodes.make(0)
-    with pretended(answer) as endpoint:
+    with emulated_neighbour(answer) as endpoint:
         members = (Member(2, "x", (neighbour.exchange.endpoint,)), Member(1, "x", (endpoint,)))
         newcomer.ring.set_view(View(1, members))
         replica = newcomer.exchange.fetch_replica(3.0)
@@ -229,7 +229,7 @@ def status(answer):
     return answer[0]
 
 
-def test_nothing_is_written_before_somebody_asks_and_steps_may_be_long(giver):
+def test_replica_is_written_on_request_even_if_steps_are_long(giver):
     assert not giver.memory.wanted
     assert status(ask(giver)) == WAITING
     assert status(ask(giver, now=50.0)) == WAITING
@@ -253,7 +253,7 @@ def test_a_replica_is_not_replaced_while_it_is_read(giver):
     assert status(ask(giver, 1, reader=b"c", now=20.1)) == OK
 
 
-def test_misfits_and_optimizers_without_steps_are_refused(giver):
+def test_mismatched_requests_and_optimizers_without_steps_are_refused(giver):
     for change in ({"optimizer": b"adamw"}, {"size": LENGTH + 1}):
         assert status(ask(giver, **change)) == MISMATCH
         assert not giver.memory.wanted
@@ -262,7 +262,7 @@ def test_misfits_and_optimizers_without_steps_are_refused(giver):
     assert status(ask(giver, now=0.1)) == NOT_READY
 
 
-def test_memory_is_given_back_when_nobody_reads(giver):
+def test_memory_is_released_when_no_newcomer_reads(giver):
     ask(giver)
     write(giver, 3.0)
     ask(giver, now=20.0)
@@ -275,7 +275,7 @@ def test_memory_is_given_back_when_nobody_reads(giver):
 
 
 @pytest.mark.parametrize("other", [{"kind": "gloo"}, {"daemons": 2}])
-def test_what_gives_no_optimizer_state_is_not_asked_for_it(other):
+def test_optimizer_state_is_refused_for_exchanges_that_cannot_give_it(other):
     with pytest.raises(ValueError, match=r"strategy\.newcomer=weights"):
         TrainConfig(exchange=other, strategy={"kind": "adpsgd", "newcomer": "weights+optimizer"})
     TrainConfig.model_validate({"exchange": other})

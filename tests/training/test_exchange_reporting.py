@@ -22,7 +22,7 @@ def mailbox():
     os.close(file)
 
 
-def test_all_figures_are_written(mailbox):
+def test_all_statistics_are_written(mailbox):
     report = Report(mailbox)
     report.write(1.0, Averager)
     assert (mailbox.last_peer, mailbox.finished, mailbox.skipped, mailbox.beat) == (-1, 0, 4, 1.0)
@@ -40,7 +40,7 @@ def test_all_figures_are_written(mailbox):
     assert mailbox.cpu_seconds > 0
 
 
-def test_news_are_written_at_once_and_the_rest_once_in_a_while(mailbox):
+def test_finished_exchanges_are_written_at_once_other_figures_periodically(mailbox):
     report = Report(mailbox)
     report.write(1.0, Averager)
     report.answered(10, last=False)  # the exchange continues
@@ -60,7 +60,7 @@ def test_news_are_written_at_once_and_the_rest_once_in_a_while(mailbox):
     assert mailbox.initiated == 0
 
 
-def test_a_refusal_is_logged_once_in_a_while_for_each_peer_and_reason(mailbox, monkeypatch, caplog):
+def test_refusals_are_logged_with_a_rate_limit_per_peer_and_reason(mailbox, monkeypatch, caplog):
     report, now = Report(mailbox), [100.0]
     monkeypatch.setattr(reporting.time, "monotonic", lambda: now[0])
     for at, node, why in ((100, 1, "a"), (101, 1, "a"), (101, 2, "a"), (101, 1, "b"), (159, 1, "a"), (160, 1, "a")):

@@ -19,40 +19,40 @@ CHUNK = b"weights " * 8
 HEADER = Header(AVERAGE, "fp32", OK, False, 3, 16, 0, 7, 1, 16)
 
 
-def seal(channel, header=b"header", chunk=CHUNK):
+def encrypt(channel, header=b"header", chunk=CHUNK):
     out = bytearray(len(chunk) + TAG_BYTES)
     return channel.seal(header, chunk, out), bytes(out)
 
 
-def opened(channel, head, chunk):
+def decrypt(channel, head, chunk):
     found = channel.open(head, chunk, bytearray(max(0, len(chunk) - TAG_BYTES)))
     return None if found is None else (found[0], bytes(found[1]))
 
 
-def test_what_one_side_seals_the_other_opens():
+def test_message_encrypted_by_one_side_is_decrypted_by_the_other():
     agreed = draw()
     here, there = Session.from_bytes(agreed), Session.from_bytes(agreed)
     for chunk in (CHUNK, b"", b"other weights"):
-        head, sealed = seal(here.requests, chunk=chunk)
+        head, sealed = encrypt(here.requests, chunk=chunk)
         assert chunk not in sealed or not chunk
         assert b"header" not in head
-        assert opened(there.requests, head, sealed) == (b"header", chunk)
-    assert opened(here.answers, *seal(there.answers)) == (b"header", CHUNK)
+        assert decrypt(there.requests, head, sealed) == (b"header", chunk)
+    assert decrypt(here.answers, *encrypt(there.answers)) == (b"header", CHUNK)
     assert here.name == there.name == agreed[:32]
     assert len({draw()[:32] for _ in range(9)}) == len({draw()[32:64] for _ in range(9)}) == 9
 
 
-def test_two_messages_are_never_alike_nor_are_the_two_directions():
+def test_equal_messages_differ_when_encrypted_and_per_direction():
     session = Session.from_bytes(draw())
-    first, second, answer = seal(session.requests), seal(session.requests), seal(session.answers)
+    first, second, answer = encrypt(session.requests), encrypt(session.requests), encrypt(session.answers)
     assert len({first[0], second[0], answer[0]}) == len({first[1], second[1], answer[1]}) == 3
 
 
 @pytest.mark.parametrize("what", ["number", "header", "chunk", "cut", "too short", "long", "direction", "key"])
-def test_a_message_that_others_made_or_altered_is_not_opened(what):
+def test_forged_or_altered_message_is_rejected(what):
     agreed = draw()
     here, there = Session.from_bytes(agreed), Session.from_bytes(agreed)
-    head, chunk = (bytearray(part) for part in seal(here.requests))
+    head, chunk = (bytearray(part) for part in encrypt(here.requests))
     if what in ("number", "header"):
         head[7 if what == "number" else 9] ^= 1
     elif what == "chunk":
@@ -62,22 +62,22 @@ def test_a_message_that_others_made_or_altered_is_not_opened(what):
     elif what in ("cut", "too short"):
         chunk = chunk[: -1 if what == "cut" else 3]
     channel = {"direction": there.answers, "key": Channel(bytes(32))}.get(what, there.requests)
-    assert opened(channel, head, chunk) is None
-    assert opened(there.requests, *seal(here.requests)) is not None  # the next one is
+    assert decrypt(channel, head, chunk) is None
+    assert decrypt(there.requests, *encrypt(here.requests)) is not None  # the next message is accepted
 
 
-def test_a_message_that_was_overheard_cannot_be_said_again_nor_put_together_from_two():
+def test_replayed_or_recombined_messages_are_rejected():
     agreed = draw()
     here, there = Session.from_bytes(agreed), Session.from_bytes(agreed)
-    first, second, third = (seal(here.requests) for _ in range(3))
-    assert opened(there.requests, *second) is not None
+    first, second, third = (encrypt(here.requests) for _ in range(3))
+    assert decrypt(there.requests, *second) is not None
     for message in (first, second, (third[0], first[1]), (first[0], third[1])):
-        assert opened(there.requests, *message) is None
-    assert opened(there.requests, *third) is not None
+        assert decrypt(there.requests, *message) is None
+    assert decrypt(there.requests, *third) is not None
 
 
 @pytest.mark.parametrize("length", [0, 95, 97])
-def test_keys_of_another_length_are_none(length):
+def test_keys_of_wrong_length_are_refused(length):
     with pytest.raises(ValueError, match=f"{length} bytes"):
         Session.from_bytes(bytes(length))
 
@@ -102,11 +102,11 @@ def routers(context, key):
 
 
 def receive(router, timeout_ms=10_000):
-    """The next request, or "nothing"."""
+    """The next request; "nothing" if none arrives."""
     return router.receive() if router.socket.poll(timeout_ms) else "nothing"
 
 
-def say(dealer, message):
+def try_to_send(dealer, message):
     """Send, unless the connection has been refused already: then ZeroMQ may have none, and would wait for ever."""
     with suppress(zmq.Again):
         dealer.send_multipart(message, zmq.NOBLOCK)
@@ -118,12 +118,12 @@ def hear_first(outside, router, session, endpoint):
         dealer.linger = 0
         call_by_name(dealer, session.name)
         dealer.connect(endpoint)
-        dealer.send_multipart(seal(session.requests, HEADER.pack()))
+        dealer.send_multipart(encrypt(session.requests, HEADER.pack()))
         assert receive(router).header == HEADER
 
 
 @pytest.mark.parametrize("who", ["a session", "another name", "no name", "the ring's key"])
-def test_only_who_has_agreed_on_keys_is_let_in(routers, key, who):
+def test_messages_without_an_agreed_session_are_ignored(routers, key, who):
     agreed = draw()
     session = Session.from_bytes(agreed)
     assert routers[1].agree(agreed)
@@ -135,46 +135,46 @@ def test_only_who_has_agreed_on_keys_is_let_in(routers, key, who):
         elif who != "no name":
             call_by_name(dealer, session.name if who == "a session" else b"0" * 32)
         dealer.connect(endpoint)
-        message = seal(session.requests, HEADER.pack())
-        say(dealer, message)
+        message = encrypt(session.requests, HEADER.pack())
+        try_to_send(dealer, message)
         if who != "a session":
             hear_first(outside, routers[1], session, endpoint)
             assert receive(routers[1], 100) == "nothing"
             return
         request = receive(routers[1])
         assert (request.header, bytes(request.chunk)) == (HEADER, CHUNK)
-        for odd in (message, (b"", b""), (message[0],), seal(session.requests, b"no header"), (b"x" * 60, b"y")):
+        for odd in (message, (b"", b""), (message[0],), encrypt(session.requests, b"no header"), (b"x" * 60, b"y")):
             dealer.send_multipart(odd)
             assert receive(routers[1]) is None
         routers[1].reply(request, replace(HEADER, status=MISMATCH), b"")
         assert dealer.poll(10_000)
         head, chunk = dealer.recv_multipart()
-        header, rest = opened(session.answers, head, chunk)
+        header, rest = decrypt(session.answers, head, chunk)
         assert (unpack(header).status, rest) == (MISMATCH, b"")
 
 
-def test_keys_that_are_agreed_on_twice_do_not_count_from_the_beginning_again(routers):
+def test_repeated_key_agreement_does_not_restart_message_numbers(routers):
     agreed = draw()
     session = Session.from_bytes(agreed)
     with zmq.Context() as outside, outside.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         call_by_name(dealer, session.name)
-        message, sent = seal(session.requests, HEADER.pack()), []
+        message, sent = encrypt(session.requests, HEADER.pack()), []
         for _ in range(2):
             assert routers[1].agree(agreed)
             if not sent:
                 dealer.connect(f"tcp://127.0.0.1:{routers[1].port}")
-            dealer.send_multipart(message if not sent else seal(session.requests, HEADER.pack()))
+            dealer.send_multipart(message if not sent else encrypt(session.requests, HEADER.pack()))
             routers[1].reply(receive(routers[1]), HEADER, b"")
             assert dealer.poll(10_000)
             sent.append(dealer.recv_multipart())
         dealer.send_multipart(message)
         assert receive(routers[1]) is None
-    # the same text under the same number would be the same bytes
+    # equal texts with equal message numbers would have equal bytes
     assert sent[0] != sent[1]
 
 
-def test_keys_that_are_none_let_nobody_in_and_the_oldest_session_goes_when_there_are_many(routers, monkeypatch):
+def test_malformed_keys_are_refused_and_old_sessions_evicted(routers, monkeypatch):
     monkeypatch.setattr(zmq_router, "_SESSIONS", 2)
     router = routers[1]
     assert not router.agree(b"too short")
@@ -186,7 +186,7 @@ def test_keys_that_are_none_let_nobody_in_and_the_oldest_session_goes_when_there
         dealer.linger = 0
         call_by_name(dealer, oldest.name)
         dealer.connect(endpoint)
-        say(dealer, seal(oldest.requests, HEADER.pack()))
+        try_to_send(dealer, encrypt(oldest.requests, HEADER.pack()))
         for session in others:
             hear_first(outside, router, session, endpoint)
         assert receive(router, 100) == "nothing"
@@ -221,7 +221,7 @@ def exchange(routers, peer, chunk):
     peer.answered()
 
 
-def test_a_peer_sends_when_it_has_agreed_and_asks_again_if_that_was_lost(routers, peer):
+def test_peer_repeats_a_lost_key_agreement_and_then_sends(routers, peer):
     assert not peer.send(ChunkRequest(HEADER, CHUNK))
     assert receive(routers[0]).header.kind == AGREE  # lost
     peer.silent(0.0)
@@ -232,7 +232,7 @@ def test_a_peer_sends_when_it_has_agreed_and_asks_again_if_that_was_lost(routers
         exchange(routers, peer, chunk)
 
 
-def test_a_peer_that_was_forgotten_and_refused_agrees_again(routers, peer):
+def test_peer_whose_session_was_evicted_agrees_again(routers, peer):
     agree(routers)
     assert peer.socket.poll(10_000)
     peer.receive()
@@ -251,7 +251,7 @@ def test_a_peer_that_was_forgotten_and_refused_agrees_again(routers, peer):
 
 
 @pytest.mark.parametrize("change", [{"status": MISMATCH}, {"kind": AVERAGE}, "no port"])
-def test_a_peer_that_does_not_agree_gets_nothing(routers, peer, change):
+def test_nothing_is_sent_to_a_peer_without_key_agreement(routers, peer, change):
     request = receive(routers[0])
     header = request.header if change == "no port" else replace(request.header, **change)
     routers[0].reply(request, header, b"1 1" if change == "no port" else str(routers[1].port).encode())
@@ -260,7 +260,7 @@ def test_a_peer_that_does_not_agree_gets_nothing(routers, peer, change):
     assert not peer.send(ChunkRequest(HEADER, CHUNK))
 
 
-def test_answers_that_are_noise_are_no_answers(routers, peer):
+def test_malformed_answers_are_ignored(routers, peer):
     agree(routers)
     wait_until(lambda: peer.socket.poll(100), every_s=0.01)
     peer.receive()

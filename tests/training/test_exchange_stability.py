@@ -7,12 +7,12 @@ import pytest
 from benchmarks import exchange_stability
 
 
-def test_growth_is_that_of_the_second_half():
+def test_growth_factor_is_that_of_the_second_half():
     assert exchange_stability.factor([100.0, 50.0, 1.0, 2.0, 4.0]) == pytest.approx(2.0)
     assert exchange_stability.factor([1.0, 0.0, 0.0, 0.0]) == 1.0
 
 
-def radius(eigenvalue, momentum, rate, steps=400):
+def spectral_radius(eigenvalue, momentum, rate, steps=400):
     """What a step multiplies weights by in the long run."""
     weights, velocity, size = 1.0, 0.0, 0.0
     for _ in range(steps):
@@ -25,12 +25,12 @@ def radius(eigenvalue, momentum, rate, steps=400):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("eigenvalue", [-1 / 3, 0.0, 0.5, 1.0])
-def test_weights_are_stable_up_to_the_rate_that_theory_allows(eigenvalue, momentum):
+def test_weights_are_stable_up_to_the_theoretical_learning_rate(eigenvalue, momentum):
     most = exchange_stability.bears(eigenvalue, momentum)
-    assert radius(eigenvalue, momentum, 0.97 * most) < 1 < radius(eigenvalue, momentum, 1.03 * most)
+    assert spectral_radius(eigenvalue, momentum, 0.97 * most) < 1 < spectral_radius(eigenvalue, momentum, 1.03 * most)
 
 
-def test_pairs_that_average_in_turn_bear_what_theory_allows():
+def test_alternating_pairs_are_stable_up_to_the_theoretical_learning_rate():
     for momentum in (0.0, 0.9):
         most = exchange_stability.bears(0.0, momentum)
         below, above = (
@@ -41,7 +41,7 @@ def test_pairs_that_average_in_turn_bear_what_theory_allows():
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_differences_die_away_in_lockstep_at_a_learning_rate_that_the_ring_bears(capsys):
+def test_differences_decay_on_a_real_ring_at_a_stable_learning_rate(capsys):
     words = ["--json", "--learners", "4", "--neighbours", "ring", "--curvature", "0.3", "--steps", "60"]
     assert exchange_stability.main(words) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]

@@ -1,7 +1,7 @@
 """Staleness of averages, and when deltas are handed over: the mailbox, without processes."""
 
 import torch
-from bare_learners import CHUNK, SIZE, Learner, Network
+from emulated_exchange import CHUNK, SIZE, Learner, Network
 
 
 def test_staleness_counts_own_steps_since_the_snapshot_in_use():
@@ -15,7 +15,7 @@ def test_staleness_counts_own_steps_since_the_snapshot_in_use():
     assert one.outside.stats().staleness == 4  # at the update of step 4
 
 
-def test_staleness_counts_from_the_weights_that_were_asked_with():
+def test_staleness_counts_from_the_weights_of_the_request():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
     net.ask(0, 1, 0)
@@ -30,7 +30,7 @@ def test_staleness_counts_from_the_weights_that_were_asked_with():
     assert one.outside.stats().staleness == 4
 
 
-def test_nothing_is_handed_over_before_it_is_wanted_and_then_everything_is():
+def test_deltas_are_held_until_requested_and_then_handed_over_together():
     one, two = Learner(1), Learner(2)
     net = Network([one, two])
     mailbox = one.outside._mailbox
@@ -67,7 +67,7 @@ def test_staleness_counts_from_the_oldest_snapshot_that_a_delta_was_computed_fro
     assert one.outside.stats().staleness == 3
 
 
-def test_a_delta_brings_only_the_chunks_that_were_exchanged_for_it():
+def test_delta_has_only_the_chunks_exchanged_for_it():
     """Its memory has held an older one."""
     one, two = Learner(1), Learner(2)
     net = Network([one, two])

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from disturbed import QUICK, Running, with_signal
+from running_training import QUICK, Running, send_signal
 from support import environment, processes_naming, slow_nodes, wait_until
 from tones import LEARNS, bare
 
@@ -47,17 +47,17 @@ def check(running, trained, utterances, least=0):
     assert trained.result["valid"]["wer"] <= 0.1
 
 
-def lefts(running):
+def departures(running):
     """Why nodes left the ring in mid-run, by node."""
     return [(node, why) for entry in running.entries("view") for node, why in entry["left"].items() if why != "left"]
 
 
 @pytest.mark.slow
-def test_a_killed_learner_of_four_is_dropped_and_comes_back(corpus, tmp_path):
+def test_killed_learner_of_four_is_dropped_and_rejoins(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         running.wait_for_epoch(2)
         victim = running.learner(2)
-        with_signal(victim, signal.SIGKILL)
+        send_signal(victim, signal.SIGKILL)
         trained = running.finish()
     check(running, trained, len(corpus.train))
     joined = [node for entry in running.entries("view") for node in entry["joined"]]
@@ -65,75 +65,75 @@ def test_a_killed_learner_of_four_is_dropped_and_comes_back(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_store_may_be_killed(corpus, tmp_path):
+def test_training_survives_a_killed_coordinator(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         for epochs in (2, 5):
             running.wait_for_epoch(epochs)
             (coordinator,) = wait_until(lambda: running.processes("training.coordinator.server"))
-            with_signal(coordinator, signal.SIGKILL)
+            send_signal(coordinator, signal.SIGKILL)
         trained = running.finish()
     # nodes that wait longer than their grace for the coordinator train their own shares, which may be repeated
     check(running, trained, len(corpus.train))
-    assert lefts(running) == []
+    assert departures(running) == []
 
 
 @pytest.mark.slow
-def test_the_store_may_be_killed_while_it_starts(corpus, tmp_path):
+def test_training_survives_a_coordinator_killed_while_starting(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path)) as running:
         killed = set()
         for _ in range(2):
             (coordinator,) = wait_until(
                 lambda: set(running.processes("training.coordinator.server")) - killed, every_s=0.02
             )
-            with_signal(coordinator, signal.SIGKILL)
+            send_signal(coordinator, signal.SIGKILL)
             killed.add(coordinator)
         trained = running.finish()
     check(running, trained, len(corpus.train))
 
 
 @pytest.mark.slow
-def test_a_whole_node_of_two_learners_may_be_killed(corpus, tmp_path):
+def test_training_survives_a_killed_node_of_two_learners(corpus, tmp_path):
     job = fault_job(corpus, tmp_path, strategy="h-adpsgd", nodes=3, learners_per_node=2)
     with Running(job, slow=10) as running:
         running.wait_for_epoch(2)
         for module in ("training.node.agent", "training.node.rank", "training.exchange.daemon"):
             for pid in running.processes(module, 1):
-                with_signal(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
         trained = running.finish(240)
     check(running, trained, len(corpus.train))
 
 
 @pytest.mark.slow
-def test_one_rank_of_a_node_may_be_killed(corpus, tmp_path):
+def test_training_survives_a_killed_rank_of_a_node(corpus, tmp_path):
     job = fault_job(corpus, tmp_path, strategy="h-adpsgd", nodes=2, learners_per_node=2)
     with Running(job, slow=10) as running:
         running.wait_for_epoch(2)
-        with_signal(running.processes("training.node.rank", 1)[-1], signal.SIGKILL)
+        send_signal(running.processes("training.node.rank", 1)[-1], signal.SIGKILL)
         trained = running.finish(240)
     check(running, trained, len(corpus.train))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_learner_that_stands_still_for_twenty_seconds_is_dropped_and_rejoins(corpus, tmp_path):
+def test_learner_suspended_for_twenty_seconds_is_dropped_and_rejoins(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path), slow=40) as running:
         running.wait_for_epoch(1)
         victim = running.learner(1)
-        with_signal(victim, signal.SIGSTOP)
+        send_signal(victim, signal.SIGSTOP)
         began = len(running.entries("epoch"))
         time.sleep(20)
         went_on = len(running.entries("epoch")) - began
-        with_signal(victim, signal.SIGCONT)
+        send_signal(victim, signal.SIGCONT)
         trained = running.finish(300)
     check(running, trained, len(corpus.train))
     assert went_on >= 1, "the others must not have waited"
-    assert any(node == "1" for node, _ in lefts(running))
+    assert any(node == "1" for node, _ in departures(running))
     joined = [node for entry in running.entries("view") for node in entry["joined"]]
     assert joined.count(1) == 2
 
 
 @pytest.mark.slow
-def test_a_learner_ten_times_slower_trains_less_and_holds_nobody_up(corpus, tmp_path):
+def test_slow_learner_trains_less_and_delays_no_other(corpus, tmp_path):
     with Running(fault_job(corpus, tmp_path), slow=20, **{"3": 200}) as running:
         trained = running.finish()
     check(running, trained, len(corpus.train))
@@ -145,16 +145,16 @@ def test_a_learner_ten_times_slower_trains_less_and_holds_nobody_up(corpus, tmp_
 
 
 @pytest.mark.slow
-def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
-    """Node 3 is killed for good at the start; a process started by hand takes its place."""
+def test_learner_can_join_during_training(corpus, tmp_path):
+    """Node 3 is killed permanently at the start; a process started by hand replaces it."""
     takes = {"kind": "adpsgd", "newcomer": "weights+optimizer"}
     job = fault_job(corpus, tmp_path, membership={**QUICK, "max_restarts": 0}, strategy=takes)
     with Running(job, slow=20) as running:
         running.wait_for_epoch(1)
         for module in ("training.node.agent", "training.node.rank"):
             for pid in running.processes(module, 3):
-                with_signal(pid, signal.SIGKILL)
-        wait_until(lambda: lefts(running))
+                send_signal(pid, signal.SIGKILL)
+        wait_until(lambda: departures(running))
         store = json.loads((tmp_path / "coordinator.json").read_text())["address"]
         words = ["--coordinator", store, "--key-file", str(tmp_path / "ring.key"), "--node-rank", "3"]
         words += ["--folder", str(tmp_path / "by-hand")]
@@ -181,13 +181,13 @@ def test_a_learner_may_join_in_the_middle(corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [NODES, 2])
-def test_the_whole_training_killed_goes_on_from_its_checkpoints(corpus, tmp_path, nodes):
+def test_killed_training_resumes_from_its_checkpoints(corpus, tmp_path, nodes):
     """With as many nodes each continues its replica; with another number all start from the average."""
     with Running(fault_job(corpus, tmp_path)) as running:
         running.wait_for_epoch(4)
         for pid in processes_naming(str(tmp_path)):
             if int(pid) != os.getpid():
-                with_signal(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
         with pytest.raises(TrainingFailedError):
             running.finish(30)
     with Running(fault_job(corpus, tmp_path, nodes=nodes)) as running:

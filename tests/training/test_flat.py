@@ -20,7 +20,7 @@ def forward(model, x):
     return model(x)[0].square().mean()
 
 
-def test_training_on_flat_parameters_is_training():
+def test_training_on_flat_parameters_equals_ordinary_training():
     plain, flat_model = network(), network()
     flat = FlatParameters(flat_model)
     optimizers = [build_optimizer(AdamWConfig(lr=0.05), model) for model in (plain, flat_model)]
@@ -35,7 +35,7 @@ def test_training_on_flat_parameters_is_training():
         assert torch.equal(tensor, flat_model.state_dict()[name]), name
 
 
-def test_the_buffer_is_the_model():
+def test_flat_buffer_shares_memory_with_the_model():
     model = network()
     flat = FlatParameters(model)
     trainable = sum(p.numel() for p in model.parameters())
@@ -58,7 +58,7 @@ def test_gradients_stay_views_through_backward_and_clearing():
         assert float(flat.grad_norm()) == pytest.approx(float(expected.norm()))
 
 
-def test_frozen_parameters_are_left_alone():
+def test_frozen_parameters_do_not_change():
     model = network()
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
@@ -67,7 +67,7 @@ def test_frozen_parameters_are_left_alone():
     assert torch.equal(model[0].weight, before)
 
 
-def test_other_precisions_are_refused_by_name():
+def test_parameters_of_other_precision_are_refused_by_name():
     with pytest.raises(ValueError, match=r"0\.weight is not float32"):
         FlatParameters(nn.Sequential(nn.Linear(2, 2).to(torch.bfloat16)))
 

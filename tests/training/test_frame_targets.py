@@ -28,7 +28,7 @@ OBJECTIVE = {"kind": "frame_cross_entropy"}
 CPU = torch.device("cpu")
 
 
-def states_of(sample):
+def loudest_quarter(sample):
     """States that can be learned: the loudest quarter of each frame's spectrum."""
     wave, _ = decode_audio(sample.members["flac"])
     feats, _ = build_features(tones.FEATURES, tones.RATE)(wave[None], torch.tensor([len(wave)]))
@@ -36,7 +36,7 @@ def states_of(sample):
 
 
 def aligned(sample):
-    states = states_of(sample)
+    states = loudest_quarter(sample)
     durations = np.array([len(states)], dtype=np.int32)
     return AlignedUtterance(sample.id, states, ("SIL",), durations, ())
 
@@ -61,7 +61,7 @@ def state_job(corpus, folder, alignments, kind="tdnn", **changes):
 def test_batches_have_the_states_of_their_utterances(corpus, tmp_path, alignments):
     data = open_set(job := state_job(corpus, tmp_path, alignments), job.train_url)
     batch = data.batch([7, 0, 31])
-    expected = [states_of(corpus.train[row]).tolist() for row in (7, 31)]
+    expected = [loudest_quarter(corpus.train[row]).tolist() for row in (7, 31)]
     assert batch.state_lengths.tolist() == [len(expected[0]), 0, len(expected[1])]
     assert [batch.states[row, : batch.state_lengths[row]].tolist() for row in (0, 2)] == expected
     assert (batch.states[1] == -1).all()
@@ -69,7 +69,8 @@ def test_batches_have_the_states_of_their_utterances(corpus, tmp_path, alignment
     part = batch.part(slice(1, 3))
     assert part.state_lengths.tolist() == [0, len(expected[1])]
     assert (
-        open_set(job, job.valid_url, lenient=True).batch([0]).states[0].tolist() == states_of(corpus.valid[0]).tolist()
+        open_set(job, job.valid_url, lenient=True).batch([0]).states[0].tolist()
+        == loudest_quarter(corpus.valid[0]).tolist()
     )
 
 
@@ -78,7 +79,7 @@ def test_objective_of_tokens_reads_no_alignments(corpus, tmp_path):
     assert data.batch([0]).states.numel() == 0
 
 
-def test_utterance_without_alignment_is_counted_and_changes_nothing_else(corpus, tmp_path, alignments):
+def test_utterance_without_alignment_is_counted_and_skipped(corpus, tmp_path, alignments):
     job = state_job(corpus, tmp_path, alignments, augment={"enabled": False})
     learner, data = Learner(job, CPU), open_set(job, job.train_url)
     model = job.spec.model.model_copy(update={"dropout": 0.0})
@@ -210,9 +211,9 @@ def test_simulated_learners_get_the_gradients_of_a_real_one(corpus, tmp_path, al
     job = state_job(corpus, tmp_path, alignments, augment={"enabled": False}, max_batch=6)
     problem = Speech(job, 1)
     batch = problem._train.batch(np.array([7, 0, 31]))
-    assert batch.states[0, : batch.state_lengths[0]].tolist() == states_of(corpus.train[7]).tolist()
+    assert batch.states[0, : batch.state_lengths[0]].tolist() == loudest_quarter(corpus.train[7]).tolist()
     assert batch.state_lengths[1] == 0
-    expected = sum(-(-len(states_of(corpus.train[row])) // 2) for row in (7, 31))
+    expected = sum(-(-len(loudest_quarter(corpus.train[row])) // 2) for row in (7, 31))
     assert problem._train.tokens(np.array([7, 0, 31])) == expected
     figures = problem.evaluate(problem.replica().weights)
     assert 0 <= figures["frame_accuracy"] <= 1

@@ -35,7 +35,7 @@ def test_a_trained_model_recognizes_the_set(trained, corpus, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["greedy", "beam"])
-def test_batches_do_not_change_hypotheses(trained, corpus, tmp_path, kind):
+def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path, kind):
     cfg = DECODERS[kind].config()
     one = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=0.1)
     all_at_once = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=1000)
@@ -58,7 +58,7 @@ def write_waves(url, waves, rate):
 
 
 def test_utterances_shorter_than_a_frame_give_no_words(trained, tmp_path):
-    """Alone in their batch, too; and texts outside the model's vocabulary are no obstacle."""
+    """Also alone in a batch; and transcripts may contain words outside the model's vocabulary."""
     write_waves(str(tmp_path / "set"), [torch.zeros(80), torch.zeros(4000), torch.zeros(1)], 8000)
     for batch_seconds in (0.01, 100):
         found = decode(trained, str(tmp_path / "set"), tmp_path, batch_seconds=batch_seconds)
@@ -66,7 +66,7 @@ def test_utterances_shorter_than_a_frame_give_no_words(trained, tmp_path):
         assert found[0].ref == "zz not in the tokens"
 
 
-def test_another_sample_rate_is_resampled(trained, corpus, tmp_path):
+def test_audio_of_another_sample_rate_is_resampled(trained, corpus, tmp_path):
     from speech.audio import decode_audio, resample
 
     waves = [resample(decode_audio(sample.members["flac"])[0], 8000, 16000) for sample in corpus.valid]
@@ -75,7 +75,7 @@ def test_another_sample_rate_is_resampled(trained, corpus, tmp_path):
     assert [entry.hyp for entry in found] == [sample.row["text"] for sample in corpus.valid]
 
 
-def test_a_set_in_a_remote_store(trained, corpus, tmp_path):
+def test_set_in_a_remote_object_store_is_decoded(trained, corpus, tmp_path):
     remote = ObjectStore(f"memory://{tmp_path.name}/valid")
     local = ObjectStore(corpus.url("valid"))
     for name in local.list():

@@ -21,7 +21,7 @@ def write_steps(journal, *steps):
         journal.write("step", step=step, loss=1.0 / step)
 
 
-def test_entries_come_back_as_written(path):
+def test_entries_are_read_as_written(path):
     journal = Journal(path)
     journal.write("start", step=0, run="r")
     journal.write("step", step=1, loss=2.5, note="naïve – ✓")
@@ -33,7 +33,7 @@ def test_entries_come_back_as_written(path):
     assert read_journal(path.with_name("absent")) == []
 
 
-def test_a_torn_line_swallows_no_other(path):
+def test_torn_line_loses_no_other_line(path):
     journal = Journal(path)
     write_steps(journal, 1, 2)
     journal.close()
@@ -47,7 +47,7 @@ def test_a_torn_line_swallows_no_other(path):
 
 @settings(max_examples=40)
 @given(line=st.integers(0, 8), more=st.integers(-3, 3) | st.integers(0, 60))
-def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path_factory, line, more):
+def test_journal_truncated_anywhere_keeps_its_complete_lines(tmp_path_factory, line, more):
     """Anywhere, and more often close to the end of a line."""
     path = tmp_path_factory.mktemp("cut") / "journal.jsonl"
     journal = Journal(path)
@@ -64,7 +64,7 @@ def test_a_journal_cut_anywhere_keeps_its_whole_lines(tmp_path_factory, line, mo
     assert steps_of(path) in ([*range(1, whole + 1), 99], [*range(1, whole + 2), 99])
 
 
-def test_a_resume_voids_what_the_lost_process_wrote_beyond_it(path):
+def test_resume_voids_later_entries_of_the_lost_process(path):
     journal = Journal(path)
     journal.write("start", step=0)
     write_steps(journal, 1, 2, 3, 4, 5)
@@ -77,7 +77,7 @@ def test_a_resume_voids_what_the_lost_process_wrote_beyond_it(path):
     assert [entry["valid_loss"] for entry in read_journal(path) if entry["kind"] == "valid"] == [1.0]
 
 
-def test_several_resumes(path):
+def test_each_resume_voids_later_entries(path):
     journal = Journal(path)
     write_steps(journal, 1, 2, 3, 4)
     journal.write("resume", step=4, epoch=0)
@@ -129,7 +129,7 @@ def test_a_resume_voids_epochs_and_views_beyond_it(path):
     assert left == [("view", 1), ("epoch", 1), ("valid", 1), ("resume", 1)]
 
 
-def test_a_start_voids_everything(path):
+def test_start_voids_all_earlier_entries(path):
     journal = Journal(path)
     write_learners(journal, n0_0=2, n0_1=2)
     journal.write("end", step=4)
@@ -139,7 +139,7 @@ def test_a_start_voids_everything(path):
     assert [entry["kind"] for entry in read_journal(path)] == ["start", "step"]
 
 
-def test_a_tail_gives_every_entry_once_and_waits_for_whole_lines(path):
+def test_tail_returns_every_entry_once_and_waits_for_complete_lines(path):
     tail = JournalTail(path)
     assert tail.new_entries() == []
     journal = Journal(path)
@@ -157,7 +157,7 @@ def test_a_tail_gives_every_entry_once_and_waits_for_whole_lines(path):
 
 @pytest.mark.parametrize("as_long", [0.3, 1, 3])
 @pytest.mark.parametrize("same_file", [True, False])
-def test_a_tail_reads_a_journal_that_was_begun_anew_from_its_first_line(path, as_long, same_file):
+def test_tail_restarts_at_the_first_line_of_a_new_journal(path, as_long, same_file):
     tail, journal = JournalTail(path), Journal(path)
     write_steps(journal, *range(1, 31))
     assert len(tail.new_entries()) == 30
@@ -180,6 +180,6 @@ def test_a_tail_reads_a_journal_that_was_begun_anew_from_its_first_line(path, as
     again.close()
 
 
-def test_what_is_no_entry_is_passed_over():
+def test_lines_that_are_not_entries_are_skipped():
     lines = ["", "null", "[1]", '{"step": 1}', "{", '{"kind": "step"}']
     assert list(parse_lines(lines)) == [{"kind": "step"}]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise_snr_db": [10, 20]}
 ENDLESS = 100_000
 SLOW = slow_nodes({0: 8})
-"""A tiny model's epochs are over before anybody could disturb them."""
+"""A tiny model's epochs would be over before a test could interrupt them."""
 
 PARENT = """
 import sys
@@ -36,8 +36,8 @@ run_training(TrainJob.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path):
-    """A training's processes are gone soon after it, however it ended."""
+def no_process_is_left(tmp_path):
+    """Assert that a training's processes end soon after it, however it ended."""
     yield
     left = None
     try:
@@ -96,7 +96,7 @@ def checkpoint_steps(job):
     return found[1]["totals"]["steps"] if found else 0
 
 
-def disturbed_job(corpus, folder, kind):
+def short_job(corpus, folder, kind):
     optimizer = {"blstm": {"kind": "sgd", "lr": 0.05}, "conformer": {"kind": "adamw", "lr": 5e-3}}[kind]
     options = {"epochs": 4, "max_batch": 4, "checkpoint_steps": 5, "average": 2}
     return corpus.job(folder, kind, optimizer=optimizer, augment=RANDOM, **options)
@@ -113,11 +113,11 @@ def assert_same(run, whole):
 
 
 @pytest.mark.slow
-def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path):
+def test_killed_training_gives_bitwise_the_same_model(corpus, tmp_path):
     """First its learner is killed, in mid-epoch (an epoch has 12 steps), then the process that started the training."""
-    whole = train_here(disturbed_job(corpus, tmp_path / "whole", "conformer"))
+    whole = train_here(short_job(corpus, tmp_path / "whole", "conformer"))
     folder = tmp_path / "killed"
-    job = disturbed_job(corpus, folder, "conformer")
+    job = short_job(corpus, folder, "conformer")
     parent = start(job, folder)
     try:
         wait_for_step(job, 8, parent)
@@ -144,11 +144,11 @@ def test_a_killed_training_ends_with_the_same_bytes(corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["blstm", "conformer"])
-def test_a_training_that_is_stopped_and_killed_again_and_again(corpus, tmp_path, kind):
+def test_repeatedly_killed_training_gives_the_same_model(corpus, tmp_path, kind):
     """Before the first checkpoint, in mid-epoch, late; politely, the supervisor only, and all processes at once."""
-    whole = train_here(disturbed_job(corpus, tmp_path / "whole", kind))
+    whole = train_here(short_job(corpus, tmp_path / "whole", kind))
     folder = tmp_path / "killed"
-    job = disturbed_job(corpus, folder, kind)
+    job = short_job(corpus, folder, kind)
     disturbances = [
         (1, "all", signal.SIGKILL),
         (11, "supervisor", signal.SIGKILL),
@@ -199,7 +199,7 @@ def test_an_exception_of_the_caller_ends_the_training(corpus, tmp_path):
     assert not ObjectStore(job.output_url).exists("result.json")
 
 
-def test_a_failure_tells_the_end_of_the_log(corpus, tmp_path):
+def test_failure_message_has_the_end_of_the_log(corpus, tmp_path):
     job = corpus.job(
         tmp_path,
         optimizer={"kind": "sgd", "lr": 1e30, "clip_norm": 0},
@@ -222,8 +222,8 @@ def test_another_runs_output_is_refused(corpus, tmp_path):
         run_training(other, tmp_path / "two", poll_s=0.05)
 
 
-def test_what_trains_nothing_loads_no_torch():
-    """It would cost each of these processes seconds and 200 MB."""
+def test_processes_that_do_not_train_load_no_torch():
+    """Importing torch would cost each of these processes seconds and 200 MB."""
     for module in ("training.node.agent", "training.coordinator.server", "training.exchange.daemon"):
         program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=240).returncode == 0, module
@@ -242,7 +242,7 @@ PLAIN = {
 
 
 @pytest.mark.slow
-def test_a_node_of_two_learners_trains_what_one_trains(corpus, tmp_path):
+def test_node_of_two_learners_trains_like_one_learner(corpus, tmp_path):
     """One code path: the two divide each batch, and add up their gradients."""
     spec = corpus.spec("blstm", model=bare("blstm"))
     one = train_here(corpus.job(tmp_path / "one", spec=spec, **PLAIN))
@@ -261,17 +261,17 @@ def test_a_node_of_two_learners_trains_what_one_trains(corpus, tmp_path):
         for name in ("train_loss", "valid_loss", "audio_seconds"):
             assert theirs[name] == pytest.approx(ours[name], rel=1e-4)
     assert two.result["step"] == one.result["step"]
-    assert_adds_up(two, corpus, nodes=1, per_node=2, epochs=2)
+    assert_counts_add_up(two, corpus, nodes=1, per_node=2, epochs=2)
 
 
-def test_a_node_of_one_and_a_ring_of_one_are_single(corpus, tmp_path):
-    """Three names for one learner."""
+def test_every_strategy_with_one_learner_is_single(corpus, tmp_path):
+    """All of these strategies are the same with one learner."""
     names = ("single", "scpsgd", "adpsgd", "h-adpsgd")
     runs = [train_here(corpus.job(tmp_path / name, strategy=name, epochs=1)) for name in names]
     assert len({run.model_bytes for run in runs}) == 1
 
 
-def assert_adds_up(run, corpus, nodes, per_node, epochs):
+def assert_counts_add_up(run, corpus, nodes, per_node, epochs):
     """Every utterance once an epoch, by all learners together; evaluated as average and as replicas."""
     count = len(corpus.train)
     assert [(e["epoch"], e["utterances"], e["index"], e["repeated"], e["nodes"]) for e in run.entries("epoch")] == [
@@ -301,7 +301,7 @@ def ring_job(corpus, folder, **layout):
 def test_two_nodes_in_a_ring_learn_the_words(corpus, tmp_path):
     run = train(ring_job(corpus, tmp_path, strategy="adpsgd", nodes=2))
     assert run.result["valid"]["wer"] <= 0.1
-    assert_adds_up(run, corpus, nodes=2, per_node=1, epochs=12)
+    assert_counts_add_up(run, corpus, nodes=2, per_node=1, epochs=12)
     averaged = [entry for entry in run.entries("step") if entry["exchanges"] + entry["answered"]]
     assert {entry["learner"] for entry in averaged} == {"0.0", "1.0"}
     assert not any(entry["failed"] for entry in run.entries("step"))
@@ -312,4 +312,4 @@ def test_a_ring_of_nodes_of_two_learns_the_words(corpus, tmp_path):
     run = train(ring_job(corpus, tmp_path, strategy="h-adpsgd", nodes=2, learners_per_node=2))
     assert run.result["valid"]["wer"] <= 0.1
     assert (run.result["strategy"], run.result["nodes"], run.result["learners_per_node"]) == ("h-adpsgd", 2, 2)
-    assert_adds_up(run, corpus, nodes=2, per_node=2, epochs=12)
+    assert_counts_add_up(run, corpus, nodes=2, per_node=2, epochs=12)

@@ -54,11 +54,11 @@ def test_no_value_of_a_secret_variable_is_logged(secrets):
         ("http://127.0.0.1:4200/api and a:b@c", "http://127.0.0.1:4200/api and a:b@c"),
     ],
 )
-def test_credentials_are_left_out_of_addresses_and_headers(text, shown):
+def test_credentials_are_removed_from_addresses_and_headers(text, shown):
     assert redact(text) == shown
 
 
-def test_what_only_names_a_secret_stays(monkeypatch):
+def test_names_of_secret_files_are_not_redacted(monkeypatch):
     monkeypatch.setenv("STARLING_SECRETS", "/data/secrets")
     monkeypatch.setenv("STARLING_RING_KEY_FILE", "/data/ring.key")
     monkeypatch.setenv("SHORT_TOKEN", "a")
@@ -66,7 +66,7 @@ def test_what_only_names_a_secret_stays(monkeypatch):
     assert redact(text) == text
 
 
-def test_a_line_is_an_object_with_the_fields_of_its_block():
+def test_log_line_is_a_json_object_with_the_fields_of_its_block():
     with fields(run="r-1", stage="shard"):
         (inside,) = lines(JsonFormatter(), ("three\nlines %s", "é"))
     (outside,) = lines(JsonFormatter(), ("after",))

@@ -8,10 +8,10 @@ import sys
 import threading
 
 import pytest
-from disturbed import QUICK, Running, with_signal
 from ranks import run_ranks
+from running_training import QUICK, Running, send_signal
 from support import ROOT, wait_until
-from tones import LEARNS, bare, store_here, train
+from tones import LEARNS, bare, serve_coordinator, train
 
 from benchmarks.netns import SWITCH_HOST, Switch, address, enter, why_not
 from training.coordinator.journal import read_journal
@@ -56,15 +56,15 @@ print("fine")
 """
 
 
-def test_machines_meet_by_the_store_and_leave_together(corpus, tmp_path):
-    with store_here(machines_job(corpus, tmp_path)) as address:
+def test_machines_find_each_other_by_the_coordinator_and_leave_together(corpus, tmp_path):
+    with serve_coordinator(machines_job(corpus, tmp_path)) as address:
         run_ranks(LEARNER, 2, tmp_path, address)
 
 
-def test_a_machine_whose_node_stays_incomplete_gives_up_with_the_reason(corpus, tmp_path, monkeypatch):
+def test_machine_of_an_incomplete_node_gives_up_with_the_reason(corpus, tmp_path, monkeypatch):
     for name in INTERFACES:
         monkeypatch.setenv(name, "lo")  # else this process would keep what is set here
-    with store_here(machines_job(corpus, tmp_path)) as address:
+    with serve_coordinator(machines_job(corpus, tmp_path)) as address:
         setup = NodeSetup(node=0, machine=0, machines=2, coordinator=address, key_file=None, folder=tmp_path)
         with pytest.raises(RendezvousError, match=r"has waited 1 s for its machine\(s\) 1: start a process on each"):
             Rendezvous(setup, RankPlacement(0, 2, "alone"), None, patience_s=1.0)
@@ -75,7 +75,7 @@ def test_a_machine_whose_node_stays_incomplete_gives_up_with_the_reason(corpus, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["scpsgd", "bmuf", "d1d", "onebit", "sdpsgd", "pipeline"])
-def test_every_strategy_of_one_node_is_the_same_on_two_machines(corpus, tmp_path, strategy):
+def test_strategies_of_one_node_give_the_same_weights_on_two_machines(corpus, tmp_path, strategy):
     changes = {"strategy": strategy, "learners_per_node": 4, "layers": 4}
     one = train(machines_job(corpus, tmp_path / "one", 1, **changes))
     two = train(machines_job(corpus, tmp_path / "two", 2, **changes))
@@ -84,7 +84,7 @@ def test_every_strategy_of_one_node_is_the_same_on_two_machines(corpus, tmp_path
 
 
 @pytest.mark.slow
-def test_super_learners_may_have_several_machines(corpus, tmp_path):
+def test_super_learners_can_span_several_machines(corpus, tmp_path):
     job = machines_job(corpus, tmp_path, strategy="h-adpsgd", nodes=2, epochs=12)
     found = train(job)
     assert found.result["utterances"] == 12 * 48
@@ -94,43 +94,43 @@ def test_super_learners_may_have_several_machines(corpus, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_learner_of_one_machine_costs_the_way_back_to_the_last_checkpoint(corpus, tmp_path, victim):
+def test_node_resumes_from_its_checkpoint_after_a_learner_is_killed(corpus, tmp_path, victim):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
-        with_signal(running.learner(victim), signal.SIGKILL)
+        send_signal(running.learner(victim), signal.SIGKILL)
         check(running.finish())
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_killed_and_started_again_finds_the_others(corpus, tmp_path):
+def test_restarted_machine_finds_the_others(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, learners_per_node=4, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
         for pid in running.processes("training.node.agent", 1):
-            with_signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         check(running.finish())
 
 
 @pytest.mark.slow
-def test_machines_do_not_wait_for_ever_for_one_that_is_stopped(corpus, tmp_path):
+def test_wait_for_a_stopped_machine_is_bounded(corpus, tmp_path):
     job = machines_job(corpus, tmp_path, **LONG | {"membership": {**QUICK, "dead_after_s": 2.0}})
     with Running(job, **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
         (victim,) = running.processes("training.node.rank", 1)
-        with_signal(victim, signal.SIGSTOP)
+        send_signal(victim, signal.SIGSTOP)
         log = tmp_path / "node-000" / "node.log"
         try:
             wait_until(lambda: "machine 1 has not reported for 6 s" in log.read_text())
         finally:
-            with_signal(victim, signal.SIGCONT)
+            send_signal(victim, signal.SIGCONT)
         check(running.finish())
 
 
 @pytest.mark.slow
-def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
+def test_machines_continue_while_the_coordinator_restarts(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
         learners = [running.learner(number) for number in (0, 1)]
-        with_signal(running.processes("training.coordinator.server")[0], signal.SIGKILL)
+        send_signal(running.processes("training.coordinator.server")[0], signal.SIGKILL)
         running.wait_for_epoch(12, PATIENCE_S)
         assert [running.learner(number) for number in (0, 1)] == learners
         check(running.finish())
@@ -138,10 +138,10 @@ def test_machines_train_on_while_the_store_is_started_again(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_one_machine_that_is_leaving_takes_its_node_along_with_a_checkpoint(corpus, tmp_path):
+def test_leaving_machine_makes_its_node_leave_with_a_checkpoint(corpus, tmp_path):
     with Running(machines_job(corpus, tmp_path, **LONG), **{"1": 4}) as running:
         running.wait_for_epoch(6, PATIENCE_S)
-        with_signal(running.processes("training.node.agent", 1)[0], signal.SIGTERM)
+        send_signal(running.processes("training.node.agent", 1)[0], signal.SIGTERM)
         wait_until(lambda: not running.processes("training.node.rank"))
         (left,) = [entry for entry in running.entries("view") if entry["left"]]
         assert list(left["left"].values()) == ["left"]
@@ -153,7 +153,7 @@ def check(found):
 
 
 @pytest.mark.slow
-def test_machines_with_networks_of_their_own_train_together(corpus, tmp_path):
+def test_machines_in_separate_network_namespaces_train_together(corpus, tmp_path):
     if reason := why_not():
         pytest.skip(f"network namespaces cannot be made here: {reason}")
     key = tmp_path / "ring.key"
@@ -199,7 +199,7 @@ def test_machines_with_networks_of_their_own_train_together(corpus, tmp_path):
     }
 
 
-def test_the_interface_of_an_address():
+def test_interface_of_an_address_is_found():
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("[::1]") == "lo"
     with pytest.raises(AddressError, match="no network interface has the address 192.0.2.77"):

@@ -46,7 +46,7 @@ def check(run, learners=1):
 @pytest.mark.gpu
 @pytest.mark.parametrize("amp", ["auto", "off"])
 @pytest.mark.parametrize("kind", ["conformer", "blstm"])
-def test_one_learner_trains_all_processes_included(corpus, tmp_path, kind, amp):
+def test_single_learner_trains_on_a_gpu_with_all_processes(corpus, tmp_path, kind, amp):
     run = train(job_on(corpus, tmp_path, kind, epochs=8, amp=amp))
     check(run)
     assert ("bf16" in run.result["precision"]) is (amp == "auto" and torch.cuda.is_bf16_supported(False))
@@ -81,7 +81,7 @@ def test_two_nodes_of_two_gpus_train(corpus, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["conformer", "blstm"])
-def test_a_gpus_gradient_is_that_of_the_cpu(corpus, tmp_path, kind):
+def test_gradients_on_gpu_and_cpu_agree(corpus, tmp_path, kind):
     plain, fast = (
         Learner(job_on(corpus, tmp_path, kind, device, amp="off"), torch.device(device)) for device in ("cpu", "cuda")
     )
@@ -106,7 +106,7 @@ def memory_for(total_bytes):
 
 
 @pytest.mark.gpu
-def test_a_batch_that_does_not_fit_is_divided(corpus, tmp_path):
+def test_batch_that_exceeds_gpu_memory_is_divided(corpus, tmp_path):
     model = bare("conformer").model_copy(update={"dim": 256, "layers": 6, "heads": 4})
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", amp="off")
     learner = Learner(job, GPU)
@@ -127,7 +127,7 @@ def test_a_batch_that_does_not_fit_is_divided(corpus, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_an_update_takes_no_memory(corpus, tmp_path, kind):
+def test_update_allocates_no_gpu_memory(corpus, tmp_path, kind):
     model = bare("conformer").model_copy(update={"dim": 256, "layers": 6, "heads": 4})
     optimizer = {"kind": kind, "lr": 1e-3, "weight_decay": 0.01}
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", optimizer=optimizer)
@@ -144,7 +144,7 @@ def test_an_update_takes_no_memory(corpus, tmp_path, kind):
 
 
 @pytest.mark.gpu
-def test_a_model_that_does_not_fit_is_said_so(corpus, tmp_path):
+def test_model_that_exceeds_gpu_memory_is_reported(corpus, tmp_path):
     model = bare("conformer").model_copy(update={"dim": 512, "layers": 8, "heads": 4})
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda")
     with memory_for(2**26), pytest.raises(TooLargeError, match=r"optimizer state.*train\.optimizer\.kind=sgd"):
@@ -152,7 +152,7 @@ def test_a_model_that_does_not_fit_is_said_so(corpus, tmp_path):
 
 
 @pytest.mark.gpu
-def test_the_evaluator_goes_to_the_cpu_when_the_gpu_is_full(corpus, tmp_path):
+def test_evaluator_falls_back_to_the_cpu_if_the_gpu_is_full(corpus, tmp_path):
     job = job_on(corpus, tmp_path)
     weights = cpu_weights(job.spec.build_model())
     wanted = Evaluator(job_on(corpus, tmp_path, device="cpu")).validate(weights)
@@ -164,7 +164,7 @@ def test_the_evaluator_goes_to_the_cpu_when_the_gpu_is_full(corpus, tmp_path):
 
 
 @pytest.mark.gpu
-def test_averages_through_the_cuda_mover_lose_nothing(tmp_path):
+def test_averages_through_the_cuda_mover_conserve_the_sum(tmp_path):
     """Two exchanges of this process: weights come together, and their sum stays what it was."""
     size, count = 100_000, 2
     config = ExchangeConfig(encrypt=False, chunk_kb=64)
@@ -178,7 +178,7 @@ def test_averages_through_the_cuda_mover_lose_nothing(tmp_path):
             exchange.set_view(view)
             exchange.start(weights, 0)
 
-        def round_of_all(tick=True):
+        def exchange_once(tick=True):
             nonlocal step
             step += 1
             for exchange, weights in zip(exchanges, live, strict=True):
@@ -193,9 +193,9 @@ def test_averages_through_the_cuda_mover_lose_nothing(tmp_path):
         def lost(_):
             return float((torch.stack(live).double().sum(0) - total).abs().max())
 
-        wait_until(lambda: round_of_all() < 1e-3, every_s=0.02)
+        wait_until(lambda: exchange_once() < 1e-3, every_s=0.02)
         # without further exchanges, what is under way arrives
-        wait_until(lambda: lost(round_of_all(tick=False)) < 1e-4, every_s=0.02)
+        wait_until(lambda: lost(exchange_once(tick=False)) < 1e-4, every_s=0.02)
         assert all(exchange.stats().finished for exchange in exchanges)
     finally:
         for exchange in exchanges:
@@ -203,7 +203,7 @@ def test_averages_through_the_cuda_mover_lose_nothing(tmp_path):
 
 
 @pytest.mark.gpu
-def test_page_locked_batches_are_what_a_loader_gives(corpus, tmp_path):
+def test_loader_returns_page_locked_batches(corpus, tmp_path):
     augment = {"noise_snr_db": [5, 20], "reverb": {"probability": 0.5}, "pauses": {}, "time_warp_frames": 3}
     augmenter = Augmenter(AugmentConfig.model_validate(augment), 8000, 1)
     batch = Loader(open_set(job_on(corpus, tmp_path), corpus.url("train")), augmenter, GPU)(np.arange(9), 0)
@@ -214,7 +214,7 @@ def test_page_locked_batches_are_what_a_loader_gives(corpus, tmp_path):
 
 
 @pytest.mark.gpu
-def test_the_speed_of_the_published_model(record_property):
+def test_speed_of_the_published_model_is_measured(record_property):
     from benchmarks.published_model import Options, measure
 
     for precision in ("fp32", "bf16"):
@@ -228,7 +228,7 @@ def test_the_speed_of_the_published_model(record_property):
 
 
 @pytest.mark.gpu
-def test_the_speed_of_the_feeding_side(corpus, record_property):
+def test_speed_of_batch_loading_is_measured(corpus, record_property):
     from benchmarks.feeding import Options, measure
 
     for threads in sorted({1, 4, os.cpu_count() or 1}):

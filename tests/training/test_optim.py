@@ -42,7 +42,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("cfg", KINDS, ids=ids)
-def test_state_survives_safetensors_bit_for_bit(cfg):
+def test_state_is_restored_exactly_from_safetensors(cfg):
     model = small_model()
     optimizer = build_optimizer(cfg, model)
     steps(model, optimizer, 3, seed=1)
@@ -59,7 +59,7 @@ def test_state_survives_safetensors_bit_for_bit(cfg):
 
 
 @pytest.mark.parametrize("cfg", KINDS, ids=ids)
-def test_state_survives_as_flat_shares_bit_for_bit(cfg):
+def test_state_is_restored_exactly_from_flat_shares(cfg):
     model, other = small_model(), small_model(seed=9)
     flats = [FlatParameters(one) for one in (model, other)]
     optimizers = [build_optimizer(cfg, one) for one in (model, other)]
@@ -78,7 +78,7 @@ def test_state_survives_as_flat_shares_bit_for_bit(cfg):
 
 
 @pytest.mark.parametrize("cfg", KINDS, ids=ids)
-def test_state_that_an_optimizer_has_already_is_kept(cfg):
+def test_existing_optimizer_state_is_kept(cfg):
     model, other = small_model(), small_model()
     optimizers = [build_optimizer(cfg, one) for one in (model, other)]
     steps(model, optimizers[0], 2, seed=1)
@@ -97,7 +97,7 @@ def test_state_that_an_optimizer_has_already_is_kept(cfg):
         lambda model: torch.optim.Rprop(model.parameters()),
     ],
 )
-def test_state_that_is_not_known_stays_with_its_optimizer(make):
+def test_unknown_optimizer_has_no_moments_and_is_unchanged(make):
     model = small_model()
     optimizer = make(model)
     assert Moments(optimizer, FlatParameters(model)).names == ()
@@ -111,7 +111,7 @@ def update(flat, optimizer, numbers):
         optimizer.step()
 
 
-def test_only_matrices_decay():
+def test_weight_decay_applies_only_to_matrices():
     model = small_model()
     optimizer = build_optimizer(AdamWConfig(weight_decay=0.5), model)
     decayed, plain = optimizer.param_groups
@@ -122,14 +122,14 @@ def test_only_matrices_decay():
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
 
 
-def test_frozen_parameters_stay_out():
+def test_frozen_parameters_are_not_optimized():
     model = small_model()
     model[0].weight.requires_grad_(False)
     optimizer = build_optimizer(AdamWConfig(), model)
     assert all(p is not model[0].weight for group in optimizer.param_groups for p in group["params"])
 
 
-def test_momentum_is_the_textbook_one():
+def test_momentum_follows_the_textbook_formula():
     """v = 0.9 v + g; w -= lr v, with gradient 1 throughout: w = -0.1 (1 + 1.9 + 2.71)."""
     weight = nn.Parameter(torch.zeros(1, 1))
     module = nn.Module()
@@ -141,7 +141,7 @@ def test_momentum_is_the_textbook_one():
     assert weight.item() == pytest.approx(-0.561)
 
 
-def test_the_rate_reaches_every_group_and_survives_a_resume():
+def test_learning_rate_applies_to_every_group_also_after_a_resume():
     model = small_model()
     optimizer = build_optimizer(AdamWConfig(), model)
     steps(model, optimizer, 1, seed=1)

@@ -12,7 +12,7 @@ from training.learner.prefetch import Loader
 CPU = torch.device("cpu")
 
 
-def test_lengths_are_rounded_up_on_a_gpu_alone():
+def test_lengths_are_rounded_up_only_on_a_gpu():
     assert frame_multiple(CPU) == 1
     multiple = frame_multiple(torch.device("cuda", 0))
     lengths = {rounded_up(torch.ones(1, frames, 2), multiple).shape[1] for frames in range(1, 3001)}
@@ -25,7 +25,7 @@ def test_lengths_are_rounded_up_on_a_gpu_alone():
 
 
 @pytest.mark.parametrize("kind", ["blstm", "conformer"])
-def test_a_longer_padding_changes_no_gradient(corpus, tmp_path, kind):
+def test_longer_padding_does_not_change_gradients(corpus, tmp_path, kind):
     job = corpus.job(tmp_path, spec=corpus.spec(kind, model=bare(kind)))
     plain, padded, widths = Learner(job, CPU), Learner(job, CPU), []
     batch = Loader(open_set(job, job.train_url), plain.augmenter, CPU)(range(5), 1)
@@ -38,7 +38,7 @@ def test_a_longer_padding_changes_no_gradient(corpus, tmp_path, kind):
     torch.testing.assert_close(padded.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)
 
 
-def test_heads_of_any_width_are_attended_with_as_if_they_were_a_multiple_of_eight(monkeypatch):
+def test_attention_heads_are_padded_to_multiples_of_eight_without_effect(monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 9, 36, requires_grad=True).unbind(0)
     mask = (torch.arange(9) < torch.tensor([9, 5]).unsqueeze(1))[:, None, None, :]

@@ -14,7 +14,7 @@ from training.parameter_server.layout import ALIGNMENT, layout
 
 
 @pytest.mark.parametrize("cfg", [ADAMW, SGD, SGD.model_copy(update={"momentum": 0.0})], ids=["adamw", "sgd", "plain"])
-def test_pushes_of_one_client_give_the_weights_of_one_process_bit_for_bit(tmp_path, cfg):
+def test_pushes_of_one_client_exactly_match_a_single_process(tmp_path, cfg):
     flat = FlatParameters(network())
     optimizer = build_optimizer(cfg, flat.model)
     with serving(tmp_path, 3, cfg) as addresses, client_of(addresses) as client:
@@ -34,7 +34,7 @@ def test_pushes_of_one_client_give_the_weights_of_one_process_bit_for_bit(tmp_pa
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def test_a_checkpoint_goes_on_with_another_number_of_servers(tmp_path):
+def test_checkpoint_resumes_with_another_number_of_servers(tmp_path):
     flat = FlatParameters(network())
     halves = gradients(flat, 3), gradients(flat, 3, seed=2)
     optimizer = build_optimizer(ADAMW, flat.model)
@@ -55,7 +55,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_servers(tmp_path):
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 7, 50])
-def test_shares_cover_the_model_once_and_cut_parameters_where_vectors_end(servers):
+def test_shares_are_disjoint_cover_the_model_and_are_aligned(servers):
     flat = FlatParameters(network())
     parts = [layout(flat, number, servers) for number in range(servers)]
     assert [w for part in parts for w in range(part.start, part.stop)] == list(range(flat.weights.numel()))
@@ -69,7 +69,7 @@ def test_shares_cover_the_model_once_and_cut_parameters_where_vectors_end(server
 # --- several clients
 
 
-def test_staleness_is_the_steps_of_others_between_pull_and_push(tmp_path):
+def test_staleness_counts_steps_of_others_between_pull_and_push(tmp_path):
     flat = FlatParameters(network())
     first, second = gradients(flat, 2)
     with serving(tmp_path, 2) as addresses, client_of(addresses) as a, client_of(addresses, "b") as b:
@@ -83,7 +83,7 @@ def test_staleness_is_the_steps_of_others_between_pull_and_push(tmp_path):
         assert b.push(first, [7, 7], 0.1) == ([4, 4], 0.0)  # versions from before a restart
 
 
-def test_elastic_moves_the_center_by_what_the_learner_gives_up(tmp_path):
+def test_elastic_average_moves_center_and_learner_by_equal_amounts(tmp_path):
     flat = FlatParameters(network())
     center, x = flat.weights.clone(), torch.randn(flat.weights.shape)
     with serving(tmp_path, 3) as addresses, client_of(addresses) as client:
@@ -96,7 +96,7 @@ def test_elastic_moves_the_center_by_what_the_learner_gives_up(tmp_path):
     assert versions == [0, 0, 0]
 
 
-def test_many_learners_at_a_time_lose_no_push(tmp_path):
+def test_concurrent_pushes_are_not_lost(tmp_path):
     flat = FlatParameters(network())
     grads, plain = torch.ones(flat.num_parameters), SGD.model_copy(update={"momentum": 0.0, "weight_decay": 0.0})
     with serving(tmp_path, 2, plain) as addresses:

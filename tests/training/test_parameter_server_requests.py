@@ -18,7 +18,7 @@ from training.processes.keys import RingKey
 from training.processes.sockets import beside
 
 
-def test_a_repeated_request_is_applied_once_and_a_late_one_not_at_all(tmp_path):
+def test_repeated_request_is_applied_once_and_outdated_request_ignored(tmp_path):
     flat = FlatParameters(network())
     with serving(tmp_path) as addresses, client_of(addresses) as client, raw_socket(addresses[0]) as raw:
         client.init("s", flat.weights, {})
@@ -38,7 +38,7 @@ def test_a_repeated_request_is_applied_once_and_a_late_one_not_at_all(tmp_path):
 
 
 @contextmanager
-def losing(address, op):
+def lossy_relay(address, op):
     """A relay before a server that loses the first answer to `op`. Yields its address, and the requests' kinds."""
     stop, seen = threading.Event(), []
     context = zmq.Context()
@@ -73,11 +73,15 @@ def losing(address, op):
 
 
 @pytest.mark.parametrize("op", ["push", "elastic"])
-def test_a_client_repeats_what_was_not_answered_and_it_happens_once(tmp_path, monkeypatch, op):
+def test_client_repeats_unanswered_requests_which_are_applied_once(tmp_path, monkeypatch, op):
     monkeypatch.setattr(client_module, "REPEAT_S", 0.2)
     monkeypatch.setattr(client_module, "LOOK_S", 0.05)
     flat = FlatParameters(network())
-    with serving(tmp_path) as addresses, losing(addresses[0], op) as (address, seen), client_of([address]) as client:
+    with (
+        serving(tmp_path) as addresses,
+        lossy_relay(addresses[0], op) as (address, seen),
+        client_of([address]) as client,
+    ):
         client.init("s", torch.zeros_like(flat.weights), {})
         if op == "push":
             assert client.push(gradients(flat, 1)[0], [0], 0.1) == ([1], 0.0)
@@ -89,7 +93,7 @@ def test_a_client_repeats_what_was_not_answered_and_it_happens_once(tmp_path, mo
     assert op == "push" or bool((weights == 0.5).all())
 
 
-def test_a_wrong_key_and_silence_end_in_an_error_that_names_the_address(tmp_path):
+def test_wrong_key_or_silent_server_is_an_error_with_its_address(tmp_path):
     flat, key = FlatParameters(network()), RingKey.generate()
     with serving(tmp_path, 2, key=key) as addresses:
         with client_of(addresses, key=key) as client:
@@ -115,13 +119,13 @@ def test_addresses_that_cannot_be_used_are_refused(addresses, message):
         ServerClient(addresses, None, "a", 5, 1.0)
 
 
-def test_nodes_elsewhere_reach_the_servers_beside_the_store():
+def test_loopback_servers_are_reached_at_the_coordinators_host():
     assert beside("127.0.0.1:7001", "10.0.0.3:7000") == "10.0.0.3:7001"
     assert beside("10.0.0.9:7001", "10.0.0.3:7000") == "10.0.0.9:7001"
     assert beside("[::1]:7001", "[fe80::1]:7000") == "[fe80::1]:7001"
 
 
-def test_other_models_and_other_orders_are_refused(tmp_path):
+def test_other_models_and_wrong_order_of_servers_are_refused(tmp_path):
     flat = FlatParameters(network())
     with serving(tmp_path, 2) as addresses:
         with client_of(addresses[::-1]) as client, pytest.raises(ServerError, match="not server 0 of 2: give all"):
@@ -150,7 +154,7 @@ def stepped(cfg):
     return optimizer
 
 
-def test_a_session_that_is_over_has_no_say(tmp_path):
+def test_pushes_of_an_ended_session_are_refused(tmp_path):
     flat = FlatParameters(network())
     grads = gradients(flat, 1)[0]
     with serving(tmp_path, 2) as addresses, client_of(addresses) as old, client_of(addresses, "b") as new:
@@ -164,7 +168,7 @@ def test_a_session_that_is_over_has_no_say(tmp_path):
     assert versions == [0, 0]
 
 
-def test_what_is_not_finite_changes_nothing(tmp_path):
+def test_gradients_that_are_not_finite_change_nothing(tmp_path):
     flat = FlatParameters(network())
     grads = torch.zeros(flat.num_parameters)
     grads[0] = float("nan")
@@ -200,7 +204,7 @@ NONSENSE = [
 ]
 
 
-def test_malformed_messages_are_answered_and_harm_nobody(tmp_path):
+def test_malformed_messages_get_an_error_and_change_nothing(tmp_path):
     flat = FlatParameters(network())
     with serving(tmp_path) as addresses, client_of(addresses) as client, raw_socket(addresses[0]) as raw:
         client.init("s", flat.weights, {})

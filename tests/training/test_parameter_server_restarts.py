@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulated_nodes import ROOT, wait_for
 from parameter_servers import ADAMW, ask_raw, client_of, gradients, network, raw_socket, service, serving
-from pretending import ROOT, wait_for
 from tones import FEATURES, RATE, TINY
 
 from speech.bundle import BundleSpec
@@ -35,7 +35,7 @@ from training.processes.sockets import read_address
 # --- saved
 
 
-def test_a_stopped_server_goes_on_with_everything(tmp_path):
+def test_stopped_server_resumes_with_its_complete_state(tmp_path):
     flat = FlatParameters(network())
     one, two = gradients(flat, 2)
     with serving(tmp_path, 2, ADAMW) as addresses, client_of(addresses) as client:
@@ -58,7 +58,7 @@ def test_a_stopped_server_goes_on_with_everything(tmp_path):
         assert client.init("s", weights, state)
 
 
-def test_what_another_training_saved_is_not_used_and_damage_is_named(tmp_path):
+def test_state_of_another_training_is_ignored_and_damage_reported(tmp_path):
     flat = FlatParameters(network())
     with serving(tmp_path) as addresses, client_of(addresses) as client:
         client.init("s", flat.weights, {})
@@ -114,7 +114,7 @@ class Process:
 
 
 @pytest.mark.slow
-def test_a_killed_server_goes_on_at_its_address_with_what_it_saved(tmp_path):
+def test_killed_server_resumes_at_its_address_with_saved_state(tmp_path):
     flat = FlatParameters(make_job(tmp_path).spec.build_model())
     optimizer = build_optimizer(AdamWConfig(), flat.model)
     processes = [Process(tmp_path, number, 2) for number in range(2)]
@@ -151,7 +151,7 @@ def test_a_killed_server_goes_on_at_its_address_with_what_it_saved(tmp_path):
     ("number", "more", "message"),
     [(2, [], "--number is 2 of 2"), (0, ["--listen", "0.0.0.0:0"], "key"), (0, ["--listen", "x"], "HOST:PORT")],
 )
-def test_a_server_that_cannot_work_says_why(tmp_path, number, more, message):
+def test_server_that_cannot_start_reports_the_reason(tmp_path, number, more, message):
     words = Process(tmp_path, number, 2).words(*more)
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
@@ -160,7 +160,7 @@ def test_a_server_that_cannot_work_says_why(tmp_path, number, more, message):
 
 
 @pytest.mark.slow
-def test_a_training_starts_its_servers_tells_their_addresses_and_restarts_them(corpus, tmp_path):
+def test_supervisor_starts_publishes_and_restarts_parameter_servers(corpus, tmp_path):
     launch = {"kind": "external"}
     job = corpus.job(tmp_path, strategy={"kind": "easgd", "servers": 2}, nodes=2, launch=launch)
     flat = FlatParameters(job.spec.build_model())
@@ -169,9 +169,9 @@ def test_a_training_starts_its_servers_tells_their_addresses_and_restarts_them(c
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
     note = tmp_path / "servers" / "server-1.json"
     try:
-        store = wait_for(lambda: read_address(tmp_path / "coordinator.json"), 120)
+        coordinator = wait_for(lambda: read_address(tmp_path / "coordinator.json"), 120)
         key = RingKey.load(tmp_path / "ring.key")
-        with CoordinatorClient(store, key) as client:
+        with CoordinatorClient(coordinator, key) as client:
             addresses = client.request(JobRequest()).job["servers"]
         assert addresses == [read_address(note_file(tmp_path / "servers", number)) for number in range(2)]
         with client_of(addresses, key=key, patience_s=60, flat=flat) as client:

@@ -139,7 +139,7 @@ def test_three_stages_give_the_weights_of_one_process(corpus, tmp_path, kind, sc
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", SPLIT)
-def test_stages_one_after_the_other_are_the_model(kind, stages):
+def test_stages_in_sequence_compute_the_whole_model(kind, stages):
     model = model_of(kind, 5, bottleneck=6).eval()
     parts = split_model(model, stages)
     state = model.state_dict()
@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_split_is_refused_by_name(monkeypatch):
         split_model(model_of("blstm", 2), 2)
 
 
-def test_a_batch_without_a_single_token_is_told_as_it_is():
+def test_batch_without_tokens_survives_its_message():
     transcripts = Transcripts(torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
     plan = BatchPlan(torch.tensor([5, 2, 0]), 5, transcripts, 1.5, 2)
     told = BatchPlan.from_message(json.loads(json.dumps(plan.to_message())))
@@ -188,7 +188,7 @@ def test_a_batch_without_a_single_token_is_told_as_it_is():
     ("utterances", "micro_batches", "cut"),
     [(8, 4, (2, 4)), (9, 4, (3, 3)), (10, 4, (3, 4)), (3, 4, (1, 3)), (5, 1, (5, 1))],
 )
-def test_micro_batches_are_equal_and_none_is_empty(utterances, micro_batches, cut):
+def test_micro_batches_have_equal_size_and_are_not_empty(utterances, micro_batches, cut):
     none = torch.zeros(utterances, dtype=torch.int64)
     assert BatchPlan(none, 1, Transcripts(none[:, None], none), 0.0, 0).cut(micro_batches) == cut
 
@@ -203,7 +203,7 @@ def test_micro_batches_are_equal_and_none_is_empty(utterances, micro_batches, cu
         ([0, 0, 7], 3, [1, 1, 1]),
     ],
 )
-def test_the_largest_stage_is_as_small_as_can_be(costs, parts, cuts):
+def test_cost_of_the_largest_stage_is_minimal(costs, parts, cuts):
     found = balanced(costs, parts)
     assert [len(part) for part in found] == cuts
     assert [number for part in found for number in part] == list(range(len(costs)))

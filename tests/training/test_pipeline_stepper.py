@@ -29,7 +29,7 @@ def test_only_finite_losses_with_finite_gradients_change_the_weights(rank, loss,
     assert not stepper.results()
 
 
-def test_a_batch_without_utterances_changes_nothing_and_is_no_fault():
+def test_batch_without_utterances_changes_nothing_and_is_no_error():
     stepper, made = stage(0)
     stepper.step(Losses(), True, 0.5)
     (result,) = stepper.results()

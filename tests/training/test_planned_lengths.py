@@ -11,7 +11,7 @@ from training.learner.compute import Learner, open_set
 LONGER = {"speed_factors": [0.7, 1.0], "pauses": {"probability": 0.3, "edge_s": [0.0, 2.0]}}
 
 
-def test_a_learner_knows_the_lengths_that_it_will_train(corpus, tmp_path):
+def test_planned_lengths_equal_the_augmented_ones(corpus, tmp_path):
     job = corpus.job(tmp_path, augment=LONGER)
     augmenter, data = Augmenter(job.train.augment, tones.RATE, job.seed), open_set(job, job.train_url)
     rows = np.arange(len(data))
@@ -22,7 +22,7 @@ def test_a_learner_knows_the_lengths_that_it_will_train(corpus, tmp_path):
     assert (planned > data.durations + 0.5).any()
 
 
-def test_pauses_begin_in_their_first_epoch(corpus, tmp_path):
+def test_pauses_are_planned_from_their_first_epoch_on(corpus, tmp_path):
     pauses = {"probability": 1.0, "edge_s": [1.0, 2.0]}
     job = corpus.job(tmp_path, augment={"gain_db": 3.0, "pauses": pauses | {"first_epoch": 3}})
     always = corpus.job(tmp_path, augment={"gain_db": 3.0, "pauses": pauses})
@@ -38,7 +38,7 @@ def test_pauses_begin_in_their_first_epoch(corpus, tmp_path):
         assert (planned > seconds + 1.9).all() == (epoch >= 2)
 
 
-def test_without_augmentation_they_are_those_of_the_index(corpus, tmp_path):
+def test_planned_lengths_without_augmentation_are_those_of_the_index(corpus, tmp_path):
     job = corpus.job(tmp_path)
     augmenter, data = Augmenter(job.train.augment, tones.RATE, job.seed), open_set(job, job.train_url)
     assert augmenter.heard_seconds(data.ids(np.arange(len(data))), data.durations, 0) is data.durations

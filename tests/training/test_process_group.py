@@ -78,12 +78,12 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def test_a_node_gives_the_weights_that_ddp_gives(tmp_path):
+def test_node_gives_the_same_weights_as_ddp(tmp_path):
     run_ranks(PROGRAM, RANKS, tmp_path)
 
 
 @pytest.mark.gpu(2)
-def test_a_node_of_two_gpus_gives_the_weights_that_ddp_gives(tmp_path):
+def test_node_of_two_gpus_gives_the_same_weights_as_ddp(tmp_path):
     run_ranks(PROGRAM, 2, tmp_path, "cuda")
 
 
@@ -108,7 +108,7 @@ def test_buckets_cover_all_gradients_once(tmp_path, bucket):
     assert covered == list(range(flat.num_parameters))
 
 
-class Calls:
+class RecordedCalls:
     """Stands for torch.distributed, and for CUDA's current device and streams: records calls in order."""
 
     def __init__(self):
@@ -125,30 +125,30 @@ class Calls:
         return [name for name, _, _ in self.log]
 
 
-def others(path, rank, kind):
-    """Let another rank of two have come before."""
+def register_other_rank(path, rank, kind):
+    """Register the device of another rank of two, as if it had started before."""
     FileStore(str(path), 2).set(f"device-{rank}", kind)
 
 
-def test_a_node_of_gpus_and_cpus_is_refused_before_its_ranks_wait_for_each_other(tmp_path, monkeypatch):
+def test_node_with_gpus_and_cpus_is_refused_before_ranks_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "training.node.process_group.dist.init_process_group", lambda *_, **__: pytest.fail("it has begun")
     )
-    others(tmp_path / "meet", 0, "cuda")
+    register_other_rank(tmp_path / "meet", 0, "cuda")
     with pytest.raises(ValueError, match=r"those of rank 1 on a CPU: use train\.device=cpu, or a GPU for each"):
         NodeGroup(1, 2, tmp_path / "meet", torch.device("cpu"))
 
 
-def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, monkeypatch):
+def test_process_group_on_gpus_is_bound_to_the_device_and_warmed_up(tmp_path, monkeypatch):
     """Without a GPU, tensors are on the CPU, and calls to torch.distributed are recorded."""
-    calls, gpu = Calls(), torch.device("cuda", 1)
+    calls, gpu = RecordedCalls(), torch.device("cuda", 1)
     monkeypatch.setattr("training.node.process_group.dist.init_process_group", calls.note("init"))
     monkeypatch.setattr("training.node.process_group.dist.new_group", calls.note("control", "the control group"))
     monkeypatch.setattr("training.node.process_group.dist.all_reduce", lambda x: calls.note("all_reduce")(x.add_(1)))
     monkeypatch.setattr(
         "training.node.process_group.torch.ones", lambda size, device: calls.note("ones", torch.tensor([1.0]))(device)
     )
-    others(tmp_path / "meet", 0, "cuda")
+    register_other_rank(tmp_path / "meet", 0, "cuda")
     NodeGroup(1, 2, tmp_path / "meet", gpu)
     assert calls.names() == ["init", "control", "ones", "all_reduce"]
     _, (backend,), fields = calls.log[0]
@@ -156,16 +156,16 @@ def test_a_node_on_gpus_binds_its_group_to_its_own_and_warms_it_up(tmp_path, mon
     assert calls.log[1][2]["backend"] == "gloo"
     assert calls.log[2][1] == (gpu,)
     calls.log.clear()
-    others(tmp_path / "meet2", 1, "cpu")
+    register_other_rank(tmp_path / "meet2", 1, "cpu")
     NodeGroup(0, 2, tmp_path / "meet2", torch.device("cpu"))
     assert calls.names() == ["init", "control"]
     assert (calls.log[0][1], calls.log[0][2]["device_id"]) == (("gloo",), None)
 
 
-def test_a_hooks_thread_works_on_a_stream_behind_the_backward_pass_and_before_the_update(monkeypatch):
+def test_hook_stream_runs_between_backward_pass_and_update(monkeypatch):
     from training.learner.devices import SideStream
 
-    calls, gpu = Calls(), torch.device("cuda", 1)
+    calls, gpu = RecordedCalls(), torch.device("cuda", 1)
 
     class Stream:
         def __init__(self, name):
@@ -206,7 +206,7 @@ def test_a_hooks_thread_works_on_a_stream_behind_the_backward_pass_and_before_th
     assert not calls.log
 
 
-def test_a_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
+def test_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
     from torch.futures import Future
 
     from training.learner.flat import FlatParameters

@@ -141,7 +141,7 @@ PROGRAM = textwrap.dedent(
 
 
 @pytest.mark.slow
-def test_real_learners_end_with_the_weights_of_simulated_ones_also_when_they_are_stopped_on_the_way(tmp_path):
+def test_stopped_and_resumed_real_learners_match_simulated_ones(tmp_path):
     run_ranks(PROGRAM, 3, tmp_path)
 
 
@@ -157,30 +157,30 @@ def flat_model(value):
 
 
 @pytest.fixture
-def memories(tmp_path):
+def shared_weights(tmp_path):
     return [SharedWeights(tmp_path / "weights", 8, slot, 2) for slot in range(2)]
 
 
-def test_the_first_learner_of_a_session_brings_the_weights_and_the_others_take_them(memories):
+def test_first_learner_of_a_session_initializes_the_shared_weights(shared_weights):
     (one, mine), (other, theirs) = flat_model(1.0), flat_model(2.0)
-    mine.move(memories[0].enter("a", mine.weights))
-    theirs.move(memories[1].enter("a", theirs.weights))
+    mine.move(shared_weights[0].enter("a", mine.weights))
+    theirs.move(shared_weights[1].enter("a", theirs.weights))
     assert theirs.weights.tolist() == [1.0] * 8
     with torch.no_grad():
         other.weight.add_(0.5)  # an update by one is an update for all
     assert one.weight.tolist() == [[1.5] * 3] * 2
-    memories[1].count()
-    memories[0].count()
-    assert memories[0].updates() == memories[1].updates() == 2
+    shared_weights[1].count()
+    shared_weights[0].count()
+    assert shared_weights[0].updates() == shared_weights[1].updates() == 2
 
 
 @pytest.mark.parametrize("norm", [1.0, math.nan])
-def test_an_update_counts_for_all_who_share_the_weights_unless_its_gradient_is_not_finite(memories, norm):
+def test_finite_update_counts_for_all_learners_with_shared_weights(shared_weights, norm):
     made, good = [], math.isfinite(norm)
     learner = SimpleNamespace(
         flat=SimpleNamespace(weights=torch.zeros(8)), scale_gradient=lambda scale: norm * scale, update=made.append
     )
-    one, other, alone = (LearnerReplica(learner, shared) for shared in (*memories, None))
+    one, other, alone = (LearnerReplica(learner, shared) for shared in (*shared_weights, None))
     for replica in (one, other, alone):
         replica.lr = 0.5
         replica.update()
@@ -188,18 +188,18 @@ def test_an_update_counts_for_all_who_share_the_weights_unless_its_gradient_is_n
     assert made == 3 * good * [0.5]
 
 
-def test_a_new_session_begins_with_its_own_weights_and_a_newcomer_takes_what_is_there(memories):
-    memories[0].enter("a", torch.ones(8))
-    memories[0].count()
-    assert memories[1].enter("b", torch.full((8,), 3.0)).tolist() == [3.0] * 8
-    assert memories[1].updates() == 0
-    assert memories[0].enter("", torch.zeros(8)).tolist() == [3.0] * 8
+def test_new_session_sets_the_weights_and_a_newcomer_takes_them(shared_weights):
+    shared_weights[0].enter("a", torch.ones(8))
+    shared_weights[0].count()
+    assert shared_weights[1].enter("b", torch.full((8,), 3.0)).tolist() == [3.0] * 8
+    assert shared_weights[1].updates() == 0
+    assert shared_weights[0].enter("", torch.zeros(8)).tolist() == [3.0] * 8
 
 
-def test_a_model_that_is_moved_keeps_its_gradients_and_its_optimizer(memories):
+def test_model_moved_to_shared_memory_keeps_gradients_and_optimizer(shared_weights):
     model, flat = flat_model(1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    flat.move(memories[0].enter("a", flat.weights))
+    flat.move(shared_weights[0].enter("a", flat.weights))
     model(torch.ones(1, 3)).sum().backward()
     assert flat.grads.tolist() == [1.0] * 8
     optimizer.step()

@@ -17,7 +17,7 @@ from training.node.program_stepper import ProgramStepper
 SIZE = sum(parameter.numel() for parameter in Regression().build().parameters())
 
 
-class NotedServer:
+class RecordingServer:
     """Applies every gradient with the given rate, and counts updates in two shares."""
 
     def __init__(self):
@@ -55,7 +55,7 @@ def make(tmp_path):
             self.optimizer = build_optimizer(cfg.optimizer, self.model)
 
     def stepper():
-        server, group, learner = NotedServer(), NodeGroup(0, 1, tmp_path, torch.device("cpu")), Toy()
+        server, group, learner = RecordingServer(), NodeGroup(0, 1, tmp_path, torch.device("cpu")), Toy()
         ring = NodeExchange(0, group, learner.flat, None)
         return ProgramStepper(SimpleNamespace(train=cfg), learner, ring, server, epoch_steps=24.0), server
 
@@ -68,7 +68,7 @@ def step(one, gradient, tokens=4, loss=2.0, lr=0.1):
     return one.results()[0]
 
 
-def test_a_session_begins_with_the_learners_weights(make):
+def test_session_starts_with_the_learners_weights(make):
     one, server = make()
     one.begin("first")
     [(session, weights, optimizer)] = server.begun
@@ -76,7 +76,7 @@ def test_a_session_begins_with_the_learners_weights(make):
     assert torch.equal(weights, one.learner.flat.weights)
 
 
-def test_a_clipped_mean_gradient_is_pushed_with_the_versions_that_it_is_of(make):
+def test_clipped_mean_gradient_is_pushed_with_its_versions(make):
     one, server = make()
     one.begin("s")
     one.start(0)
@@ -91,7 +91,7 @@ def test_a_clipped_mean_gradient_is_pushed_with_the_versions_that_it_is_of(make)
     assert torch.equal(one.learner.flat.weights, server.weights)
 
 
-def test_a_gradient_that_is_no_number_stays_here(make):
+def test_nan_gradient_is_not_pushed(make):
     one, server = make()
     one.begin("s")
     one.start(0)
@@ -101,7 +101,7 @@ def test_a_gradient_that_is_no_number_stays_here(make):
     assert len(server.pushed) == 1
 
 
-def test_a_checkpoint_holds_the_servers_weights_and_state_and_the_next_session_begins_with_them(make):
+def test_checkpoint_restores_the_servers_weights_and_state(make):
     one, server = make()
     one.begin("s")
     one.start(0)

@@ -1,4 +1,4 @@
-"""Objects that a node writes: each once, none over a valid one, and checkpoints atomically."""
+"""Objects that a node writes: each once, valid ones are not overwritten, and checkpoints are atomic."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ from training.node.replica_writer import ReplicaWriter, Wanted
 NODE = 3
 
 
-class Wishes:
+class FakeClient:
     """The part of a node's client that the replica writer uses."""
 
     def __init__(self):
@@ -54,8 +54,8 @@ def make(tmp_path):
     return make
 
 
-def test_a_wish_is_fulfilled_once_and_again_after_joining_anew(make):
-    client = Wishes()
+def test_requests_are_served_once_and_again_after_rejoining(make):
+    client = FakeClient()
     traced = make(client=client)
     assert not traced.wanted()
     client.epoch, client.checkpoint = 2, 2
@@ -72,14 +72,14 @@ def test_a_wish_is_fulfilled_once_and_again_after_joining_anew(make):
     traced.close()
 
 
-def test_a_replica_of_an_epoch_before_the_node_joined_is_not_written_over(make):
-    client = Wishes()
+def test_replicas_of_epochs_before_joining_are_not_overwritten(make):
+    client = FakeClient()
     traced = make(value=5.0, client=client)
     store = traced.output
     for epoch in (1, 2, 4):
         write_weights(store, replica_name(epoch, NODE), {"w": torch.zeros(4)})
     store.write_json(evaluation_name(3), {})  # evaluated, its replicas are gone
-    traced.leave(Wanted(epoch=1), 1, [])  # it has always been there: its own, and newer
+    traced.leave(Wanted(epoch=1), 1, [])  # written in this incarnation, so newer than the stored one
     traced.joined(4)
     for epoch in (2, 3, 4, 5):
         traced.leave(Wanted(epoch=epoch), 1, [])
@@ -90,8 +90,8 @@ def test_a_replica_of_an_epoch_before_the_node_joined_is_not_written_over(make):
     assert values == {1: 5.0, 2: 0.0, 4: 0.0, 5: 5.0}
 
 
-def test_an_epoch_that_left_nothing_is_left_after_joining(make):
-    client = Wishes()
+def test_missing_replica_of_an_earlier_epoch_is_written_after_joining(make):
+    client = FakeClient()
     traced = make(value=5.0, client=client)
     traced.joined(4)
     traced.leave(Wanted(epoch=4), 1, [])
@@ -100,7 +100,7 @@ def test_an_epoch_that_left_nothing_is_left_after_joining(make):
 
 
 def test_a_checkpoint_names_its_files_and_the_reports_that_it_contains(make):
-    client = Wishes()
+    client = FakeClient()
     traced = make(value=2.0, client=client)
     traced.leave(Wanted(checkpoint=4), 11, [{"seconds": 1.5}])
     client.seq = 8  # trained on meanwhile
@@ -112,8 +112,8 @@ def test_a_checkpoint_names_its_files_and_the_reports_that_it_contains(make):
     assert float(load_replica(traced.output, record["files"]).weights["w"][0]) == 2.0
 
 
-def test_a_checkpoint_of_ranks_that_are_apart_waits_for_every_part(make, monkeypatch):
-    client, other = Wishes(), "checkpoints/000001/node-003/rank-01/model.safetensors"
+def test_checkpoint_waits_for_the_parts_of_all_ranks(make, monkeypatch):
+    client, other = FakeClient(), "checkpoints/000001/node-003/rank-01/model.safetensors"
     data = {other: b"part"}
     listed = f'[["{other}", "{digests(data)[other]}"]]'
     traced = make(apart=True, client=client, others=[listed])
@@ -135,17 +135,17 @@ def test_a_checkpoint_of_ranks_that_are_apart_waits_for_every_part(make, monkeyp
     assert len(record["files"]) == 3
 
 
-def test_a_checkpoint_whose_parts_do_not_come_is_given_up(make, monkeypatch):
+def test_checkpoint_with_missing_parts_is_abandoned(make, monkeypatch):
     monkeypatch.setattr(replica_writer, "PATIENCE_S", 0.0)
     monkeypatch.setattr(replica_writer, "PAUSE_S", 0.001)
-    client = Wishes()
+    client = FakeClient()
     traced = make(apart=True, client=client, others=['[["checkpoints/000001/node-003/rank-01/x", "0"]]'])
     traced.leave(Wanted(checkpoint=1), 1, [])
     traced.close()
     assert client.records == []
 
 
-def test_another_rank_writes_its_part_and_tells_nobody(make):
+def test_other_rank_writes_only_its_part_and_reports_nothing(make):
     traced = make(apart=True, rank=1)
     traced.leave(Wanted(epoch=1, checkpoint=1), 1, [])
     traced.close()
@@ -155,8 +155,8 @@ def test_another_rank_writes_its_part_and_tells_nobody(make):
     assert not list(traced.output.list("replicas"))
 
 
-def test_storage_in_trouble_costs_a_checkpoint_not_the_training(make, monkeypatch):
-    client = Wishes()
+def test_failing_storage_loses_a_checkpoint_but_not_the_training(make, monkeypatch):
+    client = FakeClient()
     traced = make(client=client)
     monkeypatch.setattr(replica_writer, "write_objects", lambda *_: 1 / 0)
     traced.leave(Wanted(checkpoint=1), 1, [])

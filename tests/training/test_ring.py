@@ -45,14 +45,14 @@ def make(seed=0):
 # --- what the coordinator knows of a ring
 
 
-def without_data(folder):
+def coordinator_without_data(folder):
     """The coordinator of a ring, before any learner has named its data."""
     settings, clock = Settings.from_job(ring_job(folder, RingConfig())), Clock()
     return Coordinator(Core(settings, open_ledger(settings), ObjectStore(settings.output_url), clock, clock), True)
 
 
-def test_the_first_node_names_the_data_and_another_set_is_refused(tmp_path):
-    coordinator = without_data(tmp_path)
+def test_first_node_sets_the_data_and_other_data_is_refused(tmp_path):
+    coordinator = coordinator_without_data(tmp_path)
     data = {"counts": [4, 6], "epochs": 3}
     assert join(coordinator, 0)["progress"]["size"] == 0
     progress = join(coordinator, 1, data=data)["progress"]
@@ -64,23 +64,23 @@ def test_the_first_node_names_the_data_and_another_set_is_refused(tmp_path):
 
 
 def test_named_data_survives_a_restart_of_the_coordinator(tmp_path):
-    coordinator = without_data(tmp_path)
+    coordinator = coordinator_without_data(tmp_path)
     join(coordinator, 0, data={"counts": [4, 6], "epochs": 3})
     state = json.loads(json.dumps(coordinator.ledger.to_dict()))
-    other = without_data(tmp_path)
+    other = coordinator_without_data(tmp_path)
     other.ledger.load(state)
     assert (other.ledger.size, other.ledger.total, other.ledger.shards.count) == (10, 3, 2)
 
 
-def test_a_job_with_an_index_takes_no_other_data(tmp_path):
+def test_job_with_an_index_refuses_other_data(tmp_path):
     coordinator, _ = make_coordinator(tmp_path, nodes=1)
     with pytest.raises(CoordinatorError, match="not on data of its nodes"):
         join(coordinator, 0, data={"counts": [4], "epochs": 1})
 
 
-def test_every_process_gets_its_own_number_and_numbers_of_the_dead_come_back(tmp_path):
+def test_processes_get_unique_numbers_and_unused_ones_are_reused(tmp_path):
     clock = Clock()
-    coordinator = without_data(tmp_path)
+    coordinator = coordinator_without_data(tmp_path)
     join(coordinator, 1)
     numbers = NodeNumbers(coordinator.ledger, clock)
     found = [numbers.answer(NumberRequest(token=token)).node for token in ("a", "b", "a")]
@@ -92,7 +92,7 @@ def test_every_process_gets_its_own_number_and_numbers_of_the_dead_come_back(tmp
 # --- pieces
 
 
-def test_pieces_cover_a_lease_and_keep_to_shards():
+def test_pieces_cover_a_lease_and_do_not_cross_shards():
     shards = ShardMap.from_counts([10, 3, 7])
     planner, rows = PiecePlanner(shards, 4, seed=1), np.arange(20)
     pieces = planner(0, rows, "whole")
@@ -123,7 +123,7 @@ def test_a_ring_needs_a_folder_or_an_address(tmp_path):
 @pytest.mark.parametrize(
     ("exchange", "message"), [({"kind": "gloo"}, "cannot join or leave: use zmq"), ({"daemons": 2}, "use .*daemons=1")]
 )
-def test_an_exchange_without_newcomers_is_refused(exchange, message):
+def test_exchange_that_cannot_admit_newcomers_is_refused(exchange, message):
     with pytest.raises(ValueError, match=message):
         RingConfig.model_validate({"exchange": exchange})
 
@@ -138,7 +138,7 @@ def test_a_model_without_trainable_parameters_is_refused(tmp_path):
 # --- one learner
 
 
-def test_one_learner_alone_trains_every_row_once_and_a_second_training_starts_afresh(tmp_path):
+def test_single_learner_trains_every_row_once_and_reruns_start_fresh(tmp_path):
     for _ in range(2):
         model, optimizer = make()
         with Ring(model, optimizer, folder=tmp_path) as ring:
@@ -163,7 +163,7 @@ def test_one_learner_alone_trains_every_row_once_and_a_second_training_starts_af
     assert (tmp_path / "ring.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_without_leases_the_calls_around_a_step_are_enough(tmp_path):
+def test_ring_works_without_leases(tmp_path):
     model, optimizer = make()
     ring = Ring(model, optimizer, folder=tmp_path)
     try:
@@ -191,21 +191,21 @@ SERVE = textwrap.dedent(
 
 
 @pytest.fixture
-def served(tmp_path):
+def served_coordinator(tmp_path):
     """A coordinator that a process of its own serves: the process, its address and its key's file."""
-    key, note = tmp_path / "ring.key", tmp_path / "served" / "coordinator.json"
+    key, note = tmp_path / "ring.key", tmp_path / "served_coordinator" / "coordinator.json"
     RingKey.generate().save(key)
     command = [sys.executable, "-c", Forkable(SERVE), str(note.parent), str(key)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
         try:
-            until(note.exists)
+            wait_for(note.exists)
             yield process, json.loads(note.read_text())["address"], key
         finally:
             process.kill()
 
 
-def test_a_learner_finds_a_coordinator_by_address_and_key(served):
-    process, address, key = served
+def test_a_learner_finds_a_coordinator_by_address_and_key(served_coordinator):
+    process, address, key = served_coordinator
     model, optimizer = make()
     with Ring(model, optimizer, address=address, key=key) as ring:
         rows = [row for _, _, part in ring.leases([4, 4], batch=3) for row in part.tolist()]
@@ -214,8 +214,8 @@ def test_a_learner_finds_a_coordinator_by_address_and_key(served):
     assert process.wait(60) == 0
 
 
-def test_a_coordinator_that_stays_away_ends_the_leases_with_an_error(served):
-    process, address, key = served
+def test_leases_raise_an_error_if_the_coordinator_stays_down(served_coordinator):
+    process, address, key = served_coordinator
     model, optimizer = make()
     with Ring(model, optimizer, address=address, key=key) as ring:
         pieces = ring.leases([4, 4], epochs=100_000, batch=1)
@@ -225,7 +225,7 @@ def test_a_coordinator_that_stays_away_ends_the_leases_with_an_error(served):
             list(pieces)
 
 
-def test_a_coordinator_beyond_this_machine_needs_a_key(tmp_path):
+def test_coordinator_on_another_machine_needs_a_key(tmp_path):
     with pytest.raises(ValueError, match="can be reached from other machines and there is no key"):
         Ring.serve("0.0.0.0:0", tmp_path)
 
@@ -293,14 +293,14 @@ def rows_of(folder, name):
     return [tuple(one) for line in lines for one in json.loads(line)]
 
 
-def until(condition, patience_s=240.0):
+def wait_for(condition, patience_s=240.0):
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.05)
 
 
-def end(folder, learners):
+def results_of(folder, learners):
     """Wait for learners to end; their results by name."""
     for name, process in learners.items():
         assert process.wait(240) == 0, (folder / f"log-{name}").read_text()[-3000:]
@@ -322,11 +322,11 @@ def check(folder, names, results, epochs):
 
 
 @pytest.mark.slow
-def test_four_learners_of_which_one_is_killed_train_every_row_and_agree(tmp_path):
+def test_four_learners_train_every_row_and_agree_although_one_is_killed(tmp_path):
     learners = {name: start(name, tmp_path, learners=4) for name in range(4)}
-    until(lambda: len(rows_of(tmp_path, 1)) > 150)
+    wait_for(lambda: len(rows_of(tmp_path, 1)) > 150)
     learners.pop(1).send_signal(signal.SIGKILL)
-    results = end(tmp_path, learners)
+    results = results_of(tmp_path, learners)
     check(tmp_path, range(4), results, epochs=3)
     # all started with the weights of one of them
     starts = {round(result["start"]["loss"], 3) for result in results.values()}
@@ -337,7 +337,7 @@ def test_four_learners_of_which_one_is_killed_train_every_row_and_agree(tmp_path
 def test_a_newcomer_takes_weights_and_optimizer_state(tmp_path):
     (tmp_path / "rows-0.jsonl").touch()
     learners = {name: start(name, tmp_path, epochs=6, pause=0.05, after=40 * name) for name in range(2)}
-    results = end(tmp_path, learners)
+    results = results_of(tmp_path, learners)
     check(tmp_path, range(2), results, epochs=6)
     assert results[1]["start"]["steps"] > 30
     assert results[1]["start"]["loss"] < 0.5 * results[0]["start"]["loss"]
@@ -345,13 +345,13 @@ def test_a_newcomer_takes_weights_and_optimizer_state(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_coordinator_is_restarted_and_nothing_is_lost(tmp_path):
+def test_killed_coordinator_is_restarted_without_losing_rows(tmp_path):
     learners = {name: start(name, tmp_path, learners=2, pause=0.02) for name in range(2)}
-    until(lambda: len(rows_of(tmp_path, 0)) > 200)
+    wait_for(lambda: len(rows_of(tmp_path, 0)) > 200)
     note = tmp_path / "coordinator" / "coordinator.json"
     before = json.loads(note.read_text())
     os.kill(before["pid"], signal.SIGKILL)
-    results = end(tmp_path, learners)
+    results = results_of(tmp_path, learners)
     after = json.loads(note.read_text())
     assert after["pid"] != before["pid"]
     assert after["address"] == before["address"]

@@ -12,7 +12,7 @@ from training.learner.sampling import Draws, SamplingConfig, SamplingError, appo
 
 
 def make_index(sizes, shards=4):
-    """An index of made-up utterances: `sizes` by corpus, dealt over the shards in turn."""
+    """An index without audio: `sizes` utterances by corpus, distributed over the shards in turn."""
     corpora = [name for name, size in sizes.items() for _ in range(size)]
     count = len(corpora)
     shard = np.sort(np.arange(count) % shards).astype(np.int32)
@@ -54,14 +54,14 @@ def test_proportional_is_every_utterance_once():
         assert sorted(rows.tolist()) == list(range(len(INDEX)))
 
 
-def test_temperature_one_draws_as_many_of_each_as_there_are():
+def test_temperature_one_keeps_the_proportions_of_groups():
     epochs, _ = drawn(INDEX, SamplingConfig(kind="temperature", temperature=1.0), 2)
     for rows in epochs:
         assert sorted(rows.tolist()) == list(range(len(INDEX)))
 
 
 @pytest.mark.parametrize("temperature", [2.0, 5.0, 1e6])
-def test_temperature_shares_are_those_of_the_formula(temperature):
+def test_temperature_shares_follow_the_formula(temperature):
     (rows,), _ = drawn(INDEX, SamplingConfig(kind="temperature", temperature=temperature), 1)
     sizes = np.array([300, 40, 7]) / 347
     expected = sizes ** (1 / temperature) / (sizes ** (1 / temperature)).sum()
@@ -71,13 +71,13 @@ def test_temperature_shares_are_those_of_the_formula(temperature):
         assert found[name] == pytest.approx(share, abs=1 / 347)
 
 
-def test_weights_are_shares_and_zero_leaves_out():
+def test_weights_are_shares_and_zero_excludes_a_group():
     weights = {"big": 1.0, "small": 3.0, "tiny": 0.0}
     (rows,), _ = drawn(INDEX, SamplingConfig(kind="weights", weights=weights), 1)
     assert shares(INDEX, rows) == pytest.approx({"big": 0.25, "small": 0.75}, abs=1 / 347)
 
 
-def test_nothing_is_drawn_again_before_its_shard_and_group_are_through():
+def test_utterances_repeat_only_after_all_of_their_shard_and_group():
     cfg = SamplingConfig(kind="weights", weights={"big": 1, "small": 1, "tiny": 1})
     epochs, _ = drawn(INDEX, cfg, 12)
     counts = np.bincount(np.concatenate(epochs), minlength=len(INDEX))
@@ -104,7 +104,7 @@ def test_a_draw_stays_in_its_shard_and_depends_on_seed_and_epoch_only():
     assert (other_seed[0] != epochs[0]).any()
 
 
-def test_weights_must_name_every_group_and_no_other():
+def test_weights_must_name_exactly_the_groups():
     with pytest.raises(SamplingError, match="no weight for 'tiny'"):
         Draws(INDEX, SamplingConfig(kind="weights", weights={"big": 1, "small": 1}), 0)
     with pytest.raises(SamplingError, match="a weight for 'huge'.*'big', 'small', 'tiny'"):
@@ -121,11 +121,11 @@ def test_weights_must_name_every_group_and_no_other():
         {"kind": "temperature", "temperature": 0.5},
     ],
 )
-def test_bad_configurations(fields):
+def test_invalid_sampling_configurations_are_refused(fields):
     with pytest.raises(ValidationError):
         SamplingConfig(**fields)
 
 
-def test_apportion_adds_up():
+def test_apportioned_counts_add_up_to_the_total():
     for total in (0, 1, 7, 100):
         assert apportion(np.array([1.0, 2.0, 3.5]), total).sum() == total

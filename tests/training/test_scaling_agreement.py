@@ -27,7 +27,7 @@ def compare(*rows):
 
 
 @pytest.mark.parametrize("strategy", ["adpsgd", "scpsgd", "h-adpsgd"])
-def test_what_a_step_costs_beyond_its_wait_is_taken_from_one_learner(strategy):
+def test_step_overhead_is_taken_from_the_run_with_one_learner(strategy):
     (found,) = compare(row(strategy, 4, "homogeneous", 4.0))
     assert found["overhead_s"] == pytest.approx(0.05)
     assert found["real"] == 16.0
@@ -35,7 +35,7 @@ def test_what_a_step_costs_beyond_its_wait_is_taken_from_one_learner(strategy):
     assert found["agrees"]
 
 
-def test_one_slow_learner_slows_whom_it_slows_in_the_benchmark():
+def test_slow_learner_delays_the_same_strategies_as_in_the_benchmark():
     base = [row(name, 4, "homogeneous", 4.0) for name in ("adpsgd", "scpsgd")]
     slow_step = 1 / (2 * 0.2 + 0.05)
     uneven = row("adpsgd", 4, "slow 2x", 4.0, speedup=(3 * 4 + slow_step) / 4, epoch_ratio=1.12)
@@ -47,7 +47,7 @@ def test_one_slow_learner_slows_whom_it_slows_in_the_benchmark():
     assert free["simulated_ratio"] == pytest.approx(16 / (12 + slow_step), rel=0.03)
 
 
-def test_the_undisturbed_run_of_four_is_met_by_the_calibrated_column_only():
+def test_only_the_calibrated_column_matches_a_slower_homogeneous_run():
     slower = row("scpsgd", 4, "homogeneous", 2.0)
     (found,) = compare(slower)
     assert found["difference"] == pytest.approx(1.0, abs=0.05)
@@ -58,7 +58,7 @@ def test_the_undisturbed_run_of_four_is_met_by_the_calibrated_column_only():
     assert "apart: scpsgd, homogeneous (+" in shown
 
 
-def test_a_narrow_link_costs_those_who_wait_for_it():
+def test_narrow_link_slows_only_synchronous_strategies():
     """Three links carry 2 · 3/4 of 4 MB each: 0.48 s at 100 Mbit/s."""
     wide, narrow = (row(name, 4, "100 Mbit/s", 4.0, params=1_000_000) for name in ("adpsgd", "scpsgd"))
     alone = ALONE | {"params": 1_000_000}
@@ -67,7 +67,7 @@ def test_a_narrow_link_costs_those_who_wait_for_it():
     assert held["simulated"] == pytest.approx(4 / (0.25 + 0.48), rel=0.03)
 
 
-def test_machines_are_those_of_the_benchmark():
+def test_learners_per_machine_match_the_benchmark():
     machines = {
         (name, condition): scaling_agreement.cluster(row(name, 4, condition, 4.0), 0.0).per_machine
         for name in ("scpsgd", "h-adpsgd")
@@ -81,12 +81,12 @@ def test_machines_are_those_of_the_benchmark():
     }
 
 
-def test_rows_of_several_calls_are_refused():
+def test_rows_without_a_matching_single_learner_run_are_refused():
     with pytest.raises(ValueError, match=r"no run of one learner with 1000 weights and steps of 0.3 s"):
         compare(row("adpsgd", 4, "homogeneous", 4.0, step_s=0.3))
 
 
-def test_an_earlier_runs_rows_are_read(tmp_path, capsys):
+def test_rows_of_an_earlier_run_are_read_from_a_file(tmp_path, capsys):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps({"rows": [ALONE, row("adpsgd", 4, "homogeneous", 4.0)], "skipped": []}))
     assert scaling_agreement.main(["--rows", str(file), "--json"]) == 0

@@ -36,13 +36,13 @@ def test_a_large_batch_is_annealed_from_the_eleventh_epoch():
     assert learning_rate(LARGE, 0.1, 15.5, 16, batch=8192) == pytest.approx(3.2 / math.sqrt(2) ** 6)
 
 
-def test_warm_up_and_plateau():
+def test_rate_warms_up_linearly_to_a_plateau():
     cfg = ScheduleConfig(warmup_epochs=2, hold_epochs=5)
     rates = [learning_rate(cfg, 1.0, progress, 8) for progress in (1.0, 2.0, 3.5, 4.99, 5.0)]
     assert rates == pytest.approx([0.5, 1.0, 1.0, 1.0, math.sqrt(0.5)])
 
 
-def test_without_a_reference_the_batch_does_not_matter():
+def test_batch_size_does_not_matter_without_a_reference():
     cfg = ScheduleConfig(warmup_epochs=0)
     assert learning_rate(cfg, 0.1, 1.0, 16, batch=4096) == 0.1
 
@@ -53,7 +53,7 @@ def test_cosine_ends_at_zero():
     assert rates == pytest.approx([0.5, 1.0, 0.5, 0.0, 0.0], abs=1e-12)
 
 
-def test_constant_stays():
+def test_constant_schedule_keeps_the_rate():
     cfg = ScheduleConfig(kind="constant", warmup_epochs=1, hold_epochs=3)
     assert [learning_rate(cfg, 0.3, progress, 10) for progress in (0.5, 1, 9)] == pytest.approx([0.15, 0.3, 0.3])
 

@@ -78,12 +78,12 @@ def test_segments_do_not_overlap_and_cover_each_utterance(source, tmp_path):
     assert torch.equal(seen, torch.from_numpy(features("a@b")))
 
 
-def test_rest_can_be_left_out(source, tmp_path):
+def test_last_partial_segment_can_be_left_out(source, tmp_path):
     _, index = cut(source, tmp_path, keep_rest=False)
     assert index.column("id") == ["a@b@0", "a@b@1", "c@0"]
 
 
-def test_targets_are_those_of_the_segments_own_frames(source, tmp_path):
+def test_targets_cover_only_the_segments_own_frames(source, tmp_path):
     target, _ = cut(source, tmp_path, frames=20, context=4)
     batch = dataset(target, alignments(tmp_path)).batch(range(5))
     assert batch.ids == ["a@b@0", "a@b@1", "a@b@2", "c@0", "c@1"]
@@ -118,7 +118,7 @@ def test_damaged_shard_is_quarantined(source, tmp_path):
     assert [(entry.shard, entry.ids) for entry in quarantine.entries()] == [("1.tar", ("c",))]
 
 
-def test_audio_is_not_cut(tmp_path):
+def test_sets_of_audio_are_refused(tmp_path):
     tones.speak_set(str(tmp_path / "audio"), 2, 1, "t")
     with pytest.raises(ValueError, match=r"has audio, but segments are cut from features: set features\.stored=true"):
         cut(ObjectStore(str(tmp_path / "audio")), tmp_path)

@@ -20,18 +20,18 @@ def proc(folder, busy, idle, wait=0):
     (folder / "net" / "dev").write_text(NET)
 
 
-def test_figures_are_those_of_proc(tmp_path, monkeypatch):
+def test_figures_match_proc(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
     proc(tmp_path, 100, 100)
     machine = Machine()
     proc(tmp_path, 130, 150, 20)
     found = machine.sample()
-    assert found["cpu"] == pytest.approx(30.0)  # waiting for a disk is not being busy
+    assert found["cpu"] == pytest.approx(30.0)  # time waiting for a disk does not count as busy
     assert (found["memory"], found["memory_mb"]) == (25.0, 1024.0)
-    assert (found["received_mb_per_s"], found["sent_mb_per_s"]) == (0.0, 0.0)  # nothing since the first look
+    assert (found["received_mb_per_s"], found["sent_mb_per_s"]) == (0.0, 0.0)  # no work since the first sample
 
 
-def test_traffic_is_a_rate_by_the_machines_own_clock(tmp_path, monkeypatch):
+def test_network_traffic_is_a_rate_over_the_elapsed_time(tmp_path, monkeypatch):
     clock = iter([100.0, 104.0, 105.0])
     monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
@@ -44,18 +44,18 @@ def test_traffic_is_a_rate_by_the_machines_own_clock(tmp_path, monkeypatch):
     assert machine._network() == {}
 
 
-def test_what_a_machine_does_not_tell_is_left_out(tmp_path, monkeypatch):
+def test_unavailable_figures_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path / "nowhere"))
     assert {name for name in Machine().sample() if name != "gpus"} == set()
 
 
-def test_this_machine_tells_something_and_has_as_many_gpus_as_its_driver_says():
+def test_this_machine_reports_memory_and_numbers_its_gpus():
     assert {"memory", "memory_mb"} <= set(Machine().sample())
     for number, gpu in enumerate(Gpus().sample()):
         assert gpu["gpu"] == number
 
 
-def test_samples_begin_once_the_node_has_joined_and_stop_when_told():
+def test_samples_start_after_joining_and_stop_on_close():
     lines, joined = [], threading.Event()
 
     def journal(line):

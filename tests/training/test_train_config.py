@@ -20,7 +20,7 @@ from training.config import TrainConfig
         *((name, 3, 1) for name in ("asgd", "easgd", "hogwild")),
     ],
 )
-def test_layouts_that_can_be(strategy, nodes, per_node):
+def test_valid_layouts_are_accepted(strategy, nodes, per_node):
     cfg = TrainConfig(strategy=strategy, nodes=nodes, learners_per_node=per_node)
     assert cfg.learners == nodes * per_node
 
@@ -36,7 +36,7 @@ def test_layouts_that_can_be(strategy, nodes, per_node):
         ("asgd", 2, 2, "learners_per_node is 2", "learners_per_node=1, or h-adpsgd"),
     ],
 )
-def test_layouts_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per_node, field, remedy):
+def test_invalid_layouts_are_refused_with_the_remedy(strategy, nodes, per_node, field, remedy):
     with pytest.raises(ValidationError, match=f"{field}.*{remedy}"):
         TrainConfig(strategy=strategy, nodes=nodes, learners_per_node=per_node)
 
@@ -63,7 +63,7 @@ def test_layouts_that_cannot_be_are_refused_with_the_remedy(strategy, nodes, per
         ({"strategy": "adpsgd", "nodes": 2, "machines_per_node": 2}, "equally many learners, so"),
     ],
 )
-def test_other_nonsense_is_refused_by_the_fields_name(values, field):
+def test_invalid_values_are_refused_with_the_name_of_the_field(values, field):
     with pytest.raises(ValidationError, match=field):
         TrainConfig.model_validate(values)
 
@@ -83,6 +83,6 @@ def test_the_default_is_one_learner():
     assert (cfg.strategy.kind, cfg.nodes, cfg.learners_per_node) == ("single", 1, 1)
 
 
-def test_only_strategies_with_a_parameter_server_have_processes_of_one():
+def test_only_parameter_server_strategies_start_servers():
     assert [TrainConfig(strategy=name).servers for name in ("single", "adpsgd", "asgd", "easgd")] == [0, 0, 1, 1]
     assert TrainConfig.model_validate({"strategy": {"kind": "easgd", "servers": 3}}).servers == 3

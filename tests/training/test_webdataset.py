@@ -47,32 +47,32 @@ def shards(tmp_path):
     return write(str(tmp_path / "shards"))
 
 
-def ours(url, **options):
+def read_with_our_reader(url, **options):
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     dataset = SpeechDataset(index, ShardReader(store, index), **options)
     return {index.row(n)["id"]: dataset.load(n) for n in range(len(index))}
 
 
-def test_utterances_are_those_of_our_own_reader(shards, tmp_path):
+def test_utterances_equal_those_of_our_reader(shards, tmp_path):
     found = {item["id"]: item for item in open_webdataset(shards, cache=tmp_path / "cache", shuffle=0)}
-    wanted = ours(shards)
+    wanted = read_with_our_reader(shards)
     assert list(found) == list(wanted)
     assert all(torch.equal(found[name]["wave"], wave) for name, wave in wanted.items())
     assert (found["u.7"]["text"], found["u.7"]["speaker"]) == ("word 7", "s")
 
 
-def test_audio_is_brought_to_a_rate(shards, tmp_path):
+def test_audio_is_resampled_to_the_requested_rate(shards, tmp_path):
     found = {item["id"]: item["wave"] for item in open_webdataset(shards, cache=tmp_path / "cache", sample_rate=16000)}
-    wanted = ours(shards, sample_rate=16000)
+    wanted = read_with_our_reader(shards, sample_rate=16000)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wave) for name, wave in wanted.items())
 
 
-def test_stored_features_and_remote_shards(tmp_path):
+def test_stored_features_are_read_from_remote_shards(tmp_path):
     url = write(f"memory://webdataset{tmp_path}", "npy")
     found = {item["id"]: item["feats"] for item in open_webdataset(url, cache=tmp_path / "cache")}
-    wanted = ours(url)
+    wanted = read_with_our_reader(url)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], feats) for name, feats in wanted.items())
     assert {path.name for path in Path(tmp_path / "cache").iterdir()} == {f"train-{n:03d}.tar" for n in range(0, 30, 5)}
@@ -82,7 +82,7 @@ def test_batches_hold_every_utterance_once_within_the_bound_and_epochs_differ(sh
     data = open_webdataset(shards, cache=tmp_path / "cache", batch_seconds=2.0, max_batch=6)
     first, second = list(data), list(data)
     for batches in (first, second):
-        assert sorted(name for batch in batches for name in batch["id"]) == sorted(ours(shards))
+        assert sorted(name for batch in batches for name in batch["id"]) == sorted(read_with_our_reader(shards))
         assert all(1 <= len(batch["id"]) <= 6 for batch in batches)
         assert all(batch["waves"].shape == (len(batch["id"]), int(batch["lengths"].max())) for batch in batches)
         assert all(batch["waves"].numel() / RATE <= 2.0 for batch in batches)
@@ -105,5 +105,5 @@ def test_nodes_and_workers_divide_the_shards_in_every_epoch(shards, tmp_path, mo
             assert 0 < len(names) < COUNT
             found += names
     for found in epochs:
-        assert sorted(found) == sorted(ours(shards))
+        assert sorted(found) == sorted(read_with_our_reader(shards))
     assert epochs[0] != epochs[1]

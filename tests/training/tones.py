@@ -213,8 +213,8 @@ def train(job: TrainJob, on_poll: Callable[[], None] | None = None) -> Trained:
 
 
 @contextmanager
-def store_here(job: TrainJob) -> Iterator[str]:
-    """A job's coordinator in a thread; its address."""
+def serve_coordinator(job: TrainJob) -> Iterator[str]:
+    """Serve a job's coordinator in a thread; yields its address."""
     folder = job.journal.parent / "store"
     folder.mkdir(parents=True, exist_ok=True)
     begun: Future[CoordinatorServer] = Future()
@@ -242,7 +242,7 @@ def store_here(job: TrainJob) -> Iterator[str]:
 
 
 class StopsAt(NodeClient):
-    """Asks for the end after a given step, and gives no work for another."""
+    """Asks training to stop after a given step, and leases nothing for later ones."""
 
     stop_at = 0
     _asked = False
@@ -252,11 +252,11 @@ class StopsAt(NodeClient):
             return super().next()
         if not self._asked:
             self._asked = True
-            ask_here(self._client.address, StopRequest())
+            ask_coordinator(self._client.address, StopRequest())
         return None
 
 
-def ask_here(address: str, request: Request[Reply]) -> Reply:
+def ask_coordinator(address: str, request: Request[Reply]) -> Reply:
     """Ask a coordinator that needs no key."""
     client = CoordinatorClient(address, None)
     try:
@@ -275,7 +275,7 @@ def train_here(job: TrainJob, stop_at: int = 0) -> Trained:
     use_threads(job.train.threads)
     cpu, folder = torch.device("cpu"), job.journal.parent / "node-000"
     folder.mkdir(parents=True, exist_ok=True)
-    with store_here(job) as address:
+    with serve_coordinator(job) as address:
         client = StopsAt(address, None, 0, folder=folder)
         client.stop_at = stop_at
         worker = Worker(job, 0, Learner(job, cpu), NodeGroup(0, 1, folder / "meet", cpu), None, client)
@@ -286,5 +286,5 @@ def train_here(job: TrainJob, stop_at: int = 0) -> Trained:
         if stop_at:
             assert why in ("stop", "done"), why
             return Trained(job, {}, worker)
-        evaluate(Evaluator(job), partial(ask_here, address))
+        evaluate(Evaluator(job), partial(ask_coordinator, address))
     return Trained(job, ObjectStore(job.output_url).read_json("result.json"), worker)

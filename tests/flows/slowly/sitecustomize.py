@@ -1,7 +1,7 @@
 """Python runs this at its start if PYTHONPATH names this folder: some work then takes longer, without CPU load.
 
 STARLING_TEST_SLOW_SHARD has the seconds that packing some shards takes longer, STARLING_TEST_SLOW_STEP those of a step
-of training. All else is the real thing.
+of training. Nothing else is changed.
 """
 
 import importlib.abc

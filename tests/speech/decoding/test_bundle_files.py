@@ -37,7 +37,7 @@ def cfg(tmp_path):
     return WordsConfig(lm=lm, words=str(tmp_path / "words.list.txt"), beam=7)
 
 
-def test_a_bundle_is_used_where_the_files_are_not(bundle, cfg, tmp_path):
+def test_bundle_works_without_the_original_files(bundle, cfg, tmp_path):
     add_decoder(bundle, cfg)
     assert sorted(check_files(bundle)) == ["lm.arpa", "model.safetensors", "words.list.txt"]
     elsewhere = tmp_path / "elsewhere"
@@ -53,14 +53,14 @@ def test_a_bundle_is_used_where_the_files_are_not(bundle, cfg, tmp_path):
     assert {word for one in found for word in one.text.split()} <= {"one", "two"}
 
 
-def test_another_decoder_leaves_the_first_ones_files_out(bundle, cfg):
+def test_bundle_with_another_decoder_omits_the_first_ones_files(bundle, cfg):
     add_decoder(bundle, cfg)
     add_decoder(bundle, GreedyConfig())
     assert (sorted(check_files(bundle)), load_spec(bundle).decode) == (["model.safetensors"], GreedyConfig())
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
-def test_a_damaged_language_model_is_named(bundle, cfg, damage):
+def test_damaged_language_model_is_named(bundle, cfg, damage):
     add_decoder(bundle, cfg)
     lm = bundle / "lm.arpa"
     if damage == "missing":
@@ -71,14 +71,14 @@ def test_a_damaged_language_model_is_named(bundle, cfg, damage):
         Recognizer.load(bundle)
 
 
-def test_files_that_are_not_there_are_named_before_anything_is_written(bundle, cfg):
+def test_missing_files_are_named_before_anything_is_written(bundle, cfg):
     with pytest.raises(BundleError, match="decode.lm names /no/lm.arpa, which is not there"):
         add_decoder(bundle, cfg.model_copy(update={"lm": "/no/lm.arpa"}))
     assert load_spec(bundle).decode == GreedyConfig()
 
 
 @pytest.mark.parametrize("name", ["/etc/hostname", "../words.list.txt", "other.txt"])
-def test_a_bundle_never_reads_files_outside_itself(bundle, cfg, name):
+def test_bundle_never_reads_files_outside_itself(bundle, cfg, name):
     add_decoder(bundle, cfg)
     value = json.loads((bundle / "bundle.json").read_text())
     value["decode"]["words"] = name

@@ -30,7 +30,7 @@ def token_sequences(log_probs):
 
 @given(seed=st.integers(0, 10_000), num_frames=st.integers(1, 5), nbest=st.sampled_from([2, 4, 400]))
 @settings(max_examples=20)
-def test_texts_of_a_beam_search_have_the_posteriors_of_all_their_token_sequences(seed, num_frames, nbest):
+def test_beam_search_texts_sum_posteriors_of_their_token_sequences(seed, num_frames, nbest):
     log_probs = torch.randn(1, num_frames, 4, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
     cfg = BeamConfig(beam=5000, beam_threshold=1e4, nbest=nbest)
     (found,) = build_decoder(cfg, LETTERS).decode(log_probs, torch.tensor([num_frames]))
@@ -50,7 +50,7 @@ def test_texts_of_a_beam_search_have_the_posteriors_of_all_their_token_sequences
     assert build_decoder(cfg.with_nbest(1), LETTERS).decode(log_probs, torch.tensor([num_frames]))[0].nbest == []
 
 
-def test_a_search_with_a_language_model_of_tokens_gives_its_best_texts(tmp_path):
+def test_search_with_token_language_model_gives_its_best_texts(tmp_path):
     unigrams = {"<unk>": (-2.0, None), "</s>": (-0.9, None), "<s>": (-99.0, -0.3)}
     lm = write_arpa(tmp_path / "lm.arpa", unigrams | {"a": (-0.5, 0), "b": (-0.6, 0), "▁": (-1, 0)}, {("a", "b"): -0.1})
     log_probs = torch.zeros(1, 4, 4).log_softmax(-1)
@@ -61,7 +61,7 @@ def test_a_search_with_a_language_model_of_tokens_gives_its_best_texts(tmp_path)
 
 
 @pytest.mark.parametrize("cfg", [BeamConfig(nbest=3), WordsConfig(words="x", nbest=3)])
-def test_an_empty_utterance_has_no_alternatives(cfg, tmp_path):
+def test_empty_utterance_has_no_alternatives(cfg, tmp_path):
     (tmp_path / "words.txt").write_text("a\nb\n")
     cfg = cfg.with_files(lambda _: str(tmp_path / "words.txt"))
     (found,) = build_decoder(cfg, LETTERS).decode(torch.zeros(1, 3, 4), torch.tensor([0]))
@@ -69,7 +69,7 @@ def test_an_empty_utterance_has_no_alternatives(cfg, tmp_path):
     assert timed_alternatives(found, 0.01, 0.0) == [NOTHING]
 
 
-def test_number_of_hypotheses_is_set_where_there_can_be_several():
+def test_number_of_hypotheses_is_set_for_decoders_with_nbest():
     assert BeamConfig(beam=3).with_nbest(5) == BeamConfig(beam=3, nbest=5)
     with pytest.raises(DecodeError, match=r"decode\.kind greedy finds one hypothesis .* register the model again"):
         GreedyConfig().with_nbest(2)

@@ -40,7 +40,7 @@ def decoded(cfg, log_probs):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_second_model_alone_gives_what_a_search_with_it_gives(files, seed):
+def test_second_model_alone_ranks_like_a_search_with_it(files, seed):
     log_probs = words.posteriors(1, 6, 4, seed=seed)
     common = {**WIDE, "lm_weight": 1.7, "word_score": 0.3, "nbest": 1000}
     found = decoded(WordsConfig(**files, **common, rescore_nbest=100_000), log_probs)
@@ -56,7 +56,7 @@ def test_a_second_model_alone_gives_what_a_search_with_it_gives(files, seed):
     assert [one.text for one in first.nbest] != [one.text for one in found.nbest]
 
 
-def test_the_weight_is_the_second_models_share(files):
+def test_weight_is_the_second_models_share(files):
     log_probs = words.posteriors(1, 6, 4, seed=2)
     common = {**files, **WIDE, "lm_weight": 2.0, "nbest": 50}
     scores = {
@@ -77,7 +77,7 @@ def test_without_a_first_model_the_second_is_added(files):
     assert (found.text, found.score) == (wanted.text, pytest.approx(wanted.score, abs=1e-3))
 
 
-def test_only_as_many_hypotheses_as_configured_are_ranked_again(files):
+def test_only_the_configured_number_of_hypotheses_is_rescored(files):
     log_probs = words.posteriors(1, 6, 4, seed=1)
     first = decoded(WordsConfig(lm=files["lm"], words=files["words"], **WIDE), log_probs)
     found = decoded(WordsConfig(**files, **WIDE, rescore_nbest=1), log_probs)
@@ -85,7 +85,7 @@ def test_only_as_many_hypotheses_as_configured_are_ranked_again(files):
     assert decoded(WordsConfig(**files, **WIDE, rescore_nbest=1, nbest=4), log_probs).nbest[3:]
 
 
-def test_scores_change_by_what_the_models_say(files):
+def test_scores_change_by_the_models_probabilities(files):
     listed = ["aa", "b", "ab", "unseen", "a", "bb"]
     rescorer = Rescorer(files["lm"], files["rescore_lm"], listed)
     sentences = [(), ("b", "b"), ("ab", "unseen"), *itertools.product(listed, repeat=2)]
@@ -96,7 +96,7 @@ def test_scores_change_by_what_the_models_say(files):
     assert {one.words for one in found} == set(sentences)
 
 
-def test_a_file_that_is_no_model_is_named(files, tmp_path):
+def test_file_that_is_not_a_model_is_named(files, tmp_path):
     (tmp_path / "large.arpa").write_text("hello\n")
     for name, message in (("none.arpa", "there is no language model .*none.arpa"), ("large.arpa", "no language model")):
         cfg = WordsConfig(**files | {"rescore_lm": str(tmp_path / name)})
@@ -115,7 +115,7 @@ def test_weights_are_tuned_like_other_parameters(files):
         assert try_all(build_decoder(cfg, LETTERS), scored, {}, 1)[0].counts == one.counts
 
 
-def test_a_bundle_carries_the_second_model(files, tmp_path):
+def test_bundle_includes_the_second_model(files, tmp_path):
     spec = BundleSpec(
         sample_rate=8000,
         features=LogMelConfig(num_mels=6, cmvn="none"),

@@ -52,7 +52,7 @@ def log10_sentence(path, sentence):
     return total
 
 
-def test_the_networks_probability_takes_the_first_models_place(files):
+def test_network_probability_replaces_the_first_models(files):
     found = [hypothesis(-1.0, "aa"), hypothesis(-2.0, "b", "ab"), hypothesis(-3.0)]
     rescorer = Rescorer(files["lm"], files["rescore_lm"], LISTED)
     arpa = Rescorer(files["lm"], files["lm"], LISTED)
@@ -65,14 +65,14 @@ def test_the_networks_probability_takes_the_first_models_place(files):
     assert gains == pytest.approx(first, abs=1e-4)
 
 
-def test_a_word_that_the_network_lacks_is_an_unknown_word(files):
+def test_word_missing_in_the_network_is_an_unknown_word(files):
     path = files["rescore_lm"]
     assert log10_sentence(path, ["unseen", "b"]) == log10_sentence(path, ["unheard", "b"])
     (found,) = Rescorer(files["lm"], path, LISTED)([hypothesis(0.0, "unseen")], 1.0, 1.0)
     assert found.score == pytest.approx(log10_sentence(path, ["unheard"]) - words.log10_sentence(["unseen"]), abs=1e-4)
 
 
-def test_a_bundle_carries_the_network(files, tmp_path):
+def test_bundle_includes_the_network(files, tmp_path):
     spec = BundleSpec(
         sample_rate=8000,
         features=LogMelConfig(num_mels=8, cmvn="none"),
@@ -88,7 +88,7 @@ def test_a_bundle_carries_the_network(files, tmp_path):
     assert own.decode(log_probs, torch.tensor([6])) == given.decode(log_probs, torch.tensor([6]))
 
 
-def test_a_file_that_is_no_network_is_an_error(files, tmp_path):
+def test_file_that_is_not_a_network_is_an_error(files, tmp_path):
     (tmp_path / "lm.safetensors").write_bytes(b"none")
     with pytest.raises(LmError, match="cannot be read as a language model"):
         Rescorer(files["lm"], str(tmp_path / "lm.safetensors"), LISTED)

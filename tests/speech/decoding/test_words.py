@@ -45,7 +45,7 @@ BIGRAMS = {
 
 
 def log10_sentence(words, unigrams=UNIGRAMS, bigrams=BIGRAMS):
-    """What the ARPA file says of a sentence, from the format's definition."""
+    """Score of a sentence by the ARPA file, from the format's definition."""
     known = [word if word in unigrams else "<unk>" for word in words]
     total = 0.0
     for before, word in itertools.pairwise(["<s>", *known, "</s>"]):
@@ -59,7 +59,7 @@ def spelled(path):
 
 
 def all_sentences(log_probs, text_of, words, score):
-    """The score of every word sequence: all its paths added up, and what the language model says."""
+    """The score of every word sequence: the sum over its paths and the language model's score."""
     sequences, totals = {}, {}
     frames = log_probs.tolist()
     for path in itertools.product(range(log_probs.shape[1]), repeat=len(log_probs)):
@@ -112,7 +112,7 @@ weights = st.sampled_from([(0.0, 0.0), (1.5, 0.0), (2.3, -0.7), (0.5, 1.5)])
 
 @given(seed=seeds, num_frames=st.integers(1, 6), sharpness=sharpnesses, weight=weights, with_lm=st.booleans())
 @settings(max_examples=30)
-def test_letters_equal_all_paths(files, seed, num_frames, sharpness, weight, with_lm):
+def test_letter_decoding_equals_search_over_all_paths(files, seed, num_frames, sharpness, weight, with_lm):
     tokenizer = CharacterTokenizer(["<blank>", "▁", "a", "b"])
     lm_weight, word_score = weight
     given = files if with_lm else {"words": files["words"]}
@@ -127,7 +127,7 @@ def test_letters_equal_all_paths(files, seed, num_frames, sharpness, weight, wit
 
 @given(seed=seeds, num_frames=st.integers(1, 6), weight=weights)
 @settings(max_examples=20)
-def test_letters_without_a_space_spell_one_word_at_most(files, seed, num_frames, weight):
+def test_letters_without_a_space_spell_at_most_one_word(files, seed, num_frames, weight):
     tokenizer = CharacterTokenizer(["<blank>", "a", "b"])
     lm_weight, word_score = weight
     cfg = WordsConfig(**files, **WIDE, lm_weight=lm_weight, word_score=word_score, nbest=3)
@@ -171,7 +171,7 @@ def pieces_text(tokens):
 
 @given(seed=seeds, num_frames=st.integers(1, 5), sharpness=sharpnesses, weight=weights)
 @settings(max_examples=30)
-def test_pieces_equal_all_paths(files, seed, num_frames, sharpness, weight):
+def test_subword_decoding_equals_search_over_all_paths(files, seed, num_frames, sharpness, weight):
     lm_weight, word_score = weight
     cfg = WordsConfig(**files, **WIDE, lm_weight=lm_weight, word_score=word_score, nbest=5)
 
@@ -184,7 +184,7 @@ def test_pieces_equal_all_paths(files, seed, num_frames, sharpness, weight):
 
 @given(seed=seeds, num_frames=st.integers(1, 5), weight=weights)
 @settings(max_examples=20)
-def test_words_as_tokens_equal_all_paths(files, seed, num_frames, weight):
+def test_word_token_decoding_equals_search_over_all_paths(files, seed, num_frames, weight):
     tokenizer = WordTokenizer(["<blank>", "b", "aa", "zz", "ab"])  # "zz" is not in the list
     lm_weight, word_score = weight
     cfg = WordsConfig(**files, **WIDE, lm_weight=lm_weight, word_score=word_score, nbest=5)
@@ -199,7 +199,7 @@ def test_words_as_tokens_equal_all_paths(files, seed, num_frames, weight):
 
 @given(seed=seeds, num_frames=st.integers(1, 5), lm_weight=st.sampled_from([0.0, 1.0, 2.3]))
 @settings(max_examples=20)
-def test_a_language_model_of_tokens_equals_all_paths(files, seed, num_frames, lm_weight):
+def test_token_language_model_equals_search_over_all_paths(files, seed, num_frames, lm_weight):
     # the file's order is not the tokens'
     tokenizer = WordTokenizer(["<blank>", "b", "aa", "zz", "ab"])
     log_probs = posteriors(1, num_frames, 5, seed=seed)
@@ -233,7 +233,7 @@ def decoded(cfg, tokenizer, log_probs, lengths):
     return found
 
 
-def test_a_word_outside_the_list_becomes_the_nearest_in_it(files, letters):
+def test_word_outside_the_list_becomes_the_nearest_in_it(files, letters):
     log_probs, lengths = said("bab ab", letters)
     assert decoded(WordsConfig(**files), letters, log_probs, lengths).text in ("b ab ab", "ab ab", "bb ab")
 
@@ -253,7 +253,7 @@ def test_the_language_model_decides_between_words_that_sound_alike(tmp_path, let
         assert found.confidence == pytest.approx(found.word_confidences[0])
 
 
-def test_a_higher_word_score_never_makes_fewer_words(files, letters):
+def test_higher_word_score_never_gives_fewer_words(files, letters):
     log_probs = posteriors(1, 30, 4, seed=3, sharpness=0.5)
     counts = [
         len(decoded(WordsConfig(**files, word_score=score), letters, log_probs, torch.tensor([30])).text.split())
@@ -282,7 +282,7 @@ def test_words_have_times_and_confidences(tmp_path, kind):
     assert all(before.start + before.duration <= after.start + 1e-6 for before, after in itertools.pairwise(words))
 
 
-def test_batches_silence_and_empty_utterances(files, letters):
+def test_batches_with_silence_and_empty_utterances_are_decoded(files, letters):
     log_probs, lengths = posteriors(4, 20, 4, seed=1), [20, 0, 7, 1]
     decoder = build_decoder(WordsConfig(**files), letters)
     together = decoder.decode(log_probs, torch.tensor(lengths))
@@ -296,7 +296,7 @@ def test_batches_silence_and_empty_utterances(files, letters):
 
 
 @pytest.mark.parametrize("tokenizer", [CharacterTokenizer(["<blank>", "▁", "a", "b"]), Pieces()])
-def test_the_narrowest_beam_gives_complete_words_or_none(files, tokenizer):
+def test_narrowest_beam_gives_only_complete_words(files, tokenizer):
     cfg = WordsConfig(**files, beam=1, beam_tokens=1)
     decoder = build_decoder(cfg, tokenizer)
     for seed in range(30):
@@ -306,7 +306,7 @@ def test_the_narrowest_beam_gives_complete_words_or_none(files, tokenizer):
         assert -1e6 < found.score < 100
 
 
-def test_a_decoder_can_go_to_another_process(files, letters):
+def test_decoder_can_be_pickled(files, letters):
     log_probs, lengths = posteriors(2, 12, 4), torch.tensor([12, 7])
     for cfg in (WordsConfig(**files), TokensConfig(lm=files["lm"])):
         decoder = build_decoder(cfg, letters)
@@ -314,7 +314,7 @@ def test_a_decoder_can_go_to_another_process(files, letters):
         assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths) == found
 
 
-def test_packed_files_and_words_of_the_model(files, tmp_path, letters):
+def test_packed_language_models_and_their_words_are_read(files, tmp_path, letters):
     packed = tmp_path / "lm.arpa.gz"
     packed.write_bytes(gzip.compress(Path(files["lm"]).read_bytes()))
     assert arpa_words(str(packed)) == arpa_words(files["lm"]) == ["b", "ab", "aa", "bb", "a"]
@@ -323,12 +323,12 @@ def test_packed_files_and_words_of_the_model(files, tmp_path, letters):
     assert decoded(WordsConfig(lm=str(packed)), letters, log_probs, lengths) == plain
 
 
-def test_a_list_of_words_may_be_a_lexicon(tmp_path):
+def test_word_list_may_be_a_lexicon(tmp_path):
     (tmp_path / "lexicon.txt").write_text("<eps> SIL\na AH0\na EY1\n\nab AE1 B\n!SIL SIL\n")
     assert read_words(str(tmp_path / "lexicon.txt")) == ["a", "ab"]
 
 
-def test_what_is_wrong_with_files_is_said(files, tmp_path, letters, capfd):
+def test_errors_in_files_are_named(files, tmp_path, letters, capfd):
     log_probs, lengths = posteriors(1, 3, 4), torch.tensor([3])
     broken, empty, strange = tmp_path / "broken.arpa", tmp_path / "empty.txt", tmp_path / "strange.txt"
     broken.write_text("hello\n")
@@ -350,13 +350,13 @@ def test_what_is_wrong_with_files_is_said(files, tmp_path, letters, capfd):
 
 
 @pytest.mark.parametrize(("cfg", "named"), [(WordsConfig(), "decode.words"), (TokensConfig(), "decode.lm")])
-def test_a_decoder_without_its_files_says_what_to_give(cfg, named, letters):
+def test_decoder_without_its_files_names_the_required_options(cfg, named, letters):
     with pytest.raises(DecodeError, match=rf"decode.kind {cfg.kind} needs .*{named}"):
         build_decoder(cfg, letters).prepare()
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_unigram_model_is_read(tmp_path, letters, packed):
+def test_unigram_model_is_read(tmp_path, letters, packed):
     unigrams = {"<unk>": -2.0, "<s>": -99, "</s>": -0.4, "a": -0.3, "b": -0.9}
     lines = ["\\data\\", f"ngram 1={len(unigrams)}", "", "\\1-grams:"]
     lines += [f"{value}\t{word}" for word, value in unigrams.items()] + ["", "\\end\\", ""]
@@ -372,7 +372,7 @@ def test_a_unigram_model_is_read(tmp_path, letters, packed):
 
 
 @pytest.mark.parametrize("tokens", ["letters", "pieces"])
-def test_other_parameters_give_what_a_new_decoder_gives(files, letters, tokens):
+def test_changed_parameters_decode_like_a_new_decoder(files, letters, tokens):
     tokenizer = letters if tokens == "letters" else Pieces()
     log_probs, lengths = posteriors(2, 12, tokenizer.size), torch.tensor([12, 9])
     first = build_decoder(WordsConfig(**files), tokenizer)
@@ -388,13 +388,13 @@ def test_other_parameters_give_what_a_new_decoder_gives(files, letters, tokens):
     assert first.decode(log_probs, lengths) == before
 
 
-def test_a_decoder_of_other_files_shares_nothing(files, letters):
+def test_decoder_with_other_files_shares_nothing(files, letters):
     first = build_decoder(WordsConfig(**files), letters)
     first.prepare()
     assert first.with_config(WordsConfig(words=files["words"]))._search is None
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "tokens", "lm_weight": -1}, {"kind": "words", "lm": "x", "beam": 0}])
-def test_config_refuses_nonsense(wrong):
+def test_config_refuses_impossible_values(wrong):
     with pytest.raises(ValidationError):
         TypeAdapter(DecodeChoice).validate_python(wrong)

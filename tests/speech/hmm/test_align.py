@@ -62,7 +62,7 @@ def best_reading(model, words, scores):
 
 @pytest.mark.parametrize("dependent", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_alignment_is_the_best_of_all_paths(dependent, seed):
+def test_alignment_is_the_best_path(dependent, seed):
     rng = np.random.default_rng(seed)
     model = random_model(rng, context_tree(rng) if dependent else monophone_tree(PHONES))
     words = rng.choice(list(LEXICON), 2).tolist()
@@ -104,7 +104,7 @@ def test_utterance_too_short_for_its_transcript_is_named():
     assert equal_alignment(graphs["u000"], 5, PHONES) is None
 
 
-def test_equal_alignment_deals_frames_evenly():
+def test_equal_alignment_distributes_frames_evenly():
     graph = utterance_graph(PHONES, LEXICON, ["AT", "A"], context=False)
     found = equal_alignment(graph, 38, PHONES)
     assert [PHONES.names[p - 1] for p in found.phones] == [SILENCE, "AE1", "T", "AH0", SILENCE]
@@ -113,7 +113,7 @@ def test_equal_alignment_deals_frames_evenly():
     assert found.word_times() == [(0, 10, 22), (1, 22, 28)]
 
 
-def test_unknown_words_are_noise_and_pronunciations_may_cost():
+def test_unknown_words_are_noise_and_pronunciations_have_costs():
     options = GraphOptions(0.5, {("AT", ("AH0", "T")): 0.25})
     graph = utterance_graph(PHONES, LEXICON, ["XYZZY", "AT"], options, context=False)
     assert PHONES.number(NOISE) in graph.contexts[:, 1]
@@ -121,7 +121,7 @@ def test_unknown_words_are_noise_and_pronunciations_may_cost():
     assert options.cost("AT", ("AE1", "T")) == 0.0
 
 
-def test_transition_counts_are_those_of_the_path():
+def test_transition_counts_equal_those_of_the_path():
     rng = np.random.default_rng(1)
     model = random_model(rng)
     graph = utterance_graph(PHONES, LEXICON, ["A"], context=False)
@@ -134,7 +134,7 @@ def test_transition_counts_are_those_of_the_path():
     assert loops.sum() == 30 - 13  # thirteen states are entered
 
 
-def test_scaled_transitions_leave_time_and_way_apart():
+def test_duration_and_path_transitions_are_scaled_separately():
     keys = monophone_tree(PHONES).transition_keys()
     model = TransitionModel(PHONES, keys)
     np.testing.assert_allclose(model.weights(Scales(1.0, 1.0)), model.log_probs)
@@ -144,7 +144,7 @@ def test_scaled_transitions_leave_time_and_way_apart():
     np.testing.assert_allclose(flat[model.loops], 0.0)
 
 
-def test_phones_know_their_place_in_the_word():
+def test_phones_depend_on_their_position_in_the_word():
     phones = PhoneSet.of([("AH0", "T"), ("AH0",)], positions=True)
     assert [phones.names[p - 1] for p in phones.numbers(("AH0", "T", "T"))] == ["AH0_B", "T_I", "T_E"]
     assert phones.names[phones.numbers(("AH0",))[0] - 1] == "AH0_S"

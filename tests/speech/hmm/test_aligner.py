@@ -46,7 +46,7 @@ def test_speakers_are_adapted_unless_their_transforms_are_known(trained, monkeyp
     assert own.aligned.score > plain.aligned.score
 
 
-def test_words_that_the_lexicon_lacks_are_noise(trained):
+def test_words_missing_in_the_lexicon_are_noise(trained):
     one = max(corpus(20, seed=9), key=lambda one: one.num_frames)
     shards = make_shards([Utterance("u", "s0", one.features, ("A", "NEW"))])
     found = (
@@ -57,7 +57,7 @@ def test_words_that_the_lexicon_lacks_are_noise(trained):
     assert PHONES.number("SPN") in found.alignments["u"].phones.tolist()
 
 
-def test_a_wrong_transcript_has_a_low_confidence_and_a_low_score(trained):
+def test_wrong_transcript_has_low_confidence_and_score(trained):
     right = corpus(12, seed=3)
     swapped = {"A": "TWO", "AT": "TO", "TO": "A", "TWO": "AT"}
     wrong = [Utterance(one.id, one.speaker, one.features, tuple(swapped[w] for w in one.words)) for one in right]
@@ -81,7 +81,7 @@ def test_a_wrong_transcript_has_a_low_confidence_and_a_low_score(trained):
     assert scores[1] < scores[0] - 1
 
 
-def test_confidences_of_all_phones_add_up_to_one():
+def test_confidences_of_all_phones_sum_to_one():
     model = random_model(np.random.default_rng(2))
     frames = torch.randn(7, 3)
     of_phone, of_pdf = phone_families(model)
@@ -99,7 +99,7 @@ def test_confidences_of_all_phones_add_up_to_one():
     np.testing.assert_allclose(total, 1.0, rtol=1e-5)
 
 
-def test_a_lexicon_with_probabilities_survives_files(tmp_path):
+def test_lexicon_with_probabilities_survives_a_file_round_trip(tmp_path):
     lexicon = Lexicon({word: [Pronunciation(phones) for phones in found] for word, found in LEXICON.items()})
     spoken = GraphOptions(0.37, {("TO", ("T", "AH0")): 0.25}, {"TO": 0.9})
     save_lexicon(tmp_path, lexicon, spoken)

@@ -51,7 +51,7 @@ def test_written_alignments_are_read(tmp_path: Path, rows: int) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["alignments.parquet"]
 
 
-def test_open_file_is_written_to(tmp_path: Path) -> None:
+def test_alignments_are_written_to_an_open_file(tmp_path: Path) -> None:
     with (tmp_path / "x").open("wb") as file:
         write_alignments(file, INFO, UTTERANCES)
     assert len(AlignmentTable.read(tmp_path / "x")) == 3
@@ -63,7 +63,7 @@ def test_empty_file_has_no_utterances(tmp_path: Path) -> None:
     assert (len(table), table.counts().tolist()) == (0, [0] * 5)
 
 
-def test_alignment_of_the_viterbi_search_keeps_its_states_phones_and_words(tmp_path: Path) -> None:
+def test_viterbi_alignment_keeps_states_phones_and_words(tmp_path: Path) -> None:
     tree = context_tree(np.random.default_rng(1))
     words = ["AT", "TWO"]
     found = equal_alignment(utterance_graph(PHONES, LEXICON, words, context=False), 40, PHONES)
@@ -126,13 +126,13 @@ def test_contradictory_alignment_is_not_written(tmp_path: Path, broken: AlignedU
     assert list(tmp_path.iterdir()) == []
 
 
-def test_utterance_is_written_once(tmp_path: Path) -> None:
+def test_utterance_cannot_be_written_twice(tmp_path: Path) -> None:
     with pytest.raises(AlignmentsError, match="b occurs twice"):
         write_alignments(tmp_path / "x", INFO, [UTTERANCES[0], UTTERANCES[0]])
 
 
 def changed(path: Path, name: str, values: list[object]) -> None:
-    """Replace a column of a file, metadata kept."""
+    """Replace a column of a file, keeping its metadata."""
     table = pq.read_table(path)
     table = table.set_column(SCHEMA.names.index(name), SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type))
     pq.write_table(table, path)
@@ -160,7 +160,7 @@ def test_contradictory_file_is_refused(tmp_path: Path, name: str, values: list[o
     assert str(path) in str(caught.value)
 
 
-def test_missing_damaged_and_other_files_are_refused(tmp_path: Path) -> None:
+def test_missing_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with pytest.raises(AlignmentsError, match="holds no alignments"):
         AlignmentTable.read(path)

@@ -40,13 +40,13 @@ def test_graph_finds_the_best_of_all_sentences(tmp_path, dependent, seed):
     assert found.words == words or found.cost <= cost
 
 
-def test_building_the_grammar_says_nothing(tmp_path, capfd):
+def test_building_the_grammar_prints_nothing(tmp_path, capfd):
     (tmp_path / "lm.arpa").write_text(arpa())
     grammar(tmp_path / "lm.arpa", WordTable.of(["A"]))  # the parser warns of n-grams with other words
     assert capfd.readouterr() == ("", "")
 
 
-def test_arrays_of_a_transducer_come_back(tmp_path):
+def test_transducer_survives_a_round_trip_through_arrays(tmp_path):
     fst = kaldifst.compile("0 1 3 4 0.5\n0 0 0 2 1.5\n1 0.25\n1 1 7 0 2\n")
     arrays = FstArrays.of(fst)
     assert arrays.arcs["weight"].tolist() == [0.5, 1.5, 2.0]
@@ -56,12 +56,12 @@ def test_arrays_of_a_transducer_come_back(tmp_path):
         FstArrays.read(tmp_path / "bad")
 
 
-def test_lexicon_without_a_word_of_the_language_model_is_refused():
+def test_lexicon_missing_a_language_model_word_is_refused():
     with pytest.raises(ValueError, match="lacks 1 words .* NEVER"):
         lexicon_fst(PHONES, LEXICON, WordTable.of([*LEXICON, "NEVER"]))
 
 
-def test_decoder_takes_no_frames():
+def test_decoder_accepts_an_empty_utterance():
     fst = FstArrays.of(kaldifst.compile("0 0 1 1 0\n0 0\n")).constant()
     assert GraphSearch(fst, WORDS)(np.zeros((0, 1), dtype=np.float32)).words == ()
 
@@ -80,7 +80,7 @@ def accepted(fst, length):
     return found
 
 
-def test_loops_repeat_the_label_that_a_state_was_entered_by():
+def test_loops_repeat_the_label_of_the_entering_arc():
     # states 1 and 2: entered by several labels, and by one and none
     fst = FstArrays.of(kaldifst.compile("0 1 1 7 1\n0 1 2 0 2\n0 2 2 0 4\n1 2 0 0 8\n2 0\n"))
     looped = _with_loops(fst, np.array([0.25, 0.5]), np.array([4, 6], dtype=np.int32))
@@ -88,7 +88,7 @@ def test_loops_repeat_the_label_that_a_state_was_entered_by():
     assert accepted(looped, 3) == {(5, 5, 5): 9.5, (7, 7, 7): 5.0}
 
 
-def test_threads_share_a_search(tmp_path):
+def test_threads_can_share_a_search(tmp_path):
     rng = np.random.default_rng(5)
     model = random_model(rng)
     graph = decoding_graph(*lg(tmp_path), model.tree, model.transitions).constant()

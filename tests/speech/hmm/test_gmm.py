@@ -37,7 +37,7 @@ def density(gmm, pdf, frame):
     return math.log(total)
 
 
-def test_densities_are_those_of_the_definition():
+def test_densities_equal_the_definition():
     gmm, (frames, _) = mixture(), sample(count=20)
     chosen = torch.tensor([3, 0, 4])
     found = gmm.log_likelihoods(frames, chosen)
@@ -46,7 +46,7 @@ def test_densities_are_those_of_the_definition():
     torch.testing.assert_close(gmm.log_likelihoods(frames)[:, chosen], found)
 
 
-def test_statistics_are_those_of_single_frames():
+def test_statistics_equal_sums_over_single_frames():
     gmm, (frames, pdfs) = mixture(), sample(count=100)
     stats = accumulate(gmm, frames, pdfs)
     expected = np.zeros((5, 3, 8))
@@ -64,7 +64,7 @@ def test_statistics_are_those_of_single_frames():
     )
 
 
-def test_merged_statistics_do_not_depend_on_order_or_cut():
+def test_merged_statistics_do_not_depend_on_order_or_division():
     gmm, (frames, pdfs) = mixture(), sample(count=1000)
     whole = accumulate(gmm, frames, pdfs)
     cuts = [slice(0, 13), slice(13, 500), slice(500, 1000)]
@@ -111,14 +111,14 @@ def test_rare_components_are_removed_and_variances_floored():
     assert found.variances.flatten().tolist() == [0.25]
 
 
-def test_components_are_dealt_by_a_power_of_occupancy():
+def test_components_are_distributed_by_a_power_of_occupancy():
     assert split_targets([1000.0, 1000.0, 0.0], 11, power=0.25) == [5, 5, 1]
     many, few = split_targets([160_000.0, 10_000.0], 30, power=0.25)
     assert (many, few) == (20, 10)
     assert split_targets([50.0], 10, minimum=20) == [2]
 
 
-def test_split_keeps_the_density_nearly_and_is_repeatable():
+def test_split_nearly_keeps_the_density_and_is_deterministic():
     gmm, (frames, _) = mixture(), sample()
     grown = gmm.split([4, 5, 3, 1, 6], seed=3)
     assert grown.counts.tolist() == [4, 5, 3, 3, 6]
@@ -128,7 +128,7 @@ def test_split_keeps_the_density_nearly_and_is_repeatable():
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_the_same_sums():
+def test_gpu_gives_the_same_sums():
     gmm, (frames, pdfs) = mixture(), sample(count=500)
     there = gmm.to("cuda")
     torch.testing.assert_close(there.log_likelihoods(frames.cuda()).cpu(), gmm.log_likelihoods(frames))

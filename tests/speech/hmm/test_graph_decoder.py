@@ -24,7 +24,7 @@ TOKENIZER = CharacterTokenizer(["<blank>", "▁", "A"])
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
-    """A model, the folder of its files, and the configuration that makes an exact search of them."""
+    """A model, the folder of its files, and the configuration of an exact search with them."""
     folder = tmp_path_factory.mktemp("graph")
     rng = np.random.default_rng(3)
     model = random_model(rng, context_tree(rng))
@@ -108,7 +108,7 @@ def test_utterances_of_a_batch_end_at_their_lengths(toy):
     assert decoder.decode(batch, torch.tensor([0, 0]))[0].text == ""
 
 
-def test_decoder_and_model_must_speak_of_the_same(toy):
+def test_decoder_and_model_must_have_the_same_units(toy):
     model, _, cfg = toy
     with pytest.raises(DecodeError, match="greedy cannot read a model of tied states: use graph"):
         build_decoder(GreedyConfig(), TOKENIZER, StateOutputs(random_priors(model)))
@@ -132,12 +132,12 @@ def test_language_model_of_other_words_is_refused(toy, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"graph": "g"}, {"hmm": "h", "lm": "l"}, {"graph": "g", "words": "w", "lm": "l"}])
-def test_configuration_names_what_belongs_together(wrong):
+def test_configuration_requires_options_that_belong_together(wrong):
     with pytest.raises(ValueError, match="together|is given, so nothing is made from lm"):
         GraphConfig.model_validate(wrong)
 
 
-def test_graph_without_its_sources_is_not_made(toy, tmp_path):
+def test_graph_without_its_sources_is_refused(toy, tmp_path):
     _, _, cfg = toy
     with pytest.raises(DecodeError, match="lacks hmm, lexicon, lm: name files in decode"):
         GraphConfig().prepared(tmp_path)
@@ -174,7 +174,7 @@ def saved_bundle(folder: Path, model) -> BundleSpec:
     return spec
 
 
-def test_bundle_carries_the_graph_and_nothing_that_it_was_made_from(toy, tmp_path):
+def test_bundle_includes_the_graph_without_its_sources(toy, tmp_path):
     model, _, cfg = toy
     spec = saved_bundle(tmp_path / "bundle", model)
     assert spec.num_outputs == model.gmm.num_pdfs
@@ -265,7 +265,7 @@ def test_several_hypotheses_are_the_best_sentences(toy, seed):
     assert found.word_frames == found.nbest[0].word_frames
 
 
-def test_one_hypothesis_costs_the_same_with_others_and_alone(toy):
+def test_best_hypothesis_has_the_same_score_alone_and_in_nbest(toy):
     model, _, cfg = toy
     for seed in range(5):
         log_probs = random_posteriors(model, seed, 10)
@@ -280,7 +280,7 @@ def test_one_hypothesis_costs_the_same_with_others_and_alone(toy):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ranking_again_gives_what_a_graph_of_the_second_model_gives(toy, second, seed):
+def test_rescoring_equals_decoding_with_the_second_models_graph(toy, second, seed):
     model, _, cfg = toy
     log_probs = random_posteriors(model, seed, 7)
     wanted = several(second, model, log_probs, nbest=20, lattice_beam=1000.0)
@@ -295,7 +295,7 @@ def test_ranking_again_gives_what_a_graph_of_the_second_model_gives(toy, second,
     assert same == plain
 
 
-def test_score_of_a_word_ranks_the_best_hypotheses_again(toy, second):
+def test_word_score_changes_the_ranking_of_hypotheses(toy, second):
     model, _, cfg = toy
     log_probs = random_posteriors(model, 2, 10)
     wide = {"lattice_beam": 1000.0, "rescore_nbest": 30}
@@ -313,7 +313,7 @@ def test_score_of_a_word_ranks_the_best_hypotheses_again(toy, second):
     assert first.text == several(cfg, model, log_probs, nbest=2, lattice_beam=1000.0).text
 
 
-def test_silence_and_no_frames_have_several_hypotheses_or_none(toy):
+def test_nbest_of_silence_and_of_an_empty_utterance(toy):
     model, _, cfg = toy
     log_probs = random_posteriors(model, 1, 4)
     decoder = build_decoder(cfg.model_copy(update={"nbest": 3}), TOKENIZER, StateOutputs(random_priors(model)))
@@ -337,7 +337,7 @@ def test_second_model_needs_the_first(toy, second, tmp_path):
     assert GraphConfig.model_validate(named.completed(files).model_dump()) == named.completed(files)
 
 
-def test_bundle_carries_both_language_models(toy, second, tmp_path):
+def test_bundle_includes_both_language_models(toy, second, tmp_path):
     model, _, cfg = toy
     saved_bundle(tmp_path / "bundle", model)
     add_decoder(tmp_path / "bundle", cfg.model_copy(update={"rescore_lm": second.lm, "rescore_weight": 0.6}))

@@ -65,7 +65,7 @@ def test_posterior_is_the_closed_form_summed_frame_by_frame():
     np.testing.assert_allclose(one.posterior(units).means[0], naive_posterior(one, frames[:4])[0], atol=1e-5)
 
 
-def test_likelihood_is_that_of_the_statistics_under_the_integrated_model():
+def test_likelihood_equals_that_of_the_integrated_model():
     one = extractor(components=3, dim=2, rank=1)
     stats = statistics(one.model, speech(one, 9, 4)[0])
     w = np.linspace(-12, 12, 20_001)
@@ -75,7 +75,7 @@ def test_likelihood_is_that_of_the_statistics_under_the_integrated_model():
     assert float(one.posterior(stats).log_likelihoods) == pytest.approx(np.log(np.trapezoid(integrand, w)), abs=1e-9)
 
 
-def test_ivectors_are_the_speakers_coordinates():
+def test_ivectors_recover_the_speakers_coordinates():
     truth = extractor()
     for seed in range(5):
         frames, w = speech(truth, 4000, seed)
@@ -151,7 +151,7 @@ def test_statistics_of_parts_add_up():
 
 
 @pytest.mark.parametrize("period", [1, 7])
-def test_prefix_ivector_is_that_of_the_frames_so_far(period):
+def test_prefix_ivector_is_computed_from_the_frames_so_far(period):
     one = extractor()
     frames, _ = speech(one, 500, 1)
     found = one.prefix_ivectors(frames, period)
@@ -164,7 +164,7 @@ def test_prefix_ivector_is_that_of_the_frames_so_far(period):
     torch.testing.assert_close(one.prefix_ivectors(frames[:123], period), found[:123])
 
 
-def test_prefix_extraction_continues_after_what_was_said_before():
+def test_prefix_extraction_continues_from_earlier_speech():
     one = extractor()
     frames, _ = speech(one, 60, 1)
     before = statistics(one.model, frames[:20])
@@ -183,14 +183,14 @@ def test_component_without_frames_keeps_its_loadings():
     assert bool(one.updated(sums).loadings.isfinite().all())
 
 
-def test_no_speech_is_refused():
+def test_estimation_without_speech_is_refused():
     one = extractor()
     nothing = BaumWelch(torch.zeros(0, COMPONENTS).double(), torch.zeros(0, COMPONENTS, DIM).double())
     with pytest.raises(ValueError, match="no statistics to estimate the total variability"):
         one.updated(one.accumulate(nothing))
 
 
-def test_saved_extractor_comes_back_and_damage_is_named(tmp_path):
+def test_saved_extractor_is_loaded_and_damage_is_named(tmp_path):
     one, path = extractor(), tmp_path / "ivector.safetensors"
     one.save(path)
     again = IvectorExtractor.load(path)
@@ -208,7 +208,7 @@ def test_saved_extractor_comes_back_and_damage_is_named(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_gpu_gives_the_same_ivectors():
+def test_gpu_gives_the_same_ivectors():
     one = extractor()
     frames, _ = speech(one, 500, 1)
     there = one.to("cuda")

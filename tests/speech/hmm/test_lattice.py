@@ -32,7 +32,7 @@ def random_graph(rng, states=7, pdfs=4, words=3):
 
 
 def all_paths(graph, scores):
-    """Every path of as many frames: words, the frame of each, pdfs, graph cost, acoustic cost, whether it is final."""
+    """Every path over all frames: words, the frame of each, pdfs, graph cost, acoustic cost, final cost."""
     found, waiting = [], [(graph.start, (), (), (), 0.0, 0.0)]
     while waiting:
         state, words, starts, pdfs, cost, acoustic = waiting.pop()
@@ -70,7 +70,7 @@ seeds = st.integers(0, 1_000_000)
 
 @given(seed=seeds, frames=st.integers(1, 5), limit=st.sampled_from([1, 3, 10_000]))
 @settings(max_examples=60)
-def test_best_paths_are_the_best_of_all(seed, frames, limit):
+def test_best_paths_equal_those_of_exhaustive_search(seed, frames, limit):
     graph, scores = example(seed, frames)
     paths = all_paths(graph, scores)
     lattice = LatticeSearch(graph)(scores, LatticeOptions(WIDE, 10_000, WIDE))
@@ -105,7 +105,7 @@ def last_states(graph, scores):
 
 @given(seed=seeds, beam=st.sampled_from([0.5, 2.0, 4.0]))
 @settings(max_examples=40)
-def test_a_lattice_has_the_paths_inside_its_beam_and_no_arc_outside(seed, beam):
+def test_lattice_has_exactly_the_arcs_within_its_beam(seed, beam):
     graph, scores = example(seed, 5)
     paths = all_paths(graph, scores)
     if not paths:
@@ -135,7 +135,7 @@ def above_best(lattice: Lattice):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_dropping_arcs_on_the_way_changes_nothing(seed, monkeypatch):
+def test_pruning_during_the_search_changes_nothing(seed, monkeypatch):
     graph, scores = example(seed, 40)
     search = LatticeSearch(graph)
     blocks = []
@@ -155,7 +155,7 @@ def long_graph():
     return FstArrays.of(kaldifst.compile(text))
 
 
-def test_prefixes_with_equal_futures_share_them(monkeypatch):
+def test_prefixes_with_equal_continuations_share_states(monkeypatch):
     # each word lasts two frames, so all prefixes of as many words lead to one state
     graph = FstArrays.of(kaldifst.compile("0 1 1 0 0.1\n1 0 2 1 1\n1 0 3 2 1.2\n1 0 4 3 1.1\n0 0\n"))
     scores = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
@@ -170,7 +170,7 @@ def test_prefixes_with_equal_futures_share_them(monkeypatch):
     assert {one.starts for one in found} == {tuple(range(1, 30, 2))}
 
 
-def test_work_is_bounded_and_what_is_found_is_the_best(monkeypatch):
+def test_bounded_search_finds_the_best_sequences(monkeypatch):
     scores = np.random.default_rng(6).normal(size=(30, 4)).astype(np.float32)
     lattice = LatticeSearch(long_graph())(scores, LatticeOptions(WIDE, 1000, 8.0))
     everything = best_paths(lattice, 500, 8.0)
@@ -181,7 +181,7 @@ def test_work_is_bounded_and_what_is_found_is_the_best(monkeypatch):
 
 
 @pytest.mark.parametrize(("beam", "active"), [(1.0, 1000), (WIDE, 1), (WIDE, 2)])
-def test_a_narrow_search_finds_paths_that_exist(beam, active):
+def test_narrow_search_finds_existing_paths(beam, active):
     for seed in range(30):
         graph, scores = example(seed, 5)
         lattice = LatticeSearch(graph)(scores, LatticeOptions(beam, active, 5.0))
@@ -196,7 +196,7 @@ def test_a_narrow_search_finds_paths_that_exist(beam, active):
                 assert min(abs(one.cost - cost) for cost in costs[key]) < 1e-4
 
 
-def test_only_the_best_tokens_of_a_frame_go_on():
+def test_only_the_best_tokens_of_a_frame_survive():
     # the first word is cheaper after one frame, the second after two
     graph = FstArrays.of(kaldifst.compile("0 1 1 1 1\n0 2 1 2 2\n1 3 1 0 5\n2 3 1 0 1\n3 0\n"))
     scores = np.zeros((2, 1), dtype=np.float32)
@@ -209,7 +209,7 @@ def test_only_the_best_tokens_of_a_frame_go_on():
     assert [one.words for one in best_paths(narrow, 10, WIDE)] == [(1,)]
 
 
-def test_a_search_that_cannot_go_on_and_no_frames_give_nothing():
+def test_dead_end_and_empty_utterance_give_no_hypothesis():
     graph = FstArrays.of(kaldifst.compile("0 1 1 1 0\n1 0\n"))
     search, options = LatticeSearch(graph), LatticeOptions(WIDE, 10, WIDE)
     assert search(np.zeros((0, 2), dtype=np.float32), options) is None
@@ -221,7 +221,7 @@ def test_a_search_that_cannot_go_on_and_no_frames_give_nothing():
     assert (only.words, only.starts, only.cost) == ((1,), (0,), 0.0)
 
 
-def test_no_word_is_a_hypothesis_of_its_own():
+def test_empty_word_sequence_is_a_separate_hypothesis():
     graph = FstArrays.of(kaldifst.compile("0 0 1 0 0.5\n0 0 2 7 0\n0 0\n"))
     lattice = LatticeSearch(graph)(np.zeros((2, 2), dtype=np.float32), LatticeOptions(WIDE, 10, WIDE))
     found = best_paths(lattice, 10, WIDE)

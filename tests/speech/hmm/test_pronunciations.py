@@ -23,7 +23,7 @@ def spoken(phones, *words):
 
 
 @pytest.mark.parametrize("positions", [False, True])
-def test_counts_are_those_of_the_alignments(positions):
+def test_counts_equal_those_of_the_alignments(positions):
     phones = PhoneSet.of([one for several in LEXICON.values() for one in several], positions)
     found = count_pronunciations(
         {
@@ -42,7 +42,7 @@ def test_counts_are_those_of_the_alignments(positions):
     assert options.silence_probability == pytest.approx(4 / 11)
 
 
-def test_words_that_were_not_heard_keep_equal_pronunciations():
+def test_unseen_words_keep_equal_pronunciation_probabilities():
     assert graph_options(PronunciationCounts(), LEXICON).pronunciations == {}
 
 

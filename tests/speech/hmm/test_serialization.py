@@ -1,4 +1,4 @@
-"""Values of training steps survive the way to another process."""
+"""Values of training steps survive the transfer to another process."""
 
 from functools import partial
 
@@ -37,14 +37,14 @@ def assert_same(one, other):
         assert one == other
 
 
-def there_and_back(value):
+def round_trip(value):
     return load_value(dump_value(value))
 
 
-def test_plain_values_come_back():
+def test_plain_values_survive_a_round_trip():
     value = {"a": [1, 2.5, None, True, "x"], ("w", ("P", "Q")): (), "e": np.zeros((0, 3), np.int16), "s": np.float32(2)}
-    assert_same(there_and_back(value), value | {"s": 2.0})
-    assert there_and_back(float("-inf")) == float("-inf")
+    assert_same(round_trip(value), value | {"s": 2.0})
+    assert round_trip(float("-inf")) == float("-inf")
 
 
 def test_every_step_gives_the_same_result_from_stored_arguments():
@@ -67,13 +67,13 @@ def test_every_step_gives_the_same_result_from_stored_arguments():
         partial(steps.fmllr_statistics, model, alignments=alignments, adaptations=transforms),
     ]
     for step in every:
-        name, args, keywords = there_and_back(step_parts(step))
+        name, args, keywords = round_trip(step_parts(step))
         result = step(shard)
         again = getattr(steps, name)(*args, shard=Shard(corpus(6)), **keywords)
-        assert_same(there_and_back(again), result)
+        assert_same(round_trip(again), result)
 
 
-def test_other_classes_and_other_bytes_are_refused():
+def test_unknown_classes_and_invalid_bytes_are_refused():
     with pytest.raises(TypeError, match="class Generator cannot be stored"):
         dump_value(np.random.default_rng())
     for data in (b"", b"{}", dump_value(1)[:-1]):

@@ -81,7 +81,7 @@ def test_finished_training_is_read_and_not_repeated(trained):
     assert sorted(again.adaptations) == ["s0", "s1"]
 
 
-def test_statistics_do_not_depend_on_how_utterances_are_cut_into_shards(trained):
+def test_statistics_do_not_depend_on_the_division_into_shards(trained):
     result, _, _ = trained
     utterances = corpus()
     sums = []
@@ -119,7 +119,7 @@ def test_trained_models_recognize_words(trained, tmp_path, stage):
     assert mistakes(hypotheses, unseen) <= 1
 
 
-def test_adaptation_leaves_out_quiet_frames_that_were_taken_for_words(trained, tmp_path):
+def test_adaptation_omits_quiet_frames_aligned_to_words(trained, tmp_path):
     model = trained[0].model
     heard = [one.features for one in corpus(16, seed=6, speakers=1)]
     found = decode_plain(model, decoder_of(model, tmp_path), heard)
@@ -154,7 +154,7 @@ def test_adaptation_helps_an_unusual_speaker(trained, tmp_path):
     assert mistakes(adapted[-1], unusual) <= mistakes(first, unusual)
 
 
-def test_model_and_alignments_survive_files(trained, tmp_path):
+def test_model_and_alignments_survive_a_file_round_trip(trained, tmp_path):
     result, _, _ = trained
     result.model.save(tmp_path / "model")
     again = HmmModel.load(tmp_path / "model")
@@ -172,7 +172,7 @@ def test_model_and_alignments_survive_files(trained, tmp_path):
         HmmModel.load(tmp_path / "model")
 
 
-def test_nothing_to_train_on_is_said():
+def test_training_without_utterances_is_refused():
     with pytest.raises(TrainingError, match="no utterances"):
         Trainer([], LEXICON)
     short = [Utterance("u", "s", torch.zeros(3, 4), ("TO", "AT"))]

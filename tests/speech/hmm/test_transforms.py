@@ -27,7 +27,7 @@ def gaussians(seed=2, spread=3.0):
     return DiagGmm.of_moments(means, 2 * torch.rand(CLASSES, DIM, generator=generator(seed + 1)) + 0.2)
 
 
-def test_weighted_products_are_the_sums_of_the_definition():
+def test_weighted_products_equal_the_definition():
     weights, frames = torch.rand(50, 3, generator=generator(0)), torch.randn(50, 4, generator=generator(1))
     expected = torch.einsum("ni,nj,nk->ijk", weights.double(), frames.double(), frames.double())
     torch.testing.assert_close(weighted_products(weights, frames), expected, rtol=1e-5, atol=1e-5)
@@ -111,7 +111,7 @@ def test_fmllr_recovers_a_speakers_transform():
     assert gain(stats, found) >= gain(stats, truth)  # it maximizes the likelihood of the sample
 
 
-def test_expected_statistics_are_those_of_frames_of_the_model():
+def test_expected_statistics_equal_those_of_sampled_frames():
     weights = torch.tensor([[0.3, 0.7], [1.0, 0.0]])
     means = 2 * torch.randn(2, 2, 3, generator=generator(1))
     variances = torch.rand(2, 2, 3, generator=generator(2)) + 0.5
@@ -128,7 +128,7 @@ def test_expected_statistics_are_those_of_frames_of_the_model():
     torch.testing.assert_close(estimate_fmllr(expected), identity(3), atol=1e-9, rtol=0)
 
 
-def test_a_prior_keeps_transforms_of_few_frames_near_the_identity():
+def test_prior_keeps_transforms_of_few_frames_near_the_identity():
     gmm = gaussians()
     frames, pdfs = drawn(gmm)
     heard = 0.8 * frames + 0.4
@@ -143,7 +143,7 @@ def test_a_prior_keeps_transforms_of_few_frames_near_the_identity():
     assert change(FRAMES, prior) == pytest.approx(change(FRAMES, None), rel=0.15)
 
 
-def test_fmllr_of_few_frames_changes_nothing_and_silence_may_count_less():
+def test_fmllr_of_few_frames_is_identity_and_silence_is_weighted():
     gmm = gaussians()
     frames, pdfs = drawn(gmm)
     few = FmllrStatistics.zeros(DIM).add(gmm, frames[:100], pdfs[:100])

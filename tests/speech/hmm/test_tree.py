@@ -14,7 +14,7 @@ from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophon
 FLOOR = 0.01
 
 
-def test_likelihood_is_that_of_the_frames():
+def test_likelihood_equals_that_of_the_frames():
     frames = np.random.default_rng(0).normal(size=(50, 3)) * [1, 2, 3]
     row = np.concatenate([[50], frames.sum(0), np.square(frames).sum(0)])[None]
     variance = frames.var(0)
@@ -43,7 +43,7 @@ def test_first_split_is_the_best_of_all_questions():
     assert gains[position, yes] == max(gains.values())
 
 
-def test_tree_has_the_wanted_leaves_and_every_context_a_pdf():
+def test_tree_has_the_wanted_leaves_and_a_pdf_for_every_context():
     rng = np.random.default_rng(0)
     spoken = range(3, len(PHONES) + 1)
     questions = [(phone,) for phone in spoken]
@@ -71,7 +71,7 @@ def test_phones_that_differ_in_stress_share_a_tree():
     assert grown.roots[3, 0] == grown.roots[4, 0]
 
 
-def test_leaves_that_are_alike_are_merged():
+def test_similar_leaves_are_merged():
     rng = np.random.default_rng(0)
     questions = [(phone,) for phone in range(3, len(PHONES) + 1)]
     stats = random_stats(rng)
@@ -83,7 +83,7 @@ def test_leaves_that_are_alike_are_merged():
     assert merge_clusters(rows, 0.0, FLOOR) == [0, 1, 2]
 
 
-def test_dendrogram_unites_the_nearest_first():
+def test_dendrogram_merges_the_nearest_first():
     rows = np.array([[10, 10 * mean, 10 * (mean**2 + 1)] for mean in (0.0, 5.0, 0.5, 5.2)])
     assert dendrogram(rows, FLOOR) == [(1, 3), (0, 2), (0, 1)]
     assert phonetic_questions([11, 12, 13, 14], [rows]) == [

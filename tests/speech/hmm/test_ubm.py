@@ -45,7 +45,7 @@ def naive_posteriors(model, frames):
     return densities / densities.sum(1, keepdims=True), np.log(densities.sum(1))
 
 
-def test_posteriors_are_those_of_the_definition():
+def test_posteriors_equal_the_definition():
     model = mixture()
     frames = drawn(model, 7)
     [(part, posteriors, scores)] = list(model.posteriors(frames))
@@ -90,7 +90,7 @@ def test_first_iteration_gives_mean_and_variance_of_all_frames():
     torch.testing.assert_close(model.gmm.variances[0, 0], frames.var(0, unbiased=False), rtol=1e-4, atol=1e-4)
 
 
-def test_more_components_than_other_mixtures_have():
+def test_background_model_may_have_more_components_than_other_mixtures():
     model = mixture(600, 2)
     assert model.accumulate(drawn(model, 50)).occupancies.sum() == pytest.approx(50.0, abs=1e-3)
 
@@ -100,7 +100,7 @@ def test_components_are_doubled_up_to_the_wanted_number():
     assert component_schedule(1, 1) == [1, 1]
 
 
-def test_no_frames_make_no_model():
+def test_training_without_frames_is_refused():
     model = mixture()
     with pytest.raises(ValueError, match="no frames to estimate a background model"):
         model.updated(GmmStatistics.zeros(model.gmm), 2)

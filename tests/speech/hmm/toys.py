@@ -58,7 +58,7 @@ def random_model(rng: np.random.Generator, tree: DecisionTree | None = None, dim
 
 
 def speech_like(rng: np.random.Generator, words: list[str], dim: int = 4) -> torch.Tensor:
-    """Frames of some words: each phone has a place of its own, silence the origin."""
+    """Frames of some words: each phone has its own mean, silence the origin."""
     places = np.random.default_rng(7).normal(size=(len(PHONES) + 1, 3, dim)) * 3.0
     rows = [np.zeros((int(rng.integers(4, 9)), dim))]
     for word in words:

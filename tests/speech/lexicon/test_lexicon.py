@@ -54,7 +54,7 @@ def parsed(text, format_="auto"):
         (MFA_SILENCE, "mfa", "bye", [(("b", "aɪ"), 0.5)]),
     ],
 )
-def test_formats_are_found_out_and_read(text, format_, word, pronunciations):
+def test_formats_are_detected_and_read(text, format_, word, pronunciations):
     found = parsed(text)
     assert (found.format, found.bad) == (format_, [])
     assert [(one.phones, one.probability) for one in found.entries[word]] == pronunciations
@@ -78,7 +78,7 @@ def test_formats_are_found_out_and_read(text, format_, word, pronunciations):
         ("wo\x00rd AH", "kaldi", "control characters"),
     ],
 )
-def test_a_malformed_line_is_quarantined_with_its_number(text, format_, reason):
+def test_malformed_line_is_quarantined_with_its_number(text, format_, reason):
     good = {"kaldip": "good 1 G UH D", "mfa": "good\tG UH D"}.get(format_, "good G UH D")
     found = parsed(f"{good}\n\n{text}\n", format_)
     assert list(found.entries) == ["good"]
@@ -87,7 +87,7 @@ def test_a_malformed_line_is_quarantined_with_its_number(text, format_, reason):
     assert found.lines == 2
 
 
-def test_bytes_that_are_no_text_are_quarantined():
+def test_undecodable_bytes_are_quarantined():
     found = parse_lines([b"a AH", b"caf\xe9 K AE F EY", b"\xef\xbb\xbfb B IY\r"], "kaldi")
     assert list(found.entries) == ["a", "b"]
     assert [(line.number, line.reason) for line in found.bad] == [(2, "it is not UTF-8")]
@@ -99,7 +99,7 @@ phones = st.lists(st.sampled_from(["AA1", "B", "ˈeɪ", "t͡s", "SIL"]), min_siz
 
 @given(st.dictionaries(words, st.lists(phones, min_size=1, max_size=3), min_size=1, max_size=8), st.booleans())
 @settings(max_examples=40)
-def test_kaldis_files_come_back(tmp_path_factory, entries, probabilities):
+def test_kaldi_files_survive_a_round_trip(tmp_path_factory, entries, probabilities):
     lexicon = Lexicon({word: [Pronunciation(tuple(one), None) for one in found] for word, found in entries.items()})
     path = tmp_path_factory.mktemp("lexicon") / "lexicon.txt"
     lexicon.write(path, probabilities)
@@ -117,7 +117,7 @@ def test_probabilities_are_relative_to_the_likeliest():
     assert list(lexicon.lines()) == ["<unk> SPN", "a AH", "a EY"]
 
 
-def test_a_digest_is_of_what_it_says():
+def test_digest_depends_on_content_only():
     one, other = Pronunciation(("A",), 0.5), Pronunciation(("B",))
     digest = Lexicon({"a": [one, other], "b": [other]}).digest()
     assert Lexicon({"b": [other], "a": [other, one, one]}).digest() == digest
@@ -129,7 +129,7 @@ def test_a_digest_is_of_what_it_says():
     assert len({digest, *(lexicon.digest() for lexicon in others)}) == 4
 
 
-def test_words_phones_and_homophones():
+def test_words_phones_and_homophones_are_listed():
     pronunciations = {"too": [Pronunciation(("T", "UW"))], "two": [Pronunciation(("T", "UW"))]}
     lexicon = Lexicon(pronunciations)
     assert lexicon["nothing"] == lexicon["<unk>"] == (Pronunciation(("SPN",)),)
@@ -146,7 +146,7 @@ def test_words_phones_and_homophones():
         *[("ˌoʊ", "ˈoʊ", "oʊ"), ("ˈə", "ˈə", "ə"), ("i2", "i2", "i2"), ("SPN", "SPN", "SPN")],
     ],
 )
-def test_stress(phone, merged, dropped):
+def test_stress_is_kept_or_dropped(phone, merged, dropped):
     assert [with_stress(phone, how) for how in ("keep", "merge", "drop")] == [phone, merged, dropped]
 
 
@@ -173,7 +173,7 @@ def test_counts_of_words_and_running_words(tmp_path):
     assert json.loads(json.dumps(built.record())) == built.record()
 
 
-def test_words_that_a_cmudict_lacks_are_said_in_its_phones(tmp_path):
+def test_words_missing_in_cmudict_are_pronounced_in_its_phones(tmp_path):
     pytest.importorskip("espeakng_loader")
     every = "every IH0 Y UW1 AA2 P B T D K G F V TH DH S Z SH ZH HH M N NG L R W Y AE1 AH0 AH1 AY1 EH1 ER0 CH JH\\n"
     text = every.replace("\\n", "\n") + "a(2) EY1\n"
@@ -187,7 +187,7 @@ def test_words_that_a_cmudict_lacks_are_said_in_its_phones(tmp_path):
     assert set(dropped.lexicon.phones()) >= {"AH", "IH"}
 
 
-def test_from_ipa():
+def test_ipa_is_converted_to_arpabet():
     said = ["j", "ˌuː", "n", "ɪ", "v", "ˈɜː", "s", "ᵻ", "ɾ", "i"]
     assert from_ipa(said) == ("Y", "UW2", "N", "IH0", "V", "ER1", "S", "IH0", "T", "IY0")
     assert from_ipa(["m", "ˈɔːɹ"]) == ("M", "AO1", "R")
@@ -195,7 +195,7 @@ def test_from_ipa():
     assert from_ipa(["œ"]) is None
 
 
-def test_without_espeak_the_words_are_unknown_and_it_is_said(tmp_path, monkeypatch):
+def test_without_espeak_missing_words_are_unknown_with_a_warning(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
     built = from_file(tmp_path, KALDI, {"a": 5, "zzz": 3})
     assert built.coverage.unknown == Counter({"zzz": 3})
@@ -204,7 +204,7 @@ def test_without_espeak_the_words_are_unknown_and_it_is_said(tmp_path, monkeypat
         build_lexicon(EspeakConfig(), {"a": 1})
 
 
-def test_espeaks_languages():
+def test_espeak_languages_are_chosen_by_tag():
     pytest.importorskip("espeakng_loader")
     german = build_lexicon(EspeakConfig(language="de"), {"öl": 2, "schön": 1, "-": 1})
     assert german.lexicon["öl"][0].phones == ("ˈøː", "l")
@@ -216,7 +216,7 @@ def test_espeaks_languages():
         build_lexicon(EspeakConfig(language="no-such"), {"a": 1})
 
 
-def test_graphemes_are_letters_with_their_marks():
+def test_graphemes_are_letters_with_diacritics():
     assert letters("cafe\u0301's") == ("c", "a", "f", "é", "s")
     assert letters("café", marks=False) == ("c", "a", "f", "e")
     assert letters("你好2") == ("你", "好", "2")
@@ -226,7 +226,7 @@ def test_graphemes_are_letters_with_their_marks():
     assert built.coverage.unknown == Counter({"-": 2})
 
 
-def test_case_is_brought_to_the_transcripts(tmp_path):
+def test_case_is_converted_to_the_transcripts_case(tmp_path):
     built = from_file(tmp_path, "HELLO HH AH L OW\n", {"hello": 1}, missing="unknown")
     assert built.coverage.unknown
     assert "lexicon.case=lower" in built.notes[0]
@@ -234,7 +234,7 @@ def test_case_is_brought_to_the_transcripts(tmp_path):
     assert (dict(built.coverage.types), built.notes) == ({"file": 1}, [])
 
 
-def test_lines_with_phones_that_are_not_listed_are_quarantined(tmp_path):
+def test_lines_with_unlisted_phones_are_quarantined(tmp_path):
     (tmp_path / "phones").write_text("AH vowel\nHH aspirate\nL\nOW\n")
     built = from_file(tmp_path, KALDI, {"hello": 1}, missing="unknown", phones=str(tmp_path / "phones"))
     assert built.lexicon["hello"] == (Pronunciation(("HH", "AH", "L", "OW")),)
@@ -246,7 +246,7 @@ def test_lines_with_phones_that_are_not_listed_are_quarantined(tmp_path):
         from_file(tmp_path, KALDI, {}, phones=str(tmp_path / "none"))
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path):
+def test_unusable_files_are_named(tmp_path):
     with pytest.raises(LexiconError, match="none cannot be read"):
         build_lexicon(FileLexiconConfig(path=str(tmp_path / "none")), {})
     with pytest.raises(LexiconError, match="lexicon holds no pronunciation in the format kaldi, it is empty"):
@@ -255,7 +255,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         from_file(tmp_path, KALDI, {}, format="kaldip")
 
 
-def test_suspicious_entries(tmp_path):
+def test_suspicious_entries_are_reported(tmp_path):
     usual = "".join(f"{word} {' '.join(word.upper())}\n" for word in ("blue", "green", "yellow", "orange", "purple"))
     text = usual + "... D AA T\nwashington W\nox O X O X O X O X O X\nred R E D\nred R E D\nword\n"
     found = suspicions(from_file(tmp_path, text, {}, missing="unknown"))
@@ -271,7 +271,7 @@ def test_suspicious_entries(tmp_path):
     assert [(one.kind, one.word, one.detail) for one in found] == [("rare phone", "Q", "only in odd")]
 
 
-def test_a_lexicon_is_chosen_by_kind():
+def test_lexicon_is_chosen_by_kind():
     class Holder(BaseModel):
         lexicon: LexiconChoice = GraphemesConfig()
 
@@ -285,7 +285,7 @@ def test_a_lexicon_is_chosen_by_kind():
 
 
 @pytest.mark.slow
-def test_the_real_cmudict(shared_data):
+def test_real_cmudict_is_read(shared_data):
     folder = shared_data / "lexicon"
     cfg = FileLexiconConfig(
         path=str(folder / "cmudict.dict"), phones=str(folder / "cmudict.symbols"), stress="drop", missing="unknown"

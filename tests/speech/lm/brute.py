@@ -1,4 +1,4 @@
-"""Language models by their definitions, on dictionaries: what the fast ones are compared with."""
+"""Language models by their definitions, with dictionaries: references for the fast implementations."""
 
 from collections import Counter, defaultdict
 from functools import cache

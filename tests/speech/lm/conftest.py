@@ -1,4 +1,4 @@
-"""What the language models' tests share."""
+"""Fixtures of the language models' tests."""
 
 import random
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""ARPA files: what is written is read again, by KenLM too; what is damaged says so."""
+"""ARPA files: written models are read back, by KenLM too; damage is reported."""
 
 import gzip
 import os
@@ -29,7 +29,7 @@ ngram 2=2
 
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize("name", ["lm.arpa", "lm.arpa.gz"])
-def test_what_is_written_is_read_again_to_the_bit(make, sentences, tmp_path, order, name):
+def test_written_model_is_read_back_exactly(make, sentences, tmp_path, order, name):
     model = make(sentences, order, fallback=FALLBACK)
     write_arpa(model, tmp_path / name)
     again = read_arpa(tmp_path / name)
@@ -56,7 +56,7 @@ def test_kenlm_gives_the_same_scores(make, sentences, tmp_path, cutoffs):
         np.testing.assert_allclose(kenlm.sentence(sentence), model.sentence(sentence), atol=1e-5)
 
 
-def test_a_small_file_reads_as_it_says(tmp_path):
+def test_small_file_is_read_correctly(tmp_path):
     (tmp_path / "lm.arpa").write_text(SMALL)
     model = read_arpa(tmp_path / "lm.arpa")
     assert model.sentence(["the"]) == pytest.approx([-0.2, -0.6])
@@ -93,7 +93,7 @@ def test_n_grams_in_any_order_and_without_their_suffixes_are_read(tmp_path):
         ("\\end\\\n", "", "the file ends too early"),
     ],
 )
-def test_damaged_files_say_what_is_wrong_and_where(tmp_path, old, new, message):
+def test_errors_in_damaged_files_name_line_and_reason(tmp_path, old, new, message):
     assert old in SMALL
     (tmp_path / "lm.arpa").write_text(SMALL.replace(old, new))
     with pytest.raises(LmError, match=message) as error:
@@ -101,14 +101,14 @@ def test_damaged_files_say_what_is_wrong_and_where(tmp_path, old, new, message):
     assert "lm.arpa" in str(error.value)
 
 
-def test_an_n_gram_without_its_context_is_refused(tmp_path):
+def test_n_gram_without_its_context_is_refused(tmp_path):
     text = SMALL.replace("ngram 2=2\n", "ngram 2=2\nngram 3=1\n")
     (tmp_path / "lm.arpa").write_text(text.replace("\\end", "\\3-grams:\n-0.1\tthe the the\n\n\\end"))
     with pytest.raises(LmError, match="'the the the' has no 2-gram as its context"):
         read_arpa(tmp_path / "lm.arpa")
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
+def test_unreadable_files_are_named(tmp_path):
     packed = gzip.compress(SMALL.encode())
     (tmp_path / "cut.arpa.gz").write_bytes(packed[:-20])
     (tmp_path / "plain.arpa.gz").write_text(SMALL)
@@ -120,7 +120,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         KenlmModel(tmp_path / "missing.arpa", ["the"])
 
 
-def test_a_failed_write_leaves_the_old_file(make, sentences, tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_file(make, sentences, tmp_path, monkeypatch):
     (tmp_path / "lm.arpa").write_text("old")
 
     def full(_):

@@ -1,4 +1,4 @@
-"""Classes of words: the exchange algorithm climbs, and the class model is a model."""
+"""Classes of words: the exchange algorithm raises the likelihood, and the class model sums to one."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ def direct_likelihood(lines, words, classes):
     return total + sum(n * math.log(n / tails[int(classes[words.index(word)])]) for word, n in counts.items())
 
 
-def test_the_likelihood_rises_and_is_that_of_the_text(tmp_path):
+def test_likelihood_rises_and_equals_that_of_the_text(tmp_path):
     words, unigrams, bigrams = counted(LINES, tmp_path)
     classes, likelihoods = exchanged(unigrams, bigrams, 2, 10)
     assert likelihoods == sorted(likelihoods)
@@ -65,7 +65,7 @@ def test_gains_equal_the_change_of_the_likelihood(tmp_path):
         np.testing.assert_array_equal(clustering.pairs, fresh.pairs)
 
 
-def test_a_class_model_sums_to_one_and_is_read_again(tmp_path, sentences):
+def test_class_model_sums_to_one_and_is_read_back(tmp_path, sentences):
     lines = [" ".join(sentence) for sentence in sentences]
     estimator = ClassEstimator(ClassConfig(classes=6, order=3))
     model, facts = estimator.estimate(Text(TextConfig(), transcripts=lines), tmp_path)
@@ -80,7 +80,7 @@ def test_a_class_model_sums_to_one_and_is_read_again(tmp_path, sentences):
         assert again.sentence(history) == pytest.approx(model.sentence(history), abs=1e-6)
 
 
-def test_damaged_classes_are_named(tmp_path, sentences):
+def test_damaged_class_files_are_named(tmp_path, sentences):
     estimator = ClassEstimator(ClassConfig(classes=3))
     estimator.estimate(Text(TextConfig(), transcripts=[" ".join(s) for s in sentences]), tmp_path)
     (tmp_path / "classes.tsv").write_text("w1\t3\n")

@@ -47,7 +47,7 @@ def assert_equal(model, reference, contexts):
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("method", ["kneser-ney", "witten-bell"])
-def test_model_equals_its_definition_and_sums_to_one_in_every_context(make, sentences, order, method):
+def test_model_equals_its_definition_and_sums_to_one(make, sentences, order, method):
     model = make(sentences, order, method, fallback=FALLBACK)
     reference = brute.Brute(sentences, order, method, fallback=FALLBACK)
     assert_equal(model, reference, sorted(histories(sentences, order))[::7])
@@ -56,14 +56,14 @@ def test_model_equals_its_definition_and_sums_to_one_in_every_context(make, sent
 
 @pytest.mark.parametrize("method", ["kneser-ney", "witten-bell"])
 @pytest.mark.parametrize("cutoffs", [(0, 0, 1), (0, 1, 2), (2,), (1, 2)])
-def test_cut_offs_leave_their_probability_to_shorter_contexts(make, sentences, method, cutoffs):
+def test_cut_offs_give_their_probability_to_shorter_contexts(make, sentences, method, cutoffs):
     model = make(sentences, 3, method, cutoffs=cutoffs, fallback=FALLBACK)
     reference = brute.Brute(sentences, 3, method, cutoffs, fallback=FALLBACK)
     assert_equal(model, reference, sorted(histories(sentences, 3))[::5])
     assert model.tables.counts[1:] == tuple(len(reference.kept[n]) for n in (1, 2))
 
 
-def test_limited_vocabulary_leaves_its_probability_to_the_others(make, sentences):
+def test_limited_vocabulary_gives_probability_to_the_other_words(make, sentences):
     allowed = {f"w{number}" for number in range(0, 40, 2)}
     model = make(sentences, 3, allowed=allowed, fallback=FALLBACK)
     assert_equal(
@@ -76,7 +76,7 @@ text = st.lists(st.lists(st.sampled_from("abcd"), max_size=6), min_size=1, max_s
 
 @settings(max_examples=40)
 @given(text, st.integers(1, 4), st.sampled_from(["kneser-ney", "witten-bell"]), st.sampled_from([(), (0, 1), (1,)]))
-def test_any_tiny_text_gives_the_defined_model(tmp_path_factory, sentences, order, method, cutoffs):
+def test_any_tiny_text_gives_the_model_of_the_definition(tmp_path_factory, sentences, order, method, cutoffs):
     cutoffs = cutoffs[:order]
     folder = tmp_path_factory.mktemp("tiny")
     encoded = encode_lines([" ".join(sentence) for sentence in sentences], folder, 3)
@@ -99,7 +99,7 @@ def test_discounts_that_cannot_be_estimated_name_the_remedies(make, sentences, m
     assert "discount_fallback" in str(error.value)
 
 
-def test_cutting_the_text_into_blocks_changes_no_bit(make, sentences, monkeypatch):
+def test_division_of_the_text_into_blocks_changes_no_bit(make, sentences, monkeypatch):
     whole = make(sentences, 4, fallback=FALLBACK)
     monkeypatch.setattr("speech.lm.counting._RANGE", 50)  # several ranges of keys, too
     monkeypatch.setattr("speech.lm.estimation._SLICE", 64)
@@ -109,14 +109,14 @@ def test_cutting_the_text_into_blocks_changes_no_bit(make, sentences, monkeypatc
         np.testing.assert_array_equal(getattr(parts.tables, name), getattr(whole.tables, name))
 
 
-def test_processes_change_no_bit(make, sentences):
+def test_number_of_processes_changes_no_bit(make, sentences):
     alone = make(sentences, 3, fallback=FALLBACK)
     together = make(sentences, 3, fallback=FALLBACK, block_lines=200, workers=2)
     for name in ("keys", "log_probs", "backoffs", "links"):
         np.testing.assert_array_equal(getattr(together.tables, name), getattr(alone.tables, name))
 
 
-def test_a_back_off_weight_is_the_free_probability_over_that_of_shorter_contexts(make, sentences):
+def test_back_off_weights_normalize_the_left_over_probability(make, sentences):
     model = make(sentences, 3, fallback=FALLBACK)
     states, words = np.divmod(model.tables.keys, len(model.words))
     for state in range(1, model.num_states):
@@ -147,7 +147,7 @@ def test_scores_one_by_one_equal_scores_in_batches(make, sentences):
         np.testing.assert_allclose(model.sentence(sentence), found, rtol=1e-9)
 
 
-def test_perplexity_counts_unknown_words_apart(make, sentences):
+def test_perplexity_counts_unknown_words_separately(make, sentences):
     model = make(sentences, 2, fallback=FALLBACK)
     found = model.evaluate([["w1", "unheard"], ["w2"]])
     scores = [*model.sentence(["w1", "unheard"]), *model.sentence(["w2"])]
@@ -157,7 +157,7 @@ def test_perplexity_counts_unknown_words_apart(make, sentences):
     assert found.without_unknown == pytest.approx(10 ** (-(sum(scores) - scores[1]) / 4))
 
 
-def test_nothing_predicts_the_start_of_a_sentence(make, sentences):
+def test_start_of_sentence_has_no_probability(make, sentences):
     model = make(sentences, 3, fallback=FALLBACK)
     first, last = model.tables.bounds(2)
     assert START_ID not in model.tables.keys[first:last] % len(model.words)

@@ -58,7 +58,7 @@ SENTENCES = [np.array(one, dtype=np.int64) for one in ([], [3], [3, 4, 5, 0], [5
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3])
-def test_expected_counts_are_those_of_all_paths(classes):
+def test_expected_counts_equal_sums_over_all_paths(classes):
     model = drawn(classes)
     counts, likelihood = _expected(model, list(_batches(SENTENCES)))
     wanted, total = expected(model, SENTENCES)
@@ -67,7 +67,7 @@ def test_expected_counts_are_those_of_all_paths(classes):
         np.testing.assert_allclose(getattr(counts, name), getattr(wanted, name), atol=1e-12, err_msg=name)
 
 
-def test_a_sentences_probability_is_the_sum_over_all_paths():
+def test_sentence_probability_is_the_sum_over_all_paths():
     model = drawn()
     asked = HiddenClassModel(Vocabulary(["a", "b", "c"]), model)
     for sentence in SENTENCES:
@@ -87,8 +87,8 @@ def test_no_iteration_lowers_the_likelihood():
     assert likelihoods[-1] > likelihoods[0] + 1
 
 
-def test_classes_that_take_turns_are_found():
-    """Of words a and b, c always follows: one class is a bag of words, two know what comes."""
+def test_alternating_classes_are_found():
+    """After a or b, c always follows: one class is a unigram model, two classes can predict the next word."""
     lines = [
         " ".join(f"{first} c" for first in chosen) for chosen in ("ab", "ba", "aa", "bb", "abab", "baba", "a", "b")
     ]
@@ -110,7 +110,7 @@ def test_very_long_sentences_do_not_underflow():
     assert all(np.isfinite(one).all() for one in vars(model).values())
 
 
-def test_a_damaged_file_is_an_error_with_a_remedy(tmp_path):
+def test_damaged_file_is_an_error_with_a_remedy(tmp_path):
     cfg = HiddenClassConfig(classes=2, iterations=1)
     estimate(Sources(transcripts=["one two", "two"]), cfg, tmp_path)
     for content in (b"", (tmp_path / "hmm.safetensors").read_bytes()[:-9]):

@@ -1,4 +1,4 @@
-"""Mixtures of models are sums of probabilities, with the weights that held-out text likes best."""
+"""Mixtures of models are sums of probabilities, with the weights that minimize perplexity on held-out text."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def models(make, sentences):
     return [make(sentences[:200], 3, fallback=FALLBACK), make(other, 2, "witten-bell")]
 
 
-def test_a_mixture_is_the_weighted_sum_of_probabilities(models):
+def test_mixture_is_the_weighted_sum_of_probabilities(models):
     mixture = Mixture(models, [0.3, 0.7])
     for sentence in (["w2", "w3", "w2"], ["w2", "unheard", "w4"], []):
         expected = 0.3 * 10 ** np.array(models[0].sentence(sentence)) + 0.7 * 10 ** np.array(
@@ -24,7 +24,7 @@ def test_a_mixture_is_the_weighted_sum_of_probabilities(models):
         np.testing.assert_allclose(10 ** np.array(mixture.sentence(sentence)), expected, rtol=1e-6)
 
 
-def test_a_mixture_sums_to_one_over_all_words_of_both_models(models):
+def test_mixture_sums_to_one_over_words_of_both_models(models):
     mixture = Mixture(models, [0.4, 0.6])
     assert {"w1", "v"} <= set(mixture.words)
     words = np.array([word for word in range(len(mixture.words)) if word != 1])
@@ -38,7 +38,7 @@ def test_a_mixture_sums_to_one_over_all_words_of_both_models(models):
 
 
 @pytest.mark.parametrize("weights", [[1.0], [0.5, 0.6], [1.5, -0.5]])
-def test_weights_that_do_not_fit_are_refused(models, weights):
+def test_wrong_number_of_weights_is_refused(models, weights):
     with pytest.raises(LmError, match="as many weights"):
         Mixture(models, weights)
 
@@ -57,12 +57,12 @@ def test_tuned_weights_give_the_lowest_perplexity_on_held_out_text(make, sentenc
     assert perplexity(weights[0]) <= perplexity(best) * (1 + 1e-5)
 
 
-def test_weights_need_known_words(models):
+def test_tuning_without_held_out_text_is_refused(models):
     with pytest.raises(LmError, match="held-out"):
         tuned_weights(models, [])
 
 
-def test_merged_n_grams_have_the_mixtures_probabilities_and_sum_to_one(models, tmp_path):
+def test_merged_n_grams_have_mixture_probabilities_and_sum_to_one(models, tmp_path):
     mixture, merged = Mixture(models, [0.3, 0.7]), merged_ngrams(models, [0.3, 0.7])
     assert set(merged.words) == set(mixture.words)
     assert merged.order == 3
@@ -82,7 +82,7 @@ def test_merged_n_grams_have_the_mixtures_probabilities_and_sum_to_one(models, t
     assert read_arpa(tmp_path / "merged.arpa").tables.counts == merged.tables.counts
 
 
-def test_merging_a_model_with_itself_gives_it_back(make, sentences):
+def test_merging_a_model_with_itself_changes_nothing(make, sentences):
     model = make(sentences, 3, fallback=FALLBACK)
     merged = merged_ngrams([model, model], [0.5, 0.5])
     np.testing.assert_array_equal(merged.tables.keys, model.tables.keys)

@@ -37,7 +37,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_all_probabilities_and_back_off_weights_are_those_of_lmplz(tmp_path, shared_data, name):
+def test_probabilities_and_back_off_weights_equal_lmplz(tmp_path, shared_data, name):
     make_lines, options = TEXTS[name]
     lines = make_lines(shared_data)
     models = []

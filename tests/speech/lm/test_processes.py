@@ -1,4 +1,4 @@
-"""Work in processes: in order, with errors that say what happened, and no process that outlives its parent."""
+"""Work in processes: ordered results, clear errors, and no process that outlives its parent."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_come_in_order_and_errors_reach_the_caller(workers):
+def test_results_are_in_order_and_errors_reach_the_caller(workers):
     assert list(in_processes(divmod, [(number, 3) for number in range(20)], workers)) == [
         divmod(number, 3) for number in range(20)
     ]
@@ -30,12 +30,12 @@ def test_results_come_in_order_and_errors_reach_the_caller(workers):
         list(in_processes(divmod, [(1, 1), (1, 0)], workers))
 
 
-def test_a_killed_process_is_an_error_with_a_remedy():
+def test_killed_process_is_an_error_with_a_remedy():
     with pytest.raises(RuntimeError, match="fewer workers"):
         list(in_processes(os._exit, [(9,), (9,)], 2))
 
 
-def test_workers_end_with_a_parent_that_was_killed(tmp_path):
+def test_workers_end_with_a_killed_parent(tmp_path):
     (tmp_path / "orphans.py").write_text(ORPHANS)
     parent = subprocess.Popen([sys.executable, tmp_path / "orphans.py"], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:

@@ -1,4 +1,4 @@
-"""Entropy pruning removes what Stolcke's criterion says, and the model stays a model."""
+"""Entropy pruning removes the n-grams that Stolcke's criterion selects, and the model still sums to one."""
 
 import math
 
@@ -31,14 +31,14 @@ def direct_rise(model, order, place):
 
 
 @pytest.mark.parametrize("order", [2, 3])
-def test_the_criterion_equals_the_divergence_over_all_words(make, sentences, order):
+def test_criterion_equals_the_divergence_over_all_words(make, sentences, order):
     model = make(sentences, 3, fallback=FALLBACK)
     rises = relative_rises(_level(model, order, history_log_probs(model)))
     for place in range(0, len(rises), max(1, len(rises) // 40)):
         assert rises[place] == pytest.approx(direct_rise(model, order, place), rel=0.02, abs=2e-8)
 
 
-def test_the_probability_of_a_history_is_that_of_its_words(make, sentences):
+def test_history_probability_is_the_product_over_its_words(make, sentences):
     model = make(sentences, 3, fallback=FALLBACK)
     history = history_log_probs(model)
     end = float(model.tables.log_probs[2])
@@ -50,7 +50,7 @@ def test_the_probability_of_a_history_is_that_of_its_words(make, sentences):
 
 
 @pytest.mark.parametrize("threshold", [1e-5, 1e-4, 1e-3, 0.5])
-def test_a_pruned_model_sums_to_one_and_keeps_its_probabilities(make, sentences, threshold, tmp_path):
+def test_pruned_model_sums_to_one_and_keeps_its_probabilities(make, sentences, threshold, tmp_path):
     model = make(sentences, 4, fallback=FALLBACK)
     pruned = entropy_pruned(model, threshold)
     assert sum(pruned.tables.counts) < sum(model.tables.counts)
@@ -64,14 +64,14 @@ def test_a_pruned_model_sums_to_one_and_keeps_its_probabilities(make, sentences,
     assert read_arpa(tmp_path / "pruned.arpa").tables.counts == pruned.tables.counts
 
 
-def test_only_what_is_below_the_threshold_goes(make, sentences):
+def test_only_n_grams_below_the_threshold_are_pruned(make, sentences):
     model = make(sentences, 2, fallback=FALLBACK)
     rises = relative_rises(_level(model, 2, history_log_probs(model)))
     threshold = float(np.median(rises))
     assert entropy_pruned(model, threshold).tables.counts[1] == np.count_nonzero(rises >= threshold)
 
 
-def test_a_threshold_of_nothing_keeps_the_model(make, sentences):
+def test_threshold_of_zero_keeps_the_model(make, sentences):
     model = make(sentences, 3, fallback=FALLBACK)
     same = entropy_pruned(model, -1.0)
     assert same.tables.counts == model.tables.counts

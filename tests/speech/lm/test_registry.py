@@ -71,7 +71,7 @@ def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines, in_place):
     assert 2 < found.without_unknown < 12
 
 
-def test_transcripts_can_be_left_out(tmp_path, cfg, lines, in_place):
+def test_transcripts_can_be_excluded(tmp_path, cfg, lines, in_place):
     (tmp_path / "more.txt").write_text("one two two\n" * 9 + "three one two three\n")
     text = cfg.text.model_copy(update={"paths": (str(tmp_path / "more.txt"),)})
     cfg = cfg.model_copy(update={"text": text, "transcripts": False})
@@ -103,7 +103,7 @@ def test_the_same_text_gives_the_same_files(tmp_path, cfg, lines, in_place):
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
 
-def test_no_text_is_an_error_with_a_remedy(tmp_path, cfg, in_place):
+def test_missing_text_is_an_error_with_a_remedy(tmp_path, cfg, in_place):
     with pytest.raises(LmError, match=r"lm\.text\.paths"):
         estimate(Sources(train=in_place), cfg, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -121,7 +121,7 @@ def test_no_text_is_an_error_with_a_remedy(tmp_path, cfg, in_place):
         {"kind": "lstm", "dim": 4, "vocabulary": 5},
     ],
 )
-def test_the_words_are_known_before_the_model(tmp_path, lines, in_place, options):
+def test_vocabulary_is_known_before_estimation(tmp_path, lines, in_place, options):
     (tmp_path / "more.txt").write_text("one eleven one two three four five six seven eight\n" * 3)
     if options.get("kind", "ngram") == "ngram":
         options = options | {"smoothing": "witten-bell"}
@@ -135,7 +135,7 @@ def test_the_words_are_known_before_the_model(tmp_path, lines, in_place, options
     assert "eleven" not in wanted
 
 
-def test_characters_are_units_too(tmp_path, lines):
+def test_characters_can_be_units(tmp_path, lines):
     cfg = NgramConfig(order=4, unit="character", smoothing="witten-bell")
     record = estimate(Sources(transcripts=lines, held_out={"valid": ["one two"]}), cfg, tmp_path)
     model = load(cfg, tmp_path)
@@ -144,7 +144,7 @@ def test_characters_are_units_too(tmp_path, lines):
     assert record["perplexity"]["valid"]["words"] == 7
 
 
-def test_tokens_of_the_acoustic_model_are_units_too(tmp_path, lines):
+def test_tokens_of_the_acoustic_model_can_be_units(tmp_path, lines):
     tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=40), lines)
     cfg = NgramConfig(order=3, unit="token", smoothing="witten-bell")
     sources = Sources(transcripts=[*lines, "wholly q"], tokenizer=tokenizer, held_out={"valid": lines[:5]})
@@ -173,12 +173,12 @@ def test_text_may_be_a_list_of_paths():
         {"kind": "unigram", "order": 2},
     ],
 )
-def test_settings_that_cannot_be_are_refused(options):
+def test_impossible_settings_are_refused(options):
     with pytest.raises(ValidationError):
         Holder.model_validate({"lm": options})
 
 
-def test_vocabulary_limit_and_pruning_make_models_smaller(tmp_path, lines):
+def test_vocabulary_limit_and_pruning_reduce_model_size(tmp_path, lines):
     sizes = []
     for options in ({}, {"vocabulary": 5}, {"prune": 1e-3}):
         cfg = NgramConfig(discount_fallback=(0.5, 1.0, 1.5), **options)
@@ -189,7 +189,7 @@ def test_vocabulary_limit_and_pruning_make_models_smaller(tmp_path, lines):
     assert max(sizes[1][1], sizes[2][1]) < sizes[0][1]
 
 
-def test_a_missing_lmplz_is_named(tmp_path, lines, monkeypatch):
+def test_missing_lmplz_is_named(tmp_path, lines, monkeypatch):
     monkeypatch.delenv("LMPLZ", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert lmplz_path() is None

@@ -26,7 +26,7 @@ def read(paths, **options):
     ("name", "pack"),
     [("t.txt", bytes), ("t.txt.gz", gzip.compress), ("t.txt.bz2", bz2.compress), ("t.txt.xz", lzma.compress)],
 )
-def test_files_plain_and_compressed_are_read(tmp_path, name, pack):
+def test_plain_and_compressed_files_are_read(tmp_path, name, pack):
     (tmp_path / name).write_bytes(pack("Turn the Radio on!\nIt's 5 o’clock\n".encode()))
     lines, counts = read([tmp_path / name])
     assert lines == ["turn the radio on", "it's five o'clock"]
@@ -40,7 +40,7 @@ def test_urls_and_patterns_are_read_in_order(tmp_path):
     assert read([f"file://{tmp_path}/b.txt"])[0] == ["the file b"]
 
 
-def test_lines_that_cannot_be_used_are_counted_by_reason(tmp_path):
+def test_unusable_lines_are_counted_by_reason(tmp_path):
     lines = [b"good line", b"caf\xff", b"", b"...", "привет".encode(), b"another good line", b"x" * (1 << 20) + b"y"]
     (tmp_path / "t.txt").write_bytes(b"\n".join(lines))
     found, counts = read([tmp_path / "t.txt"])
@@ -50,7 +50,7 @@ def test_lines_that_cannot_be_used_are_counted_by_reason(tmp_path):
     }  # fmt: skip
 
 
-def test_special_symbols_of_language_models_are_left_out(tmp_path):
+def test_lines_with_special_symbols_are_left_out(tmp_path):
     (tmp_path / "t.txt").write_text("fine <b> words\nbad <s> words\n<unk>\n")
     blocks = list(Text(TextConfig(paths=(str(tmp_path / "t.txt"),)), NormalizerConfig(kind="none")).blocks())
     assert blocks[0].lines == ["fine <b> words"]
@@ -65,7 +65,7 @@ def long_text():
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_a_damaged_archive_is_read_as_far_as_it_goes(tmp_path, pack):
+def test_damaged_archive_is_read_up_to_the_damage(tmp_path, pack):
     ending = {gzip: "gz", bz2: "bz2", lzma: "xz"}[__import__(pack.__module__)]
     packed = pack(long_text())
     (tmp_path / f"t.{ending}").write_bytes(packed[: len(packed) // 2])
@@ -79,19 +79,19 @@ def test_a_damaged_archive_is_read_as_far_as_it_goes(tmp_path, pack):
 
 
 @pytest.mark.parametrize("path", ["missing.txt", "*.nothing", "nowhere://bucket/file.txt"])
-def test_a_path_that_leads_nowhere_is_named(tmp_path, path):
+def test_path_without_files_is_named(tmp_path, path):
     with pytest.raises(LmError, match=path.replace("*", r"\*").replace(".", r"\.")):
         read([path if "://" in path else tmp_path / path])
 
 
 @pytest.mark.parametrize("block_bytes", [1000, 1 << 20])
-def test_blocks_cut_no_line(tmp_path, block_bytes):
+def test_blocks_contain_whole_lines(tmp_path, block_bytes):
     lines = [f"line number {'a' * (number % 97 + 1)} ends" for number in range(2000)]
     (tmp_path / "t.txt").write_text("\n".join(lines))
     assert read([tmp_path / "t.txt"], cfg={"block_bytes": block_bytes})[0] == lines
 
 
-def test_transcripts_come_first_and_characters_have_a_sign_for_the_space(tmp_path):
+def test_transcripts_come_first_and_characters_include_a_space_symbol(tmp_path):
     (tmp_path / "t.txt").write_text("Radio on\n")
     lines, counts = read([tmp_path / "t.txt"], transcripts=["off", ""], units=Units("character"))
     assert lines == ["o f f", "r a d i o ▁ o n"]
@@ -115,14 +115,14 @@ def test_lines_that_share_eight_words_with_the_test_set_are_dropped(tmp_path):
     assert len(read([tmp_path / "t.txt"], protect=[TEST], cfg={"allow_test_text": True})[0]) == 4
 
 
-def test_transcripts_are_protected_from_too():
+def test_transcripts_sharing_words_with_the_test_set_are_dropped():
     lines, counts = read([], transcripts=[TEST, "another sentence"], protect=[TEST])
     assert lines == ["another sentence"]
     assert counts["protected"] == 1
 
 
 @pytest.mark.parametrize("length", [2, 3, 8])
-def test_protection_equals_a_search_word_by_word(length):
+def test_filter_equals_a_search_word_by_word(length):
     chosen = random.Random(length)
     draw = lambda count: [" ".join(chosen.choices("abcde", k=chosen.randint(0, 14))) for _ in range(count)]  # noqa: E731
     protected, text = draw(12 if length < 8 else 400), draw(300)

@@ -33,7 +33,7 @@ RATE = 1000
 EVERYTHING = build_vad(EverythingConfig())
 
 
-class Told(Vad):
+class NonZero(Vad):
     """Finds speech where samples are not zero, to the sample."""
 
     config = VadConfig
@@ -44,7 +44,7 @@ class Told(Vad):
 
 
 def told(**fields):
-    return Told(VadConfig(**fields))
+    return NonZero(VadConfig(**fields))
 
 
 def recording(*parts):
@@ -70,7 +70,7 @@ def cut_at(vad, wave, max_seconds=30.0, block=10**9, rate=RATE):
     max_seconds=st.floats(0.02, 3.0),
     seed=st.integers(0, 5),
 )
-def test_without_a_detector_pieces_cover_every_sample_once(samples, rate, max_seconds, seed):
+def test_pieces_without_a_detector_cover_every_sample_once(samples, rate, max_seconds, seed):
     wave = torch.randn(samples, generator=torch.Generator().manual_seed(seed))
     pieces = [piece.wave for piece in cut(EVERYTHING, [(wave, rate)], max_seconds)]
     assert torch.equal(torch.cat([*pieces, torch.empty(0)]), wave)
@@ -79,7 +79,7 @@ def test_without_a_detector_pieces_cover_every_sample_once(samples, rate, max_se
     assert all(len(piece) >= limit * 2 // 3 for piece in pieces[:-1])
 
 
-def test_a_cut_falls_into_the_quietest_place():
+def test_cut_is_at_the_quietest_place():
     wave = torch.ones(100_000)
     wave[25_000:25_800] = 0.0
     first, second = list(cut(EVERYTHING, [(wave, 1000)], 30.0))[:2]
@@ -88,7 +88,7 @@ def test_a_cut_falls_into_the_quietest_place():
 
 
 @pytest.mark.parametrize("kind", ["told", "none"])
-def test_blocks_are_cut_where_a_whole_recording_would_be(kind):
+def test_blocks_are_cut_like_a_whole_recording(kind):
     wave = torch.randn(9000, generator=torch.Generator().manual_seed(0))
     wave[700:1800] = wave[4000:4300] = 0.0
     vad = EVERYTHING if kind == "none" else told()
@@ -98,7 +98,7 @@ def test_blocks_are_cut_where_a_whole_recording_would_be(kind):
 # --- pieces
 
 
-def test_pauses_separate_pieces_which_keep_some_of_them():
+def test_pauses_separate_pieces_with_some_padding():
     wave = recording(-2, 1, -0.5, 1, -1, 2, -0.4)
     assert cut_at(told(pause_s=0.6, pad_s=0.3), wave) == [(1.7, 3.1), (5.2, 2.6)]
     assert cut_at(told(pause_s=0.4, pad_s=0.3), wave) == [(1.7, 1.55), (3.25, 1.55), (5.2, 2.6)]
@@ -109,7 +109,7 @@ def test_neighbouring_pieces_share_a_pause_that_is_shorter_than_both_paddings():
     assert cut_at(told(pause_s=0.5, pad_s=2), recording(-1, 1, -0.8, 1, -5)) == [(0.0, 2.4), (2.4, 3.4)]
 
 
-def test_nothing_comes_of_a_recording_without_speech():
+def test_recording_without_speech_gives_no_pieces():
     assert cut_at(told(), recording(-100)) == []
     assert cut_at(told(), torch.empty(0)) == []
 
@@ -123,7 +123,7 @@ def test_a_pause_at_the_end_of_the_window_is_cut_in_its_middle():
     assert cut_at(told(pad_s=1), recording(7, -8, 3), 10.0) == [(0.0, 8.0), (14.0, 4.0)]
 
 
-def test_speech_without_a_pause_is_cut_all_the_same():
+def test_long_speech_without_a_pause_is_cut():
     pieces = cut_at(told(), torch.ones(25 * RATE), 10.0)
     assert sum(length for _, length in pieces) == pytest.approx(25.0)
     assert all(6.6 < length <= 10 for _, length in pieces[:-1])
@@ -155,13 +155,13 @@ def test_every_sample_of_speech_is_in_one_piece(parts, max_seconds, pause_s, pad
 
 @pytest.mark.parametrize("kind", DETECTORS)
 @pytest.mark.parametrize("samples", [0, 1, 100])
-def test_very_short_recordings(kind, samples):
+def test_very_short_recordings_are_accepted(kind, samples):
     found = build_vad(DETECTORS[kind].config()).speech(torch.zeros(samples), 8000)
     assert all(0 <= start < end <= samples for start, end in found)
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 22050])
-def test_the_energy_of_speech_stands_out_of_the_noise(rate):
+def test_energy_detector_finds_speech_in_noise(rate):
     generator = torch.Generator().manual_seed(1)
     wave = 0.003 * torch.randn(4 * rate, generator=generator)
     wave[rate : 2 * rate] += 0.1 * torch.randn(rate, generator=generator)
@@ -170,7 +170,7 @@ def test_the_energy_of_speech_stands_out_of_the_noise(rate):
     assert [edge / rate for interval in found for edge in interval] == pytest.approx([1, 2, 3, 3.5], abs=0.03)
 
 
-def test_speech_without_a_pause_is_speech_by_its_energy():
+def test_energy_detector_finds_speech_without_pauses():
     wave = 0.1 * torch.randn(8000, generator=torch.Generator().manual_seed(1))
     assert build_vad(EnergyConfig()).speech(wave, 8000) == [(0, 8000)]
 
@@ -206,7 +206,7 @@ def test_tones_and_noise_are_no_speech_to_silero():
     assert vad.speech(torch.sin(torch.arange(32000) * 0.3), 16000) == []
 
 
-def test_the_number_of_threads_stays_as_it_is():
+def test_number_of_threads_is_not_changed():
     code = (
         "import torch\nfrom speech.vad import SileroConfig, build_vad\ntorch.set_num_threads(2)\n"
         "build_vad(SileroConfig()).speech(torch.zeros(16000), 16000)\nassert torch.get_num_threads() == 2"
@@ -214,7 +214,7 @@ def test_the_number_of_threads_stays_as_it_is():
     subprocess.run([sys.executable, "-c", Forkable(code)], check=True, cwd=ROOT)
 
 
-def test_a_piece_says_where_it_is():
+def test_piece_has_its_position():
     (piece,) = cut(told(pad_s=0), [(recording(-1, 1), RATE)], 10.0)
     assert isinstance(piece, SpeechSegment)
     assert (piece.start, piece.sample_rate) == (1.0, RATE)
@@ -233,7 +233,7 @@ def test_silero_is_the_default():
     assert default_vad() == SileroConfig()
 
 
-def test_without_its_package_energy_is_the_default_and_a_warning_says_so_once(without_silero, caplog):
+def test_without_silero_energy_is_the_default_with_one_warning(without_silero, caplog):
     assert [default_vad(), default_vad()] == [EnergyConfig()] * 2
     (said,) = caplog.records
     assert said.name == vads.__name__

@@ -29,13 +29,13 @@ class TestSidecar(CorpusContract):
         (path / "33" / "broken.lab").write_bytes(b"\xff")
         return {"11-no text": "missing-transcript", "11-no audio": "missing-audio", "33-broken": "bad-line"}
 
-    def test_upper_case_suffixes_and_the_first_of_two_files(self, tmp_path):
+    def test_upper_case_suffixes_are_read_and_the_first_of_two_files(self, tmp_path):
         for name in ("a.WAV", "a.LAB", "a.txt", "a.wav"):
             (tmp_path / name).touch()
         assert [path.name for path in SidecarReader(str(tmp_path)).files()] == ["a.WAV", "a.LAB"]
 
     @pytest.mark.parametrize(("name", "known"), [("a.wav", True), ("b.wav", False)])
-    def test_a_transcript_must_be_beside_its_audio(self, tmp_path, name, known):
+    def test_transcript_must_be_beside_its_audio(self, tmp_path, name, known):
         for file in (name, "a.txt"):
             (tmp_path / file).touch()
         assert SidecarReader.recognises(tmp_path) == known
@@ -75,7 +75,7 @@ class TestMls(CorpusContract):
             "11_1_0008": "missing-transcript",
         }
 
-    def test_languages_parts_and_handles(self, tmp_path):
+    def test_languages_parts_and_handles_select(self, tmp_path):
         for part in ("dev", "train"):
             self.make(tmp_path / "mls_german_opus" / part)
         handles = tmp_path / "mls_german_opus" / "train" / "limited_supervised" / "1hr" / "0"
@@ -146,7 +146,7 @@ class TestCommonVoice(CorpusContract):
         with pytest.raises(CorpusError, match=r"other\.tsv"):
             list(self.open(path, tables=["other"]))
 
-    def test_early_releases(self, path):
+    def test_early_releases_are_read(self, path):
         text = (path / "train.tsv").read_text(encoding="utf-8").replace(".mp3", "").replace("\tlocale", "\tsegment")
         (path / "train.tsv").write_text(text.replace("\ten-US", "\t"), encoding="utf-8")
         assert [u.id for u in self.open(path)] == expected_ids()
@@ -188,7 +188,7 @@ class TestPeoplesSpeech(CorpusContract):
             "clean.json:9": "bad-line",
         }
 
-    def test_durations_and_flat_lines(self, path):
+    def test_durations_and_flat_lines_are_read(self, path):
         assert {(u.duration, u.split) for u in self.open(path)} == {(0.01, "train")}
         row = {"id": "x", "audio_filepath": "11/11-1-0000.flac", "duration_ms": 10, "text": "HELLO"}
         (path / "train" / "clean.json").write_text(json.dumps(row) + "\n")
@@ -238,7 +238,7 @@ class TestAn4(CorpusContract):
             "11-1-0000": "duplicate-id",
         }
 
-    def test_test_and_raw(self, path):
+    def test_test_set_and_raw_audio_are_read(self, path):
         (path / "raw" / "an4test_clstk" / "fjlp").mkdir(parents=True)
         (path / "raw" / "an4test_clstk" / "fjlp" / "cen1-fjlp-b.raw").write_bytes(bytes(3200))
         (path / "etc" / "an4_test.fileids").write_text("an4test_clstk/fjlp/cen1-fjlp-b\n")
@@ -300,5 +300,5 @@ class TestFsdd(CorpusContract):
             write_audio(path / "recordings" / f"{name}.wav")
         return {"seven_theo_1": "bad-id", "7_theo": "bad-id", "7_theo_x": "bad-id"}
 
-    def test_the_official_test_set(self, path):
+    def test_official_test_set_is_used(self, path):
         assert [u.split for u in self.open(path)] == ["test", "test", "train"] * 2

@@ -66,7 +66,7 @@ class TestNemo(CorpusContract):
             ("11-1-0000-00001500", 1.5, 2.5, "de"),
         ]
 
-    def test_a_folder_is_no_manifest(self, path):
+    def test_folder_instead_of_a_manifest_is_refused(self, path):
         with pytest.raises(CorpusError, match="name the manifest"):
             list(self.open(path.parent))
 
@@ -95,7 +95,7 @@ class TestTarredNemo(CorpusContract):
             file.write(json_lines(bad))
         return {"none": "missing-audio", "audio_7.tar": "bad-tar", "x": "missing-audio"}
 
-    def test_other_names_of_shards(self, path):
+    def test_shards_with_other_names_are_found(self, path):
         for shard in range(2):
             tar = path.with_name(f"audio_{shard}.tar")
             tar.rename(path.with_name(f"train-{shard}.tar"))
@@ -164,7 +164,7 @@ class TestLhotseSets(LhotseContract):
         found = [(u.channel, u.start, u.end, u.language) for u in self.open(path)]
         assert found == [(1, 0.0, 0.5, "de"), (0, 0.0, None, "fr-CA"), (1, 1.0, 1.5, "en")]
 
-    def test_a_cut_archive_is_a_problem(self, path):
+    def test_truncated_archive_is_a_problem(self, path):
         file = path / "mini_supervisions_train.jsonl.gz"
         file.write_bytes(file.read_bytes()[:-12])
         reader = self.open(path)
@@ -207,13 +207,13 @@ class TestLhotseCuts(LhotseContract):
             "cuts_train.jsonl.gz:12": "bad-line",
         }
 
-    def test_several_supervisions(self, path):
+    def test_cut_with_several_supervisions_gives_several_utterances(self, path):
         inner = [self.supervision(f"s-{n}", "11", f"T {n}") for n in range(2)]
         cut = self.cut(next(iter(texts())), path.parent, start=1.0, supervisions=inner)
         path.write_bytes(gzip.compress(json_lines([cut]).encode()))
         assert [(u.id, u.start, u.end) for u in self.open(path)] == [("s-0", 1.0, 1.5), ("s-1", 2.0, 2.5)]
 
-    def test_a_folder_without_manifests(self, tmp_path):
+    def test_folder_without_manifests_is_refused(self, tmp_path):
         with pytest.raises(CorpusError, match="neither"):
             list(open_corpus("lhotse", str(tmp_path)))
 
@@ -268,7 +268,7 @@ class TestWebDataset(CorpusContract):
             "shard-000004.tar": "bad-tar",
         }
 
-    def test_patterns(self, path):
+    def test_patterns_of_shard_names_are_expanded(self, path):
         for pattern in ("shard-{000000..000001}.tar", "shard-*.tar", "shard-00000[01].tar"):
             assert [u.id for u in open_corpus("auto", f"{path}/{pattern}")] == expected_ids()
         assert [u.speaker for u in self.open(f"{path}/shard-{{000001..000001}}.tar")] == ["22"] * 3
@@ -279,7 +279,7 @@ class TestWebDataset(CorpusContract):
             with pytest.raises(CorpusError):
                 list(self.open(f"{path}/{pattern}"))
 
-    def test_texts_and_classes(self, path, tmp_path):
+    def test_text_and_class_members_are_transcripts(self, path, tmp_path):
         audio = write_audio(tmp_path / "x.flac").read_bytes()
         members = [("a.flac", audio), ("a.cls", b"7"), ("b.seg.wav", audio), ("b.txt", b" two \n")]
         members += [("c.mp3", audio), ("c.json", b'{"normalized": "three", "text": "3"}')]
@@ -295,7 +295,7 @@ class TestWebDataset(CorpusContract):
         assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "x.flac"]
 
 
-def test_links_and_devices_are_no_members(tmp_path):
+def test_links_and_devices_are_skipped(tmp_path):
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         for name, kind in (
             ("link.flac", tarfile.SYMTYPE),
@@ -315,7 +315,7 @@ def test_links_and_devices_are_no_members(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [513, 1030, 1536, 1536 + 512])
-def test_a_cut_tar_is_noticed(tmp_path, cut):
+def test_truncated_tar_is_detected(tmp_path, cut):
     write_tar(tmp_path / "x.tar", [("a.txt", b"x" * 100), ("b.txt", b"y" * 600)])
     whole = (tmp_path / "x.tar").read_bytes()
     (tmp_path / "x.tar").write_bytes(whole[:cut])

@@ -120,7 +120,7 @@ class TestKaldi(CorpusContract):
         reader.fingerprint()
         assert not (path / "ran").exists()
 
-    def test_the_nearest_path_counts_and_root_comes_first(self, path, tmp_path):
+    def test_root_option_takes_precedence_over_the_nearest_path(self, path, tmp_path):
         near = write_audio(path / "wav" / "11-1-0000.flac")
         other = write_audio(tmp_path / "other" / "wav" / "11-1-0000.flac")
         assert next(iter(self.open(path))).audio == str(near)
@@ -171,7 +171,7 @@ class TestKaldi(CorpusContract):
         found = [(u.id, Path(u.audio).name, u.channel) for u in self.open(tmp_path)]
         assert found == [("a", "call.wav", 0), ("b", "call.wav", 1)]
 
-    def test_the_first_of_two_recordings_of_an_id_counts(self, tmp_path):
+    def test_first_of_two_recordings_with_one_id_is_used(self, tmp_path):
         for name in ("first.wav", "second.wav"):
             write_audio(tmp_path / name)
         (tmp_path / "wav.scp").write_text("u first.wav\nu second.wav\nu first.wav\n")
@@ -227,7 +227,7 @@ class TableContract(CorpusContract):
         with pytest.raises(CorpusError, match="mapping"):
             self.open(path, where="part=p1")
 
-    def test_all_fields(self, path):
+    def test_all_fields_are_read(self, path):
         row = {"id": "x", "audio": "wav/11-1-0000.flac", "text": "T", "speaker": "s", "domain": "d", "language": "de"}
         row |= {"split": "test", "sample_rate": 8000, "start": 1.5, "duration": 2.0, "channel": 1}
         self.write(path, [row])
@@ -250,7 +250,7 @@ class TableContract(CorpusContract):
             ("11-1-0000-00001500", 1.5, 2.5),
         ]
 
-    def test_addresses_pass_unchecked(self, path):
+    def test_urls_are_not_checked(self, path):
         self.write(path, [{"id": "x", "audio": "s3://bucket/x.flac", "text": "T"}])
         (found,) = self.open(path)
         assert found.audio == "s3://bucket/x.flac"
@@ -279,14 +279,14 @@ class TestCsv(TableContract):
             "metadata.csv:12": "bad-line",
         }
 
-    def test_a_folder_with_a_table(self, path):
+    def test_table_in_a_folder_is_found(self, path):
         assert [u.id for u in open_corpus("auto", str(path.parent))] == expected_ids()
 
-    def test_quotes_and_a_byte_order_mark(self, path):
+    def test_quotes_and_a_byte_order_mark_are_handled(self, path):
         path.write_text('\ufeffpath,text\nwav/11-1-0000.flac,"one, ""two"""\n', encoding="utf-8")
         assert [u.text for u in self.open(path)] == ['one, "two"']
 
-    def test_names_the_missing_column(self, path):
+    def test_missing_column_is_named(self, path):
         path.write_text("path,words\nwav/11-1-0000.flac,X\n")
         with pytest.raises(CorpusError, match=r"no column for text.*only path, words.*rename .* to text.*columns: "):
             list(self.open(path))
@@ -294,7 +294,7 @@ class TestCsv(TableContract):
         with pytest.raises(CorpusError, match="'part' to select by"):
             list(self.open(path, columns={"text": "words"}, where={"part": "x"}))
 
-    def test_a_cell_beyond_the_limit_is_one_problem(self, path):
+    def test_oversized_cell_is_one_problem(self, path):
         with path.open("a") as file:
             file.write("x," + "y" * 200_000 + ",s,p\nwav/11-1-0000.flac,AFTER,11,p\n")
         reader = self.open(path)
@@ -313,7 +313,7 @@ class TestTsv(TableContract):
             file.write(b"wav/none.flac\tX\ts\tp\nonly one\n")
         return {"none": "missing-audio", "metadata.tsv:9": "bad-line"}
 
-    def test_a_lone_quotation_mark_is_text(self, path):
+    def test_single_quotation_mark_is_text(self, path):
         path.write_text('client_id\tpath\tsentence\ns\twav/11-1-0000.flac\t"Oh\ns\twav/11-1-0001.flac\tno"\n')
         assert [(u.speaker, u.text) for u in self.open(path)] == [("s", '"Oh'), ("s", 'no"')]
 
@@ -344,7 +344,7 @@ class TestJsonLines(TableContract):
         assert (found.id, found.duration, found.end) == ("11-1-0000", 1.5, None)
 
 
-def test_unknown_kinds_name_the_nearest():
+def test_unknown_kind_suggests_the_nearest():
     with pytest.raises(CorpusError, match=r"did you mean 'librispeech'\?.*kaldi, lhotse, librispeech"):
         open_corpus("LibriSpeach", "/")
     with pytest.raises(CorpusError, match="Known kinds"):
@@ -361,7 +361,7 @@ def test_every_reader_says_what_its_layout_looks_like():
     assert len(set(layouts)) == len(READERS)
 
 
-def test_guess_kind_explains(tmp_path):
+def test_guess_kind_explains_failure(tmp_path):
     with pytest.raises(CorpusError, match=r"no known corpus layout"):
         guess_kind(str(tmp_path))
     with pytest.raises(CorpusError, match="does not exist"):

@@ -30,7 +30,7 @@ def make_archive():
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Gives one file; `breaks` says after how many bytes each connection ends, `ranges` whether it can continue."""
+    """Serves one file; `breaks`: after how many bytes each connection ends, `ranges`: whether it can continue."""
 
     def __init__(self, content):
         self.content, self.breaks, self.ranges, self.status, self.asked = content, [], True, 0, []
@@ -98,7 +98,7 @@ def fetch(server, folder, **options):
     return download_corpus("tiny", folder, catalog=known, patience=HURRY, **options)
 
 
-def test_fetched_unpacked_and_marked(server, tmp_path):
+def test_archive_is_downloaded_unpacked_and_marked(server, tmp_path):
     seen = []
     found = fetch(server, tmp_path, on_progress=lambda *state: seen.append(state))
     assert (found["kind"], found["path"]) == ("librispeech", str(tmp_path / "tiny" / "S"))
@@ -112,14 +112,14 @@ def test_fetched_unpacked_and_marked(server, tmp_path):
     assert len(server.asked) == 1
 
 
-def test_broken_connections_are_continued(server, tmp_path):
+def test_download_continues_after_broken_connections(server, tmp_path):
     server.breaks = [100_000, 0, 50_000, 0, 0]
     fetch(server, tmp_path, keep_archives=True)
     assert server.asked == [None, "bytes=100000-", "bytes=100000-", "bytes=150000-", "bytes=150000-", "bytes=150000-"]
     assert (tmp_path / "tiny" / "d.tar.gz").read_bytes() == server.content
 
 
-def test_a_later_command_continues(server, tmp_path):
+def test_later_command_continues_the_download(server, tmp_path):
     server.breaks = [100_000, 0, 0, 0]
     with pytest.raises(DownloadError, match=r"run the same command again"):
         fetch(server, tmp_path)
@@ -129,47 +129,47 @@ def test_a_later_command_continues(server, tmp_path):
     assert server.asked[-1] == "bytes=100000-"
 
 
-def test_a_server_that_cannot_continue(server, tmp_path):
+def test_download_restarts_if_server_cannot_continue(server, tmp_path):
     server.breaks, server.ranges = [100_000], False
     fetch(server, tmp_path)
     assert server.asked == [None, "bytes=100000-"]
 
 
-def test_a_part_that_is_whole_already(server, tmp_path):
+def test_complete_part_file_is_not_downloaded_again(server, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "d.tar.gz.part").write_bytes(server.content)
     fetch(server, tmp_path)
     assert server.asked == [f"bytes={len(server.content)}-"]
 
 
-def test_a_part_that_is_too_long_begins_anew(server, tmp_path):
+def test_part_file_that_is_too_long_is_downloaded_again(server, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "d.tar.gz.part").write_bytes(server.content + b"more")
     fetch(server, tmp_path)
     assert server.asked[-1] is None
 
 
-def test_errors_of_the_moment_are_waited_out(server, tmp_path):
+def test_transient_errors_are_retried(server, tmp_path):
     server.status = [503, 429, 200]
     fetch(server, tmp_path)
     assert len(server.asked) == 3
 
 
-def test_lasting_errors_end_at_once(server, tmp_path):
+def test_permanent_errors_are_not_retried(server, tmp_path):
     server.status = 404
     with pytest.raises(DownloadError, match=r"Not Found.*put it at .*d\.tar\.gz"):
         fetch(server, tmp_path)
     assert len(server.asked) == 1
 
 
-def test_a_wrong_digest_is_refused_and_the_file_deleted(server, tmp_path):
+def test_file_with_wrong_digest_is_refused_and_deleted(server, tmp_path):
     with pytest.raises(DownloadError, match="md5 is"):
         fetch(server, tmp_path, digest="md5:" + "0" * 32)
     assert not list((tmp_path / "tiny").glob("d.tar.gz*"))
     assert not (tmp_path / "tiny" / "S").exists()
 
 
-def test_offline_says_what_to_do_by_hand_and_takes_it(server, tmp_path):
+def test_offline_error_explains_manual_download_which_is_accepted(server, tmp_path):
     server.shutdown()
     server.server_close()
     with pytest.raises(DownloadError, match=rf"sha256:.*put it at {tmp_path}/tiny/d\.tar\.gz"):
@@ -178,7 +178,7 @@ def test_offline_says_what_to_do_by_hand_and_takes_it(server, tmp_path):
     assert fetch(server, tmp_path)["parts"]["d"]["files"] == 2
 
 
-def test_only_safe_addresses(server, tmp_path):
+def test_unsafe_addresses_are_refused(server, tmp_path):
     for url in ("http://example.org/x.tgz", "file:///etc/passwd", "ftp://example.org/x"):
         with pytest.raises(DownloadError, match="only https"):
             fetch(server, tmp_path, url=url)
@@ -186,7 +186,7 @@ def test_only_safe_addresses(server, tmp_path):
         fetch(server, tmp_path, url=server.url.replace("d.tar.gz", "away"))
 
 
-def test_a_dangerous_archive_leaves_no_marker(server, tmp_path):
+def test_dangerous_archive_leaves_no_marker(server, tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         tar.addfile(tarfile.TarInfo("../evil"))
@@ -196,7 +196,7 @@ def test_a_dangerous_archive_leaves_no_marker(server, tmp_path):
     assert not (tmp_path / "tiny" / ".d.completed").exists()
 
 
-def test_unknown_names(server, tmp_path):
+def test_unknown_names_suggest_the_nearest(server, tmp_path):
     with pytest.raises(CorpusError, match="did you mean 'librispeech'"):
         download_corpus("librispech", tmp_path)
     with pytest.raises(CorpusError, match="no part 'x'; it has: d"):
@@ -204,7 +204,7 @@ def test_unknown_names(server, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
-def test_the_catalog_is_sound(name):
+def test_catalog_is_consistent(name):
     from storage.corpora import READERS
 
     corpus = find_download(name)

@@ -1,4 +1,4 @@
-"""The readers on real public corpora: every utterance, every speaker, and audio that opens."""
+"""The readers on real public corpora: every utterance, every speaker, and readable audio."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "path", "options", "count", "num_speakers"), CASES)
-def test_reads_all_of_it(shared_data, kind, path, options, count, num_speakers):
+def test_every_utterance_is_read(shared_data, kind, path, options, count, num_speakers):
     reader = open_corpus("auto", str(shared_data / path), **options)
     assert type(reader) is type(open_corpus(kind, str(shared_data / path)))
     utterances = list(reader)
@@ -34,7 +34,7 @@ def test_reads_all_of_it(shared_data, kind, path, options, count, num_speakers):
     assert len(set(reader.files())) > count
 
 
-def test_known_utterances(shared_data):
+def test_known_utterances_are_read_correctly(shared_data):
     libri = next(iter(open_corpus("librispeech", str(shared_data / "LibriSpeech" / "dev-clean-5"))))
     assert libri.id == "1737-146161-0000"
     assert libri.speaker == "1737"
@@ -45,13 +45,13 @@ def test_known_utterances(shared_data):
     assert (digits.id, digits.text, digits.speaker, digits.duration) == ("0_george_0", "zero", "george", 0.298)
 
 
-def test_a_folder_of_subsets(shared_data):
+def test_folder_of_subsets_is_read(shared_data):
     splits = [utterance.split for utterance in open_corpus("auto", str(shared_data / "LibriSpeech"))]
     assert splits.count("train-clean-5") == 1423
     assert splits.count("dev-clean-5") == 96
 
 
-def test_named_corpora(shared_data):
+def test_corpora_are_read_by_kind(shared_data):
     digits = list(open_corpus("fsdd", str(shared_data / "fsdd")))
     assert {(u.split, u.text) for u in digits[:1]} == {("test", "zero")}
     assert [sum(u.split == name for u in digits) for name in ("train", "test")] == [1800, 200]

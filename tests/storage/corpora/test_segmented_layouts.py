@@ -38,16 +38,16 @@ class TestTedlium(CorpusContract):
             "11-0000000-0000050": "duplicate-id",
         }
 
-    def test_segments(self, path):
+    def test_segments_are_read(self, path):
         second = list(self.open(path))[1]
         assert (second.start, second.end, second.duration) == (1.0, 1.5, 0.5)
 
-    def test_labels_may_be_missing(self, path):
+    def test_segment_labels_may_be_missing(self, path):
         with (path / "stm" / "22.stm").open("a") as file:
             file.write("22 1 22 2.5 3 first words count\n")
         assert list(self.open(path))[-1].text == "first words count"
 
-    def test_marks(self, path):
+    def test_marks_in_transcripts_are_handled(self, path):
         assert clean_text("the(2) {NOISE} it 's <unk> <sil> [LAUGH] we 'll") == "the it's we'll"
         with (path / "stm" / "22.stm").open("a") as file:
             file.write("22 1 22 2.5 3 <o,f0,female> a <unk> b\n")
@@ -61,7 +61,7 @@ class TestTedlium(CorpusContract):
         list(reader)
         return reader.problems
 
-    def test_release_3(self, tmp_path):
+    def test_release_3_is_read(self, tmp_path):
         root = tmp_path / "TEDLIUM_release-3"
         self.make(root / "data")
         dev = root / "legacy" / "dev"
@@ -71,7 +71,7 @@ class TestTedlium(CorpusContract):
         splits = [(u.speaker, u.split) for u in open_corpus("auto", str(root))]
         assert splits == [("11", "valid")] * 3 + [("22", "train")] * 3
 
-    def test_release_2(self, tmp_path):
+    def test_release_2_is_read(self, tmp_path):
         for part in ("train", "test"):
             self.make(tmp_path / part)
         assert [u.split for u in open_corpus("auto", str(tmp_path))] == ["test"] * 6  # the same talks: test counts
@@ -112,7 +112,7 @@ class TestTelephone(CorpusContract):
             "mute": "missing-transcript",
         }
 
-    def test_sides_and_domain(self, path):
+    def test_sides_and_domain_are_read(self, path):
         assert [(u.channel, u.start, u.domain) for u in self.open(path)][2:4] == [
             (0, 2.0, "telephone"),
             (1, 0.0, "telephone"),
@@ -171,7 +171,7 @@ class TestSwitchboard(CorpusContract):
             ("[laughter] [vocalized-noise]", "", ""),
         ],
     )
-    def test_marks_of_transcripts(self, marked, words, without):
+    def test_marks_in_transcripts_are_removed(self, marked, words, without):
         assert switchboard_words(marked) == words
         assert switchboard_words(marked, keep_fragments=False) == without
 
@@ -276,7 +276,7 @@ class TestGigaSpeech(CorpusContract):
             "GigaSpeech.json:5": "bad-line",
         }
 
-    def test_a_folder_subsets_and_sets(self, path):
+    def test_folder_subsets_and_sets_select(self, path):
         audios = json.loads(path.read_text(encoding="utf-8"))["audios"]
         audios[0]["segments"][0]["subsets"] = ["{XL}", "{S}"]
         audios[0]["segments"][1]["subsets"] = ["{DEV}"]
@@ -288,13 +288,13 @@ class TestGigaSpeech(CorpusContract):
         assert [u.domain for u in found] == [""] * 3 + ["podcast"] * 3
         assert [u.id for u in self.open(path, subset="S")] == ["11-1-0000"]
 
-    def test_punctuation(self, path):
+    def test_punctuation_tags_are_replaced(self, path):
         assert spell("YES <COMMA> WHY <QUESTIONMARK>", keep=False) == "YES WHY"
         assert spell("YES <COMMA> WHY <QUESTIONMARK>", keep=True) == "YES, WHY?"
         with pytest.raises(CorpusError, match="drop or keep"):
             list(self.open(path, punctuation="x"))
 
-    def test_the_document_is_read_piece_by_piece(self, path, monkeypatch):
+    def test_document_is_read_in_pieces(self, path, monkeypatch):
         import storage.corpora.gigaspeech as module
 
         monkeypatch.setattr(module, "_CHUNK", 128)

@@ -30,7 +30,7 @@ FILE, LINK, HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_files_come_out(tmp_path, mode):
+def test_files_are_unpacked(tmp_path, mode):
     archive = make_tar(tmp_path / "x.tar", [("./a/b.txt", b"one", FILE), ("a", "", tarfile.DIRTYPE)], mode)
     done = unpack(archive, tmp_path / "out")
     assert (tmp_path / "out" / "a" / "b.txt").read_bytes() == b"one"
@@ -39,7 +39,7 @@ def test_files_come_out(tmp_path, mode):
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\..\\evil", "a\nb"])
 @pytest.mark.parametrize("box", ["tar", "zip"])
-def test_names_may_not_leave_the_folder(tmp_path, name, box):
+def test_names_outside_the_folder_are_refused(tmp_path, name, box):
     archive = tmp_path / f"x.{box}"
     if box == "tar":
         make_tar(archive, [(name, b"x", FILE)])
@@ -51,7 +51,7 @@ def test_names_may_not_leave_the_folder(tmp_path, name, box):
     assert not list(tmp_path.rglob("*evil*"))
 
 
-def test_links_become_files_or_nothing(tmp_path):
+def test_links_become_files_or_are_left_out(tmp_path):
     members = [
         ("data/a.sph", b"one", FILE),
         ("legacy/dev/a.sph", "../../data/a.sph", LINK),
@@ -70,7 +70,7 @@ def test_links_become_files_or_nothing(tmp_path):
     assert sorted(os.listdir(tmp_path / "out")) == ["data", "hard.sph", "legacy"]
 
 
-def test_no_member_is_led_through_a_link(tmp_path):
+def test_no_member_is_written_through_a_link(tmp_path):
     (tmp_path / "victim").mkdir()
     archive = make_tar(tmp_path / "x.tar", [("d", "../victim", LINK), ("d/evil", b"x", FILE)])
     unpack(archive, tmp_path / "out")
@@ -94,7 +94,7 @@ def test_links_in_a_zip_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("box", ["tar", "zip"])
-def test_bombs_are_stopped(tmp_path, box):
+def test_archive_bombs_are_stopped(tmp_path, box):
     archive = tmp_path / f"x.{box}"
     if box == "tar":
         make_tar(archive, [(f"{n}", bytes(600), FILE) for n in range(3)])
@@ -108,14 +108,14 @@ def test_bombs_are_stopped(tmp_path, box):
 
 @pytest.mark.parametrize("cut", [0.3, 0.7])
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_cut_archives_are_refused(tmp_path, cut, mode):
+def test_truncated_archives_are_refused(tmp_path, cut, mode):
     archive = make_tar(tmp_path / "x.tar", [(f"{n}", os.urandom(3000), FILE) for n in range(5)], mode)
     archive.write_bytes(archive.read_bytes()[: int(archive.stat().st_size * cut)])
     with pytest.raises(UnsafeArchiveError, match="fetch it again"):
         unpack(archive, tmp_path / "out")
 
 
-def test_something_else_is_no_archive(tmp_path):
+def test_file_that_is_not_an_archive_is_refused(tmp_path):
     (tmp_path / "x.tgz").write_text("<html>not found</html>")
     with pytest.raises(UnsafeArchiveError, match="not an archive"):
         unpack(tmp_path / "x.tgz", tmp_path / "out")

@@ -45,7 +45,7 @@ def fill(results, runs, losses):
         results.add(outcome(run, loss))
 
 
-def test_a_finished_run_is_not_made_again(results):
+def test_finished_run_is_not_repeated(results):
     problems = Counted()
     made = results.ensure(RUN, problems)
     assert Results(results.path).ensure(RUN, problems) == made
@@ -54,7 +54,7 @@ def test_a_finished_run_is_not_made_again(results):
     assert len(results.path.read_text().splitlines()) == 2
 
 
-def test_a_run_whose_line_was_torn_is_made_again_and_the_next_one_is_whole(results):
+def test_run_with_a_torn_line_is_repeated_and_later_lines_are_whole(results):
     problems = Counted()
     results.ensure(RUN, problems)
     other = replace(RUN, lr=0.2)
@@ -78,7 +78,7 @@ def test_a_record_has_the_settings_the_figures_and_a_curve(results):
     assert record["seconds"] >= record["curve"][0][0] > 0
 
 
-def test_a_run_that_ends_in_numbers_that_are_none_stops_and_is_remembered_as_diverged(results):
+def test_run_with_nan_loss_stops_and_is_recorded_as_diverged(results):
     problem = Regression(batches=4, epochs=10_000, lr=1e30)
     record = train(RUN, lambda run: problem)
     assert record["loss"] is None
@@ -88,7 +88,7 @@ def test_a_run_that_ends_in_numbers_that_are_none_stops_and_is_remembered_as_div
     assert not plans.converged(Results(results.path).get(RUN))
 
 
-def test_a_training_has_converged_below_half_the_loss_of_not_listening():
+def test_training_has_converged_below_half_the_loss_of_chance():
     assert plans.converged(outcome(RUN, 0.49 * math.log(10)))
     assert not plans.converged(outcome(RUN, 0.51 * math.log(10)))
     assert not plans.converged(None)
@@ -105,13 +105,13 @@ def test_a_training_has_converged_below_half_the_loss_of_not_listening():
         ([3.0, 3.0, 3.0, None, 0.1], [2, 3, 1, 0]),  # beyond a rate that diverged nothing is tried
     ],
 )
-def test_learning_rates_are_tried_from_the_middle_as_long_as_it_helps(results, losses, tried):
+def test_learning_rates_are_tried_outwards_while_the_loss_falls(results, losses, tried):
     runs = plans.Sweep().runs(64, plans.Choice("scpsgd"))
     fill(results, runs, losses)
     assert [runs.index(Run(**{**one["run"], "options": ()})) for one in plans.sweep(runs, results, Counted())] == tried
 
 
-def test_the_virtual_time_to_a_loss_is_that_of_the_first_look_at_or_below_it():
+def test_time_to_a_loss_is_that_of_the_first_evaluation_below_it():
     curve = [
         [1.0, 0.5, 2.0, 1.0, 0.1],
         [2.0, 1.0, None, None, 0.1],
@@ -139,7 +139,7 @@ def test_the_headline_is_the_largest_batch_whose_best_rate_converged(results):
     assert report.sweep_rows(results, "unclipped") == []
 
 
-def test_a_table_of_its_own_has_its_clipping_epochs_and_batches(results):
+def test_each_sweep_has_its_own_clipping_epochs_and_batches(results):
     (unclipped, longer) = (plans.SWEEPS[name] for name in ("unclipped", "longer"))
     assert {(run.clip, run.epochs, run.learners) for run in unclipped.runs(64, plans.HEADLINE[1])} == {(0.0, 16, 16)}
     (run, *others) = longer.runs(256, plans.HEADLINE[1])
@@ -151,7 +151,7 @@ def test_a_table_of_its_own_has_its_clipping_epochs_and_batches(results):
     ]
 
 
-def test_other_seeds_are_tried_at_the_rate_that_was_best(results):
+def test_other_seeds_use_the_best_learning_rate(results):
     method = plans.HEADLINE[2]
     runs = plans.SWEEPS["headline"].runs(256, method)
     assert plans.seeds(256, method, results) == []
@@ -165,7 +165,7 @@ def test_other_seeds_are_tried_at_the_rate_that_was_best(results):
     assert (row["loss"], row["errors"]) == ("0.20 / 0.50 / –", "5.0 / 12.5 / –")
 
 
-def test_a_slow_learner_is_shown_beside_equal_ones_at_the_same_rate(results):
+def test_slow_learner_is_compared_with_equal_ones_at_the_same_rate(results):
     runs = plans.strategies(plans.Choice("easgd"))
     fill(results, runs[:2], [3.0, 0.3])
     results.add(outcome(replace(runs[1], slow=plans.SLOW), None))
@@ -177,7 +177,7 @@ def test_a_slow_learner_is_shown_beside_equal_ones_at_the_same_rate(results):
     assert rows[0]["megabytes"] == 2.0
 
 
-def test_learners_that_come_late_are_looked_at_in_the_epoch_after(results):
+def test_newcomers_are_evaluated_in_the_epoch_after_joining(results):
     runs = plans.newcomers(plans.NEWCOMER_RECIPES[0], 4, "weights")
     assert [one.rank for one in runs[0].cluster.joins] == [4, 5, 6, 7]
     at = runs[0].join_s
@@ -189,13 +189,13 @@ def test_learners_that_come_late_are_looked_at_in_the_epoch_after(results):
     assert "| 4 of 8 | weights | 2.000 |" in report.tables(results)
 
 
-def test_learners_may_come_late_in_an_experiment():
+def test_learners_may_join_during_an_experiment():
     there, late = (train(replace(RUN, strategy="adpsgd", late=n, join_s=0.5), Counted()) for n in (0, 1))
     assert late["seconds"] > there["seconds"]
     assert late["loss"] is not None
 
 
-def test_an_interval_of_errors_holds_their_share_and_says_something_of_none():
+def test_confidence_interval_contains_the_error_rate_also_for_zero_errors():
     low, high = report.interval(0.1, 360)
     assert low < 0.1 < high < 0.14
     assert report.interval(0.0, 360) == (0.0, pytest.approx(0.0106, abs=1e-3))
@@ -213,7 +213,7 @@ def test_the_results_are_shown_without_running_anything(results, capsys, monkeyp
     assert f"| {once} | 8 | 1 |" in table
 
 
-def test_the_document_shows_what_the_committed_results_say():
+def test_document_agrees_with_the_committed_results():
     text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     tables = report.tables(Results(experiments.RESULTS))
     lines = [line for line in tables.splitlines() if line.startswith("|")]

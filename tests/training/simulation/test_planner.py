@@ -19,20 +19,20 @@ def find(found, strategy):
     return next(one for one in found.predictions if one.strategy == strategy)
 
 
-def test_an_even_and_fast_cluster_gets_equal_weights():
+def test_homogeneous_fast_cluster_gets_synchronous_training():
     found = plan(request(nodes=4, link_gbit=100))
     assert found.choice in ("d1d", "scpsgd")
     assert find(found, "d1d").efficiency > 0.95
 
 
-def test_uneven_learners_get_asynchronous_ones():
+def test_heterogeneous_learners_get_an_asynchronous_strategy():
     found = plan(request(nodes=8, link_gbit=100, slow=(10.0,)))
     assert found.choice == "adpsgd"
     assert "unevenly fast" in found.reason
     assert find(found, "adpsgd").epoch_s < 0.2 * find(found, "scpsgd").epoch_s
 
 
-def test_many_uneven_learners_get_random_neighbours():
+def test_many_heterogeneous_learners_get_random_neighbours():
     few, many = (
         [Prediction(name, 1.0, 1.0, 1.0, 1.0, 1.0, replicas) for name in ("adpsgd", "adpsgd random-ring")]
         for replicas in (16, 17)
@@ -53,11 +53,11 @@ def test_fast_nodes_on_slow_links_get_super_learners():
     assert grouped.nic_gb < 0.5 * single.nic_gb
 
 
-def test_one_learner_needs_no_method():
+def test_one_learner_gets_no_distributed_strategy():
     assert planned().choice == "single"
 
 
-def test_deaths_cost_those_who_wait():
+def test_lost_learners_slow_synchronous_strategies_more():
     calm, deadly = (request(nodes=4, losses_per_day=losses) for losses in (0, 200))
     lost = {}
     for name, config in (("scpsgd", ScpsgdConfig()), ("adpsgd", GossipConfig())):
@@ -74,7 +74,7 @@ def planned(**changes):
 SPLIT = {"nodes": 2, "gpus_per_node": 4, "layers": 12, "border_mb": 8.0, "link_gbit": 100}
 
 
-def test_a_pipeline_is_predicted_where_its_layers_and_their_frames_are_known():
+def test_pipeline_is_predicted_if_layers_and_frames_are_known():
     found = find(planned(**SPLIT), "pipeline")
     # four micro-batches for each of eight stages: (32 + 7) / 32, and little on such links
     assert found.efficiency == pytest.approx(32 / 39, rel=0.05)
@@ -94,7 +94,7 @@ def test_a_pipeline_is_predicted_where_its_layers_and_their_frames_are_known():
         ({"layers": 7}, "8 learners need as many layers, and the model has 7"),
     ],
 )
-def test_a_pipeline_of_which_nothing_can_be_said_is_left_out_and_why_is_told(changes, why):
+def test_unpredictable_pipeline_is_left_out_with_the_reason(changes, why):
     found = plan(request(**(SPLIT | changes)))
     assert found.left_out == {"pipeline": why}
     assert "pipeline" not in {one.strategy for one in found.predictions}

@@ -88,7 +88,7 @@ def test_one_slow_learner_of_sixteen(strategy, row):
 
 
 @pytest.mark.parametrize("strategy", sorted(STRAGGLERS))
-def test_the_undisturbed_epoch_is_met(strategy):
+def test_epoch_without_stragglers_matches_the_published_hours(strategy):
     assert hours(strategy, 1.0) == pytest.approx(STRAGGLERS[strategy][0], rel=0.02)
 
 

@@ -1,4 +1,4 @@
-"""Replicas of a model: updated as one long parameter, and as many."""
+"""Replicas of a model: updated as one flat parameter or as separate ones."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from training.simulation.model import ModelReplica
 
 
 @pytest.mark.parametrize("optimizer", [{"kind": "sgd", "momentum": 0.9}, {"kind": "adamw"}])
-def test_one_long_parameter_is_updated_as_all_of_them_are(optimizer):
+def test_flat_parameter_is_updated_like_separate_parameters(optimizer):
     def model():
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
@@ -26,7 +26,7 @@ def test_one_long_parameter_is_updated_as_all_of_them_are(optimizer):
     torch.testing.assert_close(whole.weights, parts.weights)
 
 
-def test_replicas_that_share_weights_move_them_together_with_an_optimizer_each():
+def test_replicas_with_shared_weights_update_them_with_separate_optimizers():
     problem = Regression(momentum=0.5)
     first, second = problem.replica(), problem.replica()
     second.share(first)
@@ -39,7 +39,7 @@ def test_replicas_that_share_weights_move_them_together_with_an_optimizer_each()
     assert first.updates == second.updates == 1
 
 
-def test_a_copied_replica_goes_on_as_the_other_one_does():
+def test_copied_replica_continues_like_the_original():
     problem = Regression(momentum=0.9)
     first, second = problem.replica(), problem.replica()
     for replica in (first, second):

@@ -1,4 +1,4 @@
-"""A real acoustic model under simulation: many gradients at once are the single ones, and the model learns."""
+"""A real acoustic model in the simulator: batched gradients equal separate ones, and the model learns."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def gradients(problem):
     return torch.stack([one.replica.grads for one in jobs]), weights
 
 
-def test_gradients_of_many_replicas_at_once_are_the_single_ones(job):
+def test_batched_gradients_of_replicas_equal_separate_ones(job):
     (together, weights), (single, others) = (gradients(Speech(job, 2, together=size)) for size in (3, 1))
     assert weights == others
     torch.testing.assert_close(together, single, rtol=1e-4, atol=1e-5)
@@ -42,7 +42,7 @@ def test_simulated_learners_learn_the_words(job, strategy):
     assert len(losses) == 7
 
 
-def test_a_split_model_learns_what_synchronous_learners_do_and_sends_its_hidden_frames(corpus, tmp_path):
+def test_split_model_learns_like_synchronous_learners_and_sends_hidden_frames(corpus, tmp_path):
     spec = corpus.spec("conformer", model=bare("conformer").model_copy(update={"layers": 2}))
     job = corpus.job(tmp_path, spec=spec, epochs=1, optimizer={"lr": 1e-2}, **LEARNS)
     problem = Speech(job, 2)
@@ -57,14 +57,14 @@ def test_a_split_model_learns_what_synchronous_learners_do_and_sends_its_hidden_
         simulate(Cluster(learners=3), "pipeline", Speech(job, 3))
 
 
-def test_a_diverged_model_has_no_loss_instead_of_an_error(job):
+def test_diverged_model_evaluates_without_an_error(job):
     problem = Speech(job, 2)
     figures = problem.evaluate(torch.full_like(problem.replica().weights, torch.nan))
     assert set(figures) == {"loss", "wer"}
     assert all(value != value for value in figures.values())
 
 
-def test_a_problem_like_another_one_has_the_same_batches_without_reading_them(job, monkeypatch):
+def test_copied_problem_reuses_batches_without_reading_them(job, monkeypatch):
     first = Speech(job, 2)
     expected = gradients(first)
     monkeypatch.setattr("training.simulation.speech.open_set", None)

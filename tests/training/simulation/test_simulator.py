@@ -19,7 +19,7 @@ from training.strategies.registry import METHODS
 from training.strategies.requests import Compute, Idle
 
 
-def test_events_happen_in_the_order_of_their_times_then_of_their_making():
+def test_events_are_ordered_by_time_then_by_creation():
     clock, seen = Clock(), []
     for time, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
         clock.at(time, lambda name=name: seen.append((clock.now, name)))
@@ -28,7 +28,7 @@ def test_events_happen_in_the_order_of_their_times_then_of_their_making():
     assert seen == [(1.0, "a"), (1.0, "b"), (2.0, "c")]
 
 
-def test_an_event_that_never_comes_is_refused():
+def test_event_at_infinite_time_is_refused():
     with pytest.raises(ValueError, match="will never happen"):
         Clock().at(float("inf"), lambda: None)
 
@@ -41,7 +41,7 @@ def test_a_link_carries_one_message_at_a_time_in_either_direction():
     assert links.carried == {0: 2e9, 1: 1e9}
 
 
-def test_a_ring_all_reduce_costs_what_the_formula_says():
+def test_cost_of_a_ring_all_reduce_follows_the_formula():
     cluster = Cluster(learners=8, per_machine=2, link_gbit=8, link_ms=1, local_gbit=80)
     links = LinkModel(cluster, Clock())
     assert links.all_reduce(list(range(8)), 1e9) == pytest.approx(14 * (1 / 8 + 1e-3))
@@ -61,7 +61,7 @@ def test_neighbours_are_those_of_the_real_exchange(kind, nodes):
             assert network.neighbour(view, node, number) == neighbour(kind, view, node, number, 5)
 
 
-def test_a_batch_that_comes_back_is_given_out_again():
+def test_returned_batch_is_leased_again():
     pool = LeasePool(batches=2, epochs=1)
     first, second = pool.take(), pool.take()
     assert pool.take() is None
@@ -90,7 +90,7 @@ def test_impossible_clusters_are_refused(fields, message):
         Cluster.model_validate(fields)
 
 
-def test_programs_that_wait_for_ever_are_found_out(monkeypatch):
+def test_deadlocked_programs_are_reported(monkeypatch):
     def stuck(context, cfg):
         yield Compute()
         yield Idle()
@@ -101,13 +101,13 @@ def test_programs_that_wait_for_ever_are_found_out(monkeypatch):
         Simulation(Cluster(learners=2), "scpsgd", Timing(4)).run()
 
 
-def test_a_training_whose_learners_all_die_says_so():
+def test_training_that_loses_all_learners_is_reported():
     losses = tuple(MembershipChange(rank=rank, at_s=0.1) for rank in range(2))
     with pytest.raises(StrategyError, match="all learners died"):
         Simulation(Cluster(learners=2, losses=losses), "adpsgd", Timing(100)).run()
 
 
-def test_a_dead_node_of_h_adpsgd_takes_all_its_learners_with_it():
+def test_lost_node_of_h_adpsgd_loses_all_its_learners():
     cluster = Cluster(learners=6, per_machine=2, losses=(MembershipChange(rank=3, at_s=1.05),), timeout_s=0.3)
     outcome = Simulation(cluster, "h-adpsgd", Timing(120)).run()
     assert outcome.steps[2] == outcome.steps[3] < outcome.steps[0]
@@ -132,15 +132,15 @@ def test_a_changing_learning_rate_keeps_waiting_learners_equal(strategy):
 
 
 @pytest.mark.parametrize("strategy", ["scpsgd", "ma"])
-def test_after_a_loss_the_learning_rate_follows_the_work_that_is_left(strategy):
-    class Told(Regression):
+def test_learning_rate_follows_the_remaining_work_after_a_loss(strategy):
+    class RecordingProblem(Regression):
         asked = []
 
         def rate(self, progress):
             self.asked.append(progress)
             return 0.1
 
-    problem = Told(batches=120)
+    problem = RecordingProblem(batches=120)
     losses = (MembershipChange(rank=1, at_s=0.45), MembershipChange(rank=2, at_s=0.45))
     Simulation(Cluster(learners=4, losses=losses, timeout_s=0.1), strategy, problem).run()
     steps = sorted({round(120 * progress) for progress in problem.asked})
@@ -153,7 +153,7 @@ def test_after_a_loss_the_learning_rate_follows_the_work_that_is_left(strategy):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", ["scpsgd", "d1d", "adpsgd", "bmuf", "asgd"])
-def test_a_thousand_learners_are_timed(strategy):
+def test_simulation_handles_a_thousand_learners(strategy):
     config = GossipConfig(neighbours="random-ring") if strategy == "adpsgd" else None
     cluster = Cluster(learners=1024, per_machine=8, slow={5: 10.0}, link_gbit=100)
     outcome = Simulation(cluster, strategy, Timing(batches=1024 * 12, num_bytes=165e6), config).run()

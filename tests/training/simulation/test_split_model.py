@@ -33,7 +33,7 @@ def seconds(learners, micro_batches, kind, problem=None, **cluster):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 2), (3, 3), (4, 7), (5, 8)])
-def test_passes_come_in_the_order_of_torchs_schedules(kind, stages, micro_batches):
+def test_passes_follow_the_order_of_torch_schedules(kind, stages, micro_batches):
     """torch's own loop, with a stage that records its calls and communicates with no other stage."""
     for number in range(stages):
         told = []
@@ -50,14 +50,14 @@ def test_passes_come_in_the_order_of_torchs_schedules(kind, stages, micro_batche
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (1, 5), (2, 4), (4, 4), (4, 13), (8, 32)])
-def test_equal_stages_on_free_links_take_the_closed_form(kind, stages, micro_batches):
+def test_equal_stages_without_link_costs_match_the_closed_form(kind, stages, micro_batches):
     """(M + N - 1) / M of a step (arXiv:1811.06965, 2006.09503): what is above 1 is filled and drained."""
     expected = 0.1 * (micro_batches + stages - 1) / micro_batches
     assert seconds(stages, micro_batches, kind, **FREE) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("place", [0, 2, 3])
-def test_a_slow_stage_is_busy_all_the_time_and_the_others_fill_and_drain(place):
+def test_slow_stage_is_always_busy_while_others_fill_and_drain(place):
     expected = 0.1 * (8 * 5 + 4 - 1) / 8
     assert seconds(4, 8, "gpipe", slow={place: 5.0}, **FREE) == pytest.approx(expected)
     assert seconds(4, 8, "1f1b", slow={place: 5.0}, **FREE) >= 0.1 * 5
@@ -70,7 +70,7 @@ def test_1f1b_with_fewer_micro_batches_than_stages_is_gpipe():
     assert seconds(4, 4, "1f1b", link_ms=20.0) > seconds(4, 4, "gpipe", link_ms=20.0)
 
 
-def test_a_learner_cuts_no_batch_into_more_parts_than_it_has_utterances():
+def test_batch_has_no_more_micro_batches_than_utterances():
     class Known(Timing):
         def activations(self, stages):
             return Activations(0.0, utterances=3)
@@ -80,13 +80,13 @@ def test_a_learner_cuts_no_batch_into_more_parts_than_it_has_utterances():
     assert seconds(2, 4, "gpipe", Known(batches=6), **FREE) == pytest.approx(0.1 * 4 / 3)
 
 
-def test_what_no_step_hides_and_jitter_make_it_longer():
+def test_overhead_and_jitter_lengthen_a_step():
     assert seconds(2, 4, "gpipe", overhead_s=0.05, **FREE) == pytest.approx(0.15 * 5 / 4)
     one, other, even = (seconds(4, 8, "1f1b", jitter=jitter, **FREE) for jitter in (0.3, 0.3, 0.0))
     assert one == other > 1.05 * even
 
 
-def test_a_last_step_of_fewer_batches_takes_as_much_less():
+def test_last_step_with_fewer_batches_is_proportionally_shorter():
     whole, more = (
         simulate(Cluster(learners=4, **FREE), "pipeline", Timing(batches=batches)).seconds for batches in (8, 9)
     )
@@ -97,7 +97,7 @@ def test_a_last_step_of_fewer_batches_takes_as_much_less():
 
 
 @pytest.mark.parametrize(("per_machine", "message_s"), [(1, 0.2 + 1e-3), (2, 0.02 + 1e-5)])
-def test_hidden_frames_travel_once_and_their_gradients_once_over_the_clusters_links(per_machine, message_s):
+def test_hidden_frames_and_their_gradients_are_sent_once_each(per_machine, message_s):
     """Two stages and one micro-batch: forward, across, forward and backward, across, backward."""
     cluster = {"link_gbit": 8, "link_ms": 1, "local_gbit": 80, "per_machine": per_machine}
     problem = Timing(batches=2, border_bytes=1e8)  # of each of two learners' batches
@@ -105,13 +105,13 @@ def test_hidden_frames_travel_once_and_their_gradients_once_over_the_clusters_li
         assert seconds(2, 1, kind, problem, **cluster) == pytest.approx(0.2 + 2 * message_s)
 
 
-def test_turns_of_1f1b_wait_for_their_own_messages():
+def test_1f1b_waits_for_three_messages_and_gpipe_for_two():
     """Two stages, two micro-batches, worked out by hand: gpipe has two messages on its critical path, 1f1b three."""
     for kind, messages in (("gpipe", 2), ("1f1b", 3)):
         assert seconds(2, 2, kind, link_gbit=1e9, link_ms=5) == pytest.approx(0.1 * 3 / 2 + messages * 5e-3)
 
 
-def test_a_link_that_is_busy_with_one_micro_batch_keeps_the_next_one_waiting():
+def test_next_micro_batch_waits_for_a_busy_link():
     """Two stages, two micro-batches: a message takes longer than a forward pass (a third) and less than a backward one.
 
     Worked out by hand: forward, two messages one after the other, forward, two passes back, a message, a pass back.
@@ -122,7 +122,7 @@ def test_a_link_that_is_busy_with_one_micro_batch_keeps_the_next_one_waiting():
     assert seconds(2, 2, "gpipe", problem, step_s=0.3, link_gbit=1, link_ms=0) == pytest.approx(expected)
 
 
-def test_micro_batches_hide_what_travels():
+def test_micro_batches_hide_communication():
     problem = Timing(batches=8, border_bytes=1e7)
     one, many = (seconds(4, count, "gpipe", problem, link_gbit=10) for count in (1, 32))
     message_s = 4 * 1e7 * 8 / 10e9
@@ -131,7 +131,7 @@ def test_micro_batches_hide_what_travels():
 
 
 @pytest.mark.parametrize("learners", [1, 2, 8])
-def test_the_facts_bytes_are_what_is_sent(learners):
+def test_bytes_sent_match_the_strategy_facts(learners):
     cluster = Cluster(learners=learners, per_machine=min(2, learners))
     outcome = simulate(cluster, "pipeline", Timing(batches=4 * learners, border_bytes=1e6))
     facts = STRATEGIES["pipeline"].facts
@@ -164,7 +164,7 @@ def test_the_weights_are_those_of_synchronous_sgd(momentum, batches):
     assert [look["epochs"] for look in found[0].curve()] == pytest.approx([first, 2, 2])
 
 
-def test_a_learner_alone_is_plain_sgd():
+def test_single_learner_is_plain_sgd():
     problem = Regression(epochs=2)
     outcome = simulate(Cluster(learners=1), "pipeline", problem)
     torch.testing.assert_close(outcome.weights, problem.alone(), rtol=0, atol=1e-6)
@@ -191,17 +191,17 @@ def test_empty_batches_change_nothing():
         ({"joins": (MembershipChange(rank=1, at_s=1.0),)}, "a pipeline that waits for one of its stages"),
     ],
 )
-def test_a_pipeline_whose_stages_come_or_go_is_refused(cluster, message):
+def test_pipeline_with_joining_or_lost_stages_is_refused(cluster, message):
     with pytest.raises(StrategyError, match=message):
         simulate(Cluster(**cluster), "pipeline", Timing(8))
 
 
-def test_another_strategys_constants_are_refused():
+def test_constants_of_another_strategy_are_refused():
     with pytest.raises(StrategyError, match="pipeline is configured by a LayerPipelineConfig, not MaConfig"):
         simulate(Cluster(), "pipeline", Timing(8), MaConfig())
 
 
-def test_its_learners_have_no_programs():
+def test_pipeline_learners_have_no_programs():
     with pytest.raises(StrategyError, match="learners of pipeline have no program: choose one of scpsgd"):
         find_method("pipeline")
 

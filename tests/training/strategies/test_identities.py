@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from regression import Regression, finals, simulate
+from regression import Regression, final_weights, simulate
 
 from training.simulation import Cluster, MembershipChange, Simulation, Timing
 from training.strategies.blocks import BmufConfig, MaConfig
@@ -47,14 +47,14 @@ class Parabola(Regression):
 
 
 @pytest.mark.parametrize(("name", "momentum", "limit"), [("d1d", 0.0, 1.0), ("d1d", 0.9, 0.1), ("scpsgd", 0.9, 3.8)])
-def test_a_step_of_delay_bears_less_the_more_momentum_there_is(name, momentum, limit):
+def test_momentum_lowers_the_stable_learning_rate_of_delayed_gradients(name, momentum, limit):
     """Roots of z² - (1 + m) z + m + lr lie on the unit circle at lr = 1 - m; without delay the limit is 2 (1 + m)."""
     below, above = (
         simulate(name, learners=2, problem=Parabola(batches=800, lr=factor * limit, momentum=momentum)).figures["loss"]
         for factor in (0.8, 1.25)
     )
     assert below < 1e-3
-    assert not above < 10  # or no number any more
+    assert not above < 10  # or NaN
 
 
 def test_model_averaging_after_every_step_is_synchronous_sgd():
@@ -80,13 +80,13 @@ def test_h_adpsgd_of_nodes_of_one_is_adpsgd(neighbours):
 
 
 @pytest.mark.parametrize("cluster", [{}, {"slow": {1: 10.0}}, {"jitter": 0.5}, {"link_gbit": 1e-6}])
-def test_d1ds_staleness_is_one_always(cluster):
+def test_staleness_of_d1d_is_always_one(cluster):
     outcome = simulate("d1d", **cluster)
     assert (outcome.staleness.mean, outcome.staleness.most) == (1, 1)
 
 
 @pytest.mark.parametrize(("link_gbit", "most"), [(10.0, 1), (1e-5, 6)])
-def test_adpsgds_staleness_counts_the_step_that_adds_the_average(link_gbit, most):
+def test_staleness_of_adpsgd_includes_the_step_that_adds_the_average(link_gbit, most):
     """On a fast link an exchange ends before the next step, for both sides; on a slow one it takes several."""
     staleness = simulate("adpsgd", problem=Regression(batches=80), link_gbit=link_gbit).staleness
     assert staleness.most == most
@@ -114,7 +114,7 @@ def test_d1d_applies_each_gradient_one_step_late():
     torch.testing.assert_close(got, reference.weights, rtol=0, atol=1e-6)
 
 
-def test_nesterov_keeps_the_model_apart_from_its_look_ahead_point():
+def test_nesterov_model_differs_from_its_look_ahead_point():
     """Every block moves by exactly (1, 1, ...) whatever it starts from, so W is known: sum of Δ, not of (1 + η) Δ."""
 
     class Drift(Regression):
@@ -173,7 +173,7 @@ def test_a_warm_up_of_an_epoch_is_synchronous_sgd_for_exactly_that_long(name, co
 
 
 @pytest.mark.parametrize(("steps", "epochs", "found"), [(0, 0, 0), (5, 0, 5), (0, 1, 13), (0, 0.1, 2), (40, 2, 40)])
-def test_the_longer_of_two_warm_ups_counts_and_begun_steps_are_whole(steps, epochs, found):
+def test_longer_of_two_warm_ups_counts_rounded_up_to_steps(steps, epochs, found):
     config = OneBitConfig(warm_steps=steps, warm_epochs=epochs)
     assert config.warm_up(12.5) == found
     assert OneBitConfig(warm_epochs=0.1).warm_up(30) == 3
@@ -185,8 +185,8 @@ def test_a_warm_up_in_epochs_without_an_epochs_length_is_refused():
     assert BmufConfig(warm_steps=7).warm_up(0) == 7
 
 
-def test_newcomers_and_the_dead_change_nothing_of_a_warm_up():
-    """Who comes in the midst of it, or after a loss, warms up to the same step as the others."""
+def test_newcomers_and_losses_do_not_change_a_warm_up():
+    """A learner that joins during the warm-up, or after a loss, warms up to the same step as the others."""
     cluster = {
         "joins": (MembershipChange(rank=3, at_s=0.55),),
         "losses": (MembershipChange(rank=1, at_s=0.35),),
@@ -194,18 +194,18 @@ def test_newcomers_and_the_dead_change_nothing_of_a_warm_up():
     }
     for config in (BmufConfig(warm_epochs=1, tau=2), OneBitConfig(warm_epochs=1)):
         name = "bmuf" if isinstance(config, BmufConfig) else "onebit"
-        weights = finals(name, problem=Regression(batches=80, momentum=0.9), config=config, **cluster)
-        del weights[1]  # the dead one's
+        weights = final_weights(name, problem=Regression(batches=80, momentum=0.9), config=config, **cluster)
+        del weights[1]  # of the lost learner
         for other in weights[1:]:
             torch.testing.assert_close(other, weights[0], rtol=0, atol=1e-6)
 
 
-def test_asgds_server_counts_the_updates_of_others():
+def test_staleness_of_asgd_counts_updates_by_others():
     outcome = simulate("asgd", learners=4, problem=Timing(batches=400, num_bytes=1e3))
     assert outcome.staleness.mean == pytest.approx(3, abs=0.1)
 
 
-def test_hogwild_counts_the_updates_of_others():
+def test_staleness_of_hogwild_counts_updates_by_others():
     outcome = simulate("hogwild", learners=4, problem=Timing(batches=400), jitter=0.1)
     assert outcome.staleness.mean == pytest.approx(3, abs=0.1)
 
@@ -246,6 +246,6 @@ def test_gossip_conserves_the_sum_of_all_gradient_steps(neighbours):
     torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=1e-4, atol=1e-4)
 
 
-def test_plain_constants_only():
+def test_strategies_without_options_have_valid_defaults():
     assert ScpsgdConfig() == find_method("scpsgd").config()
     assert OneBitConfig().block % 8 == 0

@@ -24,7 +24,7 @@ def test_each_block_is_decoded_to_the_mean_of_its_sign():
     assert codec.decode(bits, levels).tolist() == [2.0, 2.0, -3.0, -3.0, 2.0, 2.0, -3.0, 2.0]
 
 
-def test_padding_has_no_say_in_the_levels():
+def test_padding_does_not_affect_the_levels():
     codec = OneBitCodec(2, 8)
     bits, levels = codec.encode(torch.tensor([4.0, -2.0]))
     assert levels.tolist() == [[-2.0, 4.0]]
@@ -39,7 +39,7 @@ def test_bits_survive_packing():
     assert torch.equal(unpack(packed), flags)
 
 
-def test_the_wire_carries_what_the_tensors_hold():
+def test_wire_bytes_are_those_of_the_encoded_tensors():
     codec = OneBitCodec(4096, 512)
     bits, levels = codec.encode(torch.randn(4096))
     assert wire_bytes(4.0 * 4096, 512) == bits.numel() + 4 * levels.numel()

@@ -30,7 +30,7 @@ LEARNERS = 3
 
 
 def settle(context):
-    """Wait for what is under way."""
+    """Finish all pending work."""
     program, outcome = context.settle(), None
     try:
         while True:
@@ -42,8 +42,8 @@ def settle(context):
         return
 
 
-class Table:
-    """Learners that take turns, with whatever they ask of each other done at once."""
+class LockstepLearners:
+    """Learners in lockstep, whose communication is carried out at once."""
 
     def __init__(self, name, problem, **constants):
         self.method, self.problem = METHODS[name], problem
@@ -62,7 +62,7 @@ class Table:
         self.programs = [spelled_out(context, self.method.program(context, self.config)) for context in self.contexts]
         self.asked = [[] for _ in self.contexts]
         self.held = [next(program) for program in self.programs]
-        self.go_on()
+        self.run_to_next_gradient()
 
     def restart(self):
         """As a checkpoint does: settle, keep the state, restart with the same weights and optimizers."""
@@ -79,7 +79,7 @@ class Table:
         ]
         self.begin()
 
-    def go_on(self):
+    def run_to_next_gradient(self):
         """Until all are at a Compute, or have ended."""
         while True:
             for rank, request in enumerate(self.held):
@@ -109,11 +109,11 @@ class Table:
         elif isinstance(ticket.op, Pull):
             ticket.outcome = Pulled(self.center.clone(), 0)
         else:
-            self.meet(len(self.asked[rank]) - 1)
+            self.run_collectives(len(self.asked[rank]) - 1)
             return
         ticket.done = True
 
-    def meet(self, number):
+    def run_collectives(self, number):
         """The collectives of one number, when the last learner has come to it."""
         if any(len(tickets) <= number for tickets in self.asked):
             return
@@ -145,7 +145,7 @@ class Table:
                 context.replica.grads.fill_(1e6)  # from an earlier batch, for example: it must not be used
                 work = Work(0.0)
             self.resume(rank, work)
-        self.go_on()
+        self.run_to_next_gradient()
 
     def end(self):
         """End the work of all learners."""
@@ -160,7 +160,7 @@ class Table:
 
 
 def train(name, steps=9, restarts=(), **constants):
-    table = Table(name, Regression(batches=LEARNERS * steps, momentum=0.9), **constants)
+    table = LockstepLearners(name, Regression(batches=LEARNERS * steps, momentum=0.9), **constants)
     for number in range(steps):
         table.step(number)
         if number + 1 in restarts:
@@ -187,17 +187,17 @@ def train(name, steps=9, restarts=(), **constants):
         ("hogwild", {}),
     ],
 )
-def test_a_program_begun_anew_goes_on_as_if_nothing_had_happened(name, constants):
+def test_restarted_program_continues_unchanged(name, constants):
     straight = train(name, **constants)
     for one, other in zip(train(name, restarts=(1, 2, 6, 7), **constants), straight, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"adpsgd", "h-adpsgd"}))
-def test_an_empty_batch_makes_no_update_of_its_own(name):
+def test_empty_batches_make_no_update(name):
     """The last step has no batch for any learner: leftover gradients change no weights, and no learner ends early."""
     problem = Regression(batches=LEARNERS * 2, momentum=0.0)
-    table = Table(name, problem)
+    table = LockstepLearners(name, problem)
     for number in range(5):
         table.step(number)
         assert all(isinstance(request, Compute) for request in table.held)
@@ -206,7 +206,7 @@ def test_an_empty_batch_makes_no_update_of_its_own(name):
 
 
 def test_bmufs_model_is_neither_the_mean_nor_the_look_ahead_point():
-    table = Table("bmuf", Regression(batches=30), tau=2, eta=0.5, block_start="nesterov")
+    table = LockstepLearners("bmuf", Regression(batches=30), tau=2, eta=0.5, block_start="nesterov")
     for number in range(2):
         table.step(number)
     model = table.contexts[0].state["model"].clone()
@@ -221,8 +221,8 @@ def test_bmufs_model_is_neither_the_mean_nor_the_look_ahead_point():
     assert torch.equal(table.contexts[0].finish(mean), mean)
 
 
-def test_without_settling_d1d_is_one_gradient_short():
-    table = Table("d1d", Regression(batches=9))
+def test_d1d_lacks_one_gradient_if_it_does_not_settle():
+    table = LockstepLearners("d1d", Regression(batches=9))
     table.step(0)
     assert not table.contexts[0].state
     settle(table.contexts[0])

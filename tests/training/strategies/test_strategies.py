@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from regression import Regression, finals, simulate
+from regression import Regression, final_weights, simulate
 
 from training.simulation import Cluster, MembershipChange, Simulation, Timing
 from training.strategies.base import LearnerContext, StrategyError
@@ -22,13 +22,13 @@ BLOCKS = [name for name in NAMES if "tau" in METHODS[name].config.model_fields]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_learners_end_with_the_same_weights(name):
-    weights = finals(name, slow={1: 1.7}, jitter=0.2)
+    weights = final_weights(name, slow={1: 1.7}, jitter=0.2)
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_bits(name):
+def test_same_seed_gives_bitwise_equal_weights(name):
     one, other = (simulate(name, slow={0: 2.0}, jitter=0.3, seed=5) for _ in range(2))
     assert torch.equal(one.weights, other.weights)
     assert (one.seconds, one.steps, one.bytes_per_step) == (other.seconds, other.steps, other.bytes_per_step)
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_bits(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batches", [1, 23, 25])
-def test_every_batch_is_trained_on_once_also_when_learners_run_out_unevenly(name, batches):
+def test_every_batch_is_trained_on_once_with_uneven_learners(name, batches):
     problem = Regression(batches=batches, epochs=2)
     outcome = simulate(name, learners=3, problem=problem, slow={2: 3.3})
     assert sorted(problem.seen) == [(epoch, number) for epoch in range(2) for number in range(batches)]
@@ -44,7 +44,7 @@ def test_every_batch_is_trained_on_once_also_when_learners_run_out_unevenly(name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_learner_alone_is_plain_sgd(name):
+def test_single_learner_is_plain_sgd(name):
     problem = Regression(epochs=2)
     weights = simulate(name, learners=1, problem=problem).weights
     if name == "easgd":  # drawn to its own past, on purpose
@@ -61,7 +61,7 @@ def test_every_method_learns(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dead_learners_work_is_done_by_the_others(name):
+def test_remaining_learners_do_the_work_of_a_lost_one(name):
     problem = Regression(batches=40)
     cluster = {"losses": (MembershipChange(rank=2, at_s=0.35),), "timeout_s": 0.5}
     outcome = simulate(name, problem=problem, **cluster)
@@ -89,7 +89,7 @@ def test_newcomers_join(name, link_gbit):
 
 @pytest.mark.parametrize("name", ["scpsgd", "onebit"])
 @pytest.mark.parametrize("link_gbit", [10.0, 1e-5])
-def test_newcomers_of_waiting_methods_have_everybodys_weights_at_once(name, link_gbit):
+def test_newcomers_of_synchronous_strategies_start_with_equal_weights(name, link_gbit):
     joins = (MembershipChange(rank=3, at_s=0.55),)
     cluster = Cluster(learners=4, joins=joins, link_gbit=link_gbit, jitter=0.2)
     problem = Regression(batches=80, momentum=0.9)
@@ -97,7 +97,7 @@ def test_newcomers_of_waiting_methods_have_everybodys_weights_at_once(name, link
     assert max(one.consensus for one in outcome.observations) < 1e-6
 
 
-def test_bmufs_newcomer_knows_model_momentum_and_block():
+def test_newcomer_of_bmuf_receives_model_momentum_and_block():
     cluster = Cluster(learners=4, joins=(MembershipChange(rank=3, at_s=0.55),))
     simulation = Simulation(cluster, "bmuf", Regression(batches=78), BmufConfig(tau=4, eta=0.5))
     simulation.run()
@@ -107,7 +107,7 @@ def test_bmufs_newcomer_knows_model_momentum_and_block():
 
 
 @pytest.mark.parametrize("takes", ["weights", "weights+optimizer"])
-def test_a_newcomer_that_averages_takes_the_optimizers_state_by_option(takes):
+def test_gossip_newcomer_takes_optimizer_state_if_configured(takes):
     cluster = Cluster(learners=4, joins=(MembershipChange(rank=3, at_s=0.55),))
     simulation = Simulation(cluster, "adpsgd", Regression(batches=80, momentum=0.9), GossipConfig(newcomer=takes))
     newcomer, began = simulation.learners[3].replica, []
@@ -140,7 +140,7 @@ def test_a_newcomer_of_h_adpsgd_brings_its_node():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in (*BLOCKS, "h-adpsgd")])
-def test_the_facts_bytes_are_what_is_sent(name):
+def test_bytes_sent_match_the_strategy_facts(name):
     size, learners = 1e6, 8
     config = METHODS[name].config()
     simulation = Simulation(Cluster(learners=learners), name, Timing(batches=60 * learners, num_bytes=size), config)
@@ -149,14 +149,14 @@ def test_the_facts_bytes_are_what_is_sent(name):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_the_facts_bytes_are_what_is_sent_after_blocks(name):
+def test_bytes_sent_after_blocks_match_the_strategy_facts(name):
     config = METHODS[name].config(tau=10)
     simulation = Simulation(Cluster(learners=8), name, Timing(batches=100 * 8, num_bytes=1e6), config)
     expected = METHODS[name].facts.sent(8, 1e6, config)
     assert simulation.run().bytes_per_step == pytest.approx(expected, rel=0.12)
 
 
-def test_all_names_have_their_traits():
+def test_every_strategy_has_a_configuration():
     assert set(STRATEGY_CONFIGS) == {"single", *STRATEGIES}
 
 
@@ -180,15 +180,15 @@ def test_every_program_says_what_one_chooses_by(name):
         assert re.search(word, said), word
 
 
-def test_who_has_the_model_alone_trains_as_scpsgds_learners_do():
+def test_single_and_pipeline_use_the_program_of_scpsgd():
     assert method_of("single") is method_of("pipeline") is METHODS["scpsgd"]
 
 
-def test_an_unknown_method_is_refused_with_those_that_exist():
+def test_unknown_strategy_is_refused_with_a_list_of_known_ones():
     with pytest.raises(StrategyError, match="'adsgd' is not a strategy: choose one of scpsgd, .*adpsgd"):
         find_method("adsgd")
 
 
-def test_another_methods_constants_are_refused():
+def test_constants_of_another_strategy_are_refused():
     with pytest.raises(StrategyError, match="bmuf is configured by a BmufConfig, not MaConfig"):
         Simulation(Cluster(), "bmuf", Timing(8), MaConfig())

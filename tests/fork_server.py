@@ -243,6 +243,8 @@ def import_libraries():
     with mock.patch("prefect.logging.configuration.setup_logging"):
         importlib.import_module("prefect.main")
     sys.meta_path[:] = finders
+    # it evaluates strings at exit, after which Python ends an interrupted process with status 1 instead of the signal
+    atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
     ours = Importer()
     inspect.getmodule(import_libraries.__code__)  # inspect caches the files of all modules, which pydantic asks for
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]

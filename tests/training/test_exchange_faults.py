@@ -99,7 +99,9 @@ def ring(tmp_path):
 
 @pytest.mark.parametrize(("neighbours", "wire"), [("ring", "fp32"), ("random-ring", "bf16")])
 def test_four_drifting_learners_stay_close_and_conserve_the_sum(ring, neighbours, wire):
-    loops = [EmulatedTraining(n, exchange) for n, exchange in enumerate(ring(4, neighbours=neighbours, wire=wire))]
+    size = 20_000  # five chunks
+    exchanges = ring(4, size=size, neighbours=neighbours, wire=wire)
+    loops = [EmulatedTraining(n, exchange, size) for n, exchange in enumerate(exchanges)]
     distances, told = [], []
 
     def finished():
@@ -118,7 +120,7 @@ def test_four_drifting_learners_stay_close_and_conserve_the_sum(ring, neighbours
     assert max(distances[50:]) < 0.4
     wait_until(lambda: has_settled(loops), every_s=0.05)
     mean = torch.stack([loop.live for loop in loops]).mean(0)
-    assert torch.allclose(mean, torch.full((SIZE,), 1.5), atol=0.25)  # the common optimum
+    assert torch.allclose(mean, torch.full((size,), 1.5), atol=0.25)  # the common optimum
     stats = [loop.exchange.stats() for loop in loops]
     assert not sum(s.failed for s in stats)
     # after a second exchange in a step, two neighbours may be equal to the bit

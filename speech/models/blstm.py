@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -17,6 +17,7 @@ class BlstmConfig(ModelConfig):
     """Bidirectional LSTM, as in the published recipe."""
 
     kind: Literal["blstm"] = "blstm"
+    can_be_split: ClassVar[bool] = True
     bottleneck: int = Field(default=0, ge=0)
     """Width of the linear bottleneck before the output layer (published: 256); 0 for none."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class ModelConfig(Choice, ABC):
-    """Configuration that all acoustic models have."""
+    """Configuration that all acoustic models have.
+
+    Attributes:
+        can_be_split: Whether the network has `AcousticModel.stage`, which the strategy `pipeline` needs.
+    """
+
+    can_be_split: ClassVar[bool] = False
 
     dim: int = Field(default=144, ge=8)
     """Width: model dimension of a Conformer or TDNN, cells per direction of a BLSTM."""

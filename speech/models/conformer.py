@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -17,6 +17,7 @@ class ConformerConfig(ModelConfig):
     """Conformer; about four million parameters with the defaults."""
 
     kind: Literal["conformer"] = "conformer"
+    can_be_split: ClassVar[bool] = True
     heads: int = Field(default=4, ge=1)
     """Attention heads per layer; `dim` must be a multiple of twice this number."""
     kernel: int = Field(default=15, ge=3)

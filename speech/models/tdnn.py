@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -17,6 +17,7 @@ class TdnnConfig(ModelConfig):
     """Factorized time-delay network; about 2.5 million parameters with the defaults and 2,000 tied states."""
 
     kind: Literal["tdnn"] = "tdnn"
+    can_be_split: ClassVar[bool] = True
     dim: int = Field(default=448, ge=8)
     """Width of a layer."""
     layers: int = Field(default=10, ge=1)

@@ -196,6 +196,10 @@ class PipelineConfig(BaseModel):
             self.train.augment.refuse_waves("features.stored", "set features.stored=false")
         elif self.features.in_shards:
             self.train.augment.refuse_waves(f"features.kind {self.features.kind}")
+        if self.train.traits.split and self.train.learners > 1 and not self.model.can_be_split:
+            raise ValueError(
+                f"model {self.model.kind} cannot be split: use another strategy than {self.train.strategy.kind}"
+            )
         check_decoder(self.train.objective, self.decode.kind)
         check_decoding(self.decode, self.lm, self.tune, self.align is not None)
         if self.rescoring is not None:

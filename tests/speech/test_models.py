@@ -152,6 +152,9 @@ class AcousticModelContract:
             torch.testing.assert_close(found[0], model(feats, lengths)[0], atol=1e-5, rtol=1e-5)
             assert not torch.allclose(found[0], found[1])
 
+    def test_it_can_be_split_if_its_configuration_says_so(self, model):
+        assert self.config.can_be_split == (type(model).stage is not AcousticModel.stage)
+
     @pytest.mark.gpu
     def test_gpu_gives_the_same_output(self, model):
         feats, lengths = features()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_document, write_config
 
+from speech.models import BlstmConfig
 from tasks.config.decoding import grid_of
 from tasks.config.mistakes import MOVED
 from tasks.config.pipeline import ConfigError, PipelineConfig, load_config, parse_config
@@ -267,6 +268,13 @@ def test_field_of_another_kind_is_reported_with_its_kind():
     having = [kind for kind, config in STRATEGY_CONFIGS.items() if "warm_steps" in config.model_fields]
     assert {"bmuf", "onebit"} <= set(having)
     assert f"  train.strategy.warm_steps: scpsgd has no such field; {' and '.join(having)} have" in text
+
+
+def test_a_model_that_cannot_be_split_is_refused_with_the_strategy_that_splits(monkeypatch):
+    pipelined = minimal(train={"strategy": "pipeline", "learners_per_node": 2}, model="blstm")
+    parse_config(pipelined)
+    monkeypatch.setattr(BlstmConfig, "can_be_split", False)
+    assert "model blstm cannot be split: use another strategy than pipeline" in message(pipelined)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from ranks import run_ranks
 from tones import TINY
 
 from speech.models import MODELS, build_model
-from speech.models.networks.base import AcousticModel
 from speech.models.networks.blstm import Blstm
 from speech.models.networks.stages import balanced, split_model
 from training.node.pipeline_learner import BatchPlan, Transcripts
@@ -22,7 +21,7 @@ def model_of(kind, layers, **changes):
     return build_model(TINY[kind].model_copy(update={"layers": layers, **changes}), 16, 7)
 
 
-SPLIT = [kind for kind in MODELS if type(model_of(kind, 1)).stage is not AcousticModel.stage]
+SPLIT = [kind for kind, config in MODELS.items() if config.can_be_split]
 """Kinds whose models can be split, which is optional."""
 PROGRAM = textwrap.dedent(
     """

@@ -55,7 +55,7 @@ def test_messages_name_cause_and_remedy(here, words, message):
     ("words", "message"),
     [
         ("run own", "own is a folder: give a YAML file"),
-        ("run good.yaml --until trian", "did you mean 'train'?"),
+        ("run good.yaml --until trayn", "did you mean 'train'?"),
         ("run good.yaml --from score --until train", "--from score comes after --until train"),
     ],
 )

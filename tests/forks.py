@@ -198,7 +198,7 @@ class Client:
     def __init__(self, channel, environment, report=lambda reason: None):
         self.channel, self.environment, self.state = move_up(channel), environment, inherited_state()
         self.report = report
-        self.channel.settimeout(240.0)
+        self.channel.settimeout(1800.0)  # a busy machine takes minutes to import the libraries
         self.lock = threading.Lock()
 
     def fork(self, wanted):

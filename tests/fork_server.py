@@ -195,7 +195,7 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         names = dict(vars(module))
         for name in self.imports.get(module.__name__, ()):
             importlib.import_module(name)
-        vars(module).update(names)  # a package's function may have the name of a module in it, which was now bound to it
+        vars(module).update(names)  # a package's function may have the name of a submodule, bound to it by the import
 
     def get_code(self, name):
         """A module's code, which `python -m` asks for to run it as __main__."""

@@ -132,14 +132,15 @@ def useless_warnings(sets: dict[str, Any]) -> list[str]:
 
 
 def set_table(rows: list[dict[str, Any]]) -> Table:
-    """Table of the sets: size, speakers, and how many speakers are in the training set."""
+    """Table of the sets: size, speakers, and how many speakers are in the training set, if there is one."""
     table = Table(header_style="bold")
     table.add_column("set")
-    for head in ("utterances", "hours", "speakers", "of them trained on"):
+    trained = any(is_trained(row["set"]) for row in rows)
+    for head in ("utterances", "hours", "speakers", *(["of them trained on"] if trained else [])):
         table.add_column(head, justify="right")
     for row in rows:
-        shared = "" if is_trained(row["set"]) else f"{row['trained_on']:,}"
-        table.add_row(row["set"], f"{row['utterances']:,}", f"{row['hours']:.2f}", f"{row['speakers']:,}", shared)
+        shared = [] if not trained else [""] if is_trained(row["set"]) else [f"{row['trained_on']:,}"]
+        table.add_row(row["set"], f"{row['utterances']:,}", f"{row['hours']:.2f}", f"{row['speakers']:,}", *shared)
     return table
 
 

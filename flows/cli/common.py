@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
 from typing import IO, Annotated, Any, ParamSpec, TypeVar, cast
 
@@ -36,6 +37,11 @@ def print_json(value: Any) -> None:
     """Print one JSON object on standard output."""
     sys.stdout.write(json.dumps(value, default=str) + "\n")
     sys.stdout.flush()
+
+
+def local_time(time: datetime) -> str:
+    """A moment in the local time zone, as all tables show it."""
+    return f"{time.astimezone():%Y-%m-%d %H:%M}"
 
 
 def friendly(command: Callable[P, R]) -> Callable[P, R]:

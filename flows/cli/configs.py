@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-_SUFFIXES = (".yaml", ".yml", ".json")
+CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def packaged_configs() -> dict[str, Path]:
@@ -25,7 +25,7 @@ def find_config(path: Path | None) -> Path | None:
     Raises:
         BadParameter: If a bare word is neither a file nor a packaged configuration, or if it is a folder.
     """
-    if path is None or path.is_file() or len(path.parts) > 1 or path.suffix in _SUFFIXES:
+    if path is None or path.is_file() or len(path.parts) > 1 or path.suffix in CONFIG_SUFFIXES:
         return path
     packaged = packaged_configs()
     if path.name in packaged:
@@ -58,7 +58,7 @@ def complete_config(incomplete: str) -> Iterator[str]:
     """Packaged configurations, YAML files and folders that an unfinished word may mean."""
     yield from (name for name in packaged_configs() if name.startswith(incomplete))
     for path in complete_path(incomplete):
-        if path.endswith(("/", *_SUFFIXES)):
+        if path.endswith(("/", *CONFIG_SUFFIXES)):
             yield path
 
 

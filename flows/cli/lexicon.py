@@ -87,7 +87,8 @@ def check(
         named = ", ".join(f"{word} ({count})" for word, count in built.coverage.unknown.most_common(20))
         out.print(f"unknown: {named}", markup=False, highlight=False)
     _print_suspicions(found, everything)
-    _say_notes(built)
+    for note in built.notes:
+        say(note)
 
 
 def _build(config_path: Path, overrides: list[str], words: list[str]) -> "tuple[Built, dict[str, Counter[str]]]":
@@ -150,4 +151,5 @@ def _say_notes(built: Any) -> None:
     for note in built.notes:
         say(note)
     if built.bad_lines:
-        say(f"{len(built.bad_lines)} lines of the file are quarantined: `starling lexicon check` names them")
+        lines = "1 line" if len(built.bad_lines) == 1 else f"{len(built.bad_lines)} lines"
+        say(f"quarantined: {lines} of the file; `starling lexicon check` names them")

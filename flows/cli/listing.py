@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.table import Column, Table
 
-from flows.cli.common import JsonOption, friendly, out, print_json, say
+from flows.cli.common import JsonOption, friendly, local_time, out, print_json, say
 
 if TYPE_CHECKING:
     from tasks.tracking.listing import RegisteredVersion, TrackedRun
@@ -82,10 +81,6 @@ def _rates(wer: dict[str, float]) -> str:
     return "\n".join(f"{name} {rate:.2%}" for name, rate in wer.items())
 
 
-def _day(time: datetime) -> str:
-    return f"{time.astimezone():%Y-%m-%d %H:%M}"
-
-
 def _duration(seconds: float | None) -> str:
     from tasks.tracking.training_view import clock
 
@@ -97,13 +92,13 @@ _VERSION_COLUMNS: dict[str, Callable[["RegisteredVersion"], str]] = {
     "version": lambda one: one.version,
     "aliases": lambda one: " ".join(f"@{alias}" for alias in one.aliases),
     "WER": lambda one: _rates(one.wer),
-    "registered": lambda one: _day(one.registered),
+    "registered": lambda one: local_time(one.registered),
     "decision": lambda one: one.decision,
 }
 _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
     "run": lambda one: one.name,
     "status": lambda one: one.status,
-    "started": lambda one: _day(one.started),
+    "started": lambda one: local_time(one.started),
     "time": lambda one: _duration(one.seconds),
     "WER": lambda one: _rates(one.wer),
     "decision": lambda one: one.decision,

@@ -3,12 +3,13 @@
 import os
 import sys
 from contextlib import redirect_stdout
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, interruptible, out, print_json
+from flows.cli.common import JsonOption, err, friendly, interruptible, local_time, out, print_json
 from flows.cli.configs import complete_config, find_config
 
 NoPrefectOption = Annotated[
@@ -155,5 +156,13 @@ def _show_history(name: str, versions: list[dict[str, Any]], json_output: bool) 
     for entry in versions:
         aliases = " ".join(f"@{alias}" for alias in entry["aliases"])
         fate = f"rolled back: {entry['rolled_back']}" if entry["rolled_back"] else entry["decision"]
-        table.add_row(entry["version"], aliases, entry["champion_since"], entry["replaced"], fate)
+        table.add_row(entry["version"], aliases, _local_time(entry["champion_since"]), entry["replaced"], fate)
     out.print(table)
+
+
+def _local_time(tag: str | None) -> str:
+    """The time in a version's tag, as the other tables show it; anything else unchanged."""
+    try:
+        return local_time(datetime.fromisoformat(tag or ""))
+    except ValueError:
+        return tag or ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
-from flows.cli.configs import complete_config_or_file, complete_path, find_config
+from flows.cli.configs import CONFIG_SUFFIXES, complete_config_or_file, complete_path, find_config
 from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ def score(
     if not files or len(files) > 2:
         raise ValueError("give either a configuration, or a reference and a hypothesis: starling score REF HYP")
     if len(files) == 1:
+        if files[0].is_file() and files[0].suffix not in CONFIG_SUFFIXES:
+            raise ValueError(
+                f"{files[0]} is one transcript: give a reference and a hypothesis, starling score REF HYP, or a YAML "
+                "configuration"
+            )
         config = find_config(files[0]) or files[0]
         finish(execute(config, overrides or [], "score" if force else "", "score", no_prefect), json_output)
         return

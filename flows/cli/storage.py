@@ -144,7 +144,9 @@ def collect_garbage(
         print_json({"store": store.url, **found, "deleted": [entry.name for entry in deleted]})
         return
     _print_garbage(plan.garbage)
-    if not delete:
+    if not plan.garbage:
+        out.print("nothing to delete")
+    elif not delete:
         out.print(f"{size_text(plan.bytes)} could be freed; nothing was deleted: add --delete to do so")
     else:
         out.print(f"{size_text(sum(entry.bytes for entry in deleted))} freed; {len(plan.kept):,} outputs stay")

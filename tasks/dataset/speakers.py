@@ -31,7 +31,7 @@ class Shared:
     def text(self) -> str:
         """Number and names, for a message."""
         more = ", …" if self.speakers > len(self.names) else ""
-        return f"{self.speakers} speaker(s) ({', '.join(self.names)}{more})"
+        return f"{self.speakers} speaker{'s' if self.speakers != 1 else ''} ({', '.join(self.names)}{more})"
 
 
 class SetSpeakers:

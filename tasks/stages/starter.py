@@ -60,6 +60,8 @@ class Survey:
     """Utterances of the sample that cannot be used, by reason."""
     lost: int
     """Entries of the corpora that their readers could not use."""
+    shared: int = 0
+    """Speakers of the training set who are in another set, too."""
 
 
 def survey(sources: Sequence[FoundSource], language: str) -> Survey:
@@ -106,6 +108,7 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
         sample=len(chosen),
         refused=dict(refused),
         lost=len(problems),
+        shared=_overlap(utterances),
     )
 
 
@@ -124,6 +127,16 @@ def _normalizer(language: str) -> dict[str, Any] | None:
 def _sources(sources: Sequence[FoundSource], language: str) -> list[SourceConfig]:
     given = {"language": language}
     return [SourceConfig.model_validate(one.document() | given | {"path": str(one.path)}) for one in sources]
+
+
+def _overlap(utterances: Sequence[tuple[str, Utterance]]) -> int:
+    """Number of speakers of the training set who are in another set, too."""
+    sets: dict[str, set[tuple[str, str]]] = {}
+    for name, one in utterances:
+        if one.speaker:
+            sets.setdefault(name, set()).add((one.corpus, one.speaker))
+    others = set().union(*(who for name, who in sets.items() if name not in ("", "train")))
+    return len(sets.get("train", set()) & others)
 
 
 def _told(problem: RejectedEntry) -> str:
@@ -200,11 +213,15 @@ class Starter:
     def _split(self) -> list[str]:
         """How the sets that are missing are made."""
         sets, speakers = self._found.sets, self._found.speakers
+        shared = []
+        if count := self._found.shared:
+            why = f"{_speakers(count)} of the training set are in other sets, too: the error rate is for these voices"
+            shared = [f"speaker_overlap: allow  # {why}"]
         if "" not in sets and not self._divides_training:
-            return []
+            return shared
         what = "validation" if sets.keys() - {"", "train", "valid"} else "validation and test"
         if speakers >= _FEW_SPEAKERS:
-            return [f"split_by: speaker  # {what} speakers are not trained on"]
+            return [*shared, f"split_by: speaker  # {what} speakers are not trained on"]
         why = f"{_speakers(speakers)}: too few to set some aside for {what}; the error rate is for these voices"
         return [f"split_by: utterance  # {why}"]
 

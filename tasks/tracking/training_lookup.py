@@ -196,19 +196,23 @@ def find_training(target: str, key_file: Path | None = None) -> WatchedTraining:
     folder = Path(target).expanduser() if target else home()
     if (folder / "journal.jsonl").is_file():
         return LocalTraining(folder)
-    data = folder if not target or folder.is_dir() else home()
+    # A folder of recordings may have the configuration's name; only a data folder has trainings.
+    is_data = not target or bool(trainings(folder)) or (folder.is_dir() and len(Path(target).parts) > 1)
+    data = folder if is_data else home()
     known = trainings(data)
-    if target and not folder.is_dir():
+    if not is_data:
         named = [one for one in known if _means(one, target)]
         if not named:
-            raise WatchError(f"{target!r} is no folder, no HOST:PORT and no training in {data}{_list(known)}")
+            raise WatchError(
+                f"{target!r} is neither a folder of a training, nor HOST:PORT, nor a training in {data}{_last(known)}"
+            )
         return LocalTraining(next((one for one in named if is_running(one)), named[0]))
     running = [one for one in known if is_running(one)]
     if len(running) == 1:
         return LocalTraining(running[0])
     if running:
         raise WatchError(f"{len(running)} trainings are running in {data}: name one{_list(running)}")
-    raise WatchError(f"no training is running in {data}: give a training's folder or name, or HOST:PORT{_list(known)}")
+    raise WatchError(f"no training is running in {data}: give a training's folder or name, or HOST:PORT{_last(known)}")
 
 
 def _means(folder: Path, target: str) -> bool:
@@ -218,3 +222,7 @@ def _means(folder: Path, target: str) -> bool:
 
 def _list(folders: list[Path]) -> str:
     return "".join(f"\n  {training_name(folder)}" for folder in folders[:5])
+
+
+def _last(folders: list[Path]) -> str:
+    return f". The last ones there:{_list(folders)}" if folders else ""

@@ -216,6 +216,7 @@ def test_score_counts_missing_utterances_if_allowed(tmp_path):
         (["score"], "give either a configuration, or a reference and a hypothesis"),
         (["score", "{}/ref.trn", "{}/short.trn"], "short.trn lacks 1 utterance: 'b' of"),
         (["score", "{}/ref.trn", "{}/none.trn"], "none.trn"),
+        (["score", "{}/ref.trn"], "ref.trn is one transcript: give a reference and a hypothesis"),
         (["score", "{}/ref.trn", "{}/bad.trn"], "line 1"),
         (["run", "{}/none.yaml"], "none.yaml does not exist: check the path"),
         (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from datetime import datetime
 
 import pytest
 from command_line import invoke
@@ -11,6 +12,7 @@ from tasks.tracking.registry import Move
 from tasks.tracking.significance import PromotionOptions
 
 pytestmark = pytest.mark.usefixtures("wide")
+SINCE = "2026-11-25T02:51:43+00:00"
 
 
 # --- the registry
@@ -88,8 +90,11 @@ def test_rollback_names_the_restored_champion(recorder, no_server):
 
 
 def test_history_shows_why_a_version_was_rolled_back(recorder, no_server, monkeypatch):
-    entry = {"version": "2", "aliases": ["champion"], "champion_since": "today", "replaced": "1", "decision": "beats"}
-    versions = [entry | {"rolled_back": ""}, entry | {"version": "3", "aliases": [], "rolled_back": "it was worse"}]
+    entry = {"version": "2", "aliases": ["champion"], "champion_since": SINCE, "replaced": "1", "decision": "beats"}
+    versions = [
+        entry | {"rolled_back": ""},
+        entry | {"champion_since": None} | {"version": "3", "aliases": [], "rolled_back": "it was worse"},
+    ]
     recorder("tasks.tracking.runs.client")
     recorder("tasks.tracking.registry.history", versions)
     rows = [
@@ -97,6 +102,6 @@ def test_history_shows_why_a_version_was_rolled_back(recorder, no_server, monkey
         for line in invoke("rollback", "m", "--list").stdout.split("\n")
     ]
     assert [row for row in rows if row] == [
-        ["2", "@champion", "today", "1", "beats"],
-        ["3", "", "today", "1", "rolled back: it was worse"],
+        ["2", "@champion", f"{datetime.fromisoformat(SINCE).astimezone():%Y-%m-%d %H:%M}", "1", "beats"],
+        ["3", "", "", "1", "rolled back: it was worse"],
     ]

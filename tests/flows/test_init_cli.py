@@ -110,6 +110,21 @@ def test_discovered_data_is_printed_as_json(here):
     assert (found["survey"]["utterances"], found["survey"]["sets"]) == (108, {"test": 36, "train": 72})
 
 
+def test_overlapping_speakers_are_written_to_the_config_and_cause_no_warning(here):
+    rows = digits(here / "digits")
+    with (here / "digits" / "t.csv").open("w", newline="") as file:
+        parts = [(*row, ("valid", "test", "train", "train")[number % 4]) for number, row in enumerate(rows)]
+        csv.writer(file).writerows([("path", "text", "speaker", "part"), *parts])
+    invoke("init", here / "digits")
+    text = (here / "work" / "digits.yaml").read_text()
+    assert "speaker_overlap: allow  # 2 speakers of the training set are in other sets, too" in text
+    found = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
+    assert found["data"]["warnings"] == []
+    with_kaldi_folders(here / "others")  # a speaker for the test set alone
+    invoke("init", here / "others")
+    assert "speaker_overlap" not in (here / "work" / "others.yaml").read_text()
+
+
 def test_limit_allows_for_the_bad_recordings_found(here):
     with_table(here / "digits")
     for path in sorted((here / "digits" / "audio").iterdir())[:8]:

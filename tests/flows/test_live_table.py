@@ -60,13 +60,22 @@ def test_training_is_found_by_name_and_key(home, target):
     assert (found.folder, found.name) == (folder, "tiny (train-abc)")
 
 
+def test_folder_of_recordings_does_not_hide_the_training_of_that_name(home, tmp_path, monkeypatch):
+    folder = work_folder(home)
+    (tmp_path / "here" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert find_training("tiny").folder == folder
+    with pytest.raises(WatchError, match=r"no training is running in .*tiny: give"):
+        find_training("../here/tiny")
+
+
 def test_missing_or_ambiguous_training_is_reported(home, tmp_path):
     with pytest.raises(WatchError, match="no training is running in"):
         find_training("")
     first, second = work_folder(home), work_folder(home, "train-xyz", "other")
     with pytest.raises(WatchError, match=r"(?s)no training is running.*other \(train-xyz\).*"):
         find_training("")
-    with pytest.raises(WatchError, match="'nobody' is no folder, no HOST:PORT and no training"):
+    with pytest.raises(WatchError, match="'nobody' is neither a folder of a training, nor HOST:PORT, nor a training"):
         find_training("nobody")
     with pytest.raises(WatchError, match="--key-file is for a remote coordinator"):
         find_training("tiny", tmp_path / "key")

@@ -105,6 +105,7 @@ def test_every_value_is_in_the_column_of_its_header():
     heads, *rows = cells(set_table(sets))
     assert heads == ["set", "utterances", "hours", "speakers", "of them trained on"]
     assert rows == [["train", "1,200", "1.50", "7", ""], ["test", "1,200", "1.50", "7", "2"]]
+    assert cells(set_table(sets[1:])) == [["set", "utterances", "hours", "speakers"], ["test", "1,200", "1.50", "7"]]
     groups = {"test": {"corpora": {"a": {"wer": 0.5, "ref_words": 1234}}, "domains": {"": {"wer": 0, "ref_words": 0}}}}
     assert cells(group_table(groups))[1:] == [
         ["test", "corpus", "a", "50.00 %", "1,234"],

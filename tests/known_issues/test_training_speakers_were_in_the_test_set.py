@@ -107,7 +107,7 @@ def held_out(digits, **fields):
 def test_test_set_contains_only_the_held_out_speakers(home, digits):
     words = (
         r"data\.sources\.1 defines the set 'test', but data\.sources\.0 is divided by its corpus' own split, which "
-        r"adds \d+ utterance\(s\) of \d speaker\(s\) \(.*dan.*\).*Set data\.sources\.0\.own_split: false to train on "
+        r"adds \d+ utterance\(s\) of \d speakers \(.*dan.*\).*Set data\.sources\.0\.own_split: false to train on "
         r"them, or data\.speaker_overlap: allow to test on them"
     )
     with pytest.raises(SplitError, match=words):
@@ -136,9 +136,7 @@ def test_speakers_in_training_and_test_are_reported_unless_intended(home, digits
     run = prepared([source])
     (warning,) = warnings(run)
     trained = sorted(speakers(run)["train"])
-    assert warning.startswith(
-        f"{len(trained)} speaker(s) ({', '.join(trained)}) of the training set are also in 'test'"
-    )
+    assert warning.startswith(f"{len(trained)} speakers ({', '.join(trained)}) of the training set are also in 'test'")
     # each remedy of the message
     assert not warnings(prepared([source], speaker_overlap="allow"))
     apart = [
@@ -166,7 +164,7 @@ def test_unknown_speakers_and_namesakes_do_not_count_as_overlap(home, tmp_path):
     assert [row["speakers"] for row in set_rows(run.result("prepare").record)] == [1, 1]
     named = [source | {"corpus": "same"} for source in sources]
     (warning,) = warnings(prepared(named))
-    assert warning.startswith("1 speaker(s) (s1) of the training set are also in 'test': 2 of its 4 utterances")
+    assert warning.startswith("1 speaker (s1) of the training set are also in 'test': 2 of its 4 utterances")
     assert warning.endswith("remove them from one of the sets with data.sources.*.exclude_speakers")
     for number in (0, 1):
         mended = [dict(source) for source in named]
@@ -184,7 +182,7 @@ def test_sets_are_shown_with_hours_and_speakers(home, digits):
     text = io.StringIO()
     print_summary(summary, Console(file=text, width=300))
     assert "speakers" in text.getvalue()
-    assert "warning 5 speaker(s)" in text.getvalue()
+    assert "warning 5 speakers" in text.getvalue()
 
 
 def test_log_reports_overlap_before_training(home, digits, caplog):

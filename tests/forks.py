@@ -252,7 +252,7 @@ class Client:
         obstacles = {
             "arguments of Popen": any(wanted[name] != value for name, value in USUAL.items()) or callable(death),
             "the thread": threading.current_thread() not in THREADS and not request["pool"],
-            "state of this process": inherited_state() != self.state,
+            **{f"this process's {name}": value != self.state[name] for name, value in inherited_state().items()},
             "environment variables": import_environment(env) != import_environment(self.environment),
             "a sitecustomize.py": any(Path(folder, "sitecustomize.py").exists() for folder in path if folder != SITE),
             "the working directory": not cwd.is_dir(),
@@ -278,8 +278,14 @@ def import_environment(environment):
 
 def inherited_state():
     """What a process inherits from its parent, except descriptors, working directory, environment, blocked signals."""
-    names = ("Tgid:", "Umask:", "Uid:", "Gid:", "SigIgn:")
-    status = Path("/proc/thread-self/status").read_text().splitlines()
-    group = (os.getsid(0), os.getpgrp(), os.getpriority(os.PRIO_PROCESS, 0), str(Path("/proc/self/ns/net").readlink()))
-    limits = Path("/proc/self/limits").read_text()
-    return [line for line in status if line.startswith(names)], group, limits, os.sched_getaffinity(0)
+    names = ("Tgid", "Umask", "Uid", "Gid", "SigIgn")
+    status = dict(line.split(":", 1) for line in Path("/proc/thread-self/status").read_text().splitlines())
+    limits = {line[:26].rstrip(): line[26:] for line in Path("/proc/self/limits").read_text().splitlines()}
+    others = {
+        "session": os.getsid(0),
+        "process group": os.getpgrp(),
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
+        "network": str(Path("/proc/self/ns/net").readlink()),
+        "processors": os.sched_getaffinity(0),
+    }
+    return {name: status[name] for name in names} | limits | others

@@ -247,9 +247,7 @@ def test_bundle_needs_its_own_extractor(decoded, bundle, tmp_path):
     extractor = IvectorExtractor.load(bundle / IVECTOR_FILE)
     IvectorExtractor.random(extractor.model, RANK + 1).save(tmp_path / EXTRACTOR)
     add_adaptation(bare, tmp_path / "model", cfg, tmp_path / EXTRACTOR)
-    with pytest.raises(
-        BundleError, match=rf"i-vectors of {RANK + 1} dimensions, but the features .* have {RANK}"
-    ):
+    with pytest.raises(BundleError, match=rf"i-vectors of {RANK + 1} dimensions, but the features .* have {RANK}"):
         Recognizer.load(bare, decoder_of(decoded))
 
 

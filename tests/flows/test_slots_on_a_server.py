@@ -102,8 +102,8 @@ def test_one_of_several_concurrent_runs_trains_and_all_get_the_model(site, made,
         journals = list(one.home.glob("objects/train/*/journal.jsonl"))
         assert len(journals) == 1
         assert [entry["kind"] for entry in read_journal(journals[0])].count("start") == 1
-        told = [line["message"] for line in site.get("logs/filter", {}) if line["flow_run_id"] in runs]
-        assert any("waiting for run twice-" in line for line in [*told, (one.home / "command.log").read_text()])
+        told = [line["message"] for line in site.get("logs/filter", {})]  # of the stages' flow runs, within the runs
+        assert any("waiting for run twice-" in message for message in told)
         assert not [v for v in site.get("variables/filter", {}) if "twice" in v["value"]["run"]]
 
 

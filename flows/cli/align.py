@@ -71,7 +71,7 @@ def align(
         return
     _show(suspicious)
     counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
-    out.print(f"{counts}; files in {output}", highlight=False, soft_wrap=True)
+    out.print(f"{counts}; files in {output}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alignments":

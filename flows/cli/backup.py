@@ -47,5 +47,5 @@ def _print(verb: str, figures: dict[str, Any], json_output: bool) -> None:
         print_json(figures)
         return
     size = f"{figures['bytes'] / 2**20:.1f} MiB"
-    out.print(f"{verb}: {figures['backup']}", highlight=False, soft_wrap=True)
+    out.print(f"{verb}: {figures['backup']}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"made {figures['created']}, {figures['artifacts']} artifacts, {size}", highlight=False)

@@ -54,7 +54,7 @@ def check(config: ConfigArgument, overrides: SetOption = None, json_output: Json
     else:
         sources = len(loaded.data.sources)
         what = "its source is" if sources == 1 else f"its {sources} sources are"
-        out.print(f"{config}: no mistake found; {what} readable", highlight=False, soft_wrap=True)
+        out.print(f"{config}: no mistake found; {what} readable", markup=False, highlight=False, soft_wrap=True)
         out.print(f"stages: {', '.join(stages)}", highlight=False)
     if problems:
         raise typer.Exit(1)

@@ -147,4 +147,5 @@ def key(
     if json_output:
         print_json({"file": str(file), "public": made.public.decode()})
         return
-    out.print(f"{file}: copy it to every node over a safe channel, readable by its owner only", highlight=False)
+    text = f"{file}: copy it to every node over a safe channel, readable by its owner only"
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -87,12 +87,7 @@ def score(
     if not files or len(files) > 2:
         raise ValueError("give either a configuration, or a reference and a hypothesis: starling score REF HYP")
     if len(files) == 1:
-        if files[0].is_file() and files[0].suffix not in CONFIG_SUFFIXES:
-            raise ValueError(
-                f"{files[0]} is one transcript: give a reference and a hypothesis, starling score REF HYP, or a YAML "
-                "configuration"
-            )
-        config = find_config(files[0]) or files[0]
+        config = _config(files[0])
         finish(execute(config, overrides or [], "score" if force else "", "score", no_prefect), json_output)
         return
     from speech.scoring import PairingRules, ScoringRules, read_glm
@@ -109,6 +104,20 @@ def score(
     rules = ScoringRules(not words, optional, fragments, not case)
     result, text = score_files(files[0], files[1], compare, rules, pairing)
     _show(result, text, json_output)
+
+
+def _config(path: Path) -> Path:
+    """A configuration's file.
+
+    Raises:
+        ValueError: If the file is a transcript.
+    """
+    if path.is_file() and path.suffix not in CONFIG_SUFFIXES:
+        raise ValueError(
+            f"{path} is one transcript: give a reference and a hypothesis, starling score REF HYP, or a YAML "
+            "configuration"
+        )
+    return find_config(path) or path
 
 
 def _show(result: dict[str, Any], text: str, json_output: bool) -> None:

@@ -185,7 +185,8 @@ def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output:
     for name, url in urls.items():
         out.print(f"{titles[name]:10} {url}", highlight=False)
     if "secrets" in note:
-        out.print(f"{'passwords':10} {note['secrets']} (Prefect: prefect_auth; MLflow: admin, mlflow_admin_password)")
+        text = f"{'passwords':10} {note['secrets']} (Prefect: prefect_auth; MLflow: admin, mlflow_admin_password)"
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
     deployments_table(deployed)
     out.print("Ctrl-C stops everything.")
 
@@ -208,4 +209,4 @@ def secrets(
     if json_output:
         print_json({"folder": str(place), "made": made})
         return
-    out.print(f"{place}: made {', '.join(made) or 'nothing, all exist'}", highlight=False)
+    out.print(f"{place}: made {', '.join(made) or 'nothing, all exist'}", markup=False, highlight=False, soft_wrap=True)

@@ -57,7 +57,8 @@ def test_key_is_created_once_readable_by_its_owner_only(tmp_path):
     refused = invoke("key", path, code=1)
     assert str(path) in refused.stderr
     assert RingKey.load(path) == made
-    assert str(tmp_path / "other") in invoke("key", tmp_path / "other").stdout
+    long = tmp_path / ("long [name] " * 10)  # neither broken into lines nor read as markup
+    assert f"{long}: copy it" in invoke("key", long).stdout
 
 
 def test_node_uses_its_command_line_options(node, key, tmp_path):

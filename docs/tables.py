@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from speech.decoding import DECODERS
+from speech.features.config import FeatureConfig
+from speech.features.registry import FEATURES
+from speech.lm import LANGUAGE_MODELS, LmConfig
 from storage.corpora import READERS, reader_class
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.reference import reference
@@ -60,6 +65,40 @@ def strategy_fields() -> Iterator[Row]:
         yield f"`{name}`", _shape(config.traits), ", ".join(fields) or "–"
 
 
+def features() -> Iterator[Row]:
+    """Kinds of features, each with the options that not all have."""
+    yield "kind", "features of a frame", "its own options"
+    for kind, config in FEATURES.items():
+        yield f"`{kind}`", _summary(config), _own(config, FeatureConfig)
+
+
+def language_models() -> Iterator[Row]:
+    """Kinds of language models, each with the options that not all have."""
+    yield "kind", "what it is", "its own options"
+    for kind, estimator in LANGUAGE_MODELS.items():
+        yield f"`{kind}`", _summary(estimator.config), _own(estimator.config, LmConfig)
+
+
+def tuning_grids() -> Iterator[Row]:
+    """Decoders with the values that are tried for their weights."""
+    yield "decoder", "grid"
+    for kind, decoder in DECODERS.items():
+        if grid := decoder.config.grid:
+            fields = [f"`{name}` {', '.join(f'{value:g}' for value in values)}" for name, values in grid.items()]
+            yield f"`{kind}`", "; ".join(fields)
+
+
+def _summary(config: type[BaseModel]) -> str:
+    """The first sentence of a class's description, as a phrase."""
+    line = (config.__doc__ or "").split("\n")[0].removesuffix(".")
+    return line if line[1:2].isupper() else line[:1].lower() + line[1:]
+
+
+def _own(config: type[BaseModel], base: type[BaseModel]) -> str:
+    """The options that a configuration has and its base has not."""
+    return _names([name for name in config.model_fields if name not in {"kind", *base.model_fields}])
+
+
 def _field(name: str, about: FieldInfo) -> str:
     """A field, with the words that it may be."""
     words = _names(get_args(about.annotation)) if get_origin(about.annotation) is Literal else ""
@@ -83,6 +122,9 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "corpus-layouts": corpus_layouts,
     "strategies": strategies,
     "strategy-fields": strategy_fields,
+    "features": features,
+    "language-models": language_models,
+    "tuning-grids": tuning_grids,
 }
 
 

@@ -25,6 +25,8 @@ from storage.safety import ALLOWED_SUFFIXES
 _NUMBER_COLUMNS = ("duration", "num_frames", "sample_rate")
 _TEXT_COLUMNS = ("text", "speaker", "corpus", "domain", "language")
 _MAX_ENCODED_ID = 240  # with the suffix, a member name stays within the 255 bytes that file systems allow
+_PIECE = 1 << 20
+"""Bytes of a tar that are written at once."""
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -80,27 +82,41 @@ def member_key(utterance_id: str) -> str:
 
 
 class _HashedFile:
-    """The file of a tar: computes its digest and size, and names the object in write errors."""
+    """The file of a tar: computes its digest and size, and names the object in write errors.
+
+    Data are collected and written in large pieces: tarfile writes each header and each padding by itself.
+    """
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         self._descriptor, self._url = file.fileno(), url
         self._digest = hashlib.sha256()
+        self._pending = bytearray()
         self.discarded = False
         self.size = 0
 
     def write(self, data: bytes) -> int:
-        """Write all data; ignores data once the tar is discarded, because tarfile still writes the end on deletion."""
-        if self.discarded:
-            return len(data)
+        """Take data; ignores them once the tar is discarded, because tarfile still writes the end on deletion."""
+        if not self.discarded:
+            self._pending += data
+            self.size += len(data)
+            if len(self._pending) >= _PIECE:
+                self.flush()
+        return len(data)
+
+    def flush(self) -> None:
+        """Write what was taken.
+
+        Raises:
+            ObjectStoreError: The disk is full, or the like; the message names the object.
+        """
+        data, self._pending = self._pending, bytearray()
+        self._digest.update(data)
         try:
             view = memoryview(data)
             while view:  # a write may be partial
                 view = view[os.write(self._descriptor, view) :]
         except OSError as error:
             raise explain(error, self._url) from error
-        self._digest.update(data)
-        self.size += len(data)
-        return len(data)
 
     @property
     def sha256(self) -> str:
@@ -130,6 +146,7 @@ class _Tar:
         try:
             if kind is None:
                 self._writer.close()
+                self._file.flush()
         finally:
             self._file.discarded = True
 

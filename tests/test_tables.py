@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from speech.decoding import DECODERS
+from speech.features.registry import FEATURES
+from speech.lm import LANGUAGE_MODELS
 from storage.corpora import READERS
 from training.strategies.registry import STRATEGIES, STRATEGY_CONFIGS
 
@@ -41,7 +44,21 @@ def test_tables_have_every_kind_and_no_empty_property():
     assert kinds["corpus-layouts"] == [*sorted(READERS), "synthetic"]
     assert kinds["strategies"] == ["single", *STRATEGIES]
     assert kinds["strategy-fields"] == list(STRATEGY_CONFIGS)
+    assert kinds["features"] == list(FEATURES)
+    assert kinds["language-models"] == list(LANGUAGE_MODELS)
+    assert kinds["tuning-grids"] == [kind for kind, decoder in DECODERS.items() if decoder.config.grid]
     assert all(all(row) for row in tables.strategies())
+    assert all(what for name in ("features", "language-models") for _, what, _ in tables.TABLES[name]())
+
+
+def test_kinds_are_described_with_the_options_that_not_all_have():
+    rows = {row[0].strip("`"): row[1:] for row in tables.features()}
+    assert rows["logmel"] == ("log-mel filter-bank energies", "")
+    assert rows["fber"][1] == "`log_energies`"
+    assert rows["fmllr"][0].startswith("LDA, MLLT and fMLLR features")
+    rows = {row[0].strip("`"): row[1:] for row in tables.language_models()}
+    assert rows["unigram"] == ("a bag of words: the relative frequency of every word", "`unit`, `vocabulary`")
+    assert ("`words`", "`lm_weight` 0.5, 1, 1.5, 2, 3, 4; `word_score` -1, 0, 1, 2") in tables.tuning_grids()
 
 
 def test_fields_come_with_their_words_and_learners_with_their_places():

@@ -30,14 +30,6 @@ class Format(StrEnum):
     vtt = "vtt"
 
 
-class Detector(StrEnum):
-    """Kinds of voice activity detection."""
-
-    silero = "silero"
-    energy = "energy"
-    none = "none"
-
-
 class Speakers(StrEnum):
     """Which recordings are of one speaker."""
 
@@ -54,6 +46,12 @@ SpeakersOption = Annotated[
         "folder, or one speaks in all.",
     ),
 ]
+
+
+def _complete_detector(incomplete: str) -> Iterator[str]:
+    from speech.vad import DETECTORS
+
+    yield from (kind for kind in DETECTORS if kind.startswith(incomplete))
 
 
 @friendly
@@ -86,11 +84,15 @@ def transcribe(
         str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
     ] = "cpu",
     vad: Annotated[
-        Detector | None,
+        str,
         typer.Option(
-            "--vad", help="How speech is found, between which recordings are cut in pauses (silero); none: by length."
+            "--vad",
+            metavar="KIND",
+            help="How speech is found, between which recordings are cut in pauses: silero (the default where it is "
+            "installed), energy, or another registered detector; none: by length.",
+            autocompletion=_complete_detector,
         ),
-    ] = None,
+    ] = "",
     nbest: Annotated[
         int,
         typer.Option(
@@ -132,8 +134,12 @@ def _shown(kind: str, nbest: int) -> str:
     return kind
 
 
-def _transcriber(model: str, device: str, vad: Detector | None, nbest: int) -> "Transcriber":
-    """The model, ready to use."""
+def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber":
+    """The model, ready to use.
+
+    Raises:
+        ValueError: There is no such detector.
+    """
     from flows.models import fetch_model, model_uri
     from speech.transcriber import Transcriber
     from speech.vad import DETECTORS
@@ -141,7 +147,9 @@ def _transcriber(model: str, device: str, vad: Detector | None, nbest: int) -> "
 
     if device in ("auto", "cuda"):
         device = str(pick_device(device, field="--device"))
-    detector = DETECTORS[vad.value].config() if vad else None
+    if vad and vad not in DETECTORS:
+        raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
+    detector = DETECTORS[vad].config() if vad else None
     return Transcriber(fetch_model(model_uri(model)), device=device, vad=detector, nbest=nbest)
 
 

@@ -161,6 +161,10 @@ class GraphDecoder(Decoder):
         self._search: GraphSearch | None = None
         self._rescorer: Rescorer | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leaves out native objects: another process reads the files again."""
+        return self.__dict__ | {"_search": None, "_rescorer": None}
+
     @property
     def search(self) -> GraphSearch:
         """The search of the graph, which is read or made if it has not been."""

@@ -24,7 +24,7 @@ _OF_THE_WHOLE = ("stored", "trim_db", "cmvn_gate_db", "cmvn_floor", "cmvn_varian
 
 
 class AppendedConfig(AdaptedConfig):
-    """Features of several kinds, appended to each other; at least one of them is adapted to speakers."""
+    """Features of several kinds, side by side; at least one of them is adapted to speakers."""
 
     kind: Literal["appended"] = "appended"
     parts: tuple[PartChoice, ...] = Field(

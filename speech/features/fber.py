@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FberConfig(FeatureConfig):
-    """Filter-bank energy ratios: each band's share of the frame's energy."""
+    """Filter-bank energy ratios: each band's share of the frame's energy; they add up to one."""
 
     kind: Literal["fber"] = "fber"
     log_energies: bool = False

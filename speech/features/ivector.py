@@ -15,7 +15,7 @@ from speech.features.adapted import AdaptedConfig
 
 
 class IvectorConfig(AdaptedConfig):
-    """I-vectors, as a part of `appended` features."""
+    """The speaker's i-vector, the same in all frames; only as a part of `appended` features."""
 
     kind: Literal["ivector"] = "ivector"
     dim: int = Field(default=100, ge=1)

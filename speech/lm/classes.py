@@ -30,7 +30,7 @@ from speech.lm.vocabulary import END_ID, SPECIAL, START_ID, UNKNOWN_ID, Vocabula
 
 
 class ClassConfig(LmConfig):
-    """Classes of words, and n-grams of classes."""
+    """Word classes found by the exchange algorithm, and n-grams of classes."""
 
     kind: Literal["class"] = "class"
     order: int = Field(default=3, ge=1, le=12)

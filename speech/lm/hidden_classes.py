@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 
 
 class HiddenClassConfig(LmConfig):
-    """Hidden classes of words (HMM)."""
+    """Hidden classes of words that form a Markov chain."""
 
     kind: Literal["hmm"] = "hmm"
     classes: int = Field(default=20, ge=1)

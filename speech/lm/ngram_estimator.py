@@ -26,7 +26,7 @@ from speech.lm.vocabulary import SPECIAL
 
 
 class NgramConfig(LmConfig):
-    """An n-gram model with back-off."""
+    """N-grams of words, characters or tokens, of any order, with back-off."""
 
     kind: Literal["ngram"] = "ngram"
     order: int = Field(default=3, ge=1, le=12)

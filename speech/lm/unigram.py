@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class UnigramConfig(LmConfig):
-    """Words without context."""
+    """A bag of words: the relative frequency of every word."""
 
     kind: Literal["unigram"] = "unigram"
     unit: Unit = "word"

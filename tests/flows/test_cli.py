@@ -224,6 +224,7 @@ def test_score_counts_missing_utterances_if_allowed(tmp_path):
         (["run", "{}/good.yaml", "--set", "nonsense"], "write field=value"),
         (["transcribe", "{}", "--model", "{}"], "no audio file in"),
         (["transcribe", "{}/ref.trn", "--model", "{}"], "is not a model bundle"),
+        (["transcribe", "{}/ref.trn", "--vad", "ear"], "--vad ear: there is no such detector; use silero or energy or"),
         (["deploy"], "no Prefect server is running: start `starling up`"),
     ],
 )

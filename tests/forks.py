@@ -278,10 +278,12 @@ def import_environment(environment):
 
 def inherited_state():
     """What a process inherits from its parent, except descriptors, working directory, environment, blocked signals."""
-    names = ("Tgid", "Umask", "Uid", "Gid", "SigIgn")
+    names = ("Tgid", "Umask", "Uid", "Gid")
     status = dict(line.split(":", 1) for line in Path("/proc/thread-self/status").read_text().splitlines())
     limits = {line[:26].rstrip(): line[26:] for line in Path("/proc/self/limits").read_text().splitlines()}
     others = {
+        # without the two that glibc reserves: it sets their handlers when it first needs them
+        "ignored signals": {n for n in signal.valid_signals() if int(status["SigIgn"], 16) >> (n - 1) & 1},
         "session": os.getsid(0),
         "process group": os.getpgrp(),
         "priority": os.getpriority(os.PRIO_PROCESS, 0),

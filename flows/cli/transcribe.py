@@ -54,6 +54,18 @@ def _complete_detector(incomplete: str) -> Iterator[str]:
     yield from (kind for kind in DETECTORS if kind.startswith(incomplete))
 
 
+DetectorOption = Annotated[
+    str,
+    typer.Option(
+        "--vad",
+        metavar="KIND",
+        help="How speech is found, between which recordings are cut in pauses: silero (the default where it is "
+        "installed), energy, or another registered detector; none: by length.",
+        autocompletion=_complete_detector,
+    ),
+]
+
+
 @friendly
 def transcribe(
     files: Annotated[
@@ -83,16 +95,7 @@ def transcribe(
     device: Annotated[
         str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
     ] = "cpu",
-    vad: Annotated[
-        str,
-        typer.Option(
-            "--vad",
-            metavar="KIND",
-            help="How speech is found, between which recordings are cut in pauses: silero (the default where it is "
-            "installed), energy, or another registered detector; none: by length.",
-            autocompletion=_complete_detector,
-        ),
-    ] = "",
+    vad: DetectorOption = "",
     nbest: Annotated[
         int,
         typer.Option(

@@ -140,7 +140,8 @@ class Coordinator:
         have = set(beat.have)
         if beat.empty:
             self.leasing.reclaim(name, have)
-        if beat.want and not self._ending():
+        # returned rows are for the node that ran out of work, not for the one that returned them
+        if beat.want and not beat.returned and not self._ending():
             self.leasing.give_work(state, have)
         return self._reply(state, beat)
 

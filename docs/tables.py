@@ -18,7 +18,7 @@ from speech.features.registry import FEATURES
 from speech.lm import LANGUAGE_MODELS, LmConfig
 from storage.corpora import READERS, reader_class
 from tasks.config.pipeline import PipelineConfig
-from tasks.config.reference import reference
+from tasks.config.reference import reference, summary
 from tasks.dataset.sources import layouts
 from training.config import TrainConfig
 from training.strategies.registry import STRATEGIES, STRATEGY_CONFIGS
@@ -69,14 +69,14 @@ def features() -> Iterator[Row]:
     """Kinds of features, each with the options that not all have."""
     yield "kind", "features of a frame", "its own options"
     for kind, config in FEATURES.items():
-        yield f"`{kind}`", _summary(config), _own(config, FeatureConfig)
+        yield f"`{kind}`", _phrase(config), _own(config, FeatureConfig)
 
 
 def language_models() -> Iterator[Row]:
     """Kinds of language models, each with the options that not all have."""
     yield "kind", "what it is", "its own options"
     for kind, estimator in LANGUAGE_MODELS.items():
-        yield f"`{kind}`", _summary(estimator.config), _own(estimator.config, LmConfig)
+        yield f"`{kind}`", _phrase(estimator.config), _own(estimator.config, LmConfig)
 
 
 def tuning_grids() -> Iterator[Row]:
@@ -88,9 +88,9 @@ def tuning_grids() -> Iterator[Row]:
             yield f"`{kind}`", "; ".join(fields)
 
 
-def _summary(config: type[BaseModel]) -> str:
-    """The first sentence of a class's description, as a phrase."""
-    line = (config.__doc__ or "").split("\n")[0].removesuffix(".")
+def _phrase(config: type[BaseModel]) -> str:
+    """A class's summary without its full stop, as a phrase."""
+    line = summary(config).removesuffix(".")
     return line if line[1:2].isupper() else line[:1].lower() + line[1:]
 
 

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, friendly, interruptible, out, print_json, progress_bars, say
+from flows.cli.common import (
+    JsonOption,
+    SetOption,
+    friendly,
+    interruptible,
+    out,
+    print_json,
+    print_line,
+    progress_bars,
+    say,
+)
 from flows.cli.configs import complete_path
 
 if TYPE_CHECKING:
@@ -71,7 +81,7 @@ def align(
         return
     _show(suspicious)
     counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
-    out.print(f"{counts}; files in {output}", markup=False, highlight=False, soft_wrap=True)
+    print_line(f"{counts}; files in {output}")
 
 
 def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alignments":

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, friendly, out, print_json, say
+from flows.cli.common import JsonOption, friendly, out, print_json, print_line, say
 from flows.cli.configs import complete_path
 
 
@@ -47,5 +47,5 @@ def _print(verb: str, figures: dict[str, Any], json_output: bool) -> None:
         print_json(figures)
         return
     size = f"{figures['bytes'] / 2**20:.1f} MiB"
-    out.print(f"{verb}: {figures['backup']}", markup=False, highlight=False, soft_wrap=True)
+    print_line(f"{verb}: {figures['backup']}")
     out.print(f"made {figures['created']}, {figures['artifacts']} artifacts, {size}", highlight=False)

@@ -39,6 +39,11 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def print_line(text: str, style: str = "") -> None:
+    """Print a line as it is on standard output: a long path is not broken, and its brackets are no markup."""
+    out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def local_time(time: datetime) -> str:
     """A moment in the local time zone, as all tables show it."""
     return f"{time.astimezone():%Y-%m-%d %H:%M}"

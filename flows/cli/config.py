@@ -5,7 +5,7 @@ import sys
 import typer
 
 from flows.cli.commands import CommandGroup
-from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
+from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json, print_line
 from flows.cli.configs import ConfigArgument
 
 app = CommandGroup("Show and check configurations.")
@@ -54,7 +54,7 @@ def check(config: ConfigArgument, overrides: SetOption = None, json_output: Json
     else:
         sources = len(loaded.data.sources)
         what = "its source is" if sources == 1 else f"its {sources} sources are"
-        out.print(f"{config}: no mistake found; {what} readable", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"{config}: no mistake found; {what} readable")
         out.print(f"stages: {', '.join(stages)}", highlight=False)
     if problems:
         raise typer.Exit(1)

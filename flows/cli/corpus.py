@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from flows.cli import corpus_download
 from flows.cli.commands import CommandGroup
-from flows.cli.common import JsonOption, friendly, out, print_json
+from flows.cli.common import JsonOption, friendly, out, print_json, print_line
 from flows.cli.configs import complete_path
 
 app = CommandGroup("Inspect corpora, and fetch public ones.")
@@ -145,7 +145,7 @@ def _figures(good: list[Any]) -> dict[str, Any]:
 def print_inspected(path: Path, report: dict[str, Any]) -> None:
     """Print the statistics of a corpus in words, by set, and why entries cannot be used."""
     usable = f"{report['written']:,} of {report['read']:,} utterances can be used"
-    out.print(f"{path}: layout {report['kind']}; {usable}", markup=False, highlight=False, soft_wrap=True)
+    print_line(f"{path}: layout {report['kind']}; {usable}")
     if report["sets"]:
         out.print(_set_table(report))
     if report["reasons"]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.common import JsonOption, friendly, out, print_json, say
+from flows.cli.common import JsonOption, friendly, print_json, print_line, say
 from flows.cli.configs import complete_path
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def init(
         print_json({"config": str(path), "sources": documents, "survey": asdict(found)})
         return
     for line in _said(sources, found):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+        print_line(line)
+    print_line(f"written: {path}")
     if not found.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
         return
-    out.print(f"next:    starling run {path}", markup=False, highlight=False, soft_wrap=True)
+    print_line(f"next:    starling run {path}")
 
 
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:

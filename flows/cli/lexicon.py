@@ -62,6 +62,7 @@ def show(
             table.add_row(phone, f"{count:,}")
         out.print(table)
     _say_notes(built)
+    _say_quarantined(built)
 
 
 @app.command("check")
@@ -87,8 +88,7 @@ def check(
         named = ", ".join(f"{word} ({count})" for word, count in built.coverage.unknown.most_common(20))
         out.print(f"unknown: {named}", markup=False, highlight=False)
     _print_suspicions(found, everything)
-    for note in built.notes:
-        say(note)
+    _say_notes(built)
 
 
 def _build(config_path: Path, overrides: list[str], words: list[str]) -> "tuple[Built, dict[str, Counter[str]]]":
@@ -150,6 +150,9 @@ def _print_suspicions(found: "list[Suspicion]", everything: bool) -> None:
 def _say_notes(built: Any) -> None:
     for note in built.notes:
         say(note)
+
+
+def _say_quarantined(built: Any) -> None:
     if built.bad_lines:
         lines = "1 line" if len(built.bad_lines) == 1 else f"{len(built.bad_lines)} lines"
         say(f"quarantined: {lines} of the file; `starling lexicon check` names them")

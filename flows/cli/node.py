@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, friendly, out, print_json
+from flows.cli.common import JsonOption, SetOption, friendly, print_json, print_line
 from flows.cli.configs import OptionalConfigArgument, complete_path
 from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
 
@@ -148,4 +148,4 @@ def key(
         print_json({"file": str(file), "public": made.public.decode()})
         return
     text = f"{file}: copy it to every node over a safe channel, readable by its owner only"
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    print_line(text)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, interruptible, local_time, out, print_json
+from flows.cli.common import JsonOption, err, friendly, interruptible, local_time, out, print_json, print_line
 from flows.cli.configs import complete_config, find_config
 
 NoPrefectOption = Annotated[
@@ -55,7 +55,7 @@ def promote(
         return
     title = "[green]champion[/green]" if found["promoted"] else "[yellow]not promoted[/yellow]"
     out.print(f"{found['model']} version {found['version']}: {title}", highlight=False)
-    out.print(f"  {found['reason']}", highlight=False, markup=False, soft_wrap=True)
+    print_line(f"  {found['reason']}")
 
 
 def _model_name(name: str, config: Path | None) -> str:
@@ -156,11 +156,11 @@ def _show_history(name: str, versions: list[dict[str, Any]], json_output: bool) 
     for entry in versions:
         aliases = " ".join(f"@{alias}" for alias in entry["aliases"])
         fate = f"rolled back: {entry['rolled_back']}" if entry["rolled_back"] else entry["decision"]
-        table.add_row(entry["version"], aliases, _local_time(entry["champion_since"]), entry["replaced"], fate)
+        table.add_row(entry["version"], aliases, _tag_time(entry["champion_since"]), entry["replaced"], fate)
     out.print(table)
 
 
-def _local_time(tag: str | None) -> str:
+def _tag_time(tag: str | None) -> str:
     """The time in a version's tag, as the other tables show it; anything else unchanged."""
     try:
         return local_time(datetime.fromisoformat(tag or ""))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, say
+from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, print_line, say
 from flows.cli.configs import CONFIG_SUFFIXES, complete_config_or_file, complete_path, find_config
 from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
 
@@ -134,7 +134,7 @@ def _show(result: dict[str, Any], text: str, json_output: bool) -> None:
     if any(result["labels"].values()):
         out.print(label_table(result["labels"]))
     if result["comparison"]:
-        out.print(comparison_text(result["comparison"]), markup=False, highlight=False, soft_wrap=True)
+        print_line(comparison_text(result["comparison"]))
 
 
 def score_files(

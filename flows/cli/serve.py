@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, out, print_json, say
+from flows.cli.common import JsonOption, err, friendly, out, print_json, print_line, say
 from flows.cli.configs import complete_path
 from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
 from flows.servers.shutdown import end_now
@@ -186,7 +186,7 @@ def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output:
         out.print(f"{titles[name]:10} {url}", highlight=False)
     if "secrets" in note:
         text = f"{'passwords':10} {note['secrets']} (Prefect: prefect_auth; MLflow: admin, mlflow_admin_password)"
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(text)
     deployments_table(deployed)
     out.print("Ctrl-C stops everything.")
 
@@ -209,4 +209,4 @@ def secrets(
     if json_output:
         print_json({"folder": str(place), "made": made})
         return
-    out.print(f"{place}: made {', '.join(made) or 'nothing, all exist'}", markup=False, highlight=False, soft_wrap=True)
+    print_line(f"{place}: made {', '.join(made) or 'nothing, all exist'}")

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from flows.cli.commands import CommandGroup
-from flows.cli.common import JsonOption, friendly, out, print_json, progress_bars
+from flows.cli.common import JsonOption, friendly, out, print_json, print_line, progress_bars
 from flows.cli.configs import complete_config, find_config
 from storage.disks import size_text
 
@@ -92,29 +92,26 @@ def verify(
 
 
 def _print_verified(store: Any, report: Any, repaired: Any, repair: bool) -> None:
-    def say(text: str, style: str = "") -> None:
-        out.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
-
     for problem in report.problems:
-        say(f"{store.join(problem.object)}: {problem.reason}", "red")
+        print_line(f"{store.join(problem.object)}: {problem.reason}", "red")
     text = f"{report.shards:,} shards ({size_text(report.bytes)}) of {report.indexes:,} indexes"
     text += f" and {report.objects:,} other objects"
     if not report.problems:
-        say(f"{text}: all intact")
+        print_line(f"{text}: all intact")
         return
     problems = f"{len(report.problems):,} problem{'s' if len(report.problems) > 1 else ''}"
-    say(f"{text}: {problems}")
+    print_line(f"{text}: {problems}")
     if not repair:
-        say(
+        print_line(
             f"`starling storage verify --repair --url {store.url}` deletes damaged objects and their stages' records; "
             "then run the pipelines again, which recreate only these"
         )
         return
     for problem in repaired.left:
-        say(f"{store.join(problem.object)}: not repaired: {problem.reason}", "red")
+        print_line(f"{store.join(problem.object)}: not repaired: {problem.reason}", "red")
     if repaired.outputs:
-        say(f"deleted: {len(repaired.deleted):,} objects and the records of {', '.join(repaired.outputs)}")
-        say("Run their pipelines again with the same commands: they recreate only what was deleted.")
+        print_line(f"deleted: {len(repaired.deleted):,} objects and the records of {', '.join(repaired.outputs)}")
+        print_line("Run their pipelines again with the same commands: they recreate only what was deleted.")
 
 
 @app.command("gc")

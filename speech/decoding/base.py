@@ -132,17 +132,23 @@ class Decoder(ABC):
         reads: Outputs that it decodes (`Objective.outputs`).
         slow: Whether it takes longer than the model, so that several processes are worth their start.
         packages: Python packages that it needs beside the model's.
+        native: Attributes with native objects, None until they are read from files; another process reads them again.
     """
 
     config: ClassVar[type[DecodeConfig]]
     reads: ClassVar[str] = "ctc"
     slow: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
+    native: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         self.cfg = cfg
         self.tokenizer = tokenizer
         self.states = states
+
+    def __getstate__(self) -> dict[str, object]:
+        """State for another process, without native objects."""
+        return self.__dict__ | dict.fromkeys(self.native)
 
     @property
     def num_outputs(self) -> int:

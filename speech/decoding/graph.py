@@ -153,6 +153,7 @@ class GraphDecoder(Decoder):
     config: ClassVar[type[DecodeConfig]] = GraphConfig
     reads = "states"
     slow = True
+    native = ("_search", "_rescorer")
     packages = ("kaldifst", "kaldi-decoder", "kaldilm")
     cfg: GraphConfig
 
@@ -160,10 +161,6 @@ class GraphDecoder(Decoder):
         super().__init__(cfg, tokenizer, states)
         self._search: GraphSearch | None = None
         self._rescorer: Rescorer | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        """Leaves out native objects: another process reads the files again."""
-        return self.__dict__ | {"_search": None, "_rescorer": None}
 
     @property
     def search(self) -> GraphSearch:

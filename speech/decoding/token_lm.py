@@ -47,15 +47,12 @@ class TokensDecoder(BeamDecoder):
 
     config: ClassVar[type[DecodeConfig]] = TokensConfig
     slow = True
+    native = ("_lm",)
     cfg: TokensConfig  # type: ignore[assignment]
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         super().__init__(cfg, tokenizer, states)
         self._lm: LanguageModel | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        """Leaves out native objects: another process reads the file again."""
-        return self.__dict__ | {"_lm": None}
 
     @override
     def with_config(self, cfg: DecodeConfig) -> TokensDecoder:

@@ -72,6 +72,7 @@ class WordsDecoder(Decoder):
 
     config: ClassVar[type[DecodeConfig]] = WordsConfig
     slow = True
+    native = ("_search", "_rescorer")
     packages = ("flashlight-text",)
     cfg: WordsConfig
 
@@ -79,10 +80,6 @@ class WordsDecoder(Decoder):
         super().__init__(cfg, tokenizer, states)
         self._search: WordSearch | None = None
         self._rescorer: Rescorer | None = None
-
-    def __getstate__(self) -> dict[str, object]:
-        """Leaves out native objects: another process reads the files again."""
-        return self.__dict__ | {"_search": None, "_rescorer": None}
 
     @override
     def with_config(self, cfg: DecodeConfig) -> WordsDecoder:

@@ -89,7 +89,7 @@ class _Reference:
             yield "Fields of every kind:\n"
             yield _table({name: own[first][name] for name in common})
         for kind, model in kinds.items():
-            yield f"**`kind: {kind}`**: {_summary(model)}\n"
+            yield f"**`kind: {kind}`**: {summary(model)}\n"
             if rest := {name: field for name, field in own[kind].items() if name not in common}:
                 yield _table(rest)
         sections = {name: field for fields in own.values() for name, field in fields.items() if _is_section(field)}
@@ -119,7 +119,7 @@ def _choice_of_items(annotation: Any) -> OneOf | None:
     return next((one for part in get_args(annotation) if (one := _choice_of_items(part))), None)
 
 
-def _summary(model: type[BaseModel]) -> str:
+def summary(model: type[BaseModel]) -> str:
     """First paragraph of a class's docstring."""
     return " ".join((model.__doc__ or "").strip().split("\n\n")[0].split())
 

@@ -17,6 +17,11 @@ from tasks.dataset.splits import TRAIN, Ints, SplitError, encode
 _SHOWN = 8
 
 
+def speakers_text(count: int) -> str:
+    """A number of speakers, for a message."""
+    return f"{count:,} speakers" if count != 1 else "1 speaker"
+
+
 @dataclass(frozen=True)
 class Shared:
     """Speakers that a set shares with the training set."""
@@ -31,7 +36,7 @@ class Shared:
     def text(self) -> str:
         """Number and names, for a message."""
         more = ", …" if self.speakers > len(self.names) else ""
-        return f"{self.speakers} speaker{'s' if self.speakers != 1 else ''} ({', '.join(self.names)}{more})"
+        return f"{speakers_text(self.speakers)} ({', '.join(self.names)}{more})"
 
 
 class SetSpeakers:

@@ -16,6 +16,7 @@ from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
 from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
+from tasks.dataset.speakers import speakers_text
 from tasks.stages.prepare import Checked, check_all, open_source, worker_count
 
 _SAMPLE = 200
@@ -176,7 +177,7 @@ class Starter:
         """
         found = self._found
         lines = [
-            f"# {found.utterances:,} utterances, {found.hours:.2g} hours, {_speakers(found.speakers)}, "
+            f"# {found.utterances:,} utterances, {found.hours:.2g} hours, {speakers_text(found.speakers)}, "
             f"{found.different_words:,} different words.",
             f"# Run it with: starling run {file}",
             f"name: {self._name}",
@@ -215,14 +216,16 @@ class Starter:
         sets, speakers = self._found.sets, self._found.speakers
         shared = []
         if count := self._found.shared:
-            why = f"{_speakers(count)} of the training set are in other sets, too: the error rate is for these voices"
+            why = (
+                f"{speakers_text(count)} of the training set are in other sets, too: the error rate is for these voices"
+            )
             shared = [f"speaker_overlap: allow  # {why}"]
         if "" not in sets and not self._divides_training:
             return shared
         what = "validation" if sets.keys() - {"", "train", "valid"} else "validation and test"
         if speakers >= _FEW_SPEAKERS:
             return [*shared, f"split_by: speaker  # {what} speakers are not trained on"]
-        why = f"{_speakers(speakers)}: too few to set some aside for {what}; the error rate is for these voices"
+        why = f"{speakers_text(speakers)}: too few to set some aside for {what}; the error rate is for these voices"
         return [f"split_by: utterance  # {why}"]
 
     @property
@@ -261,10 +264,6 @@ class Starter:
             "  schedule: {kind: cosine, warmup_epochs: 2}",
             "  augment: {time_masks: 2, freq_masks: 2, pauses: {}}",
         ]
-
-
-def _speakers(count: int) -> str:
-    return f"{count:,} speakers" if count != 1 else "1 speaker"
 
 
 def _schedule(hours: float, long_s: float, batch: int) -> tuple[int, int]:

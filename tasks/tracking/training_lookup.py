@@ -196,11 +196,11 @@ def find_training(target: str, key_file: Path | None = None) -> WatchedTraining:
     folder = Path(target).expanduser() if target else home()
     if (folder / "journal.jsonl").is_file():
         return LocalTraining(folder)
+    data, known = folder, trainings(folder)
     # A folder of recordings may have the configuration's name; only a data folder has trainings.
-    is_data = not target or bool(trainings(folder)) or (folder.is_dir() and len(Path(target).parts) > 1)
-    data = folder if is_data else home()
-    known = trainings(data)
-    if not is_data:
+    if target and not known and not (folder.is_dir() and len(Path(target).parts) > 1):
+        data = home()
+        known = trainings(data)
         named = [one for one in known if _means(one, target)]
         if not named:
             raise WatchError(

@@ -3,6 +3,7 @@
 import hashlib
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -178,11 +179,8 @@ class NotesContract:
                 output = StageOutput(ObjectStore(url), "shard", "a" * 16)
                 output.note_use({"prepare": f"{number}-{turn}"}, "2026-01-01")
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(240)
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))  # raises what a writer raised
         expected = sorted(f"{number}-{turn}" for number in range(6) for turn in range(5))
         assert StageOutput(store, "shard", "a" * 16).uses() == {"prepare": expected}
 

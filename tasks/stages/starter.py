@@ -252,17 +252,18 @@ class Starter:
         _, size, largest, rate = next(row for row in _SIZES if hours < row[0])
         batch, epochs = _schedule(hours, found.long_s, largest)
         return [
+            "# log-mel; pauses do not change the normalization, and recognition trims them: docs/features.md",
             f"features: {{num_mels: {mels}, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4, trim_db: 30}}",
             f"tokens: {words if small else pieces}",
             f"model: {{kind: conformer, {size}}}  # for {hours:.2g} hours of training data",
             "train:",
             f"  epochs: {epochs}",
             *(["  max_minutes: 60  # then the best model so far is taken; 0 trains all epochs"] if hours < 20 else []),
-            f"  batch_seconds: {batch}",
+            f"  batch_seconds: {batch}  # of audio in a step",
             "  average: 5  # of the best epochs' weights",
             f"  optimizer: {{kind: adamw, lr: {rate}}}",
-            "  schedule: {kind: cosine, warmup_epochs: 2}",
-            "  augment: {time_masks: 2, freq_masks: 2, pauses: {}}",
+            "  schedule: {kind: cosine, warmup_epochs: 2}  # the learning rate rises for 2 epochs, then falls to 0",
+            "  augment: {time_masks: 2, freq_masks: 2, pauses: {}}  # masked features, and pauses around the speech",
         ]
 
 

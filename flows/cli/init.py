@@ -63,11 +63,7 @@ def init(
 
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     """What was found, in words."""
-    lines = []
-    for one in sources:
-        columns = "".join(f", {field} in the column {column}" for field, column in one.columns.items())
-        rows = "".join(f", rows with {column} {value}" for column, value in one.where.items())
-        lines.append(f"found:   {one.kind} {one.path}{rows}{columns}" + (f", as set {one.set}" if one.set else ""))
+    lines = [f"found:   {one.told()}" for one in sources]
     who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
     lines.append(
         f"         {found.utterances:,} utterances, about {found.hours:.2g} hours, {who}, "

@@ -32,16 +32,19 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
     """
     from tasks.config.data import DataConfig
     from tasks.config.pipeline import load_config
-    from tasks.dataset.discovery import find_corpus
+    from tasks.dataset.discovery import find_corpus, told_left_out
 
     path = path.expanduser()
     if path.suffix in YAML_SUFFIXES and not path.is_dir():
         if kind not in ("", "auto") or language != "en":
             raise ValueError(f"{path} gives the kind and language of its sources: remove --kind and --language")
         return load_config(path).data
-    found = find_corpus(path, kind, sets=sets)
+    left_out: list[Path] = []
+    found = find_corpus(path, kind, sets=sets, left_out=left_out)
     if len(found) > 1 or any(one.path != path or one.columns or one.where for one in found):
         with redirect_stdout(sys.stderr):
             for one in found:
                 print_line(f"found: {one.told()}")
+            if left_out:
+                print_line(f"warning: {told_left_out(left_out)}")
     return DataConfig(sources=tuple(one.config(language) for one in found))

@@ -80,17 +80,20 @@ def test_inspect_reads_the_sources_of_a_configuration_by_its_rules(recordings, h
     assert "gives the kind and language of its sources: remove --kind and --language" in message
 
 
-def test_parts_are_one_corpus_where_sets_do_not_matter(recordings, tmp_path):
+def test_parts_are_one_corpus_where_sets_do_not_matter(recordings, home, wide, tmp_path):
     add_parts(recordings)
     (whole,) = corpus_data(recordings, sets=False).sources
     assert (whole.where, whole.set, whole.options["columns"]["text"]) == ({}, "", "label")
     texts = tmp_path / "texts"
-    for name in ("train/1", "test/1", "others/1"):
+    for name in ("train/1", "train/2", "test/1", "others/1"):
         write_tone(texts / f"{name}.wav", seconds=0.3)
         (texts / f"{name}.txt").write_text("hello")
     (whole,) = corpus_data(texts, sets=False).sources
     assert (whole.kind, whole.path) == ("sidecar", str(texts))
     assert [one.set for one in corpus_data(texts).sources] == ["test", "train"]
+    warning = f"warning: left out, since their names stand for no set: {texts / 'others'}"
+    assert warning in invoke("corpus", "inspect", texts).stderr
+    assert warning in invoke("init", texts, "-o", tmp_path / "texts.yaml").stdout
 
 
 def test_pattern_of_tars_is_a_corpus(tmp_path):

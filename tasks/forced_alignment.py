@@ -7,7 +7,7 @@ utterances that cannot be used are quarantined.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from speech.hmm.confidence import frame_confidences, timed_units
 from speech.hmm.utterances import make_shards
 from speech.text import NormalizerConfig
 from speech.timings import TimedUtterance, low_confidences, low_scores
-from storage.corpora import guess_kind
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardError
 from tasks.config.pipeline import PipelineConfig, parse_config
+from tasks.dataset.sources import SourceConfig
 from tasks.stages.align import align_options
 from tasks.stages.align_data import compute_features
 from tasks.stages.align_model import AlignmentModel
@@ -66,20 +66,25 @@ class Alignments:
         return [*failed, *scores, *confidences]
 
 
-def data_run(data: Path, sample_rate: int, normalizer: NormalizerConfig, base: PipelineConfig | None = None) -> Run:
+def data_run(
+    sources: Sequence[SourceConfig],
+    sample_rate: int,
+    normalizer: NormalizerConfig,
+    base: PipelineConfig | None = None,
+) -> Run:
     """A run whose only set is the speech to align, prepared and sharded.
 
     Args:
-        data: A corpus: a folder in a known layout, or a table.
+        sources: The sources of the corpus.
         sample_rate: Sample rate of the model, Hz.
         normalizer: How its transcripts are normalized.
         base: A configuration that gives storage and runner.
     """
-    kind = guess_kind(str(data))
+    own = {"set": SET, "own_split": False}
     value = {
         "name": "align",
         "data": {
-            "sources": [{"kind": kind, "path": str(data.resolve()), "set": SET, "own_split": False}],
+            "sources": [one.model_dump(mode="json", exclude_defaults=True) | own for one in sources],
             "sample_rate": sample_rate,
             "normalizer": normalizer.model_dump(mode="json"),
             "max_quarantined": 1.0,
@@ -100,17 +105,17 @@ def _quarantined(run: Run) -> int:
 
 
 def align_with_gmm(
-    model: AlignmentModel, data: Path, report: _Report, base: PipelineConfig | None = None
+    model: AlignmentModel, sources: Sequence[SourceConfig], report: _Report, base: PipelineConfig | None = None
 ) -> Alignments:
     """Align a corpus with a GMM-HMM.
 
     Args:
         model: The model.
-        data: The corpus.
+        sources: The sources of the corpus.
         report: Called with the number of finished utterances and of all.
         base: A configuration that gives storage and runner.
     """
-    run = data_run(data, model.sample_rate, model.normalizer, base)
+    run = data_run(sources, model.sample_rate, model.normalizer, base)
     cfg = model.config
     with tempfile.TemporaryDirectory() as folder:
         features, damaged = compute_features(run, cfg.features, SET, ObjectStore(folder), "align")
@@ -139,17 +144,17 @@ def align_with_gmm(
     return result
 
 
-def align_with_ctc(bundle: Path, data: Path, device: str, report: _Report) -> Alignments:
+def align_with_ctc(bundle: Path, sources: Sequence[SourceConfig], device: str, report: _Report) -> Alignments:
     """Align a corpus with a CTC model.
 
     Args:
         bundle: Folder of the model.
-        data: The corpus.
+        sources: The sources of the corpus.
         device: Device that the model runs on.
         report: Called with the number of finished utterances and of all.
     """
     spec = load_spec(bundle)
-    run = data_run(data, spec.sample_rate, spec.normalizer)
+    run = data_run(sources, spec.sample_rate, spec.normalizer)
     speakers: dict[str, CmvnStats] = {}
     if spec.features.cmvn == "speaker":
         run = replace(run, config=run.config.model_copy(update={"features": spec.features}))

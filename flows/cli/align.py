@@ -22,7 +22,8 @@ from flows.cli.common import (
     progress_bars,
     say,
 )
-from flows.cli.configs import complete_path
+from flows.cli.configs import YAML_SUFFIXES, complete_path
+from flows.cli.found_corpus import HELP, corpus_data
 
 if TYPE_CHECKING:
     from speech.timings import TimedUtterance
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from tasks.stages.align_model import AlignmentModel
 
 _SHOWN = 20
-_CONFIGURATIONS = (".yaml", ".yml")
 
 ModelArgument = Annotated[
     str,
@@ -40,9 +40,7 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-DataArgument = Annotated[
-    Path, typer.Argument(help="Corpus: a folder in a known layout, or a table.", autocompletion=complete_path)
-]
+DataArgument = Annotated[Path, typer.Argument(metavar="CORPUS", help=HELP, autocompletion=complete_path)]
 
 
 @friendly
@@ -93,17 +91,18 @@ def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alig
     def report(done: float, total: float) -> None:
         progress.report("align", done, total, data.name)
 
-    if model.endswith(_CONFIGURATIONS):
+    sources = corpus_data(data, sets=False).sources
+    if model.endswith(YAML_SUFFIXES):
         from tasks.config.pipeline import load_config
 
         config = load_config(Path(model), overrides)
         with _model_of(config) as found:
-            return align_with_gmm(found, data, report, config)
+            return align_with_gmm(found, sources, report, config)
     if overrides:
         raise ValueError(f"--set overrides fields of a configuration, and {model} is a model: remove --set")
     if is_alignment_model(Path(model)):
-        return align_with_gmm(AlignmentModel.load(Path(model)), data, report)
-    return align_with_ctc(fetch_model(model_uri(model)), data, device, report)
+        return align_with_gmm(AlignmentModel.load(Path(model)), sources, report)
+    return align_with_ctc(fetch_model(model_uri(model)), sources, device, report)
 
 
 @contextmanager

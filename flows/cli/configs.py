@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+YAML_SUFFIXES = (".yaml", ".yml")
+CONFIG_SUFFIXES = (*YAML_SUFFIXES, ".json")
 
 
 def packaged_configs() -> dict[str, Path]:

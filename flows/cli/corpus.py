@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from flows.cli import corpus_download
 from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, friendly, out, print_json, print_line
 from flows.cli.configs import complete_path
+from flows.cli.found_corpus import HELP, corpus_data
 
 app = CommandGroup("Inspect corpora, and fetch public ones.")
 
@@ -69,37 +71,33 @@ def _sizes(download: Any) -> dict[str, int]:
 @friendly
 def inspect(
     path: Annotated[
-        Path, typer.Argument(help="Folder or table of a corpus.", show_default=False, autocompletion=complete_path)
+        Path, typer.Argument(metavar="CORPUS", help=HELP, show_default=False, autocompletion=complete_path)
     ],
     kind: Annotated[str, typer.Option("--kind", "-k", help="Layout. Default: detected.")] = "",
     limit: Annotated[int, typer.Option("--limit", help="Read only this many utterances; 0: all.")] = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Read a corpus, check every utterance, and report what would be used and what would be quarantined."""
-    from storage.corpora import guess_kind, reader_class
-    from tasks.config.data import DataConfig
     from tasks.dataset.policies import DuplicatesConfig
-    from tasks.dataset.sources import SourceConfig
     from tasks.stages.prepare import Checked, check_all, open_source, select, worker_count
 
-    kind = kind or guess_kind(str(path))
-    reader_class(kind)  # its error for an unknown kind suggests the closest one
-    source = SourceConfig.model_validate({"kind": kind, "path": str(path.resolve()), "limit": limit})
-    reader = open_source(source)
-    data = DataConfig(sources=(source,), duplicates=DuplicatesConfig(fingerprint=False))
+    data = corpus_data(path, kind).model_copy(update={"duplicates": DuplicatesConfig(fingerprint=False)})
+    readers = [open_source(source) for source in data.sources]
+    utterances = chain.from_iterable(map(select, data.sources, readers))
     good: list[Checked] = []
     reasons: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for result in check_all(select(source, reader), data, worker_count(0)):
+    for result in check_all(islice(utterances, limit or None), data, worker_count(0)):
         if isinstance(result, Checked):
             good.append(result)
         else:
             reasons[result.reason] += 1
             examples.setdefault(result.reason, f"{result.id}: {result.detail}")
-    for name, reason, detail in reader.problems:
+    for name, reason, detail in chain.from_iterable(reader.problems for reader in readers):
         reasons[reason] += 1
         examples.setdefault(reason, f"{name}: {detail}")
-    report = describe(kind, good, reasons) | {"examples": examples}
+    kinds = ", ".join(dict.fromkeys(source.kind for source in data.sources))
+    report = describe(kinds, good, reasons) | {"examples": examples}
     if json_output:
         print_json(report)
         return
@@ -155,11 +153,7 @@ def print_inspected(path: Path, report: dict[str, Any]) -> None:
         out.print(table)
         out.print("docs/corpora.md explains the reasons", highlight=False)
     if set(report["sets"]) == {""}:
-        out.print(
-            "The corpus has no sets: a run divides it into training, validation and test. If a column or a folder of "
-            "yours stands for sets, `starling init` finds it.",
-            soft_wrap=True,
-        )
+        out.print("The corpus has no sets: a run divides it into training, validation and test.", soft_wrap=True)
 
 
 def _set_table(report: dict[str, Any]) -> Table:

@@ -9,6 +9,7 @@ import typer
 
 from flows.cli.common import JsonOption, SetOption, err, friendly, interruptible, out, print_json, progress_bars, say
 from flows.cli.configs import complete_path
+from flows.cli.found_corpus import HELP, corpus_data
 from flows.cli.run import NoPrefectOption
 
 
@@ -18,12 +19,7 @@ def evaluate(
         str,
         typer.Argument(help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder."),
     ],
-    corpus: Annotated[
-        Path,
-        typer.Argument(
-            help="Corpus of any layout, or a folder of audio with text files.", autocompletion=complete_path
-        ),
-    ],
+    corpus: Annotated[Path, typer.Argument(help=HELP, autocompletion=complete_path)],
     kind: Annotated[str, typer.Option("--kind", help="Layout. Default: detected.", show_default=False)] = "auto",
     split: Annotated[str, typer.Option("--split", help="Score only this part of the corpus, such as test.")] = "",
     language: Annotated[str, typer.Option("--language", help="Language of the transcripts.")] = "en",
@@ -35,15 +31,13 @@ def evaluate(
     """Recognize and score a corpus with an existing model: error rates, intervals and a report; nothing is trained."""
     from flows.models import fetch_model, model_uri
     from flows.summary import print_summary
-    from storage.corpora import guess_kind
     from tasks.stages.evaluation import evaluation_config
 
     with redirect_stdout(sys.stderr), interruptible():
-        path = corpus.expanduser().resolve()
-        layout = guess_kind(str(path)) if kind == "auto" else kind
-        source = {"kind": layout, "path": str(path), "language": language, "limit": limit}
+        sources = corpus_data(corpus, kind, language=language, sets=bool(split)).sources
         uri = model_uri(model)
-        config = evaluation_config(fetch_model(uri), source, split, overrides)
+        name = corpus.expanduser().resolve().name
+        config = evaluation_config(fetch_model(uri), name, sources, split, limit=limit, overrides=overrides)
         summary = _execute(config, uri, no_prefect)
     print_summary(summary, err if json_output else out)
     if json_output:

@@ -35,7 +35,7 @@ def init(
 ) -> None:
     """Look at your recordings, say what was found, and write a commented configuration that runs."""
     from tasks.config.pipeline import load_config
-    from tasks.dataset.discovery import find_sources
+    from tasks.dataset.discovery import find_sources, told_left_out
     from tasks.dataset.sources import checked_name
     from tasks.stages.starter import Starter, config_name, survey
 
@@ -43,7 +43,8 @@ def init(
     path = output or Path(f"{name}.yaml")
     if path.exists() and not force:
         raise ValueError(f"{path} exists: name another file with --output, or overwrite it with --force")
-    sources = find_sources(folder.expanduser())
+    left_out: list[Path] = []
+    sources = find_sources(folder.expanduser(), left_out=left_out)
     found = survey(sources, language)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Starter(name, sources, found, language).text(path.parent, path.name), encoding="utf-8")
@@ -54,6 +55,8 @@ def init(
         return
     for line in _said(sources, found):
         print_line(line)
+    if left_out:
+        print_line(f"warning: {told_left_out(left_out)}")
     print_line(f"written: {path}")
     if not found.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
@@ -63,11 +66,7 @@ def init(
 
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     """What was found, in words."""
-    lines = []
-    for one in sources:
-        columns = "".join(f", {field} in the column {column}" for field, column in one.columns.items())
-        rows = "".join(f", rows with {column} {value}" for column, value in one.where.items())
-        lines.append(f"found:   {one.kind} {one.path}{rows}{columns}" + (f", as set {one.set}" if one.set else ""))
+    lines = [f"found:   {one.told()}" for one in sources]
     who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
     lines.append(
         f"         {found.utterances:,} utterances, about {found.hours:.2g} hours, {who}, "

@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -192,19 +193,39 @@ class TableReader(CorpusReader):
 
     def _check_header(self, header: list[str]) -> list[str]:
         for field in ("audio", "text", *self._chosen):
-            names = (self._chosen[field],) if field in self._chosen else KNOWN_COLUMNS[field]
-            if not set(names) & set(header):
+            chosen, names = self._chosen.get(field), KNOWN_COLUMNS[field]
+            if chosen is not None and chosen not in header:
+                raise CorpusError(
+                    f"options.columns.{field}: {chosen!r} is not a column of {self.table}{_instead(chosen, header)}"
+                )
+            if chosen is None and not set(names) & set(header):
                 raise CorpusError(
                     f"{self.table} has no column for {field} ({' or '.join(names)}), only {', '.join(header)}: "
                     f"rename the right one to {names[0]}, or name it in the configuration: "
-                    f"options: {{columns: {{{field}: NAME}}}}"
+                    f"options: {{columns: {{{field}: NAME}}}}{misspelled(header, names)}"
                 )
         if twice := [name for name, count in Counter(header).items() if name and count > 1]:
             raise CorpusError(f"{self.table} has the column {twice[0]!r} twice: rename or remove one of them")
         missing = sorted(self._where.keys() - set(header))
         if missing:
-            raise CorpusError(f"{self.table} has no column {missing[0]!r} to select by, only {', '.join(header)}")
+            raise CorpusError(f"{self.table} has no column {missing[0]!r} to select by{_instead(missing[0], header)}")
         return header
+
+
+def near_column(name: str, columns: Iterable[str]) -> str:
+    """The column that a misspelled name means; empty if none is similar enough."""
+    return next(iter(get_close_matches(name.lower(), columns, 1, cutoff=0.75)), "")
+
+
+def misspelled(header: Iterable[str], names: Iterable[str]) -> str:
+    """End of a message about a missing column: which name a column of the table may misspell; empty if none."""
+    near = next(((name, found) for name in header if (found := near_column(name, names))), None)
+    return f"; {near[0]!r}: did you mean {near[1]!r}?" if near else ""
+
+
+def _instead(name: str, header: list[str]) -> str:
+    near = near_column(name, header)
+    return f"; did you mean {near!r}?" if near else f", which has only {', '.join(header)}"
 
 
 def first_rows(path: Path, count: int) -> list[dict[str, Any]]:

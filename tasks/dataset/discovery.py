@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from storage.corpora import CorpusError, guess_kind, reader_class
 from storage.corpora.base import AUDIO_SUFFIXES
 from storage.corpora.nemo import NemoReader
 from storage.corpora.table import TABLE_SUFFIXES
-from tasks.dataset.sources import is_name
+from tasks.dataset.sources import SourceConfig, is_name
 from tasks.dataset.table_columns import GuessedColumns, set_of_name
 
 _DEPTH = 3
@@ -36,34 +36,79 @@ class FoundSource:
         options = {"options": {"columns": self.columns}} if self.columns else {}
         return {"kind": self.kind} | ({"where": self.where} if self.where else {}) | options
 
+    def config(self, language: str = "en") -> SourceConfig:
+        """The source of a configuration, with an absolute path."""
+        given = {"path": str(self.path.expanduser().absolute()), "set": self.set, "language": language}
+        return SourceConfig.model_validate(self.document() | given)
 
-def find_sources(folder: Path) -> list[FoundSource]:
+    def told(self) -> str:
+        """Its layout and path, and what was taken for what."""
+        columns = "".join(f", {field} in the column {column}" for field, column in self.columns.items())
+        rows = "".join(f", rows with {column} {value}" for column, value in self.where.items())
+        return f"{self.kind} {self.path}{rows}{columns}" + (f", as set {self.set}" if self.set else "")
+
+
+def find_corpus(
+    path: Path, kind: str = "", *, sets: bool = True, left_out: list[Path] | None = None
+) -> list[FoundSource]:
+    """The sources of a corpus for a command that takes one.
+
+    Args:
+        path: A folder, or a file such as a table or a manifest.
+        kind: Its layout; detected if it is empty or "auto".
+        sets: Whether the parts are to be told apart. Otherwise all utterances are taken, those of parts whose name
+            stands for no set included.
+        left_out: Parts whose name stands for no set, while others have one, are added to it.
+
+    Raises:
+        CorpusError: If there is nothing that can be used, or the kind is unknown.
+    """
+    path = path.expanduser()
+    if kind in ("", "auto"):
+        found = find_sources(path, sets=sets, left_out=left_out)
+    elif kind == "table" and path.is_file():
+        found = _of_table(path)
+    else:
+        reader_class(kind)  # its error for an unknown kind suggests the closest one
+        found = [FoundSource(kind, path)]
+    if sets:
+        return found
+    whole = {one.path: replace(one, set="", where={}) for one in found}
+    return list(whole.values())
+
+
+def find_sources(folder: Path, *, sets: bool = True, left_out: list[Path] | None = None) -> list[FoundSource]:
     """The sources in a folder, or in a file such as a table or a manifest.
+
+    Args:
+        folder: The folder or file.
+        sets: Whether to look for parts that stand for sets in a folder that is a corpus as a whole, too.
+        left_out: Parts whose name stands for no set, while others have one, are added to it.
 
     Raises:
         CorpusError: If there is nothing that can be used; the message says what is there, and what to add.
     """
-    if not folder.exists():
-        raise CorpusError(f"{folder} does not exist: check the path of your recordings")
     kind = _kind(folder)
+    if not folder.exists() and not kind:  # a pattern of tars has a kind
+        raise CorpusError(f"{folder} does not exist: check the path of your recordings")
     if folder.is_file():
-        if folder.suffix.lower() in TABLE_SUFFIXES:
+        if kind == "table":
             return _of_table(folder)
         if not kind:
             kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in TABLE_SUFFIXES))
             raise CorpusError(f"{folder} is neither a table ({kinds}) nor a manifest: give one, or the folder it is in")
         return [FoundSource(kind, folder)]
-    if kind and reader_class(kind).HAS_SETS:
+    if kind and (reader_class(kind).HAS_SETS or not folder.is_dir()):
         return [FoundSource(kind, folder)]
     trouble: list[str] = []
-    if found := _of_tables(folder, trouble) or _of_manifests(folder):
+    left_out = [] if left_out is None else left_out
+    if found := _of_tables(folder, trouble, left_out) or _of_manifests(folder, left_out):
         return found
     if kind:
-        return _of_sets([FoundSource(kind, child) for child in _children(folder) if _kind(child) == kind]) or [
-            FoundSource(kind, folder)
-        ]
-    if found := list(_below(folder, 1)):
-        return _of_sets(found) or found
+        parts = [FoundSource(kind, child) for child in _children(folder) if _kind(child) == kind] if sets else []
+        return _of_sets(parts, left_out) or [FoundSource(kind, folder)]
+    if found := list(_below(folder, 1, left_out)):
+        return (_of_sets(found, left_out) if sets else []) or found
     raise CorpusError(_nothing(folder, trouble))
 
 
@@ -79,7 +124,7 @@ def _children(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _of_tables(folder: Path, trouble: list[str]) -> list[FoundSource]:
+def _of_tables(folder: Path, trouble: list[str], left_out: list[Path]) -> list[FoundSource]:
     """Sources of the tables of a folder: one for each set, or else the first usable table, `metadata` before others."""
     tables = [path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()]
     found: list[list[FoundSource]] = []
@@ -91,7 +136,7 @@ def _of_tables(folder: Path, trouble: list[str]) -> list[FoundSource]:
         except CorpusError as error:
             trouble.append(str(error))
     several = [sources[0] for sources in found if len(sources) == 1]
-    return _of_sets(several) or (found[0] if found else [])
+    return _of_sets(several, left_out) or (found[0] if found else [])
 
 
 def _of_table(path: Path) -> list[FoundSource]:
@@ -109,18 +154,20 @@ def _of_table(path: Path) -> list[FoundSource]:
     ]
 
 
-def _of_manifests(folder: Path) -> list[FoundSource]:
+def _of_manifests(folder: Path, left_out: list[Path]) -> list[FoundSource]:
     """Sources of NeMo's manifests."""
     found = [FoundSource("nemo", path) for path in sorted(folder.glob("*.json*")) if NemoReader.recognises(path)]
-    return _of_sets(found) or found
+    return _of_sets(found, left_out) or found
 
 
-def _of_sets(found: list[FoundSource]) -> list[FoundSource]:
+def _of_sets(found: list[FoundSource], left_out: list[Path]) -> list[FoundSource]:
     """The sources with the sets that their names stand for; none unless at least one is for training or several are."""
     named = [(one, set_of_name(one.path.stem if one.path.is_file() else one.path.name)) for one in found]
+    nameless = [one.path for one, name in named if not name]
     named = [(one, name) for one, name in named if name]
     if len(named) < 2 and not any(name == "train" for _, name in named):
         return []
+    left_out += nameless
     tests = [one for one, name in named if name == "test"]
 
     def label(one: FoundSource, name: str) -> str:
@@ -130,15 +177,20 @@ def _of_sets(found: list[FoundSource]) -> list[FoundSource]:
     return [FoundSource(one.kind, one.path, label(one, name), one.columns) for one, name in named]
 
 
-def _below(folder: Path, depth: int) -> Iterator[FoundSource]:
+def _below(folder: Path, depth: int, left_out: list[Path]) -> Iterator[FoundSource]:
     """Corpora in subfolders, down to a few levels; what lies within another one is left out."""
     for child in _children(folder):
         if kind := _kind(child):
             yield FoundSource(kind, child)
-        elif tables := _of_tables(child, []) or _of_manifests(child):
+        elif tables := _of_tables(child, [], left_out) or _of_manifests(child, left_out):
             yield from tables
         elif depth < _DEPTH:
-            yield from _below(child, depth + 1)
+            yield from _below(child, depth + 1, left_out)
+
+
+def told_left_out(paths: list[Path]) -> str:
+    """Which parts of a corpus are left out."""
+    return f"left out, since their names stand for no set: {', '.join(map(str, paths))}"
 
 
 def _nothing(folder: Path, trouble: list[str]) -> str:
@@ -153,7 +205,10 @@ def _nothing(folder: Path, trouble: list[str]) -> str:
         return f"{folder}: {'; '.join(trouble)}"
     if not audio:
         kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in AUDIO_SUFFIXES))
-        return f"{folder} has no recordings ({kinds}) and no table, manifest or Kaldi folder that names any"
+        return (
+            f"{folder} has no recordings ({kinds}) and no table, manifest or Kaldi folder that names any; "
+            "`starling corpus list` shows the layouts"
+        )
     counts = ", ".join(f"{count:,} {kind}" for kind, count in audio.most_common())
     return (
         f"{folder} has recordings ({counts}), but no transcripts: put NAME.txt beside each recording NAME.wav, or "

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from storage.corpora.base import AUDIO_SUFFIXES, SET_OF_SPLIT, CorpusError
-from storage.corpora.table import KNOWN_COLUMNS, first_rows
+from storage.corpora.table import KNOWN_COLUMNS, first_rows, misspelled
 
 _MORE_NAMES: dict[str, tuple[str, ...]] = {
     "audio": ("filename", "file_name", "filepath", "recording", "clip"),
@@ -14,7 +14,7 @@ _MORE_NAMES: dict[str, tuple[str, ...]] = {
     "speaker": ("speaker_name", "user", "user_id", "reader", "subject", "voice"),
     "split": ("part", "set", "subset", "partition"),
 }
-"""Column names that are taken for a field only here, where a person sees the guess."""
+"""Column names that are taken for a field only here: the commands say what they took for what."""
 _SETS = SET_OF_SPLIT | {"training": "train", "val": "valid", "eval": "test", "evaluation": "test", "testing": "test"}
 _READ, _LOOKED_AT = 100_000, 50
 
@@ -64,6 +64,9 @@ class GuessedColumns:
         for name in candidates:
             if name and self._share_of_files(name) >= 0.5:
                 return name
+        usual = self._named("audio")  # recordings may be missing, or have a format that no other column is taken for
+        if usual and any(self._exists(str(row.get(usual) or "")) for row in self._rows):
+            return usual
         raise CorpusError(
             f"no column of {self.path.name} ({', '.join(self._names)}) names audio files that exist; paths count from "
             f"the folder of the table{self._looked_for(self._named('audio'))}"
@@ -81,15 +84,19 @@ class GuessedColumns:
         return sum(self._is_audio(value) for value in values) / len(values)
 
     def _is_audio(self, value: str) -> bool:
-        path = Path(os.path.normpath(self.path.parent / Path(value)))
-        return "://" in value or (path.suffix.lower() in AUDIO_SUFFIXES and path.is_file())
+        return "://" in value or (Path(value).suffix.lower() in AUDIO_SUFFIXES and self._exists(value))
+
+    def _exists(self, value: str) -> bool:
+        """Whether a value is the path of a file as the reader understands it."""
+        return bool(value) and Path(os.path.normpath(self.path.parent / Path(value).expanduser())).is_file()
 
     def _text(self) -> str:
         if name := self._named("text"):
             return name
+        known = (*KNOWN_COLUMNS["text"], *_MORE_NAMES["text"])
         raise CorpusError(
-            f"no column of {self.path.name} ({', '.join(self._names)}) is called {', '.join(KNOWN_COLUMNS['text'])} or "
-            f"{', '.join(_MORE_NAMES['text'])}: rename the one with the transcripts"
+            f"{self.path.name} has the columns {', '.join(self._names)}, and none has a name for transcripts "
+            f"({', '.join(known)}): rename the one with the transcripts{misspelled(self._names, known)}"
         )
 
 

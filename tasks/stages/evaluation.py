@@ -1,6 +1,7 @@
 """Evaluation of an existing model on a corpus: the stages from corpus to scores without training, and a report."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tasks.config.decoding import uses_stage
 from tasks.config.home import home
 from tasks.config.mistakes import choices
 from tasks.config.pipeline import ConfigError, PipelineConfig, parse_config
+from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import Run, StageError
 from tasks.stages.report import render_evaluation
 
@@ -23,28 +25,37 @@ TEST = "test"
 
 
 def evaluation_config(
-    bundle: Path, source: dict[str, Any], split: str = "", overrides: list[str] | None = None
+    bundle: Path,
+    corpus: str,
+    sources: Sequence[SourceConfig],
+    split: str = "",
+    *,
+    limit: int = 0,
+    overrides: Sequence[str] | None = None,
 ) -> PipelineConfig:
     """Configuration of an evaluation: everything that is the model's comes from its bundle.
 
     Args:
         bundle: The model's folder.
-        source: Fields of a source (`kind`, `path`, …).
-        split: Part of the corpus to score; by default all of it.
+        corpus: Name of the corpus.
+        sources: Its sources.
+        split: Part of the corpus to score: a set or the name of a source, or a part of the corpora's own split; by
+            default all of it.
+        limit: Use only the first utterances of each source, up to this number; 0: all.
         overrides: Assignments such as `data.max_seconds=60`.
 
     Raises:
         BundleError: If the folder is not a bundle.
-        ConfigError: If a field is wrong.
+        ConfigError: If a field is wrong, or if all sources have a set and none has that one.
     """
     if not (bundle / SPEC).is_file():
         raise BundleError(f"{bundle} is not a model bundle: it has no {SPEC}")
     spec, decode = load_spec(bundle), own_decoder(bundle)
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(source["path"]).name).strip("-.") or "corpus"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", corpus).strip("-.") or "corpus"
     document: dict[str, Any] = {
         "name": f"evaluate-{name}",
         "data": {
-            "sources": [source | ({} if split else {"set": TEST})],
+            "sources": _chosen(sources, split, limit),
             "sample_rate": spec.sample_rate,
             "normalizer": spec.normalizer.model_dump(mode="json"),
             # every utterance counts, whatever training would make of it
@@ -52,6 +63,8 @@ def evaluation_config(
             "max_seconds": 300.0,
             "silence_db": -1000.0,
             "duplicates": {"fingerprint": False},
+            # a part is the corpus' own: training data that is divided again may be in it
+            **({"valid_share": 0.0, "test_share": 0.0} if split else {}),
         },
         "decode": decode.model_dump(mode="json"),
         "train": {"objective": objective_of(decode.kind)},
@@ -64,6 +77,27 @@ def evaluation_config(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return parse_config(document, "the evaluation")
+
+
+def _chosen(sources: Sequence[SourceConfig], split: str, limit: int) -> list[dict[str, Any]]:
+    """Sources that hold the part to score, or all of them, as the set of the evaluation."""
+    chosen = [one for one in sources if not split or not one.set or _is_part(one, split)]
+    if not chosen:
+        sets = ", ".join(sorted({one.set for one in sources}))
+        raise ConfigError(f"there is no set {split!r}: the sources have {sets}")
+    documents = [one.model_dump(mode="json", exclude_defaults=True) for one in chosen]
+    for one in documents:
+        if limit:
+            one["limit"] = min(limit, one.get("limit", limit))
+        if not split or "set" in one:
+            one["set"] = split or TEST
+    return documents
+
+
+def _is_part(source: SourceConfig, split: str) -> bool:
+    """Whether a source is the part of that name: its set, or what its folder, file or rows are called in the corpus."""
+    path = Path(source.path)
+    return split in (source.set, path.name, path.stem, *source.where.values())
 
 
 def use_model(run: Run, bundle: Path, as_configured: bool = False) -> None:

@@ -126,8 +126,7 @@ def _normalizer(language: str) -> dict[str, Any] | None:
 
 
 def _sources(sources: Sequence[FoundSource], language: str) -> list[SourceConfig]:
-    given = {"language": language}
-    return [SourceConfig.model_validate(one.document() | given | {"path": str(one.path)}) for one in sources]
+    return [one.config(language) for one in sources]
 
 
 def _overlap(utterances: Sequence[tuple[str, Utterance]]) -> int:

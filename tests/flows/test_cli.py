@@ -119,7 +119,7 @@ def test_corpus_inspect_shows_each_set_in_words(tmp_path, home, wide):
 
 
 def test_corpus_inspect_reports_an_unknown_layout(tmp_path, home):
-    assert "has no known corpus layout" in invoke("corpus", "inspect", tmp_path, code=1).stderr
+    assert "has no recordings" in invoke("corpus", "inspect", tmp_path, code=1).stderr
     assert "did you mean 'librispeech'" in invoke("corpus", "inspect", tmp_path, "--kind", "librispech", code=1).stderr
 
 

@@ -1,11 +1,13 @@
 """`starling evaluate`: an existing model on a corpus, with real stages and a model that makes no errors."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import soundfile
+from command_line import invoke
 from support import copy_database, copy_finished, load_beside, tiny_document, write_arpa
 from typer.testing import CliRunner
 
@@ -16,6 +18,7 @@ from speech.decoding import BeamConfig, GreedyConfig, WordsConfig
 from speech.recognizer import Recognizer
 from tasks.config.home import home as home_folder
 from tasks.config.pipeline import parse_config
+from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import Run, StageError
 from tasks.stages.evaluation import evaluation_config, use_model
 
@@ -82,6 +85,44 @@ def test_bundle_is_scored_on_a_folder_of_recordings(perfect_model, corpus, home)
     assert shorter["sets"]["test"]["wer"] == 0
 
 
+def as_table(corpus, header, parts=()):
+    """The folder's transcripts as a table with columns of other names, instead of text files."""
+    for name in SAID:
+        (corpus / f"{name}.txt").unlink()
+        (corpus / f"{name}.wav").rename(corpus / f"{name.replace('/', '-')}.wav")
+    rows = [(f"{name.replace('/', '-')}.wav", transcript, name[:3]) for name, (_, transcript) in SAID.items()]
+    rows = [(*row, part) for row, part in zip(rows, parts, strict=True)] if parts else rows
+    with (corpus / "digits.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def test_table_with_columns_of_other_names_is_scored_like_text_files(perfect_model, corpus, tmp_path, home):
+    as_table(corpus, ("filename", "label", "user"))
+    shown = evaluate(perfect_model, corpus, "--json")
+    assert "digits.csv, audio in the column filename, text in the column label, speaker in the column user" in (
+        shown.stderr
+    )
+    scores = json.loads(shown.stdout.splitlines()[-1])["sets"]["test"]
+    assert (scores["words"], scores["sub"], scores["del"], scores["ins"], scores["speakers"]) == (9, 1, 2, 0, 3)
+    invoke("init", corpus, "-o", tmp_path / "mine.yaml")
+    again = json.loads(evaluate(perfect_model, tmp_path / "mine.yaml", "--json").stdout.splitlines()[-1])
+    assert again["sets"]["test"] == scores
+    message = evaluate(perfect_model, corpus, "--split", "test", code=1).stderr
+    assert "score.sets names 'test'" in message, "a random tenth of it is not its test part"
+
+
+def test_part_that_a_column_names_is_scored(perfect_model, corpus, home):
+    as_table(corpus, ("filename", "label", "user", "part"), ("train", "train", "eval", "eval", "train"))
+    scores = json.loads(evaluate(perfect_model, corpus, "--split", "test", "--json").stdout.splitlines()[-1])["sets"]
+    assert (scores["test"]["utterances"], scores["test"]["del"]) == (2, 1)
+    own = json.loads(evaluate(perfect_model, corpus, "--split", "eval", "--json").stdout.splitlines()[-1])["sets"]
+    assert own["eval"]["wer"] == scores["test"]["wer"]
+    whole = json.loads(evaluate(perfect_model, corpus, "--json").stdout.splitlines()[-1])["sets"]
+    assert whole["test"]["utterances"] == 5
+    message = evaluate(perfect_model, corpus, "--split", "dev", code=1).stderr
+    assert "there is no set 'dev': the sources have test, train" in message
+
+
 def test_bundle_digest_depends_on_the_weights(folder, tmp_path):
     before = bundle_digest(folder)
     assert bundle_digest(folder) == before
@@ -127,17 +168,17 @@ def test_flow_uses_the_bundles_decoder_unless_one_is_configured(folder, tmp_path
 
 
 def test_evaluation_uses_the_models_configuration(folder, tmp_path):
-    source = {"kind": "table", "path": str(tmp_path / "a b.csv")}
-    config = evaluation_config(folder, source, overrides=["data.max_seconds=7"])
+    sources = [SourceConfig(kind="table", path=str(tmp_path / "a b.csv"))]
+    config = evaluation_config(folder, "a b.csv", sources, overrides=["data.max_seconds=7"])
     assert (config.name, config.data.sample_rate, config.data.max_seconds) == ("evaluate-a-b.csv", RATE, 7)
     assert config.features.kind == "logmel"
     assert config.data.sources[0].set == config.score.sets[0] == "test"
     # every utterance counts
     data = config.data
     assert (data.min_seconds, data.silence_db, data.duplicates.fingerprint) == (0, -1000, False)
-    named = {path: evaluation_config(folder, source | {"path": path}).name for path in ("/", "/x/.old (1)")}
-    assert named == {"/": "evaluate-corpus", "/x/.old (1)": "evaluate-old-1"}
-    config = evaluation_config(folder, source, "dev")
+    named = {name: evaluation_config(folder, name, sources).name for name in ("", ".old (1)")}
+    assert named == {"": "evaluate-corpus", ".old (1)": "evaluate-old-1"}
+    config = evaluation_config(folder, "a b.csv", sources, "dev")
     assert (config.data.sources[0].set, config.score.sets) == ("", ("dev",))
 
 
@@ -158,7 +199,7 @@ def test_model_names_are_parsed(name, uri):
 def test_user_errors_name_remedies(folder, tmp_path, corpus, home):
     assert "is neither a folder nor the name of a model: give NAME" in evaluate("no/such/bundle", corpus, code=1).stderr
     assert "is not a model bundle" in evaluate(tmp_path, corpus, code=1).stderr
-    assert "has no known corpus layout" in evaluate(folder, folder, code=1).stderr
+    assert "has no recordings" in evaluate(folder, folder, code=1).stderr
     message = evaluate(folder, corpus, "--split", "dev", code=1).stderr
     assert "score.sets names 'dev'" in message
 

@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from support import small_corpus, write_tone
+from support import small_corpus, write_table, write_tone
 
 from storage.corpora import CorpusError
 from tasks.dataset.discovery import find_sources
@@ -155,3 +155,12 @@ def test_missing_parts_of_a_corpus_are_reported(tmp_path, prepare, message):
 def test_missing_folder_is_reported(tmp_path):
     with pytest.raises(CorpusError, match="does not exist: check the path of your recordings"):
         find_sources(tmp_path / "nowhere")
+
+
+def test_table_of_which_most_audio_is_missing_is_read(tmp_path):
+    rows = [(str(number), f"{number}.wav", "one", "anna", "") for number in range(4)]
+    path = write_table(tmp_path, rows)
+    with pytest.raises(CorpusError, match="names audio files that exist"):
+        find_sources(path)
+    write_tone(tmp_path / "3.wav", seconds=0.3)
+    assert [(one.path, one.columns) for one in find_sources(path)] == [(path, {})]

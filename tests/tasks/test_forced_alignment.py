@@ -3,6 +3,7 @@
 from support import copy_finished
 
 from tasks.config.home import home as home_folder
+from tasks.dataset.sources import SourceConfig
 from tasks.forced_alignment import align_with_ctc
 from tasks.stages.bundles import fetch_bundle
 
@@ -15,7 +16,9 @@ def test_a_corpus_is_aligned_with_a_ctc_model(finished, tmp_path, monkeypatch):
     few.write_text("\n".join([*lines[:9], lines[9].replace("audio/", "missing/")]) + "\n")
     bundle = fetch_bundle(finished.result("train").output, tmp_path / "bundle")
     done = []
-    found = align_with_ctc(bundle, few, "cpu", lambda *counts: done.append(counts))
+    found = align_with_ctc(
+        bundle, [SourceConfig(kind="table", path=str(few))], "cpu", lambda *counts: done.append(counts)
+    )
     assert found.units == "tokens"
     assert len(found.found) + len(found.failures) == 8
     assert found.quarantined == 1

@@ -79,7 +79,7 @@ def test_registered_model_includes_the_graph_and_decodes_alike(run, tmp_path):
     stored = {row["id"]: row["hyp"] for row in read_table(run.result("decode").store, "test.parquet")}
     alone = {one.id: one.hyp for one in decode_with(run, bundle, "test", cfg)}
     assert alone == stored
-    config = evaluation_config(bundle, run.config.data.sources[0].model_dump(mode="json") | {"kind": "synthetic"})
+    config = evaluation_config(bundle, "synthetic", run.config.data.sources[:1])
     other = Run(config, "evaluated")
     other.results |= {name: run.results[name] for name in ("prepare", "shard")}
     use_model(other, bundle)

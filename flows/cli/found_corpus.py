@@ -1,0 +1,50 @@
+"""The corpus that a command is given: a folder, a table, a manifest, or a configuration with sources."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.cli.common import print_line
+from flows.cli.configs import YAML_SUFFIXES
+
+if TYPE_CHECKING:
+    from tasks.config.data import DataConfig
+
+HELP = "Folder of recordings with transcripts, a table, a manifest, or a YAML configuration, whose sources are taken."
+
+
+def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool = True) -> "DataConfig":
+    """The sources of a corpus, as `starling init` finds them, or of a configuration, with its rules for the data.
+
+    What was taken for what is printed on standard error, unless the corpus is one source without other column names.
+
+    Args:
+        path: The corpus or configuration.
+        kind: Layout of the corpus; detected if it is empty or "auto".
+        language: Language of its transcripts.
+        sets: Whether the parts of the corpus are to be told apart.
+
+    Raises:
+        CorpusError: If there is nothing that can be used.
+        ConfigError: If the configuration is wrong.
+        ValueError: If the kind or the language of a configuration's sources is given.
+    """
+    from tasks.config.data import DataConfig
+    from tasks.config.pipeline import load_config
+    from tasks.dataset.discovery import find_corpus, told_left_out
+
+    path = path.expanduser()
+    if path.suffix in YAML_SUFFIXES and not path.is_dir():
+        if kind not in ("", "auto") or language != "en":
+            raise ValueError(f"{path} gives the kind and language of its sources: remove --kind and --language")
+        return load_config(path).data
+    left_out: list[Path] = []
+    found = find_corpus(path, kind, sets=sets, left_out=left_out)
+    if len(found) > 1 or any(one.path != path or one.columns or one.where for one in found):
+        with redirect_stdout(sys.stderr):
+            for one in found:
+                print_line(f"found: {one.told()}")
+            if left_out:
+                print_line(f"warning: {told_left_out(left_out)}")
+    return DataConfig(sources=tuple(one.config(language) for one in found))

@@ -32,7 +32,7 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
     """
     from tasks.config.data import DataConfig
     from tasks.config.pipeline import load_config
-    from tasks.dataset.discovery import find_corpus, told_left_out
+    from tasks.dataset.discovery import find_corpus, left_out_message
 
     path = path.expanduser()
     if path.suffix in YAML_SUFFIXES and not path.is_dir():
@@ -44,7 +44,7 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
     if len(found) > 1 or any(one.path != path or one.columns or one.where for one in found):
         with redirect_stdout(sys.stderr):
             for one in found:
-                print_line(f"found: {one.told()}")
+                print_line(f"found: {one.description()}")
             if left_out:
-                print_line(f"warning: {told_left_out(left_out)}")
+                print_line(f"warning: {left_out_message(left_out)}")
     return DataConfig(sources=tuple(one.config(language) for one in found))

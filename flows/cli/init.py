@@ -35,7 +35,7 @@ def init(
 ) -> None:
     """Look at your recordings, say what was found, and write a commented configuration that runs."""
     from tasks.config.pipeline import load_config
-    from tasks.dataset.discovery import find_sources, told_left_out
+    from tasks.dataset.discovery import find_sources, left_out_message
     from tasks.dataset.sources import checked_name
     from tasks.stages.starter import Starter, config_name, survey
 
@@ -56,7 +56,7 @@ def init(
     for line in _said(sources, found):
         print_line(line)
     if left_out:
-        print_line(f"warning: {told_left_out(left_out)}")
+        print_line(f"warning: {left_out_message(left_out)}")
     print_line(f"written: {path}")
     if not found.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
@@ -66,7 +66,7 @@ def init(
 
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     """What was found, in words."""
-    lines = [f"found:   {one.told()}" for one in sources]
+    lines = [f"found:   {one.description()}" for one in sources]
     who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
     lines.append(
         f"         {found.utterances:,} utterances, about {found.hours:.2g} hours, {who}, "

@@ -41,7 +41,7 @@ class FoundSource:
         given = {"path": str(self.path.expanduser().absolute()), "set": self.set, "language": language}
         return SourceConfig.model_validate(self.document() | given)
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Its layout and path, and what was taken for what."""
         columns = "".join(f", {field} in the column {column}" for field, column in self.columns.items())
         rows = "".join(f", rows with {column} {value}" for column, value in self.where.items())
@@ -188,7 +188,7 @@ def _below(folder: Path, depth: int, left_out: list[Path]) -> Iterator[FoundSour
             yield from _below(child, depth + 1, left_out)
 
 
-def told_left_out(paths: list[Path]) -> str:
+def left_out_message(paths: list[Path]) -> str:
     """Which parts of a corpus are left out."""
     return f"left out, since their names stand for no set: {', '.join(map(str, paths))}"
 

@@ -94,6 +94,14 @@ def say(text: str) -> None:
     err.print(text, markup=False, highlight=False)
 
 
+def say_prefect(url: str) -> None:
+    """Print a Prefect server's address, and whether it answers only while the command runs."""
+    from flows.servers.prefect_api import lasting_url
+
+    until = "" if lasting_url(url) else " (until this run ends; `starling up` keeps a server)"
+    err.print(f"Prefect at {url}{until}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """End the block, and everything it started, within ten seconds of Ctrl-C or SIGTERM, with one line of output."""

@@ -121,7 +121,7 @@ def _say_interrupted(number: int) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[None]:
-    """Show the stages' progress on standard error while the block runs: bars on a terminal, and lines anywhere."""
+    """Show progress on standard error while the block runs: running stages as bars on a terminal, lines anywhere."""
     from tasks.stages import progress
 
     columns = (TextColumn("[bold]{task.description:9}"), BarColumn(), TextColumn("{task.fields[note]}"))
@@ -137,5 +137,9 @@ def progress_bars() -> Iterator[None]:
         def tell(stage: str, text: str) -> None:
             bars.console.print(f"{stage}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
-        with progress.listening(sink), progress.following(tell):
+        def end(stage: str) -> None:
+            if stage in shown:
+                bars.remove_task(shown.pop(stage))
+
+        with progress.listening(sink), progress.following(tell), progress.ending(end):
             yield

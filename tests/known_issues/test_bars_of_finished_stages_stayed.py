@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flows.cli import common
-from tasks.stages import progress
+from tasks.stages import progress, report
 
 
 @pytest.fixture
@@ -38,3 +38,15 @@ def test_only_running_stages_have_bars(bars):
         progress.report("prepare", 2, 0, "checking")  # as in the next fold
         assert shown() == [("shard", 1), ("prepare", 2)]
     progress.end("shard")  # nobody listens
+
+
+def test_a_report_missing_in_mlflow_is_told_in_a_line(monkeypatch):
+    def fail():
+        raise ConnectionError
+
+    monkeypatch.setattr(report, "client", fail)
+    monkeypatch.setattr(report, "shown_mlflow_uri", lambda: "http://models")
+    lines = []
+    with progress.following(lambda *line: lines.append(line)):
+        report._attach(None, "<html>")
+    assert lines == [("report", "not attached to MLflow at http://models: ConnectionError")]

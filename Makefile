@@ -13,7 +13,7 @@ help:  ## show this list
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 14), "Starling needs Python 3.11 to 3.13, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …"'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (some 6 GB, a few minutes)"
+	@echo "installing into $(VENV) (6.4 GB, about five minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 

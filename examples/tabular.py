@@ -2,14 +2,18 @@
 
     python examples/tabular.py run1 --processes 4 --kill
 
-Each process is a learner of the ring in the folder `run1`. The same under torchrun, where the two processes of an agent
-are one node: they average gradients at every step, and the two nodes average weights (run both lines at the same time):
+Each process is a learner of the ring in the folder `run1`. Three seconds after the last heartbeat of the killed one,
+its rows are given to the others; those that it had begun are trained again, and counted as repeated.
+
+The same under torchrun, where the two processes of an agent are one node: they average gradients at every step, and the
+two nodes average weights (run both lines at the same time):
 
     torchrun --nproc-per-node 2 examples/tabular.py run2 --nodes 2
     torchrun --nproc-per-node 2 --master-port 29501 examples/tabular.py run2 --nodes 2
 """
 
 import argparse
+import json
 import logging
 import multiprocessing
 import os
@@ -20,9 +24,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from starling import Ring
+from starling import Ring, RingConfig
 
 ROWS, SHARDS = 2000, 40
+CONFIG = RingConfig(membership={"dead_after_s": 3.0})  # the default of 10 s suits busy machines
 
 
 def make_table() -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,15 +44,25 @@ def learn(folder: Path, nodes: int, epochs: int) -> None:
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     trained = 0
-    with Ring(model, optimizer, folder=folder, learners=nodes) as ring:
+    with Ring(model, optimizer, folder=folder, learners=nodes, config=CONFIG) as ring:
         for _, _, rows in ring.leases([ROWS // SHARDS] * SHARDS, epochs=epochs, batch=25):
             optimizer.zero_grad()
             nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
             optimizer.step()
             trained += len(rows)
-            time.sleep(0.005)  # a larger model would take longer
+            time.sleep(0.02)  # a larger model would take longer
         loss = nn.functional.mse_loss(model(inputs), targets).item()
         print(f"node {ring.node}: {trained} rows in {ring.steps} steps, loss {loss:.4f}", flush=True)
+
+
+def tell_lost(journal: Path) -> None:
+    """Print which learners were lost, and how many rows were trained again."""
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        for node, reason in line["left"].items() if line["kind"] == "view" else ():
+            if reason != "left":
+                print(f"node {node} was lost after {line['elapsed']:.0f} s: {reason}")
+    print(f"{sum(line['repeated'] for line in lines if line['kind'] == 'epoch')} rows were repeated")
 
 
 def main() -> None:
@@ -68,14 +83,15 @@ def main() -> None:
     processes = [context.Process(target=learn, args=(folder, nodes, epochs)) for _ in range(arguments.processes)]
     for process in processes:
         process.start()
+    journal = folder / "journal.jsonl"
     if arguments.kill:
-        journal = folder / "journal.jsonl"
         while not (journal.exists() and '"kind": "epoch"' in journal.read_text(encoding="utf-8")):
             time.sleep(0.05)
         os.kill(processes[1].pid or 0, signal.SIGKILL)
         print("one process is killed", flush=True)
     for process in processes:
         process.join()
+    tell_lost(journal)
 
 
 if __name__ == "__main__":

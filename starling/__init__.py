@@ -55,6 +55,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"starling.{name} needs {error.name}, which is not installed: pip install 'starling[pipeline]'"
-        ) from error
+        from configurable.extras import install_remedy
+
+        remedy = install_remedy("pipeline")
+        raise ImportError(f"starling.{name} needs {error.name}, which is not installed: {remedy}") from error

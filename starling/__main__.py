@@ -14,9 +14,11 @@ def main() -> None:
         SystemExit: With status 1 and a message, if the pipeline is not installed.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        from configurable.extras import install_remedy
+
         sys.exit(
-            f"error: the command needs the pipeline ({', '.join(missing)} not installed): pip install "
-            "'starling[pipeline]', or 'starling[demo]' for `starling run demo`"
+            f"error: the command needs the pipeline ({', '.join(missing)} not installed): "
+            f"{install_remedy('pipeline')}, or '.[demo]' for `starling run demo`"
         )
     from flows.cli.app import main as run
 

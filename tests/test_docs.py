@@ -1,5 +1,6 @@
 """Code blocks of the docs: Python runs, YAML configures, and shell lines use existing commands and options."""
 
+import json
 import re
 import shlex
 import shutil
@@ -215,9 +216,27 @@ def test_python_blocks_run(text, tmp_path):
     env = None
     if "models:/" in text or "load_model" in text or ".wav" in text:
         env = registry_environment(text, tmp_path)
-    command = [sys.executable, "-c", Forkable(text)]
+    command = [sys.executable, "-c", Forkable(text), "run1"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_starts_of_the_sample_ring_train_together(tmp_path):
+    (text,) = [text for kind, text in FENCE.findall((ROOT / "docs" / "own-model.md").read_text()) if kind == "python"]
+    command = [
+        sys.executable,
+        "-c",
+        Forkable(text.replace("folder=sys.argv[1]", "folder=sys.argv[1], learners=2")),
+        "run1",
+    ]
+    start = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ends = [process.communicate(timeout=240) for process in [subprocess.Popen(command, **start) for _ in range(2)]]
+    found = sorted(re.fullmatch(r"learner (\d): (\d+) steps, loss 0\.0\d\d\d\n", said).groups() for said, _ in ends)
+    assert [node for node, _ in found] == ["0", "1"], ends
+    assert all(int(steps) > 0 for _, steps in found)
+    lines = map(json.loads, (tmp_path / "run1" / "journal.jsonl").read_text(encoding="utf-8").splitlines())
+    epochs = [(line["utterances"], line["repeated"]) for line in lines if line["kind"] == "epoch"]
+    assert epochs == [(400, 0)] * 20  # and not a second training
 
 
 def registry_environment(text, folder):

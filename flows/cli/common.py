@@ -94,6 +94,14 @@ def say(text: str) -> None:
     err.print(text, markup=False, highlight=False)
 
 
+def say_prefect(url: str) -> None:
+    """Print a Prefect server's address, and whether it answers only while the command runs."""
+    from flows.servers.prefect_api import lasting_url
+
+    until = "" if lasting_url(url) else " (until this run ends; `starling up` keeps a server)"
+    err.print(f"Prefect at {url}{until}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """End the block, and everything it started, within ten seconds of Ctrl-C or SIGTERM, with one line of output."""
@@ -113,7 +121,7 @@ def _say_interrupted(number: int) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[None]:
-    """Show the stages' progress on standard error while the block runs: bars on a terminal, and lines anywhere."""
+    """Show progress on standard error while the block runs: running stages as bars on a terminal, lines anywhere."""
     from tasks.stages import progress
 
     columns = (TextColumn("[bold]{task.description:9}"), BarColumn(), TextColumn("{task.fields[note]}"))
@@ -129,5 +137,9 @@ def progress_bars() -> Iterator[None]:
         def tell(stage: str, text: str) -> None:
             bars.console.print(f"{stage}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
-        with progress.listening(sink), progress.following(tell):
+        def end(stage: str) -> None:
+            if stage in shown:
+                bars.remove_task(shown.pop(stage))
+
+        with progress.listening(sink), progress.following(tell), progress.ending(end):
             yield

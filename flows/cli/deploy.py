@@ -20,7 +20,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         "-c",
-        help="Configuration to deploy; repeatable. Default: configs/demo.yaml.",
+        help="Configuration to deploy; repeatable. Default: configs/demo.yaml, if it is there.",
         callback=find_configs,
         autocompletion=complete_config,
     ),

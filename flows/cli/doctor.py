@@ -12,6 +12,7 @@ from typing import Literal
 import typer
 from rich.table import Table
 
+from configurable.extras import install_remedy
 from flows.cli.common import JsonOption, out, print_json
 from training.processes.logs import redact
 
@@ -134,7 +135,7 @@ def _check_espeak() -> Finding:
         with Engine() as engine:
             return Finding("espeak-ng", "ok", f"version {engine.version}")
     except SynthesizerMissingError as error:
-        remedy = "pip install 'starling[espeak]', for the demo and for pronunciations of any language"
+        remedy = f"{install_remedy('espeak')}, for the demo and for pronunciations of any language"
         return Finding("espeak-ng", "warning", str(error).partition(": pip install")[0], remedy)
 
 

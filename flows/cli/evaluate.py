@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, err, friendly, interruptible, out, print_json, progress_bars, say
+from flows.cli.common import (
+    JsonOption,
+    SetOption,
+    err,
+    friendly,
+    interruptible,
+    out,
+    print_json,
+    progress_bars,
+    say,
+    say_prefect,
+)
 from flows.cli.configs import complete_path
 from flows.cli.found_corpus import HELP, corpus_data
 from flows.cli.run import NoPrefectOption
@@ -58,7 +69,7 @@ def _execute(config: Any, model: str, no_prefect: bool) -> dict[str, Any]:
     with orchestration(say) as url:
         from flows.pipeline import evaluate as flow
 
-        err.print(f"[dim]Prefect at {url}[/dim]")
+        say_prefect(url)
         with progress_bars():
             evaluation: Any = flow  # a flow's types omit what it returns
             summary: dict[str, Any] = evaluation(config, until="score", model=model, as_configured=True)

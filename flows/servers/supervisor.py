@@ -12,6 +12,8 @@ from flows.servers.shutdown import END_S
 from training.processes.children import children
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+_SAY_S = 10.0
+"""Seconds between two messages about waiting."""
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Supervisor:
     Args:
         restarts: How often a service may die within the window before `check` raises; 0 raises at the first death.
         window_s: Window in seconds; earlier deaths do not count.
-        say: Called with messages about deaths and restarts.
+        say: Called with messages about deaths, restarts and waiting.
         clock: Monotonic clock, in seconds.
     """
 
@@ -62,6 +64,8 @@ class Supervisor:
     def wait(self, patience_s: float = START_S, stop: threading.Event | None = None) -> None:
         """Wait until all servers answer; those that die meanwhile are restarted a few times.
 
+        Every ten seconds a message says which are waited for.
+
         Args:
             patience_s: Time limit for all together.
             stop: Ends the waiting when it is set.
@@ -69,15 +73,20 @@ class Supervisor:
         Raises:
             ServiceError: If one dies too often, or does not answer in time; the message ends with its log.
         """
-        deadline = self._clock() + patience_s
+        began = self._clock()
+        deadline, due = began + patience_s, began + _SAY_S
         while not (stop is not None and stop.is_set()):
             late = [one.service for one in self._kept if one.service.health and not one.answers()]
             if not late:
                 return
-            if self._clock() > deadline:
+            now = self._clock()
+            if now > deadline:
                 raise ServiceError(
                     f"{late[0].name} did not answer at {late[0].health} in {patience_s:.0f} s: {late[0].log_end()}"
                 )
+            if now >= due:
+                self._say(f"waiting for {' and '.join(service.name for service in late)} ({now - began:.0f} s)")
+                due = now + _SAY_S
             self.check(STARTS - 1)
             time.sleep(LOOK_S)
 

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from configurable.extras import install_remedy
+
 _SYNCHRONOUS, _DONT_EXIT = 2, 0x8000
 _RATE, _PITCH, _RANGE = 1, 3, 4
 _CHARACTERS_UTF8 = 1
@@ -82,8 +84,7 @@ def _paths() -> tuple[str, str]:
         import espeakng_loader  # optional dependency (GPL)
     except ImportError as error:
         raise SynthesizerMissingError(
-            "eSpeak NG is not installed (it is licensed under the GPL, so it is an extra): pip install "
-            "'starling[espeak]'"
+            f"eSpeak NG is not installed (it is licensed under the GPL, so it is an extra): {install_remedy('espeak')}"
         ) from error
     return str(espeakng_loader.get_library_path()), str(espeakng_loader.get_data_path())
 

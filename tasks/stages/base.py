@@ -215,8 +215,11 @@ class Stage:
             DiskError: If a disk of this machine is full or cannot be written.
         """
         local = run.store.local_path(self.name)
-        with own_disks_named(*([local] if local else [])):
-            return self._execute(run)
+        try:
+            with own_disks_named(*([local] if local else [])):
+                return self._execute(run)
+        finally:
+            progress.end(self.name)
 
     def _execute(self, run: Run) -> StageResult:
         started = time.monotonic()

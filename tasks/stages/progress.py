@@ -1,7 +1,8 @@
 """Progress of long work, for listeners such as a terminal, Prefect's logs or a test.
 
 Reports say how much of a stage is done, often and for bars. Announcements are lines to keep: one at the end of each
-stage, one for each epoch of a training, and one for each of a GMM-HMM's trainings.
+stage, one for each epoch of a training, and one for each of a GMM-HMM's trainings. At a stage's end, also by an error,
+what shows its progress can be removed.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +14,12 @@ Sink = Callable[[str, float, float, str], None]
 Follower = Callable[[str, str], None]
 """Receives stage name and a line."""
 
+Ender = Callable[[str], None]
+"""Receives the name of a stage that has ended."""
+
 _sinks: list[Sink] = []
 _followers: list[Follower] = []
+_enders: list[Ender] = []
 _links: dict[str, dict[str, str]] = {}
 
 
@@ -36,6 +41,22 @@ def following(follower: Follower) -> Iterator[None]:
         yield
     finally:
         _followers.remove(follower)
+
+
+@contextmanager
+def ending(ender: Ender) -> Iterator[None]:
+    """Tell the ends of stages while the block runs."""
+    _enders.append(ender)
+    try:
+        yield
+    finally:
+        _enders.remove(ender)
+
+
+def end(stage: str) -> None:
+    """Tell every listener that a stage has ended."""
+    for ender in list(_enders):
+        ender(stage)
 
 
 def announce(stage: str, text: str) -> None:

@@ -173,7 +173,7 @@ def _attach(run: Run, page: str) -> None:
     try:
         client().log_text(run.result("register").record["mlflow_run"], page, REPORT_FILE)
     except Exception as error:  # any tracking error: the report itself is in the object store
-        progress.report("report", 1, 1, f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
+        progress.announce("report", f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
 REPORT = Stage("report", 6, _inputs, _work)

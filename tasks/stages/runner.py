@@ -24,6 +24,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
+from configurable.extras import install_remedy
 from speech.worker_processes import begin_worker, starting_workers, worker_pool
 from tasks.config.pipeline import RunnerConfig
 from tasks.stages.base import StageError
@@ -205,7 +206,7 @@ def task_runner(runner: RunnerConfig) -> Any:
         module = import_module(f"prefect_{runner.kind}")
     except ImportError as error:
         raise StageError(
-            f"runner.kind {runner.kind} needs the package prefect-{runner.kind}: pip install 'starling[{runner.kind}]'"
+            f"runner.kind {runner.kind} needs the package prefect-{runner.kind}: {install_remedy(runner.kind)}"
         ) from error
     if runner.kind == "dask":
         here = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}

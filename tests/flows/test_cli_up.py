@@ -149,6 +149,17 @@ def test_up_prints_the_servers_addresses(capsys):
     }
 
 
+def test_up_says_that_nothing_is_scheduled(capsys):
+    serve._announce({"prefect": "http://p", "mlflow": "http://m"}, [], False)
+    said = capsys.readouterr().out
+    assert "nothing is scheduled: starling deploy --config my.yaml, or starling up --config my.yaml" in said
+    assert "deployment " not in said  # no empty table
+    serve._announce({"prefect": "http://p"}, [{"deployment": "train/x", "schedule": ""}], False)
+    said = capsys.readouterr().out
+    assert "train/x" in said
+    assert "nothing is scheduled" not in said
+
+
 def test_secrets_are_created_in_the_given_folder(home, tmp_path):
     made = json.loads(invoke("secrets", tmp_path / "x", "--json").stdout)
     assert made["folder"] == str(tmp_path / "x")

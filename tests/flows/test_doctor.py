@@ -112,7 +112,7 @@ def test_doctor_reports_audio_formats_and_python(monkeypatch):
     assert soundfile_found == ("soundfile", "error", "no MP3, OGG", "pip install -U soundfile")
     assert (check, state) == ("espeak-ng", "warning")
     assert found.startswith("eSpeak NG does not load: /nowhere/libespeak.so")
-    assert remedy.startswith("pip install 'starling[espeak]'")
+    assert remedy.startswith("pip install '.[espeak]'")
     for version, state in (((3, 10, 9), "error"), ((3, 11, 0), "ok"), ((3, 13, 2), "ok"), ((3, 14, 0), "error")):
         monkeypatch.setattr(doctor.sys, "version_info", version)
         ((_, found, text, remedy),) = run_checks(doctor.check_python)

@@ -58,7 +58,7 @@ def test_passwords_are_quoted_and_left_out_of_messages():
 
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(production, "_NEEDED", {"no_such_module": "such-a-package"})
-    with pytest.raises(ServiceError, match=r"needs such-a-package: pip install 'starling\[production\]'"):
+    with pytest.raises(ServiceError, match=r"needs such-a-package: pip install '\.\[production\]'"):
         production.check_packages()
 
 

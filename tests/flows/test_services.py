@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from support import ROOT, processes_naming, wait_until
 
+from flows.cli.common import say_prefect
 from flows.servers import prefect_api, services
 from flows.servers.services import ServiceError, answers, free_port, note_path, running_services, spawn
 
@@ -174,6 +175,17 @@ def test_private_server_of_a_run_ends_with_it(orchestrated):
     assert said == ["starting the Prefect server"]
     assert orchestrated == ["begun", "ended"]
     assert "PREFECT_API_URL" not in os.environ
+
+
+def test_address_of_a_private_server_is_said_to_end_with_the_run(orchestrated, monkeypatch, capsys):
+    with prefect_api.orchestration() as url:
+        say_prefect(url)
+    said = capsys.readouterr().err
+    assert said == "Prefect at http://own (until this run ends; `starling up` keeps a server)\n"
+    monkeypatch.setattr(prefect_api, "running_services", lambda: {"prefect": "http://up"})
+    with prefect_api.orchestration() as url:
+        say_prefect(url)
+    assert capsys.readouterr().err == "Prefect at http://up\n"
 
 
 def test_servers_of_up_are_used_and_survive_the_run(orchestrated, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, wait_until
 
+from flows.servers import services
 from flows.servers.local_runs import end_runs
 from flows.servers.services import ServiceError, answers, free_port, spawn
 from flows.servers.supervisor import Supervisor
@@ -75,6 +76,23 @@ def test_first_death_is_fatal_without_restarts(home):
     kill(keeper.add(lambda: spawn("sleeper", SLEEP, "", "")))
     with pytest.raises(ServiceError, match=r"sleeper ended by itself; its log is"):
         keeper.check()
+
+
+def test_long_waits_are_told_with_the_seconds_waited(home, clock, monkeypatch):
+    said = []
+    keeper = Supervisor(say=said.append, clock=clock)
+    for name, url in (("prefect", "http://one"), ("mlflow", "http://two")):
+        keeper.add(lambda name=name, url=url: spawn(name, SLEEP, url, url))
+
+    def sleep(_):
+        clock.now += 1.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(services, "answers", lambda url: clock.now > (30.0 if url == "http://two" else 15.0))
+        patch.setattr("flows.servers.supervisor.time.sleep", sleep)
+        keeper.wait(100.0)
+    keeper.stop()
+    assert said == ["waiting for prefect and mlflow (10 s)", "waiting for mlflow (20 s)", "waiting for mlflow (30 s)"]
 
 
 def test_services_are_stopped_together_before_their_dependencies(home, monkeypatch):

@@ -74,7 +74,7 @@ def test_dead_server_is_restarted_and_requests_wait(started_servers, number):
         assert ask(url) == started_servers[1].process.pid != first
     assert not answers(url)
     assert all(one.process.returncode is not None for one in started_servers)
-    assert said == ["starting the Prefect server", said[1]]
+    assert said == ["starting the Prefect server (up to a minute; --no-prefect does without)", said[1]]
     assert f"prefect ended with status {-number}; restarting it" in said[1]
 
 

@@ -16,12 +16,12 @@ def without_espeak(monkeypatch):
 
 
 def test_synthetic_corpus_without_espeak_says_what_to_install(home, without_espeak):
-    with pytest.raises(StageError, match=r"kind synthetic: .*GPL.*pip install 'starling\[espeak\]'"):
+    with pytest.raises(StageError, match=r"kind synthetic: .*GPL.*pip install '\.\[espeak\]'"):
         open_source(SourceConfig(kind="synthetic"))
 
 
 def test_doctor_warns_of_missing_espeak(without_espeak):
     found = doctor.check_audio()[-1]
     assert (found.check, found.state) == ("espeak-ng", "warning")
-    assert "not installed" in found.found
-    assert "starling[espeak]" in found.remedy
+    assert found.found.endswith("not installed (it is licensed under the GPL, so it is an extra)")
+    assert "pip install '.[espeak]'" in found.remedy

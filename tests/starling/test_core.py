@@ -92,7 +92,9 @@ def test_import_of_a_pipeline_name_says_which_extra_to_install(tmp_path, core_on
     done = subprocess.run([sys.executable, "-c", script], env=core_only, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "ImportError: starling.load_config needs " in done.stderr
-    assert done.stderr.rstrip().endswith("which is not installed: pip install 'starling[pipeline]'")
+    assert done.stderr.rstrip().endswith(
+        "which is not installed: pip install '.[pipeline]' in Starling's source folder"
+    )
 
 
 @pytest.mark.slow
@@ -114,5 +116,5 @@ def test_command_without_the_pipeline_says_which_extra_to_install(tmp_path, core
     assert done.stderr.startswith(
         "error: the command needs the pipeline (mlflow, prefect, pyarrow, torchaudio, typer not"
     )
-    assert "pip install 'starling[pipeline]'" in done.stderr
+    assert "pip install '.[pipeline]' in Starling's source folder, or '.[demo]' for" in done.stderr
     assert "Traceback" not in done.stderr

@@ -132,6 +132,19 @@ def test_progress_reaches_listeners_only():
     assert heard == [("train", 1, 2, "note")]
 
 
+def test_end_of_a_stage_is_told_whether_made_found_or_failed(home):
+    one, ended = Counting(), []
+    with progress.ending(ended.append):
+        one.stage.execute(a_run())
+        one.stage.execute(a_run())
+        one.config, one.fail = {"x": 2}, True
+        with pytest.raises(StageError, match="broken"):
+            one.stage.execute(a_run())
+    one.fail = False
+    one.stage.execute(a_run())
+    assert ended == ["prepare"] * 3
+
+
 def test_paths_below_the_data_folder(home, monkeypatch):
     assert data_folder() == home.resolve()
     assert data_folder().is_dir()

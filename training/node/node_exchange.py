@@ -22,6 +22,8 @@ REPLICA_S = 60.0
 """Seconds that it waits for weights and optimizer state, which a neighbour copies after its next step."""
 _RATE_STEPS = 50
 _DEFICIT = 0.8
+KEEP_UP = "make steps longer (train.batch_seconds) or messages smaller (exchange.wire=bf16), or use h-adpsgd"
+"""Remedy for too few exchanges a step, in terms of the pipeline's configuration."""
 
 
 class ExchangeRate:
@@ -29,13 +31,15 @@ class ExchangeRate:
 
     Args:
         name: Name of the learner.
+        remedy: What the warning advises.
 
     Attributes:
         per_step: Running mean over about the last fifty steps; 0 at the start.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, remedy: str = KEEP_UP) -> None:
         self.per_step = 0.0
+        self._remedy = remedy
         self._name, self._steps, self._finished, self._warned = name, 0, 0, False
 
     def step(self, finished: int) -> None:
@@ -50,10 +54,10 @@ class ExchangeRate:
         if self._steps > _RATE_STEPS and self.per_step < _DEFICIT and not self._warned:
             self._warned = True
             logging.warning(
-                "learner %s finishes %.2f exchanges a step: with less than one, replicas drift apart; "
-                "make steps longer (train.batch_seconds) or messages smaller (exchange.wire=bf16), or use h-adpsgd",
+                "learner %s finishes %.2f exchanges a step: with less than one, replicas drift apart; %s",
                 self._name,
                 self.per_step,
+                self._remedy,
             )
 
 
@@ -66,6 +70,7 @@ class NodeExchange:
         flat: Its weights.
         exchange: This rank's exchange; None if there is only one node.
         moments: State of the optimizer, for newcomers that take it.
+        remedy: What to do if exchanges do not keep up with steps.
     """
 
     def __init__(
@@ -75,13 +80,14 @@ class NodeExchange:
         flat: FlatParameters,
         exchange: Exchange | None,
         moments: Moments | None = None,
+        remedy: str = KEEP_UP,
     ) -> None:
         self._moments = moments if moments is not None and exchange is not None and exchange.moments else None
         self.node, self.group, self.flat, self.exchange = node, group, flat, exchange
         self.view = View()
         self.averaging_s = 0.0
         """Seconds that the last averaging took of the training step."""
-        self.rate = ExchangeRate(f"{node}.{group.rank}")
+        self.rate = ExchangeRate(f"{node}.{group.rank}", remedy)
         self._part = group.share(flat.weights.numel())
 
     def endpoints(self) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ CONNECT_TRIES = 3
 CONNECT_S = 20.0
 AGREED = 1e-4
 """Learners agree when the RMS difference to a neighbour is below this share of the weights' RMS."""
+KEEP_UP = (
+    "make steps longer (more rows a step) or messages smaller (RingConfig(exchange={'wire': 'bf16'})), or start the "
+    "learners of a machine as one node with torchrun"
+)
+"""Remedy for too few exchanges a step."""
 Orders = dict[str, Any]
 
 
@@ -124,7 +129,7 @@ class RingLearner:
         )
         exchange = build_exchange(exchange_cfg, setup)
         self._stack.callback(exchange.close)
-        return NodeExchange(node, self.group, self._flat, exchange, self._moments)
+        return NodeExchange(node, self.group, self._flat, exchange, self._moments, KEEP_UP)
 
     def _number(self) -> Orders:
         """The coordinator's address, and a node number that no other learner has."""

@@ -16,9 +16,9 @@ _MIN_PAUSE_S = 0.1
 _WORD_S = 1.0
 """Longest recording without detected speech that may still be a word."""
 _WORD_RANGE_DB = 5.0
-"""Smallest range of its levels: noise of 50 ms to 1 s, white to brown, has at most 3 dB, digits no detector found 6."""
+"""Smallest range of its levels: white to brown noise of 50 ms to 1 s has at most 2.5 dB, digits Silero missed 5.7."""
 _WORD_LEVEL_DB = -60.0
-"""Smallest level of its loud frames: below, single steps of 16-bit samples are as large as the differences."""
+"""Smallest level of its loud frames; the level of the differences is some 10 dB below that of the speech."""
 
 
 @dataclass(frozen=True)

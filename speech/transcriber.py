@@ -1,6 +1,6 @@
 """Transcribes files, bytes and arrays of any length with the model of a bundle."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from speech.words import Word, timed_words
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
 _WINDOW = 4  # batches that are read ahead and sorted by length
+_FIRST_WINDOW = 1 / 8  # of a batch: the first results come soon, and pauses between results grow with the time passed
 
 Audio = str | Path | bytes | NDArray[np.floating] | Tensor
 
@@ -149,48 +150,93 @@ class Transcriber:
         """
         if isinstance(audio, str | Path | bytes):  # one recording; otherwise a string would be iterated by character
             audio = [audio]
-        found = [_Recording() for _ in audio]
-        window: list[_Piece] = []
-        waiting = 0.0
-        for piece in self._pieces(audio, sample_rate, found, speakers):
-            window.append(piece)
-            waiting += len(piece.wave) / self.sample_rate
-            if waiting >= _WINDOW * self.batch_seconds:
-                window, later = self._complete(window)
-                self._flush(window, found, words, on_seconds)
-                window, waiting = later, sum(len(one.wave) for one in later) / self.sample_rate
-        self._flush(window, found, words, on_seconds)
-        return [recording.transcript(self.nbest) for recording in found]
-
-    def _complete(self, window: list[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
-        """Pieces to recognize now, and those that wait for more of the last speaker, unless they fill the window."""
-        last = window[-1].speaker
-        before = [piece for piece in window if piece.speaker != last]
-        return (before, window[len(before) :]) if before and self.recognizer.adapts else (window, [])
-
-    def _pieces(
-        self,
-        audio: Sequence[Audio],
-        sample_rate: int | None,
-        found: list[_Recording],
-        speakers: Sequence[str] | None,
-    ) -> Iterator[_Piece]:
-        """Yield the recordings' pieces at the model's rate, by speaker; records durations and errors."""
         if speakers is not None and len(speakers) != len(audio):
             raise ValueError(f"there are {len(audio)} recordings, but {len(speakers)} speakers: name one for each")
         first = {who: number for number, who in reversed(list(enumerate(speakers or ())))}
-        groups = [first[who] for who in speakers] if speakers is not None else list(range(len(audio)))
-        for number in sorted(range(len(audio)), key=groups.__getitem__):
-            item, recording = audio[number], found[number]
-            try:
-                for piece in cut(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
-                    wave = resample(piece.wave, piece.sample_rate, self.sample_rate)
-                    yield _Piece(number, wave, piece.start, groups[number])
-            except AudioError as error:
-                recording.error = str(error)
-            except (TypeError, ValueError) as error:
-                what = type(item).__name__
-                recording.error = f"a {what} is not audio: give a path, bytes or an array of samples ({error})"
+        voices = [first[who] for who in speakers] if speakers is not None else list(range(len(audio)))
+        order = sorted(range(len(audio)), key=voices.__getitem__)
+        spoken = ((audio[number], voices[number]) for number in order)
+        found = dict(zip(order, self.stream(spoken, sample_rate, words=words, on_seconds=on_seconds), strict=True))
+        return [found[number] for number in range(len(audio))]
+
+    def stream(
+        self,
+        audio: Iterable[tuple[Audio, int]],
+        sample_rate: int | None = None,
+        *,
+        words: bool = False,
+        on_seconds: Callable[[float], object] | None = None,
+    ) -> Iterator[Transcript]:
+        """Recognize recordings like `transcribe`, and yield transcripts in order as they are finished.
+
+        Short recordings are recognized together: each call of the network and of the decoder has its costs.
+
+        Args:
+            audio: Recordings as for `transcribe`, read as they are needed, each with the number of its speaker; all of
+                a speaker follow one another.
+            sample_rate: As for `transcribe`, like the others.
+            words: Whether to find the words' times.
+            on_seconds: Called after each batch.
+        """
+        found: dict[int, _Recording] = {}
+        window: list[_Piece] = []
+        most = _WINDOW * self.batch_seconds
+        waiting, limit = 0.0, _FIRST_WINDOW * self.batch_seconds
+        for number, piece, seconds in self._read(audio, sample_rate, found):
+            waiting += seconds
+            window += [piece] if piece else []
+            if waiting < limit:
+                continue
+            ready, later = self._complete(window, waiting >= most)
+            if later and not ready:
+                continue
+            self._flush(ready, found, words, on_seconds)
+            window, waiting = later, sum(len(one.wave) for one in later) / self.sample_rate
+            limit = min(2 * limit, most)
+            yield from self._finished(found, later[0].recording if later else number if piece else number + 1)
+        self._flush(window, found, words, on_seconds)
+        yield from self._finished(found)
+
+    def _finished(self, found: dict[int, _Recording], end: int | None = None) -> Iterator[Transcript]:
+        """Remove the recordings, those before a number if there is one, and yield their transcripts."""
+        for number in [one for one in found if end is None or one < end]:
+            yield found.pop(number).transcript(self.nbest)
+
+    def _complete(self, window: list[_Piece], full: bool) -> tuple[list[_Piece], list[_Piece]]:
+        """Pieces to recognize now, and those that wait for more of the last speaker, unless they fill the window."""
+        if not self.recognizer.adapts or not window:
+            return window, []
+        before = [piece for piece in window if piece.speaker != window[-1].speaker]
+        return (before, window[len(before) :]) if before or not full else (window, [])
+
+    def _read(
+        self, audio: Iterable[tuple[Audio, int]], sample_rate: int | None, found: dict[int, _Recording]
+    ) -> Iterator[tuple[int, _Piece | None, float]]:
+        """Yield the number of a recording with each of its pieces and, last, with None; adds it to those found.
+
+        The third value is the piece's duration in seconds. With None it is that of the audio without speech, since
+        recordings without speech also have to be output from time to time; 0 for models that adapt to speech.
+        """
+        for number, (item, speaker) in enumerate(audio):
+            found[number] = recording = _Recording()
+            silent = 0.0
+            for wave, start in self._pieces(item, sample_rate, recording):
+                seconds = len(wave) / self.sample_rate
+                silent -= seconds
+                yield number, _Piece(number, wave, start, speaker), seconds
+            silent += recording.seconds
+            yield number, None, 0.0 if self.recognizer.adapts else max(0.0, silent)
+
+    def _pieces(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[tuple[Tensor, float]]:
+        """Yield a recording's pieces at the model's rate, and their starts; records its duration, or its error."""
+        try:
+            for piece in cut(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
+                yield resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start
+        except AudioError as error:
+            recording.error = str(error)
+        except (TypeError, ValueError) as error:
+            what = type(item).__name__
+            recording.error = f"a {what} is not audio: give a path, bytes or an array of samples ({error})"
 
     def _blocks(self, item: Audio, sample_rate: int | None) -> Iterator[tuple[Tensor, int]]:
         if isinstance(item, str | Path | bytes):
@@ -209,7 +255,7 @@ class Transcriber:
     def _flush(
         self,
         window: list[_Piece],
-        found: list[_Recording],
+        found: dict[int, _Recording],
         words: bool,
         on_seconds: Callable[[float], object] | None,
     ) -> None:
@@ -246,7 +292,7 @@ class Transcriber:
         if rows:
             yield rows
 
-    def _recognize_each(self, pieces: list[_Piece], found: list[_Recording], words: bool) -> list[_Part]:
+    def _recognize_each(self, pieces: list[_Piece], found: dict[int, _Recording], words: bool) -> list[_Part]:
         """Like `_recognize`, but a piece without usable scores fails its own recording only."""
         try:
             return self._recognize(pieces, words)

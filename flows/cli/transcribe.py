@@ -173,25 +173,35 @@ def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[li
 def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcriber", sink: "Sink") -> int:
     """Transcribe the recordings of one speaker after another, with a progress bar; returns how many failed."""
     failed = 0
-    with sink, _progress(sum(map(len, voices))) as (show, tell):
-        for own in voices:
-            show(own[0][0], len(own))
-            audio = [sys.stdin.buffer.read() if path == STDIN else path for path, _ in own]
-            found = transcriber.transcribe(audio, words=sink.words, speakers=["one"] * len(own), on_seconds=tell)
-            for (path, place), one in zip(own, found, strict=True):
-                sink.add(path, place, one)
-                failed += bool(one.error)
-                if one.error and sink.tells_errors:
-                    err.print(f"{path}: {one.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    recordings = [(path, place, voice) for voice, own in enumerate(voices) for path, place in own]
+    with sink, _progress(len(recordings)) as (show, tell, tick):
+        audio = _opened(recordings, show)
+        found = transcriber.stream(audio, words=sink.words, on_seconds=tell)
+        for (path, place, _), one in zip(recordings, found, strict=True):
+            sink.add(path, place, one)
+            tick()
+            failed += bool(one.error)
+            if one.error and sink.tells_errors:
+                err.print(f"{path}: {one.error}", style="red", markup=False, highlight=False, soft_wrap=True)
     return failed
 
 
+def _opened(
+    recordings: list[tuple[Path, Path, int]], show: Callable[[Path], None]
+) -> Iterator[tuple[Path | bytes, int]]:
+    """Yield each recording with its speaker when it is needed: standard input is not read before its turn."""
+    for path, _, voice in recordings:
+        show(path)
+        yield sys.stdin.buffer.read() if path == STDIN else path, voice
+
+
 @contextmanager
-def _progress(count: int) -> Iterator[tuple[Callable[[Path, int], None], Callable[[float], None]]]:
+def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[float], None], Callable[[], None]]]:
     """Progress bar on standard error if that is a terminal: files, the current file, seconds of audio done.
 
     Yields:
-        A function to call at the start of one or more files, and one to call with further seconds of recognized audio.
+        A function to call when a file is read, one to call with further seconds of recognized audio, and one to call
+        when a file is done.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -199,19 +209,19 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path, int], None], Callabl
     # transcripts on the same terminal go around the bar
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("", total=count, note="")
-        name, seconds, started = "", 0.0, 0
+        name, seconds = "", 0.0
 
-        def show(path: Path, count: int) -> None:
-            nonlocal name, started
-            bar.update(task, completed=started, note=f"{path.name} ({seconds:,.0f} s of audio done)")
-            name, started = path.name, started + count
+        def show(path: Path) -> None:
+            nonlocal name
+            name = path.name
+            tell(0.0)
 
         def tell(more: float) -> None:
             nonlocal seconds
             seconds += more
             bar.update(task, note=f"{name} ({seconds:,.0f} s of audio done)")
 
-        yield show, tell
+        yield show, tell, lambda: bar.advance(task)
 
 
 def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:

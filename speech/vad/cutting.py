@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from speech.vad.base import Interval, Vad
+from speech.vad.energy import FLOOR_DB, frame_levels, level_range
 
 _MIN_PAUSE_S = 0.1
 """A recording that is too long for one piece is cut in a pause of at least this length, if it has one."""
+
+_WORD_S = 1.0
+"""Longest recording without detected speech that may still be a word."""
+_WORD_RANGE_DB = 5.0
+"""Smallest range of its levels: white to brown noise of 50 ms to 1 s has at most 2.5 dB, digits Silero missed 5.7."""
+_WORD_LEVEL_DB = -60.0
+"""Smallest level of its loud frames; the level of the differences is some 10 dB below that of the speech."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,8 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
     """Cut a recording into pieces that contain speech.
 
     Detection runs on `max_seconds` of the recording at a time, and the recording is cut in the last pause of these. If
-    there is none, it is cut at the quietest 50 ms of their last third. The audio between two pieces is a pause.
+    there is none, it is cut at the quietest 50 ms of their last third. The audio between two pieces is a pause. A
+    recording of up to a second in which no speech is found is one piece if its level varies like that of speech.
 
     Args:
         vad: Finds speech; its configuration says which pauses separate pieces.
@@ -49,7 +58,27 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
             yield from _pieces(vad, window[:end], rate, speech, before)
             wave, before = wave[end:], before + end
     if len(wave):
-        yield from _pieces(vad, wave, rate, vad.speech(wave, rate), before)
+        speech = vad.speech(wave, rate)
+        if not speech and not before and _may_be_word(wave, rate):
+            speech = [(0, len(wave))]
+        yield from _pieces(vad, wave, rate, speech, before)
+
+
+def _may_be_word(wave: Tensor, rate: int) -> bool:
+    """Whether a recording without detected speech may be a word: it is short, and its level varies unlike noise's.
+
+    Silero VAD misses words in clips that are cut so tightly that it sees no context. Levels are those of differences
+    between samples, since the level of rumble varies, and digital silence does not count.
+    """
+    sounding = torch.nonzero(wave).flatten()
+    if len(wave) > _WORD_S * rate or not len(sounding):
+        return False
+    levels, _ = frame_levels(wave[int(sounding[0]) : int(sounding[-1]) + 1].diff(), rate)
+    levels = levels[levels > FLOOR_DB]
+    if not len(levels):
+        return False
+    noise, speech = level_range(levels)
+    return speech >= _WORD_LEVEL_DB and speech - noise >= _WORD_RANGE_DB
 
 
 def _last_pause(speech: list[Interval], window: Tensor, rate: int) -> int:

@@ -9,7 +9,8 @@ from torch import Tensor
 from speech.vad.base import Interval, Vad, VadConfig
 
 _FRAME_S = 0.02
-_FLOOR = 1e-10  # -100 dB of full scale: below the noise of 16 bits
+FLOOR_DB = -100.0
+"""Smallest level of a frame, below the noise of 16 bits: that of digital silence."""
 
 
 class EnergyConfig(VadConfig):
@@ -36,11 +37,10 @@ class EnergyVad(Vad):
 
     def speech(self, wave: Tensor, sample_rate: int) -> list[Interval]:
         """The runs of loud frames; pauses up to `smooth_s` do not interrupt them."""
-        size = max(1, int(_FRAME_S * sample_rate))
-        if len(wave) < size:
+        levels, size = frame_levels(wave, sample_rate)
+        if not len(levels):
             return [(0, len(wave))] if len(wave) else []
-        levels = 10 * wave.unfold(0, size, size).square().mean(dim=1).clamp(min=_FLOOR).log10()
-        noise, speech = torch.quantile(levels, torch.tensor([0.1, 0.95])).tolist()
+        noise, speech = level_range(levels)
         if speech - noise < self.cfg.min_range_db:
             return [(0, len(wave))]
         loud = torch.nonzero(levels > noise + self.cfg.share * (speech - noise)).flatten().tolist()
@@ -52,3 +52,18 @@ class EnergyVad(Vad):
             else:
                 found.append((start, end))
         return found
+
+
+def frame_levels(wave: Tensor, sample_rate: int) -> tuple[Tensor, int]:
+    """Energy of the waveform's whole frames in dB of full scale, at least `FLOOR_DB`; and their number of samples."""
+    size = max(1, int(_FRAME_S * sample_rate))
+    if len(wave) < size:
+        return torch.empty(0), size
+    power = wave.unfold(0, size, size).square().mean(dim=1)
+    return 10 * power.clamp(min=10 ** (FLOOR_DB / 10)).log10(), size
+
+
+def level_range(levels: Tensor) -> tuple[float, float]:
+    """Level of noise and level of speech: the 10th and the 95th percentile of the frames' levels."""
+    noise, speech = torch.quantile(levels, torch.tensor([0.1, 0.95])).tolist()
+    return noise, speech

@@ -116,7 +116,7 @@ def test_output_device_is_written_to_and_not_replaced(bundle, tmp_path):
 
 def test_failed_write_leaves_no_partial_file(bundle, tmp_path, monkeypatch):
     audio, out = write_tone(tmp_path / "good.wav", seconds=0.5, rate=RATE), tmp_path / "out" / "all.txt"
-    monkeypatch.setattr(Transcriber, "transcribe", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(Transcriber, "stream", lambda *_, **__: 1 / 0)
     result = CliRunner().invoke(app, ["transcribe", str(audio), "--model", str(bundle), "-o", str(out)])
     assert isinstance(result.exception, ZeroDivisionError)
     assert list(out.parent.iterdir()) == []

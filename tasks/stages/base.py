@@ -247,6 +247,11 @@ class Stage:
         )
         run.results[self.name] = result
         progress.announce(self.name, result.line)
+        if result.counts.get("quarantined"):
+            from tasks.stages.quarantined import quarantine_lines  # imports pyarrow
+
+            for line in quarantine_lines(result.output, record):
+                progress.announce(self.name, line)
         return result
 
     def _made(self, run: Run, output: StageOutput) -> dict[str, Any] | None:

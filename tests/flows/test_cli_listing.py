@@ -27,10 +27,10 @@ def test_run_is_listed_with_error_rate_and_outcome(finished):
     (found,) = json.loads(invoke("runs", "--json").stdout)["runs"]
     assert (found["name"], found["experiment"], found["status"]) == ("tiny-run", "tiny", "finished")
     assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
-    assert found["decision"] == "there was no champion"
+    assert found["decision"] == "became champion: there was none before"
     shown = invoke("runs", "tiny", "-n", 5).stdout
     assert "tiny-run" in shown
-    assert "there was no champion" in shown
+    assert "became champion: there was none before" in shown
 
 
 def test_empty_lists_name_the_next_step(home):
@@ -52,7 +52,9 @@ NAME = "a-rather-long-name-20261125-023017-91968"
 )
 def test_name_of_a_run_is_on_one_line_and_other_columns_make_room(finished, monkeypatch, width, heads):
     monkeypatch.setattr("flows.cli.common.out.width", width, raising=False)
-    row = TrackedRun(NAME, "tiny", "finished", datetime.now(UTC), 139.0, {"test": 0.5}, "there was no champion")
+    row = TrackedRun(
+        NAME, "tiny", "finished", datetime.now(UTC), 139.0, {"test": 0.5}, "became champion: there was none before"
+    )
     monkeypatch.setattr("tasks.tracking.listing.list_runs", lambda *_: [row])
     result = invoke("runs")
     lines = result.stdout.splitlines()

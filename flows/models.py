@@ -30,8 +30,12 @@ def model_uri(model: str) -> str:
     return f"models:/{match['name']}@{match['alias'] or 'champion'}"
 
 
-def fetch_model(model: str) -> Path:
+def fetch_model(model: str, option: str = "") -> Path:
     """Local folder of a model's bundle; fetched from the registry for a models:/ URI.
+
+    Args:
+        model: `models:/…` or a folder.
+        option: The option of the command that names the model, for messages.
 
     Raises:
         ValueError: If the registry has no such model.
@@ -42,4 +46,4 @@ def fetch_model(model: str) -> Path:
     from tasks.tracking.fetching import download_bundle
 
     connect_mlflow()
-    return download_bundle(model)
+    return download_bundle(model, option=option)

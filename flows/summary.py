@@ -136,7 +136,7 @@ def set_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(header_style="bold")
     table.add_column("set")
     trained = any(is_trained(row["set"]) for row in rows)
-    for head in ("utterances", "hours", "speakers", *(["of them trained on"] if trained else [])):
+    for head in ("utterances", "hours", "speakers", *(["speakers also in training"] if trained else [])):
         table.add_column(head, justify="right")
     for row in rows:
         shared = [] if not trained else [""] if is_trained(row["set"]) else [f"{row['trained_on']:,}"]

@@ -11,6 +11,11 @@ from speech.words import Word
 
 _SMALLEST = 10
 """With fewer utterances, their scores and confidences are not compared: the spread is unknown."""
+_LEAST_SPREAD = 0.02
+"""Smallest robust standard deviation of scores, in nats per frame. A CTC model that is sure of nearly every frame has
+scores of nearly 0 (the digits of docs/own-recordings.md: a spread of 0.0004), and one good utterance in eight would be
+more than five deviations below the median. With this floor, five deviations are a posterior per frame that is 10 %
+lower. Scores of GMMs spread more widely."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,8 @@ def low_scores(scores: Mapping[str, float], deviations: float = 5.0) -> dict[str
 
     Args:
         scores: Score per frame of each utterance.
-        deviations: How many robust standard deviations (1.4826 times the median absolute deviation) below the median.
+        deviations: How many robust standard deviations (1.4826 times the median absolute deviation, at least 0.02)
+            below the median.
 
     Returns:
         The number of deviations below the median of each of them, the worst first; none if there are fewer than ten
@@ -111,8 +117,8 @@ def low_scores(scores: Mapping[str, float], deviations: float = 5.0) -> dict[str
     if len(scores) < _SMALLEST:
         return {}
     median = statistics.median(scores.values())
-    spread = 1.4826 * statistics.median(abs(score - median) for score in scores.values())
-    below = {name: (median - score) / max(spread, 1e-6) for name, score in scores.items()}
+    spread = max(_LEAST_SPREAD, 1.4826 * statistics.median(abs(score - median) for score in scores.values()))
+    below = {name: (median - score) / spread for name, score in scores.items()}
     return dict(sorted(((n, d) for n, d in below.items() if d > deviations), key=lambda one: (-one[1], one[0])))
 
 

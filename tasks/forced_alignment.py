@@ -61,8 +61,10 @@ class Alignments:
         low = low_scores({one.id: one.score for one in self.found}, deviations)
         unsure = low_confidences({one.id: one.confidence for one in self.found})
         failed = [(name, reason, None) for name, reason in sorted(self.failures.items())]
-        scores = [(n, f"score {d:.1f} deviations below the median", by_name[n]) for n, d in low.items()]
-        confidences = [(n, f"confidence {c:.2f}", by_name[n]) for n, c in unsure.items() if n not in low]
+        scores = [(n, f"score {d:.1f} times the usual spread below the median", by_name[n]) for n, d in low.items()]
+        confidences = [
+            (n, f"confidence {c:.2f}, less than half the median", by_name[n]) for n, c in unsure.items() if n not in low
+        ]
         return [*failed, *scores, *confidences]
 
 

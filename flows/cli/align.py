@@ -53,7 +53,9 @@ def align(
     ] = Path("aligned"),
     deviations: Annotated[
         float,
-        typer.Option("--deviations", min=0, help="Report scores this many standard deviations below the median."),
+        typer.Option(
+            "--deviations", min=0, help="Report scores more than this many times the usual spread below the median."
+        ),
     ] = 5.0,
     device: Annotated[str, typer.Option("--device", help="Device of a CTC model: cpu, cuda, cuda:1.")] = "cpu",
     json_output: JsonOption = False,

@@ -78,6 +78,19 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     if found.refused:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items())
         lines.append(f"warning: of {found.sample} utterances that were decoded, these cannot be used: {reasons}")
-    if found.lost:
-        lines.append(f"warning: {found.lost:,} entries have no audio or no transcript: see `starling corpus inspect`")
+    return [*lines, *(f"warning: {line}" for line in _lost(found))]
+
+
+_LACKS = {"missing-audio": "no audio", "missing-transcript": "no transcript"}
+
+
+def _lost(found: "Survey") -> list[str]:
+    """A line for each reason for which entries cannot be used, with the first of them."""
+    from tasks.stages.quarantined import examples_text
+
+    lines = []
+    for reason, count in found.lost_reasons.items():
+        entries, has = ("entry", "has") if count == 1 else ("entries", "have")
+        what = f"{has} {_LACKS[reason]}" if reason in _LACKS else f"cannot be used, {reason}"
+        lines.append(f"{count:,} {entries} {what}: {examples_text(found.lost_examples[reason], count)}")
     return lines

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from flows.cli.common import JsonOption, friendly, local_time, out, print_json, say
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
     from tasks.tracking.listing import RegisteredVersion, TrackedRun
 
 Row = TypeVar("Row")
-_WIDEST_NAME, _WIDE = 40, 120
+_LESS_IMPORTANT = ("decision", "time", "registered", "started")
+"""Columns that are left out, in this order, if the terminal is too narrow."""
 
 
 def _connected() -> Any:
@@ -67,14 +70,31 @@ def runs(
 
 
 def _print_table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> None:
-    cells = [[cell(row) for cell in columns.values()] for row in rows]
-    name, *others = columns
-    # names are to be copied: they are on one line if there is room, and never cut
-    widest = min(max(len(row[0]) for row in cells), _WIDEST_NAME) if out.width >= _WIDE else None
-    table = Table(Column(name, overflow="fold", min_width=widest), *others, header_style="bold")
-    for row in cells:
-        table.add_row(*row)
-    out.print(table)
+    """Print a table whose first column, names to be copied, is always on one line: other columns make room for it."""
+    cells = {head: [cell(row) for row in rows] for head, cell in columns.items()}
+    name = next(iter(cells))
+    left_out = []
+    for head in _LESS_IMPORTANT:
+        if _least_width(cells) <= out.width:
+            break
+        if cells.pop(head, None) is not None:
+            left_out.append(head)
+    longest = max(map(len, cells[name]))
+    table = Table(Column(name, no_wrap=True, min_width=longest), *list(cells)[1:], header_style="bold")
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*map(escape, row))
+    least = _least_width(cells)
+    # a console cuts what is wider than itself; a terminal that is narrower than the rest folds the lines
+    (out if least <= out.width else Console(file=out.file, width=least)).print(table)
+    if left_out:
+        say(f"not shown in {out.width} columns: {', '.join(left_out)} (--json has everything)")
+
+
+def _least_width(cells: Mapping[str, Sequence[str]]) -> int:
+    """Width of a table with borders whose first column is not folded, and whose others are folded between words."""
+    name, *others = cells
+    words = [max(map(len, " ".join((head, *cells[head])).split())) for head in others]
+    return max(len(name), *map(len, cells[name])) + sum(words) + 3 * len(cells) + 1
 
 
 def _rates(wer: dict[str, float]) -> str:

@@ -48,13 +48,19 @@ def number(value: Any, form: str = ".2f", unit: str = "") -> str:
 
 def _headline(shown: dict[str, Any]) -> Text:
     nodes, coordinator = shown["nodes"], shown.get("coordinator", {})
-    count = f"{len(shown['learners'])} learners" + (f" on {len(nodes)} nodes" if nodes is not None else "")
-    if coordinator.get("wanted") and nodes is not None and len(nodes) < coordinator["wanted"]:
-        count += f" of {coordinator['wanted']}"
+    count = _counted(len(shown["learners"]), "learner")
+    if nodes is not None:
+        wanted = coordinator.get("wanted") or 0
+        count += f" on {len(nodes)} of {_counted(wanted, 'node')}" if len(nodes) < wanted else ""
+        count += "" if len(nodes) < wanted else f" on {_counted(len(nodes), 'node')}"
     words = [f"{number(shown['steps_per_s'])} steps/s", count, f"elapsed {clock(shown['elapsed'])}"]
     if "pool" in coordinator and not shown["ended"]:
         words.append(f"{coordinator['pool']} utterances unleased")
     return Text.assemble((shown["training"], "bold"), "\n", training_line(shown), "\n", ", ".join(words))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _learners(shown: dict[str, Any]) -> Table:

@@ -156,17 +156,9 @@ def _by_rank(option: str, texts: list[str] | None, form: str) -> dict[int, float
 
 
 def _cluster(learners: int, per_machine: int, fields: dict[str, Any]) -> "Cluster":
-    from pydantic import ValidationError
-
     from training.simulation import Cluster
 
-    try:
-        return Cluster.model_validate({"learners": learners, "per_machine": per_machine} | fields)
-    except ValidationError as error:
-        found = error.errors()[0]
-        where = ".".join(str(part) for part in found["loc"])
-        message = found["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{where}: {message}" if where else message) from None
+    return Cluster.model_validate({"learners": learners, "per_machine": per_machine} | fields)
 
 
 def _all_constants(names: list[str] | None, texts: list[str]) -> dict[str, "StrategyConfig"]:

@@ -153,7 +153,7 @@ def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber"
     if vad and vad not in DETECTORS:
         raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
     detector = DETECTORS[vad].config() if vad else None
-    return Transcriber(fetch_model(model_uri(model)), device=device, vad=detector, nbest=nbest)
+    return Transcriber(fetch_model(model_uri(model), "--model"), device=device, vad=detector, nbest=nbest)
 
 
 def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[list[tuple[Path, Path]]]:

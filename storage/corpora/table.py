@@ -96,14 +96,14 @@ class TableReader(CorpusReader):
         values = {field: self._value(field, row) for field in KNOWN_COLUMNS}
         label = values["id"] or Path(values["audio"] or "").stem or f"{self.table.name}:{number}"
         if not values["audio"]:
-            self._problem(label, "missing-audio", f"line {number} names no audio")
+            self._problem(label, "missing-audio", f"line {number} of {self.table.name} names no audio")
             return None
         if values["text"] is None:
-            self._problem(label, "missing-transcript", f"line {number} has no text")
+            self._problem(label, "missing-transcript", f"line {number} of {self.table.name} has no text")
             return None
         audio = self._resolve(values["audio"])
         if isinstance(audio, Path) and not audio.is_file():
-            self._problem(label, "missing-audio", f"line {number}: {audio} does not exist")
+            self._problem(label, "missing-audio", f"line {number} of {self.table.name}: {audio} does not exist")
             return None
         try:
             return self._build(values, label, str(audio))

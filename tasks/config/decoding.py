@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from speech.decoding import DecodeConfig
 from speech.decoding.rescoring import RescoredConfig
 from speech.lm import LmConfig, NetworkConfig, arpa_of, kinds_with_arpa, unit_of
+from tasks.config.mistakes import plain_message
 
 
 class TuneConfig(BaseModel):
@@ -74,7 +75,7 @@ def check_rescoring(decode: DecodeConfig, lm: LmConfig) -> None:
     try:
         type(decode).model_validate(decode.model_dump() | {"rescore_lm": "that of the stage"})
     except ValidationError as error:
-        raise ValueError(f"rescoring: decode: {error.errors()[0]['msg']}") from error
+        raise ValueError(f"rescoring: decode: {plain_message(error.errors()[0])}") from error
 
 
 def _check_graph(decode: DecodeConfig, lm: LmConfig | None, aligned: bool) -> None:
@@ -122,4 +123,4 @@ def _accepted(decode: DecodeConfig, name: str, value: float) -> Any:
     try:
         return getattr(type(decode).model_validate(decode.model_dump() | {name: value}), name)
     except ValidationError as error:
-        raise ValueError(f"tune.grid.{name}: {value:g}: {error.errors()[0]['msg']}") from error
+        raise ValueError(f"tune.grid.{name}: {value:g}: {plain_message(error.errors()[0])}") from error

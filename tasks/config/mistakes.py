@@ -1,5 +1,6 @@
 """Mistakes in a configuration: one line each, with the field, what is wrong, and what to write instead."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -16,6 +17,28 @@ MOVED = {
     **{f"train.membership.store_{name}_s": f"train.membership.coordinator_{name}_s" for name in ("grace", "patience")},
 }
 """Fields of earlier versions, and what is written today."""
+_PLAIN = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
+    "finite_number": "must be a finite number",
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+    "string_type": "must be text",
+    **dict.fromkeys(("tuple_type", "list_type", "set_type", "frozen_set_type"), "must be a list"),
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a mapping of fields"
+    ),
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "too few items: at least {min_length}, not {actual_length}",
+    "too_long": "too many items: at most {max_length}, not {actual_length}",
+    "missing": "this field is required",
+    "extra_forbidden": "there is no such field",
+}
+"""Messages by pydantic's type of error."""
+_SAY_WHAT_IS_GIVEN = {"value_error", "missing", "union_tag_invalid", "literal_error", "too_short", "too_long"}
+"""Types of errors whose message needs no value that was given."""
 
 
 def choices(model: type[BaseModel], place: str = "") -> Iterator[str]:
@@ -42,7 +65,7 @@ def plainly(error: ValidationError) -> list[str]:
     """A line for each mistake, with the field by its name in the class that was checked."""
     found = []
     for problem in _own_problems(error):
-        field, message = ".".join(map(str, problem["loc"])), str(problem["msg"]).removeprefix("Value error, ")
+        field, message = ".".join(map(str, problem["loc"])), plain_message(problem)
         found.append(f"{field}: {message}" if field else message)
     return found
 
@@ -59,15 +82,30 @@ def _explain(problem: Any, root: type[BaseModel]) -> str:
     field = ".".join(place.names)
     if problem["type"] == "extra_forbidden":
         return f"{field}: {place.no_such_field()}"
-    if problem["type"] == "missing":
-        return f"{field}: this field is required"
     if problem["type"] == "union_tag_invalid":
-        tag, kinds = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "").split(", ")
-        hint = next((f", did you mean {kind!r}?" for kind in get_close_matches(tag, kinds, 1)), "")
-        return f"{field}.kind: {tag!r} is none of {', '.join(map(repr, kinds))}{hint}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    given = "" if problem["type"] == "value_error" else f" (given: {problem['input']!r})"
+        field += ".kind"
+    message = plain_message(problem)
+    given = "" if problem["type"] in _SAY_WHAT_IS_GIVEN else f" (given: {problem['input']!r})"
     return f"{field}: {message}{given}" if field else message
+
+
+def plain_message(problem: Any) -> str:
+    """What is wrong, without the field; in words of our own where pydantic speaks of parsing, tuples and instances."""
+    kind, about = problem["type"], problem.get("ctx", {})
+    if kind == "union_tag_invalid":
+        return _none_of(about["tag"], about["expected_tags"])
+    if kind == "literal_error":
+        return _none_of(problem["input"], about["expected"])
+    if kind in _PLAIN:
+        return _PLAIN[kind].format(**about)
+    return str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _none_of(given: Any, expected: str) -> str:
+    """That a value is none of those that are allowed, which pydantic lists as `'a', 'b' or 'c'`."""
+    near = get_close_matches(str(given), re.findall("'([^']*)'", expected), 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{given!r} is none of {expected.replace(' or ', ', ')}{hint}"
 
 
 class _Place:

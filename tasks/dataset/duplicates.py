@@ -5,7 +5,7 @@ Rows are the same recording if their decoded samples are equal, and near-duplica
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,8 @@ _SKETCH = 96
 _TRIES = 8
 """Number of pairs per recording that are compared although they share only one word; chance matches are few among
 thousands of recordings, and many among millions."""
+_WHERE = {"overlap": "that another set has, too", "within": "that came earlier in the same set"}
+_TEXT_WHERE = {"overlap": "an utterance in another set", "within": "an earlier one in the same set"}
 _OVERLAP = 0.6
 """Minimum share of the shorter recording that must overlap the longer one."""
 
@@ -252,6 +254,42 @@ def treat_doubles(
             counts[f"{TEXT} within"] = int(doubles.again.sum())
     treated.counts = dict(sorted(counts.items()))
     return treated
+
+
+def doubles_text(counts: Mapping[str, int], config: DuplicatesConfig) -> list[str]:
+    """What was found twice, in sentences; nothing for what was not found, except that no recording is shared.
+
+    Args:
+        counts: `Treated.counts`.
+        config: The policies.
+    """
+    said = {"keep": "kept", "drop": "left out", "refuse": "refused"}
+    found = {where: counts.get(f"{SAME} {where}", 0) + counts.get(f"{NEAR} {where}", 0) for where in _WHERE}
+    lines = []
+    if not found["overlap"]:
+        searched = "" if config.fingerprint else ", as far as exact copies go"
+        lines.append(f"No recording of the training set is in another set{searched}.")
+    for where, what in _WHERE.items():
+        if found[where]:
+            equal, near = counts.get(f"{SAME} {where}", 0), counts.get(f"{NEAR} {where}", 0)
+            verb = "is a recording" if found[where] == 1 else "are recordings"
+            action = said[config.overlap if where == "overlap" else config.within]
+            lines.append(
+                f"{_utterances(found[where], where)} {verb} {what}: {equal:,} equal, {near:,} nearly ({action})."
+            )
+    for where, what in _TEXT_WHERE.items():
+        if number := counts.get(f"{TEXT} {where}", 0):
+            action = said[config.same_text if where == "overlap" else "keep"]
+            lines.append(
+                f"{_utterances(number, where)} {'has' if number == 1 else 'have'} the words and the speaker of {what} "
+                f"({action})."
+            )
+    return lines
+
+
+def _utterances(count: int, where: str) -> str:
+    noun = "utterance" if count == 1 else "utterances"
+    return f"{count:,} training {noun}" if where == "overlap" else f"{count:,} {noun}"
 
 
 def _refusal(doubles: Doubles, line: Row) -> str:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOCK_WAIT_S = 12 * 3600.0
 _OF_NETWORKS = ("train", "register", "report")
 """Stages that a pipeline without a network does not have."""
+_RARE = ("unalignable",)
+"""Counts that are left out of a line if they are 0, as nearly always."""
 
 
 class StageError(RuntimeError):
@@ -103,12 +105,13 @@ class StageResult:
 
 def counts_text(counts: dict[str, Any]) -> str:
     """Format counts in one line, such as `1 error, 32 words`."""
-    return ", ".join(_count_text(name, value) for name, value in counts.items())
+    if counts.keys() == {"promoted", "version"}:  # of the stage register: neither is a number of things
+        outcome = "became champion" if counts["promoted"] else "stays challenger"
+        return f"version {counts['version']} {outcome}"
+    return ", ".join(_count_text(name, value) for name, value in counts.items() if value or name not in _RARE)
 
 
 def _count_text(name: str, value: Any) -> str:
-    if name == "version":  # a number, not a count
-        return f"version {value}"
     if value == 1 and name.endswith("s"):
         name = f"{name[:-3]}y" if name.endswith("ies") else name[:-1]
     return f"{value:,} {name}"
@@ -250,6 +253,11 @@ class Stage:
         )
         run.results[self.name] = result
         progress.announce(self.name, result.line)
+        if result.counts.get("quarantined"):
+            from tasks.stages.quarantined import quarantine_lines  # imports pyarrow
+
+            for line in quarantine_lines(result.output, record):
+                progress.announce(self.name, line)
         return result
 
     def _made(self, run: Run, output: StageOutput) -> dict[str, Any] | None:

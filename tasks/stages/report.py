@@ -10,6 +10,7 @@ from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES
 from tasks.config.home import home, shown_mlflow_uri
+from tasks.dataset.duplicates import doubles_text
 from tasks.dataset.speakers import overlap_warnings
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, counts_text
@@ -105,6 +106,7 @@ def render(run: Run, curves: bytes) -> str:
         decision=register["decision"],
         changes=changes_of(register["decision"]),
         warnings=overlap_warnings(prepare, run.config.data),
+        doubles=doubles_text(prepare["duplicates"], run.config.data.duplicates),
         stages=run.results,
         **_recognition(run, run.result("score").output.read_json("scores.json")),
         **_origin(run),
@@ -176,4 +178,4 @@ def _attach(run: Run, page: str) -> None:
         progress.announce("report", f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 6, _inputs, _work)
+REPORT = Stage("report", 7, _inputs, _work)

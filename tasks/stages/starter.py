@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.dataset.speakers import speakers_text
 from tasks.stages.prepare import Checked, check_all, open_source, worker_count
+from tasks.stages.quarantined import EXAMPLES
 
 _SAMPLE = 200
 """Utterances whose audio is decoded to estimate durations, sample rates and the share of unusable ones."""
@@ -61,6 +62,10 @@ class Survey:
     """Utterances of the sample that cannot be used, by reason."""
     lost: int
     """Entries of the corpora that their readers could not use."""
+    lost_reasons: dict[str, int] = field(default_factory=dict)
+    """Number of these entries by reason."""
+    lost_examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """Name and detail of the first of these entries, by reason."""
     shared: int = 0
     """Speakers of the training set who are in another set, too."""
 
@@ -109,6 +114,8 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
         sample=len(chosen),
         refused=dict(refused),
         lost=len(problems),
+        lost_reasons=dict(Counter(problem.reason for problem in problems).most_common()),
+        lost_examples=_examples(problems),
         shared=_overlap(utterances),
     )
 
@@ -141,6 +148,16 @@ def _overlap(utterances: Sequence[tuple[str, Utterance]]) -> int:
 
 def _told(problem: RejectedEntry) -> str:
     return f"{problem.id} ({problem.reason}: {problem.detail})"
+
+
+def _examples(problems: Sequence[RejectedEntry]) -> dict[str, list[tuple[str, str]]]:
+    """Name and detail of the first entries of each reason."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for problem in problems:
+        named = found.setdefault(problem.reason, [])
+        if len(named) < EXAMPLES:
+            named.append((problem.id, problem.detail))
+    return found
 
 
 def _read(sources: Sequence[FoundSource], language: str) -> tuple[list[tuple[str, Utterance]], list[RejectedEntry]]:

@@ -150,7 +150,7 @@ def has_lm(decode: DecodeConfig) -> bool:
 def decide(run: Run, champion: Any | None) -> Decision:
     """Compare this run's model with the champion on this run's test sets."""
     if champion is None:
-        return Decision(True, "there was no champion")
+        return Decision(True, "became champion: there was none before")
     challenger = count_errors(run, None)
     with tempfile.TemporaryDirectory() as folder:
         bundle = download_bundle(f"models:/{champion.name}/{champion.version}", Path(folder))

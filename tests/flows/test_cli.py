@@ -11,6 +11,7 @@ from flows.cli.app import app
 from flows.cli.score import score_files
 from speech.scoring import PairingRules, ScoringRules
 from storage.corpora import READERS
+from tasks.tracking.fetching import _remedy
 
 COMMANDS = {
     "init",
@@ -284,10 +285,16 @@ def test_unregistered_model_is_an_error_with_a_remedy(finished, tmp_path, wide):
     audio = write_tone(tmp_path / "a.wav")
     result = invoke("transcribe", audio, "--model", "models:/nobody@champion", code=1)
     assert "models:/nobody@champion is not in the registry at sqlite:///" in result.stderr
-    assert "it has tiny: name one of these, or set STARLING_HOME" in result.stderr
+    assert "it has the model 'tiny': give --model tiny, or set STARLING_HOME" in result.stderr
     result = invoke("transcribe", audio, code=1)  # the default model is the demo's
     assert "models:/starling-demo@champion is not in the registry at" in result.stderr
-    assert "it has tiny" in result.stderr
+    assert "it has the model 'tiny'" in result.stderr
+
+
+def test_registered_models_are_named():
+    assert _remedy(["tiny"], "") == "it has the model 'tiny': give tiny"
+    found = _remedy(["a", "b"], "--model")
+    assert found == "it has the models 'a', 'b': give one of them, such as --model a"
 
 
 def test_where_no_model_is_registered_a_run_is_the_remedy(home, tmp_path, wide):

@@ -7,7 +7,7 @@ import pytest
 from command_line import invoke
 from support import give_mlflow
 
-from tasks.tracking.listing import TrackedRun
+from tasks.tracking.listing import RegisteredVersion, TrackedRun
 
 pytestmark = pytest.mark.usefixtures("wide")
 
@@ -27,10 +27,10 @@ def test_run_is_listed_with_error_rate_and_outcome(finished):
     (found,) = json.loads(invoke("runs", "--json").stdout)["runs"]
     assert (found["name"], found["experiment"], found["status"]) == ("tiny-run", "tiny", "finished")
     assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
-    assert found["decision"] == "there was no champion"
+    assert found["decision"] == "became champion: there was none before"
     shown = invoke("runs", "tiny", "-n", 5).stdout
     assert "tiny-run" in shown
-    assert "there was no champion" in shown
+    assert "became champion: there was none before" in shown
 
 
 def test_empty_lists_name_the_next_step(home):
@@ -39,14 +39,39 @@ def test_empty_lists_name_the_next_step(home):
     assert "has no run of x yet: `starling run` makes one" in invoke("runs", "x").stderr
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_names_are_not_cut_in_a_narrow_terminal(finished, monkeypatch, width):
+NAME = "a-rather-long-name-20261125-023017-91968"
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [
+        (30, ["run", "status", "WER"]),
+        (80, ["run", "status", "started", "WER"]),
+        (120, ["run", "status", "started", "time", "WER", "decision"]),
+    ],
+)
+def test_name_of_a_run_is_on_one_line_and_other_columns_make_room(finished, monkeypatch, width, heads):
     monkeypatch.setattr("flows.cli.common.out.width", width, raising=False)
-    name = "a-rather-long-name-20261125-023017-91968"
-    row = TrackedRun(name, "tiny", "finished", datetime.now(UTC), 139.0, {"test": 0.5}, "there was no champion")
+    row = TrackedRun(
+        NAME, "tiny", "finished", datetime.now(UTC), 139.0, {"test": 0.5}, "became champion: there was none before"
+    )
     monkeypatch.setattr("tasks.tracking.listing.list_runs", lambda *_: [row])
-    shown = invoke("runs").stdout
-    first = "".join(line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│"))
-    assert first == name
-    assert (name in shown) == (width == 120)
-    assert "champion" in shown
+    result = invoke("runs")
+    lines = result.stdout.splitlines()
+    assert [head.strip() for head in lines[1].strip("┃").split("┃")] == heads
+    assert NAME in result.stdout
+    assert "50.00%" in result.stdout
+    assert max(map(len, lines)) <= max(width, len(NAME) + 30)
+    assert ("decision" in result.stderr) == ("decision" not in heads)
+
+
+def test_name_of_a_model_is_on_one_line(finished, monkeypatch):
+    monkeypatch.setattr("flows.cli.common.out.width", 80, raising=False)
+    row = RegisteredVersion(NAME, "1", ("champion", "challenger"), {"test": 0.5}, datetime.now(UTC), "a [b] reason")
+    monkeypatch.setattr("tasks.tracking.listing.list_versions", lambda *_: [row])
+    result = invoke("models")
+    assert NAME in result.stdout
+    assert "@champion" in result.stdout
+    assert "not shown in 80 columns: decision" in result.stderr
+    monkeypatch.setattr("flows.cli.common.out.width", 160, raising=False)
+    assert "a [b] reason" in invoke("models").stdout

@@ -136,6 +136,26 @@ def test_limit_allows_for_the_bad_recordings_found(here):
     assert found["utterances"] == {"read": 72, "written": 64, "quarantined": 8}
 
 
+def test_rows_without_audio_are_named_with_table_and_line(here):
+    with_table(here / "digits")
+    recordings = sorted((here / "digits" / "audio").iterdir())
+    recordings[0].unlink()
+    first = f"one_anna_0 (line 3 of labels.csv: {recordings[0]} does not exist)"
+    assert recordings[0].stem == "one_anna_0"
+    assert f"warning: 1 entry has no audio: {first}\n" in invoke("init", here / "digits").stdout
+    for path in recordings[1:5]:
+        path.unlink()
+    shown = invoke("init", here / "digits", "--force").stdout
+    assert f"warning: 5 entries have no audio: {first}; one_anna_1 (line " in shown
+    assert "; and 2 more\n" in shown
+    with (here / "digits" / "labels.csv").open("a") as file:
+        file.write("audio/one_ben_0.wav,one\n")
+    assert (
+        "warning: 1 entry cannot be used, bad-line: labels.csv:74 ("
+        in invoke("init", here / "digits", "--force").stdout
+    )
+
+
 def test_other_languages_get_their_text_rules(here):
     with_table(here / "digits")
     invoke("init", here / "digits", "--language", "de")

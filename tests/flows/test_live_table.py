@@ -154,7 +154,7 @@ def test_table_of_a_ring_has_every_value_in_its_column():
         console.print(render(shown))
     lines = [line.split() for line in capture.get().splitlines()]
     told = "epoch 0.50 of 4, loss 2.500, validation loss 1.500, WER 25.0%, 90 × real time, 1:00:00 left"
-    more = "3.00 steps/s, 2 learners on 1 nodes of 2, elapsed 0:01:01, 33 utterances unleased"
+    more = "3.00 steps/s, 2 learners on 1 of 2 nodes, elapsed 0:01:01, 33 utterances unleased"
     assert lines[:3] == [["tiny"], told.split(), more.split()]
     assert told == training_line(shown)  # what a run prints after each epoch
     assert ["0.1", "70", "1.50", "2.250", "3.0", "0.50", "s", "1.2", "4e-03", "5", "6", "8"] in lines
@@ -166,6 +166,9 @@ def test_table_of_a_ring_has_every_value_in_its_column():
         console.print(render(shown | {"ended": True, "nodes": None, "systems": []}))
     assert "90 × real time, ended\n3.00 steps/s, 2 learners, elapsed 0:01:01\n" in capture.get()
     assert "unleased" not in capture.get()
+    with console.capture() as capture:
+        console.print(render(shown | {"learners": [one], "coordinator": {"wanted": 1}}))
+    assert ", 1 learner on 1 node, " in capture.get()
 
 
 def starling(*words, home):

@@ -72,7 +72,7 @@ def test_promotion_and_rollback_have_runs_events_and_links(site, place):
     api = client()
     api.delete_registered_model_alias("tiny", CHAMPION)
     found = json.loads(starling("promote", "tiny", "--json", **place).stdout)
-    assert (found["promoted"], found["reason"]) == (True, "there was no champion")
+    assert (found["promoted"], found["reason"]) == (True, "became champion: there was none before")
     run, (text,) = run_named(site, "promote tiny")
     assert run["state_type"] == "COMPLETED"
     assert "tiny version 1: promoted" in text
@@ -82,7 +82,7 @@ def test_promotion_and_rollback_have_runs_events_and_links(site, place):
     assert run["id"] in version.tags["promotion.flow_run"]
     (event,) = events(site, "starling.promoted")
     assert event["resource"]["prefect.resource.id"] == "starling.model.tiny"
-    assert event["payload"] == {"version": "1", "from": "", "reason": "there was no champion"}
+    assert event["payload"] == {"version": "1", "from": "", "reason": "became champion: there was none before"}
 
     number = another_version(api)
     forced = ["--version", number, "--force", "--reason", "it is smaller"]

@@ -109,7 +109,7 @@ def test_table_fits_the_terminal(monkeypatch, width):
         (["simulate", "--timing", "--slow", "9=2"], "there is no learner 9"),
         (["simulate", "--timing", "--lose", "1=soon"], "--lose '1=soon' is not RANK=SECONDS"),
         (["simulate", "--timing", "--lose", "1=2", "--lose", "1=3"], "--lose names learner 1 twice"),
-        (["simulate", "--timing", "--join", "1=-2"], "joins.0.at_s: Input should be greater than or equal to 0"),
+        (["simulate", "--timing", "--join", "1=-2"], "joins.0.at_s: must be at least 0"),
         (["simulate", "--timing", "--option", "ma.tau"], "is not STRATEGY.FIELD=VALUE"),
         (["simulate", "--timing", "--strategy", "pipeline", "--lose", "1=2"], "cannot train"),
         (["plan"], "give the model by --parameters and --step-s"),

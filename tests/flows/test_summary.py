@@ -103,7 +103,7 @@ def test_every_value_is_in_the_column_of_its_header():
         {"set": name, "utterances": 1200, "hours": 1.5, "speakers": 7, "trained_on": 2} for name in ("train", "test")
     ]
     heads, *rows = cells(set_table(sets))
-    assert heads == ["set", "utterances", "hours", "speakers", "of them trained on"]
+    assert heads == ["set", "utterances", "hours", "speakers", "speakers also in training"]
     assert rows == [["train", "1,200", "1.50", "7", ""], ["test", "1,200", "1.50", "7", "2"]]
     assert cells(set_table(sets[1:])) == [["set", "utterances", "hours", "speakers"], ["test", "1,200", "1.50", "7"]]
     groups = {"test": {"corpora": {"a": {"wer": 0.5, "ref_words": 1234}}, "domains": {"": {"wer": 0, "ref_words": 0}}}}

@@ -35,7 +35,7 @@ def api(home, monkeypatch):
 def comparison_gives(monkeypatch, promoted, **fields):
     def decide(run, champion):
         if champion is None:
-            return Decision(True, "there was no champion")
+            return Decision(True, "became champion: there was none before")
         found = Decision(promoted, "beats" if promoted else "loses", str(champion.version), 0.2, 0.1, 0.01)
         return replace(found, **fields)
 

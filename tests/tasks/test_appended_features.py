@@ -271,7 +271,7 @@ def appended(*parts, **fields):
         (configs.document(features="ivector"), "features.kind is ivector, the same in all frames of a speaker"),
         (appended("logmel"), r"none of the parts is adapted to speakers: add \{kind: fmllr\}"),
         (appended("ivector", "fmllr", "ivector"), "two parts are i-vectors: remove one"),
-        (appended(), "at least 1 item"),
+        (appended(), "too few items: at least 1, not 0"),
         (appended("fmllr", "appended"), "parts.1.kind: 'appended' is none of"),
         (appended({"kind": "fmllr", "dim": 30}), "set the dim of its part fmllr to 40"),
         (appended("fmllr", {"hop_ms": 5}), r"parts\.1\.hop_ms is 5, but frames of the whole come every 10 ms"),

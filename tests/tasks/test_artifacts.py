@@ -80,7 +80,7 @@ def test_each_stage_has_its_artifact_and_failures_only_warn(finished, monkeypatc
     by_key = {key: (content, about) for _, key, content, about in shown}
     assert by_key["tiny-prepare"][1].startswith("**prepare**: ")
     assert finished.result("shard").url in by_key["tiny-shard"][0]
-    assert by_key["tiny-register"][0].startswith("**models:/tiny/1**\n\nthere was no champion")
+    assert by_key["tiny-register"][0].startswith("**models:/tiny/1**\n\nbecame champion: there was none before")
     assert by_key["tiny-report"][0] == f"Report: `{finished.result('report').record['report']}`"
     assert "| epoch | training loss | validation loss | WER |" in by_key["tiny-train"][0]
     assert by_key["tiny-train"][0].count("\n| ") == 1 + finished.config.train.epochs

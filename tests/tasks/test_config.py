@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -61,13 +62,21 @@ def test_unknown_field_is_reported_with_the_nearest_known_one(document, field, n
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (minimal(train={"epochs": "many"}), ["train.epochs", "integer", "'many'"]),
-        (minimal(train={"epochs": 0}), ["train.epochs", "greater than or equal to 1"]),
+        (minimal(train={"epochs": "many"}), ["train.epochs: must be a whole number (given: 'many')"]),
+        (minimal(train={"epochs": 0}), ["train.epochs: must be at least 1 (given: 0)"]),
         (minimal(model={"kind": "blstmm"}), ["model.kind", "'blstm'", "'conformer'", "'blstmm'"]),
         (minimal(model={"dim": 20, "heads": 4}), ["model", "multiple of 2 x heads"]),
-        (minimal(train=[1]), ["train", "[1]"]),
-        ({"name": "m", "data": {"sources": []}}, ["data.sources", "at least 1"]),
+        (minimal(train=[1]), ["train: must be a mapping of fields (given: [1])"]),
+        ({"name": "m", "data": {"sources": []}}, ["data.sources: too few items: at least 1, not 0"]),
         ({"name": "m"}, ["data: this field is required"]),
+        (minimal(name=[1]), ["name: must be text (given: [1])"]),
+        (minimal(train={"epochs": 2.5}), ["train.epochs: must be a whole number (given: 2.5)"]),
+        (minimal(train={"max_minutes": "x"}), ["train.max_minutes: must be a number (given: 'x')"]),
+        (minimal(train={"max_minutes": math.nan}), ["train.max_minutes: must be a finite number"]),
+        (minimal(features={"stored": "maybe"}), ["features.stored: must be true or false (given: 'maybe')"]),
+        (minimal(data={"sources": 4}), ["data.sources: must be a list (given: 4)"]),
+        (minimal(tokens={"kind": "word"}), ["tokens.kind: 'word' is none of 'characters', 'bpe', 'words'; did you "]),
+        (minimal(model="conformr"), ["model.kind: 'conformr' is none of", "; did you mean 'conformer'?"]),
         ({"name": "m", "data": {"sources": [{"kind": "table"}]}}, ["data.sources.0", "'table' needs a path"]),
         (minimal(name="a/b"), ["name", "'a/b'"]),
         (minimal(name=""), ["name", "must not be empty"]),
@@ -125,7 +134,10 @@ def test_overrides_reach_nested_fields_lists_and_new_mappings(tmp_path):
         ("data.sources.x=1", "data.sources is a list of 1, whose items are numbered from 0: it has no item 'x'"),
         ("train.epoch=1", "did you mean 'epochs'"),
         ("train.epochs=[", "not a YAML value"),
-        ("train.epochs=soon", "c.yaml .with --set for train.epochs. has 1 wrong field:\n  train.epochs: .*integer"),
+        (
+            "train.epochs=soon",
+            "c.yaml .with --set for train.epochs. has 1 wrong field:\n  train.epochs: must be a whole number",
+        ),
     ],
 )
 def test_error_of_a_wrong_override_names_the_mistake(tmp_path, assignment, words):
@@ -290,8 +302,11 @@ def test_a_model_that_cannot_be_split_is_refused_with_the_strategy_that_splits(m
         ),
         ({"tune": {}}, "decode.kind greedy has no parameters to tune"),
         ({"decode": "beam", "tune": {"grid": {"lm_weight": [1]}}}, "tune.grid: lm_weight is not a number of .* beam"),
-        ({"decode": "words", "lm": {}, "tune": {"grid": {"lm_weight": [-1]}}}, "tune.grid.lm_weight: -1: .*equal to 0"),
-        ({"decode": "beam", "tune": {"grid": {"beam": [1.5]}}}, "tune.grid.beam: 1.5: .*integer"),
+        (
+            {"decode": "words", "lm": {}, "tune": {"grid": {"lm_weight": [-1]}}},
+            "tune.grid.lm_weight: -1: must be at least 0",
+        ),
+        ({"decode": "beam", "tune": {"grid": {"beam": [1.5]}}}, "tune.grid.beam: 1.5: must be a whole number"),
     ],
 )
 def test_decoders_with_missing_parts_are_refused(fields, said):

@@ -9,7 +9,8 @@ from support import small_corpus, tone, write_table
 
 from speech.audio import resample
 from tasks.config.pipeline import parse_config
-from tasks.dataset.duplicates import NEAR, TEXT, DuplicateError, DuplicateGroups, find_doubles
+from tasks.dataset.duplicates import NEAR, TEXT, DuplicateError, DuplicateGroups, doubles_text, find_doubles
+from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sets import Sets
 from tasks.stages.base import Run
 from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
@@ -105,3 +106,20 @@ def test_duplicates_across_folds_are_leaks_and_the_first_fold_keeps_them():
 def test_unused_rows_do_not_count_as_duplicates():
     assert doubles([0, 0, 0], ["", "train", "test"], TEXT)[:2] == ([], [1])
     assert doubles([0, 0], ["", "train"])[:2] == ([], [])
+
+
+def test_report_says_in_sentences_what_was_found_twice():
+    keep = DuplicatesConfig()
+    assert doubles_text({}, keep) == ["No recording of the training set is in another set."]
+    (line,) = doubles_text({}, DuplicatesConfig(fingerprint=False))
+    assert line == "No recording of the training set is in another set, as far as exact copies go."
+    assert doubles_text({"same-text overlap": 1600, "same-text within": 1}, keep)[1:] == [
+        "1,600 training utterances have the words and the speaker of an utterance in another set (kept).",
+        "1 utterance has the words and the speaker of an earlier one in the same set (kept).",
+    ]
+    counts = {"near-duplicate overlap": 1, "same-audio within": 2, "near-duplicate within": 3, "same-text overlap": 4}
+    assert doubles_text(counts, DuplicatesConfig(overlap="drop", within="keep", same_text="drop")) == [
+        "1 training utterance is a recording that another set has, too: 0 equal, 1 nearly (left out).",
+        "5 utterances are recordings that came earlier in the same set: 2 equal, 3 nearly (kept).",
+        "4 training utterances have the words and the speaker of an utterance in another set (left out).",
+    ]

@@ -2,9 +2,11 @@
 
 from support import copy_finished
 
+from speech.timings import TimedUtterance
+from speech.words import Word
 from tasks.config.home import home as home_folder
 from tasks.dataset.sources import SourceConfig
-from tasks.forced_alignment import align_with_ctc
+from tasks.forced_alignment import Alignments, align_with_ctc
 from tasks.stages.bundles import fetch_bundle
 
 
@@ -27,3 +29,16 @@ def test_a_corpus_is_aligned_with_a_ctc_model(finished, tmp_path, monkeypatch):
         assert [unit.word for unit in one.words]
         assert all(0 <= word.start <= one.duration and 0 <= word.confidence <= 1 for word in one.words)
         assert one.score < 0
+
+
+def test_reasons_for_suspicion_are_sentences():
+    def one(name, score, confidence=1.0):
+        return TimedUtterance(name, "s", 1.0, [Word("w", 0.0, 1.0, confidence)], [], score)
+
+    found = Alignments([one(f"u{n}", 0.0) for n in range(20)] + [one("low", -0.619), one("unsure", 0.0, 0.25)])
+    found.failures["failed"] = "the transcript is empty"
+    assert [(name, reason) for name, reason, _ in found.suspicious(5.0)] == [
+        ("failed", "the transcript is empty"),
+        ("low", "score 30.9 times the usual spread below the median"),
+        ("unsure", "confidence 0.25, less than half the median"),
+    ]

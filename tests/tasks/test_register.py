@@ -92,7 +92,7 @@ def aliases(name="judged"):
 
 def test_challenger_is_promoted_only_if_better_leaving_one_champion(home, tmp_path, decode_by_quality, monkeypatch):
     first = REGISTER.execute(run_with_errors(6, tmp_path))
-    assert first.record["decision"]["reason"] == "there was no champion"
+    assert first.record["decision"]["reason"] == "became champion: there was none before"
     assert first.record["model_uri"] == "models:/judged/1"
     assert aliases() == {1: ["challenger", "champion"]}
 
@@ -170,7 +170,7 @@ def test_mlflow_run_has_parameters_metrics_and_artifacts(finished):
         assert tags[f"dataset.{name}"] == entry["digest"]
     assert tags[KEY_TAG] == finished.result("register").key
     assert tags["starling.model_digest"] == finished.result("train").record["digest"]
-    assert tags["starling.decision"] == "there was no champion"
+    assert tags["starling.decision"] == "became champion: there was none before"
     assert tags["starling.commit"]
     loss = api.get_metric_history(record["mlflow_run"], "training/loss")
     assert [metric.step for metric in loss] == [1, 2, 3, 4, 5, 6]

@@ -112,7 +112,7 @@ def test_events_are_sent_for_promotions_and_rollbacks_only(api, monkeypatch):
     settle(api, RUN, "m", "3")
     settle(api, RUN, "m", "2")
     assert told == [
-        ("starling.promoted", "m", {"version": "1", "from": "", "reason": "there was no champion"}),
+        ("starling.promoted", "m", {"version": "1", "from": "", "reason": "became champion: there was none before"}),
         ("starling.promoted", "m", {"version": "2", "from": "1", "reason": "beats"}),
     ]
     move = rollback("m", reason="numbers")

@@ -56,6 +56,7 @@ def test_page_shows_error_rates_data_and_provenance(finished):
     register = finished.result("register").record
     wanted = [percent(scores["wer"]), "test", register["model_uri"], register["decision"]["reason"], "tiny-run"]
     wanted += ["Provenance", "commit", "torch", "worst utterances", "f4", "m7", "Quarantined: none"]
+    wanted += ["No recording of the training set is in another set."]
     wanted += [entry["digest"][:16] for entry in finished.result("shard").record["sets"].values()]
     assert [word for word in wanted if word not in text] == []
     assert '"epochs": 2' in text
@@ -159,7 +160,10 @@ def test_numbers_are_formatted_readably():
     assert percent(None) == "–"
     assert counts_text({"read": 12345, "written": 0}) == "12,345 read, 0 written"
     assert counts_text({"errors": 1, "copies": 1, "empty": 1, "words": 32}) == "1 error, 1 copy, 1 empty, 32 words"
-    assert counts_text({"promoted": 1, "version": 2}) == "1 promoted, version 2"
+    assert counts_text({"promoted": 1, "version": 2}) == "version 2 became champion"
+    assert counts_text({"version": 1200, "promoted": 0}) == "version 1200 stays challenger"
+    assert counts_text({"steps": 0, "unalignable": 0}) == "0 steps"
+    assert counts_text({"steps": 2, "unalignable": 1}) == "2 steps, 1 unalignable"
 
 
 def test_same_results_give_the_same_report(finished):

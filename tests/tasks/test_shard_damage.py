@@ -10,6 +10,7 @@ from storage.quarantine import TooManyShardsError
 from storage.reading import ShardError
 from storage.shards import Sample, build_index, load_part, write_shard
 from tasks.config.pipeline import parse_config
+from tasks.stages import progress
 from tasks.stages.base import Run
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
@@ -141,3 +142,13 @@ def test_too_much_damage_stops_decoding(decodable):
     damage(ObjectStore(run.result("shard").store.child("test").url))
     with pytest.raises(TooManyShardsError, match=r"are lost with 1 damaged shards"):
         DECODE.execute(run)
+
+
+def test_damaged_shard_is_announced_with_the_number_of_its_utterances(home, tmp_path):
+    run = sharded(tmp_path)
+    record, _ = damage(run.result("shard").store.child("train"))
+    lines = []
+    with progress.following(lambda *line: lines.append(line)):
+        FEATURES.execute(run)
+    said = f"quarantined: {record.count} in damaged shards: {record.name} (its SHA-256 differs"
+    assert lines[1][1].startswith(said)

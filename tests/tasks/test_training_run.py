@@ -114,7 +114,7 @@ def test_training_and_registration_share_a_run_without_duplicate_metrics(trained
     assert run.info.run_id == before.info.run_id == trained.result("register").record["mlflow_run"]
     assert (run.info.status, run.info.run_name) == ("FINISHED", "r")
     assert run.data.tags[KEY_TAG] == trained.result("register").key
-    assert run.data.tags[DECISION_TAG] == "there was no champion"
+    assert run.data.tags[DECISION_TAG] == "became champion: there was none before"
     assert "decode.kind" in run.data.params
     assert run.data.params["train.nodes"] == "2"
     assert history(run.info.run_id, "training/loss") == [(2 * n, 9.0 / n) for n in range(1, 9)]

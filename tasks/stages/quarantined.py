@@ -1,0 +1,80 @@
+"""What a stage has quarantined, in lines for people: the reasons with counts, the first names, and where all are."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from storage.intact import DamagedObjectError
+from storage.stages import DONE, StageOutput
+from tasks.dataset.manifest import QUARANTINE
+from tasks.dataset.tables import batches
+
+EXAMPLES = 3
+"""Entries of each reason that are named."""
+
+
+def examples_text(examples: Iterable[tuple[str, str]], count: int) -> str:
+    """The first of many refused entries.
+
+    Args:
+        examples: Name and detail of the first ones.
+        count: Number of all.
+    """
+    named = [f"{name} ({detail})" if detail else name for name, detail in islice(examples, EXAMPLES)]
+    more = count - len(named)
+    return "; ".join(named) + (f"; and {more:,} more" if named and more else "")
+
+
+def quarantine_lines(output: StageOutput, record: dict[str, Any]) -> list[str]:
+    """A line for each reason for which a stage has quarantined utterances, and one that says where all are listed.
+
+    Args:
+        output: The stage's output.
+        record: Its record.
+    """
+    if not record.get("counts", {}).get("quarantined"):
+        return []
+    if "reasons" in record:
+        reasons, source = Counter(record["reasons"]), QUARANTINE
+        named = _rows(output, list(reasons))
+    else:
+        reasons, source = Counter(), DONE
+        named = {}
+        for reason, count, name, detail in _recorded(record):
+            reasons[reason] += count
+            named.setdefault(reason, []).append((name, detail))
+    lines = []
+    for reason, count in reasons.most_common():
+        examples = examples_text(named.get(reason, []), count if source == QUARANTINE else len(named[reason]))
+        lines.append(f"quarantined: {count:,} {reason}" + (f": {examples}" if examples else ""))
+    path = output.store.local_path(source) or output.join(source)
+    return [*lines, f"all that are quarantined: {path}"]
+
+
+def _recorded(record: dict[str, Any]) -> Iterator[tuple[str, int, str, str]]:
+    """Reason, number of utterances, name and detail of what a record lists: utterances, or damaged shards."""
+    for row in record.get("quarantined", ()):
+        yield row["reason"], 1, row["id"], row["detail"]
+    for entry in record.get("quarantined_shards", ()):
+        yield "in damaged shards", entry["utterances"], entry["shard"], entry["reason"]
+
+
+def _rows(output: StageOutput, reasons: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """Name and detail of the first utterances of each reason; none if the table is damaged."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    try:
+        with TemporaryDirectory() as folder:
+            path = output.fetch(QUARANTINE, Path(folder))
+            for reason in reasons:
+                rows = (
+                    (row["id"], row["detail"])
+                    for batch in batches(path, ["id", "detail"], {"reason": reason})
+                    for row in batch.slice(0, EXAMPLES).to_pylist()
+                )
+                found[reason] = list(islice(rows, EXAMPLES))
+    except DamagedObjectError:  # a message is no reason to stop: `starling storage verify` finds the damage
+        return {}
+    return found

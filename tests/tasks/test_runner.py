@@ -133,7 +133,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)  # two runs, each with its own Prefect server
+@pytest.mark.timeout(2700)  # two runs, each with its own Prefect server, and a cluster for each stage
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_cluster_gives_the_same_outputs_as_threads(finished, tmp_path, kind):
     pytest.importorskip(f"prefect_{kind}")
@@ -159,7 +159,7 @@ def test_cluster_gives_the_same_outputs_as_threads(finished, tmp_path, kind):
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
-                timeout=700,
+                timeout=1200,
                 check=False,
             )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

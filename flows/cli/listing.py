@@ -1,6 +1,6 @@
 """`starling models` and `starling runs`: what is registered, and what has been run, with error rates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -80,7 +80,8 @@ def _print_table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]
         if cells.pop(head, None) is not None:
             left_out.append(head)
     longest = max(map(len, cells[name]))
-    table = Table(Column(name, no_wrap=True, min_width=longest), *list(cells)[1:], header_style="bold")
+    others = [Column(head, min_width=_longest_word((head, *cells[head]))) for head in list(cells)[1:]]
+    table = Table(Column(name, no_wrap=True, min_width=longest), *others, header_style="bold")
     for row in zip(*cells.values(), strict=True):
         table.add_row(*map(escape, row))
     least = _least_width(cells)
@@ -93,8 +94,12 @@ def _print_table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]
 def _least_width(cells: Mapping[str, Sequence[str]]) -> int:
     """Width of a table with borders whose first column is not folded, and whose others are folded between words."""
     name, *others = cells
-    words = [max(map(len, " ".join((head, *cells[head])).split())) for head in others]
+    words = [_longest_word((head, *cells[head])) for head in others]
     return max(len(name), *map(len, cells[name])) + sum(words) + 3 * len(cells) + 1
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max(map(len, " ".join(texts).split()))
 
 
 def _rates(wer: dict[str, float]) -> str:

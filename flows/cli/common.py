@@ -103,6 +103,21 @@ def say_prefect(url: str) -> None:
 
 
 @contextmanager
+def on_prefect(say: Callable[[str], None]) -> Iterator[None]:
+    """Run the block's flows on a Prefect server, a running one or an own one, and show its address and progress bars.
+
+    Args:
+        say: Called with messages about the server.
+    """
+    from flows.servers.prefect_api import orchestration
+
+    with orchestration(say) as url:
+        say_prefect(url)
+        with progress_bars():
+            yield
+
+
+@contextmanager
 def interruptible() -> Iterator[None]:
     """End the block, and everything it started, within ten seconds of Ctrl-C or SIGTERM, with one line of output."""
     try:

@@ -13,11 +13,11 @@ from flows.cli.common import (
     err,
     friendly,
     interruptible,
+    on_prefect,
     out,
     print_json,
     progress_bars,
     say,
-    say_prefect,
 )
 from flows.cli.configs import complete_path
 from flows.cli.found_corpus import HELP, corpus_data
@@ -64,13 +64,9 @@ def _execute(config: Any, model: str, no_prefect: bool) -> dict[str, Any]:
 
         with progress_bars():
             return evaluate_plainly(config, model)
-    from flows.servers.prefect_api import orchestration
-
-    with orchestration(say) as url:
+    with on_prefect(say):
         from flows.pipeline import evaluate as flow
 
-        say_prefect(url)
-        with progress_bars():
-            evaluation: Any = flow  # a flow's types omit what it returns
-            summary: dict[str, Any] = evaluation(config, until="score", model=model, as_configured=True)
-        return summary
+        evaluation: Any = flow  # a flow's types omit what it returns
+        summary: dict[str, Any] = evaluation(config, until="score", model=model, as_configured=True)
+    return summary

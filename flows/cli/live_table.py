@@ -51,8 +51,8 @@ def _headline(shown: dict[str, Any]) -> Text:
     count = _counted(len(shown["learners"]), "learner")
     if nodes is not None:
         wanted = coordinator.get("wanted") or 0
-        count += f" on {len(nodes)} of {_counted(wanted, 'node')}" if len(nodes) < wanted else ""
-        count += "" if len(nodes) < wanted else f" on {_counted(len(nodes), 'node')}"
+        lacking = f"{len(nodes)} of " if len(nodes) < wanted else ""
+        count += f" on {lacking}{_counted(max(len(nodes), wanted), 'node')}"
     words = [f"{number(shown['steps_per_s'])} steps/s", count, f"elapsed {clock(shown['elapsed'])}"]
     if "pool" in coordinator and not shown["ended"]:
         words.append(f"{coordinator['pool']} utterances unleased")

@@ -15,10 +15,10 @@ from flows.cli.common import (
     err,
     friendly,
     interruptible,
+    on_prefect,
     out,
     print_json,
     progress_bars,
-    say_prefect,
 )
 from flows.cli.configs import ConfigArgument
 from tasks import STAGES
@@ -95,19 +95,16 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
 
         with progress_bars():
             return run_pipeline(config, force_from, until)
-    from flows.servers.prefect_api import orchestration
-
-    with orchestration(_say) as url:
+    with on_prefect(_say):
         from prefect import tags
 
         from flows.deploy.deployments import TAG
         from flows.pipeline import pipeline
 
-        say_prefect(url)
-        with progress_bars(), tags(TAG):
+        with tags(TAG):
             flow: Any = pipeline  # a flow's types omit what it returns
             summary: dict[str, Any] = flow(config, force_from=force_from, until=until)
-        return summary
+    return summary
 
 
 def execute_folds(
@@ -127,19 +124,16 @@ def execute_folds(
 
             with progress_bars():
                 return crossvalidate_plainly(config, folds, force_from)
-        from flows.servers.prefect_api import orchestration
-
-        with orchestration(_say) as url:
+        with on_prefect(_say):
             from prefect import tags
 
             from flows.deploy.deployments import TAG
             from flows.folds import crossvalidate
 
-            say_prefect(url)
-            with progress_bars(), tags(TAG):
+            with tags(TAG):
                 flow: Any = crossvalidate
                 result: dict[str, Any] = flow(config, folds, force_from=force_from)
-            return result
+        return result
 
 
 def finish_folds(result: dict[str, Any], json_output: bool) -> None:

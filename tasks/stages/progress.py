@@ -6,7 +6,10 @@ what shows its progress can be removed.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 Sink = Callable[[str, float, float, str], None]
 """Receives stage name, work done, total work, and a short note."""
@@ -23,34 +26,28 @@ _enders: list[Ender] = []
 _links: dict[str, dict[str, str]] = {}
 
 
-@contextmanager
-def listening(sink: Sink) -> Iterator[None]:
+def listening(sink: Sink) -> AbstractContextManager[None]:
     """Send progress to a sink while the block runs."""
-    _sinks.append(sink)
-    try:
-        yield
-    finally:
-        _sinks.remove(sink)
+    return _registered(_sinks, sink)
 
 
-@contextmanager
-def following(follower: Follower) -> Iterator[None]:
+def following(follower: Follower) -> AbstractContextManager[None]:
     """Send announcements to a follower while the block runs."""
-    _followers.append(follower)
-    try:
-        yield
-    finally:
-        _followers.remove(follower)
+    return _registered(_followers, follower)
+
+
+def ending(ender: Ender) -> AbstractContextManager[None]:
+    """Report the ends of stages to an ender while the block runs."""
+    return _registered(_enders, ender)
 
 
 @contextmanager
-def ending(ender: Ender) -> Iterator[None]:
-    """Tell the ends of stages while the block runs."""
-    _enders.append(ender)
+def _registered(listeners: list[T], listener: T) -> Iterator[None]:
+    listeners.append(listener)
     try:
         yield
     finally:
-        _enders.remove(ender)
+        listeners.remove(listener)
 
 
 def end(stage: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, first_object, read_json_lines
+from storage.corpora.file_ids import FileIds
 from storage.corpora.tars import TarMember, tar_members
 from storage.safety import UnsafeTarError
 
@@ -16,7 +17,8 @@ from storage.safety import UnsafeTarError
 class NemoReader(CorpusReader):
     """Reads one manifest; relative paths are relative to its folder.
 
-    A line with an offset is a segment of its file; its default id is the file's stem and the start in milliseconds.
+    The default id of a line is its file's stem, with the folders where several files have that stem. A line with an
+    offset is a segment of its file; the start in milliseconds is added to its default id.
 
     Options:
         tars: file name of the shards beside the manifest, with `{}` for the number; `audio_{}.tar` by default.
@@ -34,6 +36,7 @@ class NemoReader(CorpusReader):
         if not self.root.is_file():
             raise CorpusError(f"{self.root} is a folder: name the manifest itself")
         shards: dict[str, dict[str, TarMember]] = {}
+        file_id = FileIds(self._unnamed_audio)
         for number, row in read_json_lines(self.root):
             place = f"{self.root.name}:{number}"
             if isinstance(row, str):
@@ -41,11 +44,12 @@ class NemoReader(CorpusReader):
             elif not isinstance(row.get("audio_filepath"), str) or not row["audio_filepath"]:
                 self._problem(place, "missing-audio", f"line {number} has no audio_filepath")
             else:
-                yield from self._entry(number, row, shards)
+                yield from self._entry(number, str(_own_id(row) or file_id(_place(row))), row, shards)
 
-    def _entry(self, number: int, row: dict[str, Any], shards: dict[str, dict[str, TarMember]]) -> Iterator[Utterance]:
+    def _entry(
+        self, number: int, label: str, row: dict[str, Any], shards: dict[str, dict[str, TarMember]]
+    ) -> Iterator[Utterance]:
         name, text = row["audio_filepath"], row.get("text")
-        label = str(row.get("id") or row.get("utt_id") or Path(name).stem)
         if not isinstance(text, str):
             self._problem(label, "missing-transcript", f"line {number} has no text")
             return
@@ -66,8 +70,7 @@ class NemoReader(CorpusReader):
                 return
             fields |= {"offset": member.offset, "length": member.length}
         audio = self._tar(str(row["shard_id"])) if "shard_id" in row else self._file(name)
-        named = row.get("id") or row.get("utt_id") or not start
-        utterance_id = label if named else f"{label}-{round(start * 1000):08d}"
+        utterance_id = label if _own_id(row) or not start else f"{label}-{round(start * 1000):08d}"
         found = self._make(utterance_id, audio, text.strip(), str(row.get("speaker") or ""), **fields)
         if found:
             yield found
@@ -88,6 +91,12 @@ class NemoReader(CorpusReader):
     def _file(self, name: str) -> Path | str:
         return name if "://" in name else self.root.parent / Path(name).expanduser()
 
+    def _unnamed_audio(self) -> Iterator[str]:
+        """Audio of the lines without an id."""
+        for _, row in read_json_lines(self.root):
+            if not isinstance(row, str) and isinstance(row.get("audio_filepath"), str) and not _own_id(row):
+                yield _place(row)
+
     def files(self) -> Iterator[Path]:
         """Yield the manifest and all its audio files or tars."""
         yield self.root
@@ -101,6 +110,15 @@ class NemoReader(CorpusReader):
                 yield path
         for shard in sorted(shards):
             yield self._tar(shard)
+
+
+def _own_id(row: dict[str, Any]) -> object:
+    return row.get("id") or row.get("utt_id")
+
+
+def _place(row: dict[str, Any]) -> str:
+    """The name of a line's audio file; for a member of a tar, with the number of the shard."""
+    return f"{row['shard_id']}/{row['audio_filepath']}" if "shard_id" in row else row["audio_filepath"]
 
 
 def _word(value: object) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines, read_lines
 from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
+from storage.corpora.file_ids import FileIds
 
 KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "audio": ("audio", "path", "audio_filepath", "wav", "audio_path", "file"),
@@ -34,8 +35,8 @@ _BATCH_ROWS = 1024
 class TableReader(CorpusReader):
     """Reads a table, or a folder with a `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
 
-    Audio paths are relative to the table. The default id is the audio file's stem (with the start time, for a segment
-    of a file). A row with `start` and `duration` but no `end` is a segment of that duration, as in NeMo's manifests.
+    Audio paths are relative to the table. The default id is the audio file's stem, with its folders where several files
+    have that stem, and with the start time for a segment of a file. A row with `start` and `duration` but no `end` is a segment of that duration, as in NeMo's manifests.
 
     Each line of a CSV or TSV file is a row or a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
 
@@ -84,17 +85,18 @@ class TableReader(CorpusReader):
         return self.root
 
     def _utterances(self) -> Iterator[Utterance]:
+        file_id = FileIds(self._unnamed_audio)
         for number, row in self.numbered_rows():
             if isinstance(row, str):
                 self._problem(f"{self.table.name}:{number}", "bad-line", f"line {number}: {row}")
                 continue
-            utterance = self._utterance(number, row)
+            utterance = self._utterance(number, row, file_id)
             if utterance is not None:
                 yield utterance
 
-    def _utterance(self, number: int, row: dict[str, Any]) -> Utterance | None:
+    def _utterance(self, number: int, row: dict[str, Any], file_id: FileIds) -> Utterance | None:
         values = {field: self._value(field, row) for field in KNOWN_COLUMNS}
-        label = values["id"] or Path(values["audio"] or "").stem or f"{self.table.name}:{number}"
+        label = values["id"] or file_id(values["audio"] or "") or f"{self.table.name}:{number}"
         if not values["audio"]:
             self._problem(label, "missing-audio", f"line {number} of {self.table.name} names no audio")
             return None
@@ -153,6 +155,12 @@ class TableReader(CorpusReader):
             path = self._resolve(audio) if audio else None
             if isinstance(path, Path):
                 yield path
+
+    def _unnamed_audio(self) -> Iterator[str]:
+        """Audio of the rows without an id."""
+        for _, row in self.numbered_rows():
+            if not isinstance(row, str) and not self._value("id", row):
+                yield self._value("audio", row) or ""
 
     def numbered_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         """Yield line number and row; for a bad row, a description of the error."""

@@ -32,19 +32,18 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
     """
     from tasks.config.data import DataConfig
     from tasks.config.pipeline import load_config
-    from tasks.dataset.discovery import find_corpus, left_out_message
+    from tasks.dataset.discovery import find_corpus
 
     path = path.expanduser()
     if path.suffix in YAML_SUFFIXES and not path.is_dir():
         if kind not in ("", "auto") or language != "en":
             raise ValueError(f"{path} gives the kind and language of its sources: remove --kind and --language")
         return load_config(path).data
-    left_out: list[Path] = []
-    found = find_corpus(path, kind, sets=sets, left_out=left_out)
-    if len(found) > 1 or any(one.path != path or one.columns or one.where for one in found):
+    corpus = find_corpus(path, kind, sets=sets)
+    if len(corpus.sources) > 1 or any(one.path != path or one.columns or one.where for one in corpus.sources):
         with redirect_stdout(sys.stderr):
-            for one in found:
+            for one in corpus.sources:
                 print_line(f"found: {one.description()}")
-            if left_out:
-                print_line(f"warning: {left_out_message(left_out)}")
-    return DataConfig(sources=tuple(one.config(language) for one in found))
+            if corpus.warning:
+                print_line(f"warning: {corpus.warning}")
+    return DataConfig(sources=tuple(one.config(language) for one in corpus.sources))

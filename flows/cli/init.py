@@ -35,7 +35,7 @@ def init(
 ) -> None:
     """Look at your recordings, say what was found, and write a commented configuration that runs."""
     from tasks.config.pipeline import load_config
-    from tasks.dataset.discovery import find_sources, left_out_message
+    from tasks.dataset.discovery import find_sources
     from tasks.dataset.sources import checked_name
     from tasks.stages.starter import Starter, config_name, survey
 
@@ -43,8 +43,8 @@ def init(
     path = output or Path(f"{name}.yaml")
     if path.exists() and not force:
         raise ValueError(f"{path} exists: name another file with --output, or overwrite it with --force")
-    left_out: list[Path] = []
-    sources = find_sources(folder.expanduser(), left_out=left_out)
+    corpus = find_sources(folder.expanduser())
+    sources = corpus.sources
     found = survey(sources, language)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Starter(name, sources, found, language).text(path.parent, path.name), encoding="utf-8")
@@ -55,8 +55,8 @@ def init(
         return
     for line in _said(sources, found):
         print_line(line)
-    if left_out:
-        print_line(f"warning: {left_out_message(left_out)}")
+    if corpus.warning:
+        print_line(f"warning: {corpus.warning}")
     print_line(f"written: {path}")
     if not found.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")

@@ -36,7 +36,8 @@ class TableReader(CorpusReader):
     """Reads a table, or a folder with a `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
 
     Audio paths are relative to the table. The default id is the audio file's stem, with its folders where several files
-    have that stem, and with the start time for a segment of a file. A row with `start` and `duration` but no `end` is a segment of that duration, as in NeMo's manifests.
+    have that stem, and with the start time for a segment of a file. A row with `start` and `duration` but no `end` is a
+    segment of that duration, as in NeMo's manifests.
 
     Each line of a CSV or TSV file is a row or a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
 

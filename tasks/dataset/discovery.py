@@ -48,9 +48,26 @@ class FoundSource:
         return f"{self.kind} {self.path}{rows}{columns}" + (f", as set {self.set}" if self.set else "")
 
 
-def find_corpus(
-    path: Path, kind: str = "", *, sets: bool = True, left_out: list[Path] | None = None
-) -> list[FoundSource]:
+@dataclass(frozen=True)
+class FoundCorpus:
+    """What was found in a folder or file.
+
+    Attributes:
+        sources: At least one.
+        left_out: Parts whose name stands for no set, while others have one.
+    """
+
+    sources: list[FoundSource]
+    left_out: list[Path] = field(default_factory=list)
+
+    @property
+    def warning(self) -> str:
+        """Which parts are left out; empty if none are."""
+        names = ", ".join(map(str, self.left_out))
+        return f"left out, since their names stand for no set: {names}" if names else ""
+
+
+def find_corpus(path: Path, kind: str = "", *, sets: bool = True) -> FoundCorpus:
     """The sources of a corpus for a command that takes one.
 
     Args:
@@ -58,32 +75,30 @@ def find_corpus(
         kind: Its layout; detected if it is empty or "auto".
         sets: Whether the parts are to be told apart. Otherwise all utterances are taken, those of parts whose name
             stands for no set included.
-        left_out: Parts whose name stands for no set, while others have one, are added to it.
 
     Raises:
         CorpusError: If there is nothing that can be used, or the kind is unknown.
     """
     path = path.expanduser()
     if kind in ("", "auto"):
-        found = find_sources(path, sets=sets, left_out=left_out)
+        found = find_sources(path, sets=sets)
     elif kind == "table" and path.is_file():
-        found = _of_table(path)
+        found = FoundCorpus(_of_table(path))
     else:
         reader_class(kind)  # its error for an unknown kind suggests the closest one
-        found = [FoundSource(kind, path)]
+        found = FoundCorpus([FoundSource(kind, path)])
     if sets:
         return found
-    whole = {one.path: replace(one, set="", where={}) for one in found}
-    return list(whole.values())
+    whole = {one.path: replace(one, set="", where={}) for one in found.sources}
+    return FoundCorpus(list(whole.values()), found.left_out)
 
 
-def find_sources(folder: Path, *, sets: bool = True, left_out: list[Path] | None = None) -> list[FoundSource]:
+def find_sources(folder: Path, *, sets: bool = True) -> FoundCorpus:
     """The sources in a folder, or in a file such as a table or a manifest.
 
     Args:
         folder: The folder or file.
         sets: Whether to look for parts that stand for sets in a folder that is a corpus as a whole, too.
-        left_out: Parts whose name stands for no set, while others have one, are added to it.
 
     Raises:
         CorpusError: If there is nothing that can be used; the message says what is there, and what to add.
@@ -93,23 +108,14 @@ def find_sources(folder: Path, *, sets: bool = True, left_out: list[Path] | None
         raise CorpusError(f"{folder} does not exist: check the path of your recordings")
     if folder.is_file():
         if kind == "table":
-            return _of_table(folder)
+            return FoundCorpus(_of_table(folder))
         if not kind:
             kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in TABLE_SUFFIXES))
             raise CorpusError(f"{folder} is neither a table ({kinds}) nor a manifest: give one, or the folder it is in")
-        return [FoundSource(kind, folder)]
-    if kind and (reader_class(kind).HAS_SETS or not folder.is_dir()):
-        return [FoundSource(kind, folder)]
-    trouble: list[str] = []
-    left_out = [] if left_out is None else left_out
-    if found := _of_tables(folder, trouble, left_out) or _of_manifests(folder, left_out):
-        return found
-    if kind:
-        parts = [FoundSource(kind, child) for child in _children(folder) if _kind(child) == kind] if sets else []
-        return _of_sets(parts, left_out) or [FoundSource(kind, folder)]
-    if found := list(_below(folder, 1, left_out)):
-        return (_of_sets(found, left_out) if sets else []) or found
-    raise CorpusError(_nothing(folder, trouble))
+    if folder.is_file() or (kind and (reader_class(kind).HAS_SETS or not folder.is_dir())):
+        return FoundCorpus([FoundSource(kind, folder)])
+    search = _Search()
+    return FoundCorpus(search.sources(folder, kind, sets), search.left_out)
 
 
 def _kind(path: Path) -> str:
@@ -122,21 +128,6 @@ def _kind(path: Path) -> str:
 
 def _children(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _of_tables(folder: Path, trouble: list[str], left_out: list[Path]) -> list[FoundSource]:
-    """Sources of the tables of a folder: one for each set, or else the first usable table, `metadata` before others."""
-    tables = [path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()]
-    found: list[list[FoundSource]] = []
-    for path in sorted(tables, key=lambda path: (path.stem != "metadata", path.name)):
-        if NemoReader.recognises(path):
-            continue
-        try:
-            found.append(_of_table(path))
-        except CorpusError as error:
-            trouble.append(str(error))
-    several = [sources[0] for sources in found if len(sources) == 1]
-    return _of_sets(several, left_out) or (found[0] if found else [])
 
 
 def _of_table(path: Path) -> list[FoundSource]:
@@ -154,43 +145,82 @@ def _of_table(path: Path) -> list[FoundSource]:
     ]
 
 
-def _of_manifests(folder: Path, left_out: list[Path]) -> list[FoundSource]:
-    """Sources of NeMo's manifests."""
-    found = [FoundSource("nemo", path) for path in sorted(folder.glob("*.json*")) if NemoReader.recognises(path)]
-    return _of_sets(found, left_out) or found
+class _Search:
+    """The search of one folder.
 
+    Attributes:
+        left_out: Parts whose name stands for no set, while others have one.
+    """
 
-def _of_sets(found: list[FoundSource], left_out: list[Path]) -> list[FoundSource]:
-    """The sources with the sets that their names stand for; none unless at least one is for training or several are."""
-    named = [(one, set_of_name(one.path.stem if one.path.is_file() else one.path.name)) for one in found]
-    nameless = [one.path for one, name in named if not name]
-    named = [(one, name) for one, name in named if name]
-    if len(named) < 2 and not any(name == "train" for _, name in named):
-        return []
-    left_out += nameless
-    tests = [one for one, name in named if name == "test"]
+    def __init__(self) -> None:
+        self.left_out: list[Path] = []
 
-    def label(one: FoundSource, name: str) -> str:
-        own = one.path.stem if one.path.is_file() else one.path.name
-        return own if name == "test" and len(tests) > 1 and is_name(own) else name
+    def sources(self, folder: Path, kind: str, sets: bool) -> list[FoundSource]:
+        """The sources in a folder of a layout, which may be unknown; parts of a known layout only if sets are wanted.
 
-    return [FoundSource(one.kind, one.path, label(one, name), one.columns) for one, name in named]
+        Raises:
+            CorpusError: If there are none.
+        """
+        trouble: list[str] = []
+        if found := self._of_tables(folder, trouble) or self._of_manifests(folder):
+            return found
+        if kind:
+            parts = [FoundSource(kind, child) for child in _children(folder) if _kind(child) == kind] if sets else []
+            return self._of_sets(parts) or [FoundSource(kind, folder)]
+        if found := list(self._below(folder, 1)):
+            return (self._of_sets(found) if sets else []) or found
+        raise CorpusError(_nothing(folder, trouble))
 
+    def _of_tables(self, folder: Path, trouble: list[str]) -> list[FoundSource]:
+        """Sources of the tables: one for each set, or else the first usable table, `metadata` before others.
 
-def _below(folder: Path, depth: int, left_out: list[Path]) -> Iterator[FoundSource]:
-    """Corpora in subfolders, down to a few levels; what lies within another one is left out."""
-    for child in _children(folder):
-        if kind := _kind(child):
-            yield FoundSource(kind, child)
-        elif tables := _of_tables(child, [], left_out) or _of_manifests(child, left_out):
-            yield from tables
-        elif depth < _DEPTH:
-            yield from _below(child, depth + 1, left_out)
+        What is wrong with the others is added to `trouble`.
+        """
+        tables = [path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()]
+        found: list[list[FoundSource]] = []
+        for path in sorted(tables, key=lambda path: (path.stem != "metadata", path.name)):
+            if NemoReader.recognises(path):
+                continue
+            try:
+                found.append(_of_table(path))
+            except CorpusError as error:
+                trouble.append(str(error))
+        several = [sources[0] for sources in found if len(sources) == 1]
+        return self._of_sets(several) or (found[0] if found else [])
 
+    def _of_manifests(self, folder: Path) -> list[FoundSource]:
+        """Sources of NeMo's manifests."""
+        found = [FoundSource("nemo", path) for path in sorted(folder.glob("*.json*")) if NemoReader.recognises(path)]
+        return self._of_sets(found) or found
 
-def left_out_message(paths: list[Path]) -> str:
-    """Which parts of a corpus are left out."""
-    return f"left out, since their names stand for no set: {', '.join(map(str, paths))}"
+    def _of_sets(self, found: list[FoundSource]) -> list[FoundSource]:
+        """The sources with the sets that their names stand for.
+
+        None unless at least one is for training, or several have a set.
+        """
+        named = [(one, set_of_name(one.path.stem if one.path.is_file() else one.path.name)) for one in found]
+        nameless = [one.path for one, name in named if not name]
+        named = [(one, name) for one, name in named if name]
+        if len(named) < 2 and not any(name == "train" for _, name in named):
+            return []
+        self.left_out += nameless
+        tests = [one for one, name in named if name == "test"]
+
+        def label(one: FoundSource, name: str) -> str:
+            own = one.path.stem if one.path.is_file() else one.path.name
+            return own if name == "test" and len(tests) > 1 and is_name(own) else name
+
+        return [FoundSource(one.kind, one.path, label(one, name), one.columns) for one, name in named]
+
+    def _below(self, folder: Path, depth: int) -> Iterator[FoundSource]:
+        """Corpora in subfolders, down to a few levels; what lies within another one is left out."""
+        for child in _children(folder):
+            if kind := _kind(child):
+                yield FoundSource(kind, child)
+            elif tables := self._of_tables(child, []) or self._of_manifests(child):
+                yield from tables
+            elif depth < _DEPTH:
+                yield from self._below(child, depth + 1)
 
 
 def _nothing(folder: Path, trouble: list[str]) -> str:

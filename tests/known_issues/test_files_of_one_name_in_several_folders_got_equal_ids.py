@@ -1,4 +1,4 @@
-"""A table or manifest without ids named files by their stems alone: of `anna/1.wav` and `ben/1.wav` one was quarantined."""
+"""Without ids, tables named files by their stems: of `anna/1.wav` and `ben/1.wav`, one was quarantined."""
 
 import json
 

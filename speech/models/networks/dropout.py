@@ -28,7 +28,7 @@ class Dropout(nn.Module):
         seed = int(torch.randint(2**62, ()))
         data = bytearray(np.random.Generator(np.random.SFC64(seed)).bytes(x.numel()))
         keep = torch.frombuffer(data, dtype=torch.uint8).view(x.shape) >= threshold
-        return x * keep * (256.0 / (256 - threshold))
+        return x * keep.to(x.dtype).mul_(256.0 / (256 - threshold))
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (6.4 GB, about five minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+	@echo "installed; for the command starling: . $(BIN)/activate"
 
 setup: $(STAMP)  ## create .venv and install Starling with its development tools and all extras
 

@@ -35,8 +35,8 @@ _SHOWN = 20
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="YAML configuration with a section align, the folder of such a stage's output, or a CTC model: a bundle's "
-        "folder or models:/NAME@ALIAS.",
+        help="YAML configuration with a section align, the folder of such a stage's output, or a CTC model: NAME "
+        "(its champion), NAME@ALIAS, NAME/VERSION, models:/… or a bundle's folder.",
         show_default=False,
     ),
 ]

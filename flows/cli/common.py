@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -25,6 +26,9 @@ R = TypeVar("R")
 out = Console()
 # with JSON logs, messages for people go to the log, too
 err = Console(file=cast(IO[str], LogStream()), width=200) if wants_json() else Console(stderr=True)
+
+_QUIET_S = 30.0
+"""Longest time without a line while a stage reports progress, where there are no bars."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on standard output.")]
 SetOption = Annotated[
@@ -136,20 +140,28 @@ def _say_interrupted(number: int) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[None]:
-    """Show progress on standard error while the block runs: running stages as bars on a terminal, lines anywhere."""
+    """Show progress on standard error while the block runs: lines, and running stages as bars on a terminal.
+
+    Elsewhere, a stage that has given no line for half a minute gives one of how far it is.
+    """
     from tasks.stages import progress
 
     columns = (TextColumn("[bold]{task.description:9}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:
         shown: dict[str, TaskID] = {}
+        spoke: dict[str, float] = {}
 
         def sink(stage: str, done: float, total: float, note: str) -> None:
             if stage not in shown:
                 shown[stage] = bars.add_task(stage, total=None, note="")
             text = note if total > 0 else f"{note} {done:,.0f}"
             bars.update(shown[stage], completed=done, total=total or None, note=text)
+            now = time.monotonic()
+            if not err.is_terminal and now - spoke.setdefault(stage, now) >= _QUIET_S:
+                tell(stage, " ".join(f"{text} {done / total:.0%}".split()) if total > 0 else text)
 
         def tell(stage: str, text: str) -> None:
+            spoke[stage] = time.monotonic()
             bars.console.print(f"{stage}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
         def end(stage: str) -> None:

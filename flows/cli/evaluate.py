@@ -46,6 +46,8 @@ def evaluate(
 
     with redirect_stdout(sys.stderr), interruptible():
         sources = corpus_data(corpus, kind, language=language, sets=bool(split)).sources
+        if not split:
+            say("all recordings of the corpus are scored, also those that the model may have been trained on")
         uri = model_uri(model)
         name = corpus.expanduser().resolve().name
         config = evaluation_config(fetch_model(uri), name, sources, split, limit=limit, overrides=overrides)

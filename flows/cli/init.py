@@ -66,6 +66,8 @@ def init(
 
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     """What was found, in words."""
+    from tasks.stages.starter import quarantine_limit
+
     lines = [f"found:   {one.description()}" for one in sources]
     who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
     lines.append(
@@ -78,7 +80,10 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     if found.refused:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items())
         lines.append(f"warning: of {found.sample} utterances that were decoded, these cannot be used: {reasons}")
-    return [*lines, *(f"warning: {line}" for line in _lost(found))]
+    lines += (f"warning: {line}" for line in _lost(found))
+    if (limit := quarantine_limit(found)) is not None:
+        lines.append(f"warning: data.max_quarantined is set to {limit:.0%}; a run with more unusable utterances stops")
+    return lines
 
 
 _LACKS = {"missing-audio": "no audio", "missing-transcript": "no transcript"}

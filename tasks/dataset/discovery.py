@@ -186,7 +186,10 @@ class _Search:
             except CorpusError as error:
                 trouble.append(str(error))
         several = [sources[0] for sources in found if len(sources) == 1]
-        return self._of_sets(several) or (found[0] if found else [])
+        if sets := self._of_sets(several):
+            return sets
+        self.left_out += [sources[0].path for sources in found[1:]]
+        return found[0] if found else []
 
     def _of_manifests(self, folder: Path) -> list[FoundSource]:
         """Sources of NeMo's manifests."""

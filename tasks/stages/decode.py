@@ -53,7 +53,12 @@ def scored_sets(run: Run) -> list[str]:
     present = sorted(run.result("shard").record["sets"])
     for name in run.config.score.sets:
         if name not in present:
-            raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}")
+            if run.bundle is None:
+                raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}")
+            raise StageError(
+                f"the corpus has no part of its own that is called {name!r}, only {', '.join(present)}: leave out "
+                "--split to score all of it. Sets that a run has made by dividing it are scored by that run alone"
+            )
     tests = [name for name in present if is_tested(name, run.config.data)]
     return list(run.config.score.sets) or tests or ["valid"]
 

@@ -340,7 +340,8 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         raise QuarantineError(
             f"{len(refused)} of {usable + len(refused)} utterances are quarantined ({reasons}), more than "
             f"data.max_quarantined ({data.max_quarantined:.0%}); the first: {first.id}: {first.detail}. All are in "
-            f"{store.join(QUARANTINE)}. Repair the corpus or raise the limit."
+            f"{store.join(QUARANTINE)}. Repair the corpus (`starling corpus inspect` lists what is wrong with it) "
+            "or raise the limit, for example with --set data.max_quarantined=0.5"
         )
 
 

@@ -120,6 +120,18 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
     )
 
 
+def _unusable(found: Survey) -> float:
+    """Share of the entries that cannot be used, estimated from the sample."""
+    share = sum(found.refused.values()) / found.sample
+    return (share * found.utterances + found.lost) / (found.utterances + found.lost)
+
+
+def quarantine_limit(found: Survey) -> float | None:
+    """`data.max_quarantined` of a corpus of which more cannot be used than the usual limit allows; None for others."""
+    share = _unusable(found)
+    return None if share <= 0.04 else min(0.95, math.ceil(20 * share + 1) / 20)
+
+
 def data_config(language: str, sources: Sequence[SourceConfig]) -> DataConfig:
     """How a sample is checked: with the text rules of the language, and long utterances too."""
     normalizer = _normalizer(language) or {}
@@ -218,11 +230,9 @@ class Starter:
     def _limits(self) -> list[str]:
         """A higher limit of unusable utterances, if the sample has more than the usual one allows."""
         found = self._found
-        share = sum(found.refused.values()) / found.sample
-        share = (share * found.utterances + found.lost) / (found.utterances + found.lost)
-        if share <= 0.04:
+        if (limit := quarantine_limit(found)) is None:
             return []
-        limit = min(0.95, math.ceil(20 * share + 1) / 20)
+        share = _unusable(found)
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items()) or "missing files"
         why = f"about {share:.0%} cannot be used ({reasons} of {found.sample}): see `starling corpus inspect`"
         return [f"max_quarantined: {limit:g}  # {why}"]

@@ -162,7 +162,8 @@ def decide(run: Run, champion: Any | None) -> Decision:
     total = max(1, sum(words))
     wer_a, wer_b = sum(theirs) / total, sum(own) / total
     verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[found.better]
-    reason = f"WER {wer_b:.2%} {verdict} version {champion.version}'s {wer_a:.2%} (p = {found.p_value:.3g})"
+    p_text = f"p = {found.p_value:.3g}" if found.p_value >= 0.001 else "p < 0.001"
+    reason = f"WER {wer_b:.2%} {verdict} version {champion.version}'s {wer_a:.2%} ({p_text})"
     if decoders["champion"] != decoders["challenger"]:
         reason += f"; decoded by {decoders['challenger']}, the champion by {decoders['champion']}"
     return Decision(

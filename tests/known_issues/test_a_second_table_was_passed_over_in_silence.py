@@ -1,0 +1,21 @@
+"""Of several tables in a folder, `starling init` took the first one, and did not say that there were others."""
+
+from tasks.dataset.discovery import find_sources
+
+
+def test_the_other_tables_are_named(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.wav").touch()
+        (tmp_path / f"{name}.csv").write_text(f"path,text\n{name}.wav,word\n")
+    found = find_sources(tmp_path)
+    assert [one.path.name for one in found.sources] == ["a.csv"]
+    assert found.warning == f"left out, since their names stand for no set: {tmp_path / 'b.csv'}"
+
+
+def test_tables_of_sets_are_all_taken(tmp_path):
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.wav").touch()
+        (tmp_path / f"{name}.csv").write_text(f"path,text\n{name}.wav,word\n")
+    found = find_sources(tmp_path)
+    assert sorted(one.set for one in found.sources) == ["test", "train"]
+    assert not found.warning

@@ -108,7 +108,7 @@ def test_table_with_columns_of_other_names_is_scored_like_text_files(perfect_mod
     again = json.loads(evaluate(perfect_model, tmp_path / "mine.yaml", "--json").stdout.splitlines()[-1])
     assert again["sets"]["test"] == scores
     message = evaluate(perfect_model, corpus, "--split", "test", code=1).stderr
-    assert "score.sets names 'test'" in message, "a random tenth of it is not its test part"
+    assert "no part of its own that is called 'test'" in message, "a random tenth of it is not its test part"
 
 
 def test_part_that_a_column_names_is_scored(perfect_model, corpus, home):
@@ -201,7 +201,7 @@ def test_user_errors_name_remedies(folder, tmp_path, corpus, home):
     assert "is not a model bundle" in evaluate(tmp_path, corpus, code=1).stderr
     assert "has no recordings" in evaluate(folder, folder, code=1).stderr
     message = evaluate(folder, corpus, "--split", "dev", code=1).stderr
-    assert "score.sets names 'dev'" in message
+    assert "no part of its own that is called 'dev'" in message
 
 
 def test_registered_model_scores_like_in_its_run(finished, tmp_path, monkeypatch):

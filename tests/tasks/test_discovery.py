@@ -30,7 +30,7 @@ def kaldi(folder, count=3):
 
 
 def found(folder):
-    return [(one.kind, one.path.relative_to(folder).as_posix(), one.set) for one in find_sources(folder)]
+    return [(one.kind, one.path.relative_to(folder).as_posix(), one.set) for one in find_sources(folder).sources]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_set_names_are_recognized_in_folders_and_columns(name, expected):
 
 def test_table_of_any_name_with_usual_columns_is_found(tmp_path):
     table(tmp_path, ["path", "text", "speaker"], [("a.wav", "one", "x"), ("b.wav", "two", "y")])
-    (one,) = find_sources(tmp_path)
+    (one,) = find_sources(tmp_path).sources
     assert (one.kind, one.path.name, one.columns, one.where) == ("table", "transcripts.csv", {}, {})
 
 
 def test_columns_with_other_names_are_guessed(tmp_path):
     table(tmp_path, ["Nr", "FileName", "Label", "user"], [("clips/a.wav", "a.wav", "one", "x")])
     shutil.copy(tmp_path / "clips" / "a.wav", tmp_path / "a.wav")
-    (one,) = find_sources(tmp_path)
+    (one,) = find_sources(tmp_path).sources
     assert one.columns == {"audio": "FileName", "text": "Label", "speaker": "user"}
     assert one.document()["options"] == {"columns": one.columns}
 
@@ -65,13 +65,13 @@ def test_columns_with_other_names_are_guessed(tmp_path):
 def test_audio_column_is_the_one_whose_files_exist(tmp_path):
     rows = [("a.wav", "/elsewhere/1.wav", "one"), ("b.wav", "/elsewhere/2.wav", "two")]
     table(tmp_path, ["local", "path", "text"], rows)
-    assert find_sources(tmp_path)[0].columns == {"audio": "local"}
+    assert find_sources(tmp_path).sources[0].columns == {"audio": "local"}
 
 
 def test_column_of_sets_becomes_sources(tmp_path):
     rows = [("a.wav", "one", "training"), ("b.wav", "two", "dev"), ("c.wav", "three", "eval")]
     table(tmp_path, ["path", "text", "part"], rows)
-    assert [(one.where, one.set) for one in find_sources(tmp_path)] == [
+    assert [(one.where, one.set) for one in find_sources(tmp_path).sources] == [
         ({"part": "dev"}, "valid"),
         ({"part": "eval"}, "test"),
         ({"part": "training"}, "train"),
@@ -80,13 +80,13 @@ def test_column_of_sets_becomes_sources(tmp_path):
 
 def test_split_known_to_the_reader_stays_one_source(tmp_path):
     table(tmp_path, ["path", "text", "split"], [("a.wav", "one", "train"), ("b.wav", "two", "test")])
-    (one,) = find_sources(tmp_path)
+    (one,) = find_sources(tmp_path).sources
     assert (one.where, one.set) == ({}, "")
 
 
 def test_column_of_other_values_is_not_taken_for_sets(tmp_path):
     table(tmp_path, ["path", "text", "part"], [("a.wav", "one", "train"), ("b.wav", "two", "chapter 2")])
-    (one,) = find_sources(tmp_path)
+    (one,) = find_sources(tmp_path).sources
     assert one.where == {}
 
 
@@ -132,7 +132,7 @@ def test_corpus_with_its_own_sets_is_one_source(tmp_path):
 
 def test_single_file_is_one_source(tmp_path):
     path = small_corpus(tmp_path)
-    assert [one.path for one in find_sources(path)] == [path]
+    assert [one.path for one in find_sources(path).sources] == [path]
 
 
 @pytest.mark.parametrize(
@@ -163,4 +163,4 @@ def test_table_of_which_most_audio_is_missing_is_read(tmp_path):
     with pytest.raises(CorpusError, match="names audio files that exist"):
         find_sources(path)
     write_tone(tmp_path / "3.wav", seconds=0.3)
-    assert [(one.path, one.columns) for one in find_sources(path)] == [(path, {})]
+    assert [(one.path, one.columns) for one in find_sources(path).sources] == [(path, {})]

@@ -22,7 +22,7 @@ class FileIds:
         self._shared: frozenset[str] | None = None
 
     def __call__(self, name: str) -> str:
-        """The id of an audio file; empty for an empty name."""
+        """The id of an audio file; empty for a name without a last part, such as that of the current folder."""
         if self._shared is None:
             self._shared = _shared_stems(self._names())
         path = PurePosixPath(name)
@@ -38,6 +38,6 @@ def _shared_stems(names: Iterable[str]) -> frozenset[str]:
     shared: set[str] = set()
     for name in names:
         stem = PurePosixPath(name).stem
-        if files.add(posixpath.normpath(name)) and not stems.add(stem):
+        if stem and files.add(posixpath.normpath(name)) and not stems.add(stem):
             shared.add(stem)
     return frozenset(shared)

@@ -1,6 +1,8 @@
 """Without ids, tables named files by their stems: of `anna/1.wav` and `ben/1.wav`, one was quarantined."""
 
+import io
 import json
+import tarfile
 
 import pytest
 
@@ -44,9 +46,6 @@ def test_rows_with_an_id_keep_it_and_do_not_change_that_of_others(tmp_path):
 
 
 def test_same_names_in_two_tars_of_a_manifest(tmp_path):
-    import io
-    import tarfile
-
     for shard in range(2):
         with tarfile.open(tmp_path / f"audio_{shard}.tar", "w") as tar:
             info = tarfile.TarInfo("1.wav")
@@ -56,3 +55,12 @@ def test_same_names_in_two_tars_of_a_manifest(tmp_path):
     rows = [{"audio_filepath": "1.wav", "shard_id": shard, "text": "word"} for shard in range(2)]
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [utterance.id for utterance in open_corpus("nemo", str(manifest))] == ["0-1", "1-1"]
+
+
+def test_names_without_a_last_part_are_missing_audio(tmp_path):
+    (tmp_path / "metadata.csv").write_text("path,text\n,word\n.,word\n/,word\n")
+    corpus = open_corpus("table", str(tmp_path))
+    assert list(corpus) == []
+    assert [(problem.id, problem.reason) for problem in corpus.problems] == [
+        (f"metadata.csv:{line}", "missing-audio") for line in (2, 3, 4)
+    ]

@@ -158,13 +158,14 @@ def progress_bars() -> Iterator[None]:
             bars.update(shown[stage], completed=done, total=total or None, note=text)
             now = time.monotonic()
             if not err.is_terminal and now - spoke.setdefault(stage, now) >= _QUIET_S:
-                tell(stage, " ".join(f"{text} {done / total:.0%}".split()) if total > 0 else text)
+                tell(stage, f"{note} {done / total:.0%}".strip() if total > 0 else text)
 
         def tell(stage: str, text: str) -> None:
             spoke[stage] = time.monotonic()
             bars.console.print(f"{stage}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
         def end(stage: str) -> None:
+            spoke.pop(stage, None)
             if stage in shown:
                 bars.remove_task(shown.pop(stage))
 

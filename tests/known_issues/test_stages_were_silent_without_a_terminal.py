@@ -37,5 +37,16 @@ def test_a_stage_gives_a_line_after_half_a_minute_without_one(monkeypatch, clock
     assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: train 25%", "shard: train 40%"]
 
 
+def test_a_stage_that_runs_again_is_silent_for_half_a_minute_again(monkeypatch, clock):
+    file = StringIO()
+    monkeypatch.setattr(common, "err", Console(file=file, force_terminal=False, width=200))
+    with common.progress_bars():
+        for begin in (0.0, 100.0):  # as in the next fold
+            for clock[0] in (begin, begin + 29):
+                progress.report("shard", 1, 8)
+            progress.end("shard")
+    assert "shard: " not in file.getvalue()
+
+
 def test_bars_on_a_terminal_are_enough(monkeypatch, clock):
     assert not [line for line in _lines(monkeypatch, clock, True) if "%" in line]

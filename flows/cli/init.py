@@ -66,8 +66,6 @@ def init(
 
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     """What was found, in words."""
-    from tasks.stages.starter import quarantine_limit
-
     lines = [f"found:   {one.description()}" for one in sources]
     who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
     lines.append(
@@ -81,8 +79,9 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items())
         lines.append(f"warning: of {found.sample} utterances that were decoded, these cannot be used: {reasons}")
     lines += (f"warning: {line}" for line in _lost(found))
-    if (limit := quarantine_limit(found)) is not None:
-        lines.append(f"warning: data.max_quarantined is set to {limit:.0%}; a run with more unusable utterances stops")
+    if found.quarantine_limit is not None:
+        limit = f"{found.quarantine_limit:.0%}"
+        lines.append(f"warning: data.max_quarantined is set to {limit}; a run with more unusable utterances stops")
     return lines
 
 

@@ -69,6 +69,17 @@ class Survey:
     shared: int = 0
     """Speakers of the training set who are in another set, too."""
 
+    @property
+    def unusable(self) -> float:
+        """Share of the entries that cannot be used, estimated from the sample."""
+        share = sum(self.refused.values()) / self.sample
+        return (share * self.utterances + self.lost) / (self.utterances + self.lost)
+
+    @property
+    def quarantine_limit(self) -> float | None:
+        """`data.max_quarantined`, if more cannot be used than the usual limit allows."""
+        return None if self.unusable <= 0.04 else min(0.95, math.ceil(20 * self.unusable + 1) / 20)
+
 
 def survey(sources: Sequence[FoundSource], language: str) -> Survey:
     """Read the sources, and decode a sample.
@@ -118,18 +129,6 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
         lost_examples=_examples(problems),
         shared=_overlap(utterances),
     )
-
-
-def _unusable(found: Survey) -> float:
-    """Share of the entries that cannot be used, estimated from the sample."""
-    share = sum(found.refused.values()) / found.sample
-    return (share * found.utterances + found.lost) / (found.utterances + found.lost)
-
-
-def quarantine_limit(found: Survey) -> float | None:
-    """`data.max_quarantined` of a corpus of which more cannot be used than the usual limit allows; None for others."""
-    share = _unusable(found)
-    return None if share <= 0.04 else min(0.95, math.ceil(20 * share + 1) / 20)
 
 
 def data_config(language: str, sources: Sequence[SourceConfig]) -> DataConfig:
@@ -230,11 +229,10 @@ class Starter:
     def _limits(self) -> list[str]:
         """A higher limit of unusable utterances, if the sample has more than the usual one allows."""
         found = self._found
-        if (limit := quarantine_limit(found)) is None:
+        if (limit := found.quarantine_limit) is None:
             return []
-        share = _unusable(found)
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items()) or "missing files"
-        why = f"about {share:.0%} cannot be used ({reasons} of {found.sample}): see `starling corpus inspect`"
+        why = f"about {found.unusable:.0%} cannot be used ({reasons} of {found.sample}): see `starling corpus inspect`"
         return [f"max_quarantined: {limit:g}  # {why}"]
 
     def _split(self) -> list[str]:

@@ -54,7 +54,7 @@ class FoundCorpus:
 
     Attributes:
         sources: At least one.
-        left_out: Parts whose name stands for no set, while others have one.
+        left_out: Parts whose name stands for no set, while others are taken.
     """
 
     sources: list[FoundSource]
@@ -149,7 +149,7 @@ class _Search:
     """The search of one folder.
 
     Attributes:
-        left_out: Parts whose name stands for no set, while others have one.
+        left_out: Parts whose name stands for no set, while others are taken.
     """
 
     def __init__(self) -> None:

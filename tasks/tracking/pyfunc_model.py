@@ -98,7 +98,7 @@ def accepted(items: list[Any]) -> tuple[list[Any], list[str]]:
 class SpeechRecognizer(PythonModel):  # type: ignore[misc]
     """A bundle behind MLflow's generic interface."""
 
-    # Otherwise MLflow advises whoever loads the model to add a type hint, but none fits all forms of the input.
+    # Without this line, MLflow prints advice to add a type hint whenever a model is loaded. No hint covers every input.
     _skip_type_hint_validation = True
 
     def load_context(self, context: PythonModelContext) -> None:

@@ -1,4 +1,4 @@
-"""MLflow printed a yellow warning about type hints, meant for our code, to whoever loaded a registered model."""
+"""Loading a registered model printed a warning that its code should have type hints, which users cannot change."""
 
 import subprocess
 import sys

@@ -1,13 +1,14 @@
 """Mistakes in a configuration: one line each, with the field, what is wrong, and what to write instead."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from configurable.choices import choice_of
+from tasks.config.given import Place
 from tasks.dataset.sources import nearest
 from training.strategies.registry import STRATEGY_CONFIGS
 
@@ -37,7 +38,9 @@ _PLAIN = {
     "extra_forbidden": "there is no such field",
 }
 """Messages by pydantic's type of error."""
-_SAY_WHAT_IS_GIVEN = {"value_error", "missing", "union_tag_invalid", "literal_error", "too_short", "too_long"}
+_SAY_WHAT_IS_GIVEN = {
+    *("value_error", "missing", "union_tag_invalid", "literal_error", "too_short", "too_long", "extra_forbidden")
+}
 """Types of errors whose message needs no value that was given."""
 
 
@@ -51,14 +54,15 @@ def choices(model: type[BaseModel], place: str = "") -> Iterator[str]:
             yield from choices(below, f"{here}.")
 
 
-def explained(error: ValidationError, root: type[BaseModel]) -> list[str]:
+def explained(error: ValidationError, root: type[BaseModel], line_of: Callable[[Place], str]) -> list[str]:
     """A line for each mistake.
 
     Args:
         error: What pydantic found.
         root: Class of the whole configuration.
+        line_of: `FILE:LINE` of a place in the configuration; empty if there is none.
     """
-    return [_explain(problem, root) for problem in _own_problems(error)]
+    return [_explain(problem, root, line_of) for problem in _own_problems(error)]
 
 
 def plainly(error: ValidationError) -> list[str]:
@@ -77,16 +81,20 @@ def _own_problems(error: ValidationError) -> list[Any]:
     return [p for p in problems if not any(len(q) > len(p["loc"]) and q[: len(p["loc"])] == p["loc"] for q in places)]
 
 
-def _explain(problem: Any, root: type[BaseModel]) -> str:
-    place = _Place(root, [part for part in problem["loc"] if not str(part).startswith("function-")])
-    field = ".".join(place.names)
-    if problem["type"] == "extra_forbidden":
-        return f"{field}: {place.no_such_field()}"
-    if problem["type"] == "union_tag_invalid":
-        field += ".kind"
-    message = plain_message(problem)
+def _explain(problem: Any, root: type[BaseModel], line_of: Callable[[Place], str]) -> str:
+    field = _Field(root, [part for part in problem["loc"] if not str(part).startswith("function-")])
+    kind = ("kind",) if problem["type"] == "union_tag_invalid" else ()
+    place = (*field.place, *kind)
+    if not place:
+        return plain_message(problem)
+    message = field.no_such_field() if problem["type"] == "extra_forbidden" else plain_message(problem)
     given = "" if problem["type"] in _SAY_WHAT_IS_GIVEN else f" (given: {problem['input']!r})"
-    return f"{field}: {message}{given}" if field else message
+    line = line_of(place)
+    return f"{line}: {_dotted(place)}: {message}{given}" if line else f"{_dotted(place)}: {message}{given}"
+
+
+def _dotted(place: Place) -> str:
+    return ".".join(map(str, place))
 
 
 def plain_message(problem: Any) -> str:
@@ -108,20 +116,20 @@ def _none_of(given: Any, expected: str) -> str:
     return f"{given!r} is none of {expected.replace(' or ', ', ')}{hint}"
 
 
-class _Place:
-    """A place in the configuration.
+class _Field:
+    """A field at a place in the configuration.
 
     Args:
         root: Class of the whole configuration.
         location: As pydantic has it: behind the name of a field with a choice of kinds comes the kind.
 
     Attributes:
-        names: Of the fields on the way, without kinds.
+        place: Where it is, without kinds.
         model: Class of which the last one is a field; None where there is none.
     """
 
     def __init__(self, root: type[BaseModel], location: Sequence[str | int]) -> None:
-        self.names: list[str] = []
+        self.place: Place = ()
         self.model: type[BaseModel] | None = root
         self._kinds: Mapping[str, type[BaseModel]] = {}
         kinds: Mapping[str, type[BaseModel]] = {}
@@ -129,13 +137,13 @@ class _Place:
             if part in kinds:
                 self._kinds, self.model, kinds = kinds, kinds[str(part)], {}
                 continue
-            self.names.append(str(part))
+            self.place = (*self.place, part)
             if isinstance(part, str) and number < len(location) - 1:
                 self.model, kinds = _inside(self.model, part)
 
     def no_such_field(self) -> str:
         """Why the last name is not taken, and what to write instead."""
-        name, field = self.names[-1], ".".join(self.names)
+        name, field = str(self.place[-1]), _dotted(self.place)
         if field in MOVED:
             return f"this field has moved: write {MOVED[field]}"
         kind = next((kind for kind, model in self._kinds.items() if model is self.model), "")

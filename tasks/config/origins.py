@@ -6,12 +6,8 @@ from typing import Any
 
 import yaml
 
+from tasks.config.given import Place, find_given
 from tasks.config.pipeline import PipelineConfig, load_config
-from tasks.config.yaml_text import parse_yaml
-
-_MERGE = "<<"
-Place = tuple[str | int, ...]
-"""Names of fields and numbers of list items on the way to a value."""
 
 
 def origins(path: Path, overrides: Sequence[str] = ()) -> tuple[PipelineConfig, dict[Place, str]]:
@@ -28,16 +24,7 @@ def origins(path: Path, overrides: Sequence[str] = ()) -> tuple[PipelineConfig, 
         ConfigError: If the configuration cannot be loaded.
     """
     config = load_config(path, overrides)
-    given: dict[Place, str] = {}
-    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    for place, line in _lines(root, ()):
-        given.setdefault(place, f"{path.name}:{line}")
-    for text in overrides:
-        name, _, value = text.partition("=")
-        at: Place = tuple(int(part) if part.isdigit() else part for part in name.strip().split("."))
-        for below in [place for place in given if place[: len(at)] == at]:
-            del given[below]
-        given.update(dict.fromkeys((at + place for place in _places(parse_yaml(value))), "--set"))
+    given = find_given(path.read_text(encoding="utf-8"), path.name, overrides).values
     document = config.model_dump(mode="json", by_alias=True)
     return config, {place: _origin(place, given) for place in leaves(document)}
 
@@ -88,31 +75,3 @@ def _origin(place: Place, given: dict[Place, str]) -> str:
         return given[place]
     # `strategy: adpsgd` stands for `strategy: {kind: adpsgd}`
     return given.get(place[:-1], "default") if place[-1:] == ("kind",) else "default"
-
-
-def _lines(node: yaml.Node | None, at: Place) -> Iterator[tuple[Place, int]]:
-    """Places of a document's values except non-empty mappings, with their lines; merged values come last."""
-    if isinstance(node, yaml.MappingNode) and node.value:
-        merged = [value for key, value in node.value if key.value == _MERGE]
-        for key, value in node.value:
-            if key.value != _MERGE:
-                yield from _lines(value, (*at, key.value))
-        for value in merged:
-            for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                yield from _lines(one, at)
-    elif node is not None:
-        yield at, node.start_mark.line + 1
-        if isinstance(node, yaml.SequenceNode):
-            for number, item in enumerate(node.value):
-                yield from _lines(item, (*at, number))
-
-
-def _places(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Places of the values of a `--set`."""
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _places(item, (*at, name))
-    else:
-        yield at
-        for number, item in enumerate(value if isinstance(value, list) else ()):
-            yield from _places(item, (*at, number))

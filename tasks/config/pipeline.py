@@ -6,7 +6,7 @@ applies overrides and turns a mistake into a message that names the field and th
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from tasks.config.adapted import check_features
 from tasks.config.assignments import assign
 from tasks.config.data import DataConfig
 from tasks.config.decoding import TuneConfig, check_decoding, check_rescoring
+from tasks.config.given import Place, find_given
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained
 from tasks.config.realign import RealignConfig, check_realign
@@ -243,7 +244,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     Raises:
         ConfigError: If the file cannot be read or a field is wrong; the message lists every wrong field.
     """
-    document = _read_yaml(path)
+    text, document = _read_yaml(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must be a mapping of fields, such as 'name: my-model'")
     try:
@@ -253,12 +254,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     # their values may be secret
     changed = ", ".join(override.partition("=")[0].strip() for override in overrides)
     source = f"{path} (with --set for {changed})" if changed else str(path)
-    return _anchor_paths(parse_config(document, source), path.resolve().parent)
+    given = find_given(text, path.name, overrides)
+    return _anchor_paths(parse_config(document, source, given.line), path.resolve().parent)
 
 
-def _read_yaml(path: Path) -> Any:
+def _read_yaml(path: Path) -> tuple[str, Any]:
+    """A file's text and what it says."""
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return text, parse_yaml(text)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{path} does not exist: check the path, or let `starling init FOLDER` write a configuration"
@@ -272,8 +276,15 @@ def _read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path} cannot be read as YAML: {text}") from error
 
 
-def parse_config(document: dict[str, Any], source: str = "the configuration") -> PipelineConfig:
+def parse_config(
+    document: dict[str, Any], source: str = "the configuration", line_of: Callable[[Place], str] = lambda _: ""
+) -> PipelineConfig:
     """Validate a configuration.
+
+    Args:
+        document: As YAML has it.
+        source: Where it is from, for the message.
+        line_of: `FILE:LINE` of a place in the document, for the message; empty if it is in no file.
 
     Raises:
         ConfigError: If a field is wrong; the message lists every wrong field and the nearest right one.
@@ -281,7 +292,7 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
     try:
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
-        lines = explained(error, PipelineConfig)
+        lines = explained(error, PipelineConfig, line_of)
         fields = "1 wrong field" if len(lines) == 1 else f"{len(lines)} wrong fields"
         raise ConfigError(f"{source} has {fields}:\n  " + "\n  ".join(lines)) from error
 

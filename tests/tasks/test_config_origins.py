@@ -80,3 +80,26 @@ def test_annotated_text_parses_to_the_same_configuration(path):
 def test_wrong_field_raises_the_usual_error(path):
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
         origins(path, ["train.epoch=1"])
+
+
+def test_wrong_fields_are_reported_with_the_lines_of_the_file(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        "name: m\ntrain:\n  epochs:\n    - 1\n  optimizer:\n    lrr: 1\n  augment:\n    speed_factors:\n      - 1\n"
+        "      - x\nmodel: {kind: conformr}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["train.epoch=1", "lm.order=x", "lm.kind=ngram"])
+    lines = str(caught.value).splitlines()[1:]
+    starts = ("3: train.epochs", "6: train.optimizer.lrr", "10: train.augment.speed_factors.1", "11: model.kind")
+    starts += ("1: data",)  # it is missing: its parent is the document
+    assert sum("my.yaml" in line for line in lines) == len(starts)
+    for start in starts:
+        assert any(line.startswith(f"  my.yaml:{start}: ") for line in lines), lines
+    assert any(line.startswith("  train.epoch: ") for line in lines)  # of --set
+    assert any(line.startswith("  lm.") for line in lines)
+
+
+def test_section_that_a_set_replaces_has_no_line(path):
+    with pytest.raises(ConfigError, match=r"\n  train\.optimizer\.lrr: there is no such field"):
+        load_config(path, ["train.optimizer={lrr: 1}"])

@@ -5,7 +5,7 @@ import sys
 import typer
 
 from flows.cli.commands import CommandGroup
-from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json, print_line
+from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, print_line
 from flows.cli.configs import ConfigArgument
 
 app = CommandGroup("Show and check configurations.")
@@ -40,7 +40,8 @@ def _places(configured: str) -> dict[str, str]:
 @friendly
 def check(config: ConfigArgument, overrides: SetOption = None, json_output: JsonOption = False) -> None:
     """Check a configuration and the files, corpora and devices that it names; the exit status is 1 if one is wrong."""
-    from tasks.config.pipeline import load_config
+    from tasks.config.mistakes import listed
+    from tasks.config.pipeline import ConfigError, load_config
     from tasks.stages.base import stages_of
     from tasks.stages.config_check import find_problems
 
@@ -49,8 +50,7 @@ def check(config: ConfigArgument, overrides: SetOption = None, json_output: Json
     if json_output:
         print_json({"name": loaded.name, "stages": stages, "problems": problems})
     elif problems:
-        for problem in problems:
-            err.print(f"- {problem}", markup=False, highlight=False, soft_wrap=True)
+        raise ConfigError(listed(str(config), problems))
     else:
         sources = len(loaded.data.sources)
         what = "its source is" if sources == 1 else f"its {sources} sources are"

@@ -87,8 +87,10 @@ def _say(text: str) -> None:
 def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
+    from tasks.stages.config_check import check_sources_open
 
     config = load_config(config_path, overrides)
+    check_sources_open(config, str(config_path))
     check_servers(config, until, _say)
     if no_prefect:
         from flows.plain import run_pipeline
@@ -113,10 +115,12 @@ def execute_folds(
     """Cross-validate a configuration; output of libraries goes to standard error."""
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
+    from tasks.stages.config_check import check_sources_open
     from tasks.stages.folds import fold_configs
 
     with redirect_stdout(sys.stderr), interruptible():
         config = load_config(config_path, overrides)
+        check_sources_open(config, str(config_path))
         fold_configs(config, folds)  # reject an impossible number before a server is started
         check_servers(config, "register", _say, can_stop=False)  # the result is logged to MLflow
         if no_prefect:

@@ -65,6 +65,12 @@ def explained(error: ValidationError, root: type[BaseModel], line_of: Callable[[
     return [_explain(problem, root, line_of) for problem in _own_problems(error)]
 
 
+def listed(source: str, lines: Sequence[str]) -> str:
+    """Mistakes of a configuration as one message: its name, and a line for each."""
+    fields = "1 wrong field" if len(lines) == 1 else f"{len(lines)} wrong fields"
+    return f"{source} has {fields}:\n  " + "\n  ".join(lines)
+
+
 def plainly(error: ValidationError) -> list[str]:
     """A line for each mistake, with the field by its name in the class that was checked."""
     found = []

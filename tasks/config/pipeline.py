@@ -27,7 +27,7 @@ from tasks.config.data import DataConfig
 from tasks.config.decoding import TuneConfig, check_decoding, check_rescoring
 from tasks.config.given import Place, find_given
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
-from tasks.config.mistakes import choices, explained
+from tasks.config.mistakes import choices, explained, listed
 from tasks.config.realign import RealignConfig, check_realign
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import SlotsConfig
@@ -292,9 +292,7 @@ def parse_config(
     try:
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
-        lines = explained(error, PipelineConfig, line_of)
-        fields = "1 wrong field" if len(lines) == 1 else f"{len(lines)} wrong fields"
-        raise ConfigError(f"{source} has {fields}:\n  " + "\n  ".join(lines)) from error
+        raise ConfigError(listed(source, explained(error, PipelineConfig, line_of))) from error
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from speech.lm import check_sources
 from storage.corpora.base import CorpusError
-from tasks.config.pipeline import PipelineConfig
+from tasks.config.mistakes import listed
+from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.stages.decoder_files import check_files
 from tasks.stages.preflight import check_devices, check_launch, check_layers
-from tasks.stages.prepare import open_source
+from tasks.stages.prepare import open_numbered
 
 
 def find_problems(config: PipelineConfig) -> list[str]:
@@ -18,8 +19,25 @@ def find_problems(config: PipelineConfig) -> list[str]:
     Returns:
         A message for each problem, with the field and the remedy.
     """
+    return _of_sources(config) + [problem for check in _checks(config) if (problem := _error_of(check))]
+
+
+def check_sources_open(config: PipelineConfig, name: str) -> None:
+    """Check that all sources of a configuration can be read, before anything is started for a run.
+
+    Args:
+        config: The configuration.
+        name: Its file, for the message.
+
+    Raises:
+        ConfigError: If one cannot; the message is that of `starling config check`.
+    """
+    if problems := _of_sources(config):
+        raise ConfigError(listed(name, problems))
+
+
+def _of_sources(config: PipelineConfig) -> list[str]:
     problems = [_of_source(number, source) for number, source in enumerate(config.data.sources)]
-    problems += [_error_of(check) for check in _checks(config)]
     return [problem for problem in problems if problem]
 
 
@@ -56,10 +74,10 @@ def _of_source(number: int, source: SourceConfig) -> str:
         return ""
     place = f"data.sources.{number}"
     try:
-        reader = open_source(source)
+        reader = open_numbered(number, source)
         if next(iter(reader), None) is not None:
             return ""
     except (ValueError, RuntimeError, OSError) as error:
-        return str(error) if str(error).startswith("data.sources") else f"{place}: {error}"
+        return str(error) if isinstance(error, ConfigError) else f"{place}: {error}"
     example = f"; the first of {len(reader.problems)} problems: {reader.problems[0].detail}" if reader.problems else ""
     return f"{place}: {source.path} has no utterance{example}. `starling corpus inspect` shows what is in it"

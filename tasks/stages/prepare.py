@@ -25,7 +25,7 @@ from speech.synthesis import SynthesizerMissingError
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from speech.text import LanguageError, TextError, TextNormalizer
 from storage.corpora import Utterance, open_corpus
-from storage.corpora.base import NOT_MEANT, CorpusReader
+from storage.corpora.base import NOT_MEANT, CorpusError, CorpusReader
 from storage.locks import file_lock
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
@@ -134,6 +134,18 @@ def open_source(source: SourceConfig) -> CorpusReader:
     )
 
 
+def open_numbered(number: int, source: SourceConfig) -> CorpusReader:
+    """Open the reader of a configuration's source.
+
+    Raises:
+        ConfigError: If it cannot be opened; the message names the source by its number.
+    """
+    try:
+        return open_source(source)
+    except (ConfigError, CorpusError) as error:
+        raise ConfigError(f"data.sources.{number}: {str(error).removeprefix('data.sources: ')}") from error
+
+
 def select(source: SourceConfig, reader: Iterable[Utterance]) -> Iterator[Utterance]:
     """The utterances selected by a source's fields, with the set that the source assigns, if any."""
 
@@ -222,7 +234,7 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
 
 
 def _inputs(run: Run) -> Inputs:
-    readers = [open_source(source) for source in run.config.data.sources]
+    readers = [open_numbered(number, source) for number, source in enumerate(run.config.data.sources)]
     # neither the tested fold, nor copies in the shards, nor a licence affects the output
     shard_only = dict.fromkeys(("speeds", "lone_copies", "pauses"), True)
     apart: Any = {"fold": True, "sources": {"__all__": {"licence"}}} | shard_only
@@ -233,7 +245,7 @@ def _inputs(run: Run) -> Inputs:
 def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterator[Utterance]:
     """Utterances of all sources; appends the position of each utterance's source to `numbers`."""
     for number, source in enumerate(run.config.data.sources):
-        reader = open_source(source)
+        reader = open_numbered(number, source)
         for utterance in select(source, reader):
             numbers.append(number)
             yield utterance

@@ -41,10 +41,20 @@ def test_check_names_every_problem_and_fails(tmp_path):
     sources = [{"kind": "table", "path": "nowhere.csv"}, {"kind": "kaldi", "path": "also-nowhere"}]
     path = write_config(tmp_path / "c.yaml", tiny_document(data={"sources": sources}))
     shown = invoke("config", "check", path, code=1).stderr
-    assert len(shown.splitlines()) == 2
+    assert [line.partition("/")[0] for line in shown.splitlines()[1:]] == ["  data.sources.0: ", "  data.sources.1: "]
     assert "nowhere.csv" in shown
     found = json.loads(invoke("config", "check", path, "--json", code=1).stdout)
     assert (found["name"], len(found["problems"])) == ("tiny", 2)
+
+
+def test_check_and_run_report_a_missing_corpus_in_the_same_words(tmp_path):
+    source = {"kind": "table", "path": "nowhere.csv"}
+    path = write_config(tmp_path / "c.yaml", tiny_document(data={"sources": [source]}))
+    told = f"error: {path} has 1 wrong field:\n  data.sources.0: {tmp_path / 'nowhere.csv'} does not exist: check"
+    checked = invoke("config", "check", path, code=1).stderr
+    assert checked.startswith(told)
+    assert invoke("run", path, code=1).stderr == checked
+    assert invoke("run", path, "--folds", 2, code=1).stderr == checked
 
 
 def test_check_names_the_stages(config):

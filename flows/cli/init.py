@@ -79,6 +79,8 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items())
         lines.append(f"warning: of {found.sample} utterances that were decoded, these cannot be used: {reasons}")
     lines += (f"warning: {line}" for line in _lost(found))
+    if found.too_little:
+        lines.append(f"warning: {found.too_little}")
     if found.quarantine_limit is not None:
         limit = f"{found.quarantine_limit:.0%}"
         lines.append(f"warning: data.max_quarantined is set to {limit}; a run with more unusable utterances stops")

@@ -26,6 +26,9 @@ _FEW_SPEAKERS = 8
 """With fewer speakers than this, whole speakers cannot be spared for validation and test."""
 _FEW_WORDS, _EXAMPLES = 100, 20
 """With at most this many different words and this many examples of each, words are the tokens."""
+_LITTLE_H = 5.0
+"""Hours of free speech to train on with fewer of which `starling init` warns: with as many, those of mini
+LibriSpeech, a network from scratch gets every second word wrong even with a language model (RESULTS.md)."""
 _LONGEST_S = 60.0
 _MANY_REFUSED = 0.5
 _STEPS, _MOST_EPOCHS = 800, 100
@@ -79,6 +82,27 @@ class Survey:
     def quarantine_limit(self) -> float | None:
         """`data.max_quarantined`, if more cannot be used than the usual limit allows."""
         return None if self.unusable <= 0.04 else min(0.95, math.ceil(20 * self.unusable + 1) / 20)
+
+    @property
+    def training_hours(self) -> float:
+        """Hours of what is trained on, before a part of it is set aside for validation and test."""
+        return self.hours * sum(n for name, n in self.sets.items() if name in ("", "train")) / self.utterances
+
+    @property
+    def few_words(self) -> bool:
+        """Whether the words are few, and have enough examples each to be learned as they are."""
+        return self.different_words <= _FEW_WORDS and self.words >= _EXAMPLES * self.different_words
+
+    @property
+    def too_little(self) -> str:
+        """Why the recordings are too few to train on, and what to do; empty if they may do."""
+        if not self.training_hours or self.few_words or self.training_hours >= _LITTLE_H:
+            return ""
+        return (
+            f"this is probably too little to learn from: training on free speech takes {_LITTLE_H:g} hours or more, "
+            f"and on commands of at most {_FEW_WORDS} different words {_EXAMPLES} examples of each. docs/"
+            "own-recordings.md#how-much-it-needs has the reasons; `starling evaluate` scores an existing model on it"
+        )
 
 
 def survey(sources: Sequence[FoundSource], language: str) -> Survey:
@@ -268,9 +292,8 @@ class Starter:
 
     def _model(self) -> list[str]:
         found = self._found
-        hours = found.hours * sum(n for name, n in found.sets.items() if name in ("", "train")) / found.utterances
+        hours = found.training_hours
         mels = 80 if found.sample_rate > 8000 else 40
-        small = found.different_words <= _FEW_WORDS and found.words >= _EXAMPLES * found.different_words
         words = f"{{kind: words}}  # each of the {found.different_words} words is a token"
         pieces = "{kind: bpe, vocab_size: 500}" if hours >= 20 else "{kind: characters}"
         _, size, largest, rate = next(row for row in _SIZES if hours < row[0])
@@ -278,7 +301,7 @@ class Starter:
         return [
             "# log-mel; pauses do not change the normalization, and recognition trims them: docs/features.md",
             f"features: {{num_mels: {mels}, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4, trim_db: 30}}",
-            f"tokens: {words if small else pieces}",
+            f"tokens: {words if found.few_words else pieces}",
             f"model: {{kind: conformer, {size}}}  # for {hours:.2g} hours of training data",
             "train:",
             f"  epochs: {epochs}",

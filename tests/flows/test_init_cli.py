@@ -157,6 +157,17 @@ def test_rows_without_audio_are_named_with_table_and_line(here):
     )
 
 
+def test_too_little_speech_is_warned_of_and_its_configuration_is_written(here):
+    rows = digits(here / "few", takes=4)
+    with (here / "few" / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "text", "speaker"), *rows])
+    shown = invoke("init", here / "few").stdout
+    assert "warning: this is probably too little to learn from: training on free speech takes 5 hours or more" in shown
+    assert "written: few.yaml" in shown
+    with_table(here / "digits")  # 24 of each word
+    assert "too little" not in invoke("init", here / "digits").stdout
+
+
 def test_other_languages_get_their_text_rules(here):
     with_table(here / "digits")
     invoke("init", here / "digits", "--language", "de")

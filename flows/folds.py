@@ -14,10 +14,10 @@ from flows.pipeline import INGEST, TRAIN, pipeline
 from flows.summary import summarize
 from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.sets import fold_name
+from tasks.figures import percent
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run
 from tasks.stages.folds import combine, fold_configs
-from tasks.stages.report import percent
 from tasks.tracking.fold_tracking import log_folds
 
 UNTIL = "score"

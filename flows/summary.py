@@ -9,9 +9,10 @@ from rich.table import Table
 from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.sets import is_trained
 from tasks.dataset.speakers import overlap_warnings, set_rows
+from tasks.figures import percent
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
-from tasks.stages.report import interval, local_report, percent
+from tasks.stages.report import interval, local_report
 from tasks.stages.score import GROUPS
 from tasks.tracking.registry import current_aliases
 

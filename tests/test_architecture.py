@@ -216,6 +216,21 @@ def test_forking_calls_are_detected(code):
         assert not list(forking_calls(ast.parse(fine).body[0].value))
 
 
+def own_percent_signs(node):
+    """Formats such as `.2%`, which write 9.00% and not 9.00 %."""
+    yield from (
+        [ast.unparse(node)]
+        if isinstance(node.format_spec, ast.JoinedStr) and (ast.unparse(node.format_spec).rstrip("'\"").endswith("%"))
+        else []
+    )
+
+
+def test_percentages_are_written_with_a_space():
+    assert found_by(own_percent_signs, ast.FormattedValue) == []
+    [wrong] = [one for one in ast.walk(ast.parse("f'{x:.1%} {x:.1f} %'")) if isinstance(one, ast.FormattedValue)][:1]
+    assert list(own_percent_signs(wrong))
+
+
 def test_modules_have_at_most_350_lines():
     lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in trees()}
     assert {path: count for path, count in lines.items() if count > 350} == {}

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from flows.servers.shutdown import bounded_end, end_if_signalled
 from tasks.config.home import own_disks_named
+from tasks.figures import percent
 from tasks.orchestration.logs import LogStream
 from training.processes.logs import wants_json
 
@@ -158,7 +159,7 @@ def progress_bars() -> Iterator[None]:
             bars.update(shown[stage], completed=done, total=total or None, note=text)
             now = time.monotonic()
             if not err.is_terminal and now - spoke.setdefault(stage, now) >= _QUIET_S:
-                tell(stage, f"{note} {done / total:.0%}".strip() if total > 0 else text)
+                tell(stage, f"{note} {percent(done / total, 0)}".strip() if total > 0 else text)
 
         def tell(stage: str, text: str) -> None:
             spoke[stage] = time.monotonic()

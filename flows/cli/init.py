@@ -8,6 +8,7 @@ import typer
 
 from flows.cli.common import JsonOption, friendly, print_json, print_line, say
 from flows.cli.configs import complete_path
+from tasks.figures import percent
 
 if TYPE_CHECKING:
     from tasks.dataset.discovery import FoundSource
@@ -82,7 +83,7 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     if found.too_little:
         lines.append(f"warning: {found.too_little}")
     if found.quarantine_limit is not None:
-        limit = f"{found.quarantine_limit:.0%}"
+        limit = percent(found.quarantine_limit, 0)
         lines.append(f"warning: data.max_quarantined is set to {limit}; a run with more unusable utterances stops")
     return lines
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, SetOption, friendly, interruptible, out, print_json, progress_bars, say
 from flows.cli.configs import ConfigArgument, complete_path
+from tasks.figures import percent
 
 if TYPE_CHECKING:
     from speech.lexicon import Built, Coverage
@@ -126,8 +127,9 @@ def _coverage_table(coverages: "dict[str, Coverage]") -> Table:
     for name, coverage in coverages.items():
         for origin, types in sorted(coverage.types.items()):
             running, total = coverage.running[origin], coverage.running.total()
-            share = f"{running / total:.2%}" if total else ""
-            table.add_row(name, origin, f"{types:,}", f"{types / coverage.types.total():.1%}", f"{running:,}", share)
+            share = percent(running / total) if total else ""
+            words = percent(types / coverage.types.total(), 1)
+            table.add_row(name, origin, f"{types:,}", words, f"{running:,}", share)
     return table
 
 

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from flows.cli.common import JsonOption, friendly, local_time, out, print_json, say
+from tasks.figures import percent
 
 if TYPE_CHECKING:
     from tasks.tracking.listing import RegisteredVersion, TrackedRun
@@ -103,7 +104,7 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 
 def _rates(wer: dict[str, float]) -> str:
-    return "\n".join(f"{name} {rate:.2%}" for name, rate in wer.items())
+    return "\n".join(f"{name} {percent(rate)}" for name, rate in wer.items())
 
 
 def _duration(seconds: float | None) -> str:

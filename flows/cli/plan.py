@@ -8,6 +8,7 @@ import typer
 from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_json
 from flows.cli.configs import OptionalConfigArgument
 from flows.cli.simulate import time_unit
+from tasks.figures import percent
 
 if TYPE_CHECKING:
     from flows.cli.step_time import Step
@@ -120,7 +121,7 @@ def _show(found: "Plan") -> None:
             mark + one.strategy,
             f"{one.epoch_s / seconds:,.1f}",
             f"{one.speedup:.2f}",
-            f"{one.efficiency:.0%}",
+            percent(one.efficiency, 0),
             f"{one.nic_gb:,.1f}",
             f"{one.staleness:.1f}",
         )

@@ -11,6 +11,7 @@ from flows.cli.common import JsonOption, SetOption, err, friendly, out, print_js
 from flows.cli.configs import OptionalConfigArgument
 from storage.disks import size_text
 from tasks.config.yaml_text import parse_yaml
+from tasks.figures import percent
 
 if TYPE_CHECKING:
     from training.job import TrainJob
@@ -281,7 +282,7 @@ CELLS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "epoch_s": ("epoch", "{:,.1f}".format),
     "speedup": ("speed-up", "{:.2f}".format),
     "loss": ("loss", "{:.3f}".format),
-    "wer": ("WER", "{:.1%}".format),
+    "wer": ("WER", lambda rate: percent(rate, 1)),
     "staleness": ("stale", "{:.2f}".format),
     "consensus": ("consensus", "{:.1e}".format),
     "bytes": ("sent", size_text),

@@ -17,9 +17,9 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from tasks.dataset.speakers import overlap_warnings, set_rows
+from tasks.figures import percent
 from tasks.stages import lm, progress
 from tasks.stages.base import Run, StageResult, counts_text
-from tasks.stages.report import percent
 from tasks.stages.score import GROUPS, RATES
 from tasks.tracking.metrics import is_number
 from tasks.tracking.plots import curves_png, stored_journal

@@ -60,6 +60,7 @@ from tasks.dataset.tables import TableWriter
 from tasks.dataset.tables import read_table as read_table
 from tasks.dataset.tables import write_table as write_table
 from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
+from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, Inputs, Run, Stage, StageError
 
@@ -351,9 +352,9 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         assert first is not None
         raise QuarantineError(
             f"{len(refused)} of {usable + len(refused)} utterances are quarantined ({reasons}), more than "
-            f"data.max_quarantined ({data.max_quarantined:.0%}); the first: {first.id}: {first.detail}. All are in "
-            f"{store.join(QUARANTINE)}. Repair the corpus (`starling corpus inspect` lists what is wrong with it) "
-            "or raise the limit, for example with --set data.max_quarantined=0.5"
+            f"data.max_quarantined ({percent(data.max_quarantined, 0)}); the first: {first.id}: {first.detail}. All "
+            f"are in {store.join(QUARANTINE)}. Repair the corpus (`starling corpus inspect` lists what is wrong with "
+            "it) or raise the limit, for example with --set data.max_quarantined=0.5"
         )
 
 

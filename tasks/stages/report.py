@@ -12,6 +12,7 @@ from tasks import STAGES
 from tasks.config.home import home, shown_mlflow_uri
 from tasks.dataset.duplicates import doubles_text
 from tasks.dataset.speakers import overlap_warnings
+from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, counts_text
 from tasks.stages.report_charts import set_histograms
@@ -23,11 +24,6 @@ from tasks.tracking.provenance import provenance
 from tasks.tracking.runs import REPORT_FILE, client
 
 _CONFUSIONS = 15
-
-
-def percent(rate: float | None) -> str:
-    """Format a rate as percentage; a dash for None."""
-    return "–" if rate is None else f"{100 * rate:.2f} %"
 
 
 def interval(scores: dict[str, Any], name: str = "wer") -> str:

@@ -17,6 +17,7 @@ from tasks.dataset.manifest import Refused
 from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.dataset.speakers import speakers_text
+from tasks.figures import percent
 from tasks.stages.prepare import Checked, check_all, open_source, worker_count
 from tasks.stages.quarantined import EXAMPLES
 
@@ -256,7 +257,8 @@ class Starter:
         if (limit := found.quarantine_limit) is None:
             return []
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items()) or "missing files"
-        why = f"about {found.unusable:.0%} cannot be used ({reasons} of {found.sample}): see `starling corpus inspect`"
+        share = percent(found.unusable, 0)
+        why = f"about {share} cannot be used ({reasons} of {found.sample}): see `starling corpus inspect`"
         return [f"max_quarantined: {limit:g}  # {why}"]
 
     def _split(self) -> list[str]:

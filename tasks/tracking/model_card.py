@@ -11,6 +11,7 @@ from storage.index import ShardIndex
 from storage.stages import digest_json
 from tasks.config.decoding import uses_stage
 from tasks.dataset.sources import SourceConfig
+from tasks.figures import percent
 from tasks.stages.base import Run
 from tasks.stages.decode import scored_sets
 from tasks.stages.decoder_files import decoder_of
@@ -135,11 +136,8 @@ def _intro(about: dict[str, Any]) -> str:
 
 
 def _scores(scores: dict[str, Any]) -> str:
-    def rate(value: float | None) -> str:
-        return "–" if value is None else f"{value:.2%}"
-
     rows = [
-        f"| {name} | {rate(s['wer'])} | {rate(s['wer_low'])} – {rate(s['wer_high'])} | {s['words']:,} |"
+        f"| {name} | {percent(s['wer'])} | {percent(s['wer_low'])} – {percent(s['wer_high'])} | {s['words']:,} |"
         for name, s in scores.items()
     ]
     return "\n".join(["| test set | WER | 95 % interval | words |", "|---|---|---|---|", *rows])

@@ -21,6 +21,7 @@ from speech.decoding import DecodeConfig
 from speech.scoring import UtteranceScore, compare_systems
 from storage.reading import ShardError
 from tasks.config.decoding import uses_stage
+from tasks.figures import percent
 from tasks.stages.base import Run
 from tasks.stages.decode import decode_with, scored_sets
 from tasks.stages.prepare import read_table
@@ -163,7 +164,7 @@ def decide(run: Run, champion: Any | None) -> Decision:
     wer_a, wer_b = sum(theirs) / total, sum(own) / total
     verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[found.better]
     p_text = f"p = {found.p_value:.3g}" if found.p_value >= 0.001 else "p < 0.001"
-    reason = f"WER {wer_b:.2%} {verdict} version {champion.version}'s {wer_a:.2%} ({p_text})"
+    reason = f"WER {percent(wer_b)} {verdict} version {champion.version}'s {percent(wer_a)} ({p_text})"
     if decoders["champion"] != decoders["challenger"]:
         reason += f"; decoded by {decoders['challenger']}, the champion by {decoders['champion']}"
     return Decision(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tasks.figures import percent
 from tasks.tracking.metrics import Entry, is_number, mean
 
 _RECENT = 20
@@ -118,7 +119,7 @@ def validation_text(entry: Entry) -> str:
     text = "no finite validation loss" if loss is None else f"validation loss {loss:.3f}"
     for name, label in (("valid_wer", "WER"), ("valid_frame_accuracy", "frame accuracy")):
         if entry.get(name) is not None:
-            text += f", {label} {entry[name]:.1%}"
+            text += f", {label} {percent(entry[name], 1)}"
     return text
 
 

@@ -60,7 +60,7 @@ def test_name_of_a_run_is_on_one_line_and_other_columns_make_room(finished, monk
     lines = result.stdout.splitlines()
     assert [head.strip() for head in lines[1].strip("┃").split("┃")] == heads
     assert NAME in result.stdout
-    assert "50.00%" in result.stdout
+    assert "50.00 %" in result.stdout
     assert max(map(len, lines)) <= max(width, len(NAME) + 30)
     assert ("decision" in result.stderr) == ("decision" not in heads)
 

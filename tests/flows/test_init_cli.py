@@ -131,7 +131,7 @@ def test_limit_allows_for_the_bad_recordings_found(here):
         path.write_bytes(b"no audio")
     shown = invoke("init", here / "digits").stdout
     assert "of 72 utterances that were decoded, these cannot be used: 8 unreadable" in shown
-    assert "warning: data.max_quarantined is set to 20%" in shown
+    assert "warning: data.max_quarantined is set to 20 %" in shown
     assert load_config(here / "work" / "digits.yaml").data.max_quarantined == 0.2
     found = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
     assert found["utterances"] == {"read": 72, "written": 64, "quarantined": 8}

@@ -153,7 +153,7 @@ def test_table_of_a_ring_has_every_value_in_its_column():
     with console.capture() as capture:
         console.print(render(shown))
     lines = [line.split() for line in capture.get().splitlines()]
-    told = "epoch 0.50 of 4, loss 2.500, validation loss 1.500, WER 25.0%, 90 × real time, 1:00:00 left"
+    told = "epoch 0.50 of 4, loss 2.500, validation loss 1.500, WER 25.0 %, 90 × real time, 1:00:00 left"
     more = "3.00 steps/s, 2 learners on 1 of 2 nodes, elapsed 0:01:01, 33 utterances unleased"
     assert lines[:3] == [["tiny"], told.split(), more.split()]
     assert told == training_line(shown)  # what a run prints after each epoch

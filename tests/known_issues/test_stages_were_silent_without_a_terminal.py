@@ -34,7 +34,7 @@ def _lines(monkeypatch, clock, terminal):
 
 
 def test_a_stage_gives_a_line_after_half_a_minute_without_one(monkeypatch, clock):
-    assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: train 25%", "shard: train 40%"]
+    assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: train 25 %", "shard: train 40 %"]
 
 
 def test_a_stage_that_runs_again_is_silent_for_half_a_minute_again(monkeypatch, clock):

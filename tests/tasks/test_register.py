@@ -120,7 +120,7 @@ def test_challenger_is_promoted_only_if_better_leaving_one_champion(home, tmp_pa
     finish = REGISTER.execute(better)
     assert finish.record["version"] == "3"  # the version that the killed run had made
     assert finish.record["decision"]["promoted"]
-    assert "WER 0.00% beats version 1's" in finish.record["decision"]["reason"]
+    assert "WER 0.00 % beats version 1's" in finish.record["decision"]["reason"]
     assert finish.record["decision"]["p_value"] < 0.05
     assert aliases() == {1: ["previous"], 2: [], 3: ["challenger", "champion"]}
     assert current_aliases(finish.record) == ["challenger", "champion"]

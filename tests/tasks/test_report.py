@@ -11,10 +11,11 @@ import pytest
 import soundfile
 
 from tasks.dataset.tables import read_table
+from tasks.figures import percent
 from tasks.stages import report_details
 from tasks.stages.base import Run, counts_text
 from tasks.stages.register import client
-from tasks.stages.report import REPORT, percent, render, speed_text
+from tasks.stages.report import REPORT, render, speed_text
 from tasks.stages.report_charts import histogram
 from tasks.stages.report_details import audio_of, set_details
 from tasks.tracking.significance import Decision
@@ -157,7 +158,7 @@ def test_text_from_data_is_escaped(fragment):
 
 def test_numbers_are_formatted_readably():
     assert percent(0.0567) == "5.67 %"
-    assert percent(None) == "–"
+    assert (percent(0.0567, 0), percent(None)) == ("6 %", "–")
     assert counts_text({"read": 12345, "written": 0}) == "12,345 read, 0 written"
     assert counts_text({"errors": 1, "copies": 1, "empty": 1, "words": 32}) == "1 error, 1 copy, 1 empty, 32 words"
     assert counts_text({"promoted": 1, "version": 2}) == "version 2 became champion"

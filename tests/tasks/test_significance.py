@@ -54,10 +54,10 @@ def test_both_error_rates_are_reported_overall_and_by_set(errors):
         "a": {"words": 300, "challenger_wer": 0.1, "champion_wer": 0.4},
         "b": {"words": 50, "challenger_wer": 0.4, "champion_wer": 0.6},
     }
-    assert found.reason.startswith("WER 14.29% beats version 7's 42.86% (p < 0.001)")
+    assert found.reason.startswith("WER 14.29 % beats version 7's 42.86 % (p < 0.001)")
     assert found.numbers()["promotion.challenger_wer"] == str(50 / 350)
     errors["own"], errors["theirs"] = errors["theirs"], errors["own"]
-    assert "is beaten by version 7's 14.29%" in decide(a_run(), CHAMPION).reason
+    assert "is beaten by version 7's 14.29 %" in decide(a_run(), CHAMPION).reason
 
 
 def test_significance_level_comes_from_the_configuration(errors):

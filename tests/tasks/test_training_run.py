@@ -299,7 +299,7 @@ def test_progress_covers_the_ring_and_names_live_nodes(tmp_path):
     lines = []
     with progress.listening(lambda *given: heard.append(given)), progress.following(lambda *line: lines.append(line)):
         reporter()
-    told = "epoch 1 of 4, loss 2.000, validation loss 1.500, WER 25.0%"
+    told = "epoch 1 of 4, loss 2.000, validation loss 1.500, WER 25.0 %"
     assert [(done, note) for _, done, _, note in heard] == [
         (0.5, "epoch 0.50 of 4, loss 2.000, 3 of 3 nodes"),
         (0.5, "epoch 0.50 of 4, loss 3.000, 3 of 3 nodes"),
@@ -370,8 +370,8 @@ def test_each_epoch_and_resume_has_a_progress_line(tmp_path):
         reporter()
         reporter()
     assert lines == [
-        ("train", "epoch 2 of 3, loss 0.500, no finite validation loss, WER 25.0%, 10 × real time, 0:01:00 left"),
-        ("train", "epoch 3 of 3, loss 0.333, no finite validation loss, WER 16.7%, 10 × real time, 0:00:00 left"),
+        ("train", "epoch 2 of 3, loss 0.500, no finite validation loss, WER 25.0 %, 10 × real time, 0:01:00 left"),
+        ("train", "epoch 3 of 3, loss 0.333, no finite validation loss, WER 16.7 %, 10 × real time, 0:00:00 left"),
     ]
 
 

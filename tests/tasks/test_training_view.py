@@ -70,7 +70,7 @@ def test_joins_losses_and_the_end_are_shown():
         "node 1 left: silent",
         "node 2 joined",
         "learner 0.0: no finite loss",
-        "epoch 1: validation loss 1.500, WER 25.0%",
+        "epoch 1: validation loss 1.500, WER 25.0 %",
         "epoch 1 ended: 40 utterances, 3 repeated",
     ]
     assert [one.name for one in view.present] == ["0.0"]
@@ -163,6 +163,6 @@ def test_long_journal_is_read_from_near_its_end(tmp_path):
 
 def test_validation_of_tied_states_shows_frame_accuracy_without_wer():
     entry = {"valid_loss": 1.25, "valid_wer": None, "valid_frame_accuracy": 0.5}
-    assert validation_text(entry) == "validation loss 1.250, frame accuracy 50.0%"
+    assert validation_text(entry) == "validation loss 1.250, frame accuracy 50.0 %"
     assert validation_text({"valid_loss": None, "valid_wer": None}) == "no finite validation loss"
-    assert validation_text({"valid_loss": 1.25, "valid_wer": 0.5}) == "validation loss 1.250, WER 50.0%"
+    assert validation_text({"valid_loss": 1.25, "valid_wer": 0.5}) == "validation loss 1.250, WER 50.0 %"

@@ -227,7 +227,7 @@ def recommend(request: PlanRequest, found: list[Prediction]) -> tuple[str, str]:
     quickest = min(fit, key=lambda one: one.epoch_s)
     near = [one for one in fit if one.epoch_s <= 1.05 * quickest.epoch_s]
     best = min(near, key=lambda one: (one.averaged, one.staleness, one.epoch_s))
-    return best.strategy, f"{_why(request, best)}; {best.efficiency:.0%} efficient here"
+    return best.strategy, f"{_why(request, best)}; {100 * best.efficiency:.0f} % efficient here"
 
 
 def _method(one: Prediction) -> Strategy:

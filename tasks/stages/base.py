@@ -108,6 +108,8 @@ def counts_text(counts: dict[str, Any]) -> str:
     if counts.keys() == {"promoted", "version"}:  # of the stage register: neither is a number of things
         outcome = "became champion" if counts["promoted"] else "stays challenger"
         return f"version {counts['version']} {outcome}"
+    if counts.keys() == {"frames", "dimensions"} and not counts["frames"]:  # of the stage features
+        return f"{counts['dimensions']} dimensions, computed when they are needed"
     return ", ".join(_count_text(name, value) for name, value in counts.items() if value or name not in _RARE)
 
 

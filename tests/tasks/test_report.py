@@ -164,6 +164,8 @@ def test_numbers_are_formatted_readably():
     assert counts_text({"promoted": 1, "version": 2}) == "version 2 became champion"
     assert counts_text({"version": 1200, "promoted": 0}) == "version 1200 stays challenger"
     assert counts_text({"steps": 0, "unalignable": 0}) == "0 steps"
+    assert counts_text({"dimensions": 40, "frames": 0}) == "40 dimensions, computed when they are needed"
+    assert counts_text({"dimensions": 40, "frames": 1200}) == "40 dimensions, 1,200 frames"
     assert counts_text({"steps": 2, "unalignable": 1}) == "2 steps, 1 unalignable"
 
 

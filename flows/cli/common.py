@@ -13,7 +13,7 @@ from typing import IO, Annotated, Any, ParamSpec, TypeVar, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from flows.servers.shutdown import bounded_end, end_if_signalled
 from tasks.config.home import own_disks_named
@@ -28,6 +28,8 @@ out = Console()
 # with JSON logs, messages for people go to the log, too
 err = Console(file=cast(IO[str], LogStream()), width=200) if wants_json() else Console(stderr=True)
 
+_WIDE = 130
+"""Columns of a terminal in which a long bar and a clock fit beside the note of a training."""
 _QUIET_S = 30.0
 """Longest time without a line while a stage reports progress, where there are no bars."""
 
@@ -139,6 +141,15 @@ def _say_interrupted(number: int) -> None:
     err.show_cursor(True)  # progress bars hide it
 
 
+def _bar_columns(width: int) -> list[ProgressColumn]:
+    """Columns of a stage's bar; the note of a training, with its loss, speed and time left, is whole in 80 columns."""
+    if width >= _WIDE:
+        note = TextColumn("{task.fields[note]}")
+        return [TextColumn("[bold]{task.description:9}"), BarColumn(), note, TimeElapsedColumn()]
+    # the bar takes what the note leaves
+    return [TextColumn("[bold]{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[note]}")]
+
+
 @contextmanager
 def progress_bars() -> Iterator[None]:
     """Show progress on standard error while the block runs: lines, and running stages as bars on a terminal.
@@ -147,8 +158,7 @@ def progress_bars() -> Iterator[None]:
     """
     from tasks.stages import progress
 
-    columns = (TextColumn("[bold]{task.description:9}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:
+    with Progress(*_bar_columns(err.width), console=err, transient=True) as bars:
         shown: dict[str, TaskID] = {}
         spoke: dict[str, float] = {}
 

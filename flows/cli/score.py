@@ -131,6 +131,7 @@ def _show(result: dict[str, Any], text: str, json_output: bool) -> None:
         return
     out.print(text, markup=False, highlight=False)
     print_scores(result["sets"], out)
+    print_line(f"speakers: {result['speakers'] or 'unknown, so there are no intervals over speakers'}")
     if any(result["labels"].values()):
         out.print(label_table(result["labels"]))
     if result["comparison"]:
@@ -159,11 +160,13 @@ def score_files(
     from tasks.stages.score import summarize
 
     result: dict[str, Any] = {"sets": {}, "labels": {}, "missing": [], "extra": [], "comparison": None}
+    result["speakers"] = ""
     reports = []
     paths = (hyp, other) if other else (hyp,)
     found = [load_pairs(ref, path, rules, pairing) for path in paths]
     for path, pairs in zip(paths, share_extra(found), strict=True):
         report = score_sets(pairs.rows, rules)
+        result["speakers"] = pairs.speakers
         name = path.stem if path.stem not in result["sets"] else str(path)
         result["sets"][name] = summarize(report, 1000, 0)
         titles = pairs.titles or {label: label for label in report.labels}

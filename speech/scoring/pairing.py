@@ -29,6 +29,7 @@ from speech.scoring.formats import (
 )
 from speech.scoring.glm import NO_RULES, GlobalMap, TextFilter
 from speech.scoring.network import ScoringRules, parse_network, without_tags
+from speech.scoring.speakers import Speakers, find_speakers
 
 Missing = Literal["refuse", "delete"]
 """Utterances without a hypothesis: an error, or all of their words deleted."""
@@ -65,6 +66,8 @@ class Pairs:
     """Ids of hypotheses, or recordings and channels, without a reference."""
     titles: dict[str, str] = field(default_factory=dict)
     """Titles of labels, in order."""
+    speakers: str = ""
+    """Where the speakers come from, in words; empty if they are unknown."""
 
 
 def load_pairs(ref: Path, hyp: Path, rules: ScoringRules, pairing: PairingRules | None = None) -> Pairs:
@@ -94,7 +97,9 @@ def load_pairs(ref: Path, hyp: Path, rules: ScoringRules, pairing: PairingRules 
     pairs = (
         _pair_times(reference, hypothesis)
         if reference.segments
-        else _pair_utterances(reference.utterances, hypothesis.utterances, rules)
+        else _pair_utterances(
+            reference.utterances, hypothesis.utterances, rules, find_speakers(ref, reference.utterances)
+        )
     )
     return _settle(pairs, ref, hyp, pairing, timed=bool(reference.segments))
 
@@ -136,7 +141,9 @@ def _mapped(
     return found.map_texts(read)
 
 
-def _pair_utterances(reference: list[TranscriptEntry], hypothesis: list[TranscriptEntry], rules: ScoringRules) -> Pairs:
+def _pair_utterances(
+    reference: list[TranscriptEntry], hypothesis: list[TranscriptEntry], rules: ScoringRules, speakers: Speakers
+) -> Pairs:
     """Pairs by id, in the order of the reference; the speaker and the domain are the reference's.
 
     If case is ignored, ids without a partner are paired with those that differ only in case.
@@ -144,16 +151,16 @@ def _pair_utterances(reference: list[TranscriptEntry], hypothesis: list[Transcri
     texts = {entry.id: entry for entry in hypothesis}
     own = {entry.id for entry in reference}
     similar = {rules.fold(id_): id_ for id_ in texts if id_ not in own}
-    pairs = Pairs()
+    pairs = Pairs(speakers=speakers.source)
     for entry in reference:
         id_ = entry.id if entry.id in texts else similar.get(rules.fold(entry.id), entry.id)
         found = texts.pop(id_, None)
         if found is None:
             pairs.missing.append(entry.id)
         hyp = found.text if found else ""
-        pairs.rows.append(ScoringRow(entry.id, entry.text, hyp, entry.speaker, entry.domain))
+        pairs.rows.append(ScoringRow(entry.id, entry.text, hyp, speakers.of(entry), entry.domain))
     pairs.extra = list(texts)
-    pairs.rows += [ScoringRow(one.id, "", one.text, one.speaker, one.domain) for one in texts.values()]
+    pairs.rows += [ScoringRow(one.id, "", one.text, speakers.of(one), one.domain) for one in texts.values()]
     return pairs
 
 
@@ -179,7 +186,7 @@ def _pair_times(reference: TranscriptFile, hypothesis: TranscriptFile) -> Pairs:
     segments: dict[_Channel, list[TimedSegment]] = {}
     for segment in reference.segments:
         segments.setdefault(_channel(segment), []).append(segment)
-    pairs = Pairs(titles=reference.labels)
+    pairs = Pairs(titles=reference.labels, speakers="named in the segments")
     numbers: dict[str, int] = {}
     for channel, stretches in sorted(segments.items()):
         if channel not in words:

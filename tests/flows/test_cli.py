@@ -131,7 +131,9 @@ def test_score_compares_two_trn_files(tmp_path):
     found = json.loads(invoke("score", ref, hyp, "--json").stdout)["sets"]["system"]
     assert (found["sub"], found["ins"], found["del"], found["words"]) == (1, 1, 0, 4)
     assert found["wer"] == 0.5
-    assert "50.00 %" in invoke("score", ref, hyp).stdout
+    shown = invoke("score", ref, hyp).stdout
+    assert "50.00 %" in shown
+    assert "speakers: unknown, so there are no intervals over speakers" in shown
 
 
 def test_score_counts_and_compares_like_nist(tmp_path, wide):

@@ -33,9 +33,9 @@ def rows(pairs):
 
 
 SAME = {
-    "ref.trn": "the cat (ann-1)\n;; comment\nyes (bob-2)\n",
-    "text": "ann-1 the cat\n\nbob-2 yes\n",
-    "ref.jsonl": '{"id": "ann-1", "text": "the cat"}\n{"id": "bob-2", "text": "yes"}\n',
+    "ref.trn": "the cat (ann-1)\n;; comment\nyes (bob-2)\nno (ann-3)\n",
+    "text": "ann-1 the cat\n\nbob-2 yes\nann-3 no\n",
+    "ref.jsonl": '{"id": "ann-1", "text": "the cat"}\n{"id": "bob-2", "text": "yes"}\n{"id": "ann-3", "text": "no"}\n',
 }
 
 
@@ -43,7 +43,32 @@ SAME = {
 @pytest.mark.parametrize("hyp", SAME)
 def test_utterance_formats_have_the_same_content(write, ref, hyp):
     pairs = load_pairs(write(ref, SAME[ref]), write(hyp, SAME[hyp]), MARKS)
-    assert rows(pairs) == [("ann-1", "the cat", "the cat", "ann"), ("bob-2", "yes", "yes", "bob")]
+    texts = [("ann-1", "the cat", "the cat", "ann"), ("bob-2", "yes", "yes", "bob"), ("ann-3", "no", "no", "ann")]
+    assert rows(pairs) == texts
+    assert pairs.speakers == "the part of the ids before the first hyphen"
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["call_1", "call_2", "call_3"],
+        ["ann-1", "ann-2", "bob"],
+        ["1f0a-1", "77bc-2", "90de-3", "1f0a-4", "aa10-5"],  # one prefix in three occurs again
+        ["-1", "-2"],
+        ["ann-", "ann-1"],
+    ],
+)
+def test_speakers_are_unknown_if_ids_do_not_name_them(write, ids):
+    path = write("text", "".join(f"{id_} a\n" for id_ in ids))
+    pairs = load_pairs(path, path, MARKS)
+    assert ({row.speaker for row in pairs.rows}, pairs.speakers) == ({""}, "")
+    write("utt2spk", "".join(f"{id_} s{number % 2}\n" for number, id_ in enumerate(ids)))
+    pairs = load_pairs(path, path, MARKS)
+    assert [row.speaker for row in pairs.rows] == [f"s{number % 2}" for number in range(len(ids))]
+    assert pairs.speakers == "from utt2spk beside text"
+    write("utt2spk", f"{ids[0]} s0 more\n")
+    with pytest.raises(TranscriptError, match="utt2spk, line 1: write: utterance-id speaker"):
+        load_pairs(path, path, MARKS)
 
 
 def test_format_is_recognized_by_name_unless_given(write):
@@ -125,7 +150,7 @@ def test_missing_and_extra_utterances_are_refused_or_counted(write):
         load_pairs(ref, hyp, MARKS, PairingRules(missing="delete"))
     found = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="insert"))
     assert (found.missing, found.extra) == (["u1"], ["u3"])
-    assert rows(found) == [("u1", "a b", "", "u1"), ("u2", "c", "c", "u2"), ("u3", "", "x", "u3")]
+    assert rows(found) == [("u1", "a b", "", ""), ("u2", "c", "c", ""), ("u3", "", "x", "")]
     found = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="ignore"))
     assert [row.id for row in found.rows] == ["u1", "u2"]
 
@@ -158,12 +183,12 @@ def test_tags_of_words_are_left_out(write):
     ref = write("ref.trn", r"a;x;y {b;x/c\;d*} e* \* * (s-1)" + "\n")
     hyp = write("hyp.trn", r"a;;z c\;d e;x * ;q (s-1)" + "\n")
     # sclite reads the same words
-    assert rows(load_pairs(ref, hyp, MARKS)) == [("s-1", "a { b / c;d } e * *", "a c;d e * ;q", "s")]
+    assert rows(load_pairs(ref, hyp, MARKS)) == [("s-1", "a { b / c;d } e * *", "a c;d e * ;q", "")]
     stm, ctm = write("ref.stm", "f A s 0 1 a;x\n"), write("hyp.ctm", "f A 0.1 0.1 a;y\n")
     assert rows(load_pairs(stm, ctm, MARKS)) == [("s-000", "a", "a", "s")]
     assert load_pairs(stm, ctm, ScoringRules()).rows[0][1:3] == ("a;x", "a;y")
     text = write("ref.txt", "s-1 a;x\n")
-    assert rows(load_pairs(text, text, MARKS)) == [("s-1", "a;x", "a;x", "s")]
+    assert rows(load_pairs(text, text, MARKS)) == [("s-1", "a;x", "a;x", "")]
 
 
 @pytest.mark.parametrize(("ref", "said"), [("x.trn", "a b (s-1)\n"), ("x.stm", "f A s 0 1 a b\n")])

@@ -6,7 +6,7 @@
 |---|---|
 | `id`, or `audio_filepath` | the utterance |
 | `text`; of a hypothesis `pred_text` or `hyp`, of a reference `ref`, if they are there | the text |
-| `speaker`, `domain` | optional; the default speaker is what comes before the id's first hyphen |
+| `speaker`, `domain` | optional |
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def _entry(content: str, line: int, where: str, purpose: Purpose) -> TranscriptE
         raise TranscriptError(f"{where}: not a JSON object: write {{'id': ..., 'text': ...}}")
     id_ = _text(value, _IDS, where)
     text = " ".join(_text(value, _TEXTS[purpose], where).split())
-    speaker = str(value.get("speaker") or id_.split("-")[0])
-    return TranscriptEntry(id_, text, line, speaker, str(value.get("domain") or ""))
+    return TranscriptEntry(id_, text, line, str(value.get("speaker") or ""), str(value.get("domain") or ""))
 
 
 def _text(value: dict[str, Any], names: tuple[str, ...], where: str) -> str:

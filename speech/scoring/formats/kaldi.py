@@ -15,11 +15,11 @@ from speech.scoring.formats.base import (
 
 
 def read_kaldi(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
-    """Reads the lines of a text file; the speaker is what comes before the id's first hyphen."""
+    """Reads the lines of a text file."""
     entries = []
     for line, content in without_comments(lines, comment=""):
         id_, *words = content.split()
-        entries.append(TranscriptEntry(id_, " ".join(words), line, id_.split("-")[0]))
+        entries.append(TranscriptEntry(id_, " ".join(words), line))
     return TranscriptFile(list(unique_entries(entries, source)))
 
 

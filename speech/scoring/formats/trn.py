@@ -52,7 +52,7 @@ def _entry(number: int, line: str, source: str) -> TranscriptEntry:
             f"{source}, line {number}: no utterance id in parentheses at the end: {line[:80]!r}; write: words (id)"
         )
     id_ = unquote(match["id"])
-    return TranscriptEntry(id_, " ".join(match["text"].split()), number, id_.split("-")[0])
+    return TranscriptEntry(id_, " ".join(match["text"].split()), number)
 
 
 def read_trn(path: Path | str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from training.exchange.client import MailboxExchange
 from training.exchange.config import ExchangeConfig
 from training.exchange.control import Control
 from training.exchange.mailbox import make_memory
+from training.exchange.messages import MEANING, NOT_READY
 from training.exchange.replicas import ReplicaMemory, replica_bytes, replica_length
 from training.exchange.wire import chunk_weights
 from training.processes.children import Child, stop
@@ -96,7 +97,9 @@ class ProcessExchange(MailboxExchange):
         if self._replicas is None:
             return None
         if why := self._fetch(timeout_s, replica=True):
-            log.warning("no neighbour sent its optimizer state (%s): fetching weights alone", why)
+            # an optimizer without a step has no state: learners that start together have nothing to send
+            level = logging.INFO if why.endswith(MEANING[NOT_READY]) else logging.WARNING
+            log.log(level, "no neighbour sent its optimizer state (%s): fetching weights alone", why)
             return None
         values = torch.from_numpy(self._replicas.fetched.copy())
         self._replicas.forget_fetched()

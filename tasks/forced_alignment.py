@@ -46,6 +46,10 @@ class Alignments:
     """The reason for each utterance that could not be aligned."""
     quarantined: int = 0
     """Utterances that could not be used at all: unreadable audio, empty transcripts and the like."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Normalized transcripts of all utterances that could be used, by name."""
+    heard: dict[str, str] = field(default_factory=dict)
+    """What the model hears in them; empty for a GMM-HMM, which has no language model here to recognize with."""
     units: str = "phones"
     """What the units are: `phones`, or `tokens` of a CTC model."""
 
@@ -127,6 +131,7 @@ def align_with_gmm(
         shards = make_shards(utterances, cfg.shard_frames, cfg.device)
         aligned = aligner.align(shards)
         result = Alignments(failures=dict(aligned.aligned.failures))
+        result.texts = {one.id: " ".join(one.words) for one in utterances}
         result.quarantined = _quarantined(run) + sum(entry.utterances for entry in damaged)
         seconds = cfg.features.hop_ms / 1000
         names = model.model.tree.phones.names
@@ -167,8 +172,9 @@ def align_with_ctc(bundle: Path, sources: Sequence[SourceConfig], device: str, r
     index = ShardIndex.read(store)
     result = Alignments(quarantined=_quarantined(run), units="tokens")
     lost: list[ShardError] = []
-    for row, found in align_set(recognizer, store.url, cache=run.cache_folder, on_damage=lost.append):
-        about = index.row(row)
+    for aligned in align_set(recognizer, store.url, cache=run.cache_folder, on_damage=lost.append):
+        about, found = index.row(aligned.row), aligned.alignment
+        result.texts[about["id"]], result.heard[about["id"]] = aligned.text, aligned.heard
         if isinstance(found, str):
             result.failures[about["id"]] = found
         else:

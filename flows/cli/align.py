@@ -68,18 +68,21 @@ def align(
     with redirect_stdout(sys.stderr), interruptible(), progress_bars():
         found = _aligned(model, data, overrides or [], device)
     files = write_files(found, output, deviations)
-    suspicious = [(name, reason, entry) for name, reason, entry in found.suspicious(deviations)]
+    suspicious = found.suspicious(deviations)
     summary: dict[str, Any] = {
         "aligned": len(found.found),
         "failed": len(found.failures),
         "quarantined": found.quarantined,
-        "suspicious": [{"id": name, "reason": reason} for name, reason, _ in suspicious],
+        "suspicious": [
+            {"id": name, "reason": reason, "transcript": found.texts.get(name, ""), "heard": found.heard.get(name)}
+            for name, reason, _ in suspicious
+        ],
         "files": [str(path) for path in files],
     }
     if json_output:
         print_json(summary)
         return
-    _show(suspicious)
+    _show(suspicious, found.texts, found.heard)
     counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
     print_line(f"{counts}; files in {output}")
 
@@ -144,9 +147,9 @@ def write_files(found: "Alignments", output: Path, deviations: float) -> list[Pa
 def _table(found: "Alignments", deviations: float) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["id", "reason", "score", "confidence", "duration", "transcript"])
+    writer.writerow(["id", "reason", "score", "confidence", "duration", "transcript", "heard"])
     for name, reason, one in found.suspicious(deviations):
-        writer.writerow([name, reason, *_figures(one), " ".join(w.word for w in one.words) if one else ""])
+        writer.writerow([name, reason, *_figures(one), found.texts.get(name, ""), found.heard.get(name, "")])
     return text.getvalue()
 
 
@@ -154,16 +157,20 @@ def _figures(one: "TimedUtterance | None") -> tuple[str, str, str]:
     return (f"{one.score:.3f}", f"{one.confidence:.3f}", f"{one.duration:.2f}") if one else ("", "", "")
 
 
-def _show(suspicious: "list[tuple[str, str, TimedUtterance | None]]") -> None:
-    """Table of the worst utterances."""
-    from rich.table import Table
-
+def _show(
+    suspicious: "list[tuple[str, str, TimedUtterance | None]]", texts: dict[str, str], heard: dict[str, str]
+) -> None:
+    """Table of the worst utterances, with what was said and what the model heard instead."""
     if not suspicious:
         out.print("no transcript looks wrong")
         return
-    table = Table("utterance", "why", "score", "confidence", "seconds", title="Suspicious transcripts")
+    out.print("Suspicious transcripts", style="italic")
     for name, reason, one in suspicious[:_SHOWN]:
-        table.add_row(name, reason, *_figures(one))
-    out.print(table)
+        score, confidence, seconds = _figures(one)
+        figures = f"; score {score}, confidence {confidence}, {seconds} s" if one else ""
+        print_line(f"{name}: {reason}{figures}", "bold")
+        print_line(f"  transcript: {texts.get(name, '')}")
+        if name in heard:
+            print_line(f"  heard:      {heard[name] or '(nothing)'}")
     if len(suspicious) > _SHOWN:
         say(f"{len(suspicious) - _SHOWN} more are in suspicious.csv")

@@ -25,8 +25,10 @@ def test_a_corpus_is_aligned_with_a_ctc_model(finished, tmp_path, monkeypatch):
     assert len(found.found) + len(found.failures) == 8
     assert found.quarantined == 1
     assert done[-1] == (8, 8)
+    assert found.texts.keys() == found.heard.keys() == {one.id for one in found.found} | found.failures.keys()
+    assert all(found.texts.values())
     for one in found.found:
-        assert [unit.word for unit in one.words]
+        assert [unit.word for unit in one.words] == found.texts[one.id].split()
         assert all(0 <= word.start <= one.duration and 0 <= word.confidence <= 1 for word in one.words)
         assert one.score < 0
 

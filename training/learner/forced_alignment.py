@@ -1,17 +1,36 @@
 """Forced alignment of a set of shards with a CTC model."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from speech.ctc_alignment import AlignmentError, CtcAlignment, align_tokens
+from speech.decoding.greedy import GreedyConfig, GreedyDecoder
 from speech.features.cmvn import CmvnStats
 from speech.recognizer import Recognizer, Scores
 from storage.reading import ShardError
 from training.learner.data import Batch
 from training.learner.inference import open_set, whole_batches
 from training.learner.microbatches import Portions
+
+
+@dataclass(frozen=True)
+class AlignedRow:
+    """An utterance of a set.
+
+    Attributes:
+        row: Its row in the index.
+        text: Its normalized transcript.
+        heard: What the model hears without it: the best token of each frame.
+        alignment: The alignment, or the reason why there is none.
+    """
+
+    row: int
+    text: str
+    heard: str
+    alignment: CtcAlignment | str
 
 
 def align_set(
@@ -21,8 +40,8 @@ def align_set(
     cache: Path,
     batch_seconds: float = 240.0,
     on_damage: Callable[[ShardError], object] | None = None,
-) -> Iterator[tuple[int, CtcAlignment | str]]:
-    """Align the transcripts of a set with its speech.
+) -> Iterator[AlignedRow]:
+    """Align the transcripts of a set with its speech, utterance by utterance.
 
     Args:
         recognizer: The model.
@@ -30,20 +49,19 @@ def align_set(
         cache: Local folder for copies of remote shards.
         batch_seconds: Seconds of audio in a batch, padding included.
         on_damage: Called once for each damaged shard; without it the first damaged shard raises.
-
-    Yields:
-        The row of an utterance in the index, and its alignment, or the reason why there is none.
     """
     dataset = open_set(url, recognizer.spec.sample_rate, cache)
     portions = Portions()
+    decoder = GreedyDecoder(GreedyConfig(), recognizer.tokenizer)
 
     def compute(part: Batch) -> Scores:
         return recognizer.scores(part.inputs, part.lengths, part.speakers)
 
     for batch in whole_batches(dataset, np.arange(len(dataset.index)), batch_seconds, on_damage):
         for part, scores in portions.each(batch, compute):
+            heard = decoder.decode(scores.log_probs, scores.frames)
             for i, text in enumerate(part.texts):
-                yield int(part.rows[i]), _aligned(recognizer, scores, i, text)
+                yield AlignedRow(int(part.rows[i]), text, heard[i].text, _aligned(recognizer, scores, i, text))
 
 
 def _aligned(recognizer: Recognizer, scores: Scores, i: int, text: str) -> CtcAlignment | str:

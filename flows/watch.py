@@ -23,7 +23,7 @@ from flows.names import stamped_name
 from storage.objects import ObjectStore
 from tasks.config.credentials import export_credentials
 from tasks.config.pipeline import PipelineConfig
-from tasks.stages.prepare import open_source
+from tasks.stages.sources import open_source
 
 INGEST = "ingest"
 _SEEN, _INGESTED = "seen", "ingested"

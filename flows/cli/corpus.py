@@ -79,7 +79,8 @@ def inspect(
 ) -> None:
     """Read a corpus, check every utterance, and report what would be used and what would be quarantined."""
     from tasks.dataset.policies import DuplicatesConfig
-    from tasks.stages.prepare import Checked, check_all, open_source, select, worker_count
+    from tasks.stages.prepare import Checked, check_all, worker_count
+    from tasks.stages.sources import open_source, select
 
     data = corpus_data(path, kind).model_copy(update={"duplicates": DuplicatesConfig(fingerprint=False)})
     readers = [open_source(source) for source in data.sources]

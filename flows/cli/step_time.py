@@ -15,7 +15,7 @@ from speech.models.networks.stages import border_bytes
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.stage_tasks import ALL
 from tasks.stages.base import Run, StageResult, stages_of
-from tasks.stages.prepare import synthetic_table
+from tasks.stages.sources import synthetic_table
 from tasks.stages.train import make_job
 from training.learner.batching import plan_epoch
 from training.learner.compute import Learner, open_set, use_threads

@@ -10,7 +10,7 @@ from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.stages.decoder_files import check_files
 from tasks.stages.preflight import check_devices, check_launch, check_layers
-from tasks.stages.prepare import open_numbered
+from tasks.stages.sources import open_numbered
 
 
 def find_problems(config: PipelineConfig) -> list[str]:

@@ -7,11 +7,10 @@ utterance never stops a corpus; too many stop the run.
 
 import hashlib
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,14 @@ import pyarrow as pa
 
 from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
-from speech.synthesis import SynthesizerMissingError
-from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from speech.text import LanguageError, TextError, TextNormalizer
-from storage.corpora import Utterance, open_corpus
-from storage.corpora.base import NOT_MEANT, CorpusError, CorpusReader
-from storage.locks import file_lock
+from storage.corpora import Utterance
+from storage.corpora.base import NOT_MEANT
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
-from storage.stages import StageOutput, digest_json
+from storage.stages import StageOutput
 from tasks.config.data import DataConfig
 from tasks.config.home import home
-from tasks.config.pipeline import ConfigError
 from tasks.dataset.audio import load_utterance_audio
 from tasks.dataset.duplicates import (
     DUPLICATES,
@@ -54,7 +49,7 @@ from tasks.dataset.manifest import (
     write_manifest,
 )
 from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets
-from tasks.dataset.sources import SourceConfig, is_name
+from tasks.dataset.sources import is_name
 from tasks.dataset.speakers import SetSpeakers
 from tasks.dataset.tables import TableWriter
 from tasks.dataset.tables import read_table as read_table
@@ -62,7 +57,8 @@ from tasks.dataset.tables import write_table as write_table
 from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import LOCK_WAIT_S, Inputs, Run, Stage, StageError
+from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.sources import open_numbered, select
 
 _WINDOW = 256
 
@@ -97,66 +93,6 @@ class Checked:
     sample_rate: int
     words: Words | None = None
     """Acoustic fingerprint, if near-duplicates are searched for."""
-
-
-def synthetic_table(source: SourceConfig) -> Path:
-    """Path of a synthetic source's table, whether it exists or not."""
-    config = source.synthesis or SynthesisConfig()
-    return home() / "corpora" / f"synthetic-{digest_json(config.model_dump(mode='json'))[:16]}" / "metadata.csv"
-
-
-def open_source(source: SourceConfig) -> CorpusReader:
-    """Open the reader of a configured source; synthesizes speech into the data folder first, if necessary."""
-    if source.kind == "synthetic":
-        config, table = source.synthesis or SynthesisConfig(), synthetic_table(source)
-        folder = table.parent
-        with file_lock(folder.with_suffix(".lock"), LOCK_WAIT_S):  # several runs synthesize the same speech once
-            try:
-                synthesize_corpus(
-                    config, folder, lambda done, total: progress.report("prepare", done, total, "synthesizing")
-                )
-            except SynthesizerMissingError as error:
-                raise StageError(f"data.sources: kind synthetic: {error}") from error
-        name = source.corpus or "synthetic"
-        return open_corpus("table", str(table), corpus=name, domain=source.domain, language=source.language)
-    if unset := re.search(r"\$\{?(\w+)", source.path):
-        raise ConfigError(
-            f"data.sources: the path {source.path!r} needs the environment variable {unset[1]}: export "
-            f"{unset[1]}=FOLDER, or write the path itself"
-        )
-    options: dict[str, Any] = {**source.options, **({"where": source.where} if source.where else {})}
-    return open_corpus(
-        source.kind,
-        source.path,
-        corpus=source.corpus,
-        domain=source.domain,
-        language=source.language,
-        **options,
-    )
-
-
-def open_numbered(number: int, source: SourceConfig) -> CorpusReader:
-    """Open the reader of a configuration's source.
-
-    Raises:
-        ConfigError: If it cannot be opened; the message names the source by its number.
-    """
-    try:
-        return open_source(source)
-    except (ConfigError, CorpusError) as error:
-        raise ConfigError(f"data.sources.{number}: {str(error).removeprefix('data.sources: ')}") from error
-
-
-def select(source: SourceConfig, reader: Iterable[Utterance]) -> Iterator[Utterance]:
-    """The utterances selected by a source's fields, with the set that the source assigns, if any."""
-
-    def wanted(utterance: Utterance) -> bool:
-        only, without = source.speakers, source.exclude_speakers
-        return (not only or utterance.speaker in only) and utterance.speaker not in without
-
-    chosen = (u for u in reader if wanted(u))
-    for utterance in islice(chosen, source.limit) if source.limit else chosen:
-        yield replace(utterance, split=source.set) if source.set or not source.own_split else utterance
 
 
 def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) -> Checked | Refused:

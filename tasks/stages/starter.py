@@ -18,8 +18,9 @@ from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
-from tasks.stages.prepare import Checked, check_all, open_source, worker_count
+from tasks.stages.prepare import Checked, check_all, worker_count
 from tasks.stages.quarantined import EXAMPLES
+from tasks.stages.sources import open_source
 
 _SAMPLE = 200
 """Utterances whose audio is decoded to estimate durations, sample rates and the share of unusable ones."""

@@ -7,7 +7,7 @@ import pytest
 from flows.cli import doctor
 from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import StageError
-from tasks.stages.prepare import open_source
+from tasks.stages.sources import open_source
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from storage.locks import LockTimeoutError, file_lock
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import Run, StageError
-from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, QuarantineError, open_source, read_table, select
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, QuarantineError, read_table
+from tasks.stages.sources import open_source, select
 
 GOOD = {
     "wav-16k": {"name": "a.wav"},
@@ -235,7 +236,7 @@ def test_synthetic_speech_is_made_once_by_concurrent_runs(home):
     assert list((home / "corpora").glob("synthetic-*.lock"))
     lock = next((home / "corpora").glob("synthetic-*.lock"))
     with file_lock(lock, 0), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.stages.prepare.LOCK_WAIT_S", 0.0)
+        patch.setattr("tasks.stages.sources.LOCK_WAIT_S", 0.0)
         with pytest.raises(LockTimeoutError):
             open_source(source)
 

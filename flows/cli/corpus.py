@@ -15,6 +15,7 @@ from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, friendly, out, print_json, print_line
 from flows.cli.configs import complete_path
 from flows.cli.found_corpus import HELP, corpus_data
+from flows.cli.tables import print_table
 
 app = CommandGroup("Inspect corpora, and fetch public ones.")
 
@@ -43,23 +44,14 @@ def list_layouts(json_output: JsonOption = False) -> None:
             }
         )
         return
-    table = Table("kind", "layout", "options", header_style="bold", title="Layouts", title_justify="left")
-    for kind, layout in found.items():
-        table.add_row(kind, layout, ", ".join(options.get(kind, ())))
-    out.print(table)
-    table = Table(
-        "corpus",
-        "licence",
-        Column("link", overflow="fold"),
-        "parts (MB)",
-        header_style="bold",
-        title="Downloads",
-        title_justify="left",
-    )
-    for name, download in CATALOG.items():
-        parts = ", ".join(f"{part} {size:,}" for part, size in _sizes(download).items())
-        table.add_row(name, download.licence, download.link, parts)
-    out.print(table)
+    columns = {"kind": [*found], "layout": [*found.values()]}
+    columns["options"] = [", ".join(options.get(kind, ())) for kind in found]
+    print_table(columns, ("options",), "Layouts")
+    columns = {"corpus": [*CATALOG], "licence": [one.licence for one in CATALOG.values()]}
+    columns["link"] = [one.link for one in CATALOG.values()]
+    parts = [_sizes(one) for one in CATALOG.values()]
+    columns["parts (MB)"] = [", ".join(f"{part} {size:,}" for part, size in own.items()) for own in parts]
+    print_table(columns, ("link", "licence"), "Downloads")
 
 
 def _sizes(download: Any) -> dict[str, int]:

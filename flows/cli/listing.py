@@ -1,15 +1,13 @@
 """`starling models` and `starling runs`: what is registered, and what has been run, with error rates."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from flows.cli.common import JsonOption, friendly, local_time, out, print_json, say
+from flows.cli.common import JsonOption, friendly, local_time, print_json, say
+from flows.cli.tables import print_table
 from tasks.figures import percent
 
 if TYPE_CHECKING:
@@ -71,36 +69,7 @@ def runs(
 
 
 def _print_table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> None:
-    """Print a table whose first column, names to be copied, is always on one line: other columns make room for it."""
-    cells = {head: [cell(row) for row in rows] for head, cell in columns.items()}
-    name = next(iter(cells))
-    left_out = []
-    for head in _LESS_IMPORTANT:
-        if _least_width(cells) <= out.width:
-            break
-        if cells.pop(head, None) is not None:
-            left_out.append(head)
-    longest = max(map(len, cells[name]))
-    others = [Column(head, min_width=_longest_word((head, *cells[head]))) for head in list(cells)[1:]]
-    table = Table(Column(name, no_wrap=True, min_width=longest), *others, header_style="bold")
-    for row in zip(*cells.values(), strict=True):
-        table.add_row(*map(escape, row))
-    least = _least_width(cells)
-    # a console cuts what is wider than itself; a terminal that is narrower than the rest folds the lines
-    (out if least <= out.width else Console(file=out.file, width=least)).print(table)
-    if left_out:
-        say(f"not shown in {out.width} columns: {', '.join(left_out)} (--json has everything)")
-
-
-def _least_width(cells: Mapping[str, Sequence[str]]) -> int:
-    """Width of a table with borders whose first column is not folded, and whose others are folded between words."""
-    name, *others = cells
-    words = [_longest_word((head, *cells[head])) for head in others]
-    return max(len(name), *map(len, cells[name])) + sum(words) + 3 * len(cells) + 1
-
-
-def _longest_word(texts: Iterable[str]) -> int:
-    return max(map(len, " ".join(texts).split()))
+    print_table({head: [cell(row) for row in rows] for head, cell in columns.items()}, _LESS_IMPORTANT)
 
 
 def _rates(wer: dict[str, float]) -> str:

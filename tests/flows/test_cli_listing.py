@@ -39,6 +39,34 @@ def test_empty_lists_name_the_next_step(home):
     assert "has no run of x yet: `starling run` makes one" in invoke("runs", "x").stderr
 
 
+def terminal(monkeypatch, width):
+    """Take standard output for a terminal of some columns."""
+    monkeypatch.setattr("flows.cli.common.out._force_terminal", True)
+    monkeypatch.setattr("flows.cli.common.out.width", width, raising=False)
+
+
+def test_a_pipe_gets_every_row_on_one_line_with_all_columns(finished, monkeypatch):
+    monkeypatch.setattr("flows.cli.common.out.width", 80, raising=False)
+    outcome = "became champion: " + 10 * "there was none before "
+    row = TrackedRun(NAME, "tiny", "finished", datetime.now(UTC), 139.0, {"test": 0.5}, outcome.strip())
+    monkeypatch.setattr("tasks.tracking.listing.list_runs", lambda *_: [row])
+    result = invoke("runs")
+    [line] = [line for line in result.stdout.splitlines() if NAME in line]
+    assert outcome.strip() in line
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("width", [80, 100, 250])
+def test_layouts_and_downloads_have_no_broken_words(monkeypatch, width):
+    terminal(monkeypatch, width)
+    result = invoke("corpus", "list")
+    assert "…" not in result.stdout.replace("split, …", "").replace("mp3, …", "")
+    assert "mls_LANGUAGE/{train,dev,test}/transcripts.txt" in result.stdout
+    assert "SPEAKER-CHAPTER.trans.txt" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= width
+    assert ("not shown in 80 columns: options" in result.stderr) == (width == 80)
+
+
 NAME = "a-rather-long-name-20261125-023017-91968"
 
 
@@ -51,7 +79,7 @@ NAME = "a-rather-long-name-20261125-023017-91968"
     ],
 )
 def test_name_of_a_run_is_on_one_line_and_other_columns_make_room(finished, monkeypatch, width, heads):
-    monkeypatch.setattr("flows.cli.common.out.width", width, raising=False)
+    terminal(monkeypatch, width)
     row = TrackedRun(
         NAME, "tiny", "finished", datetime.now(UTC), 139.0, {"test": 0.5}, "became champion: there was none before"
     )
@@ -66,12 +94,12 @@ def test_name_of_a_run_is_on_one_line_and_other_columns_make_room(finished, monk
 
 
 def test_name_of_a_model_is_on_one_line(finished, monkeypatch):
-    monkeypatch.setattr("flows.cli.common.out.width", 80, raising=False)
+    terminal(monkeypatch, 80)
     row = RegisteredVersion(NAME, "1", ("champion", "challenger"), {"test": 0.5}, datetime.now(UTC), "a [b] reason")
     monkeypatch.setattr("tasks.tracking.listing.list_versions", lambda *_: [row])
     result = invoke("models")
     assert NAME in result.stdout
     assert "@champion" in result.stdout
     assert "not shown in 80 columns: decision" in result.stderr
-    monkeypatch.setattr("flows.cli.common.out.width", 160, raising=False)
+    terminal(monkeypatch, 160)
     assert "a [b] reason" in invoke("models").stdout

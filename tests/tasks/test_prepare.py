@@ -97,7 +97,7 @@ def test_manifest_describes_any_format_rate_and_channel_count(home, tmp_path):
 def test_too_many_bad_utterances_stop_the_run_with_reasons(home, tmp_path):
     path, _ = bad_corpus(tmp_path / "corpus")
     with pytest.raises(
-        QuarantineError, match=r"13 of 20 .*max_quarantined \(5%\).*quarantine\.parquet.*raise the limit"
+        QuarantineError, match=r"13 of 20 .*max_quarantined \(5 %\).*quarantine\.parquet.*raise the limit"
     ):
         prepared(home, path, max_quarantined=0.05)
     assert not list(home.rglob("done.json"))
@@ -121,7 +121,7 @@ def test_non_speech_is_counted_and_does_not_stop_the_run(home, tmp_path):
     assert [row["text"] for row in used] == ["yes", "no uh huh"]
     assert {row["reason"] for row in refused} == {"no-words"}
     table.write_text("".join([*lines, "sw2001A-ms98-a-0009 5 4 wrong\n"]))
-    with pytest.raises(QuarantineError, match=r"4 of 6 .*3 no-words, 1 bad-line.*max_quarantined \(5%\)"):
+    with pytest.raises(QuarantineError, match=r"4 of 6 .*3 no-words, 1 bad-line.*max_quarantined \(5 %\)"):
         prepared(home, tmp_path, **limit)
 
 

@@ -174,4 +174,4 @@ def _attach(run: Run, page: str) -> None:
         progress.announce("report", f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 7, _inputs, _work)
+REPORT = Stage("report", 8, _inputs, _work)

@@ -19,9 +19,11 @@ from training.coordinator.journal import read_journal
 Entry = dict[str, Any]
 _TRAIN, _VALID, _THIRD = "#1f6f8b", "#d1495b", "#edae49"
 _FAINT = 0.25
-_WIDTH, _ROW = 10.0, 3.4
+_FONT = 12.0
+"""Points, at 110 pixels an inch: as large as the report's text where it shows the figure at its full width."""
+_WIDTH, _ROW = 10.0, 3.7
 """Inches: width of the figure, height of a row of panels."""
-_LEFT, _RIGHT, _TOP, _BOTTOM, _BETWEEN, _BELOW = 0.95, 0.2, 0.35, 0.75, 1.45, 1.1
+_LEFT, _RIGHT, _TOP, _BOTTOM, _BETWEEN, _BELOW = 1.1, 0.2, 0.4, 0.95, 1.65, 1.4
 """Inches around the panels for ticks, titles and legends, and between columns and rows. They are fixed: a layout
 engine would measure all text, which takes longer than drawing it."""
 
@@ -77,8 +79,8 @@ def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[En
 
 def _legend(axes: Axes, **more: Any) -> None:
     """Put the legend below the curves."""
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
-    axes.legend(fontsize=8, frameon=False, **place, **more)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.47, -0.2), "ncols": 2, "columnspacing": 1.0}
+    axes.legend(fontsize=_FONT - 2, frameon=False, **place, **more)
 
 
 def _exchange(axes: Axes, steps: list[Entry]) -> None:
@@ -141,6 +143,7 @@ def _places(rows: int) -> dict[str, float]:
     return columns | {"top": 1 - _TOP / height, "bottom": _BOTTOM / height, "hspace": _BELOW / height_of_one}
 
 
+@matplotlib.rc_context({"font.size": _FONT})
 def learning_curves(journal: list[Entry], path: Path) -> Path:
     """Plot loss, WER, learning rate and throughput over epochs; staleness, distance and nodes if weights are averaged.
 

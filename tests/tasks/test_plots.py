@@ -78,3 +78,25 @@ def test_curves_after_a_resume_keep_valid_steps(tmp_path):
 def test_models_without_wer_have_learning_curves(tmp_path):
     journal = [step(1), VALID | {"valid_wer": None, "valid_frame_accuracy": 0.5}]
     assert learning_curves(journal, tmp_path / "curves.png").stat().st_size > 1000
+
+
+def test_labels_are_large_and_inside_the_figure(tmp_path, monkeypatch):
+    """In the report the figure has 1,000 pixels: a point is 1.4 of them, and text beside it has 15."""
+    from matplotlib.figure import Figure
+
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: saved.append((figure, dpi)))
+    steps = [step(n, learner=f"{rank}.0", distance=0.01, staleness=1.0) for n in range(1, 9) for rank in (0, 1)]
+    learning_curves([*steps, VALID | {"replicas": {"0": 1.0, "1": 1.1}}], tmp_path / "curves.png")
+    [(figure, dpi)] = saved
+    figure.set_dpi(dpi)
+    figure.draw_without_rendering()
+    width, height = figure.get_size_inches() * dpi
+    labels = [label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels())]
+    assert min(label.get_fontsize() for label in labels) * dpi / 72 * 1000 / width >= 15
+    for axes in figure.axes:
+        for one in (axes.xaxis.label, axes.yaxis.label, axes.title, axes.get_legend()):
+            if one is not None:
+                box = one.get_window_extent()
+                assert 0 <= box.x0 <= box.x1 <= width
+                assert 0 <= box.y0 <= box.y1 <= height

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
+from support import ROOT
 
 from tasks.dataset.tables import read_table
 from tasks.figures import percent
@@ -124,6 +125,13 @@ def test_reports_of_older_records_have_no_speed_and_no_changes():
     assert speed_text({"sets": ["test"]}, "test") == "–"
     assert speed_text({"speed": {"test": {"seconds": 1.0, "audio": 0.0}}}, "test") == "–"
     assert report_details.changes_of({"promoted": True}) == []
+
+
+def test_labels_of_charts_are_as_large_as_text():
+    found = (ROOT / "tasks" / "stages" / "templates" / "style.html").read_text()
+    sizes = [int(size) for size in re.findall(r"(?:svg text|figcaption){font-size:(\d+)px", found)]
+    assert len(sizes) == 2
+    assert min(sizes) >= 14
 
 
 def test_outliers_do_not_compress_a_histogram():

@@ -42,7 +42,7 @@ def deploy_all(
         notify_url: Webhook for failures, crashes and champions; empty keeps the current one.
 
     Returns:
-        Name, schedule and id of each deployment.
+        Name, schedule (cron), time zone and id of each deployment.
     """
     from flows.deploy.automations import apply
     from flows.deploy.deployments import Options
@@ -58,9 +58,10 @@ def deploy_all(
 
 def deployments_table(deployed: list[dict[str, Any]]) -> None:
     """Print the deployments and their schedules."""
-    table = Table("deployment", "schedule", header_style="bold")
+    table = Table("deployment", "schedule (cron)", "time zone", header_style="bold")
     for entry in deployed:
-        table.add_row(str(entry["deployment"]), str(entry["schedule"] or "on demand"))
+        cron = entry["schedule"]
+        table.add_row(str(entry["deployment"]), str(cron or "on demand"), str(entry["timezone"]) if cron else "")
     out.print(table)
 
 

@@ -164,7 +164,7 @@ def deploy(config: PipelineConfig, options: Options = Options()) -> list[dict[st
         options: Pool, time zone and watched folders.
 
     Returns:
-        Name, schedule and id of each deployment.
+        Name, schedule (cron), time zone and id of each deployment.
     """
     from prefect.client.orchestration import get_client
 
@@ -178,7 +178,14 @@ def deploy(config: PipelineConfig, options: Options = Options()) -> list[dict[st
             item = items[entry["entrypoint"]]
             identity = _register(api, item, entry, _pull_steps(options.pool, root) or [])
             cron = item.cron or None
-            done.append({"deployment": f"{item.flow}/{config.name}", "schedule": cron, "id": str(identity)})
+            done.append(
+                {
+                    "deployment": f"{item.flow}/{config.name}",
+                    "schedule": cron,
+                    "timezone": options.timezone,
+                    "id": str(identity),
+                }
+            )
     return done
 
 

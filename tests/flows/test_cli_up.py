@@ -132,7 +132,7 @@ def test_taken_port_is_named_with_its_option(home, restored_signals, name):
 def test_up_prints_the_servers_addresses(capsys):
     note = {"prefect": "http://p", "mlflow": "http://m", "postgres": "h:1", "s3": "http://s", "secrets": "/secrets"}
     deployed = [
-        {"deployment": "pipeline/x", "schedule": "15 2 * * *", "id": 1},
+        {"deployment": "pipeline/x", "schedule": "15 2 * * *", "timezone": "Asia/Tokyo", "id": 1},
         {"deployment": "train/x", "schedule": ""},
     ]
     serve._announce(note | {"environment": {}}, deployed, True)
@@ -158,6 +158,11 @@ def test_up_says_that_nothing_is_scheduled(capsys):
     said = capsys.readouterr().out
     assert "train/x" in said
     assert "nothing is scheduled" not in said
+    nightly = {"deployment": "pipeline/x", "schedule": "15 2 * * *", "timezone": "Asia/Tokyo"}
+    serve._announce({"prefect": "http://p"}, [nightly], False)
+    assert [cell.strip() for cell in capsys.readouterr().out.splitlines()[4].strip("│").split("│")] == [
+        *nightly.values()
+    ]
 
 
 def test_secrets_are_created_in_the_given_folder(home, tmp_path):

@@ -96,7 +96,12 @@ def config():
 def test_every_deployment_is_registered_in_its_pool_with_its_schedule(server, config):
     done = deploy(config, Options(WorkPool("here"), "Asia/Tokyo"))
     assert [entry["deployment"] for entry in done][:3] == ["pipeline/tiny", "evaluate/tiny", "watch/tiny"]
-    assert done[0] == {"deployment": "pipeline/tiny", "schedule": "15 2 * * *", "id": "id of pipeline/tiny"}
+    assert done[0] == {
+        "deployment": "pipeline/tiny",
+        "schedule": "15 2 * * *",
+        "timezone": "UTC",
+        "id": "id of pipeline/tiny",
+    }
     assert done[-1]["deployment"] == "node/tiny"
     assert {pool: found.type for pool, found in server.pools.items()} == {"here": "process", "gpus": "process"}
     assert server.queues == [("gpus", "nodes")]

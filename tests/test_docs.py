@@ -277,3 +277,11 @@ def registry_environment(text, folder):
 def test_links_and_pictures_exist(page):
     targets = LINK.findall(page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_readme_names_the_registry_before_it_loads_a_model():
+    """Without an address, MLflow makes an empty mlflow.db in the current folder, and finds no model."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [block] = [text for kind, text in FENCE.findall(text) if kind == "python" and "load_model" in text]
+    address = 'mlflow.set_tracking_uri(f"sqlite:///{Path.home()}/.starling/mlflow/mlflow.db")'
+    assert block.index(address) < block.index("load_model(")

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-gpu lint docs tables format bench up clean constraints
@@ -12,9 +13,12 @@ help:  ## show this list
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 14), "Starling needs Python 3.11 to 3.13, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …"'
+	@echo "1 of 3: an environment in $(VENV) (a few seconds)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (6.4 GB, about five minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "2 of 3: torch with its CUDA libraries (most of 6.4 GB, about three minutes)"
+	@$(PIP_INSTALL) torch torchaudio
+	@echo "3 of 3: Starling and all other packages (about two minutes)"
+	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 	@echo "installed; for the command starling: . $(BIN)/activate"
 

@@ -243,6 +243,9 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
             found.append((path, Path("stdin" if path == STDIN else path.stem or path.name)))
         any_audio |= bool(inside) or not path.is_dir()
     if not any_audio:
-        kinds = ", ".join(sorted(AUDIO))
-        raise ValueError(f"no audio file in {', '.join(map(str, files))}: give files, or folders of {kinds}")
+        holds = "holds" if len(files) == 1 else "hold"
+        raise ValueError(
+            f"{', '.join(map(str, files))} {holds} no audio file: give files, or folders with files that end in "
+            f"{', '.join(sorted(AUDIO))}"
+        )
     return found

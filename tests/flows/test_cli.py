@@ -225,7 +225,10 @@ def test_score_counts_missing_utterances_if_allowed(tmp_path):
         (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),
         (["run", "{}/good.yaml", "--set", "train.epochs=["], "is not a YAML value"),
         (["run", "{}/good.yaml", "--set", "nonsense"], "write field=value"),
-        (["transcribe", "{}", "--model", "{}"], "no audio file in"),
+        (
+            ["transcribe", "{}", "--model", "{}"],
+            "holds no audio file: give files, or folders with files that end in .aif, ",
+        ),
         (["transcribe", "{}/ref.trn", "--model", "{}"], "is not a model bundle"),
         (["transcribe", "{}/ref.trn", "--vad", "ear"], "--vad ear: there is no such detector; use silero or energy or"),
         (["deploy"], "no Prefect server is running: start `starling up`"),

@@ -99,7 +99,7 @@ def test_every_deployment_is_registered_in_its_pool_with_its_schedule(server, co
     assert done[0] == {
         "deployment": "pipeline/tiny",
         "schedule": "15 2 * * *",
-        "timezone": "UTC",
+        "timezone": "Asia/Tokyo",
         "id": "id of pipeline/tiny",
     }
     assert done[-1]["deployment"] == "node/tiny"

@@ -29,7 +29,7 @@ from speech.scoring.formats import (
 )
 from speech.scoring.glm import NO_RULES, GlobalMap, TextFilter
 from speech.scoring.network import ScoringRules, parse_network, without_tags
-from speech.scoring.speakers import Speakers, find_speakers
+from speech.scoring.speakers import NamedSpeakers, find_speakers
 
 Missing = Literal["refuse", "delete"]
 """Utterances without a hypothesis: an error, or all of their words deleted."""
@@ -142,7 +142,7 @@ def _mapped(
 
 
 def _pair_utterances(
-    reference: list[TranscriptEntry], hypothesis: list[TranscriptEntry], rules: ScoringRules, speakers: Speakers
+    reference: list[TranscriptEntry], hypothesis: list[TranscriptEntry], rules: ScoringRules, speakers: NamedSpeakers
 ) -> Pairs:
     """Pairs by id, in the order of the reference; the speaker and the domain are the reference's.
 

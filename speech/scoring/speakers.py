@@ -14,7 +14,7 @@ _TABLE = "utt2spk"
 
 
 @dataclass(frozen=True)
-class Speakers:
+class NamedSpeakers:
     """The speakers of a reference's utterances."""
 
     source: str = ""
@@ -31,7 +31,7 @@ class Speakers:
         return entry.speaker or self.table.get(entry.id, "") or (_before_hyphen(entry.id) if self.in_ids else "")
 
 
-def find_speakers(path: Path, entries: Iterable[TranscriptEntry]) -> Speakers:
+def find_speakers(path: Path, entries: Iterable[TranscriptEntry]) -> NamedSpeakers:
     """Find out who speaks in a reference.
 
     Ids tell the speaker, as in NIST's trn, if each has the form `speaker-utterance` and most speakers occur again:
@@ -46,15 +46,15 @@ def find_speakers(path: Path, entries: Iterable[TranscriptEntry]) -> Speakers:
     """
     unnamed = [entry.id for entry in entries if not entry.speaker]
     if not unnamed:
-        return Speakers(f"named in {path.name}")
+        return NamedSpeakers(f"named in {path.name}")
     table = _read_table(path.with_name(_TABLE))
     if table.keys() >= set(unnamed):
-        return Speakers(f"from {_TABLE} beside {path.name}", table)
+        return NamedSpeakers(f"from {_TABLE} beside {path.name}", table)
     counts = Counter(map(_before_hyphen, unnamed))
     again = sum(count for count in counts.values() if count > 1)
     if "" not in counts and 2 * again >= len(unnamed):
-        return Speakers("the part of the ids before the first hyphen", in_ids=True)
-    return Speakers()
+        return NamedSpeakers("the part of the ids before the first hyphen", in_ids=True)
+    return NamedSpeakers()
 
 
 def _before_hyphen(id_: str) -> str:

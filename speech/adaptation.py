@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,19 +22,13 @@ from speech.features import CmvnStats, FeatureConfig, FmllrConfig, build_feature
 from speech.features.cmvn import normalize_frames
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
-from speech.hmm.decode import DecodeOptions, adapt_to_speaker
-from speech.hmm.fmllr import FmllrStatistics
+from speech.hmm.decode import MINIMUM_FRAMES, DecodeOptions, adapt_to_speaker
 from speech.hmm.ivector import IvectorExtractor
 from speech.hmm.model import HmmModel, ModelError, model_digest
 
 if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
     from speech.hmm.decode import GraphSearch
-
-MINIMUM_FRAMES = 500
-"""With fewer frames of speech a speaker is not adapted."""
-PRIOR_FRAMES = 500.0
-"""Weight of what is known of any speaker: a transform that one minute of speech does not support is not made of it."""
 
 
 class SpeakerAdapter:
@@ -100,11 +93,7 @@ class SpeakerAdapter:
         if (sum(int(one.sum()) for one in speech) if speech else sum(map(len, static))) < MINIMUM_FRAMES:
             return None
         passes = self.cfg.search.passes
-        return adapt_to_speaker(self.model, self._search, static, passes, MINIMUM_FRAMES, speech, self._prior)[0]
-
-    @cached_property
-    def _prior(self) -> FmllrStatistics:
-        return FmllrStatistics.expected(self.model.gmm, PRIOR_FRAMES)
+        return adapt_to_speaker(self.model, self._search, static, passes, speech=speech)[0]
 
 
 def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -117,11 +106,9 @@ def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> tuple[list[Tensor],
     found, speech, stats = [], [], CmvnStats(extract.dim)
     for wave in waves:
         feats, frames = extract(wave[None], torch.tensor([len(wave)]))
-        counted = extract.speech_frames(feats, frames)
         found.append(feats[0, : int(frames[0])])
-        loud = torch.ones(len(found[-1]), dtype=torch.bool) if counted is None else counted[0, : len(found[-1])]
-        stats.add(found[-1][loud])
-        speech.append(loud)
+        speech.append(extract.speech_mask(found[-1]))
+        stats.add(found[-1][speech[-1]])
     if not stats.count or extract.config.cmvn != "speaker":
         return found, speech
     mean, std, floor = stats.mean, stats.std, extract.config.cmvn_floor

@@ -85,6 +85,15 @@ class FilterBank(nn.Module):
         """
         return self.loud_frames(feats, lengths, self.config.cmvn_gate_db) if self.config.cmvn_gate_db else None
 
+    def speech_mask(self, feats: Tensor) -> Tensor:
+        """Frames of one utterance used for CMVN statistics: bool `[T]`, all of them without `cmvn_gate_db`.
+
+        Args:
+            feats: `[T, dim]`, computed or stored features, not normalized.
+        """
+        found = self.speech_frames(feats[None], torch.tensor([len(feats)]))
+        return torch.ones(len(feats), dtype=torch.bool) if found is None else found[0]
+
     def loud_frames(self, feats: Tensor, lengths: Tensor, range_db: float) -> Tensor:
         """Mask of the frames within `range_db` of an utterance's loudest ones: bool `[B, T]`."""
         return loud_frames(self.config.levels(self, feats), lengths, range_db)

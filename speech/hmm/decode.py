@@ -24,6 +24,11 @@ from speech.hmm.lattice_paths import best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
 
+MINIMUM_FRAMES = 500
+"""With fewer frames of speech a speaker is not adapted."""
+PRIOR_FRAMES = 500.0
+"""Weight of the average speaker when a transform is estimated, in frames: one minute of speech outweighs it."""
+
 
 @dataclass(frozen=True)
 class DecodeOptions:
@@ -189,11 +194,13 @@ def speaker_transform(
     transform: Tensor | None = None,
     silence_weight: float = 0.01,
     passes: int = 3,
-    minimum: float = 500.0,
+    minimum: float = MINIMUM_FRAMES,
     speech: Sequence[Tensor] | None = None,
-    prior: FmllrStatistics | None = None,
 ) -> Tensor:
     """A speaker's fMLLR transform, estimated from hypotheses.
+
+    `PRIOR_FRAMES` frames of the average speaker (`FmllrStatistics.expected`) keep it near the identity if there is
+    little speech.
 
     Args:
         model: The speaker-adapted model.
@@ -205,7 +212,6 @@ def speaker_transform(
         minimum: With fewer frames, the speaker is not adapted.
         speech: Which frames are loud enough for speech, bool `[T]` for each utterance; the others count as silence,
             whatever the hypothesis has there. By default, all may be speech.
-        prior: What is known of any speaker, in frames: `FmllrStatistics.expected` of the model. By default, nothing.
 
     Returns:
         float32 `[D, D + 1]`.
@@ -220,12 +226,13 @@ def speaker_transform(
     quiet = torch.isin(pdfs, torch.from_numpy(noise_pdfs(model).astype(np.int64)))
     quiet |= ~torch.cat([loud for _, _, loud in usable])
     weights = torch.where(quiet, silence_weight, 1.0)
+    prior = FmllrStatistics.expected(model.gmm, PRIOR_FRAMES)
     for _ in range(passes):
         adapted = frames if transform is None else adapt(frames, transform)
         stats = FmllrStatistics.zeros(dim).add(model.gmm, frames, pdfs, weights, adapted)
         if stats.count < minimum:
             return torch.eye(dim, dim + 1)
-        transform = estimate_fmllr(stats + prior if prior is not None else stats, minimum).float()
+        transform = estimate_fmllr(stats + prior, minimum).float()
     assert transform is not None
     return transform
 
@@ -242,9 +249,8 @@ def adapt_to_speaker(
     decoder: GraphSearch,
     features: Sequence[Tensor],
     passes: int = 2,
-    minimum: float = 500.0,
+    minimum: float = MINIMUM_FRAMES,
     speech: Sequence[Tensor] | None = None,
-    prior: FmllrStatistics | None = None,
 ) -> tuple[Tensor | None, list[list[Hypothesis]]]:
     """Estimate a speaker's fMLLR from hypotheses: decode, estimate, decode with the transform, estimate again.
 
@@ -254,8 +260,7 @@ def adapt_to_speaker(
         features: Static features of each utterance.
         passes: Number of times to decode and estimate.
         minimum: With fewer frames, the speaker is not adapted.
-        speech: See `speaker_transform`.
-        prior: See `speaker_transform`.
+        speech: As for `speaker_transform`.
 
     Returns:
         The transform `[D, D + 1]`, None without a pass, and the hypotheses of each pass, the first without adaptation.
@@ -264,14 +269,17 @@ def adapt_to_speaker(
     found: list[list[Hypothesis]] = []
     for _ in range(passes):
         found.append(decode_plain(model, decoder, features, transform))
-        transform = speaker_transform(
-            model, features, found[-1], transform, minimum=minimum, speech=speech, prior=prior
-        )
+        transform = speaker_transform(model, features, found[-1], transform, minimum=minimum, speech=speech)
     return transform, found
 
 
 def decode_speaker(
-    model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor], passes: int = 2, minimum: float = 500.0
+    model: HmmModel,
+    decoder: GraphSearch,
+    features: Sequence[Tensor],
+    passes: int = 2,
+    minimum: float = MINIMUM_FRAMES,
+    speech: Sequence[Tensor] | None = None,
 ) -> list[list[Hypothesis]]:
     """Decode a speaker's utterances, first without adaptation, then with fMLLR from the hypotheses before.
 
@@ -281,9 +289,10 @@ def decode_speaker(
         features: Static features of each utterance.
         passes: Number of times to estimate fMLLR and decode again.
         minimum: With fewer frames, the speaker is not adapted.
+        speech: As for `speaker_transform`.
 
     Returns:
         The hypotheses after each pass, the first without adaptation.
     """
-    transform, found = adapt_to_speaker(model, decoder, features, passes, minimum)
+    transform, found = adapt_to_speaker(model, decoder, features, passes, minimum, speech)
     return [*found, decode_plain(model, decoder, features, transform)]

@@ -10,9 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from speech.features import FeatureChoice, build_features
 from speech.hmm.confidence import phone_families
 from speech.hmm.config import GraphSearchConfig
-from speech.hmm.decode import DecodeOptions, GraphSearch, decode_speaker
+from speech.hmm.decode import PRIOR_FRAMES, DecodeOptions, GraphSearch, decode_speaker
 from speech.hmm.graph_files import read_graph
 from speech.hmm.model import HmmModel
 from storage.objects import ObjectStore
@@ -40,7 +43,7 @@ def search_of(run: Run) -> GraphSearchConfig:
 def gmm_inputs(run: Run) -> Inputs:
     """Configuration and inputs of the stage decode."""
     search = search_of(run)
-    config = {"gmm": search.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"})}
+    config = {"gmm": search.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"}), "prior": PRIOR_FRAMES}
     sets = run.result("shard").record["sets"]
     digests = {name: sets[name]["digest"] for name in scored_sets(run)}
     return config, digests | {"model": run.result("align").key, "graph": run.result("graph").key}
@@ -67,6 +70,8 @@ def _decoded(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> li
         "align": run.result("align").url,
         "features": features.store.url,
         "digest": features.index.digest,
+        "kind": config_of(run).features.model_dump(mode="json"),
+        "sample_rate": run.config.data.sample_rate,
         "search": search_of(run).model_dump(mode="json"),
     }
     pieces = speaker_pieces(features.index, name, common)
@@ -93,9 +98,12 @@ def decode_speaker_piece(piece: Piece) -> Answer:
         model, decoder = _loaded(
             piece["align"], *(json.dumps(piece[name], sort_keys=True) for name in ("graph", "search"))
         )
-        features = [one.features for one in opened(piece["features"], piece["digest"]).utterances(list(rows))]
+        source = opened(piece["features"], piece["digest"])
+        extract = build_features(TypeAdapter(FeatureChoice).validate_python(piece["kind"]), piece["sample_rate"])
+        features = [one.features for one in source.utterances(list(rows))]
+        speech = [extract.speech_mask(source.unnormalized(row)) for row in rows]
         passes = int(piece["search"]["passes"]) if model.unadapted is not None else 0
-        found = decode_speaker(model, decoder, features, passes)[-1]
+        found = decode_speaker(model, decoder, features, passes, speech=speech)[-1]
         results = ((" ".join(one.words), -one.cost if one.words else 0.0, one.confidence) for one in found)
         return dict(zip(rows, results, strict=True)), []
 

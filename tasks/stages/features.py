@@ -58,11 +58,6 @@ class Extractor:
         found: Tensor = feats[0, : int(frames[0])]
         return found
 
-    def _speech(self, feats: Tensor) -> Tensor:
-        """The frames that count for the statistics: those with speech, if the features detect it."""
-        found = self.extract.speech_frames(feats[None], torch.tensor([len(feats)]))
-        return feats if found is None else feats[found[0]]
-
     def samples(self, index: ShardIndex, reader: ShardReader, rows: list[int], stats: SpeakerStats) -> Iterator[Sample]:
         """Yields feature samples of some rows, and adds their statistics to `stats`."""
         for i in rows:
@@ -73,7 +68,7 @@ class Extractor:
             except AudioError as error:
                 raise reader.undecodable(i, error) from error
             feats = self.features(wave)
-            stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(self._speech(feats))
+            stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(feats[self.extract.speech_mask(feats)])
             yield feature_sample(row, feats)
 
 

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from flows.cli.simulate import training_job
-from speech.adaptation import MINIMUM_FRAMES, SpeakerAdapter, add_adaptation
+from speech.adaptation import SpeakerAdapter, add_adaptation
 from speech.audio import decode_audio
 from speech.bundle import BundleError, add_decoder, check_files, save_bundle
 from speech.features import CmvnStats, FeatureError
 from speech.hmm.alignments import AlignmentTable
-from speech.hmm.decode import decode_plain
+from speech.hmm.decode import MINIMUM_FRAMES, decode_plain
 from speech.hmm.model import HmmModel
 from speech.recognizer import Recognizer
 from speech.transcriber import Transcriber

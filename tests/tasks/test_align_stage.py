@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from speech.hmm.alignments import AlignmentTable
 from speech.hmm.config import AlignConfig
+from speech.hmm.decode import decode_speaker
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
 from speech.hmm.train import TrainingProgress
@@ -77,10 +78,19 @@ def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     graph = GRAPH.execute(run)
     assert graph.counts["unpronounced"] == 1
     assert graph.counts["words"] == len(graph.store.read("graph-words.txt").split())
+    heard: list[tuple[list[int], list[int]]] = []
+
+    def recorded(model, decoder, features, passes, *, speech):
+        heard.append(([len(one) for one in features], [len(mask) for mask in speech]))
+        return decode_speaker(model, decoder, features, passes, speech=speech)
+
     with monkeypatch.context() as patch:
         patch.setattr(decode_gmm, "publish_hypotheses", failing_on_call(KeyboardInterrupt))
+        patch.setattr(decode_gmm, "decode_speaker", recorded)
         with pytest.raises(KeyboardInterrupt):
             DECODE.execute(run)
+    assert heard
+    assert all(frames == masks for frames, masks in heard)  # adaptation knows which frames are loud, as for networks
     with monkeypatch.context() as patch:  # speakers that are done are not decoded again
         patch.setattr(decode_gmm, "decode_speaker", failing_on_call(AssertionError))
         result = DECODE.execute(run)

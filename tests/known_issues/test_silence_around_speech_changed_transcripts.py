@@ -41,7 +41,7 @@ def test_every_recipe_trains_on_pauses_and_normalizes_by_speech(path, monkeypatc
     else:
         features, pauses = config.features, config.train.augment.parts()["pauses"]
         assert 20 < features.trim_db <= 30
-    assert features.cmvn_gate_db == 20
+    assert features.cmvn_gate_db in (20, 30)
     assert 3 <= features.cmvn_floor <= 4
     assert pauses.probability >= 0.1
     assert pauses.edge_s[1] >= 0.4

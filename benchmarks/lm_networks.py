@@ -36,7 +36,7 @@ def made(args: argparse.Namespace, text: Path, section: dict[str, Any]) -> dict[
     """Make one language model; returns its figures."""
     training = [f"lm_train={json.dumps({'epochs': args.epochs})}"] if section["kind"] == "lstm" else []
     lm = json.dumps(section | {"text": [str(text)]})
-    config = load_config(args.config, [*args.set, f"lm={lm}", "rescoring=null", *training])
+    config = load_config(args.config, [*args.set, "decode={kind: greedy}", f"lm={lm}", "rescoring=null", *training])
     run = Run(config, new_run_id(config), "")
     for stage in (PREPARE, SHARD):
         stage.execute(run)
@@ -49,7 +49,9 @@ def made(args: argparse.Namespace, text: Path, section: dict[str, Any]) -> dict[
         "words": about["words"],
         "sentences": about["text"]["kept"],
         "size": sum(about["ngrams"]) if "ngrams" in about else about["parameters"],
-        "perplexity": about["perplexity"],
+        "perplexity": round(about["perplexity"]["valid"]["perplexity_with_unknown"], 1),
+        "without_unknown": round(about["perplexity"]["valid"]["perplexity_without_unknown"], 1),
+        "unknown_rate": round(about["perplexity"]["valid"]["unknown_rate"], 4),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import mlflow
 from mlflow.entities import Run
 
+from tasks.tracking.metrics import ELAPSED
 from tasks.tracking.registry import RegistryError
 from tasks.tracking.runs import DECISION_TAG
 
@@ -39,9 +40,10 @@ class TrackedRun:
     """Name of its configuration."""
     status: str
     """running, finished, failed or killed."""
-    started: datetime
-    seconds: float | None
-    """Duration; None while it runs."""
+    logged: datetime
+    """When MLflow first heard of it: when its training started, or later if MLflow could not be reached."""
+    training_seconds: float | None
+    """Time of training until its last logged step, over all sessions, without pauses; None without a step."""
     wer: dict[str, float]
     """Word error rate by test set; that of the validation set as `valid` if no test set was scored."""
     decision: str
@@ -115,8 +117,8 @@ def _run(run: Run, experiment: str) -> TrackedRun:
         name=info.run_name or info.run_id,
         experiment=experiment,
         status=info.status.lower(),
-        started=_time(info.start_time),
-        seconds=(info.end_time - info.start_time) / 1000 if info.end_time else None,
+        logged=_time(info.start_time),
+        training_seconds=figures.get(ELAPSED),
         wer=_rates(figures) or valid,
         decision=run.data.tags.get(DECISION_TAG, ""),
     )

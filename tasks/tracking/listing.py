@@ -1,6 +1,6 @@
 """What MLflow holds, for people: the registered models with their error rates, and the runs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import mlflow
 from mlflow.entities import Run
 
+from tasks.tracking.known_models import registered_models, unknown_model
 from tasks.tracking.metrics import ELAPSED
 from tasks.tracking.registry import RegistryError
 from tasks.tracking.runs import DECISION_TAG
@@ -60,9 +61,9 @@ def list_versions(api: mlflow.MlflowClient, name: str = "") -> list[RegisteredVe
     Raises:
         RegistryError: If the registry has no such model.
     """
-    models = list(_pages(lambda token: api.search_registered_models(page_token=token)))
+    models = list(registered_models(api))
     if name and name not in (known := [model.name for model in models]):
-        raise RegistryError(f"the registry has no model {name!r}; it has: {', '.join(known) or 'none'}")
+        raise RegistryError(unknown_model(name, known))
     found: list[RegisteredVersion] = []
     for model in models:
         if name in ("", model.name):
@@ -86,17 +87,6 @@ def list_runs(api: mlflow.MlflowClient, experiment: str = "", limit: int = 20) -
         return []
     runs = api.search_runs(list(names), max_results=limit, order_by=["attributes.start_time DESC"])
     return [_run(one, names[one.info.experiment_id]) for one in runs]
-
-
-def _pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
-    """Items of all pages of an answer."""
-    token = None
-    while True:
-        page = ask(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _version(version: Any, aliases: Mapping[str, str]) -> RegisteredVersion:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from configurable.wording import counted
 from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice, LogMelConfig
 from speech.hmm.config import AlignConfig
@@ -286,8 +287,7 @@ def parse_config(document: dict[str, Any], source: str = "the configuration") ->
         return PipelineConfig.model_validate(document)
     except ValidationError as error:
         lines = explained(error, PipelineConfig)
-        fields = "1 wrong field" if len(lines) == 1 else f"{len(lines)} wrong fields"
-        raise ConfigError(f"{source} has {fields}:\n  " + "\n  ".join(lines)) from error
+        raise ConfigError(f"{source} has {counted(len(lines), 'wrong field')}:\n  " + "\n  ".join(lines)) from error
 
 
 def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:

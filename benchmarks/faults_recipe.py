@@ -75,6 +75,7 @@ class Variant:
             },
             "decode": {"kind": "greedy"},
             "score": {"bootstrap": 200},
+            "register": {"accept_untrained": True},  # the battery tests recovery, not learning
         }
 
 

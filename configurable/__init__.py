@@ -1,1 +1,1 @@
-"""What configurations are made of: choices between kinds of a component, and torch imported at first use."""
+"""What configurations are made of: choices between kinds of a component, torch imported at first use, messages."""

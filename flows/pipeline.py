@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from prefect import flow, tags
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
@@ -24,7 +25,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.locking.slots import OUTAGE_S, run_log
 from tasks.orchestration.artifacts import publish_summary
 from tasks.orchestration.reachable import check_servers
-from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly, run_stage
+from tasks.orchestration.stage_tasks import close_run, lines_logged, open_run, run_plainly, run_stage
 from tasks.stages.base import Run, position, stages_of
 from tasks.stages.evaluation import EVALUATION, use_model
 
@@ -133,6 +134,8 @@ def evaluate_plainly(config: PipelineConfig, model: str) -> dict[str, Any]:
 def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
     """Run all stages, from a corpus to a registered recognizer.
 
+    The stages run in nested flow runs; their lines are in this run's log, too.
+
     Args:
         config: The pipeline's configuration.
         run_id: Name of the run; generated if empty.
@@ -148,7 +151,7 @@ def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
     run.flow_run_url = lasting_url(flow_run.ui_url)
     last = position(until)
     try:
-        with tags(TAG):
+        with tags(TAG), lines_logged(get_run_logger()):
             ingest(config, run_id, force_from, until if until in INGEST else INGEST[-1])
             if last >= position(TRAIN[0]):
                 train(config, run_id, force_from)

@@ -13,7 +13,7 @@ from tasks.figures import percent
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
 from tasks.stages.report import interval, local_report
-from tasks.stages.score import GROUPS
+from tasks.stages.score import GROUPS, LEARN_MORE, nothing_correct
 from tasks.tracking.registry import current_aliases
 
 
@@ -103,7 +103,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_training_table(training))
     if summary["sets"]:
         print_scores(summary["sets"], console)
-    if training:
+    if training and LEARN_MORE not in (summary["decision"] or ""):
         for warning in useless_warnings(summary["sets"]):
             console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     if summary.get("groups"):
@@ -111,7 +111,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if summary["model_uri"]:
         aliases = " ".join(f"@{alias}" for alias in summary["model_aliases"])
         console.print(f"model   [bold]{summary['model_uri']}[/bold]  {aliases}", highlight=False)
-        console.print(f"        {summary['decision']}", highlight=False)
+        console.print(f"        {escape(summary['decision'])}", highlight=False)
         console.print(f"        in the registry at {summary['registry']}", highlight=False, soft_wrap=True)
     if summary["report"]:
         console.print(f"report  {summary['report']}", highlight=False, soft_wrap=True)
@@ -125,10 +125,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
 def useless_warnings(sets: dict[str, Any]) -> list[str]:
     """A line for each set in which a model that was just trained recognized no word, with what helps."""
     return [
-        f"no word of {name!r} was recognized correctly: this model has learned nothing yet. Train longer "
-        "(train.epochs), in smaller batches (train.batch_seconds), and check that the transcripts match the recordings"
-        for name, s in sets.items()
-        if s["words"] and s["sub"] + s["del"] >= s["words"]
+        f"no word of {name!r} was recognized correctly: this model has learned nothing yet. {LEARN_MORE}"
+        for name, scores in sets.items()
+        if nothing_correct(scores)
     ]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from configurable.wording import counted
 from flows.cli.common import JsonOption, friendly, print_json, print_line, say
 from flows.cli.configs import complete_path
 from tasks.figures import percent
@@ -70,8 +71,8 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     lines = [f"found:   {one.description()}" for one in sources]
     who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
     lines.append(
-        f"         {found.utterances:,} utterances, about {found.hours:.2g} hours, {who}, "
-        f"{found.different_words:,} different words, {found.sample_rate:,} Hz"
+        f"         {counted(found.utterances, 'utterance')}, about {found.hours:.2g} hours, {who}, "
+        f"{counted(found.different_words, 'different word')}, {found.sample_rate:,} Hz"
     )
     named = {name or "without a set": count for name, count in sorted(found.sets.items())}
     if list(named) != ["without a set"]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from configurable.wording import counted
 from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, SetOption, friendly, interruptible, out, print_json, progress_bars, say
 from flows.cli.configs import ConfigArgument, complete_path
@@ -156,5 +157,4 @@ def _say_notes(built: Any) -> None:
 
 def _say_quarantined(built: Any) -> None:
     if built.bad_lines:
-        lines = "1 line" if len(built.bad_lines) == 1 else f"{len(built.bad_lines)} lines"
-        say(f"quarantined: {lines} of the file; `starling lexicon check` names them")
+        say(f"quarantined: {counted(len(built.bad_lines), 'line')} of the file; `starling lexicon check` names them")

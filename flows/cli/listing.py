@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tasks.tracking.listing import RegisteredVersion, TrackedRun
 
 Row = TypeVar("Row")
-_LESS_IMPORTANT = ("decision", "time", "registered", "started")
+_LESS_IMPORTANT = ("decision", "training", "registered", "logged")
 """Columns that are left out, in this order, if the terminal is too narrow."""
 
 
@@ -54,7 +54,10 @@ def runs(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of runs.")] = 20,
     json_output: JsonOption = False,
 ) -> None:
-    """List the last runs: status, start, duration, word error rates, and what became of the model."""
+    """List the last runs: status, when MLflow first heard of them, time of training, word error rates, decision.
+
+    The time of training does not include pauses of a training that was resumed, nor the other stages.
+    """
     from tasks.config.home import shown_mlflow_uri
     from tasks.tracking.listing import list_runs
 
@@ -93,8 +96,8 @@ _VERSION_COLUMNS: dict[str, Callable[["RegisteredVersion"], str]] = {
 _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
     "run": lambda one: one.name,
     "status": lambda one: one.status,
-    "started": lambda one: local_time(one.started),
-    "time": lambda one: _duration(one.seconds),
+    "logged": lambda one: local_time(one.logged),
+    "training": lambda one: _duration(one.training_seconds),
     "WER": lambda one: _rates(one.wer),
     "decision": lambda one: one.decision,
 }

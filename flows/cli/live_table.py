@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from configurable.wording import counted
 from tasks.tracking.training_lookup import WatchedTraining
 from tasks.tracking.training_view import DEFICIT, clock, training_line
 
@@ -48,19 +49,15 @@ def number(value: Any, form: str = ".2f", unit: str = "") -> str:
 
 def _headline(shown: dict[str, Any]) -> Text:
     nodes, coordinator = shown["nodes"], shown.get("coordinator", {})
-    count = _counted(len(shown["learners"]), "learner")
+    count = counted(len(shown["learners"]), "learner")
     if nodes is not None:
         wanted = coordinator.get("wanted") or 0
         lacking = f"{len(nodes)} of " if len(nodes) < wanted else ""
-        count += f" on {lacking}{_counted(max(len(nodes), wanted), 'node')}"
+        count += f" on {lacking}{counted(max(len(nodes), wanted), 'node')}"
     words = [f"{number(shown['steps_per_s'])} steps/s", count, f"elapsed {clock(shown['elapsed'])}"]
     if "pool" in coordinator and not shown["ended"]:
         words.append(f"{coordinator['pool']} utterances unleased")
     return Text.assemble((shown["training"], "bold"), "\n", training_line(shown), "\n", ", ".join(words))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _learners(shown: dict[str, Any]) -> Table:

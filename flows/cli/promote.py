@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.common import JsonOption, err, friendly, interruptible, local_time, out, print_json, print_line
+from flows.cli.common import JsonOption, friendly, interruptible, local_time, out, print_json, print_line
 from flows.cli.configs import complete_config, find_config
 
 NoPrefectOption = Annotated[
@@ -145,9 +145,6 @@ def _show_history(name: str, versions: list[dict[str, Any]], json_output: bool) 
     if json_output:
         print_json({"model": name, "versions": versions})
         return
-    if not versions:
-        err.print(f"the registry has no model {name}", highlight=False)
-        raise typer.Exit(1)
     from rich.table import Table
 
     table = Table(header_style="bold")

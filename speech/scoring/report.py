@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from configurable.wording import counted
 from speech.scoring.align import Step
 from speech.scoring.counts import ErrorCounts, ScoreReport, UtteranceScore
 from speech.scoring.tracing import align_texts
@@ -106,8 +107,7 @@ def _mark(step: Step) -> str:
 
 
 def _errors(counts: ErrorCounts) -> str:
-    plural = "" if counts.errors == 1 else "s"
-    return f"{counts.errors} error{plural}, {counts.ref_words} word{'' if counts.ref_words == 1 else 's'}"
+    return f"{counted(counts.errors, 'error')}, {counted(counts.ref_words, 'word')}"
 
 
 def _sorted(counts: Counter[tuple[str, ...]]) -> list[tuple[tuple[str, ...], int]]:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from configurable.choices import choice_of
+from configurable.wording import counted
 from tasks.config.given import Place
 from tasks.dataset.sources import nearest
 from training.strategies.registry import STRATEGY_CONFIGS
@@ -67,8 +68,7 @@ def explained(error: ValidationError, root: type[BaseModel], line_of: Callable[[
 
 def listed(source: str, lines: Sequence[str]) -> str:
     """Mistakes of a configuration as one message: its name, and a line for each."""
-    fields = "1 wrong field" if len(lines) == 1 else f"{len(lines)} wrong fields"
-    return f"{source} has {fields}:\n  " + "\n  ".join(lines)
+    return f"{source} has {counted(len(lines), 'wrong field')}:\n  " + "\n  ".join(lines)
 
 
 def plainly(error: ValidationError) -> list[str]:

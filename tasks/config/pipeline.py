@@ -127,6 +127,10 @@ class RegisterConfig(BaseModel):
     promote: Literal["auto", "manual"] = "auto"
     """`auto` compares the new version with the champion at once; `manual` leaves that to `starling promote`."""
 
+    accept_untrained: bool = False
+    """Whether a model that has learned nothing may become the first champion; to try out a pipeline. It has learned
+    nothing if no word of the test sets is correct, or if all their utterances are recognized as the same text."""
+
     _check_model = field_validator("model")(checked_name)
 
 

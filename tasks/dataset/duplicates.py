@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from configurable.wording import counted
 from speech.fingerprint import Words, bit_errors, certain_limit, sketch
 from storage.duplicates import Labels, WordIndex, equal_labels, join_labels, text_keys
 from tasks.dataset.policies import DuplicatesConfig, Policy
@@ -288,8 +289,7 @@ def doubles_text(counts: Mapping[str, int], config: DuplicatesConfig) -> list[st
 
 
 def _utterances(count: int, where: str) -> str:
-    noun = "utterance" if count == 1 else "utterances"
-    return f"{count:,} training {noun}" if where == "overlap" else f"{count:,} {noun}"
+    return counted(count, "training utterance" if where == "overlap" else "utterance")
 
 
 def _refusal(doubles: Doubles, line: Row) -> str:

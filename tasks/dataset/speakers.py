@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from configurable.wording import counted
 from tasks.config.data import DataConfig
 from tasks.dataset.sets import Mask, Sets, is_trained, source_numbers, values
 from tasks.dataset.splits import TRAIN, Ints, SplitError, encode
 
 _SHOWN = 8
-
-
-def speakers_text(count: int) -> str:
-    """A number of speakers, for a message."""
-    return f"{count:,} speakers" if count != 1 else "1 speaker"
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Shared:
     def text(self) -> str:
         """Number and names, for a message."""
         more = ", …" if self.speakers > len(self.names) else ""
-        return f"{speakers_text(self.speakers)} ({', '.join(self.names)}{more})"
+        return f"{counted(self.speakers, 'speaker')} ({', '.join(self.names)}{more})"
 
 
 class SetSpeakers:

@@ -6,6 +6,7 @@ contains neither data nor pickles.
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from prefect import task
@@ -58,16 +59,21 @@ def close_run(run_id: str) -> None:
     _runs.pop(run_id, None)
 
 
+def lines_logged(logger: Any, stage: str = "") -> AbstractContextManager[None]:
+    """Log the lines of a stage, or of all stages, while the block runs."""
+
+    def log(name: str, text: str) -> None:
+        if stage in ("", name):
+            logger.info("%s: %s", name, text)
+
+    return progress.following(log)
+
+
 def _call(stage: Stage) -> Any:
     def call(run_id: str) -> Any:
         run = _runs[run_id]
         bar, logger = ProgressArtifact(run, stage.name), get_run_logger()
-
-        def log(name: str, text: str) -> None:
-            if name == stage.name:
-                logger.info("%s: %s", name, text)
-
-        with progress.listening(bar), progress.following(log), secrets_kept():
+        with progress.listening(bar), lines_logged(logger, stage.name), secrets_kept():
             result = stage.execute(run)
         bar.finish()
         if stage is PREPARE:

@@ -233,4 +233,4 @@ def _extractor(adapt: str, digest: str) -> IvectorExtractor:
         return IvectorExtractor.load(ObjectStore(adapt).fetch(EXTRACTOR, Path(folder)))
 
 
-ADAPT = Stage("adapt", 1, _inputs, _work, found_whole)
+ADAPT = Stage("adapt", 1, _inputs, _work, found_whole, pieces=_WORK)

@@ -268,4 +268,4 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-ALIGN = Stage("align", 1, _inputs, _work, found_whole)
+ALIGN = Stage("align", 1, _inputs, _work, found_whole, pieces=_WORK)

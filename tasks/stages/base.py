@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configurable.wording import counted
 from speech.worker_processes import refuse_import_by_workers
 from storage.cache import set_cache_limit
 from storage.objects import ObjectStore
@@ -206,6 +207,9 @@ class Stage:
     inputs: Callable[[Run], Inputs]
     work: Callable[[Run, StageOutput], dict[str, Any]]
     still_valid: Callable[[Run, dict[str, Any]], bool] | None = None
+    pieces: str | None = None
+    """Folder of the output with what an interrupted attempt has finished and the next one keeps; "" is the whole
+    output. None if the work starts again, or tells itself where it resumes."""
 
     def output(self, run: Run) -> StageOutput:
         """The output of this stage for a run, whether it exists or not."""
@@ -272,6 +276,12 @@ class Stage:
         valid = record is not None and (self.still_valid is None or self.still_valid(run, record))
         return record if valid and not output.lacking() else None
 
+    def _kept(self, output: StageOutput) -> int:
+        """Number of objects that an interrupted attempt has left, and that are not made again."""
+        if self.pieces is None:
+            return 0
+        return sum(not name.startswith("uses/") for name in output.store.list(self.pieces))
+
     def _make(self, run: Run, output: StageOutput, lease: "LockLease | None") -> dict[str, Any] | None:
         if run.forced(self.name):
             output.clear()
@@ -282,6 +292,8 @@ class Stage:
                 "%s%s missing or truncated: %s runs again and keeps the intact objects", name, more, self.name
             )
             output.withdraw()
+        elif kept := self._kept(output):
+            progress.announce(self.name, f"resumes: keeps {counted(kept, 'object')} of an interrupted attempt")
         note_use(run, output)
         made = self.work(run, output)
         lost = lease is not None and lease.lost_to is not None

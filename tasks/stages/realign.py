@@ -215,4 +215,4 @@ def _opened(network: str, align: str, device: str) -> tuple[StateNetwork, Alignm
         )
 
 
-REALIGN = Stage("realign", 1, _inputs, _work, found_whole)
+REALIGN = Stage("realign", 1, _inputs, _work, found_whole, pieces=_WORK)

@@ -213,7 +213,7 @@ def _complete_bundle(run: Run, folder: Path) -> Path:
 def _inputs(run: Run) -> Inputs:
     config = {
         # the promotion policy does not affect the version
-        "register": run.config.register_as.model_dump(mode="json", exclude={"promote"}),
+        "register": run.config.register_as.model_dump(mode="json", exclude={"promote", "accept_untrained"}),
         "name": run.config.name,
         "model": run.config.model_name,
         "decode": with_digests(run.config.decode).model_dump(mode="json"),

@@ -18,7 +18,7 @@ from tasks.stages.base import Inputs, Run, Stage, counts_text
 from tasks.stages.report_charts import set_histograms
 from tasks.stages.report_details import WORST, changes_of, set_details
 from tasks.stages.score import GROUPS
-from tasks.tracking.model_card import compute_text
+from tasks.tracking.model_card import compute_text, learners_text
 from tasks.tracking.plots import curves_png, stored_journal
 from tasks.tracking.provenance import provenance
 from tasks.tracking.runs import REPORT_FILE, client
@@ -37,8 +37,7 @@ def strategy_text(run: Run) -> str:
     cfg = run.config.train
     if cfg.traits.one_node and cfg.traits.one_learner:
         return cfg.strategy.kind
-    nodes = "1 node" if cfg.nodes == 1 else f"{cfg.nodes} nodes"
-    return f"{cfg.strategy.kind}, {nodes} of {cfg.learners_per_node} learner{'s' if cfg.learners_per_node > 1 else ''}"
+    return f"{cfg.strategy.kind}, {learners_text(cfg.nodes, cfg.learners_per_node)}"
 
 
 def _environment() -> jinja2.Environment:

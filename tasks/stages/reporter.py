@@ -13,8 +13,10 @@ from training.coordinator.journal import JournalTail
 class Reporter:
     """Turns new journal lines into progress reports, and validations into a line for each epoch.
 
+    A resume has a line, too. The lines of earlier sessions are read, but not reported again.
+
     Args:
-        journal: The journal.
+        journal: The journal; it may have lines of earlier sessions.
         nodes: Configured number of nodes.
         stage: The stage that trains.
     """
@@ -23,6 +25,8 @@ class Reporter:
         self.tail, self.view = JournalTail(journal), TrainingView()
         self.forwarder: Forwarder | None = None
         self._nodes, self._stage = nodes, stage
+        for entry in self.tail.new_entries():
+            self.view.feed(entry)
 
     @property
     def present(self) -> set[int] | None:
@@ -42,8 +46,16 @@ class Reporter:
             elif entry["kind"] == "valid" and self.view.valid is entry:
                 validated = entry
                 self._report(self._epoch_line(entry))
-        if validated is not None:  # a resume reads many: the last one counts
+            elif entry["kind"] == "resume":
+                progress.announce(self._stage, self._resume_line(entry))
+        if validated is not None:
             progress.announce(self._stage, self._epoch_line(validated))
+
+    def _resume_line(self, entry: dict[str, Any]) -> str:
+        """Where the training resumes; the number of epochs is known from the journal of the session before."""
+        total = f" of {self.view.epochs:g}" if self.view.epochs else ""
+        done = f"after epoch {entry['epoch']}" if entry.get("epoch") else "within epoch 1"
+        return f"resumes {done}{total}, from step {entry.get('step', 0):,}"
 
     def _epoch_line(self, entry: dict[str, Any]) -> str:
         """The training at the end of an epoch, with its validation."""

@@ -20,6 +20,11 @@ from tasks.stages.prepare import read_table
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain"}
 """Groups besides speakers: plural in the record, and singular in metrics."""
+LEARN_MORE = (
+    "Train longer (train.epochs), in smaller batches (train.batch_seconds), and check that the transcripts match the "
+    "recordings"
+)
+"""What helps if a model has learned nothing."""
 RATES = ("wer", "wer_low", "wer_high", "wer_speaker_low", "wer_speaker_high", "cer")
 """Rates of a set that are metrics; intervals over speakers exist only for sets with several."""
 
@@ -77,6 +82,23 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
                 place = re.sub(r"[^\w.-]", "_", member or "unnamed", flags=re.ASCII)
                 found[f"{name}.{GROUPS[kind]}.{place}.wer"] = counts["wer"]
     return {name: value for name, value in found.items() if value is not None}
+
+
+def nothing_correct(scores: dict[str, Any]) -> bool:
+    """Whether a set has words, and none of them was recognized correctly."""
+    return bool(0 < scores["words"] <= scores["sub"] + scores["del"])
+
+
+def learned_nothing(run: Run) -> str:
+    """What the test sets show of a model that has learned nothing; empty for one that has learned something."""
+    sets = run.result("score").record["sets"]
+    if nothing_correct({part: sum(scores[part] for scores in sets.values()) for part in ("words", "sub", "del")}):
+        return "no word of the test sets was recognized correctly"
+    decoded = run.result("decode").output
+    rows = [row for name in sets for row in read_table(decoded, f"{name}.parquet")]
+    if len({row["hyp"] for row in rows}) == 1 < len({row["ref"] for row in rows}):
+        return f"all utterances of the test sets were recognized as {rows[0]['hyp']!r}"
+    return ""
 
 
 def _inputs(run: Run) -> Inputs:

@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
+from configurable.wording import counted
 from storage.corpora import CorpusError, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
 from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
 from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
-from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
 from tasks.stages.prepare import Checked, check_all, worker_count
 from tasks.stages.quarantined import EXAMPLES
@@ -230,8 +230,8 @@ class Starter:
         """
         found = self._found
         lines = [
-            f"# {found.utterances:,} utterances, {found.hours:.2g} hours, {speakers_text(found.speakers)}, "
-            f"{found.different_words:,} different words.",
+            f"# {counted(found.utterances, 'utterance')}, {found.hours:.2g} hours, "
+            f"{counted(found.speakers, 'speaker')}, {counted(found.different_words, 'different word')}.",
             f"# Run it with: starling run {file}",
             f"name: {self._name}",
             "data:",
@@ -267,16 +267,17 @@ class Starter:
         sets, speakers = self._found.sets, self._found.speakers
         shared = []
         if count := self._found.shared:
-            why = (
-                f"{speakers_text(count)} of the training set are in other sets, too: the error rate is for these voices"
-            )
+            who = counted(count, "speaker")
+            why = f"{who} of the training set are in other sets, too: the error rate is for these voices"
             shared = [f"speaker_overlap: allow  # {why}"]
         if "" not in sets and not self._divides_training:
             return shared
         what = "validation" if sets.keys() - {"", "train", "valid"} else "validation and test"
         if speakers >= _FEW_SPEAKERS:
             return [*shared, f"split_by: speaker  # {what} speakers are not trained on"]
-        why = f"{speakers_text(speakers)}: too few to set some aside for {what}; the error rate is for these voices"
+        why = (
+            f"{counted(speakers, 'speaker')}: too few to set some aside for {what}; the error rate is for these voices"
+        )
         return [f"split_by: utterance  # {why}"]
 
     @property

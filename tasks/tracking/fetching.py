@@ -1,5 +1,6 @@
 """Fetches the bundles of registered models."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from tasks.config.home import shown_mlflow_uri
+from tasks.tracking.known_models import model_names, names_text, versions_of, versions_text
 from tasks.tracking.runs import client
 
 
@@ -26,10 +28,21 @@ def download_bundle(uri: str, folder: Path | None = None, option: str = "") -> P
         local = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=folder and str(folder)))
     except (MlflowException, OSError) as error:
         raise ValueError(
-            f"{uri} is not in the registry at {shown_mlflow_uri()}: {_remedy(_names(api), option)}, "
+            f"{uri} is not in the registry at {shown_mlflow_uri()}: {_missing(api, uri, option)}, "
             f"or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
         ) from error
     return next(local.rglob("bundle.json")).parent
+
+
+def _missing(api: mlflow.MlflowClient, uri: str, option: str) -> str:
+    """What the registry has instead of a model, or of an alias or version of one; as far as it answers."""
+    names: list[str] = []
+    name = re.split("[@/]", uri.removeprefix("models:/"))[0]
+    with suppress(MlflowException, OSError):
+        names = model_names(api)
+        if name in names:
+            return f"{name!r} has the versions {versions_text(versions_of(api, name))}: give one of these or its alias"
+    return _remedy(names, option)
 
 
 def _remedy(known: list[str], option: str) -> str:
@@ -38,11 +51,4 @@ def _remedy(known: list[str], option: str) -> str:
     give = f"{option} {known[0]}".strip()
     if len(known) == 1:
         return f"it has the model {known[0]!r}: give {give}"
-    return f"it has the models {', '.join(map(repr, known))}: give one of them, such as {give}"
-
-
-def _names(api: mlflow.MlflowClient) -> list[str]:
-    """Some of the registered models; none if the registry does not answer."""
-    with suppress(MlflowException, OSError):
-        return [model.name for model in api.search_registered_models(max_results=10)]
-    return []
+    return f"it has the models {names_text([repr(name) for name in known])}: give one of them, such as {give}"

@@ -1,6 +1,6 @@
 """What MLflow holds, for people: the registered models with their error rates, and the runs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 import mlflow
 from mlflow.entities import Run
 
+from tasks.tracking.known_models import registered_models, unknown_model
+from tasks.tracking.metrics import ELAPSED
 from tasks.tracking.registry import RegistryError
 from tasks.tracking.runs import DECISION_TAG
 
@@ -39,9 +41,10 @@ class TrackedRun:
     """Name of its configuration."""
     status: str
     """running, finished, failed or killed."""
-    started: datetime
-    seconds: float | None
-    """Duration; None while it runs."""
+    logged: datetime
+    """When MLflow first heard of it: when its training started, or later if MLflow could not be reached."""
+    training_seconds: float | None
+    """Time of training until its last logged step, over all sessions, without pauses; None without a step."""
     wer: dict[str, float]
     """Word error rate by test set; that of the validation set as `valid` if no test set was scored."""
     decision: str
@@ -58,9 +61,9 @@ def list_versions(api: mlflow.MlflowClient, name: str = "") -> list[RegisteredVe
     Raises:
         RegistryError: If the registry has no such model.
     """
-    models = list(_pages(lambda token: api.search_registered_models(page_token=token)))
+    models = list(registered_models(api))
     if name and name not in (known := [model.name for model in models]):
-        raise RegistryError(f"the registry has no model {name!r}; it has: {', '.join(known) or 'none'}")
+        raise RegistryError(unknown_model(name, known))
     found: list[RegisteredVersion] = []
     for model in models:
         if name in ("", model.name):
@@ -86,17 +89,6 @@ def list_runs(api: mlflow.MlflowClient, experiment: str = "", limit: int = 20) -
     return [_run(one, names[one.info.experiment_id]) for one in runs]
 
 
-def _pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
-    """Items of all pages of an answer."""
-    token = None
-    while True:
-        page = ask(token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
 def _version(version: Any, aliases: Mapping[str, str]) -> RegisteredVersion:
     return RegisteredVersion(
         model=version.name,
@@ -115,8 +107,8 @@ def _run(run: Run, experiment: str) -> TrackedRun:
         name=info.run_name or info.run_id,
         experiment=experiment,
         status=info.status.lower(),
-        started=_time(info.start_time),
-        seconds=(info.end_time - info.start_time) / 1000 if info.end_time else None,
+        logged=_time(info.start_time),
+        training_seconds=figures.get(ELAPSED),
         wer=_rates(figures) or valid,
         decision=run.data.tags.get(DECISION_TAG, ""),
     )

@@ -1,9 +1,10 @@
 """Translates the training journal into metrics of each learner and of the training as a whole.
 
 Metric names: `training/loss`, `training/lr`, ... averaged over the learners at the total of their steps;
-`training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders by name, and shows
-metrics without one below them. So the folder with `training-learners/<field>.<node>.<rank>` of one learner at its own
-steps, and `training-learners/valid_loss.<node>` of a node per epoch, follows. Trainings of many learners have none.
+`training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders and the metrics in
+them by name, and shows metrics without a folder below. So the folder with `training-learners/<field>.<node>.<rank>` of
+one learner at its own steps, and `training-learners/valid_loss.<node>` of a node per epoch, follows; trainings of many
+learners have none. The last one, `training-progress/`, has what only grows: time, epochs and amounts of data.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
 Entries without a learner (trainings of one process, older versions) become metrics of the training.
 
@@ -29,7 +30,10 @@ _LEARNER_FIELDS = (
     *("step_s", "exchange_s", "exchanges_per_step", "staleness", "distance", "failed", "divided"),
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "exchanges_per_step", "staleness", "distance")
-_TRAINING, _LEARNERS = "training/", "training-learners/"
+_TRAINING, _LEARNERS, _PROGRESS = "training/", "training-learners/", "training-progress/"
+_PROGRESS_FIELDS = ("audio_seconds", "elapsed", "epoch", "repeated", "unalignable", "utterances")
+ELAPSED = f"{_PROGRESS}elapsed"
+"""Metric: seconds of training over all sessions, without the pauses between them."""
 _SYSTEM = "system/"
 _SYSTEM_FIELDS = {
     "cpu": "cpu_utilization_percentage",
@@ -244,7 +248,7 @@ class Translator:
         learner, step = entry.get("learner"), _steps(entry["step"])
         if learner is None:
             names = [name for name in entry if name not in ("kind", "step", "epochs")]
-            return self._points(entry, names, at_ms, step, _TRAINING)
+            return self._points_of_all(entry, names, at_ms, step)
         return self._points_of_one(str(learner), entry, _LEARNER_FIELDS, at_ms, step)
 
     def _system(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
@@ -260,7 +264,7 @@ class Translator:
     def _round(self, joined: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = max(self._step, int(joined["step"]))
         names = _GLOBAL_FIELDS if "learners" in joined else ("throughput",)
-        return self._points(joined, names, at_ms, int(joined["step"]), _TRAINING)
+        return self._points_of_all(joined, names, at_ms, int(joined["step"]))
 
     def _milestone(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = step = max(self._step, _steps(entry.get("step", 0)))
@@ -268,13 +272,23 @@ class Translator:
             names = [name for name in entry if name.startswith("valid_")]
             return self._points(entry, names, at_ms, step, f"{_TRAINING}final.")
         if entry["kind"] == "epoch":
-            return self._points(entry, ("repeated",), at_ms, step, _TRAINING)
+            return self._points_of_all(entry, ("repeated",), at_ms, step)
         names = [name for name in entry if name not in ("kind", "step", "epochs")]
-        points = self._points(entry, names, at_ms, step, _TRAINING)
+        points = self._points_of_all(entry, names, at_ms, step)
         replicas = entry.get("replicas")
         for node, value in replicas.items() if isinstance(replicas, dict) else ():
             points += self._points_of_one(str(node), {"valid_loss": value}, ("valid_loss",), at_ms, step)
         return points
+
+    def _points_of_all(
+        self, entry: Mapping[str, Any], names: Iterable[str], at_ms: int, step: int
+    ) -> list[MetricPoint]:
+        """Points of the training as a whole, in their folders."""
+        return [
+            point
+            for name in names
+            for point in self._points(entry, [name], at_ms, step, _PROGRESS if name in _PROGRESS_FIELDS else _TRAINING)
+        ]
 
     def _points_of_one(
         self, name: str, entry: Mapping[str, Any], fields: Iterable[str], at_ms: int, step: int

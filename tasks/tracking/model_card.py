@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from configurable.wording import counted
 from speech.bundle import WEIGHTS
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
@@ -129,8 +130,9 @@ def _intro(about: dict[str, Any]) -> str:
     languages = ", ".join(sorted({entry["language"] for entry in about["corpora"]}))
     kind, training = about["model"]["kind"], about["training"]
     size = f"{training['parameters']:,} parameters" if training["parameters"] else "size unknown"
+    # MLflow's list of versions shows the beginning of the first line as plain text
     return (
-        f"## {about['name']}\n\nSpeech recognition ({languages}): audio in, text out. "
+        f"Speech recognition ({languages}): audio in, text out. "
         f"A {kind} trained with {training['objective']}, {size}, at {about['sample_rate']:,} Hz."
     )
 
@@ -146,7 +148,7 @@ def _scores(scores: dict[str, Any]) -> str:
 def _data(about: dict[str, Any]) -> str:
     lines = [f"- {e['corpus']} ({e['kind']}, {e['language']}). Licence: {e['licence']}." for e in about["corpora"]]
     sets = ", ".join(
-        f"{name} {entry['utterances']:,} utterances, {entry['seconds'] / 3600:.2f} h"
+        f"{name} {counted(entry['utterances'], 'utterance')}, {entry['seconds'] / 3600:.2f} h"
         for name, entry in about["datasets"].items()
     )
     return "\n".join(["**Data**", "", *lines, f"- {sets}"])
@@ -158,14 +160,21 @@ def compute_text(training: Mapping[str, Any]) -> str:
     return f"{training['device']}" if precision == "fp32" else f"{training['device']} ({precision})"
 
 
+def learners_text(nodes: int, per_node: int) -> str:
+    """Number of learners of a training, and of its nodes if there are several learners."""
+    if nodes == per_node == 1:
+        return "one learner"
+    return f"{counted(nodes, 'node')} of {counted(per_node, 'learner')}"
+
+
 def _made(about: dict[str, Any]) -> str:
     training, code, decode = about["training"], about["code"], about["decode"]
     tokens, features = about["tokens"], about["features"]
-    nodes = f"{training['nodes']} × {training['learners_per_node']} learners"
+    learners = learners_text(training["nodes"], training["learners_per_node"])
     beam = f", beam {decode['beam']}" if "beam" in decode else ""
     lm = about.get("language_model")
     order = f"{len(lm['ngrams'])}-gram" if lm and lm["ngrams"] else "language model"
-    model = f", {order} of {lm['words']:,} words" if lm else ""
+    model = f", {order} of {counted(lm['words'], 'word')}" if lm else ""
     sizes = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in about["bytes"].items())
     return "\n".join(
         [
@@ -173,8 +182,8 @@ def _made(about: dict[str, Any]) -> str:
             "",
             f"- features: {features['kind']}, {features['num_mels']} bands, normalization {features['cmvn']}",
             f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}{model}",
-            f"- training: {training['strategy']}, {nodes}, {training['epoch']} epochs, {training['step']} steps "
-            f"on {compute_text(training)}",
+            f"- training: {training['strategy']}, {learners}, {counted(training['epoch'], 'epoch')}, "
+            f"{counted(training['step'], 'step')} on {compute_text(training)}",
             f"- size: {sizes}",
             f"- run: `{about['run']}`; code: {code['version']}, commit `{code['commit']}`; torch {code['torch']}",
         ]

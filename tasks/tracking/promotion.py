@@ -20,6 +20,7 @@ from tasks.config.home import objects_url
 from tasks.config.pipeline import ConfigError, PipelineConfig, parse_config
 from tasks.orchestration.events import PROMOTED, emit
 from tasks.stages.base import Run, StageResult
+from tasks.tracking.known_models import versions_of, versions_text
 from tasks.tracking.provenance import provenance
 from tasks.tracking.registry import (
     CHALLENGER,
@@ -29,6 +30,7 @@ from tasks.tracking.registry import (
     RegistryError,
     champion_version,
     comparison_key,
+    existing_model,
     frozen_tests,
     get_version,
     make_champion,
@@ -204,8 +206,10 @@ def promote_version(
     api = client()
     found = get_version(api, name, version) if version else version_of(api, name, CHALLENGER)
     if found is None:
+        found = versions_text(versions_of(api, existing_model(api, name)))
         raise RegistryError(
-            f"{name} has no challenger in this registry: run its pipeline first, or name a version with --version N"
+            f"{name} has no challenger in this registry: run its pipeline first, or name a version with --version N; "
+            f"it has: {found}"
         )
     try:
         run = load_run(found)

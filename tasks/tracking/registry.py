@@ -22,6 +22,7 @@ from tasks.dataset.policies import SlotsConfig
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import lock_name, machine_lock, shared_lock
 from tasks.orchestration.events import ROLLED_BACK, emit
+from tasks.tracking.known_models import model_names, unknown_model, versions_of, versions_text
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, REPORT_FILE, artifact_link, client, ui_links
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
@@ -80,6 +81,18 @@ def champion_version(api: mlflow.MlflowClient, name: str) -> Any | None:
     return version_of(api, name, CHAMPION)
 
 
+def existing_model(api: mlflow.MlflowClient, name: str) -> str:
+    """The name of a model, if there is one of this name.
+
+    Raises:
+        RegistryError: If there is none; the message names those that there are.
+    """
+    known = model_names(api)
+    if name not in known:
+        raise RegistryError(unknown_model(name, known))
+    return name
+
+
 def get_version(api: mlflow.MlflowClient, name: str, version: str) -> Any:
     """A version by its number.
 
@@ -91,8 +104,8 @@ def get_version(api: mlflow.MlflowClient, name: str, version: str) -> Any:
     except MlflowException as error:
         if error.error_code in _ABSENT:
             raise RegistryError(
-                f"{name} has no version {version} in this registry: `starling rollback {name} --list` lists its "
-                "versions"
+                f"{name} has no version {version} in this registry; it has: "
+                f"{versions_text(versions_of(api, existing_model(api, name)))}"
             ) from error
         raise
 
@@ -248,6 +261,7 @@ def rollback(name: str, to: str = "", reason: str = "", link: str = "") -> Move:
     with registry_lock(name, link=link):
         champion = champion_version(api, name)
         if champion is None:
+            existing_model(api, name)
             raise RegistryError(f"{name} has no champion in this registry: `starling promote {name}` makes one")
         present, target = str(champion.version), to or champion.tags.get(REPLACED_TAG, "")
         if not target:
@@ -272,7 +286,12 @@ def rollback(name: str, to: str = "", reason: str = "", link: str = "") -> Move:
 
 
 def history(api: mlflow.MlflowClient, name: str) -> list[dict[str, Any]]:
-    """All versions of a model, newest first: aliases, time of promotion, decision."""
+    """All versions of a model, newest first: aliases, time of promotion, decision.
+
+    Raises:
+        RegistryError: If there is no such model.
+    """
+    existing_model(api, name)
     versions = sorted(api.search_model_versions(f"name = '{name}'"), key=lambda v: -int(v.version))
     return [
         {

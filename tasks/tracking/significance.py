@@ -25,7 +25,7 @@ from tasks.figures import percent
 from tasks.stages.base import Run
 from tasks.stages.decode import decode_with, scored_sets
 from tasks.stages.prepare import read_table
-from tasks.stages.score import score_rows
+from tasks.stages.score import LEARN_MORE, learned_nothing, score_rows
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.model_card import tests_of
 from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
@@ -151,7 +151,7 @@ def has_lm(decode: DecodeConfig) -> bool:
 def decide(run: Run, champion: Any | None) -> Decision:
     """Compare this run's model with the champion on this run's test sets."""
     if champion is None:
-        return Decision(True, "became champion: there was none before")
+        return _decide_first(run)
     challenger = count_errors(run, None)
     with tempfile.TemporaryDirectory() as folder:
         bundle = download_bundle(f"models:/{champion.name}/{champion.version}", Path(folder))
@@ -178,6 +178,19 @@ def decide(run: Run, champion: Any | None) -> Decision:
         decoders=decoders,
         changed=_changed(own, theirs),
         changes=_changes(challenger, reigning),
+    )
+
+
+def _decide_first(run: Run) -> Decision:
+    """The first champion needs to have learned something, since there is nothing to compare it with."""
+    config = run.config.register_as
+    why = "" if config.accept_untrained else learned_nothing(run)
+    if not why:
+        return Decision(True, "became champion: there was none before")
+    return Decision(
+        False,
+        f"stays challenger, although there is no champion: {why}, so it has learned nothing yet. {LEARN_MORE}. "
+        f"`starling promote {run.config.model_name} --force --reason TEXT` makes it champion nevertheless",
     )
 
 

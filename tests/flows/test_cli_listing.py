@@ -28,6 +28,7 @@ def test_run_is_listed_with_error_rate_and_outcome(finished):
     assert (found["name"], found["experiment"], found["status"]) == ("tiny-run", "tiny", "finished")
     assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
     assert found["decision"] == "became champion: there was none before"
+    assert 0 < found["training_seconds"] <= finished.result("train").record["result"]["elapsed"]
     shown = invoke("runs", "tiny", "-n", 5).stdout
     assert "tiny-run" in shown
     assert "became champion: there was none before" in shown
@@ -74,8 +75,8 @@ NAME = "a-rather-long-name-20261125-023017-91968"
     ("width", "heads"),
     [
         (30, ["run", "status", "WER"]),
-        (80, ["run", "status", "started", "WER"]),
-        (120, ["run", "status", "started", "time", "WER", "decision"]),
+        (80, ["run", "status", "logged", "WER"]),
+        (120, ["run", "status", "logged", "training", "WER", "decision"]),
     ],
 )
 def test_name_of_a_run_is_on_one_line_and_other_columns_make_room(finished, monkeypatch, width, heads):

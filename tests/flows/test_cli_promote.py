@@ -30,12 +30,15 @@ def test_champion_is_named_and_listed(finished, tmp_path):
     ("words", "message"),
     [
         (["promote"], "no model given"),
-        (["promote", "nobody"], "nobody has no challenger"),
-        (["promote", "tiny", "--version", "99"], "tiny has no version 99"),
+        (["promote", "nobody"], "no model 'nobody'; it has: tiny"),
+        (
+            ["promote", "tiny", "--version", "99"],
+            "no version 99 in this registry; it has: 1 (@challenger, @champion)",
+        ),
         (["promote", "tiny", "--force"], "needs a reason"),
         (["rollback", "tiny"], "replaced no champion"),
-        (["rollback", "nobody"], "has no champion"),
-        (["rollback", "nobody", "--list"], "has no model nobody"),
+        (["rollback", "nobody"], "no model 'nobody'; it has: tiny"),
+        (["rollback", "nobody", "--list"], "no model 'nobody'; it has: tiny"),
     ],
 )
 def test_user_error_is_one_message_with_a_remedy(finished, words, message):

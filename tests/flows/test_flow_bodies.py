@@ -10,6 +10,7 @@ from flows import folds, pipeline, promote, verify, watch
 from speech.decoding import GreedyConfig
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
+from tasks.stages import progress
 from tasks.tracking.registry import Move, RegistryError
 from tasks.tracking.significance import PromotionOptions
 
@@ -23,7 +24,7 @@ def config():
 def no_flow(monkeypatch):
     """The flows' logs and artifacts, without a run that they belong to."""
     shown = []
-    for module in (promote, verify, watch):
+    for module in (pipeline, promote, verify, watch):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(verify, "create_table_artifact", lambda **fields: shown.append(fields))
     monkeypatch.setattr(promote, "create_markdown_artifact", lambda text, **fields: shown.append((text, fields)))
@@ -105,6 +106,20 @@ def test_evaluation_ends_at_once_without_a_waiting_challenger(config, monkeypatc
     began.clear()
     assert pipeline.evaluate.fn(config, run_id="mine") == {"run": "mine"}
     assert began == [(pipeline.STAGES, "report")]  # the flow that started the run ends it
+
+
+def test_log_of_a_pipeline_has_the_lines_of_the_stages_that_nested_runs_execute(config, monkeypatch, caplog):
+    run = SimpleNamespace(flow_run_url="")
+    monkeypatch.setattr(pipeline, "check_servers", lambda *_: None)
+    monkeypatch.setattr(pipeline, "open_run", lambda *_: run)
+    monkeypatch.setattr(pipeline, "publish_summary", lambda _: None)
+    monkeypatch.setattr(pipeline, "summarize", lambda _: {})
+    for name in ("ingest", "train", "evaluate"):
+        monkeypatch.setattr(pipeline, name, lambda *_, of=name: progress.announce(of, "done"))
+    with caplog.at_level(logging.INFO, "test"):
+        pipeline.pipeline.fn(config)
+        progress.announce("train", "of another run")
+    assert [entry.message for entry in caplog.records] == ["ingest: done", "train: done", "evaluate: done"]
 
 
 def test_finished_and_later_stages_are_skipped(monkeypatch):

@@ -15,6 +15,7 @@ from flows.summary import (
     useless_warnings,
 )
 from tasks.stages.base import Run
+from tasks.stages.score import LEARN_MORE
 
 
 def printed(summary):
@@ -136,3 +137,11 @@ def test_the_warning_is_printed_for_models_that_were_just_trained(finished):
     found |= {"sets": {"test": found["sets"]["test"] | {"sub": found["sets"]["test"]["words"]}}}
     assert "warning no word of 'test' was recognized correctly" in printed(found)
     assert "warning no word" not in printed(found | {"training": None})
+
+
+def test_a_decision_that_says_what_helps_replaces_the_warning(finished):
+    found = summarize(finished)
+    found |= {"sets": {"test": found["sets"]["test"] | {"sub": found["sets"]["test"]["words"]}}}
+    text = printed(found | {"decision": f"stays challenger [so far]. {LEARN_MORE}."})
+    assert "stays challenger [so far]" in text
+    assert "warning no word" not in text

@@ -68,13 +68,14 @@ def test_runs_are_listed_newest_first_with_their_results(api):
     assert list_runs(api, "nothing") == []
     rates = (("test.wer", 0.25), ("test.domain.read.wer", 0.3), ("test.corpus.x.wer", 0.4), ("training/valid_wer", 0.5))
     add_run(api, "one", "old", 1_000, rates)
-    add_run(api, "two", "lost", 2_000, [("training/valid_wer", 0.75)], "FAILED")
+    lost = [("training/valid_wer", 0.75), ("training-progress/elapsed", 42.5)]  # it had been resumed after a pause
+    add_run(api, "two", "lost", 2_000, lost, "FAILED")
     add_run(api, "two", "new", 3_000, status="RUNNING")
     found = list_runs(api)
-    assert [(one.name, one.experiment, one.status, one.seconds) for one in found] == [
+    assert [(one.name, one.experiment, one.status, one.training_seconds) for one in found] == [
         ("new", "two", "running", None),
-        ("lost", "two", "failed", 90.0),
-        ("old", "one", "finished", 90.0),
+        ("lost", "two", "failed", 42.5),
+        ("old", "one", "finished", None),
     ]
     assert [one.wer for one in found] == [{}, {"valid": 0.75}, {"test": 0.25}]
     assert [one.name for one in list_runs(api, "two", limit=1)] == ["new"]

@@ -34,6 +34,19 @@ def test_metrics_are_written_per_learner_and_globally():
     assert series(points, "training/nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
 
 
+def test_folder_that_mlflow_shows_first_has_losses_and_error_rates_and_not_what_only_grows():
+    valid = {"kind": "valid", "epoch": 1, "step": 2, "valid_loss": 1.5, "valid_wer": 0.5, "train_loss": 2.0}
+    valid |= {"audio_seconds": 9.0, "unalignable": 0, "elapsed": 3.0}
+    points, _ = translate([step("0.0", 1, audio_seconds=4.0, utterances=2), step("0.0", 2), valid])
+    folders = {}
+    for point in points:
+        folder, _, name = point.name.rpartition("/")
+        folders.setdefault(folder, set()).add(name)
+    assert sorted(folders) == ["training", "training-learners", "training-progress"]
+    assert folders["training"] == {"loss", "lr", "nodes", "train_loss", "valid_loss", "valid_wer"}
+    assert folders["training-progress"] == {"audio_seconds", "elapsed", "epoch", "unalignable"}
+
+
 def test_metrics_of_learners_and_nodes_can_be_omitted():
     entries = [{"kind": "start", "step": 0}, *(step(f"{who}.0", n) for n in (1, 2) for who in range(2))]
     entries += [{"kind": "valid", "epoch": 1, "step": 4, "valid_loss": 1.5, "replicas": {"0": 1.6, "1": 1.7}}]
@@ -48,7 +61,7 @@ def test_metrics_of_learners_and_nodes_can_be_omitted():
 def test_entries_without_a_learner_are_global():
     points, _ = translate([step(None, n, utterances=4 * n) for n in (1, 2)])
     assert series(points, "training/loss") == [(1, 10.0), (2, 5.0)]
-    assert series(points, "training/utterances") == [(1, 4.0), (2, 8.0)]
+    assert series(points, "training-progress/utterances") == [(1, 4.0), (2, 8.0)]
     assert not [p for p in points if "learner" in p.name]
 
 
@@ -115,7 +128,8 @@ def test_epoch_has_validation_of_average_and_each_replica():
     assert series(points, "training/valid_loss") == [(40, 1.5)]
     assert series(points, "training-learners/valid_loss.1") == [(40, 1.7)]
     assert series(points, "training/train_loss") == [(40, 2.0)]
-    assert series(points, "training/repeated") == [(40, 3.0)]
+    assert series(points, "training-progress/elapsed") == [(40, 9.0)]
+    assert series(points, "training-progress/repeated") == [(40, 3.0)]
     assert series(points, "training/final.valid_loss") == [(41, 1.4)]
 
 

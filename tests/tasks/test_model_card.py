@@ -12,7 +12,7 @@ from tasks.stages.base import Run
 from tasks.stages.prepare import PREPARE
 from tasks.stages.register import REGISTER
 from tasks.tracking import model_card
-from tasks.tracking.model_card import CARD_LENGTH, card, card_tags, contents, corpora, licence_of
+from tasks.tracking.model_card import CARD_LENGTH, card, card_tags, contents, corpora, learners_text, licence_of
 from tasks.tracking.runs import client
 
 
@@ -57,7 +57,8 @@ def test_model_version_has_card_tags_and_description(finished):
     assert carried["decode"]["kind"] == "greedy"
     assert carried["scores"]["test"]["wer"] == finished.result("score").record["sets"]["test"]["wer"]
     text = version.description
-    assert text.startswith("## tiny\n")
+    assert text.startswith("Speech recognition (en")
+    assert "- training: single, one learner, 2 epochs, 6 steps on cpu\n" in text
     assert "| test |" in text
     assert "Licence: synthesized here by eSpeak NG" in text
     assert carried["bytes"] == {"weights": finished.result("train").store.size("model/model.safetensors")}
@@ -80,6 +81,14 @@ def test_a_card_names_the_objective_and_a_language_model_of_any_kind(finished):
     assert "decoding: greedy, 2-gram of 1,200 words" in card(about, {})
     about["language_model"]["ngrams"] = None
     assert "decoding: greedy, language model of 1,200 words" in card(about, {})
+    about["language_model"]["words"] = 1
+    assert "decoding: greedy, language model of 1 word\n" in card(about, {})
+
+
+def test_numbers_of_learners_are_in_plain_words():
+    assert learners_text(1, 1) == "one learner"
+    assert learners_text(1, 4) == "1 node of 4 learners"
+    assert learners_text(3, 1) == "3 nodes of 1 learner"
 
 
 def test_digest_of_test_sets_ignores_how_they_are_sharded(finished, monkeypatch):

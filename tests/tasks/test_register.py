@@ -19,9 +19,10 @@ from tasks.stages.register import REGISTER
 from tasks.stages.score import SCORE
 from tasks.stages.train import model_digest
 from tasks.tracking import significance
+from tasks.tracking.promotion import settle
 from tasks.tracking.registry import champion_version, current_aliases, find_version
-from tasks.tracking.runs import KEY_TAG, client, flatten
-from tasks.tracking.significance import SetErrors, decide
+from tasks.tracking.runs import DECISION_TAG, KEY_TAG, client, flatten
+from tasks.tracking.significance import PromotionOptions, SetErrors, decide
 from training.learner.inference import Decoded
 
 
@@ -143,6 +144,26 @@ def test_challenger_is_promoted_only_if_better_leaving_one_champion(home, tmp_pa
         with pytest.raises(MlflowException, match="having a moment"):
             REGISTER.execute(trouble)
     assert aliases()[3] == ["champion"]
+
+
+def test_model_that_has_learned_nothing_stays_challenger_unless_forced(home, tmp_path):
+    run = run_with_errors(12, tmp_path, register={})
+    untrained = REGISTER.execute(run)
+    reason = untrained.record["decision"]["reason"]
+    assert reason.startswith("stays challenger, although there is no champion: no word of the test sets was recognized")
+    assert "Train longer (train.epochs)" in reason
+    assert "`starling promote judged --force --reason TEXT`" in reason
+    assert client().get_model_version("judged", "1").tags[DECISION_TAG] == reason
+    assert client().get_run(untrained.record["mlflow_run"]).data.tags[DECISION_TAG] == reason
+    assert aliases() == {1: ["challenger"]}
+    assert REGISTER.execute(run).cached  # it does not wait for a decision
+
+    learned = REGISTER.execute(run_with_errors(6, tmp_path, register={}))
+    assert learned.record["decision"]["reason"] == "became champion: there was none before"
+    client().delete_registered_model_alias("judged", "champion")
+    assert not settle(client(), run, "judged", "1").promoted
+    assert settle(client(), run, "judged", "1", PromotionOptions(force=True, reason="a demonstration")).promoted
+    assert aliases() == {1: ["champion"], 2: ["challenger"]}
 
 
 def test_equal_models_do_not_differ_significantly(home, monkeypatch, decode_by_quality, tmp_path):

@@ -199,8 +199,11 @@ def test_impossible_rollback_names_the_remedy(api):
         with pytest.raises(RegistryError, match=message):
             rollback("m", to=to)
     assert champion(api) == "2"
-    with pytest.raises(RegistryError, match="has no champion"):
+    with pytest.raises(RegistryError, match="the registry has no model 'nobody'; it has: m"):
         rollback("nobody")
+    add(api, "new")
+    with pytest.raises(RegistryError, match="new has no champion"):
+        rollback("new")
 
 
 def test_changed_test_sets_are_refused_unless_accepted(api, monkeypatch):
@@ -239,11 +242,17 @@ def test_force_needs_a_reason_and_promotes_without_comparison(api, monkeypatch):
 
 
 def test_missing_challenger_or_version_is_an_error(api):
-    with pytest.raises(RegistryError, match="nobody has no challenger"):
+    with pytest.raises(RegistryError, match="the registry has no model 'nobody'; it has: none"):
         promote_version("nobody")
-    add(api)
-    with pytest.raises(RegistryError, match="m has no version 7"):
+    add(api, count=2)
+    for version in ("", "7"):
+        with pytest.raises(RegistryError, match="the registry has no model 'nobody'; it has: m"):
+            promote_version("nobody", version)
+    with pytest.raises(RegistryError, match=r"m has no version 7 in this registry; it has: 2 \(@challenger\), 1"):
         promote_version("m", "7")
+    api.delete_registered_model_alias("m", "challenger")
+    with pytest.raises(RegistryError, match=r"m has no challenger .* --version N; it has: 2, 1"):
+        promote_version("m")
 
 
 def test_run_is_restored_from_its_version_with_its_outputs(finished):

@@ -1,10 +1,12 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from speech.scoring import score_sets
+from tasks.stages import score
 from tasks.stages.prepare import read_table
-from tasks.stages.score import by_corpus, figures, score_rows, summarize
+from tasks.stages.score import by_corpus, figures, learned_nothing, score_rows, summarize
 
 
 def row(name, ref, hyp, speaker="s", domain=""):
@@ -81,3 +83,24 @@ def test_rates_by_corpus_and_domain_have_valid_metric_names():
         "test.domain.phone_8_kHz__.wer": 0.4,
         "test.corpus.one.wer": 0.5,
     }
+
+
+NOTHING_CORRECT = "no word of the test sets was recognized correctly"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "shows"),
+    [
+        ([("one two", ""), ("three", "x")], NOTHING_CORRECT),
+        ([("one two", "one"), ("three", "one")], "all utterances of the test sets were recognized as 'one'"),
+        ([("one two", "one"), ("three", "x")], ""),
+        ([("one", "one"), ("one", "one")], ""),
+        ([("", ""), ("", "noise")], ""),
+    ],
+)
+def test_model_has_learned_nothing_if_no_word_is_correct_or_all_texts_are_the_same(monkeypatch, pairs, shows):
+    rows = {f"{name}.parquet": [row(f"u-{name}", *pair)] for name, pair in zip("ab", pairs, strict=True)}
+    monkeypatch.setattr(score, "read_table", lambda output, name: rows[name])
+    sets = {name: summarize(score_rows(rows[f"{name}.parquet"]), 100, 0) for name in "ab"}
+    results = {"score": SimpleNamespace(record={"sets": sets}), "decode": SimpleNamespace(output=None)}
+    assert learned_nothing(SimpleNamespace(result=results.__getitem__)) == shows

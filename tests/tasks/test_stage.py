@@ -172,3 +172,20 @@ def test_stage_reports_counts_and_time_at_its_end(home):
     assert first[0] == "shard"
     assert re.fullmatch(r"1,040 read, 39 written \(\d+\.\d s\)", first[1])
     assert second == ("shard", "1,040 read, 39 written (cached)")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"), [("", ["resumes: keeps 1 object of an interrupted attempt"]), ("work", []), (None, [])]
+)
+def test_stage_that_keeps_what_an_interrupted_attempt_finished_says_so(home, pieces, told):
+    one = Counting(pieces=pieces)
+    lines = []
+    with progress.following(lambda _, text: lines.append(text)):
+        one.fail = True
+        with pytest.raises(StageError):
+            one.stage.execute(a_run())
+        assert lines == []
+        one.fail = False
+        one.stage.execute(a_run())
+        one.stage.execute(a_run(force_from="prepare"))
+    assert [line for line in lines if "resumes" in line] == told

@@ -343,7 +343,7 @@ def test_progress_shows_speed_time_left_learners_and_mlflow_outage(tmp_path):
     assert progress.links("train") == {"MLflow run": "http://m"}
 
 
-def test_each_epoch_and_resume_has_a_progress_line(tmp_path):
+def test_each_epoch_of_a_session_and_its_resume_have_a_progress_line(tmp_path):
     from tasks.stages import progress
 
     journal, lines = tmp_path / "journal.jsonl", []
@@ -364,14 +364,15 @@ def test_each_epoch_and_resume_has_a_progress_line(tmp_path):
         write(journal, "valid", epoch=n, **valid)
         if n == 2:
             reporter = Reporter(journal, 1)
+            write(journal, "resume", step=2, epoch=2, steps={"0.0": 2}, elapsed=120.0)
             with progress.following(lambda *line: lines.append(line)):
                 reporter()
     with progress.following(lambda *line: lines.append(line)):
         reporter()
         reporter()
     assert lines == [
-        ("train", "epoch 2 of 3, loss 0.500, no finite validation loss, WER 25.0 %, 10 × real time, 0:01:00 left"),
-        ("train", "epoch 3 of 3, loss 0.333, no finite validation loss, WER 16.7 %, 10 × real time, 0:00:00 left"),
+        ("train", "resumes after epoch 2 of 3, from step 2"),
+        ("train", "epoch 3 of 3, loss 0.333, no finite validation loss, WER 16.7 %"),
     ]
 
 

@@ -1,0 +1,52 @@
+"""What the model registry has, for messages about what it does not have."""
+
+from collections.abc import Iterator
+
+import mlflow
+from mlflow.entities.model_registry import RegisteredModel
+
+_SHOWN = 10
+"""Maximum number of names or versions in a message."""
+
+
+def registered_models(api: mlflow.MlflowClient) -> Iterator[RegisteredModel]:
+    """All registered models, sorted by name."""
+    token = None
+    while True:
+        page = api.search_registered_models(page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def model_names(api: mlflow.MlflowClient) -> list[str]:
+    """Names of all registered models."""
+    return [model.name for model in registered_models(api)]
+
+
+def names_text(names: list[str]) -> str:
+    """The names for a message, shortened."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "") if names else "none"
+
+
+def unknown_model(name: str, known: list[str]) -> str:
+    """The message that the registry has no such model."""
+    return f"the registry has no model {name!r}; it has: {names_text(known)}"
+
+
+def versions_of(api: mlflow.MlflowClient, name: str) -> dict[str, list[str]]:
+    """Aliases of each version of a model, newest first; an alias is written as `@champion`."""
+    aliases = api.get_registered_model(name).aliases
+    numbers = sorted((int(one.version) for one in api.search_model_versions(f"name = '{name}'")), reverse=True)
+    return {
+        str(number): sorted(f"@{alias}" for alias, version in aliases.items() if int(version) == number)
+        for number in numbers
+    }
+
+
+def versions_text(versions: dict[str, list[str]]) -> str:
+    """Versions for a message, those with aliases first, such as `7 (@challenger), 5 (@champion), 6`."""
+    ordered = sorted(versions, key=lambda number: not versions[number])
+    return names_text([f"{one} ({', '.join(versions[one])})" if versions[one] else one for one in ordered])

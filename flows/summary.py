@@ -111,7 +111,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if summary["model_uri"]:
         aliases = " ".join(f"@{alias}" for alias in summary["model_aliases"])
         console.print(f"model   [bold]{summary['model_uri']}[/bold]  {aliases}", highlight=False)
-        console.print(f"        {escape(summary['decision'])}", highlight=False)
+        console.print(f"        {escape(summary['decision'])}", highlight=False, soft_wrap=True)
         console.print(f"        in the registry at {summary['registry']}", highlight=False, soft_wrap=True)
     if summary["report"]:
         console.print(f"report  {summary['report']}", highlight=False, soft_wrap=True)

@@ -252,7 +252,7 @@ def registry_environment(text, folder):
     import support
 
     # others read the finished run's registry: models are added to a copy
-    home = folder / "home"
+    home = folder / ".starling"  # the default, for blocks that name the registry
     support.copy_database(support.finished()[0] / "mlflow" / "mlflow.db", home / "mlflow" / "mlflow.db")
     for name in re.findall(r"""["'](\w[\w./-]*\.(?:wav|flac|ogg|mp3))["']""", text):
         support.write_tone(folder / name, seconds=1.0)
@@ -270,7 +270,8 @@ def registry_environment(text, folder):
                     client.set_registered_model_alias(name, alias, version.version)
     finally:
         mlflow.set_tracking_uri(before)
-    return {**os.environ, "STARLING_HOME": str(home), "MLFLOW_TRACKING_URI": uri}
+    own = {"HOME": str(folder)} if "Path.home()" in text else {}
+    return {**os.environ, **own, "STARLING_HOME": str(home), "MLFLOW_TRACKING_URI": uri}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

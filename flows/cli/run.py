@@ -87,7 +87,7 @@ def _say(text: str) -> None:
 def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
-    from tasks.stages.config_check import check_sources_open
+    from tasks.stages.sources import check_sources_open
 
     config = load_config(config_path, overrides)
     check_sources_open(config, str(config_path))
@@ -115,8 +115,8 @@ def execute_folds(
     """Cross-validate a configuration; output of libraries goes to standard error."""
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
-    from tasks.stages.config_check import check_sources_open
     from tasks.stages.folds import fold_configs
+    from tasks.stages.sources import check_sources_open
 
     with redirect_stdout(sys.stderr), interruptible():
         config = load_config(config_path, overrides)

@@ -14,7 +14,8 @@ from storage.corpora.base import CorpusError, CorpusReader
 from storage.locks import file_lock
 from storage.stages import digest_json
 from tasks.config.home import home
-from tasks.config.pipeline import ConfigError
+from tasks.config.mistakes import listed
+from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, StageError
@@ -78,3 +79,38 @@ def select(source: SourceConfig, reader: Iterable[Utterance]) -> Iterator[Uttera
     chosen = (u for u in reader if wanted(u))
     for utterance in islice(chosen, source.limit) if source.limit else chosen:
         yield replace(utterance, split=source.set) if source.set or not source.own_split else utterance
+
+
+def source_problems(config: PipelineConfig) -> list[str]:
+    """What is wrong with the sources of a configuration, a message for each that cannot be read."""
+    problems = [_of_source(number, source) for number, source in enumerate(config.data.sources)]
+    return [problem for problem in problems if problem]
+
+
+def check_sources_open(config: PipelineConfig, name: str) -> None:
+    """Check that all sources of a configuration can be read, before anything is started for a run.
+
+    Args:
+        config: The configuration.
+        name: Its file, for the message.
+
+    Raises:
+        ConfigError: If one cannot; the message is that of `starling config check`.
+    """
+    if problems := source_problems(config):
+        raise ConfigError(listed(name, problems))
+
+
+def _of_source(number: int, source: SourceConfig) -> str:
+    """What is wrong with a source: it is opened, and its first utterance is looked up; empty if nothing is wrong."""
+    if source.kind == "synthetic":
+        return ""
+    place = f"data.sources.{number}"
+    try:
+        reader = open_numbered(number, source)
+        if next(iter(reader), None) is not None:
+            return ""
+    except (ValueError, RuntimeError, OSError) as error:
+        return str(error) if isinstance(error, ConfigError) else f"{place}: {error}"
+    example = f"; the first of {len(reader.problems)} problems: {reader.problems[0].detail}" if reader.problems else ""
+    return f"{place}: {source.path} has no utterance{example}. `starling corpus inspect` shows what is in it"

@@ -225,7 +225,7 @@ def finish(run):
 
 def test_registered_model_includes_and_is_compared_with_its_language_model(continued, tmp_path, monkeypatch):
     give_mlflow(tmp_path / "home")
-    plain = continued(register={"model": "m"})
+    plain = continued(register={"model": "m", "accept_untrained": True})
     assert finish(plain)["decision"]["reason"] == "became champion: there was none before"
     decoded_with = []
     decode_set = significance.decode_with

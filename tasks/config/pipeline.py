@@ -258,8 +258,11 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
     # their values may be secret
     changed = ", ".join(override.partition("=")[0].strip() for override in overrides)
     source = f"{path} (with --set for {changed})" if changed else str(path)
-    given = find_given(text, path.name, overrides)
-    return _anchor_paths(parse_config(document, source, given.line), path.resolve().parent)
+
+    def line_of(place: Place) -> str:  # only mistakes need lines: finding them reads the file's text again
+        return find_given(text, path.name, overrides).line(place)
+
+    return _anchor_paths(parse_config(document, source, line_of), path.resolve().parent)
 
 
 def _read_yaml(path: Path) -> tuple[str, Any]:

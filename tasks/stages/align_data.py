@@ -45,8 +45,12 @@ class FeatureSet:
 
     def read(self, row: int, speaker: str) -> Tensor:
         """Normalized features of an utterance: float32 `[T, F]`."""
+        return self.normalized(self.unnormalized(row), speaker)
+
+    def normalized(self, feats: Tensor, speaker: str) -> Tensor:
+        """Features of one of a speaker's utterances, normalized: float32 `[T, F]`."""
         speakers, floor = self._normalization
-        return normalize_frames(self.unnormalized(row), *speakers[speaker], floor)
+        return normalize_frames(feats, *speakers[speaker], floor)
 
     def unnormalized(self, row: int) -> Tensor:
         """Features of an utterance as they are stored: float32 `[T, F]`."""

@@ -100,8 +100,9 @@ def decode_speaker_piece(piece: Piece) -> Answer:
         )
         source = opened(piece["features"], piece["digest"])
         extract = build_features(TypeAdapter(FeatureChoice).validate_python(piece["kind"]), piece["sample_rate"])
-        features = [one.features for one in source.utterances(list(rows))]
-        speech = [extract.speech_mask(source.unnormalized(row)) for row in rows]
+        stored = [source.unnormalized(row) for row in rows]
+        features = [source.normalized(feats, piece["name"]) for feats in stored]
+        speech = [extract.speech_mask(feats) for feats in stored]
         passes = int(piece["search"]["passes"]) if model.unadapted is not None else 0
         found = decode_speaker(model, decoder, features, passes, speech=speech)[-1]
         results = ((" ".join(one.words), -one.cost if one.words else 0.0, one.confidence) for one in found)

@@ -9,7 +9,7 @@ from rich.table import Table
 from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.sets import is_trained
 from tasks.dataset.speakers import overlap_warnings, set_rows
-from tasks.figures import percent
+from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
 from tasks.stages.report import interval, local_report
@@ -34,6 +34,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "model_uri": None,
         "model_aliases": [],
         "decision": None,
+        "untrained": False,
         "registry": None,
         "report": None,
     }
@@ -50,6 +51,7 @@ def summarize(run: Run) -> dict[str, Any]:
         record = results["register"].record
         summary["model_uri"], summary["model_aliases"] = record["model_uri"], current_aliases(record)
         summary["decision"], summary["registry"] = record["decision"]["reason"], shown_mlflow_uri()
+        summary["untrained"] = record["decision"].get("untrained", False)
     if "report" in results:
         result = results["report"]
         summary["report"] = str(local_report(result.store, run.config.name, result.key))
@@ -103,7 +105,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_training_table(training))
     if summary["sets"]:
         print_scores(summary["sets"], console)
-    if training and LEARN_MORE not in (summary["decision"] or ""):
+    if training and not summary["untrained"]:  # else the decision says so
         for warning in useless_warnings(summary["sets"]):
             console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     if summary.get("groups"):
@@ -206,7 +208,7 @@ def comparison_text(found: dict[str, Any]) -> str:
     z = "–" if found["z"] is None else f"{found['z']:.3f}"
     return (
         f"{outcome}: matched-pairs test over {found['segments']:,} segments, mean difference {found['mean']:.3f} "
-        f"errors, Z = {z}, p = {found['p_value']:.3g}"
+        f"errors, Z = {z}, {p_value_text(found['p_value'])}"
     )
 
 

@@ -21,17 +21,35 @@ def download_bundle(uri: str, folder: Path | None = None, option: str = "") -> P
         option: The option of a command that names the model, for the remedy.
 
     Raises:
-        ValueError: If the registry has no such model.
+        ValueError: If the registry has no such model, or the model's files cannot be read, or are not Starling's.
     """
     api = client()
     try:
         local = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=folder and str(folder)))
     except (MlflowException, OSError) as error:
+        if location := _location(api, uri):
+            raise ValueError(
+                f"{uri} is in the registry at {shown_mlflow_uri()}, but its files at {location} cannot be read: "
+                f"make them readable, or give another version ({error})"
+            ) from error
         raise ValueError(
             f"{uri} is not in the registry at {shown_mlflow_uri()}: {_missing(api, uri, option)}, "
             f"or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
         ) from error
-    return next(local.rglob("bundle.json")).parent
+    found = next(local.rglob("bundle.json"), None)
+    if found is None:
+        raise ValueError(f"{uri} was not made by Starling: it has no bundle.json. Give another model")
+    return found.parent
+
+
+def _location(api: mlflow.MlflowClient, uri: str) -> str:
+    """Where a version's files should be; empty if the registry does not have it, or does not answer."""
+    name, mark, which = re.split("([@/])", uri.removeprefix("models:/") + "/", maxsplit=1)
+    which = which.rstrip("/")
+    with suppress(MlflowException, OSError):
+        version = which if mark == "/" else api.get_model_version_by_alias(name, which).version
+        return str(api.get_model_version_download_uri(name, version))
+    return ""
 
 
 def _missing(api: mlflow.MlflowClient, uri: str, option: str) -> str:

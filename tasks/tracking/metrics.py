@@ -2,9 +2,10 @@
 
 Metric names: `training/loss`, `training/lr`, ... averaged over the learners at the total of their steps;
 `training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders and the metrics in
-them by name, and shows metrics without a folder below. So the folder with `training-learners/<field>.<node>.<rank>` of
-one learner at its own steps, and `training-learners/valid_loss.<node>` of a node per epoch, follows; trainings of many
-learners have none. The last one, `training-progress/`, has what only grows: time, epochs and amounts of data.
+them by name, and shows metrics without a folder below. So the folders of less interest have later names.
+`training-engine/` has the speed, the number of nodes, and the figures of the exchange. `training-learners/` has
+`<field>.<node>.<rank>` of one learner at its own steps, and `valid_loss.<node>` of a node per epoch; trainings of many
+learners have none. `training-progress/` has what only grows: time, epochs and amounts of data.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
 Entries without a learner (trainings of one process, older versions) become metrics of the training.
 
@@ -30,8 +31,14 @@ _LEARNER_FIELDS = (
     *("step_s", "exchange_s", "exchanges_per_step", "staleness", "distance", "failed", "divided"),
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "exchanges_per_step", "staleness", "distance")
-_TRAINING, _LEARNERS, _PROGRESS = "training/", "training-learners/", "training-progress/"
-_PROGRESS_FIELDS = ("audio_seconds", "elapsed", "epoch", "repeated", "unalignable", "utterances")
+_TRAINING, _LEARNERS = "training/", "training-learners/"
+_ENGINE, _PROGRESS = "training-engine/", "training-progress/"
+_FOLDERS = {
+    **dict.fromkeys(("distance", "exchange_s", "exchanges_per_step", "nodes", "staleness", "step_s"), _ENGINE),
+    **dict.fromkeys(("throughput", "failed", "divided"), _ENGINE),
+    **dict.fromkeys(("audio_seconds", "elapsed", "epoch", "repeated", "unalignable", "utterances"), _PROGRESS),
+}
+"""Folders of the fields of the whole training that are not in `training/`."""
 ELAPSED = f"{_PROGRESS}elapsed"
 """Metric: seconds of training over all sessions, without the pauses between them."""
 _SYSTEM = "system/"
@@ -285,9 +292,7 @@ class Translator:
     ) -> list[MetricPoint]:
         """Points of the training as a whole, in their folders."""
         return [
-            point
-            for name in names
-            for point in self._points(entry, [name], at_ms, step, _PROGRESS if name in _PROGRESS_FIELDS else _TRAINING)
+            point for name in names for point in self._points(entry, [name], at_ms, step, _FOLDERS.get(name, _TRAINING))
         ]
 
     def _points_of_one(

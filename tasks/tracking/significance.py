@@ -21,7 +21,7 @@ from speech.decoding import DecodeConfig
 from speech.scoring import UtteranceScore, compare_systems
 from storage.reading import ShardError
 from tasks.config.decoding import uses_stage
-from tasks.figures import percent
+from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run
 from tasks.stages.decode import decode_with, scored_sets
 from tasks.stages.prepare import read_table
@@ -67,6 +67,8 @@ class Decision:
     """The utterances whose errors changed most, with both hypotheses."""
     forced: bool = False
     """Whether a user overrode or skipped the comparison."""
+    untrained: bool = False
+    """Whether the model is not champion because it has learned nothing."""
 
     def numbers(self) -> dict[str, str]:
         """Tags of the challenger's version."""
@@ -163,8 +165,9 @@ def decide(run: Run, champion: Any | None) -> Decision:
     total = max(1, sum(words))
     wer_a, wer_b = sum(theirs) / total, sum(own) / total
     verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[found.better]
-    p_text = f"p = {found.p_value:.3g}" if found.p_value >= 0.001 else "p < 0.001"
-    reason = f"WER {percent(wer_b)} {verdict} version {champion.version}'s {percent(wer_a)} ({p_text})"
+    reason = (
+        f"WER {percent(wer_b)} {verdict} version {champion.version}'s {percent(wer_a)} ({p_value_text(found.p_value)})"
+    )
     if decoders["champion"] != decoders["challenger"]:
         reason += f"; decoded by {decoders['challenger']}, the champion by {decoders['champion']}"
     return Decision(
@@ -191,6 +194,7 @@ def _decide_first(run: Run) -> Decision:
         False,
         f"stays challenger, although there is no champion: {why}, so it has learned nothing yet. {LEARN_MORE}. "
         f"`starling promote {run.config.model_name} --force --reason TEXT` makes it champion nevertheless",
+        untrained=True,
     )
 
 

@@ -142,6 +142,6 @@ def test_the_warning_is_printed_for_models_that_were_just_trained(finished):
 def test_a_decision_that_says_what_helps_replaces_the_warning(finished):
     found = summarize(finished)
     found |= {"sets": {"test": found["sets"]["test"] | {"sub": found["sets"]["test"]["words"]}}}
-    text = printed(found | {"decision": f"stays challenger [so far]. {LEARN_MORE}."})
+    text = printed(found | {"decision": f"stays challenger [so far]. {LEARN_MORE}.", "untrained": True})
     assert "stays challenger [so far]" in text
     assert "warning no word" not in text

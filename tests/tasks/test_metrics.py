@@ -31,19 +31,21 @@ def test_metrics_are_written_per_learner_and_globally():
     assert series(points, "training-learners/loss.0.0") == [(1, 1.0), (2, 1.0), (3, 1.0)]
     assert series(points, "training-learners/loss.1.0") == [(1, 3.0), (2, 3.0), (3, 3.0)]
     assert series(points, "training/loss") == [(2, 2.0), (4, 2.0), (6, 2.0)]
-    assert series(points, "training/nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
+    assert series(points, "training-engine/nodes") == [(2, 2.0), (4, 2.0), (6, 2.0)]
 
 
 def test_folder_that_mlflow_shows_first_has_losses_and_error_rates_and_not_what_only_grows():
     valid = {"kind": "valid", "epoch": 1, "step": 2, "valid_loss": 1.5, "valid_wer": 0.5, "train_loss": 2.0}
     valid |= {"audio_seconds": 9.0, "unalignable": 0, "elapsed": 3.0}
-    points, _ = translate([step("0.0", 1, audio_seconds=4.0, utterances=2), step("0.0", 2), valid])
+    exchange = {"distance": 0.1, "exchange_s": 0.2, "exchanges_per_step": 1.0, "staleness": 1.0, "step_s": 0.5}
+    points, _ = translate([step("0.0", 1, audio_seconds=4.0, utterances=2), step("0.0", 2, **exchange), valid])
     folders = {}
     for point in points:
         folder, _, name = point.name.rpartition("/")
         folders.setdefault(folder, set()).add(name)
-    assert sorted(folders) == ["training", "training-learners", "training-progress"]
-    assert folders["training"] == {"loss", "lr", "nodes", "train_loss", "valid_loss", "valid_wer"}
+    assert sorted(folders) == ["training", "training-engine", "training-learners", "training-progress"]
+    assert folders["training"] == {"loss", "lr", "train_loss", "valid_loss", "valid_wer"}
+    assert folders["training-engine"] == {"nodes", *exchange}
     assert folders["training-progress"] == {"audio_seconds", "elapsed", "epoch", "unalignable"}
 
 
@@ -53,7 +55,7 @@ def test_metrics_of_learners_and_nodes_can_be_omitted():
     with_learners, translator = translate(entries), Translator(learners=False)
     without = [point for entry in entries for point in translator.feed(entry)]
     assert {point.name for point in without} == {p.name for p in with_learners[0] if "learners/" not in p.name}
-    assert {"training/loss", "training/valid_loss", "training/nodes"} <= {point.name for point in without}
+    assert {"training/loss", "training/valid_loss", "training-engine/nodes"} <= {point.name for point in without}
     # corrections after a resume neither
     assert not [p for p in closing_points(translator, entries[:3]) if p.name.startswith("training-learners/")]
 

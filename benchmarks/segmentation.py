@@ -2,7 +2,8 @@
 
 The clips of the configuration's test set are recognized three ways: as they are; each with a pause before and after it;
 and joined to recordings of about two minutes, with pauses of 0.5 to 2 s between clips. Pauses are white noise of some
-level. Each way is transcribed with every voice activity detector. The same command gives the same recordings.
+level. Each way is transcribed with every voice activity detector, or those of `--detectors`. The same command gives
+the same recordings.
 """
 
 import json
@@ -57,12 +58,14 @@ def wer(transcriber: Transcriber, recordings: list[Recording]) -> float:
     return float(score_sets(rows).wer)
 
 
-def measure(transcriber: Transcriber, clips: list[Recording], levels: list[float | None]) -> list[dict[str, object]]:
+def measure(
+    transcriber: Transcriber, clips: list[Recording], levels: list[float | None], detectors: list[str]
+) -> list[dict[str, object]]:
     """One row for each detector and level of the pauses."""
     rate = transcriber.sample_rate
     rows: list[dict[str, object]] = []
-    for kind, detector in DETECTORS.items():
-        transcriber.vad = detector(detector.config())
+    for kind in detectors:
+        transcriber.vad = DETECTORS[kind](DETECTORS[kind].config())
         clean = wer(transcriber, clips)
         for level in levels:
             around = [
@@ -88,12 +91,14 @@ def _line(row: dict[str, object]) -> str:
 
 def main() -> None:
     """Run and print."""
-    options = clip_arguments(__doc__, 200, (-60.0, -40.0)).parse_args()
+    parser = clip_arguments(__doc__, 200, (-60.0, -40.0))
+    parser.add_argument("--detectors", nargs="+", choices=DETECTORS, default=list(DETECTORS))
+    options = parser.parse_args()
     with redirect_stdout(sys.stderr):
         transcriber, run = open_model(options)
         waves, said = load_clips(run, options.test_set, options.clips, transcriber.sample_rate)
         clips = [Recording(wave, text, speaker) for wave, (_, text, speaker) in zip(waves, said, strict=True)]
-        rows = measure(transcriber, clips, [None, *options.levels])
+        rows = measure(transcriber, clips, [None, *options.levels], options.detectors)
     if options.json:
         print(json.dumps(rows))
         return

@@ -1,0 +1,153 @@
+"""What decoding with a graph costs, step by step and by the width of the search.
+
+    python -m benchmarks.graph_decoding --config configs/mini_librispeech_hybrid.yaml --model models:/… --clips 24
+
+Recognizes clips of the configuration's test set with one thread. Prints CPU seconds, real-time factor and WER of the
+adaptation to speakers, of the network, of the best path by beam and number of states, and of lists of hypotheses that
+are ranked again, by the widths of search and lattice; for the lists also the WER of their best hypotheses (oracle).
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.silence import clip_arguments, load_clips, open_model
+from speech.decoding import GraphDecoder
+from speech.decoding.graph import GraphConfig, search_options
+from speech.hmm.priors import scaled_likelihoods
+from speech.hmm.utterances import by_speaker
+from speech.recognizer import Recognizer, Scores
+from speech.scoring.counts import score_utterance
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+
+class Measurement:
+    """Clips, and a table that grows by a row for each step.
+
+    Args:
+        waves: Waveforms.
+        said: Id, text and speaker of each.
+        sample_rate: Hz.
+    """
+
+    def __init__(self, waves: Sequence[Tensor], said: Sequence[tuple[str, str, str]], sample_rate: int) -> None:
+        self.waves, self.said = waves, said
+        self.seconds = sum(map(len, waves)) / sample_rate
+        self.rows: list[Row] = []
+
+    def step(self, name: str, work: Iterable[T]) -> list[T]:
+        """Do a step, which computes its results one by one, and add a row with what it cost."""
+        began = time.process_time()
+        found = list(work)
+        cpu_s = time.process_time() - began
+        self.rows.append({"step": name, "cpu_s": cpu_s, "real_time_factor": cpu_s / self.seconds})
+        print(f"{name}: {cpu_s:.1f} s", file=sys.stderr, flush=True)
+        return found
+
+    def wer(self, texts: Sequence[Sequence[str]]) -> float:
+        """Word error rate of the best of some hypotheses for each clip."""
+        counts = [
+            min((score_utterance(said, text) for text in found or [""]), key=lambda one: one.errors)
+            for (_, said, _), found in zip(self.said, texts, strict=True)
+        ]
+        return sum(one.errors for one in counts) / sum(one.ref_words for one in counts)
+
+
+def adapted(recognizer: Recognizer, measured: Measurement) -> Iterator[Tensor]:
+    """Features of the clips, adapted to their speakers."""
+    features: list[Tensor] = [torch.empty(0)] * len(measured.waves)
+    for places in by_speaker([speaker for _, _, speaker in measured.said]).values():
+        found = recognizer.adapted([measured.waves[place] for place in places])
+        for place, one in zip(places, found, strict=True):
+            features[place] = one
+    yield from features
+
+
+def widths(cfg: GraphConfig, beams: Sequence[float], sizes: Sequence[int]) -> list[GraphConfig]:
+    """The configuration with each beam and number of states."""
+    return [cfg.model_copy(update={"beam": beam, "max_active": size}) for beam, size in product(beams, sizes)]
+
+
+def measure_best_paths(
+    decoder: GraphDecoder, measured: Measurement, outputs: Sequence[Scores], configs: Sequence[GraphConfig]
+) -> None:
+    """The best path with each configuration."""
+    states = decoder.states
+    assert states is not None
+    likelihoods: list[NDArray[np.float32]] = [
+        scaled_likelihoods(one.log_probs[0].numpy(), states.log_priors, states.frame_factor) for one in outputs
+    ]
+    for cfg in configs:
+        search = decoder.search.with_options(search_options(cfg))
+        found = measured.step(f"best path, beam {cfg.beam:g}, {cfg.max_active:,} states", map(search, likelihoods))
+        measured.rows[-1]["wer"] = measured.wer([[" ".join(one.words)] for one in found])
+
+
+def measure_lists(
+    decoder: GraphDecoder, measured: Measurement, outputs: Sequence[Scores], configs: Sequence[GraphConfig]
+) -> None:
+    """Lists of hypotheses with each configuration, ranked again."""
+    for cfg in configs:
+        lists = decoder.with_config(cfg.with_nbest(cfg.hypotheses))
+        found = measured.step(
+            f"list, beam {cfg.beam:g}, {cfg.max_active:,} states, lattice beam {cfg.lattice_beam:g}",
+            (lists.decode(one.log_probs, one.frames)[0] for one in outputs),
+        )
+        row = measured.rows[-1]
+        row["wer"] = measured.wer([[one.text] for one in found])
+        row["oracle"] = measured.wer([[one.text, *(other.text for other in one.nbest)] for one in found])
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown."""
+    lines = ["| step | CPU seconds | real-time factor | WER | oracle |", "|---|---|---|---|---|"]
+    for row in rows:
+        rates = " | ".join(f"{100 * row[name]:.2f} %" if name in row else "" for name in ("wer", "oracle"))
+        lines.append(f"| {row['step']} | {row['cpu_s']:.1f} | {row['real_time_factor']:.3f} | {rates} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = clip_arguments(__doc__, 24, ())
+    parser.add_argument("--beams", type=float, nargs="+", default=[8.0, 10.0, 12.0])
+    parser.add_argument("--states", type=int, nargs="+", default=[2000, 7000], help="most states of a frame")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with redirect_stdout(sys.stderr):
+        transcriber, run = open_model(options)
+        recognizer = transcriber.recognizer
+        if not isinstance(recognizer.decoder, GraphDecoder):
+            raise SystemExit("this model is not decoded with a graph: give --model one that is")
+        decoder = recognizer.decoder
+        waves, said = load_clips(run, options.test_set, options.clips, recognizer.spec.sample_rate)
+        measured = Measurement(waves, said, recognizer.spec.sample_rate)
+        decoder.prepare()
+        decoder.search.nbest(np.zeros((1, decoder.num_outputs), dtype=np.float32), 1, 1.0)  # reads the graph once more
+        inputs: Sequence[Tensor] = waves
+        if recognizer.adapts:
+            inputs = measured.step("adaptation", adapted(recognizer, measured))
+        outputs = measured.step("network", (recognizer.scores(one[None], torch.tensor([len(one)])) for one in inputs))
+        configs = widths(decoder.cfg, options.beams, options.states)
+        measure_best_paths(decoder, measured, outputs, configs)
+        narrower = decoder.cfg.model_copy(update={"lattice_beam": 0.75 * decoder.cfg.lattice_beam})
+        measure_lists(decoder, measured, outputs, [*configs, narrower])
+    if options.json:
+        print(json.dumps({"seconds": measured.seconds, "rows": measured.rows}))
+        return
+    print(f"{len(waves)} clips, {measured.seconds:.0f} s of speech\n\n{table(measured.rows)}")
+
+
+if __name__ == "__main__":
+    main()

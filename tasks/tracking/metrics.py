@@ -3,9 +3,10 @@
 Metric names: `training/loss`, `training/lr`, ... averaged over the learners at the total of their steps;
 `training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders and the metrics in
 them by name, and shows metrics without a folder below. So the folders of less interest have later names.
-`training-engine/` has the speed, the number of nodes, and the figures of the exchange. `training-learners/` has
-`<field>.<node>.<rank>` of one learner at its own steps, and `valid_loss.<node>` of a node per epoch; trainings of many
-learners have none. `training-progress/` has what only grows: time, epochs and amounts of data.
+`training-engine/` has the speed, the number of nodes, and the figures of the exchange. `training-final/` has the figures
+of the model that is kept. `training-learners/` has `<field>.<node>.<rank>` of one learner at its own steps, and
+`valid_loss.<node>` of a node per epoch; trainings of many learners have none. `training-progress/` has what only grows:
+time, epochs and amounts of data.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
 Entries without a learner (trainings of one process, older versions) become metrics of the training.
 
@@ -32,7 +33,7 @@ _LEARNER_FIELDS = (
 )
 _MEAN_FIELDS = ("loss", "lr", "grad_norm", "step_s", "exchange_s", "exchanges_per_step", "staleness", "distance")
 _TRAINING, _LEARNERS = "training/", "training-learners/"
-_ENGINE, _PROGRESS = "training-engine/", "training-progress/"
+_ENGINE, _FINAL, _PROGRESS = "training-engine/", "training-final/", "training-progress/"
 _FOLDERS = {
     **dict.fromkeys(("distance", "exchange_s", "exchanges_per_step", "nodes", "staleness", "step_s"), _ENGINE),
     **dict.fromkeys(("throughput", "failed", "divided"), _ENGINE),
@@ -277,7 +278,7 @@ class Translator:
         self._step = step = max(self._step, _steps(entry.get("step", 0)))
         if entry["kind"] == "end":
             names = [name for name in entry if name.startswith("valid_")]
-            return self._points(entry, names, at_ms, step, f"{_TRAINING}final.")
+            return self._points(entry, names, at_ms, step, _FINAL)
         if entry["kind"] == "epoch":
             return self._points_of_all(entry, ("repeated",), at_ms, step)
         names = [name for name in entry if name not in ("kind", "step", "epochs")]

@@ -132,7 +132,7 @@ def test_epoch_has_validation_of_average_and_each_replica():
     assert series(points, "training/train_loss") == [(40, 2.0)]
     assert series(points, "training-progress/elapsed") == [(40, 9.0)]
     assert series(points, "training-progress/repeated") == [(40, 3.0)]
-    assert series(points, "training/final.valid_loss") == [(41, 1.4)]
+    assert series(points, "training-final/valid_loss") == [(41, 1.4)]
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), "text", True, [1]])

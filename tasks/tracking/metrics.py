@@ -3,8 +3,8 @@
 Metric names: `training/loss`, `training/lr`, ... averaged over the learners at the total of their steps;
 `training/valid_loss`, `training/valid_wer` and `training/train_loss` per epoch. MLflow sorts folders and the metrics in
 them by name, and shows metrics without a folder below. So the folders of less interest have later names.
-`training-engine/` has the speed, the number of nodes, and the figures of the exchange. `training-final/` has the figures
-of the model that is kept. `training-learners/` has `<field>.<node>.<rank>` of one learner at its own steps, and
+`training-engine/` has the speed, the number of nodes, and the figures of the exchange; `training-final/` the figures of
+the model that is kept; `training-learners/` `<field>.<node>.<rank>` of one learner at its own steps, and
 `valid_loss.<node>` of a node per epoch; trainings of many learners have none. `training-progress/` has what only grows:
 time, epochs and amounts of data.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.

@@ -37,23 +37,45 @@ def posteriors(scores: Sequence[float]) -> list[float]:
     return found
 
 
-def word_confidences(found: Sequence[WordPath], shares: Sequence[float], which: int = 0) -> list[float]:
-    """For each word of a hypothesis, the posteriors of those that have it at overlapping times, added up.
+class _WordPosteriors:
+    """Posteriors of words at their times, over the hypotheses of an utterance.
+
+    Hypotheses share most words and times, so a word at a time is computed once.
+
+    Args:
+        found: Hypotheses.
+        shares: Their posteriors.
+    """
+
+    def __init__(self, found: Sequence[WordPath], shares: Sequence[float]) -> None:
+        self._shares = np.asarray(shares, dtype=np.float64)
+        places: dict[str, list[tuple[int, int, int]]] = {}
+        for number, one in enumerate(found):
+            for word, (begin, end) in zip(one.words, one.spans, strict=True):
+                places.setdefault(word, []).append((begin, end, number))
+        self._places = {word: np.array(found).T for word, found in places.items()}
+        self._known: dict[tuple[str, tuple[int, int]], float] = {}
+
+    def __call__(self, one: WordPath) -> list[float]:
+        """For each word of a hypothesis, the posteriors of those that have it at overlapping times, added up."""
+        return [self._posterior(word, span) for word, span in zip(one.words, one.spans, strict=True)]
+
+    def _posterior(self, word: str, span: tuple[int, int]) -> float:
+        if (word, span) not in self._known:
+            begins, ends, numbers = self._places[word]
+            having = np.unique(numbers[(begins < span[1]) & (span[0] < ends)])
+            self._known[word, span] = min(1.0, float(self._shares[having].sum()))
+        return self._known[word, span]
+
+
+def word_confidences(found: Sequence[WordPath], shares: Sequence[float]) -> list[float]:
+    """For each word of the first hypothesis, the posteriors of those that have it at overlapping times, added up.
 
     Args:
         found: Hypotheses, the best first.
         shares: Their posteriors.
-        which: Number of the hypothesis.
     """
-    chosen = found[which]
-    totals = np.zeros(len(chosen.words))
-    for other, share in zip(found, shares, strict=True):
-        places: dict[str, list[tuple[int, int]]] = {}
-        for word, span in zip(other.words, other.spans, strict=True):
-            places.setdefault(word, []).append(span)
-        for number, (word, (begin, end)) in enumerate(zip(chosen.words, chosen.spans, strict=True)):
-            totals[number] += share * any(first < end and begin < last for first, last in places.get(word, ()))
-    return [min(1.0, float(total)) for total in totals]
+    return _WordPosteriors(found, shares)(found[0])
 
 
 def silence_posterior(found: Sequence[WordPath], shares: Sequence[float]) -> float:
@@ -71,9 +93,10 @@ def alternatives(found: Sequence[WordPath], shares: Sequence[float], count: int)
     """
     if count < 2:
         return []
+    confidences = _WordPosteriors(found, shares)
     return [
-        Alternative(" ".join(one.words), one.score, share, list(one.spans), word_confidences(found, shares, number))
-        for number, (one, share) in enumerate(zip(found[:count], shares, strict=False))
+        Alternative(" ".join(one.words), one.score, share, list(one.spans), confidences(one))
+        for one, share in zip(found[:count], shares, strict=False)
     ]
 
 

@@ -22,7 +22,7 @@ from flows.cli.common import (
     progress_bars,
     say,
 )
-from flows.cli.configs import YAML_SUFFIXES, complete_path
+from flows.cli.configs import YAML_SUFFIXES, complete_config_or_file, complete_path
 from flows.cli.found_corpus import HELP, corpus_data
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-DataArgument = Annotated[Path, typer.Argument(metavar="CORPUS", help=HELP, autocompletion=complete_path)]
+DataArgument = Annotated[Path, typer.Argument(metavar="CORPUS", help=HELP, autocompletion=complete_config_or_file)]
 
 
 @friendly

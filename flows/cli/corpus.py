@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from flows.cli import corpus_download
 from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, friendly, out, print_json, print_line
-from flows.cli.configs import complete_path
+from flows.cli.configs import complete_config_or_file
 from flows.cli.found_corpus import HELP, corpus_data
 from flows.cli.tables import print_table
 
@@ -63,7 +63,7 @@ def _sizes(download: Any) -> dict[str, int]:
 @friendly
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="CORPUS", help=HELP, show_default=False, autocompletion=complete_path)
+        Path, typer.Argument(metavar="CORPUS", help=HELP, show_default=False, autocompletion=complete_config_or_file)
     ],
     kind: Annotated[str, typer.Option("--kind", "-k", help="Layout. Default: detected.")] = "",
     limit: Annotated[int, typer.Option("--limit", help="Read only this many utterances; 0: all.")] = 0,

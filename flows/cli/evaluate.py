@@ -19,7 +19,7 @@ from flows.cli.common import (
     progress_bars,
     say,
 )
-from flows.cli.configs import complete_path
+from flows.cli.configs import complete_config_or_file
 from flows.cli.found_corpus import HELP, corpus_data
 from flows.cli.run import NoPrefectOption
 
@@ -30,7 +30,7 @@ def evaluate(
         str,
         typer.Argument(help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder."),
     ],
-    corpus: Annotated[Path, typer.Argument(help=HELP, autocompletion=complete_path)],
+    corpus: Annotated[Path, typer.Argument(help=HELP, autocompletion=complete_config_or_file)],
     kind: Annotated[str, typer.Option("--kind", help="Layout. Default: detected.", show_default=False)] = "auto",
     split: Annotated[str, typer.Option("--split", help="Score only this part of the corpus, such as test.")] = "",
     language: Annotated[str, typer.Option("--language", help="Language of the transcripts.")] = "en",

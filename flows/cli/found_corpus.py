@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.cli.common import print_line
-from flows.cli.configs import YAML_SUFFIXES
+from flows.cli.configs import YAML_SUFFIXES, packaged_configs
 
 if TYPE_CHECKING:
     from tasks.config.data import DataConfig
 
-HELP = "Folder of recordings with transcripts, a table, a manifest, or a YAML configuration, whose sources are taken."
+HELP = (
+    "Folder of recordings with transcripts, a table, a manifest, or a configuration (YAML file or packaged name), whose "
+    "sources are taken."
+)
 
 
 def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool = True) -> "DataConfig":
@@ -20,7 +23,7 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
     What was taken for what is printed on standard error, unless the corpus is one source without other column names.
 
     Args:
-        path: The corpus or configuration.
+        path: The corpus or configuration; if there is no such file or folder, the name of a packaged configuration.
         kind: Layout of the corpus; detected if it is empty or "auto".
         language: Language of its transcripts.
         sets: Whether the parts of the corpus are to be told apart.
@@ -35,6 +38,8 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
     from tasks.dataset.discovery import find_corpus
 
     path = path.expanduser()
+    if not path.exists():
+        path = packaged_configs().get(str(path), path)
     if path.suffix in YAML_SUFFIXES and not path.is_dir():
         if kind not in ("", "auto") or language != "en":
             raise ValueError(f"{path} gives the kind and language of its sources: remove --kind and --language")

@@ -128,9 +128,8 @@ def _coverage_table(coverages: "dict[str, Coverage]") -> Table:
     for name, coverage in coverages.items():
         for origin, types in sorted(coverage.types.items()):
             running, total = coverage.running[origin], coverage.running.total()
-            share = percent(running / total) if total else ""
-            words = percent(types / coverage.types.total(), 1)
-            table.add_row(name, origin, f"{types:,}", words, f"{running:,}", share)
+            occurrences = (f"{running:,}", percent(running / total)) if total else ("–", "–")
+            table.add_row(name, origin, f"{types:,}", percent(types / coverage.types.total(), 1), *occurrences)
     return table
 
 

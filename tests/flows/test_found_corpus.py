@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from command_line import invoke
@@ -34,6 +35,13 @@ def add_parts(recordings):
     table = recordings / "digits.csv"
     header, *rows = csv.reader(table.read_text().splitlines())
     write(table, [(*header, "part"), *((*row, ("train", "eval")[n % 3 == 0]) for n, row in enumerate(rows))])
+
+
+def test_a_packaged_configuration_is_found_by_name_unless_a_folder_has_it(recordings, monkeypatch):
+    monkeypatch.chdir(recordings.parent)
+    assert [source.kind for source in corpus_data(Path("demo")).sources] == ["synthetic"]
+    recordings.rename(recordings.parent / "demo")
+    assert [source.kind for source in corpus_data(Path("demo")).sources] == ["table"]
 
 
 @pytest.mark.parametrize("name", [".", "digits.csv"])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tasks.config.data import DataConfig
 
 HELP = (
-    "Folder of recordings with transcripts, a table, a manifest, or a configuration (YAML file or packaged name), whose "
+    "Folder of recordings and transcripts, a table, a manifest, or a configuration (YAML file or packaged name), whose "
     "sources are taken."
 )
 

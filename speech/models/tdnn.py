@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TdnnConfig(ModelConfig):
-    """Factorized time-delay network; about 2.5 million parameters with the defaults and 2,000 tied states."""
+    """Factorized time-delay network; about 2.1 million parameters with the defaults and 2,000 tied states."""
 
     kind: Literal["tdnn"] = "tdnn"
     can_be_split: ClassVar[bool] = True

@@ -154,7 +154,7 @@ class GraphDecoder(Decoder):
     reads = "states"
     slow = True
     native = ("_search", "_rescorer")
-    packages = ("kaldifst", "kaldi-decoder", "kaldilm")
+    packages = ("kaldifst", "kaldi-decoder", "kaldilm", "flashlight-text")  # the last one reads the second model
     cfg: GraphConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

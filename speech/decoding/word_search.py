@@ -17,6 +17,7 @@ language model keeps inside the lexicon: see `trie_lm`.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
@@ -167,6 +168,9 @@ class PieceSearch(WordSearch):
         from speech.decoding.trie_lm import TrieLm
 
         size = self.tokenizer.size
+        # The search and the language model hold one utterance at a time. The language model is in Python, so the GIL
+        # changes hands inside the search, and a server recognizes in several threads.
+        self._one_at_a_time = threading.Lock()
         # kept here, since the decoder does not keep it
         self._trie_lm = TrieLm(self.lm, self._trie, options.lm_weight, options.word_score)
         native = LexiconFreeDecoderOptions(
@@ -184,7 +188,8 @@ class PieceSearch(WordSearch):
     def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
         width = self.tokenizer.size + 1
         emissions = emissions_for(log_probs, width, len(log_probs))
-        found = self._native.decode(emissions.ctypes.data, len(log_probs), width)
+        with self._one_at_a_time:
+            found = self._native.decode(emissions.ctypes.data, len(log_probs), width)
         complete = [one for one in found if one.score > _INCOMPLETE]
         return [self._path(one) for one in complete or found[:1]]
 

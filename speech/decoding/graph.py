@@ -181,10 +181,11 @@ class GraphDecoder(Decoder):
         if self._search is None:
             from speech.hmm.graph_files import open_search
 
-            self._search = open_search(self.cfg, self.num_outputs)
+            search = open_search(self.cfg, self.num_outputs)
             if self.cfg.rescore_lm:
                 first = self.cfg.graph_lm or self.cfg.lm
-                self._rescorer = Rescorer(first, self.cfg.rescore_lm, self._search.words.words)
+                self._rescorer = Rescorer(first, self.cfg.rescore_lm, search.words.words)
+            self._search = search  # last: other threads decode as soon as it is there
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         self.prepare()

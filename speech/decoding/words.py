@@ -97,9 +97,10 @@ class WordsDecoder(Decoder):
             DecodeError: No word can be spelled in the model's tokens.
         """
         if self._search is None:
-            self._search = self._build()
+            search = self._build()
             if self.cfg.rescore_lm:
-                self._rescorer = Rescorer(self.cfg.lm, self.cfg.rescore_lm, self._search.words)
+                self._rescorer = Rescorer(self.cfg.lm, self.cfg.rescore_lm, search.words)
+            self._search = search  # last: other threads decode as soon as it is there
 
     def _build(self) -> WordSearch:
         cfg = self.cfg

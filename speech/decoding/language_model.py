@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from speech.native_output import without_lines
 _PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
 _HEADER_LINES = 100
 _GZIP = b"\x1f\x8b"
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What reading a packed file raises that is cut off or damaged."""
 NOT_WORDS = frozenset(
     {"<s>", "</s>", "<S>", "</S>", "<unk>", "<UNK>", "<eps>", "<SIL>", "!SIL", "SIL", "<SPOKEN_NOISE>", "#0"}
 )
@@ -164,8 +167,13 @@ def _lines(path: Path) -> Iterator[str]:
             packed = file.peek(2)[:2] == _GZIP
             with io.TextIOWrapper(gzip.open(file) if packed else file, "utf-8", errors="replace") as text:
                 yield from text
-    except OSError as error:
-        raise LanguageModelError(f"the language model {path} cannot be read: {error}") from error
+    except (OSError, *DAMAGED) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> LanguageModelError:
+    """The error for a language model that cannot be read."""
+    return LanguageModelError(f"the language model {path} cannot be read: {error}; write it again, or copy it again")
 
 
 def read_words(path: str) -> list[str]:

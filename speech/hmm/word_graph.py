@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speech.decoding.language_model import arpa_words
+from speech.decoding.language_model import DAMAGED, arpa_words, unreadable
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
@@ -85,6 +85,9 @@ def _plain(arpa: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lm.arpa"
-        with gzip.open(arpa, "rb") as source, path.open("wb") as target:
-            shutil.copyfileobj(source, target)
+        try:
+            with gzip.open(arpa, "rb") as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        except DAMAGED as error:
+            raise unreadable(arpa, error) from error
         yield path

@@ -106,4 +106,5 @@ def _pieces(vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: i
     pad = int(vad.cfg.pad_s * rate)
     for (start, end), left, right in zip(merged, borders, borders[1:], strict=False):
         first, last = max(left, start - pad), min(right, end + pad)
-        yield SpeechSegment(wave[first:last], (before + first) / rate, rate)
+        # a copy: a slice would keep the whole block in memory, and pieces wait to be recognized together
+        yield SpeechSegment(wave[first:last].clone(), (before + first) / rate, rate)

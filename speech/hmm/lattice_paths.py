@@ -21,7 +21,8 @@ from speech.hmm.lattice import Lattice
 _DIGITS = 7
 """Prefixes whose states' costs differ from each other by the same, to this many digits, go on in the same way."""
 _WORK = 3_000_000
-"""Arcs that are looked at for one utterance, some seconds; the sentences found by then are the best ones."""
+"""Arcs that are looked at for one utterance, some seconds; the sentences found by then are the best ones.
+If there is none, the best path is followed directly."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,11 @@ class _Sentences:
         limit = self.remaining[0] + self.beam
         begin = _Prefix(None, 0, 0.0, {0: (0.0, -1)})
         waiting: list[tuple[float, int, _Prefix, int]] = [(self.remaining[0], next(numbers), begin, -1)]
+        found = False
         while waiting and self._work < _WORK:
             _, _, prefix, end = heapq.heappop(waiting)
             if end >= 0:
+                found = True
                 yield self._path(prefix, end)
                 continue
             step = prefix.step = self._step(prefix)
@@ -116,6 +119,8 @@ class _Sentences:
                     relative = {state: (cost - best, arc) for state, (cost, arc) in states.items()}
                     longer = _Prefix(prefix, word, prefix.cost + best, relative)
                     heapq.heappush(waiting, (total, next(numbers), longer, -1))
+        if not found:
+            yield self._best()
 
     def _step(self, prefix: _Prefix) -> _Step:
         """What follows a prefix; the same for all prefixes with equal states and relative costs."""
@@ -166,12 +171,26 @@ class _Sentences:
                 arcs.append(here.states[state][1])
                 state = int(sources[arcs[-1]])
             here = here.before
-        chosen = np.asarray(arcs[::-1], dtype=np.int64)
+        return self._of_arcs(arcs[::-1], last)
+
+    def _best(self) -> LatticePath:
+        """The best path of all, for lattices so large that the work ends before any sentence does."""
+        arcs: list[int] = []
+        state = 0
+        while self.remaining[state] < self.finals[state]:
+            leaving = range(self.first[state], self.first[state + 1])
+            arcs.append(min(leaving, key=lambda arc: self.costs[arc] + self.remaining[self.targets[arc]]))
+            state = self.targets[arcs[-1]]
+        return self._of_arcs(arcs, state)
+
+    def _of_arcs(self, arcs: list[int], last: int) -> LatticePath:
+        """The path over some arcs, in order, that ends in a state."""
+        chosen = np.asarray(arcs, dtype=np.int64)
         spoken = chosen[self.lattice.words[chosen] > 0]
         pdfs = self.lattice.pdfs[chosen]
         return LatticePath(
             words=tuple(self.lattice.words[spoken].tolist()),
-            starts=tuple(self.lattice.frames[sources[spoken]].tolist()),
+            starts=tuple(self.lattice.frames[self.lattice.sources[spoken]].tolist()),
             pdfs=pdfs[pdfs >= 0],
             graph=float(self.lattice.graph[chosen].sum() + self.lattice.finals[last]),
             acoustic=float(self.lattice.acoustic[chosen].sum()),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from speech.decoding import Hypothesis
-from speech.words import Word, placed_words
+from speech.words import FrameTimes, Word, placed_words
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,12 @@ NOTHING = TimedAlternative("", 0.0, 1.0)
 """The only hypothesis of a piece without any."""
 
 
-def timed_alternatives(hypothesis: Hypothesis, frame_seconds: float, offset: float) -> list[TimedAlternative]:
+def timed_alternatives(hypothesis: Hypothesis, times: FrameTimes) -> list[TimedAlternative]:
     """The best hypotheses of a piece; itself if there are no others.
 
     Args:
         hypothesis: What the decoder found.
-        frame_seconds: Frame shift in seconds.
-        offset: Start time of the first frame in seconds.
+        times: Of the frames.
     """
     if not hypothesis.nbest:
         return [TimedAlternative(hypothesis.text, hypothesis.score, 1.0)]
@@ -40,7 +39,7 @@ def timed_alternatives(hypothesis: Hypothesis, frame_seconds: float, offset: flo
             one.text,
             one.score,
             one.posterior,
-            tuple(placed_words(one.text, one.word_frames, one.word_confidences, frame_seconds, offset)),
+            tuple(placed_words(one.text, one.word_frames, one.word_confidences, times)),
         )
         for one in hypothesis.nbest
     ]

@@ -16,7 +16,7 @@ from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
 from speech.recognizer import Recognizer
 from speech.vad import VadConfig, build_vad, cut, default_vad
-from speech.words import Word, timed_words
+from speech.words import FrameTimes, Word, timed_words
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
@@ -313,9 +313,10 @@ class Transcriber:
         parts = []
         for row, (one, piece) in enumerate(zip(found, pieces, strict=True)):
             log_probs, begin = scores.log_probs[row, : int(scores.frames[row])], piece.start + float(scores.starts[row])
-            shift = recognizer.frame_seconds
-            spoken = timed_words(one, log_probs, recognizer.tokenizer, shift, begin) if words else []
-            parts.append(_Part(one, spoken, timed_alternatives(one, shift, begin) if self.nbest > 1 else []))
+            end = piece.start + len(piece.wave) / self.sample_rate
+            times = FrameTimes(recognizer.frame_seconds, begin, piece.start, end)
+            spoken = timed_words(one, log_probs, recognizer.tokenizer, times) if words else []
+            parts.append(_Part(one, spoken, timed_alternatives(one, times) if self.nbest > 1 else []))
         return parts
 
 

@@ -1,5 +1,6 @@
 """Word times and confidences, from the CTC alignment of a hypothesis."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,31 @@ class Word:
     """Mean of its tokens' highest posteriors, 0 to 1; from a search of words, the word's posterior."""
 
 
+@dataclass(frozen=True)
+class FrameTimes:
+    """When the output frames of a piece of a recording are, in seconds from the start of the recording."""
+
+    shift: float
+    """Between two frames."""
+    offset: float = 0.0
+    """Start of the first frame."""
+    begin: float = 0.0
+    """Start of the piece."""
+    end: float = math.inf
+    """End of the piece."""
+
+    def word(self, text: str, first: int, end: int, confidence: float) -> Word:
+        """A word from its first frame to the one after its last.
+
+        Frames may lie in the silence that is added around a piece; the word stays inside the piece, at least a frame
+        long if the piece is.
+        """
+        start = min(max(self.offset + first * self.shift, self.begin), max(self.begin, self.end - self.shift))
+        stop = min(max(self.offset + end * self.shift, start + self.shift), self.end)
+        first_ms, last_ms = round(1000 * start), round(1000 * stop)  # rounded alike, so that words do not overlap
+        return Word(text, first_ms / 1000, (last_ms - first_ms) / 1000, round(confidence, 4))
+
+
 @dataclass
 class _Spelled:
     first: int
@@ -30,21 +56,18 @@ class _Spelled:
     peaks: list[float]
 
 
-def timed_words(
-    hypothesis: Hypothesis, log_probs_TV: Tensor, tokenizer: Tokenizer, frame_seconds: float, offset: float = 0.0
-) -> list[Word]:
+def timed_words(hypothesis: Hypothesis, log_probs_TV: Tensor, tokenizer: Tokenizer, times: FrameTimes) -> list[Word]:
     """The words of a hypothesis, in order.
 
     Args:
         hypothesis: The hypothesis; its `frames` are the tokens' start frames in the best alignment.
         log_probs_TV: The log posteriors from which it was decoded [frames, tokens].
         tokenizer: The model's tokenizer.
-        frame_seconds: Frame shift in seconds.
-        offset: Start time of the first frame in seconds.
+        times: Of the frames.
     """
     if hypothesis.word_frames:
         confidences = hypothesis.word_confidences or [hypothesis.confidence] * len(hypothesis.word_frames)
-        return placed_words(hypothesis.text, hypothesis.word_frames, confidences, frame_seconds, offset)
+        return placed_words(hypothesis.text, hypothesis.word_frames, confidences, times)
     spelled: list[_Spelled] = []
     words: list[str] = []
     best_T = log_probs_TV.argmax(dim=1).tolist()
@@ -61,22 +84,13 @@ def timed_words(
         spelled[-1].peaks.append(min(peak, 1.0))
     means = [sum(where.peaks) / len(where.peaks) for where in spelled]
     return [
-        Word(
-            text,
-            round(max(0.0, offset + where.first * frame_seconds), 3),
-            round((where.end - where.first) * frame_seconds, 3),
-            round(confidence, 4),
-        )
+        times.word(text, where.first, where.end, confidence)
         for text, where, confidence in zip(words, spelled, hypothesis.word_confidences or means, strict=True)
     ]
 
 
 def placed_words(
-    text: str,
-    word_frames: Sequence[tuple[int, int]],
-    confidences: Sequence[float],
-    frame_seconds: float,
-    offset: float = 0.0,
+    text: str, word_frames: Sequence[tuple[int, int]], confidences: Sequence[float], times: FrameTimes
 ) -> list[Word]:
     """Words whose times the search knows; none if it does not.
 
@@ -84,18 +98,12 @@ def placed_words(
         text: The words.
         word_frames: First output frame of each word and the one after its last; may be empty.
         confidences: Of each word.
-        frame_seconds: Frame shift in seconds.
-        offset: Start time of the first frame in seconds.
+        times: Of the frames.
     """
     if not word_frames:
         return []
     return [
-        Word(
-            word,
-            round(max(0.0, offset + first * frame_seconds), 3),
-            round((end - first) * frame_seconds, 3),
-            round(confidence, 4),
-        )
+        times.word(word, first, end, confidence)
         for word, (first, end), confidence in zip(text.split(), word_frames, confidences, strict=True)
     ]
 

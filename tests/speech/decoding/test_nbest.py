@@ -14,6 +14,7 @@ from speech.alternatives import NOTHING, TimedAlternative, joined_alternatives, 
 from speech.decoding import BeamConfig, DecodeError, GreedyConfig, TokensConfig, WordsConfig, build_decoder
 from speech.decoding.nbest import WordPath, alternatives, merged_texts, posteriors, word_confidences
 from speech.tokens import CharacterTokenizer
+from speech.words import FrameTimes
 
 LETTERS = CharacterTokenizer(["<blank>", "▁", "a", "b"])
 
@@ -66,7 +67,7 @@ def test_empty_utterance_has_no_alternatives(cfg, tmp_path):
     cfg = cfg.with_files(lambda _: str(tmp_path / "words.txt"))
     (found,) = build_decoder(cfg, LETTERS).decode(torch.zeros(1, 3, 4), torch.tensor([0]))
     assert (found.text, found.nbest) == ("", [])
-    assert timed_alternatives(found, 0.01, 0.0) == [NOTHING]
+    assert timed_alternatives(found, FrameTimes(0.01)) == [NOTHING]
 
 
 def test_number_of_hypotheses_is_set_for_decoders_with_nbest():
@@ -91,7 +92,7 @@ def test_words_of_every_hypothesis_have_times_and_posteriors():
     assert third.word_confidences == pytest.approx([shares[2], shares[0] + shares[2]])
     assert first.word_confidences == word_confidences(found, shares)
     assert alternatives(found, shares, 1) == []
-    (timed, *_) = timed_alternatives(hypothesis_of(first), 0.5, 10.0)
+    (timed, *_) = timed_alternatives(hypothesis_of(first), FrameTimes(0.5, 10.0))
     assert [(one.word, one.start, one.duration) for one in timed.words] == [("a", 10.0, 1.0), ("b", 11.5, 1.0)]
 
 

@@ -18,7 +18,7 @@ from support import write_arpa
 from speech.decoding import DecodeChoice, DecodeError, LanguageModelError, TokensConfig, WordsConfig, build_decoder
 from speech.decoding.language_model import arpa_words, load_lm, read_words
 from speech.tokens import CharacterTokenizer, TokenConfig, WordTokenizer, train_tokenizer
-from speech.words import timed_words
+from speech.words import FrameTimes, timed_words
 
 WIDE = {"beam": 3000, "beam_tokens": 0, "beam_threshold": 1e5}
 
@@ -273,7 +273,7 @@ def test_words_have_times_and_confidences(tmp_path, kind):
     assert found.text == tokenizer.decode(found.tokens) == "see the lights"
     assert found.nbest[0].text == found.text
     assert sum(one.posterior for one in found.nbest) <= 1 + 1e-6
-    words = timed_words(found, log_probs[0], tokenizer, 0.04)
+    words = timed_words(found, log_probs[0], tokenizer, FrameTimes(0.04))
     assert [word.word for word in words] == ["see", "the", "lights"]
     assert [word.confidence for word in words] == pytest.approx(found.word_confidences, abs=1e-4)
     starts = [word.start for word in words]

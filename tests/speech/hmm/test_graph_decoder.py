@@ -17,7 +17,7 @@ from speech.recognizer import Recognizer, Scores
 from speech.tokens import CharacterTokenizer
 from speech.transcriber import Transcriber
 from speech.vad import EverythingConfig
-from speech.words import timed_words
+from speech.words import FrameTimes, timed_words
 
 TOKENIZER = CharacterTokenizer(["<blank>", "▁", "A"])
 
@@ -89,7 +89,7 @@ def test_hypothesis_has_word_times_and_a_confidence(toy):
     )
     assert len(found.word_frames) == len(found.text.split())
     assert 0 < found.confidence < 1
-    words = timed_words(found, torch.zeros(20, 1), TOKENIZER, 0.02, offset=1.0)
+    words = timed_words(found, torch.zeros(20, 1), TOKENIZER, FrameTimes(0.02, offset=1.0))
     assert " ".join(one.word for one in words) == found.text
     starts = [one.start for one in words]
     assert starts == sorted(starts)

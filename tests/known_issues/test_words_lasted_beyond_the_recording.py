@@ -1,0 +1,43 @@
+"""Words that reached into the silence added around a piece ended after the recording, or after the next word's start.
+
+A word that began in that silence got its whole duration from the start of the recording, so it ended too late.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from speech.transcriber import Transcriber
+from speech.vad import EverythingConfig
+from speech.words import FrameTimes, placed_words
+
+
+class OneWord(torch.nn.Module):
+    """Log-mel frames [B, T, 6] to sure log probabilities of a word that lasts as long as the frames."""
+
+    def forward(self, feats, lengths):
+        tokens = torch.full(feats.shape[:2], 2)
+        return (torch.nn.functional.one_hot(tokens, 4) * 20.0).log_softmax(-1), lengths
+
+
+@pytest.mark.parametrize("seconds", [0.5, 40.0])
+def test_words_stay_inside_their_pieces(bundle, seconds):
+    transcriber = Transcriber(bundle, vad=EverythingConfig())
+    transcriber.recognizer.model = OneWord()
+    noise = np.random.default_rng(0).normal(size=int(8000 * seconds)).astype(np.float32) / 10
+    (found,) = transcriber.transcribe([noise], words=True)
+    assert len(found.words) == (2 if seconds > 30 else 1)
+    assert found.words[0].start == 0.0
+    assert found.words[-1].start + found.words[-1].duration == pytest.approx(seconds, abs=0.05)
+    assert found.words[-1].start + found.words[-1].duration <= seconds + 0.0005
+    for before, after in itertools.pairwise(found.words):
+        assert before.start + before.duration <= after.start + 0.0005
+
+
+def test_word_outside_its_piece_is_moved_to_its_edge():
+    times = FrameTimes(0.01, offset=0.95, begin=1.0, end=2.0)
+    words = placed_words("a b c d", [(0, 2), (3, 10), (50, 110), (107, 110)], [1.0] * 4, times)
+    found = [(one.start, round(one.start + one.duration, 3)) for one in words]
+    assert found == [(1.0, 1.01), (1.0, 1.05), (1.45, 2.0), (1.99, 2.0)]

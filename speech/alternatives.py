@@ -1,7 +1,10 @@
 """The best hypotheses of a recording, from those of the pieces that it was cut into."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 
 from speech.decoding import Hypothesis
 from speech.words import FrameTimes, Word, placed_words
@@ -45,6 +48,47 @@ def timed_alternatives(hypothesis: Hypothesis, times: FrameTimes) -> list[TimedA
     ]
 
 
+@dataclass(frozen=True)
+class _Chain:
+    """A hypothesis of each piece so far.
+
+    Chains share their beginnings, and texts are compared by fingerprints: with whole texts, time and memory would grow
+    with the square of a recording's length.
+    """
+
+    before: _Chain | None
+    last: TimedAlternative
+    score: float
+    posterior: float
+    fingerprint: int
+    """Of the words; the same for the same words, however they are divided among the pieces."""
+
+    def joined(self) -> TimedAlternative:
+        """The hypothesis of the recording."""
+        parts: list[TimedAlternative] = []
+        here: _Chain | None = self
+        while here is not None:
+            parts.append(here.last)
+            here = here.before
+        parts.reverse()
+        text = " ".join(part.text for part in parts if part.text)
+        return TimedAlternative(text, self.score, self.posterior, tuple(word for part in parts for word in part.words))
+
+
+_PRIME = (1 << 127) - 1
+"""So large that different texts have the same fingerprint (Karp and Rabin 1987) never in practice."""
+_BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835
+
+
+def _fingerprint(text: str) -> tuple[int, int]:
+    """A text's fingerprint, and the factor of what comes before it."""
+    words = text.split()
+    found = 0
+    for word in words:
+        found = (found * _BASE + hash(word)) % _PRIME
+    return found, pow(_BASE, len(words), _PRIME)
+
+
 def joined_alternatives(pieces: Iterable[Sequence[TimedAlternative]], count: int) -> list[TimedAlternative]:
     """The best hypotheses of a recording: the best combinations of its pieces' hypotheses, the best first.
 
@@ -52,21 +96,22 @@ def joined_alternatives(pieces: Iterable[Sequence[TimedAlternative]], count: int
         pieces: The hypotheses of each piece, the best first.
         count: How many are asked for.
     """
-    best = [NOTHING]
+    best = [_Chain(None, NOTHING, NOTHING.score, NOTHING.posterior, 0)]
     for options in pieces:
-        pairs = sorted((_joined(first, second) for first in best for second in options), key=lambda one: -one.score)
-        texts: dict[str, TimedAlternative] = {}
-        for pair in pairs:
-            same = texts.get(pair.text)
-            texts[pair.text] = replace(same, posterior=same.posterior + pair.posterior) if same else pair
-        best = list(texts.values())[:count]
-    return best
-
-
-def _joined(first: TimedAlternative, second: TimedAlternative) -> TimedAlternative:
-    return TimedAlternative(
-        " ".join(one.text for one in (first, second) if one.text),
-        first.score + second.score,
-        first.posterior * second.posterior,
-        first.words + second.words,
-    )
+        marks = [_fingerprint(one.text) for one in options]
+        pairs = [
+            (first.score + second.score, (first.fingerprint * factor + own) % _PRIME, first, second)
+            for first in best
+            for second, (own, factor) in zip(options, marks, strict=True)
+        ]
+        pairs.sort(key=lambda pair: -pair[0])
+        totals: dict[int, float] = {}
+        chosen: dict[int, tuple[float, _Chain, TimedAlternative]] = {}
+        for score, mark, first, second in pairs:
+            totals[mark] = totals.get(mark, 0.0) + first.posterior * second.posterior
+            chosen.setdefault(mark, (score, first, second))
+        best = [
+            _Chain(first, second, score, totals[mark], mark)
+            for mark, (score, first, second) in islice(chosen.items(), count)
+        ]
+    return [one.joined() for one in best]

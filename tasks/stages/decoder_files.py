@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 from configurable.choices import ChoiceWithFiles
@@ -97,11 +98,16 @@ def local_files(
     Raises:
         DamagedObjectError: One is missing or damaged.
     """
-    output, folder = StageOutput.at(url), Path(_folder(url, digest).name)
+    with _making:  # threads share one folder; another thread's would be removed at once, since nothing holds it
+        kept = _folder(url, digest)
+    output, folder = StageOutput.at(url), Path(kept.name)
     found = {field: str(output.fetch(name, folder)) for field, name in names.items()}
     for other in also:
         found |= local_files(**other)
     return found
+
+
+_making = Lock()
 
 
 @lru_cache(maxsize=4)

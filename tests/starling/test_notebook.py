@@ -28,7 +28,7 @@ def test_the_notebook_runs_and_transcribes(tmp_path, monkeypatch):
         if output.output_type == "stream" and output.name == "stdout"
     )
     assert float(re.search(r"WER ([\d.]+) %", printed)[1]) < 60
-    assert len(re.findall(r"^test-\d+-\w+\.flac: \w+.* \(\d+%\)$", printed, re.MULTILINE)) == 5
+    assert len(re.findall(r"^test-\d+-\w+\.flac: \w+.* \(\d+ %\)$", printed, re.MULTILINE)) == 5
     assert "9 of 9 stages had nothing to do" in printed
 
 

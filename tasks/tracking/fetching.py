@@ -1,6 +1,9 @@
 """Fetches the bundles of registered models."""
 
+import atexit
 import re
+import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,13 +20,16 @@ def download_bundle(uri: str, folder: Path | None = None, option: str = "") -> P
 
     Args:
         uri: `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
-        folder: Where it is copied to; by default MLflow's cache.
+        folder: Where it is copied to. By default, a model on this machine is used where it is, and others are copied to
+            a temporary folder, which is removed when the process ends.
         option: The option of a command that names the model, for the remedy.
 
     Raises:
         ValueError: If the registry has no such model, or the model's files cannot be read, or are not Starling's.
     """
     api = client()
+    temporary = Path(tempfile.gettempdir())
+    before = set(temporary.iterdir())
     try:
         local = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=folder and str(folder)))
     except (MlflowException, OSError) as error:
@@ -36,10 +42,25 @@ def download_bundle(uri: str, folder: Path | None = None, option: str = "") -> P
             f"{uri} is not in the registry at {shown_mlflow_uri()}: {_missing(api, uri, option)}, "
             f"or set STARLING_HOME or MLFLOW_TRACKING_URI to where it is ({error})"
         ) from error
+    if folder is None:
+        _remove_at_exit(local, temporary, before)
     found = next(local.rglob("bundle.json"), None)
     if found is None:
         raise ValueError(f"{uri} was not made by Starling: it has no bundle.json. Give another model")
     return found.parent
+
+
+def _remove_at_exit(local: Path, temporary: Path, before: set[Path]) -> None:
+    """Remove what MLflow downloaded when the process ends: MLflow itself never does.
+
+    Args:
+        local: What MLflow gave.
+        temporary: The folder of temporary files.
+        before: What was in it before the download; a registry on this machine may lie there, too, and must stay.
+    """
+    for one in (local, *local.parents):
+        if one.parent == temporary and one not in before:
+            atexit.register(shutil.rmtree, one, ignore_errors=True)
 
 
 def _location(api: mlflow.MlflowClient, uri: str) -> str:

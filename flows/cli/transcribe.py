@@ -205,7 +205,7 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[fl
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}", markup=False), TimeElapsedColumn())
     # transcripts on the same terminal go around the bar
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("", total=count, note="")

@@ -27,6 +27,7 @@ from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.utterances import by_speaker
 from speech.recognizer import Recognizer, Scores
 from speech.scoring.counts import score_utterance
+from tasks.figures import percent
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -113,7 +114,7 @@ def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown."""
     lines = ["| step | CPU seconds | real-time factor | WER | oracle |", "|---|---|---|---|---|"]
     for row in rows:
-        rates = " | ".join(f"{100 * row[name]:.2f} %" if name in row else "" for name in ("wer", "oracle"))
+        rates = " | ".join(percent(row[name]) if name in row else "" for name in ("wer", "oracle"))
         lines.append(f"| {row['step']} | {row['cpu_s']:.1f} | {row['real_time_factor']:.3f} | {rates} |")
     return "\n".join(lines)
 

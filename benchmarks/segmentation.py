@@ -19,6 +19,7 @@ from benchmarks.silence import clip_arguments, load_clips, open_model, padded, p
 from speech.scoring import score_sets
 from speech.transcriber import Transcriber
 from speech.vad import DETECTORS
+from tasks.figures import percent
 
 JOINED_S = 120.0
 
@@ -85,7 +86,7 @@ def measure(
 
 
 def _line(row: dict[str, object]) -> str:
-    figures = " | ".join(f"{100 * float(str(row[name])):.2f} %" for name in ("clean", "padded", "joined"))
+    figures = " | ".join(percent(float(str(row[name]))) for name in ("clean", "padded", "joined"))
     return f"| {row['vad']} | {row['pauses']} | {figures} |"
 
 

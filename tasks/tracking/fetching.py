@@ -65,10 +65,11 @@ def _remove_at_exit(local: Path, temporary: Path, before: set[Path]) -> None:
 
 def _location(api: mlflow.MlflowClient, uri: str) -> str:
     """Where a version's files should be; empty if the registry does not have it, or does not answer."""
-    name, mark, which = re.split("([@/])", uri.removeprefix("models:/") + "/", maxsplit=1)
-    which = which.rstrip("/")
+    name, _, version = uri.removeprefix("models:/").partition("/")
+    name, _, alias = name.partition("@")
     with suppress(MlflowException, OSError):
-        version = which if mark == "/" else api.get_model_version_by_alias(name, which).version
+        if alias:
+            version = api.get_model_version_by_alias(name, alias).version
         return str(api.get_model_version_download_uri(name, version))
     return ""
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.hmm_mini_librispeech import ROWS, Recognition, measured, read_cmudict, read_corpus, wer
+from benchmarks.hmm_mini_librispeech import ROWS, Recognition, measured, read_cmudict, read_corpus, transcripts, wer
 from speech.bundle import BundleSpec, TiedStates, load_bundle
 from speech.features import CmvnStats, MfccConfig
 from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
@@ -36,7 +36,7 @@ from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.priors import log_priors, scaled_likelihoods
 from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.utterances import Utterance, by_speaker
-from speech.models import TdnnConfig
+from speech.models.registry import MODELS
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
@@ -45,9 +45,10 @@ from training.job import TrainJob
 from training.launch.training_process import run_training
 
 DATA = Path(os.environ.get("STARLING_SHARED_DATA", "../shared/data"))
+TRAINING = DATA / "LibriSpeech" / "train-clean-5"
 FEATURES = MfccConfig(num_mels=40, num_ceps=40, dither=0.0, cmvn="global")
 """Stands for the stored features, which have its width and frame shift."""
-MODEL = {"dim": 384, "layers": 9, "subsampling": 2, "time_stride": 2, "dropout": 0.1}
+MODEL = {"kind": "tdnn", "dim": 384, "layers": 9, "subsampling": 2, "time_stride": 2, "dropout": 0.1}
 TRAIN = {
     "objective": {"kind": "frame_cross_entropy"},
     "epochs": 6,
@@ -120,7 +121,7 @@ def make_job(work: Path, texts: Sequence[str], model: dict[str, object], train: 
         features=FEATURES,
         stats=json.loads((work / "stats.json").read_text()),
         tokenizer=train_tokenizer(TokenConfig(), texts).to_dict(),
-        model=TdnnConfig.model_validate(model),
+        model=MODELS[str(model["kind"])].model_validate(model),
         states=states,
     )
     return TrainJob(
@@ -184,7 +185,7 @@ def graph_of(args: argparse.Namespace, checkpoint: Checkpoint) -> tuple[Any, Wor
     if not path.exists() or not table.exists():
         phones = checkpoint.model.tree.phones
         lexicon = read_cmudict(DATA / "lexicon" / "cmudict.dict")
-        words = {name: tuple(text.split()) for name, text in transcripts().items()}
+        words = {name: tuple(text.split()) for name, text in transcripts(TRAINING).items()}
         spoken = graph_options(count_pronunciations(checkpoint.aligned.alignments, words, phones), lexicon)
         recognition = Recognition(phones, lexicon, args.arpa, DecodeOptions(), spoken)
         recognition.graph("sat", checkpoint.model).write(path)
@@ -192,19 +193,15 @@ def graph_of(args: argparse.Namespace, checkpoint: Checkpoint) -> tuple[Any, Wor
     return FstArrays.read(path).constant(), WordTable(tuple(json.loads(table.read_text())))
 
 
-def transcripts() -> dict[str, str]:
-    """Transcripts of train-clean-5 by utterance."""
-    paths = (DATA / "LibriSpeech" / "train-clean-5").rglob("*.trans.txt")
-    return dict(line.split(" ", 1) for path in paths for line in path.read_text().splitlines())
-
-
 def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arpa", type=Path, required=True, help="n-gram")
+    parser.add_argument("--arpa", type=Path, required=True, help="n-gram, in lower case")
     parser.add_argument("--hmm", type=Path, default=Path("hmm-work"), help="work folder of hmm_mini_librispeech")
     parser.add_argument("--work", type=Path, default=Path("hybrid-work"))
-    parser.add_argument("--model", default="{}", help="changes to the model as JSON")
+    parser.add_argument(
+        "--model", default="{}", help="the model as JSON: changes to the TDNN, or another kind with its fields"
+    )
     parser.add_argument("--train", default="{}", help="changes to TrainConfig as JSON")
     parser.add_argument("--beam", type=float, default=12.0)
     parser.add_argument("--scales", type=float, nargs="+", default=[0.1], help="acoustic scales of the network")
@@ -217,7 +214,9 @@ def train_network(args: argparse.Namespace, texts: Sequence[str]) -> None:
     """Train, if there is no model yet."""
     if (args.work / "output" / "result.json").exists():
         return
-    job = make_job(args.work, texts, MODEL | json.loads(args.model), TRAIN | json.loads(args.train))
+    changes = json.loads(args.model)
+    model = changes if changes.get("kind", "tdnn") != "tdnn" else MODEL | changes
+    job = make_job(args.work, texts, model, TRAIN | json.loads(args.train))
     with measured("network: train", weights=job.spec.build_model().num_parameters()) as row:
         before = children_cpu()
         run_training(job, args.work / "process")
@@ -235,12 +234,12 @@ def main() -> None:
     assert checkpoint is not None, f"{args.hmm} has no model of stage sat"
     if "prepare" in steps and not (args.work / "stats.json").exists():
         with measured("features and alignments"):
-            train = read_corpus(DATA / "LibriSpeech" / "train-clean-5")
+            train = read_corpus(TRAINING)
             folder = args.hmm / "sat" / json.loads((args.hmm / "sat" / "state.json").read_text())["checkpoint"]
             prepare(args.work, folder, checkpoint, train)
             del train
     if "train" in steps:
-        train_network(args, list(transcripts().values()))
+        train_network(args, list(transcripts(TRAINING).values()))
         show_epochs(args.work / "output" / "result.json")
     if "decode" in steps:
         decode(args, checkpoint)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.hmm_mini_librispeech --arpa lm.arpa [--work FOLDER] [--stages mono tri lda sat] [--json]
 
-Trains on train-clean-5, decodes dev-clean-5 (found by STARLING_SHARED_DATA) with CMUdict and an n-gram of words in lower
-case, such as the pipeline's. Prints WER, CPU seconds and peak memory of each step. Use OMP_NUM_THREADS=1 for CPU seconds that mean something. An interrupted run
-continues in its folder, but its CPU seconds are only those of the last part.
+Trains on train-clean-5, decodes dev-clean-5 (found by STARLING_SHARED_DATA) with CMUdict and an n-gram of words in
+lower case, such as the pipeline's. Prints WER, CPU seconds and peak memory of each step. Use OMP_NUM_THREADS=1 for CPU
+seconds that mean something. An interrupted run continues in its folder, but its CPU seconds are only those of the last
+part.
 """
 
 import argparse
@@ -139,9 +140,7 @@ def wer(test: list[Utterance], hypotheses: list[Hypothesis]) -> float:
 def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--arpa", type=Path, help="n-gram, in lower case; without one, models are trained and not scored"
-    )
+    parser.add_argument("--arpa", type=Path, help="n-gram in lower case; without, models are not scored")
     parser.add_argument("--work", type=Path, default=Path("hmm-work"), help="checkpoints")
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES, help="which stages to score")
     parser.add_argument("--config", default="{}", help="changes to HmmConfig as JSON")

@@ -199,9 +199,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arpa", type=Path, required=True, help="n-gram, in lower case")
     parser.add_argument("--hmm", type=Path, default=Path("hmm-work"), help="work folder of hmm_mini_librispeech")
     parser.add_argument("--work", type=Path, default=Path("hybrid-work"))
-    parser.add_argument(
-        "--model", default="{}", help="the model as JSON: changes to the TDNN, or another kind with its fields"
-    )
+    parser.add_argument("--model", default="{}", help="as JSON: changes to the TDNN, or another kind")
     parser.add_argument("--train", default="{}", help="changes to TrainConfig as JSON")
     parser.add_argument("--beam", type=float, default=12.0)
     parser.add_argument("--scales", type=float, nargs="+", default=[0.1], help="acoustic scales of the network")

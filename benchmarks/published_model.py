@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import BenchmarkError, Watched
-from speech.models.networks.blstm import run_lstm
+from speech.models.networks.lstm import run_lstm
 from speech.models.networks.precision import describe
 from training.config import SgdConfig
 from training.coordinator.membership import Member, View

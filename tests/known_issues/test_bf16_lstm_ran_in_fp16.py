@@ -6,10 +6,9 @@ Without a GPU, the tests check what is requested of torch, and try the cast itse
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
-from speech.models.networks import precision
-from speech.models.networks.blstm import run_lstm
+from speech.models.networks import lstm as lstms
+from speech.models.networks.lstm import run_lstm
 from speech.models.networks.precision import describe, has_bf16, lstm_dtype
 from training.learner.compute import Learner, mixed_precision, open_set
 
@@ -81,18 +80,18 @@ def test_autocast_lstm_uses_chosen_type_with_fp32_gradients(monkeypatch, dtype):
     lstm.zero_grad()
     kinds, real = [], torch.lstm
 
-    def spy(frames, sizes, hidden, weights, *rest):
+    def spy(frames, hidden, weights, *rest):
         kinds.append({frames.dtype, hidden[0].dtype, *(weight.dtype for weight in weights)})
         assert not torch.is_autocast_enabled("cpu")
-        return real(frames, sizes, hidden, weights, *rest)
+        return real(frames, hidden, weights, *rest)
 
     monkeypatch.setattr(torch, "lstm", spy)
-    monkeypatch.setattr(precision, "lstm_dtype", lambda device: dtype)
+    monkeypatch.setattr(lstms, "lstm_dtype", lambda device: dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = run_lstm(lstm, x, lengths)
         assert torch.is_autocast_enabled("cpu")
     found.float().sum().backward()
-    assert kinds == [{dtype}]
+    assert kinds == [{dtype}] * 4  # two layers in two directions
     tolerance = 0.05 if dtype == torch.bfloat16 else 0.0
     torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
     for parameter, grad in zip(lstm.parameters(), grads, strict=True):
@@ -100,11 +99,10 @@ def test_autocast_lstm_uses_chosen_type_with_fp32_gradients(monkeypatch, dtype):
         assert (parameter.grad - grad).norm() <= 2 * tolerance * grad.norm()
 
 
-def test_autocast_of_others_is_unchanged(monkeypatch):
-    lstm = nn.LSTM(4, 4, batch_first=True)
-    monkeypatch.setattr(torch, "lstm", lambda *_: pytest.fail("it was cast"))
-    packed = pack_padded_sequence(torch.randn(1, 3, 4), torch.tensor([3]), batch_first=True)
-    precision.run_packed(lstm, packed)
+def test_lstm_without_autocast_keeps_its_type(monkeypatch):
+    monkeypatch.setattr(lstms, "lstm_dtype", lambda device: pytest.fail("it was cast"))
+    lstm = nn.LSTM(4, 4, batch_first=True).double()
+    assert run_lstm(lstm, torch.randn(1, 3, 4).double(), torch.tensor([3])).dtype == torch.float64
 
 
 def test_training_records_its_device_and_precision(corpus, tmp_path, tones):

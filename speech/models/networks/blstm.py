@@ -7,21 +7,12 @@ context-dependent states frame by frame; this one predicts tokens with CTC, behi
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from typing_extensions import override
 
 from speech.models.blstm import BlstmConfig
 from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.precision import run_packed
-
-
-def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-    """Run an LSTM over frames [B, T, D] with `lengths` [B]; returns [B, T, H], zero beyond the lengths."""
-    # utterances without frames cannot be packed: they get one frame, which their length of 0 masks afterwards
-    packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
-    x_BTH, _ = pad_packed_sequence(run_packed(lstm, packed), batch_first=True, total_length=x_BTD.shape[1])
-    return x_BTH
+from speech.models.networks.lstm import run_lstm
 
 
 class Blstm(AcousticModel):
@@ -53,7 +44,6 @@ class Blstm(AcousticModel):
 
     @override
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        # packing keeps the backward direction from starting in the padding
         x_BTH = run_lstm(self.lstm, x_BTD, lengths)
         scores: Tensor = self.output(self.dropout(self.bottleneck(x_BTH)))
         return scores

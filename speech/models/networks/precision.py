@@ -1,4 +1,4 @@
-"""Numerical precision: which devices support bf16, and how LSTMs run under autocast.
+"""Numerical precision: which devices support bf16, and in which type LSTMs run under autocast.
 
 Under autocast to bf16, torch 2.11 runs cuDNN's LSTMs in fp16 (`_cudnn_rnn_cast_reflatten`), whose range is too small
 for gradients without a scaler. LSTMs therefore run outside of autocast: in bf16 if cuDNN supports it, else in fp32, for
@@ -6,8 +6,6 @@ which cuDNN uses TF32 if the GPU supports it.
 """
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 _CUDNN_BF16 = 91300
 """First version of cuDNN with bf16 LSTMs (9.13)."""
@@ -45,24 +43,3 @@ def describe(device: torch.device, amp: bool, has_lstm: bool) -> str:
         return "bf16"
     inner = {torch.bfloat16: "bf16", torch.float32: "tf32" if "tf32" in full else "fp32"}[lstm_dtype(device)]
     return f"bf16, LSTM in {inner}"
-
-
-def run_packed(lstm: nn.LSTM, packed: PackedSequence) -> PackedSequence:
-    """Run an LSTM over packed frames; under autocast to bf16, in the type given by `lstm_dtype`."""
-    device = packed.data.device
-    if not torch.is_autocast_enabled(device.type) or torch.get_autocast_dtype(device.type) != torch.bfloat16:
-        return lstm(packed)[0]  # type: ignore[no-any-return]
-    dtype = lstm_dtype(device)
-    with torch.autocast(device.type, enabled=False):
-        return packed._replace(data=_in_dtype(lstm, packed, dtype))
-
-
-def _in_dtype(lstm: nn.LSTM, packed: PackedSequence, dtype: torch.dtype) -> Tensor:
-    """Like `nn.LSTM.forward`, with differentiable casts of weights and frames; the parameters stay fp32."""
-    weights = [weight.to(dtype) for layer in lstm.all_weights for weight in layer]
-    frames = packed.data.to(dtype)
-    layers = lstm.num_layers * (2 if lstm.bidirectional else 1)
-    zeros = frames.new_zeros(layers, int(packed.batch_sizes[0]), lstm.hidden_size)
-    rest = lstm.bias, lstm.num_layers, lstm.dropout, lstm.training, lstm.bidirectional
-    hidden: Tensor = torch.lstm(frames, packed.batch_sizes, (zeros, zeros), weights, *rest)[0]
-    return hidden

@@ -17,8 +17,8 @@ from speech.lm.lstm import LstmConfig
 from speech.lm.ngram import LOWEST
 from speech.lm.vocabulary import START_ID, Vocabulary
 from speech.models.networks.base import TrainableNetwork
-from speech.models.networks.lstm import run_lstm
 from speech.models.networks.dropout import Dropout
+from speech.models.networks.lstm import run_lstm
 
 _LOG10 = float(np.log(10.0))
 _CHUNK = 256

@@ -5,12 +5,17 @@ oneDNN, which is two to eight times as fast. There, each layer and direction run
 that are reversed within their lengths, so that it begins at their last frames.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from speech.models.networks.precision import lstm_dtype
+
+Weights = Sequence[Sequence[Tensor]]
+"""Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
 
 
 def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
@@ -34,7 +39,7 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         return run(lstm, x_BTD.to(dtype), lengths, weights)
 
 
-def _packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: list[list[Tensor]]) -> Tensor:
+def _packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
     """All layers in one call, over packed sequences."""
     # a sequence without frames cannot be packed: it gets one, which its length of 0 masks afterwards
     packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
@@ -47,7 +52,7 @@ def _packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: list[list[Te
     return x_BTH
 
 
-def _by_layers(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: list[list[Tensor]]) -> Tensor:
+def _by_layers(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
     """One layer and direction after another, over the padded tensor."""
     directions = 2 if lstm.bidirectional else 1
     steps = torch.arange(x_BTD.shape[1], device=x_BTD.device)
@@ -59,9 +64,9 @@ def _by_layers(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: list[list
     for layer in range(lstm.num_layers):
         forward, *backward = weights[layer * directions : (layer + 1) * directions]
         rest = lstm.bias, 1, 0.0, lstm.training, False, True
-        hidden: list[Tensor] = [torch.lstm(x, (zeros, zeros), forward, *rest)[0]]
+        hidden: list[Tensor] = [torch.lstm(x, (zeros, zeros), list(forward), *rest)[0]]
         for part in backward:
-            found: Tensor = torch.lstm(_rearranged(x, reversal), (zeros, zeros), part, *rest)[0]
+            found: Tensor = torch.lstm(_rearranged(x, reversal), (zeros, zeros), list(part), *rest)[0]
             hidden.append(_rearranged(found, reversal))
         x = torch.cat(hidden, dim=2)
         if layer < lstm.num_layers - 1:

@@ -138,10 +138,15 @@ def write_files(found: "Alignments", output: Path, deviations: float) -> list[Pa
     replace_file(units, "".join(ctm_lines(one.id, one.units) for one in found.found).encode())
     for one in found.found:
         text = textgrid(one.duration, {"words": one.words, found.units: one.units})
-        replace_file(grids / f"{one.id.replace('/', '_')}.TextGrid", text.encode())
+        replace_file(grids / _grid_name(one.id), text.encode())
     report = output / "suspicious.csv"
     replace_file(report, _table(found, deviations).encode())
     return [words, units, report]
+
+
+def _grid_name(utterance: str) -> str:
+    """The file of an utterance's TextGrid; ids may have slashes, and each has a file of its own."""
+    return utterance.replace("%", "%25").replace("/", "%2F") + ".TextGrid"
 
 
 def _table(found: "Alignments", deviations: float) -> str:

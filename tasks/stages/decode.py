@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -225,9 +226,12 @@ def _decode(
     return found
 
 
+_fetching = Lock()
+
+
 @lru_cache(maxsize=2)
 def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
-    """A model's local copy; cached for further pieces in this process."""
+    """A model's local copy; cached for further pieces in this process, and removed when nobody refers to it."""
     folder = tempfile.TemporaryDirectory(prefix="starling-model-")
     fetch_bundle(StageOutput.at(url), Path(folder.name))
     return folder
@@ -237,8 +241,10 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
     """Decode some shards of a set; returns `rows`, `damaged` shards with reasons, and the number of `shards`."""
     damaged: list[tuple[str, str]] = []
     decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(piece["decode"])
+    with _fetching:  # threads share one copy; another thread's would be removed while its piece reads it
+        model = _fetched(piece["model"], piece["digest"])
     found = decode_set(
-        Path(_fetched(piece["model"], piece["digest"]).name),
+        Path(model.name),
         piece["url"],
         decode=with_stage_files(decode, piece["files"]),
         cache=home() / "cache",

@@ -52,14 +52,16 @@ DIGITS = (
 """A Conformer of 103,139 parameters; a fifth of the training recordings is held out."""
 SEGMENTS = (
     "mini_librispeech_hybrid.yaml",
+    "data.speeds=[]",
+    "data.pauses=null",
     "align={stage: tri, tri: {leaves: 500, gaussians: 4000}}",
     "features={kind: mfcc, num_mels: 40, num_ceps: 40, cmvn: speaker, stored: true}",
-    "model={kind: blstm, layers: 1, dim: 64, bottleneck: 32, subsampling: 1, dropout: 0}",
+    "model={kind: blstm, layers: 1, dim: 32, bottleneck: 32, subsampling: 1, dropout: 0}",
     "train.segments={frames: 21}",
     "train.augment.enabled=false",
     "train.threads=1",
 )
-"""The published model made small: one bidirectional layer of 64 cells, a bottleneck of 32, the states of triphones."""
+"""The published model made small: one bidirectional layer of 32 cells, a bottleneck of 32, the states of triphones."""
 
 
 class Jobs:

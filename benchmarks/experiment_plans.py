@@ -57,6 +57,8 @@ class Sweep:
         choices: Methods.
         rates: Learning rates, ascending.
         data: What is trained on.
+        link: Bandwidth of each learner's link in Gbit/s.
+        repeated: Batch sizes near the largest possible one, which are run with all seeds.
     """
 
     batches: tuple[int, ...] = (64, 128, 256, 512)
@@ -65,21 +67,23 @@ class Sweep:
     choices: tuple[Choice, ...] = HEADLINE
     rates: tuple[float, ...] = RATES
     data: Data = "digits"
+    link: float = LINK_GBIT
+    repeated: tuple[int, ...] = ()
 
     def runs(self, batch: int, choice: Choice) -> list[Run]:
         """The runs of one method and batch size, by ascending learning rate."""
-        fields = {"clip": self.clip, "epochs": self.epochs, "data": self.data}
+        fields = {"clip": self.clip, "epochs": self.epochs, "data": self.data, "link": self.link}
         return [choice.run(HEADLINE_LEARNERS, batch, lr, **fields) for lr in self.rates]
 
 
 SWEEPS = {
-    "headline": Sweep(),
+    "headline": Sweep(repeated=(128, 256)),
     "unclipped": Sweep(clip=0.0),
     "longer": Sweep((256, 512), epochs=48),
     "longer-unclipped": Sweep((256, 512), clip=0.0, epochs=48, choices=FEW),
     "segments": Sweep((4096, 12288), choices=HEADLINE[:2], rates=(0.0316, 0.1, 0.316, 1.0, 3.16), data="segments"),
 }
-SEEDS, SEED_BATCHES = (1, 2, 3), (128, 256)
+SEEDS = (1, 2, 3)
 
 KEPT_BATCH, KEPT_RATES = 64, (0.000316, 0.001, *RATES)
 RESET_BATCH, RESET_RATES = 256, (0.01, 0.0316, 0.1)
@@ -160,9 +164,9 @@ def plain() -> list[Run]:
     ]
 
 
-def seeds(batch: int, choice: Choice, results: Results) -> list[Run]:
+def seeds(sweep: Sweep, batch: int, choice: Choice, results: Results) -> list[Run]:
     """Runs of a method with all seeds at the best learning rate of the first seed; empty if that is unknown."""
-    runs = SWEEPS["headline"].runs(batch, choice)
+    runs = sweep.runs(batch, choice)
     top = best(runs, results)
     found = next((run for run in runs if results.get(run) is top), None) if top else None
     return [replace(found, seed=seed) for seed in SEEDS] if found else []

@@ -26,6 +26,8 @@ HEADINGS = {
     "takes": "they take",
     "after": "loss in the epoch after",
     "errors": "WER, %",
+    "frame_loss": "loss, nats a frame",
+    "right": "frames right, %",
 }
 
 
@@ -137,18 +139,27 @@ def plain_rows(results: Results) -> list[Row]:
     return _rows(plans.plain(), results, "method", "lr")
 
 
-def seed_rows(results: Results) -> list[Row]:
-    """The headline's best learning rates with all seeds: losses and word error rates."""
-    rows = []
-    for batch in plans.SEED_BATCHES:
-        for choice in plans.HEADLINE:
-            found = [(run, one) for run in plans.seeds(batch, choice, results) if (one := results.get(run))]
+def seed_rows(results: Results, name: str = "headline") -> list[Row]:
+    """The best learning rates of a sweep's largest batches with all seeds: losses, and WER or frame accuracy."""
+    sweep, rows = plans.SWEEPS[name], []
+    for batch in sweep.repeated:
+        for choice in sweep.choices:
+            found = [(run, one) for run in plans.seeds(sweep, batch, choice, results) if (one := results.get(run))]
             if not found:
                 continue
             run = found[0][0]
-            errors = " / ".join("–" if one["wer"] is None else f"{100 * one['wer']:.1f}" for _, one in found)
+            figure = "wer" if sweep.data == "digits" else "frame_accuracy"
+            rates = " / ".join("–" if one.get(figure) is None else f"{100 * one[figure]:.1f}" for _, one in found)
             losses = " / ".join("–" if one["loss"] is None else _number(one["loss"]) for _, one in found)
-            rows.append({"batch": batch, "method": run.method, "lr": run.lr, "loss": losses, "errors": errors})
+            headings = ("loss", "errors") if sweep.data == "digits" else ("frame_loss", "right")
+            rows.append(
+                {
+                    "batch": batch,
+                    "method": run.method,
+                    "lr": run.lr,
+                    **dict(zip(headings, (losses, rates), strict=True)),
+                }
+            )
     return rows
 
 
@@ -217,7 +228,7 @@ def tables(results: Results) -> str:
     """All experiments, in Markdown."""
     parts = [
         *(_sweep_table(sweep_rows(results, name)) for name in plans.SWEEPS),
-        _table(seed_rows(results)),
+        *(_table(seed_rows(results, name)) for name in plans.SWEEPS),
         _table(plain_rows(results)),
         _table(link_rows(results)),
         _table(momenta_rows(results)),

@@ -124,10 +124,11 @@ def run_links(results: Results, problems: Problems) -> None:
 
 
 def run_seeds(results: Results, problems: Problems) -> None:
-    """Run the headline's best learning rates with other seeds."""
-    for choice in plans.HEADLINE:
-        for batch in plans.SEED_BATCHES:
-            _run_all(plans.seeds(batch, choice, results), results, problems)
+    """Run the best learning rates of the largest batches with other seeds."""
+    for sweep in plans.SWEEPS.values():
+        for choice in sweep.choices:
+            for batch in sweep.repeated:
+                _run_all(plans.seeds(sweep, batch, choice, results), results, problems)
 
 
 def run_strategies(results: Results, problems: Problems) -> None:
@@ -182,7 +183,7 @@ def show(args: argparse.Namespace, results: Results) -> bool:
         rows = {
             **{name: report.sweep_rows(results, name) for name in plans.SWEEPS},
             "largest_batch": {name: report.largest_batches(results, name) for name in plans.SWEEPS},
-            "seeds": report.seed_rows(results),
+            "seeds": {name: report.seed_rows(results, name) for name in plans.SWEEPS},
             "plain": report.plain_rows(results),
             "links": report.link_rows(results),
             "momenta": report.momenta_rows(results),

@@ -153,12 +153,13 @@ def test_each_sweep_has_its_own_clipping_epochs_and_batches(results):
 
 def test_other_seeds_use_the_best_learning_rate(results):
     method = plans.HEADLINE[2]
-    runs = plans.SWEEPS["headline"].runs(256, method)
-    assert plans.seeds(256, method, results) == []
+    sweep = plans.SWEEPS["headline"]
+    runs = sweep.runs(256, method)
+    assert plans.seeds(sweep, 256, method, results) == []
     fill(results, runs[:2], [None, None])
-    assert plans.seeds(256, method, results) == []
+    assert plans.seeds(sweep, 256, method, results) == []
     fill(results, runs[2:4], [0.3, 0.2])
-    found = plans.seeds(256, method, results)
+    found = plans.seeds(sweep, 256, method, results)
     assert [(run.seed, run.lr) for run in found] == [(seed, runs[3].lr) for seed in plans.SEEDS]
     fill(results, found[1:], [0.5, None])
     (row,) = report.seed_rows(results)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,9 @@ from speech.hmm.model import HmmModel
 from speech.hmm.steps import AlignedShard, AlignOptions
 from speech.hmm.train import Mapper
 from speech.hmm.utterances import Shard
+
+ADAPTATION_FRAMES = 20_000
+"""Frames of a speaker from which fMLLR is estimated: 200 s; more take time and hardly change the transform."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +61,17 @@ class Aligner:
 
         Args:
             shards: Its utterances.
-            adaptations: fMLLR transforms by speaker, if they are known. Otherwise the set is aligned twice: without
-                transforms, then with those estimated from the first alignment.
+            adaptations: fMLLR transforms by speaker, as far as they are known. Those of other speakers are estimated
+                from a first alignment without transforms, of `ADAPTATION_FRAMES` frames of each.
         """
         graphs = self.graphs(shards)
         if self.model.unadapted is None:
             return AlignedSet(self._align(self.model, shards, graphs, {}))
-        if adaptations is None:
+        known = dict(adaptations or {})
+        if some := _some_of_each_speaker(shards, known):
             plain = replace(self.model, gmm=self.model.unadapted)
-            adaptations = self.estimate(shards, self._align(plain, shards, graphs, {}))
-        return AlignedSet(self._align(self.model, shards, graphs, adaptations), adaptations)
+            known |= self.estimate(some, self._align(plain, some, graphs, {}))
+        return AlignedSet(self._align(self.model, shards, graphs, known), known)
 
     def graphs(self, shards: Sequence[Shard]) -> dict[str, UtteranceGraph]:
         """Graphs of the transcripts."""
@@ -103,3 +108,18 @@ class Aligner:
     ) -> AlignedShard:
         step = partial(steps.align, model, graphs=graphs, options=self.options, adaptations=adaptations)
         return steps.merge_aligned(self.mapper(step, shards))
+
+
+def _some_of_each_speaker(shards: Sequence[Shard], known: Container[str]) -> list[Shard]:
+    """The first utterances of each speaker who is not known, as many as its transform needs."""
+    counts: Counter[str] = Counter()
+    found: list[Shard] = []
+    for shard in shards:
+        chosen = []
+        for one in shard.utterances:
+            if one.speaker not in known and counts[one.speaker] < ADAPTATION_FRAMES:
+                counts[one.speaker] += one.num_frames
+                chosen.append(one)
+        if chosen:
+            found.append(shard.part(chosen))
+    return found

@@ -158,7 +158,7 @@ def _aligned(
     spoken = graph_options(counts, lexicon, by_word=cfg.word_silence)
     aligner = Aligner(model, lexicon, spoken, align_options(cfg), mapper, cfg.silence_weight)
     found: dict[str, AlignedSet] = {}
-    adapted = {"train": result.adaptations} if cfg.copies or not run.config.data.speeds else {}
+    adapted = {"train": result.adaptations}
     for name, one in sets.items():
         progress.report("align", len(found), len(sets), f"aligning {name}")
         shards = make_shards(one.utterances(), cfg.shard_frames, cfg.device)
@@ -268,4 +268,4 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-ALIGN = Stage("align", 1, _inputs, _work, found_whole, pieces=_WORK)
+ALIGN = Stage("align", 2, _inputs, _work, found_whole, pieces=_WORK)

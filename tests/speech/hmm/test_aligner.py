@@ -33,17 +33,62 @@ def trained():
     return Trainer(corpus(), LEXICON, CONFIG).run("sat")
 
 
-def test_speakers_are_adapted_unless_their_transforms_are_known(trained, monkeypatch):
+@pytest.fixture
+def easily_adapted(monkeypatch):
+    """Transforms are estimated from little speech."""
     monkeypatch.setattr(steps, "estimate_fmllr", partial(steps.estimate_fmllr, minimum=50))
-    shards = make_shards(corpus(20, seed=4), 300)
+
+
+def recorded(monkeypatch):
+    """The utterances and the speakers' transforms of each pass of the aligners."""
+    passes, inner = [], Aligner._align
+
+    def spy(self, model, shards, graphs, adaptations):
+        passes.append(([one.id for shard in shards for one in shard.utterances], dict(adaptations)))
+        return inner(self, model, shards, graphs, adaptations)
+
+    monkeypatch.setattr(Aligner, "_align", spy)
+    return passes
+
+
+@pytest.mark.usefixtures("easily_adapted")
+def test_speakers_are_adapted_unless_their_transforms_are_known(trained, monkeypatch):
+    utterances = corpus(20, seed=4)
+    shards = make_shards(utterances, 300)
     aligner = Aligner(trained.model, LEXICON, options=OPTIONS)
+    passes = recorded(monkeypatch)
     own = aligner.align(shards)
     assert len(own.aligned.alignments) == 20
     assert sorted(own.adaptations) == ["s0", "s1"]
-    known = aligner.align(shards, trained.adaptations)
-    assert known.adaptations is trained.adaptations
-    plain = aligner.align(shards, {})
+    assert [len(names) for names, _ in passes] == [20, 20]
+    plain = aligner.align(shards, {who: torch.eye(*one.shape) for who, one in own.adaptations.items()})
     assert own.aligned.score > plain.aligned.score
+    passes.clear()
+    known = aligner.align(shards, trained.adaptations)
+    assert known.adaptations == trained.adaptations
+    assert [(len(names), adapted) for names, adapted in passes] == [(20, trained.adaptations)]
+    passes.clear()
+    half = aligner.align(shards, {"s0": trained.adaptations["s0"]})
+    assert passes[0] == ([one.id for one in utterances if one.speaker == "s1"], {})
+    assert torch.equal(half.adaptations["s0"], trained.adaptations["s0"])
+    assert torch.equal(half.adaptations["s1"], own.adaptations["s1"])
+
+
+@pytest.mark.usefixtures("easily_adapted")
+def test_transforms_are_estimated_from_the_first_speech_of_a_speaker(trained, monkeypatch):
+    utterances = corpus(20, seed=4)
+    aligner = Aligner(trained.model, LEXICON, options=OPTIONS)
+    passes = recorded(monkeypatch)
+    monkeypatch.setattr("speech.hmm.aligner.ADAPTATION_FRAMES", 200)
+    found = aligner.align(make_shards(utterances, 300))
+    first, second = (names for names, _ in passes)
+    assert len(second) == len(found.aligned.alignments) == 20
+    frames = {one.id: one.num_frames for one in utterances}
+    for speaker in ("s0", "s1"):
+        own = [one.id for one in utterances if one.speaker == speaker]
+        chosen = [name for name in own if name in first]
+        assert chosen == own[: len(chosen)]
+        assert sum(frames[name] for name in chosen) >= 200 > sum(frames[name] for name in chosen[:-1])
 
 
 def test_words_missing_in_the_lexicon_are_noise(trained):

@@ -129,7 +129,7 @@ class Transcriber:
 
     def transcribe(
         self,
-        audio: Sequence[Audio] | str | Path | bytes,
+        audio: Sequence[Audio] | Audio,
         sample_rate: int | None = None,
         *,
         words: bool = False,
@@ -141,15 +141,15 @@ class Transcriber:
         Files are read while they are recognized, so memory depends neither on their length nor on their number.
 
         Args:
-            audio: Paths, encoded files as bytes, or arrays [num_samples]: floats in ±1, or integer PCM.
+            audio: Paths, encoded files as bytes, or arrays [num_samples]: floats in ±1, or integer PCM; or one of them.
             sample_rate: Sample rate of the arrays in Hz; the model's own by default.
             words: Whether to return the words' times, too.
             speakers: Speaker of each recording: a model whose features are adapted to speakers adapts to all recordings
                 of a speaker together (by default, to each recording). Of those, eight minutes are in memory at once.
             on_seconds: Called after each batch with the seconds of audio recognized in it.
         """
-        if isinstance(audio, str | Path | bytes):  # one recording; otherwise a string would be iterated by character
-            audio = [audio]
+        if isinstance(audio, str | Path | bytes) or (isinstance(audio, np.ndarray | Tensor) and audio.ndim == 1):
+            audio = [audio]  # one recording, not one for each character or sample
         if speakers is not None and len(speakers) != len(audio):
             raise ValueError(f"there are {len(audio)} recordings, but {len(speakers)} speakers: name one for each")
         first = {who: number for number, who in reversed(list(enumerate(speakers or ())))}

@@ -123,6 +123,11 @@ class GraphConfig(RescoredConfig):
         made = {"graph": graph, "words": words, "graph_lm": lm if self.rescore_lm else ""}
         return self.model_copy(update={**dict.fromkeys(_SOURCES, ""), **made})
 
+    def same_graph(self, other: GraphConfig) -> bool:
+        """Whether another configuration reads, or makes, the same graph."""
+        made_alike = bool(self.graph) or self.silence_probability == other.silence_probability
+        return self.files() == other.files() and made_alike
+
     @override
     def lacking(self) -> str:
         missing = [name for name in _SOURCES if not getattr(self, name)]
@@ -172,7 +177,7 @@ class GraphDecoder(Decoder):
     @override
     def with_config(self, cfg: DecodeConfig) -> Decoder:
         other = GraphDecoder(cfg, self.tokenizer, self.states)
-        if self._search is not None and cfg.files() == self.cfg.files():
+        if self._search is not None and other.cfg.same_graph(self.cfg):
             other._search, other._rescorer = self._search.with_options(search_options(other.cfg)), self._rescorer
         return other
 

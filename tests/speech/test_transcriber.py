@@ -82,6 +82,8 @@ def test_arrays_tensors_bytes_and_paths_give_the_same(transcriber, tmp_path):
         assert one.seconds == pytest.approx(len(wave) / RATE)
         assert 0.9 < one.confidence <= 1.0
         assert one.error == ""
+    for item in items:  # one recording needs no list
+        assert [one.text for one in transcriber.transcribe(item)] == [TEXT]
 
 
 def test_any_format_rate_and_channel_count_is_transcribed(transcriber, tmp_path):

@@ -159,6 +159,18 @@ def test_other_parameters_search_the_same_graph(toy, monkeypatch):
     assert found.score != pytest.approx(decoder.decode(posteriors, torch.tensor([12]))[0].score)
 
 
+def test_another_probability_of_silence_makes_another_graph(toy):
+    model, _, cfg = toy
+    decoder = build_decoder(cfg, TOKENIZER, StateOutputs(random_priors(model), 1))
+    decoder.prepare()
+    other = decoder.with_config(cfg.model_copy(update={"silence_probability": 0.9}))
+    assert other.search is not decoder.search
+    (quiet,), (loud,) = (one.decode(random_posteriors(model, 4, 12), torch.tensor([12])) for one in (decoder, other))
+    assert quiet.score != pytest.approx(loud.score)
+    finished = cfg.model_copy(update={"graph": "HCLG.fst", "words": "words.txt"})
+    assert finished.same_graph(finished.model_copy(update={"silence_probability": 0.9}))
+
+
 def saved_bundle(folder: Path, model) -> BundleSpec:
     torch.manual_seed(1)
     states = TiedStates(model="ab" * 32, frame_shift_ms=10.0, log_priors=random_priors(model))

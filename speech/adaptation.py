@@ -22,7 +22,7 @@ from speech.features import CmvnStats, FeatureConfig, FmllrConfig, build_feature
 from speech.features.cmvn import normalize_frames
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
-from speech.hmm.decode import MINIMUM_FRAMES, DecodeOptions, adapt_to_speaker
+from speech.hmm.decode import MINIMUM_FRAMES, adapt_to_speaker, first_pass
 from speech.hmm.ivector import IvectorExtractor
 from speech.hmm.model import HmmModel, ModelError, model_digest
 
@@ -57,8 +57,7 @@ class SpeakerAdapter:
         self._adapted = AdaptedFeatures(features, model.chain, extractor)
         self._others = {n: build_features(part, sample_rate) for n, part in self._adapted.others.items()}
         self._transforms = any(isinstance(part, FmllrConfig) for part in features.components)
-        first = cfg.search
-        self._search = search.with_options(DecodeOptions(first.beam, first.max_active, first.acoustic_scale))
+        self._search = search.with_options(first_pass(cfg.search))
 
     @torch.inference_mode()
     def __call__(self, waves: Sequence[Tensor]) -> list[Tensor]:

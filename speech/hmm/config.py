@@ -90,6 +90,10 @@ class GraphSearchConfig(BaseModel):
     """Width of the beam, at the scale of the scaled log-likelihoods."""
     max_active: int = Field(default=7000, ge=1)
     """Maximum number of active states per frame."""
+    first_beam: float = Field(default=10.0, gt=0)
+    """Width of the beam in passes whose hypotheses only serve to estimate fMLLR: all that a network needs."""
+    first_max_active: int = Field(default=2000, ge=1)
+    """Maximum number of active states per frame in these passes."""
     acoustic_scale: float = Field(default=0.0625, gt=0)
     """Weight of the log-likelihoods beside the costs of the graph."""
     passes: int = Field(default=2, ge=0)

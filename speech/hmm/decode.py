@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.hmm.confidence import pdf_confidences
+from speech.hmm.config import GraphSearchConfig
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
 from speech.hmm.fst_arrays import FstArrays
@@ -43,6 +44,16 @@ class DecodeOptions:
     beam: float = 12.0
     max_active: int = 7000
     acoustic_scale: float = 0.0625
+
+
+def first_pass(cfg: GraphSearchConfig) -> DecodeOptions:
+    """Parameters of the passes from whose hypotheses a speaker's transform is estimated."""
+    return DecodeOptions(cfg.first_beam, cfg.first_max_active, cfg.acoustic_scale)
+
+
+def last_pass(cfg: GraphSearchConfig) -> DecodeOptions:
+    """Parameters of the pass that gives the result."""
+    return DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
 
 
 @dataclass(frozen=True)
@@ -280,6 +291,7 @@ def decode_speaker(
     passes: int = 2,
     minimum: float = MINIMUM_FRAMES,
     speech: Sequence[Tensor] | None = None,
+    first: GraphSearch | None = None,
 ) -> list[list[Hypothesis]]:
     """Decode a speaker's utterances, first without adaptation, then with fMLLR from the hypotheses before.
 
@@ -290,9 +302,10 @@ def decode_speaker(
         passes: Number of times to estimate fMLLR and decode again.
         minimum: With fewer frames, the speaker is not adapted.
         speech: As for `speaker_transform`.
+        first: Decodes in all passes but the last; by default, as in the last.
 
     Returns:
         The hypotheses after each pass, the first without adaptation.
     """
-    transform, found = adapt_to_speaker(model, decoder, features, passes, minimum, speech)
+    transform, found = adapt_to_speaker(model, first or decoder, features, passes, minimum, speech)
     return [*found, decode_plain(model, decoder, features, transform)]

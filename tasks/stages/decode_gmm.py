@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from speech.features import FeatureChoice, build_features
 from speech.hmm.confidence import phone_families
 from speech.hmm.config import GraphSearchConfig
-from speech.hmm.decode import PRIOR_FRAMES, DecodeOptions, GraphSearch, decode_speaker
+from speech.hmm.decode import PRIOR_FRAMES, GraphSearch, decode_speaker, first_pass, last_pass
 from speech.hmm.graph_files import read_graph
 from speech.hmm.model import HmmModel
 from storage.objects import ObjectStore
@@ -80,22 +80,22 @@ def _decoded(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> li
 
 
 @lru_cache(maxsize=2)
-def _loaded(align: str, graph: str, search: str) -> tuple[HmmModel, GraphSearch]:
-    """Model and decoder; cached for further pieces in this process."""
+def _loaded(align: str, graph: str, search: str) -> tuple[HmmModel, GraphSearch, GraphSearch]:
+    """Model, and the decoders of the first passes and of the last one; cached for further pieces in this process."""
     options = GraphSearchConfig.model_validate_json(search)
     with tempfile.TemporaryDirectory() as folder:
         model = AlignmentModel.fetch(StageOutput.at(align), Path(folder)).model
     files = local_files(**json.loads(graph))
     found = read_graph(Path(files["graph"]), Path(files["words"]))
-    decoding = DecodeOptions(options.beam, options.max_active, options.acoustic_scale)
-    return model, GraphSearch(found.arrays.constant(), found.words, decoding, phone_families(model)[1])
+    last = GraphSearch(found.arrays.constant(), found.words, last_pass(options), phone_families(model)[1])
+    return model, last.with_options(first_pass(options)), last
 
 
 def decode_speaker_piece(piece: Piece) -> Answer:
     """Decode one speaker's utterances."""
 
     def work(rows: Sequence[int]) -> Decoding:
-        model, decoder = _loaded(
+        model, first, last = _loaded(
             piece["align"], *(json.dumps(piece[name], sort_keys=True) for name in ("graph", "search"))
         )
         source = opened(piece["features"], piece["digest"])
@@ -104,7 +104,7 @@ def decode_speaker_piece(piece: Piece) -> Answer:
         features = [source.normalized(feats, piece["name"]) for feats in stored]
         speech = [extract.speech_mask(feats) for feats in stored]
         passes = int(piece["search"]["passes"]) if model.unadapted is not None else 0
-        found = decode_speaker(model, decoder, features, passes, speech=speech)[-1]
+        found = decode_speaker(model, last, features, passes, speech=speech, first=first)[-1]
         results = ((" ".join(one.words), -one.cost if one.words else 0.0, one.confidence) for one in found)
         return dict(zip(rows, results, strict=True)), []
 

@@ -219,8 +219,8 @@ def test_lost_lease_is_taken_again_when_it_is_free(table, hold_lease, variables,
         del variables.kept[NAME]
     other = table.take(NAME, elsewhere("thief"))
     if isinstance(other, str):
-        wait_until(lambda: lease.lost_to is not None, every_s=0.01)
-        assert "is held by run thief" in caplog.text
+        wait_until(lambda: "is held by run thief" in caplog.text, every_s=0.01)
+        assert lease.lost_to is not None
         table.drop(other)
     wait_until(lambda: "taken again" in caplog.text, every_s=0.01)
     wait_until(lambda: variables.kept.get(NAME, {}).get("value", {}).get("run") == "mine", every_s=0.01)

@@ -81,7 +81,13 @@ SWEEPS = {
     "unclipped": Sweep(clip=0.0),
     "longer": Sweep((256, 512), epochs=48),
     "longer-unclipped": Sweep((256, 512), clip=0.0, epochs=48, choices=FEW),
-    "segments": Sweep((4096, 12288), choices=HEADLINE[:2], rates=(0.0316, 0.1, 0.316, 1.0, 3.16), data="segments"),
+    "segments": Sweep(
+        (256, 1024, 4096, 12288),
+        choices=HEADLINE[:2],
+        rates=(0.1, 0.316, 1.0, 3.16, 10.0),
+        data="segments",
+        repeated=(12288,),
+    ),
 }
 SEEDS = (1, 2, 3)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from speech.models.networks.lstm import _packed, run_lstm
+from speech.models.networks.lstm import run_lstm, run_packed
 
 LENGTHS = ([7, 3, 5, 1], [4, 4], [1], [6, 0, 2])
 
@@ -20,7 +20,7 @@ def test_padded_sequences_give_what_packed_ones_do(lengths, layers, bidirectiona
     x = torch.randn(len(lengths), max(lengths) + 2, 5, requires_grad=True)
     outer = torch.randn(len(lengths), max(lengths) + 2, 8 if bidirectional else 4)
     results = []
-    for run in (run_lstm, lambda *given: _packed(*given, lstm.all_weights)):
+    for run in (run_lstm, lambda *given: run_packed(*given, lstm.all_weights)):
         found = run(lstm, x, counts)
         inside = torch.arange(x.shape[1]) < counts.unsqueeze(1)
         found = torch.where(inside.unsqueeze(2), found, 0.0)

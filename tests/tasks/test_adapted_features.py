@@ -300,6 +300,7 @@ def test_adaptation_raises_the_likelihood_of_new_speakers(run, bundle):
     recognizer = Recognizer.load(bundle)
     model, about, waves = recognizer._hmm, *audio_of(run)
     adapter = SpeakerAdapter(model, recognizer.spec.adaptation, 8000, recognizer.decoder.search, run.config.features)
+    assert (adapter._search.options.beam, adapter._search.options.max_active) == (10.0, 2000)
     for speaker in {row["speaker"] for row in about}:
         own = [wave for row, wave in zip(about, waves, strict=True) if row["speaker"] == speaker]
         static = adapter.static(own)

@@ -30,7 +30,7 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         Float [B, T, H], zero beyond the lengths.
     """
     device = x_BTD.device.type
-    run = _packed if device == "cuda" else _by_layers
+    run = run_packed if device == "cuda" else run_padded
     if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.bfloat16:
         return run(lstm, x_BTD, lengths, lstm.all_weights)
     dtype = lstm_dtype(x_BTD.device)
@@ -39,7 +39,7 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         return run(lstm, x_BTD.to(dtype), lengths, weights)
 
 
-def _packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
+def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
     """All layers in one call, over packed sequences."""
     # a sequence without frames cannot be packed: it gets one, which its length of 0 masks afterwards
     packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
@@ -52,7 +52,7 @@ def _packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> 
     return x_BTH
 
 
-def _by_layers(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
+def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
     """One layer and direction after another, over the padded tensor."""
     directions = 2 if lstm.bidirectional else 1
     steps = torch.arange(x_BTD.shape[1], device=x_BTD.device)

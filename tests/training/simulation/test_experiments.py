@@ -166,6 +166,21 @@ def test_other_seeds_use_the_best_learning_rate(results):
     assert (row["loss"], row["errors"]) == ("0.20 / 0.50 / –", "5.0 / 12.5 / –")
 
 
+def test_segments_are_judged_by_frames(results):
+    sweep = plans.SWEEPS["segments"]
+    method, (batch,) = sweep.choices[1], sweep.repeated
+    runs = sweep.runs(batch, method)
+    assert {run.data for run in runs} == {"segments"}
+    for run, accuracy in ((runs[0], 0.5), (runs[1], 0.4), (replace(runs[0], seed=2), 0.45)):
+        results.add(outcome(run, 3 - accuracy, wer=None, frame_accuracy=accuracy))
+    (row,) = report.sweep_rows(results, "segments")
+    assert (row["lr"], row["converged"], row["frame_accuracy"]) == (runs[0].lr, True, 0.5)
+    assert report.seed_rows(results) == []
+    (row,) = report.seed_rows(results, "segments")
+    assert (row["frame_loss"], row["right"]) == ("2.50 / 2.55", "50.0 / 45.0")
+    assert f"**2.50, frames right 50.0 %, at {runs[0].lr:g}**" in report.tables(results)
+
+
 def test_slow_learner_is_compared_with_equal_ones_at_the_same_rate(results):
     runs = plans.strategies(plans.Choice("easgd"))
     fill(results, runs[:2], [3.0, 0.3])

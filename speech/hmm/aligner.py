@@ -18,7 +18,7 @@ from speech.hmm.train import Mapper
 from speech.hmm.utterances import Shard
 
 ADAPTATION_FRAMES = 20_000
-"""Frames of a speaker from which fMLLR is estimated: 200 s; more take time and hardly change the transform."""
+"""Frames of a speaker from which fMLLR is estimated, about: 200 s, since more take time."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Aligner:
         Args:
             shards: Its utterances.
             adaptations: fMLLR transforms by speaker, as far as they are known. Those of other speakers are estimated
-                from a first alignment without transforms, of `ADAPTATION_FRAMES` frames of each.
+                from a first alignment without transforms, of about `ADAPTATION_FRAMES` frames of each.
         """
         graphs = self.graphs(shards)
         if self.model.unadapted is None:
@@ -111,15 +111,20 @@ class Aligner:
 
 
 def _some_of_each_speaker(shards: Sequence[Shard], known: Container[str]) -> list[Shard]:
-    """The first utterances of each speaker who is not known, as many as its transform needs."""
-    counts: Counter[str] = Counter()
+    """Evenly spaced utterances of each speaker who is not known, since recordings of a day may differ from others."""
+    frames: Counter[str] = Counter()
+    for shard in shards:
+        for one in shard.utterances:
+            frames[one.speaker] += one.num_frames
+    seen: Counter[str] = Counter()
     found: list[Shard] = []
     for shard in shards:
         chosen = []
         for one in shard.utterances:
-            if one.speaker not in known and counts[one.speaker] < ADAPTATION_FRAMES:
-                counts[one.speaker] += one.num_frames
-                chosen.append(one)
+            if one.speaker not in known:
+                if seen[one.speaker] % max(1, frames[one.speaker] // ADAPTATION_FRAMES) == 0:
+                    chosen.append(one)
+                seen[one.speaker] += 1
         if chosen:
             found.append(shard.part(chosen))
     return found

@@ -17,8 +17,8 @@ from speech.hmm.steps import AlignedShard, AlignOptions
 from speech.hmm.train import Mapper
 from speech.hmm.utterances import Shard
 
-ADAPTATION_FRAMES = 20_000
-"""Frames of a speaker from which fMLLR is estimated, about: 200 s, since more take time."""
+ADAPTATION_FRAMES = 40_000
+"""Most frames of a speaker from which fMLLR is estimated: 400 s, since more take time and change few alignments."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Aligner:
         Args:
             shards: Its utterances.
             adaptations: fMLLR transforms by speaker, as far as they are known. Those of other speakers are estimated
-                from a first alignment without transforms, of about `ADAPTATION_FRAMES` frames of each.
+                from a first alignment without transforms, of at most about `ADAPTATION_FRAMES` frames of each.
         """
         graphs = self.graphs(shards)
         if self.model.unadapted is None:
@@ -122,7 +122,7 @@ def _some_of_each_speaker(shards: Sequence[Shard], known: Container[str]) -> lis
         chosen = []
         for one in shard.utterances:
             if one.speaker not in known:
-                if seen[one.speaker] % max(1, frames[one.speaker] // ADAPTATION_FRAMES) == 0:
+                if seen[one.speaker] % -(-frames[one.speaker] // ADAPTATION_FRAMES) == 0:
                     chosen.append(one)
                 seen[one.speaker] += 1
         if chosen:

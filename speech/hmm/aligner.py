@@ -122,7 +122,8 @@ def _some_of_each_speaker(shards: Sequence[Shard], known: Container[str]) -> lis
         chosen = []
         for one in shard.utterances:
             if one.speaker not in known:
-                if seen[one.speaker] % -(-frames[one.speaker] // ADAPTATION_FRAMES) == 0:
+                every = max(1, -(-frames[one.speaker] // ADAPTATION_FRAMES))
+                if seen[one.speaker] % every == 0:
                     chosen.append(one)
                 seen[one.speaker] += 1
         if chosen:

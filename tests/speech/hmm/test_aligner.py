@@ -92,6 +92,13 @@ def test_transforms_are_estimated_from_evenly_spaced_utterances(trained, monkeyp
         assert [name for name in first if name in own] == own[::every]
 
 
+def test_speaker_without_frames_fails_alone(trained):
+    utterances = [*corpus(4, seed=4), Utterance("empty", "s9", torch.zeros(0, 4), ("A",))]
+    found = Aligner(trained.model, LEXICON, options=OPTIONS).align(make_shards(utterances))
+    assert list(found.aligned.failures) == ["empty"]
+    assert len(found.aligned.alignments) == 4
+
+
 def test_words_missing_in_the_lexicon_are_noise(trained):
     one = max(corpus(20, seed=9), key=lambda one: one.num_frames)
     shards = make_shards([Utterance("u", "s0", one.features, ("A", "NEW"))])

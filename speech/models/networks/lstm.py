@@ -1,8 +1,8 @@
 """LSTMs over padded sequences, in which no direction sees the padding.
 
 cuDNN takes packed sequences. On a CPU, a packed LSTM computes each frame by itself; one over a padded tensor is left to
-oneDNN, which is two to eight times as fast. There, each layer and direction runs alone: the backward one over sequences
-that are reversed within their lengths, so that it begins at their last frames.
+oneDNN, which is up to seven times as fast (benchmarks/bench_lstm.py). There, each layer and direction runs alone: the
+backward one over sequences that are reversed within their lengths, so that it begins at their last frames.
 """
 
 from collections.abc import Sequence

@@ -57,7 +57,6 @@ class Sweep:
         choices: Methods.
         rates: Learning rates, ascending.
         data: What is trained on.
-        link: Bandwidth of each learner's link in Gbit/s.
         repeated: Batch sizes near the largest possible one, which are run with all seeds.
     """
 
@@ -67,12 +66,11 @@ class Sweep:
     choices: tuple[Choice, ...] = HEADLINE
     rates: tuple[float, ...] = RATES
     data: Data = "digits"
-    link: float = LINK_GBIT
     repeated: tuple[int, ...] = ()
 
     def runs(self, batch: int, choice: Choice) -> list[Run]:
         """The runs of one method and batch size, by ascending learning rate."""
-        fields = {"clip": self.clip, "epochs": self.epochs, "data": self.data, "link": self.link}
+        fields = {"clip": self.clip, "epochs": self.epochs, "data": self.data}
         return [choice.run(HEADLINE_LEARNERS, batch, lr, **fields) for lr in self.rates]
 
 

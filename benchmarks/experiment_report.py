@@ -142,24 +142,17 @@ def plain_rows(results: Results) -> list[Row]:
 def seed_rows(results: Results, name: str = "headline") -> list[Row]:
     """The best learning rates of a sweep's largest batches with all seeds: losses, and WER or frame accuracy."""
     sweep, rows = plans.SWEEPS[name], []
+    words = ("wer", "loss", "errors")
+    figure, of_loss, of_figure = words if sweep.data == "digits" else ("frame_accuracy", "frame_loss", "right")
     for batch in sweep.repeated:
         for choice in sweep.choices:
             found = [(run, one) for run in plans.seeds(sweep, batch, choice, results) if (one := results.get(run))]
             if not found:
                 continue
             run = found[0][0]
-            figure = "wer" if sweep.data == "digits" else "frame_accuracy"
             rates = " / ".join("–" if one.get(figure) is None else f"{100 * one[figure]:.1f}" for _, one in found)
             losses = " / ".join("–" if one["loss"] is None else _number(one["loss"]) for _, one in found)
-            headings = ("loss", "errors") if sweep.data == "digits" else ("frame_loss", "right")
-            rows.append(
-                {
-                    "batch": batch,
-                    "method": run.method,
-                    "lr": run.lr,
-                    **dict(zip(headings, (losses, rates), strict=True)),
-                }
-            )
+            rows.append({"batch": batch, "method": run.method, "lr": run.lr, of_loss: losses, of_figure: rates})
     return rows
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -36,7 +37,7 @@ from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.priors import log_priors, scaled_likelihoods
 from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.utterances import Utterance, by_speaker
-from speech.models.registry import MODELS
+from speech.models import ModelChoice
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
@@ -121,7 +122,7 @@ def make_job(work: Path, texts: Sequence[str], model: dict[str, object], train: 
         features=FEATURES,
         stats=json.loads((work / "stats.json").read_text()),
         tokenizer=train_tokenizer(TokenConfig(), texts).to_dict(),
-        model=MODELS[str(model["kind"])].model_validate(model),
+        model=TypeAdapter(ModelChoice).validate_python(model),
         states=states,
     )
     return TrainJob(

@@ -55,15 +55,16 @@ def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) 
 def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
     """One layer and direction after another, over the padded tensor."""
     directions = 2 if lstm.bidirectional else 1
-    steps = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+    size, length, _ = x_BTD.shape
+    steps = torch.arange(length, device=x_BTD.device)
     ends = lengths.to(x_BTD.device).unsqueeze(1)
     inside = steps < ends
-    reversal = torch.where(inside, ends - 1 - steps, steps)
-    zeros = x_BTD.new_zeros(1, len(x_BTD), lstm.hidden_size)
+    reversal = torch.where(inside, ends - 1 - steps, steps) + length * torch.arange(size, device=x_BTD.device)[:, None]
+    zeros = x_BTD.new_zeros(1, size, lstm.hidden_size)
+    rest = lstm.bias, 1, 0.0, lstm.training, False, True
     x = x_BTD
     for layer in range(lstm.num_layers):
         forward, *backward = weights[layer * directions : (layer + 1) * directions]
-        rest = lstm.bias, 1, 0.0, lstm.training, False, True
         hidden: list[Tensor] = [torch.lstm(x, (zeros, zeros), list(forward), *rest)[0]]
         for part in backward:
             found: Tensor = torch.lstm(_rearranged(x, reversal), (zeros, zeros), list(part), *rest)[0]
@@ -74,8 +75,6 @@ def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) 
     return x.masked_fill(~inside.unsqueeze(2), 0.0)
 
 
-def _rearranged(x_BTD: Tensor, places_BT: Tensor) -> Tensor:
-    """The frames of each sequence in another order."""
-    size, steps, width = x_BTD.shape
-    rows = places_BT + steps * torch.arange(size, device=x_BTD.device).unsqueeze(1)
-    return x_BTD.reshape(size * steps, width).index_select(0, rows.flatten()).view(size, steps, width)
+def _rearranged(x_BTD: Tensor, rows_BT: Tensor) -> Tensor:
+    """The frames of all sequences in another order: their rows among all B x T."""
+    return x_BTD.flatten(0, 1).index_select(0, rows_BT.flatten()).view(x_BTD.shape)

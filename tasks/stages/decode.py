@@ -4,9 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +29,7 @@ from tasks.stages.decoder_files import rescoring_files, stage_files, with_digest
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.folds import is_tested
 from tasks.stages.prepare import write_table
+from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stages.tuning import VALID, tune_on_validation
 from training.learner.devices import best_device
@@ -226,10 +225,7 @@ def _decode(
     return found
 
 
-_fetching = Lock()
-
-
-@lru_cache(maxsize=2)
+@cached_once(maxsize=2)
 def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
     """A model's local copy; cached for further pieces in this process, and removed when nobody refers to it."""
     folder = tempfile.TemporaryDirectory(prefix="starling-model-")
@@ -241,8 +237,7 @@ def decode_piece(piece: Piece) -> dict[str, Any]:
     """Decode some shards of a set; returns `rows`, `damaged` shards with reasons, and the number of `shards`."""
     damaged: list[tuple[str, str]] = []
     decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(piece["decode"])
-    with _fetching:  # threads share one copy; another thread's would be removed while its piece reads it
-        model = _fetched(piece["model"], piece["digest"])
+    model = _fetched(piece["model"], piece["digest"])  # its folder is there as long as this refers to it
     found = decode_set(
         Path(model.name),
         piece["url"],

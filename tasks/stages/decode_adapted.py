@@ -6,9 +6,7 @@ Speakers are decoded in parallel through the pipeline's runner; after a kill, th
 import json
 import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -24,11 +22,10 @@ from tasks.stages.base import Run
 from tasks.stages.bundles import adapt_bundle, fetch_bundle
 from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_pieces
 from tasks.stages.decoder_files import with_stage_files
+from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces
 from training.learner.devices import best_device
 from training.learner.inference import Decoded, open_set, recognize_set
-
-_loading = Lock()
 
 
 def decode_by_speaker(
@@ -68,11 +65,10 @@ _PARTS = ("model", "digest", "adaptation", "decode", "files", "device")
 
 
 def _recognizer(piece: Piece) -> Recognizer:
-    with _loading:  # threads wait for the one that loads it
-        return _loaded(json.dumps({name: piece[name] for name in _PARTS}, sort_keys=True))
+    return _loaded(json.dumps({name: piece[name] for name in _PARTS}, sort_keys=True))
 
 
-@lru_cache(maxsize=1)
+@cached_once(maxsize=1)
 def _loaded(description: str) -> Recognizer:
     """The recognizer; cached for further speakers in this process."""
     parts = json.loads(description)

@@ -6,7 +6,6 @@ Speakers are decoded in parallel through the pipeline's runner; after a kill, th
 import json
 import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_
 from tasks.stages.decode import publish_hypotheses, scored_sets
 from tasks.stages.decoder_files import graph_files, local_files
 from tasks.stages.features import quarantine_record
+from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces
 from training.learner.inference import Decoded
 
@@ -79,7 +79,7 @@ def _decoded(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> li
     return joined(answers, features.index, name)
 
 
-@lru_cache(maxsize=2)
+@cached_once(maxsize=2)
 def _loaded(align: str, graph: str, search: str) -> tuple[HmmModel, GraphSearch, GraphSearch]:
     """Model, and the decoders of the first passes and of the last one; cached for further pieces in this process."""
     options = GraphSearchConfig.model_validate_json(search)

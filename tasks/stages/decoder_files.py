@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 from configurable.choices import ChoiceWithFiles
@@ -13,6 +12,7 @@ from speech.decoding import DecodeConfig
 from storage.stages import StageOutput, digest_json
 from tasks.config.decoding import uses_stage
 from tasks.stages.base import Run, StageError
+from tasks.stages.process_cache import cached_once
 
 Named = TypeVar("Named", bound=ChoiceWithFiles)
 
@@ -98,8 +98,7 @@ def local_files(
     Raises:
         DamagedObjectError: One is missing or damaged.
     """
-    with _making:  # threads share one folder; another thread's would be removed at once, since nothing holds it
-        kept = _folder(url, digest)
+    kept = _folder(url, digest)
     output, folder = StageOutput.at(url), Path(kept.name)
     found = {field: str(output.fetch(name, folder)) for field, name in names.items()}
     for other in also:
@@ -107,10 +106,7 @@ def local_files(
     return found
 
 
-_making = Lock()
-
-
-@lru_cache(maxsize=4)
+@cached_once(maxsize=4)
 def _folder(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
     """A folder of this process for copies of an output's files; those on this machine are used where they are."""
     return tempfile.TemporaryDirectory(prefix="starling-lm-")

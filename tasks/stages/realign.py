@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from tasks.stages.align import aligned_sets
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
+from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.stage_runs import log_stage
@@ -41,7 +41,6 @@ from training.learner.state_targets import read_alignments
 
 _WORK, _NETWORK = "work", "network"
 _SPEAKERS = "speakers.json"
-_loading = Lock()
 
 
 def config_of(run: Run) -> RealignConfig:
@@ -190,11 +189,10 @@ def realign_piece(piece: Piece) -> dict[str, Any]:
 
 
 def _loaded(piece: Piece) -> tuple[StateNetwork, AlignmentModel]:
-    with _loading:  # threads wait for the one that loads them
-        return _opened(piece["network"], piece["align"], piece["device"])
+    return _opened(piece["network"], piece["align"], piece["device"])
 
 
-@lru_cache(maxsize=1)
+@cached_once(maxsize=1)
 def _opened(network: str, align: str, device: str) -> tuple[StateNetwork, AlignmentModel]:
     """The network and the GMM-HMM; cached for further pieces in this process.
 

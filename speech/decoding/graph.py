@@ -29,7 +29,7 @@ from speech.tokens import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.hmm.decode import DecodeOptions, GraphSearch
+    from speech.hmm.decode import GraphSearch
     from speech.hmm.decode import Hypothesis as GraphPath
 
 _SOURCES = ("hmm", "lexicon", "lm")
@@ -178,7 +178,9 @@ class GraphDecoder(Decoder):
     def with_config(self, cfg: DecodeConfig) -> Decoder:
         other = GraphDecoder(cfg, self.tokenizer, self.states)
         if self._search is not None and other.cfg.same_graph(self.cfg):
-            other._search, other._rescorer = self._search.with_options(search_options(other.cfg)), self._rescorer
+            from speech.hmm.decode import last_pass
+
+            other._search, other._rescorer = self._search.with_options(last_pass(other.cfg)), self._rescorer
         return other
 
     @override
@@ -247,13 +249,6 @@ class GraphDecoder(Decoder):
             found = self._rescorer(found, self.cfg.rescore_weight, math.log(10))
         scored = [replace(one, score=one.score + self.cfg.word_score * len(one.words)) for one in found]
         return sorted(scored, key=lambda one: -one.score)
-
-
-def search_options(cfg: GraphConfig) -> DecodeOptions:
-    """Parameters of the beam search."""
-    from speech.hmm.decode import DecodeOptions
-
-    return DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
 
 
 def _word_frames(found: GraphPath, factor: int) -> list[tuple[int, int]]:

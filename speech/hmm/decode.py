@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import kaldi_decoder
 import kaldifst
@@ -46,12 +46,31 @@ class DecodeOptions:
     acoustic_scale: float = 0.0625
 
 
+class SearchConfig(Protocol):
+    """What a configuration says of a beam search."""
+
+    @property
+    def beam(self) -> float:
+        """Width of the beam."""
+        ...
+
+    @property
+    def max_active(self) -> int:
+        """Most active states per frame."""
+        ...
+
+    @property
+    def acoustic_scale(self) -> float:
+        """Weight of the log-likelihoods."""
+        ...
+
+
 def first_pass(cfg: GraphSearchConfig) -> DecodeOptions:
     """Parameters of the passes from whose hypotheses a speaker's transform is estimated."""
     return DecodeOptions(cfg.first_beam, cfg.first_max_active, cfg.acoustic_scale)
 
 
-def last_pass(cfg: GraphSearchConfig) -> DecodeOptions:
+def last_pass(cfg: SearchConfig) -> DecodeOptions:
     """Parameters of the pass that gives the result."""
     return DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
 

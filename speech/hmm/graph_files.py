@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speech.decoding.base import DecodeError
-from speech.decoding.graph import search_options
-from speech.hmm.decode import GraphSearch
+from speech.hmm.decode import GraphSearch, last_pass
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions
@@ -137,4 +136,4 @@ def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
             f"decode.graph has {states} states, the network {num_states}: make it from the HMMs that aligned the "
             "network's training data"
         )
-    return GraphSearch(found.arrays.constant(), found.words, search_options(cfg))
+    return GraphSearch(found.arrays.constant(), found.words, last_pass(cfg))

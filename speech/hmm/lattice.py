@@ -18,7 +18,7 @@ from speech.hmm.fst_arrays import FstArrays
 
 _Floats = NDArray[np.float64]
 _Places = NDArray[np.int64]
-_BLOCK = 25
+_BLOCK = 100
 """Frames after which arcs that are far from every surviving path are dropped, to save memory."""
 
 
@@ -66,6 +66,8 @@ class _Arcs:
 
     first: _Places
     """`[S + 1]`, the number of each state's first arc."""
+    having: NDArray[np.bool_]
+    """`[S]`, whether a state has any: a table small enough for a processor's cache."""
     pdfs: NDArray[np.int32]
     words: NDArray[np.int32]
     weights: NDArray[np.float32]
@@ -79,13 +81,14 @@ class _Arcs:
         np.cumsum(np.bincount(graph.sources[chosen], minlength=len(graph.finals)), out=first[1:])
         columns = (np.ascontiguousarray(arcs[name]) for name in ("ilabel", "olabel", "weight", "target"))
         labels, words, weights, targets = columns
-        return cls(first, labels - 1, words, weights, targets)
+        return cls(first, first[1:] > first[:-1], labels - 1, words, weights, targets)
 
     def leaving(self, states: _Places) -> tuple[_Places, _Places]:
         """All arcs that leave some states: for each the place of its state in the list, and its number."""
-        begin = self.first[states]
-        counts = self.first[states + 1] - begin
-        owners = np.repeat(np.arange(len(states)), counts)
+        having = np.flatnonzero(self.having[states])
+        begin = self.first[states[having]]
+        counts = self.first[states[having] + 1] - begin
+        owners = np.repeat(having, counts)
         return owners, np.arange(len(owners)) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
 
     def labels(self, links: _Links) -> tuple[NDArray[np.int32], _Floats]:
@@ -199,13 +202,12 @@ class _Utterance:
         owners, arcs = self.search.emitting.leaving(frame.states[alive])
         if len(arcs) == 0:
             return None
-        sources = alive[owners]
-        costs = frame.costs[sources] + self.search.emitting.weights[arcs] - row[self.search.emitting.pdfs[arcs]]
+        costs = frame.costs[alive][owners] + self.search.emitting.weights[arcs] - row[self.search.emitting.pdfs[arcs]]
         cutoff = costs.min() + self.options.beam
         if not np.isfinite(cutoff):  # a frame in which no state is possible
             return None
-        near = costs <= cutoff
-        sources, arcs, costs = sources[near], arcs[near], costs[near]
+        near = np.flatnonzero(costs <= cutoff)
+        sources, arcs, costs = alive[owners[near]], arcs[near], costs[near]
         targets = self.search.emitting.targets[arcs].astype(np.int64)
         numbers = np.arange(len(targets))
         self.places[targets] = numbers

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice
 
 import numpy as np
@@ -57,7 +57,8 @@ def best_paths(lattice: Lattice, limit: int, beam: float) -> list[LatticePath]:
         limit: Most paths.
         beam: Paths with a cost this much above the best one's are left out; a lattice's own beam makes the list exact.
     """
-    return list(islice(_Sentences(lattice, beam), limit))
+    search = _Sentences(lattice, beam)
+    return list(islice(search, limit)) or [search.best()]
 
 
 @dataclass
@@ -70,6 +71,18 @@ class _Step:
     """The best end: its cost and its state."""
     words: dict[int, dict[int, tuple[float, int]]]
     """By next word, the states after it with the cost and the arc that puts the word out."""
+    routes: dict[int, tuple[list[int], int]] = field(default_factory=dict)
+    """The arcs over which a state is reached best, the last one first, and the state where they begin."""
+
+    def route(self, state: int, sources: NDArray[np.int32]) -> tuple[list[int], int]:
+        """The route to a state, which is followed back once: sentences have most of their beginnings in common."""
+        if state not in self.routes:
+            arcs, here = list[int](), state
+            while here in self.back:
+                arcs.append(self.back[here])
+                here = int(sources[arcs[-1]])
+            self.routes[state] = arcs, here
+        return self.routes[state]
 
 
 @dataclass
@@ -102,14 +115,12 @@ class _Sentences:
         limit = self.remaining[0] + self.beam
         begin = _Prefix(None, 0, 0.0, {0: (0.0, -1)})
         waiting: list[tuple[float, int, _Prefix, int]] = [(self.remaining[0], next(numbers), begin, -1)]
-        found = False
         while waiting and self._work < _WORK:
             _, _, prefix, end = heapq.heappop(waiting)
             if end >= 0:
-                found = True
                 yield self._path(prefix, end)
                 continue
-            step = prefix.step = self._step(prefix)
+            step = prefix.step = self._step(prefix, limit)
             if step.end is not None and prefix.cost + step.end[0] <= limit:
                 heapq.heappush(waiting, (prefix.cost + step.end[0], next(numbers), prefix, step.end[1]))
             for word, states in step.words.items():
@@ -119,20 +130,21 @@ class _Sentences:
                     relative = {state: (cost - best, arc) for state, (cost, arc) in states.items()}
                     longer = _Prefix(prefix, word, prefix.cost + best, relative)
                     heapq.heappush(waiting, (total, next(numbers), longer, -1))
-        if not found:
-            yield self._best()
 
-    def _step(self, prefix: _Prefix) -> _Step:
-        """What follows a prefix; the same for all prefixes with equal states and relative costs."""
+    def _step(self, prefix: _Prefix, limit: float) -> _Step:
+        """What follows a prefix, on paths up to a cost; the same for all prefixes with equal states and relative costs.
+
+        The first of these prefixes costs least, so what leads above the limit from there does so from all.
+        """
         key = tuple(sorted((state, round(cost, _DIGITS)) for state, (cost, _) in prefix.states.items()))
         if key not in self._steps:
-            self._steps[key] = self._followed({state: cost for state, (cost, _) in prefix.states.items()})
+            reached = {state: cost for state, (cost, _) in prefix.states.items()}
+            self._steps[key] = self._followed(reached, limit - prefix.cost)
         return self._steps[key]
 
-    def _followed(self, reached: dict[int, float]) -> _Step:
+    def _followed(self, reached: dict[int, float], limit: float) -> _Step:
         """Follow arcs without a word from some states, in topological order, as far as the next words."""
-        # no path above this belongs to the list, since the prefix's best one costs at least as much as the best of all
-        limit = min(cost + self.remaining[state] for state, cost in reached.items()) + self.beam
+        first, targets, costs, words, remaining = self.first, self.targets, self.costs, self.words, self.remaining
         step = _Step({}, None, {})
         waiting = list(reached)
         heapq.heapify(waiting)
@@ -141,12 +153,12 @@ class _Sentences:
             here = reached[state]
             if self.finals[state] < np.inf and (step.end is None or here + self.finals[state] < step.end[0]):
                 step.end = here + self.finals[state], state
-            self._work += self.first[state + 1] - self.first[state]
-            for arc in range(self.first[state], self.first[state + 1]):
-                target, cost = self.targets[arc], here + self.costs[arc]
-                if cost + self.remaining[target] > limit:
+            self._work += first[state + 1] - first[state]
+            for arc in range(first[state], first[state + 1]):
+                target, cost = targets[arc], here + costs[arc]
+                if cost + remaining[target] > limit:
                     continue
-                if word := self.words[arc]:
+                if word := words[arc]:
                     entries = step.words.setdefault(word, {})
                     if target not in entries or cost < entries[target][0]:
                         entries[target] = cost, arc
@@ -164,16 +176,15 @@ class _Sentences:
         here: _Prefix | None = prefix
         while here is not None:
             assert here.step is not None
-            while state in here.step.back:
-                arcs.append(here.step.back[state])
-                state = int(sources[arcs[-1]])
+            route, state = here.step.route(state, sources)
+            arcs += route
             if here.before is not None:
                 arcs.append(here.states[state][1])
                 state = int(sources[arcs[-1]])
             here = here.before
         return self._of_arcs(arcs[::-1], last)
 
-    def _best(self) -> LatticePath:
+    def best(self) -> LatticePath:
         """The best path of all, for lattices so large that the work ends before any sentence does."""
         arcs: list[int] = []
         state = 0

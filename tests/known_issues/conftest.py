@@ -22,6 +22,12 @@ def ranks():
 
 
 @pytest.fixture(scope="module")
+def invoke():
+    """Runs the command line in this process."""
+    return load_beside(__file__, "../flows/command_line.py").invoke
+
+
+@pytest.fixture(scope="module")
 def corpus(tones, tmp_path_factory):
     return tones.make_corpus(tmp_path_factory.mktemp("tones"))
 

@@ -1,7 +1,6 @@
 """For `columns: {text: labell}`, the advice was to rename the table's right column; `init` named no similar column."""
 
 import pytest
-from command_line import invoke
 from support import write_config, write_tone
 
 from storage.corpora import CorpusError, open_corpus
@@ -14,7 +13,7 @@ def table(folder, header):
     return folder / "digits.csv"
 
 
-def test_misspelled_column_of_a_configuration_is_answered_with_the_right_one(tmp_path, home):
+def test_misspelled_column_of_a_configuration_is_answered_with_the_right_one(tmp_path, home, invoke):
     path = table(tmp_path, "filename,label,user")
     columns = {"audio": "filename", "text": "labell"}
     source = {"kind": "table", "path": str(path), "options": {"columns": columns}}

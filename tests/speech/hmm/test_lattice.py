@@ -162,7 +162,7 @@ def test_prefixes_with_equal_continuations_share_states(monkeypatch):
     followed = []
     original = lattice_paths._Sentences._followed
     monkeypatch.setattr(
-        lattice_paths._Sentences, "_followed", lambda self, reached: followed.append(1) or original(self, reached)
+        lattice_paths._Sentences, "_followed", lambda self, *of: followed.append(1) or original(self, *of)
     )
     found = best_paths(LatticeSearch(graph)(scores, LatticeOptions(WIDE, 1000, 9.0)), 300, 9.0)
     assert (len(found), len(followed)) == (300, 16)

@@ -80,7 +80,7 @@ SWEEPS = {
     "longer": Sweep((256, 512), epochs=48),
     "longer-unclipped": Sweep((256, 512), clip=0.0, epochs=48, choices=FEW),
     "segments": Sweep(
-        (256, 1024, 4096, 12288),
+        (256, 1024, 4096, 8192, 12288),
         choices=HEADLINE[:2],
         rates=(0.1, 0.316, 1.0, 3.16, 10.0),
         data="segments",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import kaldi_decoder
 import kaldifst
@@ -24,6 +24,9 @@ from speech.hmm.lattice import LatticeOptions, LatticeSearch
 from speech.hmm.lattice_paths import best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
+
+if TYPE_CHECKING:
+    from speech.decoding.graph import GraphConfig
 
 MINIMUM_FRAMES = 500
 """With fewer frames of speech a speaker is not adapted."""
@@ -46,31 +49,12 @@ class DecodeOptions:
     acoustic_scale: float = 0.0625
 
 
-class SearchConfig(Protocol):
-    """What a configuration says of a beam search."""
-
-    @property
-    def beam(self) -> float:
-        """Width of the beam."""
-        ...
-
-    @property
-    def max_active(self) -> int:
-        """Most active states per frame."""
-        ...
-
-    @property
-    def acoustic_scale(self) -> float:
-        """Weight of the log-likelihoods."""
-        ...
-
-
 def first_pass(cfg: GraphSearchConfig) -> DecodeOptions:
     """Parameters of the passes from whose hypotheses a speaker's transform is estimated."""
     return DecodeOptions(cfg.first_beam, cfg.first_max_active, cfg.acoustic_scale)
 
 
-def last_pass(cfg: SearchConfig) -> DecodeOptions:
+def last_pass(cfg: GraphSearchConfig | GraphConfig) -> DecodeOptions:
     """Parameters of the pass that gives the result."""
     return DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
 

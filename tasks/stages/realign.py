@@ -164,7 +164,7 @@ def realign_piece(piece: Piece) -> dict[str, Any]:
     if work.exists(answer):  # done before a kill
         kept: dict[str, Any] = work.read_json(answer)
         return kept
-    network, model = _loaded(piece)
+    network, model = _opened(piece["network"], piece["align"], piece["device"])
     dataset = open_set(piece["url"], network.spec.sample_rate, home() / "cache")
     rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), piece["numbers"])).tolist()
     texts = {row: dataset.index.row(row) for row in rows}
@@ -186,10 +186,6 @@ def realign_piece(piece: Piece) -> dict[str, Any]:
     if not damaged:  # damaged shards may be repaired
         work.write_json(answer, result)
     return result
-
-
-def _loaded(piece: Piece) -> tuple[StateNetwork, AlignmentModel]:
-    return _opened(piece["network"], piece["align"], piece["device"])
 
 
 @cached_once(maxsize=1)

@@ -231,11 +231,6 @@ def test_percentages_are_written_with_a_space():
     assert list(own_percent_signs(wrong))
 
 
-def test_modules_have_at_most_350_lines():
-    lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in trees()}
-    assert {path: count for path, count in lines.items() if count > 350} == {}
-
-
 def test_functions_have_fewer_than_60_lines():
     found = nodes()[ast.FunctionDef] + nodes().get(ast.AsyncFunctionDef, [])
     assert len(found) > 3000

@@ -36,7 +36,7 @@ test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora includ
 	@STARLING_TESTS_FORK=0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(STAMP)  ## run what needs a GPU, and print a summary to paste into docs/gpu.md
-	@$(BIN)/python -m pytest -q -m gpu $(ARGS)
+	@$(BIN)/python -m pytest -q -m gpu $$(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests | sort) $(ARGS)
 
 lint: $(STAMP)  ## ruff, mypy, import rules, spelling
 	@$(BIN)/ruff check .

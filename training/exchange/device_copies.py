@@ -1,6 +1,7 @@
 """Copies between a device and main memory that overlap with training: the interface, and its CUDA implementation."""
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
@@ -8,6 +9,8 @@ from typing import Literal
 import torch
 
 from training.exchange.mailbox import Floats, Mailbox
+
+log = logging.getLogger(__name__)
 
 Direction = Literal["down", "up"]
 
@@ -54,7 +57,8 @@ class Copies(ABC):
 
 class _CudaPoint(CopyEvent):
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # without `blocking`, a waiting thread keeps a core busy, and each learner has two of them
+        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
@@ -68,7 +72,17 @@ class CudaCopies(Copies):
         self._device = device
         self._streams = {name: torch.cuda.Stream(device) for name in ("down", "up")}  # type: ignore[no-untyped-call]
         with torch.cuda.device(device):
-            self._locked = [part for part in (*mailbox.weights, *mailbox.deltas) if _lock_pages(part)]
+            parts = (*mailbox.weights, *mailbox.deltas)
+            codes = [_lock_pages(part, device) for part in parts]
+        self._locked = [part for part, code in zip(parts, codes, strict=True) if code == 0]
+        if any(codes):
+            log.warning(
+                "%d of the %d buffers shared with the exchange could not be page-locked (CUDA error %d): copies of the "
+                "weights are slower; allow more locked memory (`ulimit -l unlimited`)",
+                len(parts) - len(self._locked),
+                len(parts),
+                max(codes),
+            )
 
     def mark(self) -> CopyEvent:
         """Record an event on the training stream."""
@@ -106,9 +120,14 @@ class CudaCopies(Copies):
         return _CudaPoint(stream)
 
 
-def _lock_pages(part: Floats) -> bool:
-    """Page-lock memory, so that copies are asynchronous; returns whether it worked (copies work without, too)."""
-    try:
-        return int(torch.cuda.cudart().cudaHostRegister(part.ctypes.data, part.nbytes, 0)) == 0  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return False
+def _lock_pages(part: Floats, device: torch.device) -> int:
+    """Page-lock memory, so that copies are asynchronous; returns CUDA's error code, 0 if it worked.
+
+    Copies work without, too. A failure stays pending, and the next kernel would raise it: it is raised here by an empty
+    one.
+    """
+    code = int(torch.cuda.cudart().cudaHostRegister(part.ctypes.data, part.nbytes, 0))  # type: ignore[no-untyped-call]
+    if code:
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)
+    return code

@@ -1,6 +1,6 @@
 """The published BLSTM on this machine: step time, frames per second, cost of the exchange, peak memory.
 
-    python -m benchmarks.published_model [--json] [--learners 2] [--seconds 10] [--device auto] [--precision fp32 bf16]
+    python -m benchmarks.published_model [--json] [--learners 2] [--seconds 10] [--precision fp32 bf16] [--graphs]
 
 Model and batch are those of arXiv:1904.04956: 6 x 512 cells per direction, bottleneck 256, 32,000 outputs, batches of
 128 segments of 21 frames with 260 dimensions, frame cross-entropy, SGD with momentum. The data is noise: this measures
@@ -34,6 +34,7 @@ from training.exchange.base import Exchange
 from training.exchange.config import ExchangeConfig
 from training.learner.devices import claim, inventory, pick_device
 from training.learner.flat import FlatParameters
+from training.learner.graphs import GraphedForward
 from training.learner.optim import build_optimizer
 from training.processes.children import end_with_parent
 
@@ -57,6 +58,8 @@ class Options:
     outputs: int = OUTPUTS
     device: str = "auto"
     precision: str = "fp32"
+    graphs: bool = False
+    """Whether forward and backward pass are replayed from CUDA graphs."""
 
 
 class PublishedBlstm(nn.Module):
@@ -69,8 +72,7 @@ class PublishedBlstm(nn.Module):
         self.output = nn.Linear(256, outputs)
 
     def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - described in the class
-        whole = torch.full((len(x_BTF),), x_BTF.shape[1])
-        scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, whole)))
+        scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, None)))
         return scores
 
 
@@ -84,19 +86,24 @@ class Bench:
         self.model = PublishedBlstm(options.layers, options.cells, options.outputs).to(self.device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(SgdConfig(lr=0.01), self.model)
+        self._forward = GraphedForward(self._scores, self.flat) if options.graphs else self._scores
         self.steps = 0
         generator = torch.Generator().manual_seed(number)
         self.inputs = torch.randn(options.batch, SEGMENT, DIMENSION, generator=generator).to(self.device)
+        self.lengths = torch.full((options.batch,), SEGMENT, device=self.device)
         states = torch.randint(options.outputs, (options.batch * SEGMENT,), generator=generator)
         self.states = states.to(self.device)
+
+    def _scores(self, x_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            return self.model(x_BTF), lengths
 
     def step(self, exchange: Exchange | None = None) -> float:
         """Make a training step, with averaging if there is an exchange; returns its seconds."""
         started = time.perf_counter()
         self.steps += 1
         self.flat.zero_grad()
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            scores = self.model(self.inputs)
+        scores, _ = self._forward(self.inputs, self.lengths)
         nn.functional.cross_entropy(scores.flatten(0, 1).float(), self.states).backward()
         if exchange is not None and exchange.ready():
             self.flat.weights.add_(exchange.take())
@@ -224,6 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--seconds", type=float, default=defaults.seconds, help="per measurement; each learner makes two"
     )
+    parser.add_argument("--graphs", action="store_true", help="replay forward and backward pass from CUDA graphs")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
     args = parser.parse_args(argv)

@@ -220,7 +220,9 @@ class Learner:
         losses, unalignable = self.objective.losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
-        return float(total.detach()), unalignable
+        # one wait for the device, after everything has been launched
+        loss, count = torch.stack([total.detach().double(), unalignable.double()]).tolist()
+        return loss, int(count)
 
     def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features."""

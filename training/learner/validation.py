@@ -48,7 +48,7 @@ class Validation:
             self._further[name] = total + value, items + count
         if self._decoder is None:
             return
-        for i, hypothesis in enumerate(self._decoder.decode(log_probs.float().cpu(), frames.cpu())):
+        for i, hypothesis in enumerate(self._decoder.decode(log_probs, frames)):
             self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
 
     def figures(self) -> dict[str, float]:

@@ -557,7 +557,7 @@ def feeding(place: Place) -> None:
     for threads in (1, 4, 8, 16) if place.gpu else (1,):
         with place.guarded(f"feeding by {threads} threads"):
             options = Options(str(place.pack.resolve() / "libri/train"), threads, seconds=3.0 if place.gpu else 0.3)
-            place.result(what="feeding", threads=threads, **measure(options, 1, 300.0))
+            place.result(what="feeding", **measure(options, 1, 300.0))
 
 
 MINUTES: Row = {"max_minutes": 0.35, "epochs": 1000, "average": 1}

@@ -32,7 +32,7 @@ class ExchangeConfig(BaseModel):
     def _check_cuda(self) -> "ExchangeConfig":
         if self.kind == "cuda" and (self.wire != "fp32" or self.daemons > 1):
             raise ValueError(
-                f"exchange.kind is cuda, wire {self.wire} and daemons {self.daemons}: weights stay in GPU memory, so use "
-                "wire=fp32 and daemons=1, or kind=zmq"
+                f"exchange.kind is cuda, wire {self.wire} and daemons {self.daemons}: weights stay in GPU memory, so "
+                "use wire=fp32 and daemons=1, or kind=zmq"
             )
         return self

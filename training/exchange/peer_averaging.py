@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1024
 _SNAPSHOTS = 4  # the newest, the one given meanwhile, the one with the latest averages, the one that a neighbour reads
-_ANSWERS, _MOST_ANSWERS = 2, 8  # differences that askers have not read yet
+_ANSWERS, _MOST_ANSWERS = 3, 8  # differences that askers have not read yet
 _READ_S = 30.0  # an answer must be read within this time, and may be overwritten after twice this time
 _UNUSED_S = 60.0  # a neighbour's memory is closed if it was not read for this time
 _WAIT_S = 0.05  # maximum time that an update waits for an exchange, while the GPU computes the gradient
@@ -130,10 +130,11 @@ class PeerAverager(Averaging):
         """
         self._memory, self._copies = memory, copies
         self._parts = -(-self.size // self.chunk)
+        self.gathering, self.taken = (DeltaSum(torch.empty_like(weights)) for _ in range(2))
+        # these wait for the device: then the training stream no longer uses what any of this memory was before
         self.rooms = [self._new_room() for _ in range(_SNAPSHOTS)]
         self._answers = [_Answer(self._new_room()) for _ in range(_ANSWERS)]
         self._norms = copies.host(self._parts)
-        self.gathering, self.taken = (DeltaSum(torch.zeros_like(weights)) for _ in range(2))
         self.takes = self.current_generation = 0
         self.given: _Snapshot | None = None
         self._base: _Snapshot | None = None
@@ -375,7 +376,6 @@ class PeerMover(Mover):
     def __init__(self, mailbox: Mailbox, wake: Callable[[], None], averager: PeerAverager, copies: Copies) -> None:
         super().__init__(mailbox, wake)
         self._averager, self._copies = averager, copies
-        self._waits = False
 
     @override
     def restart(self) -> None:
@@ -407,27 +407,22 @@ class PeerMover(Mover):
 
     @override
     def update_begins(self) -> None:
-        self._waits = True
-
-    @override
-    def ready(self) -> bool:
-        """Whether there is a delta; before, waits for this step's exchange as long as the GPU computes anyway."""
-        if self._waits:
-            self._waits = False
-            self._await_exchange()
-        averager = self._averager
-        with averager.lock:
-            steps = averager.gathering.steps or averager.taken.steps
-            self.oldest = min(steps, default=0)
-            return bool(steps)
-
-    def _await_exchange(self) -> None:
+        """Wait for this step's exchange, but no longer than the GPU computes anyway."""
         mailbox, until = self._mailbox, time.monotonic() + _WAIT_S
         if mailbox.rested == mailbox.ticks:
             return
         computed = self._copies.mark()
         while mailbox.rested != mailbox.ticks and not computed.done() and time.monotonic() < until:
             time.sleep(_LOOK_S)
+
+    @override
+    def ready(self) -> bool:
+        """Whether there is a delta; never waits."""
+        averager = self._averager
+        with averager.lock:
+            steps = averager.gathering.steps or averager.taken.steps
+            self.oldest = min(steps, default=0)
+            return bool(steps)
 
     @override
     def take(self) -> torch.Tensor:

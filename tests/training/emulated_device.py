@@ -90,7 +90,7 @@ class SharedFiles(PeerMemory):
         return self._map(file, length), {"process": os.getpid(), "file": file, "bytes": 4 * length}
 
     def open(self, handle, length):
-        if handle["bytes"] != 4 * length:
+        if handle.get("bytes") != 4 * length:
             raise PeerMemoryError("other weights")
         try:
             file = os.open(f"/proc/{handle['process']}/fd/{handle['file']}", os.O_RDWR)

@@ -465,16 +465,19 @@ def _fed(place: Place, learner: Any, load: Any, planned: list[Any], threads: int
     return heard / (time.perf_counter() - began)
 
 
-def exchange(place: Place, learners: int, daemons: int) -> None:
-    """The published model's exchange between learners on one GPU."""
+def exchange(place: Place, learners: int, *ways: tuple[str, int]) -> None:
+    """The published model's exchange between learners on one GPU, by kind of exchange and number of daemons."""
     from benchmarks.published_model import Options, measure
 
     small = {} if place.gpu else {"layers": 2, "cells": 32, "outputs": 100, "batch": 4}
-    with place.guarded(f"exchange of {learners} learners"):
-        seconds, precision = (4.0, "bf16") if place.gpu else (0.3, "fp32")
-        options = {"learners": learners, "seconds": seconds, "precision": precision, "device": place.device}
-        row = measure(Options(**options, graphs=place.gpu, **small))
-        place.result(what="exchange", learners=learners, daemons=daemons, **row)
+    for kind, daemons in ways:
+        if kind == "cuda" and not place.gpu:
+            continue
+        with place.guarded(f"exchange of {learners} learners, {kind}"):
+            seconds, precision = (4.0, "bf16") if place.gpu else (0.3, "fp32")
+            options = {"learners": learners, "seconds": seconds, "precision": precision, "device": place.device}
+            options |= {"exchange": kind, "daemons": daemons, "graphs": place.gpu}
+            place.result(what="exchange", **measure(Options(**options, **small)))
 
 
 class Load(threading.Thread):
@@ -567,13 +570,13 @@ STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
     "probe": (40, False, probe),
     "tests": (150, False, tests),
     "published": (60, False, published),
-    "exchange2": (45, False, lambda place: exchange(place, 2, 1)),
+    "exchange2": (70, False, lambda place: exchange(place, 2, ("zmq", 1), ("cuda", 1))),
     "conformer": (90, True, conformer),
     "libri": (55, True, lambda place: training(place, "libri", 1, 40, batch_seconds=64.0, **MINUTES)),
     "libri2": (55, True, lambda place: training(place, "libri", 2, 40, batch_seconds=128.0, **MINUTES)),
     "fsdd": (70, True, lambda place: training(place, "fsdd", 1, 60, cuda_graphs=True)),
     "fsdd4": (90, True, lambda place: training(place, "fsdd", 4, 80, cuda_graphs=True)),
-    "exchange4": (45, False, lambda place: exchange(place, 4, 3)),
+    "exchange4": (70, False, lambda place: exchange(place, 4, ("zmq", 3), ("cuda", 1))),
     "feeding": (40, True, feeding),
     "compiled": (90, True, lambda place: conformer(place, compiled=True)),
 }

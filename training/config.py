@@ -256,6 +256,11 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
+        if self.exchange.kind == "cuda" and (self.launch.kind != "local" or self.device == "cpu"):
+            raise ValueError(
+                "exchange.kind cuda is for learners on GPUs of one machine (launch.kind=local), and this is "
+                f"launch.kind={self.launch.kind}, device={self.device}: use exchange.kind=zmq"
+            )
         if self.comm_hook != "none" and not self.traits.buckets:
             able = " or ".join(kind for kind, cfg in STRATEGY_CONFIGS.items() if cfg.traits.buckets)
             raise ValueError(

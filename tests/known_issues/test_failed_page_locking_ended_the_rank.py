@@ -47,7 +47,7 @@ def test_error_of_page_locking_is_cleared_and_logged_once(monkeypatch, caplog, r
     monkeypatch.setattr(device_copies.torch, "zeros", runtime.kernel)
     caplog.set_level(logging.WARNING)
     copies = CudaCopies(GPU, SimpleNamespace(weights=parts[:2], deltas=parts[2:]))
-    assert streams == [GPU, GPU]
+    assert set(streams) == {GPU}
     assert runtime.pending == 0
     said = [f"{refused} of the 4 buffers", "CUDA error 2", "ulimit -l"]
     assert len(caplog.messages) == (1 if refused else 0)

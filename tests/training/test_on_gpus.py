@@ -60,6 +60,13 @@ def test_nodes_share_one_gpu_and_average_through_the_cuda_mover(corpus, tmp_path
     assert any(entry["exchanges"] for entry in run.entries("step"))
 
 
+@pytest.mark.gpu
+def test_nodes_share_one_gpu_and_average_in_its_memory(corpus, tmp_path):
+    run = train(job_on(corpus, tmp_path, strategy="adpsgd", nodes=2, epochs=8, exchange={"kind": "cuda"}))
+    check(run, 2)
+    assert any(entry["exchanges"] for entry in run.entries("step"))
+
+
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize(
     "strategy", ["scpsgd", "onebit", "sdpsgd", "d1d", "ma", "bmuf", "pipeline"], ids=lambda name: name

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.alternatives import TimedAlternative, joined_alternatives, timed_alternatives
-from speech.audio import AudioError, check_samples, resample, stream_audio
+from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
 from speech.bundle import own_decoder
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
@@ -249,8 +249,9 @@ class Transcriber:
         if wave.ndim != 1 or len(wave) == 0:
             text = f"an array of shape {tuple(wave.shape)} is not audio: give finite samples [num_samples] in ±1"
             raise AudioError(text, "unreadable")
-        check_samples(wave, f"an array of shape {tuple(wave.shape)}")
-        yield wave, sample_rate or self.sample_rate
+        name = f"an array of shape {tuple(wave.shape)}"
+        check_samples(wave, name)
+        yield wave, check_rate(sample_rate or self.sample_rate, name)
 
     def _flush(
         self,

@@ -32,7 +32,7 @@ _BLOCK_SAMPLES = 1 << 20  # read in blocks: a header may claim any length, so me
 MAX_SAMPLES = 1 << 29
 """Maximum length of a waveform in samples, nine hours at 16 kHz: a small file of silence may decode to very many."""
 RATES_HZ = (1_000, 768_000)
-"""Smallest and largest accepted sample rate: beyond them a header is wrong, and 30 s or one sample may fill the memory."""
+"""Smallest and largest accepted sample rate: beyond them a header is wrong, and a short file may fill the memory."""
 _MAX_TERM = 2_000
 """Largest term of the ratio of two rates in `resample`: the filters have at most about its square of coefficients."""
 _OPPOSITE = -0.7
@@ -93,8 +93,8 @@ def decode_audio(
         The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
 
     Raises:
-        AudioError: the audio is damaged, has invalid samples or an impossible rate, or lacks the channel; the segment is
-            empty or too long; or the segment reaches the end of a truncated file.
+        AudioError: the audio is damaged, has invalid samples or an impossible rate, or lacks the channel; the segment
+            is empty or too long, or reaches the end of a truncated file.
     """
     name = _name_of(source)
     if start < 0 or (end is not None and end <= start):
@@ -177,7 +177,7 @@ def check_rate(rate: int, name: str) -> int:
     if low <= rate <= high:
         return rate
     raise AudioError(
-        f"{name} has a sample rate of {rate} Hz, and {low} to {high} Hz are accepted: write it again with its true rate",
+        f"{name} has a sample rate of {rate} Hz; {low} to {high} Hz are accepted: write it again with its true rate",
         "unreadable",
     )
 
@@ -308,8 +308,8 @@ def _seek(file: soundfile.SoundFile, first: int, name: str) -> None:
 def _to_mono(block: Tensor, channel: int | None) -> Tensor:
     """`[num_samples, num_channels]` to `[num_samples]`: a channel, or the mean of all.
 
-    A channel that is inverted compared with an earlier one, as after a cable with swapped wires, would cancel it: its sign
-    is changed first.
+    A channel that is inverted compared with an earlier one, as after a cable with swapped wires, would cancel it: its
+    sign is changed first.
     """
     if block.shape[1] == 1:
         return block[:, 0]

@@ -74,7 +74,8 @@ class FeatureConfig(Choice, ABC):
     noise look the same; 0 disables it."""
     trim_db: float = Field(default=0.0, ge=0)
     """Recognition trims the silence before the first and after the last frame within this many dB of the loudest ones
-    (for example 25) to a few frames; 0 disables it. Training uses the whole utterance."""
+    (for example 25) to a few frames, and gives tightly cut clips as many; 0 disables it. Validation hears the same,
+    training the whole utterance."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Order of the deltas to append: 1 for deltas, 2 for deltas and delta-deltas."""
     delta_window: int = Field(default=2, ge=1)

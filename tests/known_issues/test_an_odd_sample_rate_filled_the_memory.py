@@ -1,4 +1,4 @@
-"""A file at 8,001 Hz ended a run: its filters filled 2.6 GB. One at 192,001 Hz asked for 24 GB, one at 1 Hz for hours."""
+"""A file at 8,001 Hz ended a run: its filters filled 2.6 GB. One at 192,001 Hz asked for 24 GB."""
 
 import io
 import struct
@@ -59,9 +59,7 @@ def test_usual_rates_are_resampled_exactly(filters):
 def test_impossible_rates_are_refused_by_name(rate):
     data = encoded(np.zeros(4000), rate)
     for read in (decode_audio, lambda source: list(stream_audio(source))):
-        with pytest.raises(
-            AudioError, match=rf"has a sample rate of {rate} Hz, and 1000 to 768000 Hz are accepted"
-        ) as it:
+        with pytest.raises(AudioError, match=rf"has a sample rate of {rate} Hz; 1000 to 768000 Hz") as it:
             read(data)
         assert it.value.reason == "unreadable"
 
@@ -107,9 +105,7 @@ def test_long_utterances_are_refused_before_they_are_decoded(tmp_path, monkeypat
 
 def test_lengths_that_a_header_only_claims_are_not_allocated():
     data = bytearray(encoded(sine(8000), 8000))
-    data[40:44] = struct.pack(
-        "<I", 0x7FFFFFF0
-    )  # the size of the samples, which a program that writes to a pipe leaves open
+    data[40:44] = struct.pack("<I", 0x7FFFFFF0)
     assert len(decode_audio(bytes(data))[0]) == 3200
 
 

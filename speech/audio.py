@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SILENCE_DB = -120.0
 """Level of digital silence in `level_db`; finite, so that JSON and Parquet can store it."""
+_LONGEST_NAME = 400  # characters of a name in messages; a longer one was probably meant to be the content of a file
 _BLOCK_SAMPLES = 1 << 20  # read in blocks: a header may claim any length, so memory must follow the actual data
 MAX_SAMPLES = 1 << 29
 """Maximum length of a waveform in samples, nine hours at 16 kHz: a small file of silence may decode to very many."""
@@ -183,7 +184,12 @@ def check_rate(rate: int, name: str) -> int:
 
 
 def _name_of(source: bytes | str | Path) -> str:
-    return f"audio of {len(source)} bytes" if isinstance(source, bytes) else f"audio file {str(source)!r}"
+    if isinstance(source, bytes):
+        return f"audio of {len(source)} bytes"
+    name = str(source)
+    if len(name) <= _LONGEST_NAME:
+        return f"audio file {name!r}"
+    return f"audio file {name[:40]!r}…{name[-40:]!r} ({len(name)} characters)"
 
 
 @contextmanager

@@ -98,7 +98,8 @@ def decode_audio(
             is empty or too long, or reaches the end of a truncated file.
     """
     name = _name_of(source)
-    if start < 0 or (end is not None and end <= start):
+    end = None if end == math.inf else end
+    if not 0 <= start < math.inf or (end is not None and not end > start):  # not a number, either
         raise AudioError(f"{name}: the segment from {start} s to {end} s has no duration", "empty")
     with _explained(source), _open(source, raw_rate) as file:
         rate = check_rate(int(file.samplerate), name)

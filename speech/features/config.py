@@ -52,6 +52,9 @@ class FeatureConfig(Choice, ABC):
     1."""
     preemphasis: float = Field(default=0.97, ge=0, le=1)
     """Coefficient of the first-order pre-emphasis filter."""
+    level_db: float = Field(default=0.0, ge=-60, le=0)
+    """Scale each utterance so that its loudest frames have this level in dB of full scale (for example -20): quiet
+    recordings look like loud ones; 0 leaves levels as they are."""
     scale: Literal["mel", "linear"] = "mel"
     """Scale on which the filters are equally wide: mel, or linear in Hz."""
     cmvn: Literal["none", "global", "speaker", "utterance", "sliding"] = "global"
@@ -95,11 +98,12 @@ class FeatureConfig(Choice, ABC):
         for option in ("cmvn_gate_db", "cmvn_floor"):
             if getattr(self, option) and self.cmvn == "none":
                 raise ValueError(f"{option} needs CMVN statistics, and cmvn is 'none': remove it or change cmvn")
-        if self.cmvn_gate_db and self.cmvn == "sliding" and not self.cmvn_center:
-            raise ValueError(
-                "cmvn_gate_db needs the loudest frames of the whole utterance, but cmvn_center: false is for "
-                "streaming recognition: remove one of them"
-            )
+        for option in ("cmvn_gate_db", "level_db"):
+            if getattr(self, option) and self.cmvn == "sliding" and not self.cmvn_center:
+                raise ValueError(
+                    f"{option} needs the loudest frames of the whole utterance, but cmvn_center: false is for "
+                    "streaming recognition: remove one of them"
+                )
         return self
 
     @model_serializer(mode="wrap")
@@ -155,6 +159,7 @@ class FeatureConfig(Choice, ABC):
 
 
 _LATER = (
+    "level_db",
     "scale",
     "cmvn_variance",
     "cmvn_window",

@@ -109,6 +109,13 @@ def test_lengths_that_a_header_only_claims_are_not_allocated():
     assert len(decode_audio(bytes(data))[0]) == 3200
 
 
+@pytest.mark.parametrize(("start", "end"), [(float("nan"), None), (0.0, float("nan")), (float("inf"), None)])
+def test_segments_without_numbers_are_refused(start, end):
+    with pytest.raises(AudioError, match="has no duration"):
+        decode_audio(encoded(sine(8000), 8000), start=start, end=end)
+    assert len(decode_audio(encoded(sine(8000), 8000), end=float("inf"))[0]) == 3200
+
+
 def test_a_thousand_channels_are_mixed():
     data = encoded(np.repeat(sine(8000, 0.1)[:, None], 1000, axis=1), 8000)
     wave, _ = decode_audio(data)

@@ -311,4 +311,4 @@ def model_digest(store: ObjectStore) -> str:
     return both.hexdigest()
 
 
-TRAIN = Stage("train", 4, _inputs, _work)
+TRAIN = Stage("train", 5, _inputs, _work)

@@ -28,6 +28,7 @@ from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
 from tasks.stages.graph import GRAPH
 from tasks.stages.lm import LM
+from tasks.stages.preflight import check_names
 from tasks.stages.prepare import PREPARE
 from tasks.stages.realign import REALIGN
 from tasks.stages.register import REGISTER
@@ -78,6 +79,7 @@ def _call(stage: Stage) -> Any:
         bar.finish()
         if stage is PREPARE:
             _tell_sets(run, logger)
+            check_names(run)
         publish(run, result)
         summary = f"{counts_text(result.counts)}; {result.url}"
         return Completed(name="Cached", message=summary) if result.cached else Completed(message=summary)
@@ -129,3 +131,4 @@ def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = 
         ALL[name].execute(run)
         if name == PREPARE.name:
             _tell_sets(run, logging.getLogger(__name__))
+            check_names(run)

@@ -6,10 +6,10 @@ from typer.testing import CliRunner
 
 from configurable.wording import nearest
 from flows.cli.app import app
+from speech.decoding import BeamConfig
 from tasks.config.decoding import TuneConfig, grid_of
 from tasks.config.mistakes import all_fields
 from tasks.config.pipeline import ConfigError, PipelineConfig, load_config
-from speech.decoding import BeamConfig
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,8 @@ def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[st
         for _, _, words in entries:
             prints.add(words)
         started = time.perf_counter()
-        pairs = [(entries[i][0], entries[j][0]) for i, j, _ in prints.near(np.ones(len(entries), bool), limit)]
+        near = prints.near(np.ones(len(entries), bool), limit)
+        pairs = [(entries[i][0], entries[j][0]) for i, j in near[["first", "second"]].tolist()]
         seconds = time.perf_counter() - started
     found = {one for one, two in pairs if one == two}
     wrong = {tuple(sorted(pair)) for pair in pairs if pair[0] != pair[1]}

@@ -163,7 +163,8 @@ def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Utterances, hours and speakers of each set, from the prepare stage's record.
 
     `speakers` and `trained_on` (those of the training set among them) are None where they are unknown. `unnamed` is
-    the number of utterances without a speaker, if there are any: the other two are then lower bounds.
+    the number of utterances without a speaker, if there are any: the other two are then lower bounds. `contaminated` is
+    the number of utterances outside training that are also in training (or, of a test set, in validation), if any are.
     """
     sets, shared = record["sets"], record["shared_speakers"]
     unheard = any(map(is_trained, sets)) and not any(sets[name]["speakers"] for name in sets if is_trained(name))
@@ -174,7 +175,8 @@ def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
         also = speakers if is_trained(name) else shared.get(name, {}).get("speakers", 0)
         row = {"set": name, "utterances": entry["utterances"], "hours": round(entry["seconds"] / 3600, 3)}
         row |= {"speakers": speakers, "trained_on": None if unheard or speakers is None else also}
-        rows.append(row | unnamed)
+        heard = record.get("contaminated", {}).get(name, {}).get("left", 0)
+        rows.append(row | unnamed | ({"contaminated": heard} if heard else {}))
     return rows
 
 

@@ -16,7 +16,8 @@ from prefect.states import Completed
 
 from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
-from tasks.dataset.speakers import overlap_warnings, sets_text
+from tasks.dataset.duplicates import data_warnings, doubles_of
+from tasks.dataset.speakers import sets_text
 from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
@@ -90,10 +91,12 @@ def _call(stage: Stage) -> Any:
 
 
 def _tell_sets(run: Run, logger: Any) -> None:
-    """Log the size of each set, and warn about shared speakers, before training."""
+    """Log the size of each set and duplicates, and warn about shared speakers and recordings, before training."""
     record = run.result("prepare").record
     logger.info("sets: %s", sets_text(record))
-    for warning in overlap_warnings(record, run.config.data):
+    if record["duplicates"]:
+        logger.info("duplicates: %s", " ".join(doubles_of(record, run.config.data)))
+    for warning in data_warnings(record, run.config.data):
         logger.warning(warning)
 
 

@@ -223,8 +223,8 @@ def _refuse_rows(path: Path, rows: Mask, refused: Quarantine, why: Callable[[int
 
 def _treat_doubles(
     run: Run, output: StageOutput, path: Path, sets: Sets, prints: Fingerprints | None, refused: Quarantine
-) -> dict[str, int]:
-    """List duplicates, and drop or reject them as configured; returns their counts.
+) -> dict[str, Any]:
+    """List duplicates, and drop or reject them as configured; returns their counts, for the stage's record.
 
     Raises:
         DuplicateError: If the configuration rejects them.
@@ -244,7 +244,9 @@ def _treat_doubles(
 
     _refuse_rows(path, dropped, refused, why)
     sets.codes[dropped] = -1
-    return treated.counts
+    left = run.config.data.duplicates.overlap == "keep"
+    heard = {name: {"found": count, "left": count * left} for name, count in treated.contaminated.items()}
+    return {"duplicates": treated.counts, "contaminated": heard}
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -279,7 +281,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     return {
         "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
         "reasons": dict(refused.reasons),
-        "duplicates": doubles,
+        **doubles,
         "shared_speakers": speakers.record(),
         "text": text,
         **about,

@@ -10,8 +10,8 @@ from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES
 from tasks.config.home import home, shown_mlflow_uri
-from tasks.dataset.duplicates import doubles_text
-from tasks.dataset.speakers import overlap_warnings, speakers_text
+from tasks.dataset.duplicates import data_warnings, doubles_of
+from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, counts_text
@@ -111,8 +111,8 @@ def render(run: Run, curves: bytes) -> str:
         charts=[chart for name in shard.record["sets"] for chart in set_histograms(shard.store.child(name), name)],
         decision=register["decision"],
         changes=changes_of(register["decision"]),
-        warnings=overlap_warnings(prepare, run.config.data),
-        doubles=doubles_text(prepare["duplicates"], run.config.data.duplicates),
+        warnings=data_warnings(prepare, run.config.data),
+        doubles=doubles_of(prepare, run.config.data),
         stages=run.results,
         **_recognition(run, run.result("score").output.read_json("scores.json")),
         **_origin(run),

@@ -179,6 +179,7 @@ class DuplicateGroups:
     """For each row, the first row of its class."""
     within: Policy
     overlap: Policy
+    validation: Policy = "keep"
     parts: Ints = field(default_factory=_no_parts)
     """Labels of a class and of another one whose recordings are longer and contain those of the first, [num, 2]."""
 
@@ -370,7 +371,7 @@ def look_for_doubles(
     spoken = zip(values(path, "corpus"), values(path, "speaker"), values(path, "text"), strict=True)
     # an unknown speaker is not known to be the same as another one
     said = (f"{corpus}\t{who}\t{text}" if who else f"{row}" for row, (corpus, who, text) in enumerate(spoken))
-    audio = DuplicateGroups(NEAR, labels, config.within, config.overlap, parts)
+    audio = DuplicateGroups(NEAR, labels, config.within, config.overlap, config.validation, parts)
     texts = DuplicateGroups(TEXT, equal_labels(text_keys(said)), "keep", config.same_text)
     return find_doubles(audio, sets), find_doubles(texts, sets), exact
 
@@ -396,7 +397,7 @@ def describe(
                 "set": one,
                 "kind": kind,
                 "where": where,
-                "action": finding.within if where == "within" else finding.overlap,
+                "action": getattr(finding, where),
                 "other_set": two,
                 "bit_errors": agreement.errors if agreement else None,
                 "common": agreement.longer if agreement else 1.0 if equal else None,
@@ -404,10 +405,15 @@ def describe(
         )
 
 
-def count_contaminated(doubles: Doubles, sets: Sets) -> dict[str, int]:
-    """Number of utterances by set outside training that are also in the training set or, for tests, in validation."""
-    counts = np.bincount(sets.codes[doubles.source >= 0], minlength=len(sets.names))
-    return {name: int(count) for name, count in zip(sets.names, counts, strict=True) if count}
+def count_contaminated(doubles: Doubles, sets: Sets) -> dict[str, dict[str, int]]:
+    """Number of utterances by set that are also in `training`, and of others that are also in `validation`."""
+    heard = np.flatnonzero(doubles.source >= 0)
+    pairs = zip(sets.codes[heard].tolist(), sets.codes[doubles.source[heard]].tolist(), strict=True)
+    counts = Counter((sets.names[code], is_trained(sets.names[source])) for code, source in pairs)
+    found: dict[str, dict[str, int]] = {}
+    for (name, trained), count in sorted(counts.items()):
+        found.setdefault(name, {})["training" if trained else "validation"] = count
+    return found
 
 
 @dataclass
@@ -418,8 +424,8 @@ class Treated:
     """Rows to drop, with their line of the table."""
     counts: dict[str, int]
     """Number of rows by kind and place, such as `near-duplicate overlap`."""
-    contaminated: dict[str, int]
-    """Number of utterances by set outside training that are also in training, or in validation."""
+    contaminated: dict[str, dict[str, int]]
+    """By set outside training, the number of utterances that are also in `training`, and of others in `validation`."""
     refused: str
     """Error message, if a policy refuses duplicates; else empty."""
 
@@ -464,7 +470,7 @@ _ACTIONS = {"keep": "kept", "drop": "left out", "refuse": "refused"}
 
 
 def doubles_text(
-    counts: Mapping[str, int], config: DuplicatesConfig, contaminated: Mapping[str, int] | None = None
+    counts: Mapping[str, int], config: DuplicatesConfig, contaminated: Mapping[str, Mapping[str, int]] | None = None
 ) -> list[str]:
     """What was found twice, in sentences; nothing for what was not found, except that no recording is shared.
 
@@ -482,12 +488,13 @@ def doubles_text(
         if found[where]:
             equal, near = counts.get(f"{SAME} {where}", 0), counts.get(f"{NEAR} {where}", 0)
             verb = "is a recording" if found[where] == 1 else "are recordings"
-            action = _ACTIONS[config.within if where == "within" else config.overlap]
+            action = _ACTIONS[getattr(config, where)]
             lines.append(
                 f"{_utterances(found[where], where)} {verb} {what}: {equal:,} equal, {near:,} nearly ({action})."
             )
-    if contaminated:
-        lines.append(f"{contaminated_text(contaminated)} ({_ACTIONS[config.overlap]} there).")
+    for part, policy in (("training", config.overlap), ("validation", config.validation)):
+        if heard := contaminated_text(contaminated or {}, part):
+            lines.append(f"{heard} ({_ACTIONS[policy]} there).")
     for where, what in _TEXT_WHERE.items():
         if number := counts.get(f"{TEXT} {where}", 0):
             action = _ACTIONS[config.same_text if where == "overlap" else "keep"]
@@ -505,35 +512,39 @@ def doubles_of(record: dict[str, Any], data: DataConfig) -> list[str]:
         record: That of the stage `prepare`.
         data: The configuration.
     """
-    found = {name: entry["found"] for name, entry in record.get("contaminated", {}).items()}
-    return doubles_text(record["duplicates"], data.duplicates, found)
+    return doubles_text(record["duplicates"], data.duplicates, record.get("contaminated"))
 
 
-def contaminated_text(contaminated: Mapping[str, int]) -> str:
-    """How many utterances outside training were heard before.
+def contaminated_text(contaminated: Mapping[str, Mapping[str, int]], part: str) -> str:
+    """How many utterances of other sets are also in the training or validation set; empty if none are.
 
     Args:
         contaminated: `Treated.contaminated`.
+        part: `training` or `validation`.
     """
-    found = " and ".join(f"{counted(count, 'utterance')} of {name!r}" for name, count in contaminated.items())
-    verb = "is" if sum(contaminated.values()) == 1 else "are"
-    before = "training" if set(contaminated) == {VALID} else "training or validation"
-    return f"{found} {verb} also in {before}, as a whole or in part"
+    counts = {name: entry[part] for name, entry in contaminated.items() if entry.get(part)}
+    if not counts:
+        return ""
+    found = " and ".join(f"{counted(count, 'utterance')} of {name!r}" for name, count in counts.items())
+    return f"{found} {'is' if sum(counts.values()) == 1 else 'are'} also in {part}, as a whole or in part"
 
 
 def data_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
-    """Warnings of speakers and recordings that training and other sets share.
+    """Warnings of speakers and recordings that training, validation and test sets share.
 
     Args:
         record: That of the stage `prepare`.
         data: The configuration.
     """
-    left = {name: entry["left"] for name, entry in record.get("contaminated", {}).items() if entry["left"]}
-    heard = [
-        f"{contaminated_text(left)}, which makes error rates too low. To leave them out there, set "
-        "data.duplicates.overlap: drop"
-    ]
-    return [*overlap_warnings(record, data), *(heard if left else [])]
+    found, policies = overlap_warnings(record, data), data.duplicates
+    for part, field_name in (("training", "overlap"), ("validation", "validation")):
+        heard = contaminated_text(record.get("contaminated", {}), part)
+        if heard and getattr(policies, field_name) == "keep":
+            found.append(
+                f"{heard}, which makes error rates too low. To leave them out there, set "
+                f"data.duplicates.{field_name}: drop"
+            )
+    return found
 
 
 def _utterances(count: int, where: str) -> str:
@@ -541,21 +552,19 @@ def _utterances(count: int, where: str) -> str:
     return counted(count, nouns.get(where, "utterance"))
 
 
-def _refusal(doubles: Doubles, line: Row, contaminated: Mapping[str, int]) -> str:
+def _refusal(doubles: Doubles, line: Row, contaminated: Mapping[str, Mapping[str, int]]) -> str:
     """Why a duplicate is refused, and what to do."""
-    where = line["where"]
-    number = int({"overlap": doubles.leaked, "validation": doubles.selected}.get(where, doubles.again).sum())
-    field_name = "same_text" if line["kind"] == TEXT else "within" if where == "within" else "overlap"
-    what = {
-        "overlap": "are in a training set and in another one",
-        "validation": "are in the validation set and in a test set",
-    }.get(where, "are duplicates within one set")
-    heard = f" ({contaminated_text(contaminated)})" if field_name == "overlap" else ""
-    drop = "drop (keeps the first)" if where == "within" else "drop (leaves them out of training)"
-    if where == "validation":
-        drop = "drop (leaves them out of validation)"
+    rows, part, what = {
+        "overlap": (doubles.leaked, "training", "are in a training set and in another one"),
+        "validation": (doubles.selected, "validation", "are in the validation set and in a test set"),
+        "within": (doubles.again, "", "are duplicates within one set"),
+    }[line["where"]]
+    drop = f"leaves them out of {part}" if part else "keeps the first"
+    text = line["kind"] == TEXT
+    heard = "" if text else contaminated_text(contaminated, part)
+    field_name = "same_text" if text else line["where"]
     return (
-        f"{number} utterance(s) {what}{heard}; the first: {line['id']} ({line['set']}) and {line['other_id']} "
-        f"({line['other_set']}), {line['kind']}. Correct data.sources, or set data.duplicates.{field_name}: {drop}, or "
-        "keep."
+        f"{int(rows.sum())} utterance(s) {what}{f' ({heard})' if heard else ''}; the first: {line['id']} "
+        f"({line['set']}) and {line['other_id']} ({line['other_set']}), {line['kind']}. Correct data.sources, or set "
+        f"data.duplicates.{field_name}: drop ({drop}), or keep."
     )

@@ -130,18 +130,13 @@ class SetSpeakers:
 _NAME_THEM = "name them in the corpus"
 
 
-def _unknown_text(sets: Mapping[str, Mapping[str, int]], *, all_unnamed: bool = False) -> str:
+def _unknown_text(sets: Mapping[str, Mapping[str, int]]) -> str:
     """That training speakers may be in other sets, because speakers are unknown; empty if they cannot.
 
     Args:
         sets: `SetSpeakers.counts`.
-        all_unnamed: Whether to consider only sets in which no utterance has a speaker.
     """
-    unnamed = [
-        f"{entry['unnamed']:,} in {name!r}"
-        for name, entry in sets.items()
-        if entry.get("unnamed") and not (all_unnamed and entry["speakers"])
-    ]
+    unnamed = [f"{entry['unnamed']:,} in {name!r}" for name, entry in sets.items() if entry.get("unnamed")]
     if not unnamed or len({is_trained(name) for name in sets}) == 1:
         return ""
     return f"some utterances have no speaker ({', '.join(unnamed)}): training speakers may be in other sets"
@@ -163,8 +158,8 @@ def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Utterances, hours and speakers of each set, from the prepare stage's record.
 
     `speakers` and `trained_on` (those of the training set among them) are None where they are unknown. `unnamed` is
-    the number of utterances without a speaker, if there are any: the other two are then lower bounds. `contaminated` is
-    the number of utterances outside training that are also in training (or, of a test set, in validation), if any are.
+    the number of utterances without a speaker, if there are any: the other two are then lower bounds. `contaminated`
+    is the number of utterances of another set whose recordings training has, too, if it has any.
     """
     sets, shared = record["sets"], record["shared_speakers"]
     unheard = any(map(is_trained, sets)) and not any(sets[name]["speakers"] for name in sets if is_trained(name))
@@ -204,6 +199,8 @@ def overlap_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
         "otherwise remove them from one of the sets with data.sources.*.exclude_speakers"
         for name, entry in shared.items()
     ]
-    if unknown := _unknown_text(record["sets"], all_unnamed=True):
+    partly = any(entry["speakers"] and entry.get("unnamed") for entry in record["sets"].values())
+    # where only some utterances lack a speaker, the tables show that numbers are bounds
+    if not partly and (unknown := _unknown_text(record["sets"])):
         found.append(f"{unknown}. If this is intended, set data.speaker_overlap: allow; otherwise {_NAME_THEM}")
     return found

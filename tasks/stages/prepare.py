@@ -244,8 +244,8 @@ def _treat_doubles(
 
     _refuse_rows(path, dropped, refused, why)
     sets.codes[dropped] = -1
-    left = run.config.data.duplicates.overlap == "keep"
-    heard = {name: {"found": count, "left": count * left} for name, count in treated.contaminated.items()}
+    left = run.config.data.duplicates.overlap == "keep"  # what training still has
+    heard = {name: {**found, "left": left * found.get("training", 0)} for name, found in treated.contaminated.items()}
     return {"duplicates": treated.counts, "contaminated": heard}
 
 

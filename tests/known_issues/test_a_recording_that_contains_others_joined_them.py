@@ -75,7 +75,7 @@ def test_only_the_training_recording_that_contains_test_speech_is_dropped(home, 
     assert ids(run, QUARANTINE) == {"whole"}
     assert table_of(run)[-1] == ("whole", "overlap", "p4")
     record = run.result("prepare").record
-    assert record["contaminated"] == {"test": {"found": 1, "left": 0}}
+    assert record["contaminated"] == {"test": {"training": 1, "left": 0}}
     assert record["duplicates"] == {"near-duplicate overlap": 1}
 
 
@@ -112,7 +112,7 @@ def test_windows_of_which_each_overlaps_the_next_are_not_all_copies_of_the_first
     labels, parts = group_copies(np.arange(12, dtype=np.int32), prints, used, 0.17)
     assert (np.arange(12) - labels <= 1).all()  # windows 0 and 1, not 0 and 2
     codes = np.array([0] + [1] * 11)
-    found = find_doubles(DuplicateGroups(NEAR, labels, "keep", "keep", parts), Sets(codes, ["test", "train"]))
+    found = find_doubles(DuplicateGroups(NEAR, labels, "keep", "keep", parts=parts), Sets(codes, ["test", "train"]))
     leaked = np.flatnonzero(found.leaked)
     assert {1, 2} <= set(leaked.tolist()) <= {1, 2, 3}
 
@@ -162,39 +162,44 @@ def test_relation_to_training_is_listed_before_the_one_within_a_set(home, heard)
 def test_number_of_contaminated_utterances_is_stated(home, heard, caplog):
     run = prepared(heard, overlap="keep")
     record, data = run.result("prepare").record, run.config.data
-    assert record["contaminated"] == {"test": {"found": 4, "left": 4}, "valid": {"found": 1, "left": 1}}
+    assert record["contaminated"] == {
+        "test": {"training": 3, "validation": 1, "left": 3},
+        "valid": {"training": 1, "left": 1},
+    }
     counts = {"same-audio overlap": 2, "same-audio validation": 2, "same-audio within": 1}
     assert record["duplicates"] == counts  # of training, validation and other utterances, each once
-    said = "4 utterances of 'test' and 1 utterance of 'valid' are also in training or validation, as a whole or in part"
-    assert f"{said} (kept there)." in doubles_of(record, data)
-    (warning,) = data_warnings(record, data)
-    assert warning.startswith(said)
+    said = "3 utterances of 'test' and 1 utterance of 'valid' are also in training, as a whole or in part"
+    also = "1 utterance of 'test' is also in validation, as a whole or in part"
+    assert doubles_of(record, data)[-2:] == [f"{said} (kept there).", f"{also} (kept there)."]
+    assert [warning.partition(", which")[0] for warning in data_warnings(record, data)] == [said, also]
     with caplog.at_level(logging.INFO):
         run_plainly(run, until="prepare")
     assert said in caplog.text
     text = io.StringIO()
     Console(file=text, width=200).print(set_table(set_rows(record)))
     assert "utterances also in training" in text.getvalue()
-    assert [row.get("contaminated", 0) for row in set_rows(record)] == [4, 0, 1]
+    assert [row.get("contaminated", 0) for row in set_rows(record)] == [3, 0, 1]
 
 
 def test_validation_and_test_sets_are_compared_and_drop_leaves_out_validation(home, heard, tmp_path):
-    run = prepared(heard, overlap="drop")
+    run = prepared(heard, overlap="drop", validation="drop")
     assert ids(run, QUARANTINE) == {"train0", "train1", "valid1", "valid3"}
     record = run.result("prepare").record
-    assert record["contaminated"]["test"] == {"found": 4, "left": 0}
+    assert record["contaminated"]["test"] == {"training": 3, "validation": 1, "left": 0}
     assert data_warnings(record, run.config.data) == []
     path = corpus(tmp_path / "two", a=(piece(0), "train"), b=(piece(1), "valid"), c=(piece(1), "test"))
     match = r"1 utterance\(s\) are in the validation set and in a test set \(1 utterance of 'test' is .*b \(valid\)"
     with pytest.raises(DuplicateError, match=match):
-        prepared(path)
+        prepared(path, validation="refuse")
 
 
 def test_recordings_in_several_folds_stay_in_the_first_with_parts(home):
     names = ["fold-1", "fold-2"]
     codes = np.array([0, 1, 1, 0])
     parts = np.array([[1, 3], [2, 0]])
-    found = find_doubles(DuplicateGroups(NEAR, np.arange(4, dtype=np.int32), "keep", "keep", parts), Sets(codes, names))
+    found = find_doubles(
+        DuplicateGroups(NEAR, np.arange(4, dtype=np.int32), "keep", "keep", parts=parts), Sets(codes, names)
+    )
     assert np.flatnonzero(found.leaked).tolist() == [2, 3]
     assert found.other[[2, 3]].tolist() == [0, 1]
 

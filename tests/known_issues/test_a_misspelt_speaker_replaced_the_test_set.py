@@ -1,6 +1,7 @@
 """`speakers: [Theo], set: test` where the data say `theo` selected nothing; training speakers became the test set."""
 
 import csv
+import json
 
 import pytest
 from support import small_corpus, tiny_document, write_table, write_tone
@@ -108,6 +109,17 @@ def test_unknown_value_of_where_is_an_error_with_the_nearest_one(tmp_path, suffi
         list(open_corpus("table", str(path), where={"part": "P1"}))
 
 
+def test_unknown_subset_of_gigaspeech_is_an_error_with_those_that_there_are(tmp_path):
+    segment = {"sid": "a", "begin_time": 0, "end_time": 0.5, "text_tn": "WORD", "subsets": ["{XL}", "{S}"]}
+    write_tone(tmp_path / "a.wav")
+    (tmp_path / "GigaSpeech.json").write_text(
+        json.dumps({"audios": [{"aid": "a", "path": "a.wav", "segments": [segment]}]})
+    )
+    assert [u.id for u in open_corpus("gigaspeech", str(tmp_path), subset="S")] == ["a"]
+    with pytest.raises(CorpusError, match=r"option subset is 'XXL', but .* has only the subsets S, XL$"):
+        list(open_corpus("gigaspeech", str(tmp_path), subset="XXL"))
+
+
 def test_unknown_set_to_score_is_an_error_before_and_after_the_data_are_prepared(home, table):
     sets = [{"path": table, "exclude_speakers": ["s1", "s2"], "set": "train"}]
     sets += [{"path": table, "speakers": [f"s{n}"], "set": name} for n, name in ((1, "valid"), (2, "test"))]
@@ -126,9 +138,9 @@ def test_unknown_group_of_sampling_is_an_error_once_the_data_are_prepared(home, 
 
 
 def test_unknown_column_to_stratify_by_is_an_error_even_if_nothing_is_divided(home, table):
-    run = run_of({"path": table, "set": "train"}, data={"stratify": ["domian"]})
+    run = run_of({"path": table, "set": "train"}, data={"stratify": ["domains"]})
     (problem,) = find_problems(run.config)
-    assert problem.startswith("data.stratify: utterances have no 'domian', but id, set, ")
+    assert problem.startswith("data.stratify: utterances have no 'domains', but id, set, ")
     assert problem.endswith("; did you mean 'domain'?")
     with pytest.raises(SplitError) as caught:
         PREPARE.execute(run)

@@ -17,14 +17,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def nearest(name: str, known: Collection[str]) -> str:
+def nearest(name: str, known: Collection[str], cutoff: float = 0.4) -> str:
     """End of a message about an unknown name: the most similar known one, or all of them, shortened if they are many.
 
     Args:
         name: The unknown name.
         known: Known names; case is ignored in comparisons.
+        cutoff: Minimum similarity of a name that is proposed, from 0 to 1 (`difflib`).
     """
-    if near := similar(name, known):
+    if near := similar(name, known, cutoff):
         return f"; did you mean {near!r}?"
     more = f", … ({len(known):,} in all)" if len(known) > _LISTED else ""
     return f"; there are: {', '.join([*known][:_LISTED])}{more}" if known else ""

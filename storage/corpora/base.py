@@ -121,7 +121,7 @@ class RequiredValues:
         for name in sorted(self._missing):
             value, known = self.values[name], sorted(self._others[name] - {""})
             folded = {other.casefold(): other for other in known}
-            near = get_close_matches(value.casefold(), folded, 1, cutoff=0.4)
+            near = get_close_matches(value.casefold(), folded, 1)
             hint = f"; did you mean {folded[near[0]]!r}?" if near else f", only {', '.join(known[:_LISTED])}"
             raise CorpusError(f"where: no row of {root} has {value!r} in the column {name!r}{hint}")
 

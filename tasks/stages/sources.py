@@ -106,7 +106,7 @@ class _NamedSpeakers:
                 "speakers, if a table has one (options: {columns: {speaker: NAME}})"
             ]
         return [
-            f"{self._place}.{field}: {self._path} has no utterance of a speaker {name!r}{nearest(name, known)}"
+            f"{self._place}.{field}: {self._path} has no utterance of a speaker {name!r}{nearest(name, known, 0.6)}"
             for field, names in self._named.items()
             for name in dict.fromkeys(names)
             if name in self._missing

@@ -159,6 +159,16 @@ def test_relation_to_training_is_listed_before_the_one_within_a_set(home, heard)
     ]
 
 
+def test_lines_say_how_much_two_recordings_have_in_common(home, heard):
+    lines = read_table(prepared(heard, overlap="keep").result("prepare").store, "duplicates.parquet")
+    same = [(row["bit_errors"], row["common"]) for row in lines if row["kind"] == "same-audio"]
+    assert same == [(None, 1.0)] * 6
+    (near,) = (row for row in lines if row["kind"] == "near-duplicate")
+    assert (near["id"], near["other_id"]) == ("train0", "test0b")
+    assert 0 <= near["bit_errors"] < 0.05
+    assert 0.95 < near["common"] <= 1
+
+
 def test_number_of_contaminated_utterances_is_stated(home, heard, caplog):
     run = prepared(heard, overlap="keep")
     record, data = run.result("prepare").record, run.config.data

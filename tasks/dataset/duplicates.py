@@ -112,8 +112,10 @@ class Fingerprints:
         """
         self._close()
         found = np.fromiter(self._near(used, limit), dtype=_PAIR)
-        _, first = np.unique(found[["first", "second"]], return_index=True)
-        pairs: NDArray[np.void] = found[first]
+        found = found[np.lexsort((-found["first_share"], found["second"], found["first"]))]  # the best offset first
+        fresh = np.ones(len(found), dtype=bool)
+        fresh[1:] = (found["first"][1:] != found["first"][:-1]) | (found["second"][1:] != found["second"][:-1])
+        pairs: NDArray[np.void] = found[fresh]
         return pairs
 
     def _near(self, used: Mask, limit: float) -> Iterator[tuple[int, int, float, float]]:

@@ -1,15 +1,17 @@
 """Near-duplicate detection in real speech: recall of inserted copies and false positives of the fingerprints.
 
-    STARLING_SHARED_DATA=… python -m benchmarks.bench_duplicates [--share 1.0] [--json]
+    STARLING_SHARED_DATA=… python -m benchmarks.bench_duplicates [--share 1.0] [--others] [--json]
 
 Each corpus is searched once for every kind of alteration, with one altered copy of some recordings. Copies that are not
-found lower the recall; all other pairs are false positives. Takes about three minutes; `--share 0.2` uses a fifth of
-the files.
+found lower the recall; all other pairs are false positives. `--others` searches for kinds of copies that fingerprints
+are not made for: other speeds, stretched or shifted in pitch, or with noise. Takes about three minutes; `--share 0.2`
+uses a fifth of the files.
 """
 
 import argparse
 import io
 import json
+import math
 import os
 import random
 import tempfile
@@ -23,6 +25,7 @@ import numpy as np
 import soundfile
 import torch
 from torch import Tensor
+from torchaudio.functional import phase_vocoder
 
 from speech.audio import decode_audio, resample
 from speech.fingerprint import fingerprint
@@ -60,7 +63,8 @@ def padded(wave: Tensor, rate: int, before: float = 0.317, after: float = 0.6) -
     return torch.cat([torch.zeros(int(before * rate)), wave, torch.zeros(int(after * rate))])
 
 
-KINDS: dict[str, Callable[[Tensor, int], Audio]] = {
+Kinds = dict[str, Callable[[Tensor, int], Audio]]
+KINDS: Kinds = {
     "opus": lambda w, r: coded(w, r, "OGG", "OPUS"),
     "vorbis": lambda w, r: coded(w, r, "OGG", "VORBIS"),
     "mp3": lambda w, r: coded(resample(w, r, 16000), 16000, "MP3", "MPEG_LAYER_III"),
@@ -70,6 +74,37 @@ KINDS: dict[str, Callable[[Tensor, int], Audio]] = {
     "gain -20 dB": lambda w, r: (w * 0.1, r),
     "padded, 8 kHz, gain, opus": lambda w, r: coded(padded(resample(w, r, 8000), 8000) * 0.2, 8000, "OGG", "OPUS"),
 }
+
+
+def with_noise(wave: Tensor, snr_db: float) -> Tensor:
+    """Add white noise at a signal-to-noise ratio."""
+    noise = torch.randn(len(wave), generator=torch.Generator().manual_seed(0))
+    return wave + noise * float(wave.square().mean().sqrt()) * 10 ** (-snr_db / 20)
+
+
+def stretched(wave: Tensor, speed: float) -> Tensor:
+    """Change the speed and keep the pitch, with a phase vocoder."""
+    window = torch.hann_window(512)
+    spectra = torch.stft(wave, 512, 128, window=window, return_complex=True)
+    advance = torch.linspace(0, math.pi * 128, 257)[:, None]
+    return torch.istft(phase_vocoder(spectra, speed, advance), 512, 128, window=window)
+
+
+def sped(wave: Tensor, rate: int, speed: float) -> Tensor:
+    """Change the speed, and the pitch with it."""
+    return resample(wave, round(rate * speed), rate)
+
+
+OTHERS: Kinds = {
+    "noise at 20 dB": lambda w, r: (with_noise(w, 20), r),
+    "noise at 10 dB": lambda w, r: (with_noise(w, 10), r),
+    "speed 0.98": lambda w, r: (sped(w, r, 0.98), r),
+    "speed 1.01": lambda w, r: (sped(w, r, 1.01), r),
+    "speed 1.1": lambda w, r: (sped(w, r, 1.1), r),
+    "stretched, speed 0.95": lambda w, r: (stretched(w, 0.95), r),
+    "pitch 5 % higher": lambda w, r: (sped(stretched(w, 1 / 1.05), r, 1.05), r),
+}
+"""Kinds of copies that the fingerprint is not made for."""
 
 
 class Clock:
@@ -98,13 +133,15 @@ def sample(root: Path, name: str, share: float) -> tuple[list[Path], set[Path]]:
     return files, chosen
 
 
-def planted(files: list[Path], chosen: set[Path], clock: Clock) -> Iterator[tuple[Path, str, np.ndarray]]:
+def planted(
+    files: list[Path], chosen: set[Path], clock: Clock, kinds: Kinds = KINDS
+) -> Iterator[tuple[Path, str, np.ndarray]]:
     """Yield fingerprints of all files, and of altered copies of some."""
     for path in files:
         wave, rate = decode_audio(path)
         yield path, "", clock.words(wave, rate)
         if path in chosen:
-            for kind, alter in KINDS.items():
+            for kind, alter in kinds.items():
                 yield path, kind, clock.words(*alter(wave, rate))
 
 
@@ -116,7 +153,8 @@ def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[st
         for _, _, words in entries:
             prints.add(words)
         started = time.perf_counter()
-        pairs = [(entries[i][0], entries[j][0]) for i, j, _ in prints.near(np.ones(len(entries), bool), limit)]
+        near = prints.near(np.ones(len(entries), bool), limit)
+        pairs = [(entries[i][0], entries[j][0]) for i, j in near[["first", "second"]].tolist()]
         seconds = time.perf_counter() - started
     found = {one for one, two in pairs if one == two}
     wrong = {tuple(sorted(pair)) for pair in pairs if pair[0] != pair[1]}
@@ -126,13 +164,13 @@ def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[st
     }  # fmt: skip
 
 
-def measure(root: Path, name: str, share: float = 1.0) -> dict[str, Any]:
+def measure(root: Path, name: str, share: float = 1.0, kinds: Kinds = KINDS) -> dict[str, Any]:
     """Recall and false positives in one corpus by kind of copy; kinds are searched separately."""
     files, chosen = sample(root, name, share)
     clock, limit = Clock(), DuplicatesConfig().bit_errors
-    everything = list(planted(files, chosen, clock))
-    kinds = {wanted: search([entry for entry in everything if entry[1] in ("", wanted)], limit) for wanted in KINDS}
-    return {"corpus": name, "files": len(files), "audio_per_second": round(clock.audio / clock.spent), "kinds": kinds}
+    everything = list(planted(files, chosen, clock, kinds))
+    found = {wanted: search([entry for entry in everything if entry[1] in ("", wanted)], limit) for wanted in kinds}
+    return {"corpus": name, "files": len(files), "audio_per_second": round(clock.audio / clock.spent), "kinds": found}
 
 
 def main() -> None:
@@ -140,13 +178,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="share of the default number of files")
     parser.add_argument("--corpora", nargs="*", default=list(CORPORA), choices=list(CORPORA))
+    parser.add_argument("--others", action="store_true", help="kinds of copies that the fingerprint is not made for")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     root = Path(os.environ["STARLING_SHARED_DATA"])
     rows = []
     for name in args.corpora:
-        row = measure(root, name, args.share)
+        row = measure(root, name, args.share, OTHERS if args.others else KINDS)
         rows.append(row)
         if not args.json:
             print(f"{name}: {row['files']} files, fingerprints at {row['audio_per_second']} x real time", flush=True)

@@ -7,8 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from tasks.config.home import shown_mlflow_uri
+from tasks.dataset.duplicates import data_warnings
 from tasks.dataset.sets import is_trained
-from tasks.dataset.speakers import overlap_warnings, set_rows
+from tasks.dataset.speakers import set_rows, speakers_text
 from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
@@ -41,7 +42,7 @@ def summarize(run: Run) -> dict[str, Any]:
     if "prepare" in results:
         summary["utterances"] = _utterances(run)
         record = results["prepare"].record
-        summary["data"] = {"sets": set_rows(record), "warnings": overlap_warnings(record, run.config.data)}
+        summary["data"] = {"sets": set_rows(record), "warnings": data_warnings(record, run.config.data)}
     if "train" in results:
         summary["training"] = _training(run)
     if "score" in results:
@@ -138,11 +139,19 @@ def set_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(header_style="bold")
     table.add_column("set")
     trained = any(is_trained(row["set"]) for row in rows)
-    for head in ("utterances", "hours", "speakers", *(["speakers also in training"] if trained else [])):
+    unheard = any(is_trained(row["set"]) and row.get("unnamed") for row in rows)
+    heard = any(row.get("contaminated") for row in rows)
+    more = [*(["speakers also in training"] if trained else []), *(["utterances also in training"] if heard else [])]
+    for head in ("utterances", "hours", "speakers", *more):
         table.add_column(head, justify="right")
     for row in rows:
-        shared = [] if not trained else [""] if is_trained(row["set"]) else [f"{row['trained_on']:,}"]
-        table.add_row(row["set"], f"{row['utterances']:,}", f"{row['hours']:.2f}", f"{row['speakers']:,}", *shared)
+        unnamed = row.get("unnamed", 0)
+        bound = " or more" if unnamed or unheard else ""
+        also = "unknown" if row["trained_on"] is None else f"{row['trained_on']:,}{bound}"
+        shared = [] if not trained else [""] if is_trained(row["set"]) else [also]
+        speakers = speakers_text(row["speakers"], unnamed)
+        shared += ([""] if is_trained(row["set"]) else [f"{row.get('contaminated', 0):,}"]) if heard else []
+        table.add_row(row["set"], f"{row['utterances']:,}", f"{row['hours']:.2f}", speakers, *shared)
     return table
 
 
@@ -182,7 +191,7 @@ def speaker_table(sets: dict[str, Any]) -> Table:
     for head in ("WER", "95 % interval over speakers", "speakers"):
         table.add_column(head, justify="right")
     for name, s in sets.items():
-        table.add_row(name, percent(s["wer"]), interval(s, "wer_speaker"), f"{s.get('speakers', 1):,}")
+        table.add_row(name, percent(s["wer"]), interval(s, "wer_speaker"), speakers_text(s.get("speakers", 1)))
     return table
 
 

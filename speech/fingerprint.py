@@ -112,6 +112,22 @@ def bit_errors(first: Words, second: Words, offset: int) -> tuple[float, float]:
     return differing / (32 * common), common / shorter
 
 
+def word_offset(first: Words, second: Words) -> int | None:
+    """Offset at which most of the words that two recordings share agree.
+
+    Returns:
+        Position in `first` of the first word of `second`; None if they share no word.
+    """
+    places = [np.unique(words, return_index=True) for words in (first, second)]
+    common, one, two = np.intersect1d(places[0][0], places[1][0], assume_unique=True, return_indices=True)
+    real = common != NO_WORD
+    if not real.any():
+        return None
+    offsets = places[0][1][one[real]] - places[1][1][two[real]]
+    values, counts = np.unique(offsets, return_counts=True)
+    return int(values[counts.argmax()])
+
+
 def certain_limit(limit: float, words: float) -> float:
     """Limit of the share of differing bits for a match, lowered if the recordings have few words in common.
 

@@ -3,7 +3,8 @@
 The word index is an external sort in two steps. Entries (word, recording, position) are spilled to files by word, which
 yields pairs of recordings that share a word; these pairs are spilled to files by recording, which yields the pairs that
 share several words at one offset. Memory is limited to one file, and time is nearly linear: each recording with a
-frequent word is linked only to the next few, which still connects all copies of a recording in a chain.
+frequent word is linked only to the next few longer ones, and to the shortest one that has the word. So all copies of a
+recording are connected in a chain, and a recording that is contained in many longer ones is linked to each of them.
 """
 
 import hashlib
@@ -22,8 +23,8 @@ _ENTRY = np.dtype([("word", "<u4"), ("recording", "<u4"), ("position", "<i4")])
 _PAIR = np.dtype([("first", "<u4"), ("second", "<u4"), ("offset", "<i4")])
 MATCH = np.dtype([("first", "<u4"), ("second", "<u4"), ("offset", "<i4"), ("votes", "<u4")])
 """Two recordings, first < second; the offset of the second within the first; the number of words that agree on it."""
-_LINKS = 3
-"""Number of recordings with the same word to which an entry is linked."""
+_LINKS = 2
+"""Number of the next recordings with the same word to which an entry is linked, besides the first one."""
 _JITTER = 2
 """Offsets that differ by at most this count as equal: copies are not aligned to the grid of words."""
 
@@ -202,24 +203,37 @@ class WordIndex:
         rows["word"], rows["recording"], rows["position"] = words, recording, positions
         self._entries.add(rows)
 
-    def matches(self) -> Iterator[NDArray[np.void]]:
-        """Yield pairs of recordings that share words at one offset, as arrays of `MATCH`; consumes the index."""
+    def matches(self, rank: NDArray[np.uint32] | None = None) -> Iterator[NDArray[np.void]]:
+        """Yield pairs of recordings that share words at one offset, as arrays of `MATCH`; consumes the index.
+
+        Args:
+            rank: Rank of each recording by length; by default its number.
+        """
         for entries in self._entries.drain():
-            for rows in _pairs_of(entries):
+            for rows in _pairs_of(entries, entries["recording"] if rank is None else rank[entries["recording"]]):
                 self._pairs.add(rows)
         for pairs in self._pairs.drain():
             yield _votes_of(pairs)
 
 
-def _pairs_of(entries: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
-    """Pairs of recordings that share a word."""
-    entries = entries[np.argsort(_joined(entries["word"], entries["recording"]), kind="stable")]
-    for lag in range(1, _LINKS + 1):
-        one, two = entries[:-lag], entries[lag:]
+def _pairs_of(entries: NDArray[np.void], rank: NDArray[np.uint32]) -> Iterator[NDArray[np.void]]:
+    """Pairs of recordings that share a word: each with the next few by rank, and with the first that has the word."""
+    entries = entries[np.argsort(_joined(entries["word"], rank), kind="stable")]
+    numbers = np.arange(len(entries))
+    fresh = np.ones(len(entries), dtype=bool)
+    fresh[1:] = entries["word"][1:] != entries["word"][:-1]
+    head = np.maximum.accumulate(np.where(fresh, numbers, 0))
+    far = np.flatnonzero(numbers - head > _LINKS)
+    links = [(numbers[:-lag], numbers[lag:]) for lag in range(1, _LINKS + 1)]
+    for left, right in [*links, (head[far], far)]:
+        one, two = entries[left], entries[right]
         linked = (one["word"] == two["word"]) & (one["recording"] != two["recording"])
-        rows = np.empty(int(linked.sum()), dtype=_PAIR)
-        rows["first"], rows["second"] = one["recording"][linked], two["recording"][linked]
-        rows["offset"] = one["position"][linked] - two["position"][linked]
+        one, two = one[linked], two[linked]
+        swap = one["recording"] > two["recording"]
+        rows = np.empty(len(one), dtype=_PAIR)
+        rows["first"] = np.where(swap, two["recording"], one["recording"])
+        rows["second"] = np.where(swap, one["recording"], two["recording"])
+        rows["offset"] = (one["position"] - two["position"]) * np.where(swap, -1, 1)
         yield rows
 
 

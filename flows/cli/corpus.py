@@ -76,7 +76,7 @@ def inspect(
 
     data = corpus_data(path, kind).model_copy(update={"duplicates": DuplicatesConfig(fingerprint=False)})
     readers = [open_source(source) for source in data.sources]
-    utterances = chain.from_iterable(map(select, data.sources, readers))
+    utterances = chain.from_iterable(map(select, range(len(readers)), data.sources, readers))
     good: list[Checked] = []
     reasons: Counter[str] = Counter()
     examples: dict[str, str] = {}
@@ -123,7 +123,7 @@ def describe(kind: str, good: list[Any], reasons: Counter[str]) -> dict[str, Any
 def _figures(good: list[Any]) -> dict[str, Any]:
     seconds = sorted(entry.duration for entry in good)
     return {
-        "speakers": len({entry.utterance.speaker for entry in good}),
+        **_speakers(good),
         "hours": round(sum(seconds) / 3600, 3),
         "median_seconds": round(seconds[len(seconds) // 2], 2) if seconds else 0.0,
         "longest_seconds": round(seconds[-1], 2) if seconds else 0.0,
@@ -131,6 +131,13 @@ def _figures(good: list[Any]) -> dict[str, Any]:
         "different_words": len({word for entry in good for word in entry.text.split()}),
         "sample_rates": {str(k): v for k, v in sorted(Counter(entry.sample_rate for entry in good).items())},
     }
+
+
+def _speakers(good: list[Any]) -> dict[str, Any]:
+    """Number of speakers, None if it is unknown, and of utterances that name none, if there are any."""
+    named = {entry.utterance.speaker for entry in good} - {""}
+    unnamed = sum(not entry.utterance.speaker for entry in good)
+    return {"speakers": len(named) or (None if unnamed else 0)} | ({"unnamed": unnamed} if unnamed else {})
 
 
 def print_inspected(path: Path, report: dict[str, Any]) -> None:
@@ -151,6 +158,8 @@ def print_inspected(path: Path, report: dict[str, Any]) -> None:
 
 def _set_table(report: dict[str, Any]) -> Table:
     """Figures of each set, one column a set: many figures and few sets fit a terminal best so."""
+    from tasks.dataset.speakers import speakers_text
+
     sets = {name or "no set": figures for name, figures in report["sets"].items()}
     if len(sets) > 1:
         sets["all"] = report | {"utterances": report["written"]}
@@ -159,7 +168,7 @@ def _set_table(report: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "utterances": lambda one: f"{one['utterances']:,}",
-        "speakers": lambda one: f"{one['speakers']:,}",
+        "speakers": lambda one: speakers_text(one["speakers"], one.get("unnamed", 0)),
         "hours": lambda one: f"{one['hours']:.2f}",
         "median duration (s)": lambda one: f"{one['median_seconds']:.1f}",
         "longest (s)": lambda one: f"{one['longest_seconds']:.1f}",

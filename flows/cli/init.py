@@ -69,9 +69,8 @@ def init(
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     """What was found, in words."""
     lines = [f"found:   {one.description()}" for one in sources]
-    who = f"{found.speakers:,} speakers" if found.speakers > 1 else "one speaker, or speakers that are not named"
     lines.append(
-        f"         {counted(found.utterances, 'utterance')}, about {found.hours:.2g} hours, {who}, "
+        f"         {counted(found.utterances, 'utterance')}, about {found.hours:.2g} hours, {found.who}, "
         f"{counted(found.different_words, 'different word')}, {found.sample_rate:,} Hz"
     )
     named = {name or "without a set": count for name, count in sorted(found.sets.items())}

@@ -172,6 +172,9 @@ def _all_constants(names: list[str] | None, texts: list[str]) -> dict[str, "Stra
 
 def _constants(name: str, texts: list[str]) -> "StrategyConfig":
     """A method's configuration from `name.field=value` options."""
+    from pydantic import ValidationError
+
+    from tasks.config.mistakes import explained
     from training.strategies.registry import find_strategy
 
     values: dict[str, Any] = {}
@@ -189,7 +192,11 @@ def _constants(name: str, texts: list[str]) -> "StrategyConfig":
             values[field] = parse_yaml(value)
         except yaml.YAMLError as error:
             raise ValueError(f"--option {text!r}: {value!r} is no YAML value; quote it if it is text") from error
-    return find_strategy(name).config.model_validate(values)
+    config = find_strategy(name).config
+    try:
+        return config.model_validate(values)
+    except ValidationError as error:
+        raise ValueError("; ".join(f"--option {name}.{line}" for line in explained(error, config))) from error
 
 
 def training_job(config_path: Path, overrides: list[str]) -> "TrainJob":

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from configurable.wording import counted
 from speech.scoring.counts import ScoringError
 
 # Utterances drawn at once: limits memory to about 10 MB for test sets of any size.
@@ -70,7 +71,7 @@ def wer_interval(
         Lower and upper end, as fractions.
 
     Raises:
-        ScoringError: The arrays do not match, or there are no reference words.
+        ScoringError: The arrays do not match, there are no reference words, or some speakers are unknown.
     """
     error_counts, word_counts = _arrays(errors, words)
     if speakers is not None:
@@ -150,6 +151,8 @@ def _by_speaker(
     """Errors and words of each speaker, in order of names."""
     if len(speakers) != len(words):
         raise ScoringError(f"{len(speakers)} speakers for {len(words)} utterances: give each utterance one")
+    if unnamed := sum(not name for name in speakers):
+        raise ScoringError(f"{counted(unnamed, 'utterance')} without a speaker: resample utterances, not speakers")
     names, members = np.unique(np.asarray(speakers, dtype=object).astype(str), return_inverse=True)
     sums = []
     for counts in (errors, words):

@@ -144,7 +144,7 @@ class ScoreReport:
     total: ErrorCounts
     """Counts of the whole set."""
     speakers: dict[str, ErrorCounts] = field(default_factory=dict)
-    """Counts of each speaker, sorted by name."""
+    """Counts of each speaker, sorted by name; the empty name stands for all utterances whose speakers are unknown."""
     domains: dict[str, ErrorCounts] = field(default_factory=dict)
     """Counts of each domain, sorted by name."""
     utterances: tuple[UtteranceScore, ...] = ()

@@ -86,7 +86,7 @@ def text_report(report: ScoreReport, *, limit: int = 20) -> str:
     if report.labels:
         parts.append(_rates("label", report.labels))
     if len(report.speakers) > 1:
-        parts.append(_rates("speaker", report.speakers))
+        parts.append(_rates("speaker", {name or "unknown": counts for name, counts in report.speakers.items()}))
     confusions = count_confusions(report)
     parts.append(_table("Substitutions", [(n, f"{ref} -> {hyp}") for ref, hyp, n in confusions.substitutions[:limit]]))
     parts.append(_table("Deletions", [(n, ref) for ref, n in confusions.deletions[:limit]]))

@@ -9,8 +9,9 @@ import os
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,6 +21,8 @@ _LONGEST_LINE = 1 << 24
 AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
 """Our name of a set for each name of a part in public corpora."""
+_PROPOSED, _LISTED = 1000, 20
+"""Number of values of a column that are kept to propose one for a misspelled value, and that a message lists."""
 NOT_MEANT = frozenset({"garbage", "no-words", "not-scored"})
 """Reasons for which the corpus itself says that an entry is not an utterance to be used."""
 
@@ -76,6 +79,51 @@ class Utterance:
     split: str | None = None
     offset: int | None = None
     length: int | None = None
+
+
+class RequiredValues:
+    """The option `where`: only rows whose columns have these values are read.
+
+    Args:
+        where: Value by column.
+
+    Raises:
+        CorpusError: If it is not a mapping.
+    """
+
+    def __init__(self, where: object) -> None:
+        given = where or {}
+        if not isinstance(given, Mapping):
+            raise CorpusError(f"option 'where' is {where!r}: give a mapping such as {{'part': 'train'}}")
+        self.values = {str(name): str(value) for name, value in given.items()}
+        self._missing = set(self.values)
+        self._others: dict[str, set[str]] = {name: set() for name in self.values}
+
+    def matched_by(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row has the required values."""
+        matched = True
+        for name, value in self.values.items():
+            found = str(row.get(name, ""))
+            if found == value:
+                self._missing.discard(name)
+                continue
+            matched = False
+            if len(self._others[name]) < _PROPOSED:
+                self._others[name].add(found)
+        return matched
+
+    def check(self, root: Path) -> None:
+        """Check that each value was found, after all rows have been read.
+
+        Raises:
+            CorpusError: If no row had a value in its column.
+        """
+        for name in sorted(self._missing):
+            value, known = self.values[name], sorted(self._others[name] - {""})
+            folded = {other.casefold(): other for other in known}
+            near = get_close_matches(value.casefold(), folded, 1)
+            hint = f"; did you mean {folded[near[0]]!r}?" if near else f", only {', '.join(known[:_LISTED])}"
+            raise CorpusError(f"where: no row of {root} has {value!r} in the column {name!r}{hint}")
 
 
 class CorpusReader(ABC):

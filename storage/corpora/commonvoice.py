@@ -3,10 +3,10 @@
 Source: Ardila et al. 2020, "Common Voice: A Massively-Multilingual Speech Corpus".
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, RequiredValues, Utterance, read_lines
 
 _PARTS = ("train", "dev", "test")
 _REQUIRED = ("client_id", "path", "sentence")
@@ -34,17 +34,16 @@ class CommonVoiceReader(CorpusReader):
         return (root / "clips").is_dir() and any((root / f"{name}.tsv").is_file() for name in (*_PARTS, "validated"))
 
     def _utterances(self) -> Iterator[Utterance]:
-        where = self.options.get("where") or {}
-        if not isinstance(where, Mapping):
-            raise CorpusError(f"option 'where' is {where!r}: give a mapping such as {{'accents': 'England English'}}")
+        where = RequiredValues(self.options.get("where"))
         splits = self._splits()
         for table in self._tables():
             for number, row in self._rows(table):
                 if isinstance(row, str):
                     self._problem(f"{table.name}:{number}", "bad-line", row)
-                elif all(row.get(str(name), "") == str(value) for name, value in where.items()):
+                elif where.matched_by(row):
                     split = SET_OF_SPLIT.get(table.stem) or splits.get(row["path"])
                     yield from self._entry(row, split)
+        where.check(self.root)
 
     def _entry(self, row: dict[str, str], split: str | None) -> Iterator[Utterance]:
         path = self._clip(row["path"])

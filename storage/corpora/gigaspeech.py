@@ -49,7 +49,7 @@ class GigaSpeechReader(CorpusReader):
         punctuation, subset = self.options.get("punctuation", "drop"), str(self.options.get("subset") or "")
         if punctuation not in ("drop", "keep"):
             raise CorpusError(f"option punctuation is {punctuation!r}: use drop or keep")
-        document = _document(self.root)
+        document, subsets = _document(self.root), set[str]()
         for number, audio in enumerate(read_array(document)):
             if isinstance(audio, str):
                 self._problem(f"{document.name}:{number}", "bad-line", audio)
@@ -58,8 +58,14 @@ class GigaSpeechReader(CorpusReader):
             for segment in segments if isinstance(segments, list) else ():
                 if not isinstance(segment, dict) or not isinstance(segment.get("sid"), str):
                     self._problem(f"{audio.get('aid')}:{number}", "bad-line", "a segment has no sid")
-                elif not subset or f"{{{subset}}}" in _list(segment.get("subsets")):
+                    continue
+                found = _list(segment.get("subsets"))
+                subsets.update(found)
+                if not subset or f"{{{subset}}}" in found:
                     yield from self._segment(document, audio, segment, keep=punctuation == "keep")
+        if subset and subsets and f"{{{subset}}}" not in subsets:
+            names = ", ".join(sorted(name.strip("{}") for name in subsets))
+            raise CorpusError(f"option subset is {subset!r}, but {document} has only the subsets {names}")
 
     def _segment(
         self, document: Path, audio: dict[str, Any], segment: dict[str, Any], keep: bool

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines, read_lines
+from storage.corpora.base import CorpusError, CorpusReader, RequiredValues, Utterance, read_json_lines, read_lines
 from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
 from storage.corpora.file_ids import FileIds
 
@@ -57,7 +57,7 @@ class TableReader(CorpusReader):
         super().__init__(path, corpus=corpus, domain=domain, language=language, **options)
         self.table = self._find_table()
         self._chosen = self._mapping("columns")
-        self._where = self._mapping("where")
+        self._where = RequiredValues(self.options.get("where"))
         unknown = sorted(self._chosen.keys() - KNOWN_COLUMNS)
         if unknown:
             raise CorpusError(f"columns: there is no field {unknown[0]!r}: use {', '.join(KNOWN_COLUMNS)}")
@@ -94,6 +94,7 @@ class TableReader(CorpusReader):
             utterance = self._utterance(number, row, file_id)
             if utterance is not None:
                 yield utterance
+        self._where.check(self.table)
 
     def _utterance(self, number: int, row: dict[str, Any], file_id: FileIds) -> Utterance | None:
         values = {field: self._value(field, row) for field in KNOWN_COLUMNS}
@@ -167,11 +168,8 @@ class TableReader(CorpusReader):
         """Yield line number and row; for a bad row, a description of the error."""
         kinds = {".jsonl": lambda: read_json_lines(self.table), ".parquet": self._parquet_rows}
         for number, row in kinds.get(self.table.suffix.lower(), self._text_rows)():
-            if isinstance(row, str) or self._wanted(row):
+            if isinstance(row, str) or self._where.matched_by(row):
                 yield number, row
-
-    def _wanted(self, row: dict[str, Any]) -> bool:
-        return all(str(row.get(name, "")) == value for name, value in self._where.items())
 
     def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         import pyarrow as pa
@@ -215,7 +213,7 @@ class TableReader(CorpusReader):
                 )
         if twice := [name for name, count in Counter(header).items() if name and count > 1]:
             raise CorpusError(f"{self.table} has the column {twice[0]!r} twice: rename or remove one of them")
-        missing = sorted(self._where.keys() - set(header))
+        missing = sorted(self._where.values.keys() - set(header))
         if missing:
             raise CorpusError(f"{self.table} has no column {missing[0]!r} to select by{_instead(missing[0], header)}")
         return header

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from configurable.wording import nearest
 from speech.decoding import DecodeConfig
 from speech.decoding.rescoring import RescoredConfig
 from speech.lm import LmConfig, NetworkConfig, arpa_of, kinds_with_arpa, unit_of
@@ -112,8 +113,8 @@ def grid_of(decode: DecodeConfig, tune: TuneConfig) -> dict[str, list[Any]]:
         )
     found: dict[str, list[Any]] = {}
     for name, values in suggested.items():
-        if type(getattr(decode, name, None)) not in (int, float):
-            raise ValueError(f"tune.grid: {name} is not a number of decode.kind {decode.kind}: remove it")
+        if name not in (numbers := [field for field, value in decode if type(value) in (int, float)]):
+            raise ValueError(f"tune.grid: {name} is not a number of decode.kind {decode.kind}{nearest(name, numbers)}")
         found[name] = sorted({getattr(decode, name), *(_accepted(decode, name, value) for value in values)})
     return found
 

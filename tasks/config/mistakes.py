@@ -2,15 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from configurable.choices import choice_of
-from configurable.wording import counted
+from configurable.wording import counted, nearest, similar
 from tasks.config.given import Place
-from tasks.dataset.sources import nearest
 from training.strategies.registry import STRATEGY_CONFIGS
 
 MOVED = {
@@ -43,6 +41,10 @@ _SAY_WHAT_IS_GIVEN = {
     *("value_error", "missing", "union_tag_invalid", "literal_error", "too_short", "too_long", "extra_forbidden")
 }
 """Types of errors whose message needs no value that was given."""
+_MISSPELLED = 0.75
+"""Minimum similarity of a misspelled name of a field to the right one, if it is looked for in other sections, too."""
+_PROPOSED = 3
+"""Maximum number of fields that a message proposes."""
 
 
 def choices(model: type[BaseModel], place: str = "") -> Iterator[str]:
@@ -55,7 +57,9 @@ def choices(model: type[BaseModel], place: str = "") -> Iterator[str]:
             yield from choices(below, f"{here}.")
 
 
-def explained(error: ValidationError, root: type[BaseModel], line_of: Callable[[Place], str]) -> list[str]:
+def explained(
+    error: ValidationError, root: type[BaseModel], line_of: Callable[[Place], str] = lambda _: ""
+) -> list[str]:
     """A line for each mistake.
 
     Args:
@@ -117,8 +121,8 @@ def plain_message(problem: Any) -> str:
 
 def _none_of(given: Any, expected: str) -> str:
     """That a value is none of those that are allowed, which pydantic lists as `'a', 'b' or 'c'`."""
-    near = get_close_matches(str(given), re.findall("'([^']*)'", expected), 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = similar(str(given), re.findall("'([^']*)'", expected), 0.6)
+    hint = f"; did you mean {near!r}?" if near else ""
     return f"{given!r} is none of {expected.replace(' or ', ', ')}{hint}"
 
 
@@ -136,6 +140,7 @@ class _Field:
 
     def __init__(self, root: type[BaseModel], location: Sequence[str | int]) -> None:
         self.place: Place = ()
+        self._root = root
         self.model: type[BaseModel] | None = root
         self._kinds: Mapping[str, type[BaseModel]] = {}
         kinds: Mapping[str, type[BaseModel]] = {}
@@ -156,7 +161,41 @@ class _Field:
         if others := [other for other, model in self._kinds.items() if name in model.model_fields]:
             return f"{kind} has no such field; {' and '.join(others)} {'have' if len(others) > 1 else 'has'}"
         fields = {} if self.model is None else self.model.model_fields
-        return f"there is no such field{nearest(name, [f.alias or one for one, f in fields.items()])}"
+        here = [f.alias or one for one, f in fields.items()]
+        if not similar(name, here, _MISSPELLED) and (others := self._elsewhere(name)):
+            return f"there is no such field; did you mean {' or '.join(map(repr, others))}?"
+        return f"there is no such field{nearest(name, here)}"
+
+    def _elsewhere(self, name: str) -> list[str]:
+        """Where in the whole configuration a name is a field, the nearest places first; also if it is misspelled."""
+        places = [field.split(".") for field in dict.fromkeys(all_fields(self._root))]
+        names = {place[-1] for place in places}
+        meant = name if name in names else similar(name, names, _MISSPELLED)
+        here = [str(part) for part in self.place]
+
+        def distance(place: list[str]) -> tuple[int, int]:
+            common = next((n for n, (a, b) in enumerate(zip(place, here, strict=False)) if a != b), len(here))
+            return -common, len(place)
+
+        found = [place for place in places if place[-1] == meant]
+        best = min(map(distance, found), default=None)
+        return [".".join(place) for place in found if distance(place) == best][:_PROPOSED]
+
+
+def all_fields(model: type[BaseModel], place: str = "", outer: tuple[type[BaseModel], ...] = ()) -> Iterator[str]:
+    """All fields of a model and below it, of every kind where there is a choice, as dotted names.
+
+    The first item stands for those of a list, as in `data.sources.0.path`.
+    """
+    for name, field in model.model_fields.items():
+        here = f"{place}{field.alias or name}"
+        yield here
+        choice = choice_of(field)
+        below = list(choice.kinds.values()) if choice else list(_models_in(field.annotation))
+        item = ".0" if get_origin(field.annotation) in (list, tuple) else ""
+        for one in below:
+            if one not in (model, *outer):
+                yield from all_fields(one, f"{here}{item}.", (model, *outer))
 
 
 def _inside(model: type[BaseModel] | None, name: str) -> tuple[type[BaseModel] | None, Mapping[str, type[BaseModel]]]:

@@ -13,15 +13,20 @@ class DuplicatesConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     fingerprint: bool = True
-    """Also search for near-duplicates: the same recording re-encoded, padded, or with another rate or gain."""
+    """Also search for near-duplicates: the same recording re-encoded, padded, or with another rate or gain, and
+    recordings that contain others. Copies at another speed or pitch, or with much noise, are not found."""
     bit_errors: float = Field(default=0.17, gt=0, lt=0.4)
     """Recordings are near-duplicates if their fingerprints differ in a smaller share of their bits. The limit is lower
     for short recordings (0.14 at half a second), of which two takes may be very similar."""
     within: Policy = "keep"
-    """For the same recording twice in one set: `keep` both, `drop` all but the first, or `refuse` to run."""
+    """For the same recording twice in one set: `keep` both, `drop` all but the first (and recordings that another one
+    contains), or `refuse` to run."""
     overlap: Policy = "refuse"
     """For the same recording in the training set and in another set: `keep` both, `drop` it from training, or `refuse`
     to run."""
+    validation: Policy = "keep"
+    """For the same recording in the validation set and in a test set: `keep` both and warn, `drop` it from validation,
+    or `refuse` to run."""
     same_text: Policy = "keep"
     """For the same text by the same speaker in the training set and in another set: `keep` both, `drop` it from
     training, or `refuse` to run."""

@@ -1,6 +1,6 @@
 """Assigns checked utterances to sets: by source, by the corpus' own split, by a random split, or by folds."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from configurable.wording import similar
 from tasks.config.data import DataConfig
 from tasks.dataset.splits import (
     TRAIN,
@@ -82,13 +83,20 @@ def _own_training(path: Path, codes: Ints, names: list[str], data: DataConfig) -
     return own
 
 
+def check_strata(data: DataConfig, columns: Collection[str]) -> None:
+    """Check that the utterances have the columns by which sets are stratified.
+
+    Raises:
+        SplitError: If one is missing.
+    """
+    if unknown := [name for name in data.stratify if name not in columns]:
+        hint = f"; did you mean {near!r}?" if (near := similar(unknown[0], columns, 0.6)) else ""
+        raise SplitError(f"data.stratify: utterances have no {unknown[0]!r}, but {', '.join(columns)}{hint}")
+
+
 def _is_number(path: Path, name: str) -> bool:
-    for batch in batches(path):
-        if name not in batch.schema.names:
-            raise SplitError(f"data.stratify: utterances have no {name!r}, but {', '.join(batch.schema.names)}")
-        kind = batch.schema.field(name).type
-        return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
-    return False
+    kind = pq.read_schema(path).field(name).type
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
 def _strata_of_rows(path: Path, rows: Mask, column: str, groups: Ints, sizes: Ints) -> tuple[Ints, list[str]]:
@@ -105,20 +113,20 @@ def _groups(path: Path, rows: Mask, data: DataConfig, seed: int) -> tuple[Groups
     """The groups of the chosen rows, and the group of each."""
     if data.split_by == "speaker":
         group_of, names = encode(values(path, "speaker", rows))
-        order = name_order(names, seed)
+        order, unnamed = name_order(names, seed), names == [""]
     else:
         group_of = np.arange(int(rows.sum()))
-        order = name_order(values(path, "id", rows), seed)
+        order, unnamed = name_order(values(path, "id", rows), seed), False
     sizes = np.bincount(group_of, minlength=len(order)).astype(np.int64)
     if not data.stratify:
-        return Groups(sizes, order), group_of
+        return Groups(sizes, order, unnamed=unnamed), group_of
     strata, labels = np.zeros(len(group_of), dtype=np.int64), [""]
     for column in data.stratify:
         codes, found = _strata_of_rows(path, rows, column, group_of, sizes)
         # only combinations that occur, since all combinations of many columns may be too many
         used, strata = np.unique(strata * len(found) + codes, return_inverse=True)
         labels = [f"{labels[pair // len(found)]}/{found[pair % len(found)]}" for pair in used.tolist()]
-    return Groups(sizes, order, group_strata(group_of, strata, len(sizes)), labels), group_of
+    return Groups(sizes, order, group_strata(group_of, strata, len(sizes)), labels, unnamed), group_of
 
 
 def assign_sets(path: Path, used: Mask, data: DataConfig, seed: int) -> Sets:
@@ -134,8 +142,9 @@ def assign_sets(path: Path, used: Mask, data: DataConfig, seed: int) -> Sets:
         seed: Seed of the split.
 
     Raises:
-        SplitError: If there are too few speakers (or utterances) for the sets.
+        SplitError: If there are too few speakers (or utterances) for the sets, or no column of `data.stratify`.
     """
+    check_strata(data, pq.read_schema(path).names)
     codes, names = encode(values(path, "set"))
     codes[~used] = -1
     present = {names[code] for code in np.unique(codes[used]).tolist()} - {""}

@@ -1,12 +1,12 @@
 """Configuration of a corpus: its location, its layout, and which utterances are used."""
 
-import difflib
 import json
 import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from configurable.wording import nearest
 from speech.synthesis.corpus import SynthesisConfig
 from storage.corpora import READERS, reader_class
 
@@ -33,17 +33,6 @@ def checked_name(name: str) -> str:
     if name and not is_name(name):
         raise ValueError(f"{name!r}: use letters, digits, '.', '_' and '-', and start with a letter or digit")
     return name
-
-
-def nearest(name: str, candidates: list[str]) -> str:
-    """End of a message about an unknown name: the most similar candidate, or all of them."""
-    initials = "".join(word[:1] for word in name.split("_"))
-    if len(initials) > 1 and initials in candidates:  # learning_rate is lr
-        return f"; did you mean {initials!r}?"
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.4)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(candidates)}" if candidates else ""
 
 
 class SourceConfig(BaseModel):

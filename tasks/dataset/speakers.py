@@ -1,8 +1,10 @@
 """Speakers of each set, and speakers shared by training and test sets, which make test results too good.
 
-A speaker is identified by name within a corpus; utterances without a name have an unknown speaker and are not counted.
+A speaker is identified by name within a corpus. Utterances without a name have unknown speakers: a number of speakers
+is then a lower bound, and where no utterance has a name, it is unknown, not zero.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +56,13 @@ class SetSpeakers:
         self._known: Mask = known[self._who] if len(self._who) else np.zeros(0, dtype=bool)
         self._shared: Mask = (heard & known)[self._who] if len(self._who) else np.zeros(0, dtype=bool)
 
-    def counts(self) -> dict[str, int]:
-        """Number of speakers by set."""
-        return {name: len(self._speakers_of(rows)) for name, rows in self._rows_by_set()}
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By set, the number of `speakers` with a name, and of `unnamed` utterances, if there are any."""
+        found = {}
+        for name, rows in self._rows_by_set():
+            unnamed = int((rows & ~self._known).sum())
+            found[name] = {"speakers": len(self._speakers_of(rows))} | ({"unnamed": unnamed} if unnamed else {})
+        return found
 
     def shared(self) -> dict[str, Shared]:
         """Speakers shared with the training set, by set; only sets outside training that share any."""
@@ -69,15 +75,19 @@ class SetSpeakers:
         """Check the sets against the configuration.
 
         Raises:
-            SplitError: If training speakers are in another set and `speaker_overlap` is `refuse`; or if one source
-                defines a set, and another source of the same corpus adds training speakers to it by the corpus' own
-                split.
+            SplitError: If training speakers are in another set, or may be since speakers are unknown, and
+                `speaker_overlap` is `refuse`; or if one source defines a set, and another source of the same corpus
+                adds training speakers to it by the corpus' own split.
         """
         if data.speaker_overlap == "refuse":
             for name, entry in self.shared().items():
                 raise SplitError(
                     f"{entry.text()} of the training set are also in {name!r}, and data.speaker_overlap is refuse: "
                     f"leave them out with data.sources.*.exclude_speakers, or set data.speaker_overlap: allow"
+                )
+            if unknown := _unknown_text(self.counts()):
+                raise SplitError(
+                    f"{unknown}, and data.speaker_overlap is refuse: {_NAME_THEM}, or set data.speaker_overlap: allow"
                 )
         if data.speaker_overlap == "warn" and data.split_by == "speaker":
             self._check_own_splits(data)
@@ -117,38 +127,80 @@ class SetSpeakers:
         return {name: asdict(entry) | {"names": list(entry.names)} for name, entry in self.shared().items()}
 
 
+_NAME_THEM = "name them in the corpus"
+
+
+def _unknown_text(sets: Mapping[str, Mapping[str, int]]) -> str:
+    """That training speakers may be in other sets, because speakers are unknown; empty if they cannot.
+
+    Args:
+        sets: `SetSpeakers.counts`.
+    """
+    unnamed = [f"{entry['unnamed']:,} in {name!r}" for name, entry in sets.items() if entry.get("unnamed")]
+    if not unnamed or len({is_trained(name) for name in sets}) == 1:
+        return ""
+    return f"some utterances have no speaker ({', '.join(unnamed)}): training speakers may be in other sets"
+
+
+def speakers_text(named: int | None, unnamed: int = 0) -> str:
+    """A number of speakers: `unknown` if no utterance names one, and `7 or more` if some utterances do not.
+
+    Args:
+        named: Number of speakers with a name; None or 0 if no utterance names one.
+        unnamed: Number of utterances without a speaker.
+    """
+    if not named:
+        return "unknown" if unnamed or named is None else "0"
+    return f"{named:,}{' or more' if unnamed else ''}"
+
+
 def set_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Utterances, hours and speakers of each set, from the prepare stage's record."""
-    shared = record["shared_speakers"]
-    return [
-        {
-            "set": name,
-            "utterances": entry["utterances"],
-            "hours": round(entry["seconds"] / 3600, 3),
-            "speakers": entry["speakers"],
-            "trained_on": shared[name]["speakers"] if name in shared else entry["speakers"] * is_trained(name),
-        }
-        for name, entry in record["sets"].items()
-    ]
+    """Utterances, hours and speakers of each set, from the prepare stage's record.
+
+    `speakers` and `trained_on` (those of the training set among them) are None where they are unknown. `unnamed` is
+    the number of utterances without a speaker, if there are any: the other two are then lower bounds. `contaminated`
+    is the number of utterances of another set whose recordings training has, too, if it has any.
+    """
+    sets, shared = record["sets"], record["shared_speakers"]
+    unheard = any(map(is_trained, sets)) and not any(sets[name]["speakers"] for name in sets if is_trained(name))
+    rows = []
+    for name, entry in sets.items():
+        unnamed = {"unnamed": entry["unnamed"]} if entry.get("unnamed") else {}
+        speakers = entry["speakers"] or (None if unnamed else 0)
+        also = speakers if is_trained(name) else shared.get(name, {}).get("speakers", 0)
+        row = {"set": name, "utterances": entry["utterances"], "hours": round(entry["seconds"] / 3600, 3)}
+        row |= {"speakers": speakers, "trained_on": None if unheard or speakers is None else also}
+        heard = record.get("contaminated", {}).get(name, {}).get("left", 0)
+        rows.append(row | unnamed | ({"contaminated": heard} if heard else {}))
+    return rows
 
 
 def sets_text(record: dict[str, Any]) -> str:
     """Utterances, hours and speakers of each set in one line, for a log."""
-    parts = (
-        f"{r['set']} {r['utterances']:,} utterances, {r['hours']:.2f} h, {r['speakers']:,} speakers"
-        for r in set_rows(record)
-    )
+    parts = []
+    for row in set_rows(record):
+        who = speakers_text(row["speakers"], row.get("unnamed", 0))
+        speakers = "speakers unknown" if row["speakers"] is None else f"{who} speakers"
+        parts.append(f"{row['set']} {row['utterances']:,} utterances, {row['hours']:.2f} h, {speakers}")
     return "; ".join(parts)
 
 
 def overlap_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
-    """A warning for each set that shares speakers with the training set, unless the configuration allows it."""
+    """A warning for each set that shares speakers with the training set, and one if that is unknown for some speakers.
+
+    There is none if the configuration allows it.
+    """
     if data.speaker_overlap == "allow" or data.split_by == "utterance":
         return []
     shared = {name: Shared(**entry) for name, entry in record["shared_speakers"].items()}
-    return [
+    found = [
         f"{entry.text()} of the training set are also in {name!r}: {entry.utterances} of its "
         f"{record['sets'][name]['utterances']} utterances. If this is intended, set data.speaker_overlap: allow; "
         "otherwise remove them from one of the sets with data.sources.*.exclude_speakers"
         for name, entry in shared.items()
     ]
+    partly = any(entry["speakers"] and entry.get("unnamed") for entry in record["sets"].values())
+    # where only some utterances lack a speaker, the tables show that numbers are bounds
+    if not partly and (unknown := _unknown_text(record["sets"])):
+        found.append(f"{unknown}. If this is intended, set data.speaker_overlap: allow; otherwise {_NAME_THEM}")
+    return found

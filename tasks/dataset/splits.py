@@ -71,12 +71,18 @@ class Groups:
         order: Groups sorted by the hash of their names, from `name_order`.
         strata: Stratum of each group; None: a single stratum.
         strata_names: Names of the strata, which determine how their shares are rounded.
+        unnamed: Whether the utterances are to be divided by speaker, and name none.
     """
 
     def __init__(
-        self, sizes: Ints, order: Ints, strata: Ints | None = None, strata_names: Sequence[str] = ("",)
+        self,
+        sizes: Ints,
+        order: Ints,
+        strata: Ints | None = None,
+        strata_names: Sequence[str] = ("",),
+        unnamed: bool = False,
     ) -> None:
-        self.sizes, self.names = sizes, strata_names
+        self.sizes, self.names, self.unnamed = sizes, strata_names, unnamed
         self.plain = strata is None
         strata = np.zeros(len(sizes), dtype=np.int64) if strata is None else strata
         self.order = order[np.argsort(strata[order], kind="stable")]
@@ -97,8 +103,9 @@ class Groups:
             SplitError: If there are fewer groups than sets.
         """
         if len(self.sizes) < needed:
+            what = "utterances of unknown speakers" if self.unnamed else f"{len(self.sizes)} speaker(s) or utterance(s)"
             raise SplitError(
-                f"{len(self.sizes)} speaker(s) or utterance(s) cannot be divided into {sets}: name the sets in "
+                f"{what} cannot be divided into {sets}: name the sets in "
                 "data.sources.*.set, or use data.split_by: utterance (speakers then appear in several sets)"
             )
 

@@ -16,7 +16,8 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from tasks.dataset.speakers import overlap_warnings, set_rows
+from tasks.dataset.duplicates import data_warnings
+from tasks.dataset.speakers import set_rows
 from tasks.figures import percent
 from tasks.stages import lm, progress
 from tasks.stages.base import Run, StageResult, counts_text
@@ -50,7 +51,7 @@ def publish(run: Run, result: StageResult) -> None:
     if result.name == "score":
         _quietly(lambda: create_table_artifact(_score_table(result), key=key, description="Word error rates"))
     elif result.name == "prepare":
-        text = "\n\n".join([text, *overlap_warnings(result.record, run.config.data)])
+        text = "\n\n".join([text, *data_warnings(result.record, run.config.data)])
         _quietly(lambda: create_table_artifact(set_rows(result.record), key=key, description=text))
     elif result.name in ("lm", "rescoring"):
         _quietly(lambda: create_table_artifact(_lm_table(result), key=key, description=text))

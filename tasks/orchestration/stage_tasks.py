@@ -16,7 +16,8 @@ from prefect.states import Completed
 
 from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
-from tasks.dataset.speakers import overlap_warnings, sets_text
+from tasks.dataset.duplicates import data_warnings, doubles_of
+from tasks.dataset.speakers import sets_text
 from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
@@ -28,6 +29,7 @@ from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
 from tasks.stages.graph import GRAPH
 from tasks.stages.lm import LM
+from tasks.stages.preflight import check_names
 from tasks.stages.prepare import PREPARE
 from tasks.stages.realign import REALIGN
 from tasks.stages.register import REGISTER
@@ -78,6 +80,7 @@ def _call(stage: Stage) -> Any:
         bar.finish()
         if stage is PREPARE:
             _tell_sets(run, logger)
+            check_names(run)
         publish(run, result)
         summary = f"{counts_text(result.counts)}; {result.url}"
         return Completed(name="Cached", message=summary) if result.cached else Completed(message=summary)
@@ -88,10 +91,12 @@ def _call(stage: Stage) -> Any:
 
 
 def _tell_sets(run: Run, logger: Any) -> None:
-    """Log the size of each set, and warn about shared speakers, before training."""
+    """Log the size of each set and duplicates, and warn about shared speakers and recordings, before training."""
     record = run.result("prepare").record
     logger.info("sets: %s", sets_text(record))
-    for warning in overlap_warnings(record, run.config.data):
+    if record["duplicates"]:
+        logger.info("duplicates: %s", " ".join(doubles_of(record, run.config.data)))
+    for warning in data_warnings(record, run.config.data):
         logger.warning(warning)
 
 
@@ -129,3 +134,4 @@ def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = 
         ALL[name].execute(run)
         if name == PREPARE.name:
             _tell_sets(run, logging.getLogger(__name__))
+            check_names(run)

@@ -6,8 +6,11 @@ from pathlib import Path
 from speech.lm import check_sources
 from storage.corpora.base import CorpusError
 from tasks.config.pipeline import PipelineConfig
+from tasks.dataset.sets import check_strata
+from tasks.stages.decode import check_scored_sets
 from tasks.stages.decoder_files import check_files
 from tasks.stages.preflight import check_devices, check_launch, check_layers
+from tasks.stages.prepare import CHECKED_SCHEMA
 from tasks.stages.sources import source_problems
 
 
@@ -22,6 +25,8 @@ def find_problems(config: PipelineConfig) -> list[str]:
 
 def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
     lm = config.lm
+    yield lambda: check_strata(config.data, CHECKED_SCHEMA.names)
+    yield lambda: _check_scored_sets(config)
     yield lambda: check_files(config.decode)
     yield lambda: check_files(config.lexicon, "lexicon")
     if lm is not None:
@@ -45,3 +50,10 @@ def _check_recordings(config: PipelineConfig) -> None:
     missing = [name for name in config.train.augment.file_lists() if not Path(name).expanduser().exists()]
     if missing:
         raise CorpusError(f"train.augment names {', '.join(missing)}, which is not there: correct the path")
+
+
+def _check_scored_sets(config: PipelineConfig) -> None:
+    """Check `score.sets` where the configuration names all sets; else they are known once the data are prepared."""
+    named = {source.set for source in config.data.sources}
+    if "" not in named and not config.data.folds:
+        check_scored_sets(config, sorted(named))

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import TypeAdapter
 
+from configurable.wording import similar
 from speech.bundle import bundle_digest, load_spec
 from speech.decoding import DecodeChoice, DecodeConfig
 from speech.features.cmvn import CmvnStats
@@ -21,6 +22,7 @@ from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.decoding import grid_of
 from tasks.config.home import home
+from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
@@ -51,16 +53,32 @@ def scored_sets(run: Run) -> list[str]:
         StageError: If a set of `score.sets` does not exist.
     """
     present = sorted(run.result("shard").record["sets"])
-    for name in run.config.score.sets:
-        if name not in present:
-            if run.bundle is None:
-                raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}")
+    check_scored_sets(run.config, present, of_corpus=run.bundle is not None)
+    tests = [name for name in present if is_tested(name, run.config.data)]
+    return list(run.config.score.sets) or tests or ["valid"]
+
+
+def check_scored_sets(config: PipelineConfig, present: Sequence[str], *, of_corpus: bool = False) -> None:
+    """Check that the sets of `score.sets` are among those of the data.
+
+    Args:
+        config: The configuration.
+        present: Sets of the data.
+        of_corpus: Whether `starling evaluate` names them, which scores the parts of a corpus.
+
+    Raises:
+        StageError: If one is not.
+    """
+    for name in config.score.sets:
+        if name in present:
+            continue
+        if of_corpus:
             raise StageError(
                 f"the corpus has no part of its own that is called {name!r}, only {', '.join(present)}: leave out "
                 "--split to score all of it. Sets that a run has made by dividing it are scored by that run alone"
             )
-    tests = [name for name in present if is_tested(name, run.config.data)]
-    return list(run.config.score.sets) or tests or ["valid"]
+        hint = f"; did you mean {near!r}?" if (near := similar(name, present)) else ""
+        raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}{hint}")
 
 
 def decode_with(

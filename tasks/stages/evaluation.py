@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configurable.wording import similar
 from speech.bundle import SPEC, BundleError, load_spec, own_decoder
 from speech.decoding import DecodeConfig, GreedyConfig
 from speech.lm import LmConfig
@@ -83,8 +84,9 @@ def _chosen(sources: Sequence[SourceConfig], split: str, limit: int) -> list[dic
     """Sources that hold the part to score, or all of them, as the set of the evaluation."""
     chosen = [one for one in sources if not split or not one.set or _is_part(one, split)]
     if not chosen:
-        sets = ", ".join(sorted({one.set for one in sources}))
-        raise ConfigError(f"there is no set {split!r}: the sources have {sets}")
+        sets = sorted({one.set for one in sources})
+        hint = f"; did you mean {near!r}?" if (near := similar(split, sets)) else ""
+        raise ConfigError(f"there is no set {split!r}: the sources have {', '.join(sets)}{hint}")
     documents = [one.model_dump(mode="json", exclude_defaults=True) for one in chosen]
     for one in documents:
         if limit:

@@ -48,7 +48,7 @@ from tasks.dataset.manifest import (
     scratch_folder,
     write_manifest,
 )
-from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets
+from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets, check_strata, source_numbers
 from tasks.dataset.sources import is_name
 from tasks.dataset.speakers import SetSpeakers
 from tasks.dataset.tables import TableWriter
@@ -58,7 +58,7 @@ from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text
 from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.sources import open_numbered, select
+from tasks.stages.sources import open_numbered, select, selects_nothing
 
 _WINDOW = 256
 
@@ -75,7 +75,7 @@ _SCHEMA = pa.schema(
 )
 
 
-_CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32()))
+CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32()))
 
 
 class QuarantineError(StageError):
@@ -181,12 +181,20 @@ def _inputs(run: Run) -> Inputs:
 
 
 def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterator[Utterance]:
-    """Utterances of all sources; appends the position of each utterance's source to `numbers`."""
+    """Utterances of all sources; appends the position of each utterance's source to `numbers`.
+
+    Raises:
+        StageError: If a source selects nothing.
+    """
     for number, source in enumerate(run.config.data.sources):
         reader = open_numbered(number, source)
-        for utterance in select(source, reader):
+        selected = False
+        for utterance in select(number, source, reader):
+            selected = True
             numbers.append(number)
             yield utterance
+        if not selected and not reader.problems:
+            raise StageError(selects_nothing(number, source))
         for name, reason, detail in reader.problems:
             refused.add(refuse(name, reader.corpus, "read", reason, detail, ""))
 
@@ -195,7 +203,7 @@ def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprin
     """Check all utterances and write usable ones to a local table; returns their number."""
     data, numbers = run.config.data, deque[int]()
     utterances = _read_sources(run, refused, numbers)
-    with TableWriter(path, _CHECKED_SCHEMA) as table:
+    with TableWriter(path, CHECKED_SCHEMA) as table:
         for result in check_all(utterances, data, worker_count(run.config.storage.workers)):
             number = numbers.popleft()  # results are in the order of the utterances
             if isinstance(result, Refused):
@@ -216,8 +224,8 @@ def _refuse_rows(path: Path, rows: Mask, refused: Quarantine, why: Callable[[int
 
 def _treat_doubles(
     run: Run, output: StageOutput, path: Path, sets: Sets, prints: Fingerprints | None, refused: Quarantine
-) -> dict[str, int]:
-    """List duplicates, and drop or reject them as configured; returns their counts.
+) -> dict[str, Any]:
+    """List duplicates, and drop or reject them as configured; returns their counts, for the stage's record.
 
     Raises:
         DuplicateError: If the configuration rejects them.
@@ -237,7 +245,9 @@ def _treat_doubles(
 
     _refuse_rows(path, dropped, refused, why)
     sets.codes[dropped] = -1
-    return treated.counts
+    left = run.config.data.duplicates.overlap == "keep"  # what training still has
+    heard = {name: {**found, "left": left * found.get("training", 0)} for name, found in treated.contaminated.items()}
+    return {"duplicates": treated.counts, "contaminated": heard}
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
@@ -249,12 +259,14 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
 def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     data, checked = run.config.data, folder / "checked.parquet"
     check_languages(data)
+    check_strata(data, CHECKED_SCHEMA.names)
     refused = Quarantine(folder / QUARANTINE)
     prints = Fingerprints(folder / "fingerprints") if data.duplicates.fingerprint else None
     total = _check_sources(run, checked, refused, prints)
     used = first_of_ids(checked)
     _refuse_rows(checked, ~used, refused, lambda _: ("duplicate-id", "an earlier one has this id"))
     _enforce_limit(data, total - int((~used).sum()), refused, output.store)
+    _check_each_source(checked, used, data, refused, output.store)
     sets = assign_sets(checked, used, data, run.config.seed)
     doubles = _treat_doubles(run, output, checked, sets, prints, refused)
     refused.publish(output.store)
@@ -265,12 +277,12 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     text = write_text_changes(folder / MANIFEST, folder / TEXT_CHANGES)
     output.store.write_file(TEXT_CHANGES, folder / TEXT_CHANGES)
     written = about.pop("written")
-    for name, count in speakers.counts().items():
-        about["sets"][name]["speakers"] = count
+    for name, found in speakers.counts().items():
+        about["sets"][name] |= found
     return {
         "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
         "reasons": dict(refused.reasons),
-        "duplicates": doubles,
+        **doubles,
         "shared_speakers": speakers.record(),
         "text": text,
         **about,
@@ -280,8 +292,6 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
 def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: ObjectStore) -> None:
     faulty = sum(count for reason, count in refused.reasons.items() if reason not in NOT_MEANT)
     total = usable + faulty
-    if total == 0 and not refused.reasons:
-        raise StageError("the sources have no utterance: check data.sources (`starling corpus inspect PATH` helps)")
     if faulty > data.max_quarantined * total or not usable:
         refused.publish(store)
         reasons = ", ".join(f"{n} {reason}" for reason, n in refused.reasons.most_common(4))
@@ -293,6 +303,23 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
             f"are in {store.join(QUARANTINE)}. Repair the corpus (`starling corpus inspect` lists what is wrong with "
             "it) or raise the limit, for example with --set data.max_quarantined=0.5"
         )
+
+
+def _check_each_source(path: Path, used: Mask, data: DataConfig, refused: Quarantine, store: ObjectStore) -> None:
+    """Check that each source has a usable utterance: without its set, another one would be divided instead.
+
+    Raises:
+        QuarantineError: If all utterances of a source are quarantined.
+    """
+    present = set(source_numbers(path, len(used))[used].tolist())
+    for number, source in enumerate(data.sources):
+        if number not in present:
+            refused.publish(store)
+            what = f", and with it the set {source.set!r}" if source.set else ""
+            raise QuarantineError(
+                f"data.sources.{number}: all utterances of {source.path or source.kind} are quarantined{what}. They "
+                f"are in {store.join(QUARANTINE)}, with the reasons: repair the corpus, or remove the source"
+            )
 
 
 PREPARE = Stage("prepare", 6, _inputs, _work)

@@ -10,8 +10,8 @@ from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES
 from tasks.config.home import home, shown_mlflow_uri
-from tasks.dataset.duplicates import doubles_text
-from tasks.dataset.speakers import overlap_warnings
+from tasks.dataset.duplicates import data_warnings, doubles_of
+from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, counts_text
@@ -40,6 +40,11 @@ def strategy_text(run: Run) -> str:
     return f"{cfg.strategy.kind}, {learners_text(cfg.nodes, cfg.learners_per_node)}"
 
 
+def _speakers(entry: dict[str, Any]) -> str:
+    """Number of speakers of a set, from the prepare stage's record."""
+    return speakers_text(entry["speakers"], entry.get("unnamed", 0))
+
+
 def _environment() -> jinja2.Environment:
     folder = Path(__file__).parent / "templates"
     made = jinja2.Environment(
@@ -49,7 +54,13 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"percent": percent, "interval": interval, "counts": counts_text, "number": "{:,}".format}
+    made.filters |= {
+        "percent": percent,
+        "interval": interval,
+        "counts": counts_text,
+        "number": "{:,}".format,
+        "speakers": _speakers,
+    }
     return made
 
 
@@ -100,8 +111,8 @@ def render(run: Run, curves: bytes) -> str:
         charts=[chart for name in shard.record["sets"] for chart in set_histograms(shard.store.child(name), name)],
         decision=register["decision"],
         changes=changes_of(register["decision"]),
-        warnings=overlap_warnings(prepare, run.config.data),
-        doubles=doubles_text(prepare["duplicates"], run.config.data.duplicates),
+        warnings=data_warnings(prepare, run.config.data),
+        doubles=doubles_of(prepare, run.config.data),
         stages=run.results,
         **_recognition(run, run.result("score").output.read_json("scores.json")),
         **_origin(run),
@@ -173,4 +184,4 @@ def _attach(run: Run, page: str) -> None:
         progress.announce("report", f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 8, _inputs, _work)
+REPORT = Stage("report", 9, _inputs, _work)

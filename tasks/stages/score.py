@@ -45,14 +45,15 @@ def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
 def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
     """Scores of one set: rates as fractions, counts, and 95 % intervals over utterances and over speakers.
 
-    The interval over speakers is there if the set has several; with few speakers it is too narrow.
+    The interval over speakers is there if the set has several and all are known; with few speakers it is too narrow.
+    The number of speakers is None if none is known.
     """
     total = report.total
     low, high, speaker_low, speaker_high = (None, None, None, None)
     if total.ref_words:
         interval = partial(wer_interval, report.errors(), report.words(), samples=bootstrap, seed=seed)
         low, high = interval()
-        if len(report.speakers) > 1:
+        if len(report.speakers) > 1 and "" not in report.speakers:
             speaker_low, speaker_high = interval(speakers=report.speaker_of())
     return {
         "wer": total.wer,
@@ -66,7 +67,7 @@ def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
         "del": total.dele,
         "words": total.ref_words,
         "utterances": total.utterances,
-        "speakers": len(report.speakers),
+        "speakers": len(report.speakers.keys() - {""}) or None,
     }
 
 
@@ -141,4 +142,4 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     return record
 
 
-SCORE = Stage("score", 3, _inputs, _work)
+SCORE = Stage("score", 4, _inputs, _work)

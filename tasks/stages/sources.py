@@ -1,12 +1,12 @@
 """Opens the sources of a configuration: readers of corpora, and of speech that is synthesized first."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from configurable.wording import nearest
 from speech.synthesis import SynthesizerMissingError
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from storage.corpora import Utterance, open_corpus
@@ -19,6 +19,9 @@ from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, StageError
+
+_LOOKED_AT = 100_000
+"""Number of utterances of a source that are looked at before a run."""
 
 
 def synthetic_table(source: SourceConfig) -> Path:
@@ -69,22 +72,98 @@ def open_numbered(number: int, source: SourceConfig) -> CorpusReader:
         raise ConfigError(f"data.sources.{number}: {str(error).removeprefix('data.sources: ')}") from error
 
 
-def select(source: SourceConfig, reader: Iterable[Utterance]) -> Iterator[Utterance]:
-    """The utterances selected by a source's fields, with the set that the source assigns, if any."""
+class _NamedSpeakers:
+    """Looks for the speakers that a source names among its corpus' utterances.
 
-    def wanted(utterance: Utterance) -> bool:
-        only, without = source.speakers, source.exclude_speakers
-        return (not only or utterance.speaker in only) and utterance.speaker not in without
+    Args:
+        number: The source's position in `data.sources`.
+        source: The source.
+    """
 
-    chosen = (u for u in reader if wanted(u))
-    for utterance in islice(chosen, source.limit) if source.limit else chosen:
+    def __init__(self, number: int, source: SourceConfig) -> None:
+        self._place, self._path = f"data.sources.{number}", source.path or source.kind
+        self._named = {"speakers": source.speakers, "exclude_speakers": source.exclude_speakers}
+        self._missing, self._seen = {*source.speakers, *source.exclude_speakers}, set[str]()
+
+    @property
+    def found(self) -> bool:
+        """Whether all of them have been seen."""
+        return not self._missing
+
+    def see(self, speaker: str) -> None:
+        """Take note of an utterance's speaker."""
+        if self._missing and speaker not in self._seen:
+            self._seen.add(speaker)
+            self._missing.discard(speaker)
+
+    def problems(self) -> list[str]:
+        """A message for each speaker that has no utterance, after the whole corpus has been seen."""
+        known = sorted(self._seen - {""})
+        if self._missing and not known:
+            fields = " and ".join(f"{self._place}.{field}" for field, names in self._named.items() if names)
+            return [
+                f"{fields}: the utterances of {self._path} have no speakers: remove the field, or name the column of "
+                "speakers, if a table has one (options: {columns: {speaker: NAME}})"
+            ]
+        return [
+            f"{self._place}.{field}: {self._path} has no utterance of a speaker {name!r}{nearest(name, known, 0.6)}"
+            for field, names in self._named.items()
+            for name in dict.fromkeys(names)
+            if name in self._missing
+        ]
+
+
+def select(number: int, source: SourceConfig, reader: CorpusReader) -> Iterator[Utterance]:
+    """The utterances selected by a source's fields, with the set that the source assigns, if any.
+
+    Args:
+        number: The source's position in `data.sources`, for messages.
+        source: The source.
+        reader: Its reader; entries after the last selected one are not counted among its `problems`.
+
+    Raises:
+        ConfigError: At the end, if the corpus has no utterance of a speaker that the source names.
+    """
+    named, count, rest = _NamedSpeakers(number, source), 0, iter(reader)
+    for utterance in rest:
+        named.see(utterance.speaker)
+        if not _selects(source, utterance):
+            continue
+        count += 1
         yield replace(utterance, split=source.set) if source.set or not source.own_split else utterance
+        if count == source.limit:
+            break
+    problems = len(reader.problems)
+    for other in () if named.found else rest:
+        named.see(other.speaker)
+        if named.found:
+            break
+    del reader.problems[problems:]
+    if missing := named.problems():
+        raise ConfigError("; ".join(missing))
+
+
+def _selects(source: SourceConfig, utterance: Utterance) -> bool:
+    only, without = source.speakers, source.exclude_speakers
+    return (not only or utterance.speaker in only) and utterance.speaker not in without
+
+
+def selects_nothing(number: int, source: SourceConfig) -> str:
+    """That a source selects no utterance, and what to correct."""
+    place, path = f"data.sources.{number}", source.path or source.kind
+    fields = [name for name in ("speakers", "exclude_speakers", "where", "options") if getattr(source, name)]
+    if fields:
+        return (
+            f"{place} selects no utterance of {path}: correct {' or '.join(fields)}. `starling corpus inspect` shows "
+            "what is in it"
+        )
+    return f"the files of {place}, {path}, have no utterance: `starling corpus inspect` shows what is in them"
 
 
 def source_problems(config: PipelineConfig) -> list[str]:
     """What is wrong with the sources of a configuration, a message for each that cannot be read."""
     problems = [_of_source(number, source) for number, source in enumerate(config.data.sources)]
-    return [problem for problem in problems if problem]
+    return [problem for found in problems for problem in found]
 
 
 def check_sources_open(config: PipelineConfig, name: str) -> None:
@@ -101,16 +180,34 @@ def check_sources_open(config: PipelineConfig, name: str) -> None:
         raise ConfigError(listed(name, problems))
 
 
-def _of_source(number: int, source: SourceConfig) -> str:
-    """What is wrong with a source: it is opened, and its first utterance is looked up; empty if nothing is wrong."""
+def _of_source(number: int, source: SourceConfig) -> list[str]:
+    """What is wrong with a source: it is opened, and an utterance and the speakers that it selects are looked for."""
     if source.kind == "synthetic":
-        return ""
-    place = f"data.sources.{number}"
+        return _of_voices(number, source)
+    named, read, selected = _NamedSpeakers(number, source), 0, False
     try:
         reader = open_numbered(number, source)
-        if next(iter(reader), None) is not None:
-            return ""
+        for read, utterance in enumerate(reader, start=1):
+            named.see(utterance.speaker)
+            selected = selected or _selects(source, utterance)
+            if read == _LOOKED_AT or (selected and named.found):  # the stage `prepare` reads the rest
+                return []
     except (ValueError, RuntimeError, OSError) as error:
-        return str(error) if isinstance(error, ConfigError) else f"{place}: {error}"
+        return [str(error) if isinstance(error, ConfigError) else f"data.sources.{number}: {error}"]
+    if read:
+        return named.problems() or [selects_nothing(number, source)]
     example = f"; the first of {len(reader.problems)} problems: {reader.problems[0].detail}" if reader.problems else ""
-    return f"{place}: {source.path} has no utterance{example}. `starling corpus inspect` shows what is in it"
+    return [
+        f"data.sources.{number}: {source.path} has no utterance{example}. `starling corpus inspect` shows what is in it"
+    ]
+
+
+def _of_voices(number: int, source: SourceConfig) -> list[str]:
+    """Speakers that a synthetic source names without having such voices."""
+    config = source.synthesis or SynthesisConfig()
+    named = _NamedSpeakers(number, source)
+    for part in ("train", "valid", "test"):
+        # the voices take turns
+        for voice in getattr(config, f"{part}_voices")[: getattr(config, part)]:
+            named.see(voice)
+    return named.problems()

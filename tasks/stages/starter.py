@@ -52,8 +52,8 @@ class Survey:
     utterances: int
     sets: dict[str, int]
     """Utterances by set; the empty name is for those without one."""
-    speakers: int
-    """Speakers that are told apart; 1 if the corpus does not name them."""
+    speakers: int | None
+    """Speakers with a name; None if no utterance names one."""
     words: int
     different_words: int
     hours: float
@@ -71,8 +71,17 @@ class Survey:
     """Number of these entries by reason."""
     lost_examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Name and detail of the first of these entries, by reason."""
+    unnamed: int = 0
+    """Utterances that name no speaker."""
     shared: int = 0
     """Speakers of the training set who are in another set, too."""
+
+    @property
+    def who(self) -> str:
+        """The number of speakers, as text."""
+        if not self.speakers:
+            return "speakers unknown"
+        return f"{counted(self.speakers, 'speaker')}{' or more' if self.unnamed else ''}"
 
     @property
     def unusable(self) -> float:
@@ -142,7 +151,8 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
     return Survey(
         utterances=len(utterances),
         sets=dict(Counter(name for name, _ in utterances)),
-        speakers=len({utterance.speaker for _, utterance in utterances}),
+        speakers=len({(one.corpus, one.speaker) for _, one in utterances if one.speaker}) or None,
+        unnamed=sum(not one.speaker for _, one in utterances),
         words=texts.total(),
         different_words=len(texts),
         hours=sum(seconds) / len(seconds) * len(utterances) / 3600,
@@ -230,8 +240,8 @@ class Starter:
         """
         found = self._found
         lines = [
-            f"# {counted(found.utterances, 'utterance')}, {found.hours:.2g} hours, "
-            f"{counted(found.speakers, 'speaker')}, {counted(found.different_words, 'different word')}.",
+            f"# {counted(found.utterances, 'utterance')}, {found.hours:.2g} hours, {found.who}, "
+            f"{counted(found.different_words, 'different word')}.",
             f"# Run it with: starling run {file}",
             f"name: {self._name}",
             "data:",
@@ -273,6 +283,9 @@ class Starter:
         if "" not in sets and not self._divides_training:
             return shared
         what = "validation" if sets.keys() - {"", "train", "valid"} else "validation and test"
+        if speakers is None:
+            why = f"speakers are unknown, so none can be set aside for {what}; the error rate may be for these voices"
+            return [f"split_by: utterance  # {why}"]
         if speakers >= _FEW_SPEAKERS:
             return [*shared, f"split_by: speaker  # {what} speakers are not trained on"]
         why = (

@@ -199,7 +199,7 @@ def test_sources_select_by_speaker_limit_and_set(tmp_path):
 
     def ids(**options):
         source = SourceConfig(kind="table", path=path, **options)
-        return [(u.id, u.split) for u in select(source, open_source(source))]
+        return [(u.id, u.split) for u in select(0, source, open_source(source))]
 
     assert [name for name, _ in ids(speakers=("s1",))] == ["s1-0", "s1-1", "s1-2"]
     assert {name[:2] for name, _ in ids(exclude_speakers=("s1",))} == {"s0", "s2", "s3"}

@@ -11,6 +11,7 @@ changes from epoch to epoch. So leases, checkpoints and "exactly once" refer to 
 - no utterance of a shard and group is drawn again before all of them have been drawn.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,12 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from configurable.wording import similar
 from training.learner.batching import derive_seed
 
 if TYPE_CHECKING:
     from storage.index import ShardIndex
 
 Rows = NDArray[np.int64]
+_LISTED = 20
+"""Maximum number of values that a message lists."""
 
 
 class SamplingError(ValueError):
@@ -125,15 +129,25 @@ def _quota(sizes: Rows, names: list[str], cfg: SamplingConfig) -> Rows:
     if cfg.kind == "temperature":
         shares = (sizes / sizes.sum()) ** (1.0 / cfg.temperature)
     else:
-        unknown = sorted(cfg.weights.keys() - set(names))
-        missing = sorted(set(names) - cfg.weights.keys())
-        if unknown or missing:
-            what = f"a weight for {unknown[0]!r}" if unknown else f"no weight for {missing[0]!r}"
-            raise SamplingError(
-                f"train.sampling has {what}: the values of {cfg.by} are {', '.join(map(repr, sorted(names)))}"
-            )
+        check_weights(cfg, names)
         shares = np.array([cfg.weights[name] for name in names])
     return apportion(shares, int(sizes.sum()))
+
+
+def check_weights(cfg: SamplingConfig, names: Collection[str]) -> None:
+    """Check that there is a weight for each group, and a group for each weight.
+
+    Raises:
+        SamplingError: If not.
+    """
+    known = sorted(names)
+    values = f"the values of {cfg.by} are {', '.join(map(repr, known[:_LISTED]))}{', …' * (len(known) > _LISTED)}"
+    for name in sorted(cfg.weights.keys() - set(names)):
+        hint = f"; did you mean {near!r}?" if (near := similar(name, known)) else ""
+        raise SamplingError(f"train.sampling has a weight for {name!r}: {values}{hint}")
+    for name in known:
+        if name not in cfg.weights:
+            raise SamplingError(f"train.sampling has no weight for {name!r}: {values}")
 
 
 def apportion(shares: NDArray[np.float64], total: int) -> Rows:

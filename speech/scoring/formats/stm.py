@@ -44,12 +44,11 @@ def _segment(content: str, line: int, where: str) -> TimedSegment:
     start, end = number(fields[3], "start", where), number(fields[4], "end", where)
     if end < start:
         raise TranscriptError(f"{where}: the segment ends at {end:g} s, before it starts at {start:g} s")
-    text = fields[5] if len(fields) > 5 else ""
+    words = fields[5].split() if len(fields) > 5 else []
     labels: tuple[str, ...] = ()
-    first, _, rest = text.partition(" ")
-    if match := _SUBSETS.fullmatch(first):
-        labels, text = tuple(name for name in match["labels"].lower().split(",") if name), rest
-    text = " ".join(text.split())
+    if words and (match := _SUBSETS.fullmatch(words[0])):
+        labels, words = tuple(name for name in match["labels"].lower().split(",") if name), words[1:]
+    text = " ".join(words)
     return TimedSegment(fields[0], fields[1], fields[2], start, end, text, line, labels, bool(_IGNORED.search(text)))
 
 

@@ -215,7 +215,7 @@ class TextNormalizer:
 
     def _allowed(self) -> frozenset[str] | None:
         if self.cfg.alphabet is not None:
-            return frozenset(self.cfg.alphabet) | {" "}
+            return frozenset(self.cfg.alphabet) | frozenset(unicodedata.normalize("NFC", self.cfg.alphabet)) | {" "}
         if self.cfg.kind != "english":
             return None
         letters = {"lower": LETTERS, "upper": LETTERS.upper(), "keep": LETTERS + LETTERS.upper()}[self.cfg.case]

@@ -89,7 +89,10 @@ def check(
     if built.coverage.unknown:
         named = ", ".join(f"{word} ({count})" for word, count in built.coverage.unknown.most_common(20))
         out.print(f"unknown: {named}", markup=False, highlight=False)
-    _print_suspicions(found, everything)
+    if found:
+        _print_suspicions(found, everything)
+    else:
+        out.print("no entry looks wrong" if built.coverage.unknown else "nothing looks wrong")
     _say_notes(built)
 
 
@@ -141,9 +144,6 @@ def _print_suspicions(found: "list[Suspicion]", everything: bool) -> None:
         shown[one.kind] += 1
         if everything or shown[one.kind] <= _SHOWN:
             table.add_row(one.kind, one.word, one.detail)
-    if not found:
-        out.print("nothing looks wrong")
-        return
     out.print(table)
     if not everything and any(count > _SHOWN for count in counts.values()):
         out.print(f"of {', '.join(f'{count} {kind}' for kind, count in counts.items())}; all with --all")

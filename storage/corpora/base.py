@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from unicodedata import normalize
 
 from storage.duplicates import SeenTexts
 
@@ -76,6 +77,9 @@ class Utterance:
     split: str | None = None
     offset: int | None = None
     length: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speaker", normalize("NFC", self.speaker))  # one speaker, however a table spells it
 
 
 class CorpusReader(ABC):

@@ -8,7 +8,7 @@ import pytest
 from speech.decoding.language_model import LanguageModelError, load_lm
 from speech.hmm.topology import PhoneSet
 from speech.hmm.word_graph import word_graph
-from speech.lm import read_arpa
+from speech.lm import KenlmModel, read_arpa
 
 UNIGRAMS = "-3.0\t<unk>\n-99\t<s>\t-0.2\n-1.0\t</s>\n-1.0\tone\t-0.1\n-1.0\ttwo\t-0.1\n"
 BIGRAMS = "-0.5\t<s> one\t-0.7\n-0.4\tone two\n"
@@ -48,6 +48,7 @@ def test_nothing_backs_off_from_the_highest_order(tmp_path, text, expected):
     path = written(tmp_path, text)
     assert kenlm(path) == pytest.approx(expected)
     assert own(path) == pytest.approx(expected)
+    assert sum(KenlmModel(path, ["one", "two"]).sentence(["one", "two"])) == pytest.approx(expected)
 
 
 def test_graphs_of_unigrams_have_no_weight_for_backing_off(tmp_path):

@@ -25,7 +25,7 @@ from speech.lm.base import LmError, TextConfig, batches
 from speech.lm.processes import in_processes
 from speech.lm.protection import Protection
 from speech.lm.units import Units
-from speech.lm.vocabulary import SPECIAL
+from speech.lm.vocabulary import END, SPECIAL, START
 from speech.text import NormalizerConfig, TextError, TextNormalizer
 from speech.tokens import TokenError
 
@@ -194,7 +194,11 @@ def clean(
             dropped["too-long"] += 1
             continue
         try:
-            lines.append(normalizer(piece.decode()))
+            text = piece.decode()
+            if "<" in text and _special(text := _without_ends(text)):
+                dropped["special-symbol"] += 1
+            else:
+                lines.append(normalizer(text))
         except UnicodeDecodeError:
             dropped["undecodable"] += 1
         except TextError as error:
@@ -220,6 +224,11 @@ def prepare(protection: Protection | None, units: Units, lines: list[str], count
             counts["outside-alphabet"] += 1
     counts["kept"] += len(cut)
     return Block(cut, +counts)
+
+
+def _without_ends(line: str) -> str:
+    """A line without the symbols of a sentence's beginning and end, which some toolkits' texts have."""
+    return line.strip().removeprefix(f"{START} ").removesuffix(f" {END}")
 
 
 def _special(line: str) -> bool:

@@ -294,4 +294,4 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         )
 
 
-PREPARE = Stage("prepare", 5, _inputs, _work)
+PREPARE = Stage("prepare", 6, _inputs, _work)

@@ -109,7 +109,8 @@ def _sum(sign: str, whole: str, cents: str | None, fraction: str | None, word: s
     one, hundredth = _CURRENCIES[sign]
     several = one if one == "yen" else f"{one}s"
     if scale := word or _SCALES.get((letters or "").strip().lower()):
-        tail = f" point {_digit_words(cents or fraction[1:])}" if cents or fraction else ""
+        decimals = cents or (fraction or "")[1:]
+        tail = f" point {_digit_words(decimals)}" if decimals else ""
         return f" {_read(whole)}{tail} {scale} {several} "
     if fraction:
         return f" {_read(whole)} point {_digit_words(fraction[1:])} {several} "

@@ -151,9 +151,10 @@ class Coverage:
         if share <= _MANY_UNKNOWN:
             return []
         named = ", ".join(word for word, _ in self.unknown.most_common(3))
+        part = f"{unknown:,} of {counted(words, 'word')} ({100 * share:.1f} % of the running words)"
         return [
-            f"{unknown:,} of {counted(words, 'word')} ({share:.1%} of the running words) have no pronunciation, such "
-            f"as {named}: add them to the lexicon, or correct its spelling, letter case or language"
+            f"{part} have no pronunciation, such as {named}: "
+            f"add them to the lexicon, or correct its spelling, letter case or language"
         ]
 
     def part(self, counts: Mapping[str, int]) -> Coverage:

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from unicodedata import normalize
 
 import typer
 from rich.table import Table
@@ -44,10 +45,11 @@ def show(
     json_output: JsonOption = False,
 ) -> None:
     """Show a configuration's lexicon: its phones with counts, or the pronunciations of some words."""
-    built, _ = _build(config, overrides or [], words or [])
+    words = [normalize("NFC", word) for word in words or []]  # as transcripts are
+    built, _ = _build(config, overrides or [], words)
     if write is not None:
         built.lexicon.write(write, probabilities)
-    pronunciations = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words or []}
+    pronunciations = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words}
     phones = dict(built.lexicon.phones())
     if json_output:
         print_json({"record": built.record(), "phones": phones, "words": pronunciations})

@@ -4,6 +4,7 @@ import difflib
 import json
 import re
 from typing import Any
+from unicodedata import normalize
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -82,6 +83,11 @@ class SourceConfig(BaseModel):
     """For `synthetic`: amount of speech, and voices."""
 
     _check_set = field_validator("set")(checked_name)
+
+    @field_validator("speakers", "exclude_speakers")
+    @classmethod
+    def _compose(cls, speakers: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(normalize("NFC", name) for name in speakers)  # as utterances have them
 
     @field_validator("kind")
     @classmethod

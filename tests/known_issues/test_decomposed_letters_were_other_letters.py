@@ -16,6 +16,8 @@ from speech.lexicon import FileLexiconConfig, build_lexicon
 from speech.lm import read_arpa
 from speech.scoring import ScoringRules, load_pairs, read_glm, score_sets
 from speech.text import NormalizerConfig, TextNormalizer
+from storage.corpora.base import Utterance
+from tasks.dataset.sources import SourceConfig
 
 WORD = "élève"
 APART = unicodedata.normalize("NFD", WORD)
@@ -84,6 +86,13 @@ def test_scores_of_given_texts_and_mapping_rules_too(tmp_path):
     assert score_sets([("a", WORD, APART)]).wer == 0.0
     (tmp_path / "x.glm").write_text(f";;\n[{APART}] => [pupil] / [ ] __ [ ]\n")
     assert read_glm(tmp_path / "x.glm").filter("trn", "ref")(f"un {WORD}") == "un pupil"
+
+
+def test_speakers_are_the_same_in_a_corpus_and_a_configuration():
+    utterance = Utterance("a", "a.wav", "text", unicodedata.normalize("NFD", "Zoë"), "corpus")
+    source = SourceConfig(kind="table", path="x.csv", speakers=[unicodedata.normalize("NFD", "Zoë")])
+    assert utterance.speaker in source.speakers
+    assert utterance.speaker == "Zoë"
 
 
 def test_many_unknown_words_are_reported(home, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 
 from speech.scoring import ScoringRules, load_pairs, score_sets
+from speech.scoring.formats.stm import read_stm
 from speech.scoring.glm import parse_glm
 
 RULES = ScoringRules(alternatives=True)
@@ -23,6 +24,12 @@ def test_columns_and_words_are_separated_by_any_white_space(tmp_path, kind, spac
     report = score_sets(load_pairs(ref, hyp, RULES).rows, RULES)
     assert (report.wer, report.total.ref_words) == (0.0, 2)
     assert set(report.labels) == ({"o", "f0", "female"} if kind == "ctm" else set())
+
+
+@pytest.mark.parametrize("labels", ["<o, f0,female>", "< o,f0 ,female >"])
+def test_labels_may_have_spaces_between_them(labels):
+    (segment,) = read_stm([f"rec A ann 0 2 {labels} hello"], "x.stm", "ref").segments
+    assert (segment.labels, segment.text) == (("o", "f0", "female"), "hello")
 
 
 @pytest.mark.parametrize("space", ["\t", "  "])

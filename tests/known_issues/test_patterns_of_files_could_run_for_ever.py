@@ -9,8 +9,9 @@ from speech.lm.sources import text_files
 
 
 def names(folder, pattern):
-    folder = str(folder)
-    return [one.rpartition(f"{folder.partition(':/')[2] or folder}/")[2] for one in text_files(TextConfig(paths=[f"{folder}/{pattern}"]))]
+    found = text_files(TextConfig(paths=[f"{folder}/{pattern}"]))
+    root = str(folder).removeprefix("memory:/")
+    return [one.rpartition(f"{root}/")[2] for one in found]
 
 
 @pytest.mark.timeout(60)

@@ -30,7 +30,8 @@ _CURRENCIES = {"$": ("dollar", "cent"), "£": ("pound", "pence"), "€": ("euro"
 _SCALES = {"k": "thousand", "m": "million", "mn": "million", "mln": "million", "b": "billion", "bn": "billion"}
 _SCALES |= {"tn": "trillion", "trn": "trillion"}
 _FIXED = "[\u00a0\u202f\u2009]"  # no-break, narrow no-break and thin space
-_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?![0-9])|[0-9]+"  # in India, 1,00,000
+# In India, 1,00,000. Bounded, so that long lists of digits take linear time.
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9]{1,2}(?:,[0-9]{2}){1,6},[0-9]{3})(?![0-9])|[0-9]+"
 _AMOUNT = rf"({_DIGITS})(?:\.([0-9]{{2}})(?![0-9])|(\.[0-9]+))?"
 _SCALE = r"(?:\s(hundred|thousand|million|billion|trillion)\b|(\s?(?:mn|mln|bn|tn|trn)|[kmb])\b)?"
 _MONEY = re.compile(rf"([$£€¥])\s?{_AMOUNT}{_SCALE}", re.IGNORECASE)
@@ -40,7 +41,7 @@ _FRACTION = re.compile(
     r"(?:(?<=[0-9])(?<![0-9]{4})(\s)|(?<![\w./,⁄]))([0-9]{1,2})(?:/(2|3|4|5|8)|⁄([0-9]{1,2}))(?![\w/⁄]|[.,][0-9])"
 )
 _VULGAR = re.compile(r"\s?([¼-¾⅐-⅞])")
-_GROUPS = re.compile(rf"(?<![0-9])[0-9]{{1,3}}(?:{_FIXED}[0-9]{{3}})+(?![0-9])")
+_GROUPS = re.compile(rf"(?<![0-9])[0-9]{{1,3}}(?:{_FIXED}[0-9]{{3}}){{1,5}}(?![0-9])")
 _NUMBER = re.compile(
     rf"(?:(?<!\S)([-−]))?(?:({_DIGITS})(?:\.([0-9]+)|(st|nd|rd|th)\b)?|(?<![\w.])\.([0-9]+))", re.IGNORECASE
 )

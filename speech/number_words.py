@@ -160,9 +160,10 @@ class _Speller:
         usual = "".join(signs for signs, names in _GROUPS.items() if name in names.split())
         separators = _FIXED_SPACES + _POINT_REGIONS.get(region, usual)
         self._separators = re.compile(f"[{re.escape(separators)}]")
-        grouped = "|".join(rf"\d{{1,3}}(?:{re.escape(one)}\d{{3}})+" for one in separators)
+        # at most as many groups as are read as a number, so that long lists of digits take linear time
+        grouped = "|".join(rf"\d{{1,3}}(?:{re.escape(one)}\d{{3}}){{1,5}}" for one in separators)
         # with commas, groups of two digits above the thousands as in India, too
-        indian = r"|\d{1,2}(?:,\d{2})+,\d{3}" if "," in separators else ""
+        indian = r"|\d{1,2}(?:,\d{2}){1,6},\d{3}" if "," in separators else ""
         mark = "[.]" if region in _POINT_REGIONS else ","
         decimals = rf"(?:{mark}(\d+))?" if self._reading.point else "()"
         number = rf"((?:{grouped}{indian})(?!\d)|\d+){decimals}"

@@ -37,7 +37,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 APOSTROPHE = "'"
 
 _APOSTROPHES = "’ʼ＇`´′‛ʹ"
-_OPEN_QUOTES = re.compile(r"‘(.*?)’(?!\w)")
+_OPEN_QUOTES = re.compile(r"‘((?:[^‘’]|’(?=\w))*)’(?!\w)")  # never looks past the next quotation
 _SYMBOLS = {"&": " and ", "@": " at ", "+": " plus ", "=": " equals ", "°": " degrees "}
 # Letters without a Unicode decomposition into base letter and accent.
 _LATIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}

@@ -107,3 +107,10 @@ def test_english_in_a_family_speaks_per_cent_too():
     assert TextNormalizer(NormalizerConfig(kind="latin", numbers="words"))(text, "en") == (
         "fifty percent of one half for three dollars"
     )
+
+
+@pytest.mark.timeout(60)
+def test_long_texts_of_signs_take_linear_time():
+    """Each opening quotation mark was compared with the rest of the text, and so would each group of digits be."""
+    assert ENGLISH.normalize("‘" * 80_000) == ""
+    assert ENGLISH.normalize("1" + "\u00a0111" * 20_000 + "1").startswith("one")

@@ -1,4 +1,4 @@
-"""Spells English numbers, ordinals and sums of money the short American way ("one hundred one").
+"""Spells English numbers, ordinals, fractions and sums of money the short American way ("one hundred one").
 
 Years, dates and abbreviations are not interpreted: without context, no rule gets them right.
 """
@@ -6,6 +6,7 @@ Years, dates and abbreviations are not interpreted: without context, no rule get
 from __future__ import annotations
 
 import re
+import unicodedata
 
 # fmt: off
 _ONES = (
@@ -25,12 +26,22 @@ _ORDINALS = {
 }
 LARGEST_NUMBER = 999_999_999
 
-_CURRENCIES = {"$": ("dollar", "cent"), "£": ("pound", "pence"), "€": ("euro", "cent")}
-_DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+"
-_MONEY = re.compile(
-    rf"([$£€])\s?({_DIGITS})(?:\.([0-9]{{2}})(?![0-9])|(\.[0-9]+))?(\s(?:hundred|thousand|million|billion|trillion)\b)?",
-    re.IGNORECASE,
+_CURRENCIES = {"$": ("dollar", "cent"), "£": ("pound", "pence"), "€": ("euro", "cent"), "¥": ("yen", "sen")}
+_SCALES = {"k": "thousand", "m": "million", "mn": "million", "mln": "million", "b": "billion", "bn": "billion"}
+_SCALES |= {"tn": "trillion", "trn": "trillion"}
+_FIXED = "[\u00a0\u202f\u2009]"  # no-break, narrow no-break and thin space
+# In India, 1,00,000. Bounded, so that long lists of digits take linear time.
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9]{1,2}(?:,[0-9]{2}){1,6},[0-9]{3})(?![0-9])|[0-9]+"
+_AMOUNT = rf"({_DIGITS})(?:\.([0-9]{{2}})(?![0-9])|(\.[0-9]+))?"
+_SCALE = r"(?:\s(hundred|thousand|million|billion|trillion)\b|(\s?(?:mn|mln|bn|tn|trn)|[kmb])\b)?"
+_MONEY = re.compile(rf"([$£€¥])\s?{_AMOUNT}{_SCALE}", re.IGNORECASE)
+_MONEY_AFTER = re.compile(rf"(?<![\w.,/$£€¥]){_AMOUNT}()()\s?([$£€¥])(?!\w)")
+# Only parts that recipes and measures have: others, such as 9/11 and 24/7, are dates and names.
+_FRACTION = re.compile(
+    r"(?:(?<=[0-9])(?<![0-9]{4})(\s)|(?<![\w./,⁄]))([0-9]{1,2})(?:/(2|3|4|5|8)|⁄([0-9]{1,2}))(?![\w/⁄]|[.,][0-9])"
 )
+_VULGAR = re.compile(r"\s?([¼-¾⅐-⅞])")
+_GROUPS = re.compile(rf"(?<![0-9])[0-9]{{1,3}}(?:{_FIXED}[0-9]{{3}}){{1,5}}(?![0-9])")
 _NUMBER = re.compile(
     rf"(?:(?<!\S)([-−]))?(?:({_DIGITS})(?:\.([0-9]+)|(st|nd|rd|th)\b)?|(?<![\w.])\.([0-9]+))", re.IGNORECASE
 )
@@ -87,14 +98,24 @@ def _read(digits: str, *, ordinal: bool = False) -> str:
 
 
 def _money(match: re.Match[str]) -> str:
-    sign, whole, cents, fraction, scale = match.groups()
+    return _sum(*match.groups())
+
+
+def _money_after(match: re.Match[str]) -> str:
+    *amount, sign = match.groups()
+    return _sum(sign, *amount)
+
+
+def _sum(sign: str, whole: str, cents: str | None, fraction: str | None, word: str | None, letters: str | None) -> str:
     one, hundredth = _CURRENCIES[sign]
-    if scale:
-        tail = f" point {_digit_words(cents or fraction[1:])}" if cents or fraction else ""
-        return f" {_read(whole)}{tail}{scale} {one}s "
+    several = one if one == "yen" else f"{one}s"
+    if scale := word or _SCALES.get((letters or "").strip().lower()):
+        decimals = cents or (fraction or "")[1:]
+        tail = f" point {_digit_words(decimals)}" if decimals else ""
+        return f" {_read(whole)}{tail} {scale} {several} "
     if fraction:
-        return f" {_read(whole)} point {_digit_words(fraction[1:])} {one}s "
-    words = f" {_read(whole)} {one if whole == '1' else one + 's'} "
+        return f" {_read(whole)} point {_digit_words(fraction[1:])} {several} "
+    words = f" {_read(whole)} {one if whole == '1' else several} "
     if cents and cents != "00":
         amount = int(cents)
         name = "penny" if hundredth == "pence" and amount == 1 else hundredth
@@ -112,6 +133,26 @@ def _number(match: re.Match[str]) -> str:
     return f" {' '.join(words)} "
 
 
+def _fraction(match: re.Match[str]) -> str:
+    gap, numerator, denominator = match[1], int(match[2]), int(match[3] or match[4])
+    if not 0 < numerator < denominator:
+        return match[0]
+    part = {2: "half", 4: "quarter"}.get(denominator) or ordinal_words(denominator)
+    return f"{' and' if gap else ''} {number_words(numerator)} {part if numerator == 1 else part + 's'} "
+
+
+def plain_numbers(text: str) -> str:
+    """Writes numbers without the signs that compatibility normalization would mistake.
+
+    Fractions of one character (½) become several, with a space before them, and spaces between groups of digits commas.
+    """
+    if text.isascii():
+        return text
+    text = _VULGAR.sub(lambda match: f" {unicodedata.normalize('NFKC', match[1])} ", text)
+    return _GROUPS.sub(lambda match: re.sub(_FIXED, ",", match[0]), text)
+
+
 def spell_numbers(text: str) -> str:
-    """Writes out every number, ordinal and sum of money in a text."""
-    return _NUMBER.sub(_number, _MONEY.sub(_money, text))
+    """Writes out every number, ordinal, fraction, percentage and sum of money in a text."""
+    text = _MONEY.sub(_money, _MONEY_AFTER.sub(_money_after, text))
+    return _NUMBER.sub(_number, _FRACTION.sub(_fraction, text)).replace("%", " percent ")

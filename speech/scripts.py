@@ -3,22 +3,20 @@
     family_of("pt-BR").name          # "latin"
     FAMILIES["arabic"].clean("كِتَابٌ")  # "كتاب"
 
-A family covers letters only: `speech.text` handles case, punctuation and the alphabet, `number_speller` numbers. The
-rules follow Unicode's character properties (Unicode Standard, chapters 7 to 18) and the orthographic conventions noted
-at each entry. Rules that change a spelling rather than its encoding apply only with `fold`.
+A family covers letters only: `speech.text` handles case, punctuation and the alphabet, `speech.number_words` handles
+numbers. The rules follow Unicode's character properties (Unicode Standard, chapters 7 to 18) and the orthographic
+conventions noted at each entry. Rules that change a spelling rather than its encoding apply only with `fold`.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 # Compatibility normalization splits these vowels into nikhahit and aa, which no keyboard types.
 _NOT_DECOMPOSED = {"ำ", "ຳ"}
-_DIGITS = re.compile(r"(?<!\w)\d+(?!\w)")
 _HAN_GAP = re.compile(r"(?<=[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆])\s+(?=[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆])")
 
 
@@ -145,38 +143,3 @@ def change_case(text: str, case: str, language: str = "") -> str:
 def ascii_digits(text: str) -> str:
     """Replace decimal digits of any script by 0 to 9."""
     return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
-
-
-@lru_cache(maxsize=64)
-def number_speller(language: str) -> Callable[[str], str]:
-    """Return a function that spells the whole numbers in a text in a language (package num2words).
-
-    Decimals, dates and times are read part by part ("3,5" as three, five), because their reading depends on more than
-    the language. Codes with a leading 0 and numbers of more than 15 digits are read digit by digit. Digits next to a
-    letter stay.
-
-    Raises:
-        LanguageError: num2words is not installed, or does not know the language.
-    """
-    try:
-        from num2words import num2words  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise LanguageError(
-            "numbers as words in languages other than English need the package num2words: pip install num2words, or "
-            "set data.normalizer.numbers: keep"
-        ) from error
-    name = primary(language)
-    try:
-        num2words(1, lang=name)
-    except NotImplementedError as error:
-        raise LanguageError(
-            f"num2words cannot read numbers in {language!r}: set data.normalizer.numbers: keep"
-        ) from error
-
-    def spell(match: re.Match[str]) -> str:
-        digits = match.group()
-        by_digit = len(digits) > 15 or (len(digits) > 1 and digits[0] == "0")
-        parts = list(digits) if by_digit else [digits]
-        return " ".join(str(num2words(int(part), lang=name)) for part in parts)
-
-    return lambda text: _DIGITS.sub(spell, ascii_digits(text))

@@ -19,8 +19,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from speech.english import LARGEST_NUMBER, number_words, ordinal_words, spell_numbers
-from speech.scripts import FAMILIES, LanguageError, change_case, compose, family_of, number_speller, primary
+from speech.english import LARGEST_NUMBER, number_words, ordinal_words, plain_numbers, spell_numbers
+from speech.number_words import number_speller
+from speech.scripts import FAMILIES, LanguageError, change_case, compose, family_of, primary
 
 __all__ = [
     "LARGEST_NUMBER",
@@ -36,13 +37,14 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 APOSTROPHE = "'"
 
 _APOSTROPHES = "’ʼ＇`´′‛ʹ"
-_OPEN_QUOTES = re.compile(r"‘(.*?)’(?!\w)")
-_SYMBOLS = {"&": " and ", "%": " percent ", "@": " at ", "+": " plus ", "=": " equals ", "°": " degrees "}
-_FRACTIONS = {ord("½"): " one half ", ord("¼"): " one quarter ", ord("¾"): " three quarters "}
+_OPEN_QUOTES = re.compile(r"‘((?:[^‘’]|’(?=\w))*)’(?!\w)")  # never looks past the next quotation
+_SYMBOLS = {"&": " and ", "@": " at ", "+": " plus ", "=": " equals ", "°": " degrees "}
 # Letters without a Unicode decomposition into base letter and accent.
 _LATIN = {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
 _LATIN |= {small.upper(): large.upper() for small, large in _LATIN.items() if small not in "ßı"}
 
+_TAG = re.compile(r"</?[^\W\d][^\s<>]*>|(?<!\w)\[[^\W\d][^\s\[\]]*\](?!\w)")
+"""A transcriber's note or a symbol, not a word: `<unk>`, `</s>`, `[noise]`."""
 _PLAIN = re.compile(r"[a-zA-Z ]*(?:(?<=[a-zA-Z])'(?=[a-zA-Z])[a-zA-Z ]*)*")
 
 
@@ -110,7 +112,12 @@ _ENGLISH = {ord(sign): words for sign, words in {**_LATIN, **_SYMBOLS}.items()}
 
 
 def _drop_punctuation(text: str) -> str:
-    """Keeps letters, digits, marks and apostrophes, removes format characters, and replaces the rest by spaces."""
+    """Keeps letters, digits, marks and apostrophes, removes format characters, and replaces the rest by spaces.
+
+    Tags go as a whole.
+    """
+    if "<" in text or "[" in text:
+        text = _TAG.sub(" ", text)
     return "".join(_kept(character) for character in text)
 
 
@@ -192,8 +199,8 @@ class TextNormalizer:
         if kind in FAMILIES:
             return self._family_pass(text, kind, language)
         english = kind == "english"
-        if english and not text.isascii():
-            text = text.translate(_FRACTIONS)
+        if english:
+            text = plain_numbers(text)
         text = _fold_typography(text)
         text = unicodedata.normalize("NFKC", text)
         if english:
@@ -206,7 +213,8 @@ class TextNormalizer:
     def _family_pass(self, text: str, kind: str, language: str) -> str:
         family = FAMILIES[kind]
         if self.cfg.numbers == "words":
-            text = spell_numbers(text) if primary(language) == "en" else number_speller(primary(language))(text)
+            english = primary(language) == "en"
+            text = spell_numbers(plain_numbers(text)) if english else number_speller(language)(text)
         text = family.clean(_fold_typography(text), self.cfg.fold)
         if self.cfg.punctuation == "drop":
             text = _collapse(_drop_punctuation(text))
@@ -215,7 +223,7 @@ class TextNormalizer:
 
     def _allowed(self) -> frozenset[str] | None:
         if self.cfg.alphabet is not None:
-            return frozenset(self.cfg.alphabet) | {" "}
+            return frozenset(self.cfg.alphabet) | frozenset(unicodedata.normalize("NFC", self.cfg.alphabet)) | {" "}
         if self.cfg.kind != "english":
             return None
         letters = {"lower": LETTERS, "upper": LETTERS.upper(), "keep": LETTERS + LETTERS.upper()}[self.cfg.case]

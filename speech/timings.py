@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from unicodedata import normalize
 
 from speech.words import Word
 
@@ -45,14 +46,39 @@ class TimedUtterance:
         return sum(word.confidence * word.duration for word in self.words) / total if total else 0.0
 
 
+def ctm_label(name: str) -> str:
+    """A name as CTM files have it: white space becomes underscores, since it separates columns."""
+    return re.sub(r"\s", "_", name) or "_"
+
+
+def scored_name(name: str) -> str:
+    """What is left of a name when CTM files are scored: programs ignore case, and how accents are composed."""
+    return normalize("NFC", ctm_label(name)).casefold()
+
+
+def distinct_names(names: Iterable[str]) -> list[str]:
+    """Adds -2, -3 and so on to names that a CTM file would not tell from an earlier one."""
+    given = list(names)
+    first = {scored_name(name): place for place, name in reversed(list(enumerate(given)))}
+    taken, found = set(first), []
+    for place, name in enumerate(given):
+        longer, count = name, 1
+        while place != first.get(scored_name(name)) and scored_name(longer) in taken:
+            count += 1
+            longer = f"{name}-{count}"
+        taken.add(scored_name(longer))
+        found.append(longer)
+    return found
+
+
 def ctm_lines(name: str, units: Sequence[Word]) -> str:
     """Lines of a CTM file: file, channel, start, duration, word, confidence; times in seconds.
 
     Args:
-        name: Name of the utterance; white space becomes underscores, since it separates columns.
+        name: Name of the utterance; see `distinct_names` if there are several.
         units: Words, or phones.
     """
-    label = re.sub(r"\s", "_", name) or "_"
+    label = ctm_label(name)
     return "".join(f"{label} 1 {w.start:.3f} {w.duration:.3f} {w.word} {w.confidence:.4f}\n" for w in units)
 
 

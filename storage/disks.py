@@ -7,6 +7,7 @@ as SQLite's "database or disk is full".
 import errno
 import io
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ _WORDS = {
     "read-only file system": errno.EROFS,
     "attempt to write a readonly database": errno.EROFS,
 }
+_SHORT_WRITE = re.compile(r"(\d+) requested and (\d+) written")  # numpy, whose error has no errno
 _AMBIGUOUS = ("disk i/o error", "unable to open database file", "no usable temporary directory")
 """Messages of SQLite and Python that may mean a full or read-only disk, or something else."""
 _LITTLE = 1 << 20
@@ -56,6 +58,8 @@ def _number_of(error: BaseException, folders: Iterable[Path]) -> int:
         # permission errors without a file concern ports or processes
         return error.errno if error.filename is not None or error.errno not in _FORBIDDEN else 0
     text = str(error).lower()
+    if isinstance(error, OSError) and _SHORT_WRITE.fullmatch(text):
+        return _FULL
     for words, number in _WORDS.items():
         if words in text:
             return number
@@ -137,18 +141,37 @@ def explain_disk(number: int, error: BaseException, places: Iterable[Path], subj
     if number == errno.EROFS:
         return f"{subject}: {of} is read-only. {REMEDY.format(first='Mount it for writing')}"
     why = f"no space is left on {of}" if number == _FULL else f"the user's quota on {of} is used up"
-    if not isinstance(error, OSError):  # a library's message may contain details
+    if needed := needed_bytes(error):
+        why += f" for {size_text(needed)}"
+    if not isinstance(error, OSError) or error.errno is None:  # a library's message may contain details
         why += f', "{str(error).splitlines()[0]}"' if str(error) else ""
     first = "Free some space there (`starling storage gc` shows what can go)"
     return f"{subject}: {why} ({room_text(folder)}). {REMEDY.format(first=first)}"
 
 
+def needed_bytes(error: BaseException | None) -> int:
+    """What could not be written, as an exception or one of its causes says in an attribute of this name; 0 if none."""
+    while error is not None:
+        if needed := getattr(error, "needed_bytes", 0):
+            return int(needed)
+        error = error.__cause__
+    return 0
+
+
 def _suspect(number: int, places: list[Path]) -> Path:
     """The folder whose disk is in that state, or the one with the least free space."""
-    for place in places:
+    for place in [*places, *_standard_streams()]:
         if disk_state(place) == number:
             return place
     return min(places, key=free_bytes) if places else Path.cwd()
+
+
+def _standard_streams() -> Iterator[Path]:
+    """Yield the files that standard output and error are redirected to; on Linux."""
+    for stream in (1, 2):
+        path = Path(f"/proc/self/fd/{stream}")
+        if path.is_file():
+            yield path.resolve()
 
 
 def named_file(error: BaseException) -> Path | None:
@@ -171,14 +194,16 @@ def named_file(error: BaseException) -> Path | None:
 
 
 def _open_files(error: BaseException) -> Iterator[Path]:
-    """Yield files that functions of the traceback have open for writing, innermost function first."""
+    """Yield files that functions of the traceback, or their objects, have open for writing, innermost first."""
     frames: list[FrameType] = []
     step = error.__traceback__
     while step is not None:
         frames.insert(0, step.tb_frame)
         step = step.tb_next
     for frame in frames:
-        for value in list(frame.f_locals.values()):
+        local = list(frame.f_locals.values())
+        own = list(getattr(frame.f_locals.get("self"), "__dict__", {}).values())
+        for value in local + own:
             name = getattr(value, "name", None) if isinstance(value, io.IOBase) else None
             if isinstance(name, str) and not name.startswith("<") and _writes(value):
                 yield Path(name)

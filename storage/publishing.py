@@ -22,14 +22,19 @@ TEMP_PREFIX = ".tmp-"
 class _WholeFile(io.FileIO):
     """An unbuffered file that writes all data or raises; the system may write only a part, for example on a full disk.
 
-    Callers such as shutil and pyarrow ignore the result of `write`.
+    Callers such as shutil and pyarrow ignore the result of `write`. Errors have an attribute `needed_bytes`: the size
+    of the data that were to be written.
     """
 
     def write(self, data: "ReadableBuffer", /) -> int:
         """Write all data; returns the number of bytes."""
         view, done = memoryview(data).cast("B"), 0
-        while done < len(view):
-            done += super().write(view[done:])
+        try:
+            while done < len(view):
+                done += super().write(view[done:])
+        except OSError as error:
+            error.needed_bytes = len(view)  # type: ignore[attr-defined]
+            raise
         return done
 
 

@@ -129,13 +129,14 @@ def _model_of(config: Any) -> "Iterator[AlignmentModel]":
 def write_files(found: "Alignments", output: Path, deviations: float) -> list[Path]:
     """Write CTM files, TextGrids and the report; returns their paths without the TextGrids'."""
     from speech.files import replace_file
-    from speech.timings import ctm_lines, textgrid
+    from speech.timings import ctm_lines, distinct_names, textgrid
 
     grids = output / "textgrids"
     grids.mkdir(parents=True, exist_ok=True)
     words, units = (output / f"{name}.ctm" for name in ("words", found.units))
-    replace_file(words, "".join(ctm_lines(one.id, one.words) for one in found.found).encode())
-    replace_file(units, "".join(ctm_lines(one.id, one.units) for one in found.found).encode())
+    named = list(zip(distinct_names(one.id for one in found.found), found.found, strict=True))
+    replace_file(words, "".join(ctm_lines(name, one.words) for name, one in named).encode())
+    replace_file(units, "".join(ctm_lines(name, one.units) for name, one in named).encode())
     for one in found.found:
         text = textgrid(one.duration, {"words": one.words, found.units: one.units})
         replace_file(grids / _grid_name(one.id), text.encode())

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from unicodedata import normalize
 
 import typer
 from rich.table import Table
@@ -44,10 +45,11 @@ def show(
     json_output: JsonOption = False,
 ) -> None:
     """Show a configuration's lexicon: its phones with counts, or the pronunciations of some words."""
-    built, _ = _build(config, overrides or [], words or [])
+    words = [normalize("NFC", word) for word in words or []]  # as transcripts are
+    built, _ = _build(config, overrides or [], words)
     if write is not None:
         built.lexicon.write(write, probabilities)
-    pronunciations = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words or []}
+    pronunciations = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words}
     phones = dict(built.lexicon.phones())
     if json_output:
         print_json({"record": built.record(), "phones": phones, "words": pronunciations})
@@ -89,7 +91,10 @@ def check(
     if built.coverage.unknown:
         named = ", ".join(f"{word} ({count})" for word, count in built.coverage.unknown.most_common(20))
         out.print(f"unknown: {named}", markup=False, highlight=False)
-    _print_suspicions(found, everything)
+    if found:
+        _print_suspicions(found, everything)
+    else:
+        out.print("no entry looks wrong" if built.coverage.unknown else "nothing looks wrong")
     _say_notes(built)
 
 
@@ -141,9 +146,6 @@ def _print_suspicions(found: "list[Suspicion]", everything: bool) -> None:
         shown[one.kind] += 1
         if everything or shown[one.kind] <= _SHOWN:
             table.add_row(one.kind, one.word, one.detail)
-    if not found:
-        out.print("nothing looks wrong")
-        return
     out.print(table)
     if not everything and any(count > _SHOWN for count in counts.values()):
         out.print(f"of {', '.join(f'{count} {kind}' for kind, count in counts.items())}; all with --all")

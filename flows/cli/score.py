@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from configurable.wording import counted
 from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, print_line, say
 from flows.cli.configs import CONFIG_SUFFIXES, complete_config_or_file, complete_path, find_config
 from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
@@ -13,6 +14,7 @@ from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
 if TYPE_CHECKING:
     from speech.scoring import PairingRules, ScoringRules
 
+_NAMED = 5
 
 CompareOption = Annotated[
     Path | None,
@@ -126,6 +128,14 @@ def _show(result: dict[str, Any], text: str, json_output: bool) -> None:
     for what, names in (("without a hypothesis", result["missing"]), ("without a reference", result["extra"])):
         if names:
             say(f"{len(names)} {what}: {', '.join(names)}")
+    if overlaps := result["overlaps"]:
+        more = f"; and {len(overlaps) - _NAMED} more" if len(overlaps) > _NAMED else ""
+        say(
+            f"warning: {counted(len(overlaps), 'pair')} of segments at the same time on one channel: "
+            f"{'; '.join(overlaps[:_NAMED])}{more}. As in sclite, all words of these times belong to the earlier "
+            "segment, whoever says them, so the error rate is too high: give each speaker a channel of their own in "
+            "both files, or exclude these times with IGNORE_TIME_SEGMENT_IN_SCORING"
+        )
     if json_output:
         print_json(result)
         return
@@ -159,14 +169,14 @@ def score_files(
     from speech.scoring import load_pairs, matched_pairs, score_sets, share_extra, text_report
     from tasks.stages.score import summarize
 
-    result: dict[str, Any] = {"sets": {}, "labels": {}, "missing": [], "extra": [], "comparison": None}
-    result["speakers"] = ""
+    result: dict[str, Any] = {"sets": {}, "labels": {}, "missing": [], "extra": [], "overlaps": []}
+    result |= {"speakers": "", "comparison": None}
     reports = []
     paths = (hyp, other) if other else (hyp,)
     found = [load_pairs(ref, path, rules, pairing) for path in paths]
     for path, pairs in zip(paths, share_extra(found), strict=True):
         report = score_sets(pairs.rows, rules)
-        result["speakers"] = pairs.speakers
+        result |= {"speakers": pairs.speakers, "overlaps": pairs.overlaps}
         name = path.stem if path.stem not in result["sets"] else str(path)
         result["sets"][name] = summarize(report, 1000, 0)
         titles = pairs.titles or {label: label for label in report.labels}

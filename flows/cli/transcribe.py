@@ -1,6 +1,7 @@
 """`starling transcribe`: recognize audio files with a registered model or a bundle."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
@@ -225,9 +226,10 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[fl
 
 
 def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
-    """All given files, and the audio files below given folders; each with its path relative to the given folder.
+    """All given files, and the audio files below given folders; each with a name of its own.
 
-    A folder without audio is listed itself, as a recording that cannot be read.
+    The name is the path relative to the given folder without its suffix; with it, or with the whole path given, if
+    several recordings had that name. A folder without audio is listed itself, as a recording that cannot be read.
 
     Raises:
         ValueError: If there is no audio file at all.
@@ -248,4 +250,25 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
             f"{', '.join(map(str, files))} {holds} no audio file: give files, or folders with files that end in "
             f"{', '.join(sorted(AUDIO))}"
         )
-    return found
+    return _named_apart(found)
+
+
+def _named_apart(recordings: list[tuple[Path, Path]]) -> list[tuple[Path, Path]]:
+    """Recordings whose names differ in every output format."""
+    from speech.timings import distinct_names, scored_name
+
+    def with_suffix(path: Path, name: Path) -> Path:
+        return name.with_name(name.name + path.suffix)
+
+    def with_folders(path: Path, _: Path) -> Path:
+        return Path(*(part for part in path.parts if part not in (path.anchor, "..")))
+
+    names = [name for _, name in recordings]
+    for longer in (with_suffix, with_folders):
+        counts = Counter(scored_name(str(name)) for name in names)
+        names = [
+            longer(path, short) if counts[scored_name(str(name))] > 1 else name
+            for (path, short), name in zip(recordings, names, strict=True)
+        ]
+    paths = [path for path, _ in recordings]
+    return list(zip(paths, map(Path, distinct_names(map(str, names))), strict=True))

@@ -54,7 +54,8 @@ class Sink(ABC):
 
         Args:
             path: The recording.
-            place: Its path relative to the folder given on the command line, without its suffix.
+            place: Its name, which no other recording has: its path relative to the folder given on the command line,
+                without its suffix.
             found: The transcript.
         """
 
@@ -164,13 +165,12 @@ class Folder(Sink):
     def __init__(self, kind: str, model: str, folder: Path) -> None:
         super().__init__(kind, model)
         self.folder = folder
-        self.written: dict[Path, Path] = {}
 
     def add(self, path: Path, place: Path, found: Transcript) -> None:
-        """Write the recording's file; if its name is taken by another recording, the name includes the suffix."""
+        """Write the recording's file."""
         if found.error:
             return
-        target = self._target(path, place)
+        target = self.folder / place.with_name(place.name + _SUFFIXES[self.kind])
         target.parent.mkdir(parents=True, exist_ok=True)
         if self.kind == "json":
             text = json.dumps({"model": self.model, **entry(path, found)}) + "\n"
@@ -186,13 +186,6 @@ class Folder(Sink):
 
     def close(self) -> None:
         """Do nothing: each file is complete."""
-
-    def _target(self, path: Path, place: Path) -> Path:
-        target = self.folder / place.with_name(place.name + _SUFFIXES[self.kind])
-        if self.written.setdefault(target, path) != path:
-            target = self.folder / place.with_name(place.name + path.suffix + _SUFFIXES[self.kind])
-            self.written[target] = path
-        return target
 
 
 def _partial(path: Path) -> Path:

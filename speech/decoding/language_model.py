@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
+from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TextIO
+from unicodedata import is_normalized, normalize
 
 from speech.native_output import without_lines
 
 _PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
 _HEADER_LINES = 100
+_BLANKS = " \t\r\n\v\f"
+_SPACE = re.compile(f"[{_BLANKS}]+")
+_COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,18})")
+_LEAST = "-99"
+"""log10 p that stands for a probability of 0."""
 _GZIP = b"\x1f\x8b"
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a packed file raises that is cut off or damaged."""
@@ -76,7 +85,6 @@ def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
     """
     if not path:
         return zero_lm()
-    from flashlight.lib.text.decoder.kenlm import KenLM
     from flashlight.lib.text.dictionary import Dictionary
 
     if not Path(path).is_file():
@@ -87,35 +95,129 @@ def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
     if dictionary.index_size() != len(labels):
         raise LanguageModelError(f"{len(labels) - dictionary.index_size()} labels for {path} are listed twice")
     try:
-        with _for_kenlm(Path(path)) as readable, without_lines(_PROGRESS):
-            model: LanguageModel = KenLM(str(readable), dictionary)
+        with without_lines(_PROGRESS):
+            return _kenlm(Path(path), dictionary)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise LanguageModelError(
             f"{path} is no language model that KenLM reads ({reason}): give an ARPA file or a KenLM binary"
         ) from error
+
+
+def _kenlm(path: Path, dictionary: Any) -> LanguageModel:
+    """The model of a file, or of a copy that KenLM reads.
+
+    KenLM refuses unigram models, and back-off weights at the highest order. Of a unigram model, a copy is made as a
+    bigram model with a single bigram, `<s> </s>`, whose probability is that of the unigram `</s>`: all probabilities
+    are the same.
+    """
+    from flashlight.lib.text.decoder.kenlm import KenLM
+
+    model: LanguageModel
+    orders = _orders(path)
+    if orders != 1 and (not orders or _is_composed(path)):
+        try:
+            model = KenLM(str(path), dictionary)
+        except RuntimeError as error:
+            if "should have no backoff" not in str(error):
+                raise
+        else:
+            return model
+    with arpa_copy(path, _as_bigrams if orders == 1 else iter) as copy:
+        model = KenLM(str(copy), dictionary)
     return model
 
 
 @contextmanager
-def _for_kenlm(path: Path) -> Iterator[Path]:
-    """Provide a file that KenLM reads: it refuses unigram models.
+def arpa_copy(path: Path, change: Callable[[Iterable[str]], Iterator[str]] = iter) -> Iterator[Path]:
+    """Provide a plain copy of an ARPA file that the strictest readers take; see `arpa_lines`.
 
-    Of those, a copy is made as a bigram model with a single bigram, `<s> </s>`, whose probability is that of the
-    unigram `</s>`. All probabilities are the same.
+    Args:
+        path: The file, plain or gzip.
+        change: Changes its lines.
+
+    Raises:
+        LanguageModelError: It is no ARPA file.
     """
-    header: list[str] = []
-    for line in _lines(path):
-        header.append(line.strip())
-        if line.startswith("\\1-grams:") or len(header) > _HEADER_LINES:
-            break
-    if not any(line.startswith("ngram 1=") for line in header) or any(line.startswith("ngram 2=") for line in header):
-        yield path
-        return
     with tempfile.TemporaryDirectory(prefix="starling-lm-") as folder:
-        copy = Path(folder) / "bigram.arpa"
-        copy.write_text("".join(_as_bigrams(_lines(path))), encoding="utf-8")
+        copy = Path(folder) / "lm.arpa"
+        with copy.open("w", encoding="utf-8") as file:
+            file.writelines(change(arpa_lines(path)))
         yield copy
+
+
+def arpa_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of an ARPA file, checked, in composed letters, and without what some readers refuse.
+
+    That is text before the model, back-off weights at the highest order (nothing backs off from there), infinite
+    numbers, and ends of lines as on Windows. kaldilm ends the process if it reads most of these, or a malformed line.
+
+    Raises:
+        LanguageModelError: The file cannot be read, or a line is not what the file's header announces.
+    """
+    counts: list[int] = []
+    order, left, number, begun = -1, 0, 0, False  # before \data\, in the header, or in the section of an order
+    for number, raw in enumerate(_lines(path), 1):
+        line = raw.strip(_BLANKS)
+        if not line or (order < 0 and line != "\\data\\"):
+            continue
+        if left:
+            entry = _entry(path, number, line, order, order == len(counts))
+            begun = begun or entry.split()[1] == "<s>"
+            yield entry
+            left -= 1
+        elif order == 0 and (match := _COUNT.fullmatch(line)) and int(match[1]) == len(counts) + 1:
+            counts.append(int(match[2]))
+            yield f"{line}\n"
+        else:
+            order += 1
+            mark = f"\\{order}-grams:" if 0 < order <= len(counts) else "\\end\\" if order else "\\data\\"
+            if order == 2 and not begun:
+                mark = "a 1-gram <s>, the beginning of a sentence,"
+            if line != mark:
+                raise _malformed(path, number, mark, line)
+            yield f"\n{line}\n"
+            if mark == "\\end\\":
+                return
+            left = counts[order - 1] if order else 0
+    raise _malformed(path, number, "\\end\\" if order >= 0 else "\\data\\", "the end of the file")
+
+
+def _entry(path: Path, number: int, line: str, order: int, highest: bool) -> str:
+    """The line of an n-gram; without its back-off weight if no n-gram is longer."""
+    log_prob, *words = _SPACE.split(line)
+    weights = words[order:]
+    try:
+        values = [float(text) for text in (log_prob, *weights)]
+    except ValueError:
+        values = []
+    if len(words) < order or len(weights) > 1 or not values or not all(value < inf for value in values):
+        raise _malformed(path, number, f"log10 p, {order} words, and perhaps a back-off weight", line)
+    numbers = [text if value > -inf else _LEAST for text, value in zip((log_prob, *weights), values, strict=True)]
+    return "\t".join([numbers[0], " ".join(words[:order]), *([] if highest else numbers[1:])]) + "\n"
+
+
+def _malformed(path: Path, number: int, wanted: str, line: str) -> LanguageModelError:
+    return LanguageModelError(
+        f"{path}, line {number}: {wanted} was expected, not {line[:60]!r}; write the model again, or copy it again"
+    )
+
+
+def _orders(path: Path) -> int:
+    """The highest order of an ARPA file as its header says; 0 for other files."""
+    highest = 0
+    for line in islice(_lines(path), _HEADER_LINES):
+        if match := _COUNT.fullmatch(line.strip()):
+            highest = int(match[1])
+        elif highest and line.startswith("\\"):
+            break
+    return highest
+
+
+def _is_composed(path: Path) -> bool:
+    """Whether all letters of a file are composed (NFC)."""
+    with _opened(path) as text:
+        return all(is_normalized("NFC", "".join(lines)) for lines in iter(lambda: text.readlines(1 << 20), []))
 
 
 def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:
@@ -126,9 +228,9 @@ def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:
         if len(fields) > 1 and fields[1] == "</s>":
             end = fields[0]
         if line.strip() == "\\end\\":
-            yield f"\\2-grams:\n{end}\t<s> </s>\n\n"
+            yield f"\n\\2-grams:\n{end}\t<s> </s>\n"
         yield line
-        if line.startswith("ngram 1="):
+        if _COUNT.fullmatch(line.strip()):
             yield "ngram 2=1\n"
 
 
@@ -161,14 +263,22 @@ def _unigrams(path: Path) -> Iterator[str]:
             yield fields[1]
 
 
-def _lines(path: Path) -> Iterator[str]:
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
     try:
         with path.open("rb") as file:
             packed = file.peek(2)[:2] == _GZIP
             with io.TextIOWrapper(gzip.open(file) if packed else file, "utf-8", errors="replace") as text:
-                yield from text
+                yield text
     except (OSError, *DAMAGED) as error:
         raise unreadable(path, error) from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a file, plain or gzip, in composed letters."""
+    with _opened(path) as text:
+        for line in text:
+            yield normalize("NFC", line)
 
 
 def unreadable(path: Path, error: Exception) -> LanguageModelError:
@@ -186,7 +296,7 @@ def read_words(path: str) -> list[str]:
         LanguageModelError: It cannot be read, or it holds no words.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = normalize("NFC", Path(path).read_text(encoding="utf-8-sig")).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LanguageModelError(f"the list of words {path} cannot be read as UTF-8: {error}") from error
     words = dict.fromkeys(fields[0] for line in lines if (fields := line.split()))

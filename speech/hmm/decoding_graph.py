@@ -7,6 +7,7 @@ disambiguation symbols, with self loops. Its input labels are pdf + 1, its outpu
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,7 +73,9 @@ def grammar(arpa: Path, words: WordTable) -> Any:
                 read_symbol_table=str(table),
                 max_arpa_warnings=0,
             )
-        return kaldifst.StdVectorFst.read(str(output))
+        if (found := kaldifst.StdVectorFst.read(str(output))) is None:
+            raise OSError(errno.ENOSPC, "a graph could not be written: is the disk full?", str(output))
+        return found
 
 
 @dataclass(frozen=True)

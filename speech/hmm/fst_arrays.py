@@ -5,6 +5,7 @@ Graphs have millions of arcs: what changes every arc is done on arrays, and Open
 
 from __future__ import annotations
 
+import errno
 import struct
 import tempfile
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class FstArrays:
             path = Path(folder) / "fst"
             constant = fst if isinstance(fst, kaldifst.StdConstFst) else kaldifst.StdConstFst(fst)
             if not constant.write(str(path)):
-                raise OSError(f"cannot write a graph to {path}: is the disk full?")
+                raise OSError(errno.ENOSPC, "a graph cannot be written: is the disk full?", str(path))
             return cls.read(path)
 
     def constant(self) -> Any:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speech.decoding.language_model import DAMAGED, arpa_words, unreadable
+from speech.decoding.language_model import arpa_copy, arpa_words
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import HmmModel
 from speech.hmm.topology import PhoneSet
-
-_GZIP = b"\x1f\x8b"
 
 
 class WordGraphError(ValueError):
@@ -71,23 +64,5 @@ def word_graph(phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: GraphOpt
         )
     words = WordTable.of(usable)
     found = lexicon_fst(phones, usable, words, options)
-    with _plain(arpa) as path:
+    with arpa_copy(arpa) as path:
         return WordGraph(words, compose_lexicon(found, grammar(path, words)), found.symbols, len(listed) - len(usable))
-
-
-@contextmanager
-def _plain(arpa: Path) -> Iterator[Path]:
-    """The file, decompressed if necessary."""
-    with arpa.open("rb") as file:
-        packed = file.read(2) == _GZIP
-    if not packed:
-        yield arpa
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lm.arpa"
-        try:
-            with gzip.open(arpa, "rb") as source, path.open("wb") as target:
-                shutil.copyfileobj(source, target)
-        except DAMAGED as error:
-            raise unreadable(arpa, error) from error
-        yield path

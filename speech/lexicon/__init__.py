@@ -69,4 +69,6 @@ def build_lexicon(cfg: LexiconConfig, counts: Mapping[str, int]) -> Built:
     Raises:
         LexiconError: The source cannot be read.
     """
-    return LEXICONS[cfg.kind](cfg).build(counts)
+    built = LEXICONS[cfg.kind](cfg).build(counts)
+    built.notes += built.coverage.warnings()
+    return built

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from configurable.choices import ChoiceWithFiles
+from configurable.wording import counted
 from speech.files import replace_file
 
 UNKNOWN = "<unk>"
+_MANY_UNKNOWN = 0.05
+"""A larger share of unknown running words is worth a remark: a lexicon that fits leaves a few per cent."""
 UNKNOWN_PHONE = "SPN"
 """Kaldi's phone for spoken noise: the pronunciation of the unknown word."""
 
@@ -140,6 +143,19 @@ class Coverage:
         self.running[origin] += count
         if origin == "unknown":
             self.unknown[word] += count
+
+    def warnings(self) -> list[str]:
+        """A remark if many of the words have no pronunciation; none otherwise."""
+        words, unknown = self.types.total(), len(self.unknown)
+        share = self.unknown.total() / self.running.total() if self.running.total() else unknown / max(words, 1)
+        if share <= _MANY_UNKNOWN:
+            return []
+        named = ", ".join(word for word, _ in self.unknown.most_common(3))
+        part = f"{unknown:,} of {counted(words, 'word')} ({100 * share:.1f} % of the running words)"
+        return [
+            f"{part} have no pronunciation, such as {named}: "
+            f"add them to the lexicon, or correct its spelling, letter case or language"
+        ]
 
     def part(self, counts: Mapping[str, int]) -> Coverage:
         """The coverage of some of the words, with other counts."""

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
+from unicodedata import normalize
 
 from pydantic import Field
 from typing_extensions import override
 
+from configurable.wording import counted
 from speech.lexicon.arpabet import from_ipa
 from speech.lexicon.base import (
     UNKNOWN,
@@ -70,7 +72,7 @@ class FileLexicon(LexiconSource):
         bad = parsed.bad + self._foreign(parsed, inventory)
         found = self._brought(parsed)
         coverage, missing = covered(counts, found, "file")
-        notes = [] if found.keys() & counts.keys() or not counts else self._case_note(found, counts)
+        notes = self._case_note(found, missing, counts)
         if missing and self.cfg.missing == "espeak":
             completed, note = self._completed(missing, inventory)
             found |= completed
@@ -84,7 +86,7 @@ class FileLexicon(LexiconSource):
         if not self.cfg.phones:
             return []
         try:
-            lines = Path(self.cfg.phones).read_text(encoding="utf-8").splitlines()
+            lines = normalize("NFC", Path(self.cfg.phones).read_text(encoding="utf-8-sig")).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise LexiconError(f"lexicon.phones: {self.cfg.phones} cannot be read: {error}") from error
         listed = {fields[0] for line in lines if (fields := line.split())}
@@ -134,9 +136,15 @@ class FileLexicon(LexiconSource):
             f"{foreign} words whose eSpeak NG phonemes have no counterpart among the file's phones"
         ] if foreign else []
 
-    def _case_note(self, found: Mapping[str, object], counts: Mapping[str, int]) -> list[str]:
-        """Remark for a file that has none of the words: another letter case may have them."""
+    def _case_note(self, found: Mapping[str, object], missing: list[str], counts: Mapping[str, int]) -> list[str]:
+        """Remark for a file that has most of the missing words in another letter case, or no word at all."""
         for case, change in _CASES.items():
-            if any(change(word) in counts for word in found):
-                return [f"no word of the transcripts is in {self.cfg.path} as it is written: set lexicon.case={case}"]
-        return [f"no word of the transcripts is in {self.cfg.path}: is it a lexicon of another language?"]
+            known = set(map(change, found)).intersection(missing)
+            if 2 * len(known) > len(missing):
+                return [
+                    f"{self.cfg.path} has {counted(len(known), 'more word')} of the transcripts, such as {min(known)}, "
+                    f"in another letter case: set lexicon.case={case}"
+                ]
+        if counts and len(missing) == len(counts):
+            return [f"no word of the transcripts is in {self.cfg.path}: is it a lexicon of another language?"]
+        return []

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from unicodedata import normalize
 
 from speech.lexicon.base import BadLine, LexiconError, Pronunciation
 
@@ -73,7 +74,7 @@ def read_lexicon(path: Path, format_: Format | Literal["auto"] = "auto") -> Pars
 
 
 def parse_lines(lines: Sequence[bytes], format_: Format | Literal["auto"] = "auto") -> Parsed:
-    """Parse the lines of a lexicon; see `read_lexicon`."""
+    """Parse the lines of a lexicon, into composed letters (NFC) as transcripts have; see `read_lexicon`."""
     chosen = detect(lines[:_SAMPLE]) if format_ == "auto" else format_
     parsed, parse = Parsed(format=chosen), _PARSERS[chosen]
     for number, raw in enumerate(lines, start=1):
@@ -93,7 +94,7 @@ def parse_lines(lines: Sequence[bytes], format_: Format | Literal["auto"] = "aut
 
 def _decoded(raw: bytes) -> str:
     try:
-        line = raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r")
+        line = normalize("NFC", raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r"))
     except UnicodeDecodeError:
         raise _BadLineError("it is not UTF-8") from None
     if _CONTROL.search(line):

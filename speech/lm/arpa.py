@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -176,7 +177,7 @@ class _Reader:
         texts, log_probs, backoffs = self._joined(self._batches(1, count))
         found = [word for columns in texts for word in columns[0].to_pylist()]
         if len(set(found)) != count:
-            raise self.fail("a word comes twice among the unigrams")
+            raise self.fail("a word comes twice among the unigrams, perhaps with composed and with decomposed letters")
         words = Vocabulary(found)
         places = words.indices(found)
         all_log_probs, all_backoffs = np.full(len(words), LOWEST, np.float32), np.zeros(len(words), np.float32)
@@ -220,6 +221,9 @@ class _Reader:
             texts = pc.cast(pa.array(lines, pa.large_binary()), pa.large_string())
         except pa.ArrowInvalid as error:
             raise self.fail(f"the text after it is not UTF-8: {error}") from error
+        if not pc.all(pc.string_is_ascii(texts)).as_py():
+            # as normalized texts are; pyarrow's own utf8_normalize changes nothing
+            texts = pa.array([normalize("NFC", text) for text in texts.to_pylist()], pa.large_string())
         fields = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(texts))
         lengths = pc.list_value_length(fields).to_numpy(zero_copy_only=False).astype(np.int64)
         wrong = np.flatnonzero((lengths != order + 1) & (lengths != order + 2))

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from speech.lm.arrays import load_array, make_array, save_array
 from speech.lm.encoding import EncodedText, load_block
 from speech.lm.processes import in_processes
 from speech.lm.vocabulary import START_ID
@@ -144,7 +144,7 @@ def _merge_range(runs: Sequence[Path], low: int, high: int, part: Path) -> Path:
 
 def _concatenate(parts: Sequence[Path], path: Path) -> NDArray[np.int64]:
     arrays = [load_array(part) for part in parts]
-    whole = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(sum(len(array) for array in arrays),))
+    whole = make_array(path, np.int64, sum(len(array) for array in arrays))
     at = 0
     for part, array in zip(parts, arrays, strict=True):
         whole[at : at + len(array)] = array
@@ -154,14 +154,9 @@ def _concatenate(parts: Sequence[Path], path: Path) -> NDArray[np.int64]:
     return load_array(path)
 
 
-def load_array(path: Path) -> NDArray[Any]:
-    """An array on disk, read as it is needed."""
-    return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-
-
 def _save_run(run: Path, keys: Keys, counts: Counts) -> None:
-    np.save(_run_path(run, "keys"), keys, allow_pickle=False)
-    np.save(_run_path(run, "counts"), counts, allow_pickle=False)
+    save_array(_run_path(run, "keys"), keys)
+    save_array(_run_path(run, "counts"), counts)
 
 
 def _remove_run(run: Path) -> None:

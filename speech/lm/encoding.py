@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from speech.lm.arrays import save_array
 from speech.lm.base import LmError, batches
 from speech.lm.processes import in_processes
 from speech.lm.sources import Block, Text
@@ -81,7 +82,7 @@ def encode_block(block: Block, path: Path) -> Encoded:
             "the text holds <s>, </s> or <unk>, which mean something in a language model: take them out of it"
         )
     counts["tokens"] += len(tokens) - 2 * len(block.lines)
-    np.save(path, ids, allow_pickle=False)
+    save_array(path, ids)
     return path, list(index), counts
 
 
@@ -106,7 +107,7 @@ def _merged(encoded: Iterable[Encoded], folder: Path) -> EncodedText:
     """Numbers the words of all blocks, and writes where each block's numbers lead."""
     words, blocks, counts = Vocabulary(), [], Counter[str]()
     for path, types, block_counts in encoded:
-        np.save(path.with_suffix(".words.npy"), words.merge(types), allow_pickle=False)
+        save_array(path.with_suffix(".words.npy"), words.merge(types))
         blocks.append(path)
         counts += block_counts
     if not counts["kept"]:

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from speech.lm.arrays import load_array, make_array
 from speech.lm.base import LmError
-from speech.lm.counting import Keys, NgramCounts, keys_path, load_array
+from speech.lm.counting import Keys, NgramCounts, keys_path
 from speech.lm.ngram import NgramModel, NgramTables
 from speech.lm.processes import in_processes
 from speech.lm.smoothing import Discounts, Method, discounts
@@ -107,7 +108,7 @@ def _suffixes(counts: Sequence[NgramCounts], width: int, folder: Path, workers: 
     found: list[NDArray[np.int32]] = [np.zeros(width, dtype=np.int32)]
     for n, own in enumerate(counts[1:], 2):
         path = folder / f"suffixes-{n}.npy"
-        np.lib.format.open_memmap(path, mode="w+", dtype=np.int32, shape=own.keys.shape).flush()
+        make_array(path, np.int32, len(own.keys))
         pieces = ((folder, n, width, part) for part in _slices(len(own.keys)))
         for _ in in_processes(_write_suffixes, pieces, workers):
             pass

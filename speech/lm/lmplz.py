@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -56,6 +57,8 @@ def run_lmplz(
         command += ["--limit_vocab_file", str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
+        if os.strerror(errno.ENOSPC) in done.stderr:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(scratch))
         raise LmError(f"lmplz failed: {done.stderr.strip()[-1000:]}")
     return target, counts
 

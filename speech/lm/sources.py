@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from speech.lm.base import LmError, TextConfig, batches
 from speech.lm.processes import in_processes
 from speech.lm.protection import Protection
 from speech.lm.units import Units
-from speech.lm.vocabulary import SPECIAL
+from speech.lm.vocabulary import END, SPECIAL, START
 from speech.text import NormalizerConfig, TextError, TextNormalizer
 from speech.tokens import TokenError
 
@@ -152,12 +153,42 @@ def _files(url: str) -> list[str]:
     """
     try:
         system, path = fsspec.core.url_to_fs(url)
-        found = sorted(system.glob(path)) if "*" in path else [path] if system.isfile(path) else []
+        found = _matching(system, path) if "*" in path else [path] if system.isfile(path) else []
     except (OSError, ValueError, ImportError) as error:
         raise LmError(f"lm.text: {url} cannot be opened: {error}") from error
     if not found:
         raise LmError(f"lm.text: there is no file {url}: correct the path, or take it out of lm.text.paths")
     return [str(system.unstrip_protocol(name)) for name in found]
+
+
+def _matching(system: Any, pattern: str) -> list[str]:
+    """Files that a pattern stands for, sorted; `**` is any number of folders.
+
+    fsspec's own `glob` takes hours for a few asterisks and a long name.
+    """
+    parts = pattern.split("/")
+    first = next(place for place, part in enumerate(parts) if "*" in part)
+    root, patterns = "/".join(parts[:first]), parts[first:]
+    found = system.find(root or "/", maxdepth=None if "**" in patterns else len(patterns))
+    return sorted(name for name in found if _fits(name.removeprefix(root).strip("/").split("/"), patterns))
+
+
+def _fits(parts: list[str], patterns: list[str]) -> bool:
+    """Whether patterns fit the parts of a path, in time proportional to both."""
+    places = _with_skips({0}, patterns)
+    for part in parts:
+        after = {at + (patterns[at] != "**") for at in places if at < len(patterns) and fnmatchcase(part, patterns[at])}
+        places = _with_skips(after, patterns)
+    return len(patterns) in places
+
+
+def _with_skips(places: set[int], patterns: list[str]) -> set[int]:
+    """Places in patterns, and those behind each `**`, which may stand for no folder."""
+    found = set(places)
+    for at in range(len(patterns)):
+        if at in found and patterns[at] == "**":
+            found.add(at + 1)
+    return found
 
 
 def _read(url: str, block_bytes: int) -> Iterator[tuple[bytes, Counter[str]]]:
@@ -194,7 +225,11 @@ def clean(
             dropped["too-long"] += 1
             continue
         try:
-            lines.append(normalizer(piece.decode()))
+            text = piece.decode()
+            if "<" in text and _special(text := _without_ends(text)):
+                dropped["special-symbol"] += 1
+            else:
+                lines.append(normalizer(text))
         except UnicodeDecodeError:
             dropped["undecodable"] += 1
         except TextError as error:
@@ -220,6 +255,11 @@ def prepare(protection: Protection | None, units: Units, lines: list[str], count
             counts["outside-alphabet"] += 1
     counts["kept"] += len(cut)
     return Block(cut, +counts)
+
+
+def _without_ends(line: str) -> str:
+    """A line without the symbols of a sentence's beginning and end, which some toolkits' texts have."""
+    return line.strip().removeprefix(f"{START} ").removesuffix(f" {END}")
 
 
 def _special(line: str) -> bool:

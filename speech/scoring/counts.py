@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -237,6 +238,7 @@ def score_sets(rows: Iterable[ScoringRow | tuple[str, str, str, str, str]], rule
     utterances: list[UtteranceScore] = []
     for given in rows:
         row = ScoringRow(*given)
+        row = row._replace(ref=normalize("NFC", row.ref), hyp=normalize("NFC", row.hyp))
         if row.id in seen:
             raise ScoringError(f"utterance {row.id!r} is listed twice: give every utterance one hypothesis")
         seen.add(row.id)

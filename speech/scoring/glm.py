@@ -23,6 +23,13 @@ from speech.scoring.formats.base import Purpose, TranscriptError, read_lines
 TextFilter = Callable[[str], str]
 
 _OPTION = re.compile(r"\*\s*(?P<name>\w+)\s*=?\s*['\"](?P<value>[^'\"]*)['\"]")
+_LONGEST_RULE = 2000
+"""Characters; the time to read a rule may grow with the cube of its length."""
+_LONGEST_EXPRESSION = 80
+_ALTERNATIVES = r"(?:[\w|^$-]|\[\w+\]|\.\*?)*"
+_INPUTS = re.compile(rf"\^?\({_ALTERNATIVES}\)\$?|{_ALTERNATIVES}")
+"""Alternatives without repetitions but `.*`: other expressions of a few characters fill the memory when they are
+compiled, `(?:(?:x{99}){99}){99}`, or never finish, `(a|a)*(a|a)*…`."""
 _DEPENDENT = re.compile(r";;\s+INPUT_DEPENDENT_APPLICATION\s*=\s*\"(?P<inputs>[^\"]*)\"")
 _SIDE = (
     r"(?:\[(?P<{0}>(?:(?!\]\s+/\s).)*?)\]|\"(?P<{0}_quoted>[^\"\[\]]*)\"|(?P<{0}_bare>[^\s{1}](?:[^{1}]*[^\s{1}])?))"
@@ -34,6 +41,7 @@ _RULE = re.compile(
     + r"(?:\s*/\s+(?:\[(?P<left>[^\]]*)\]\s+)?__\w*(?:\s+\[(?P<right>[^\]]*)\])?)?\s*(?:(?<=\])\s*;.*)?"
 )
 _COMMENT = re.compile(r";+|[^\w\s*\[]+(?!\S)")
+_SPACES = re.compile(r"\s+")
 _HYPHEN = re.compile(r"([^( ])-(?=[^) ])")
 _SECOND_WORD = re.compile(r"(\(\s+[^()\s]+\s+)([^()\s]+)")
 
@@ -117,7 +125,7 @@ def parse_glm(lines: Iterable[str], source: str = "glm") -> GlobalMap:
         # as in rfilter1, what the file begins with marks comments
         comment = comment or _comment_mark(line)
         line = line.partition(";;")[0].partition(comment or ";;")[0].strip()
-        if not line or (line.startswith(";") and not _RULE.fullmatch(line)):
+        if not line or (line.startswith(";") and not _RULE.fullmatch(line[: _LONGEST_RULE + 1])):
             continue
         if line.startswith("*"):
             if (option := _option(line, where))[0] == "case_sensitive":
@@ -134,12 +142,14 @@ def _comment_mark(line: str) -> str:
 
 
 def _expression(text: str, where: str) -> str:
+    """An expression of a file, if it is of the kind that takes bounded time and memory to compile and to search."""
     # "*" stands for all inputs, although it is not an expression
     text = ".*" if text == "*" else text
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise TranscriptError(f"{where}: {text!r} is not a regular expression ({error})") from error
+    if len(text) > _LONGEST_EXPRESSION or not _INPUTS.fullmatch(text):
+        raise TranscriptError(
+            f"{where}: {text[:80]!r} is not supported: write formats and sides, such as ctm|ref, in which . is any "
+            f"character and .* any text, with at most {_LONGEST_EXPRESSION} characters"
+        )
     return text
 
 
@@ -154,13 +164,17 @@ def _option(line: str, where: str) -> tuple[str, str]:
 
 
 def _rule(line: str, inputs: str | None, where: str) -> GlmRule:
+    if len(line) > _LONGEST_RULE:
+        raise TranscriptError(f"{where}: a rule of {len(line)} characters: the longest may have {_LONGEST_RULE}")
     match = _RULE.fullmatch(line)
     if match is None:
         raise TranscriptError(f"{where}: not a rule: {line[:80]!r}; write: [old] => [new] / [ ] __ [ ]")
     old, new = (next(filter(None, match.group(side, f"{side}_quoted", f"{side}_bare")), "") for side in ("old", "new"))
     if not old:
         raise TranscriptError(f"{where}: there is nothing to replace: write a text in the first brackets")
-    return GlmRule(old, new, match["left"] or "", match["right"] or "", inputs)
+    # texts have single spaces when rules are applied
+    old, new, left, right = (_SPACES.sub(" ", text or "") for text in (old, new, match["left"], match["right"]))
+    return GlmRule(old, new, left, right, inputs)
 
 
 class _Matcher:

@@ -5,7 +5,7 @@
 
 Words are given to segments as in sclite: a word belongs to the first segment that ends after the middle of the word,
 so words in a gap count for the segment after it, and those after the last segment for the last. Words in an ignored
-segment are dropped.
+segment are dropped. Of segments that overlap, the later one gets no words until the earlier one ends: they are named.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ Extra = Literal["refuse", "insert", "ignore"]
 """Hypotheses without a reference: an error, all of their words inserted, or left out."""
 
 _NAMED = 5
+_TOUCH_S = 0.005
+"""Segments that overlap by less touch each other: their times are rounded."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Pairs:
     """Titles of labels, in order."""
     speakers: str = ""
     """Where the speakers come from, in words; empty if they are unknown."""
+    overlaps: list[str] = field(default_factory=list)
+    """Segments of a recording and channel that are at the same time, two by two, in words."""
 
 
 def load_pairs(ref: Path, hyp: Path, rules: ScoringRules, pairing: PairingRules | None = None) -> Pairs:
@@ -192,6 +196,7 @@ def _pair_times(reference: TranscriptFile, hypothesis: TranscriptFile) -> Pairs:
         if channel not in words:
             pairs.missing.append(" ".join(channel))
         stretches.sort(key=lambda segment: segment.start)
+        pairs.overlaps += _overlaps(stretches)
         texts = _share_out(stretches, words.pop(channel, []))
         for segment, text in zip(stretches, texts, strict=True):
             if not segment.ignored:
@@ -216,6 +221,17 @@ def _share_out(segments: list[TimedSegment], units: Iterable[_Unit]) -> list[str
             current += 1
         texts[current].append(unit.text)
     return [" ".join(found) for found in texts]
+
+
+def _overlaps(segments: list[TimedSegment]) -> list[str]:
+    """Names the segments, sorted by their starts, that begin before an earlier one ends."""
+    found, latest = [], None
+    for one in segments:
+        if latest and latest.end - one.start > _TOUCH_S and not (latest.ignored and one.ignored):
+            spans = (f"{it.speaker} {it.start:g}–{it.end:g} s (line {it.line})" for it in (latest, one))
+            found.append(f"{one.file} {one.channel}: {' and '.join(spans)}")
+        latest = one if latest is None or one.end > latest.end else latest
+    return found
 
 
 def _units(word: TimedWord) -> list[_Unit]:

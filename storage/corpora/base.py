@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
+from unicodedata import normalize
 
 from storage.duplicates import SeenTexts
 
@@ -79,6 +80,9 @@ class Utterance:
     split: str | None = None
     offset: int | None = None
     length: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "speaker", normalize("NFC", self.speaker))  # one speaker, however a table spells it
 
 
 class RequiredValues:

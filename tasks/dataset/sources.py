@@ -3,6 +3,7 @@
 import json
 import re
 from typing import Any
+from unicodedata import normalize
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -71,6 +72,11 @@ class SourceConfig(BaseModel):
     """For `synthetic`: amount of speech, and voices."""
 
     _check_set = field_validator("set")(checked_name)
+
+    @field_validator("speakers", "exclude_speakers")
+    @classmethod
+    def _compose(cls, speakers: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(normalize("NFC", name) for name in speakers)  # as utterances have them
 
     @field_validator("kind")
     @classmethod

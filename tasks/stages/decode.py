@@ -277,4 +277,4 @@ def set_quarantine(run: Run, name: str, store: ObjectStore) -> ShardQuarantine:
     return quarantine
 
 
-DECODE = Stage("decode", 4, _inputs, _work, found_whole, pieces=_WORK)
+DECODE = Stage("decode", 5, _inputs, _work, found_whole, pieces=_WORK)

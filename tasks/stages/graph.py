@@ -124,4 +124,4 @@ def graph_piece(piece: Piece) -> dict[str, Any]:
         raise StageError(f"{piece['field']}: {error}") from error
 
 
-GRAPH = Stage("graph", 1, _inputs, _work)
+GRAPH = Stage("graph", 2, _inputs, _work)

@@ -201,4 +201,4 @@ def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     yield "protected", float(about["text"].get("protected", 0))
 
 
-LM = Stage("lm", 1, _inputs, _work)
+LM = Stage("lm", 2, _inputs, _work)

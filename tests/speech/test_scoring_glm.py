@@ -80,6 +80,15 @@ def test_rules_may_apply_to_some_inputs_only():
 
 
 @pytest.mark.parametrize(
+    ("expression", "applies"),
+    [("*", True), ("ctm|stm", True), ("^(ctm|trn)$", True), ("[cs]tm", True), ("c.m", True), ("trn|hyp", False)],
+)
+def test_expressions_of_inputs_fit_as_regular_expressions_do(expression, applies):
+    lines = [f';; INPUT_DEPENDENT_APPLICATION = "{expression}"', f"[A] => [B]{WORD}"]
+    assert parse_glm(lines).filter("ctm", "ref")("a") == ("B" if applies else "a")
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("[A] = [B]", r"x\.glm, line 2: not a rule: '\[A\] = \[B\]'; write: \[old\] => \[new\]"),
@@ -89,7 +98,12 @@ def test_rules_may_apply_to_some_inputs_only():
         ("[] => [1]", "nothing to replace"),
         ("* format = 'NIST2'", "format 'NIST2' is not supported"),
         ("* copy_no_hit = 'F'", "copy_no_hit must be 'T'"),
-        (';; INPUT_DEPENDENT_APPLICATION = "("', "is not a regular expression"),
+        (';; INPUT_DEPENDENT_APPLICATION = "("', "is not supported: write formats and sides"),
+        # these would fill the memory, or never end
+        (f';; INPUT_DEPENDENT_APPLICATION = "{"(?:" * 5}x?{"){99}" * 5}"', r"x\.glm, line 2: .* is not supported"),
+        (';; INPUT_DEPENDENT_APPLICATION = "(a+)+$"', "is not supported"),
+        (f';; INPUT_DEPENDENT_APPLICATION = "{"(|a)" * 30}b"', "with at most 80 characters"),
+        ("[A] => " * 400, "the longest may have 2000"),
     ],
 )
 def test_malformed_rules_are_named(tmp_path, line, message):

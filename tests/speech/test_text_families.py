@@ -64,7 +64,7 @@ NUMBERS = [
     ("es", "2020", "dos mil veinte"),
     ("ru", "3 дня", "три дня"),
     ("de", "007", "null null sieben"),
-    ("de", "3,5 und 12.05.2020 und A4", "drei fünf und zwölf null fünf zweitausendzwanzig und a4"),
+    ("de", "3,5 und 12.05.2020 und A4", "drei komma fünf und zwölf null fünf zweitausendzwanzig und a4"),
     ("en", "3.5", "three point five"),
 ]
 

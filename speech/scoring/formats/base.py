@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+from unicodedata import normalize
 
 Purpose = Literal["ref", "hyp"]
 """Whether a transcript is the reference or a hypothesis."""
@@ -103,14 +104,15 @@ class TranscriptFormat:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file.
+    """The lines of a text file, in composed letters (NFC).
 
     Raises:
         TranscriptError: The file is not UTF-8.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
-            yield from file
+            for line in file:
+                yield normalize("NFC", line)
     except UnicodeDecodeError as error:
         remedy = "convert it, for example with `iconv -f latin1 -t utf-8`"
         raise TranscriptError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}; {remedy}") from error

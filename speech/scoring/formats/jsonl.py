@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from typing import Any
+from unicodedata import normalize
 
 from speech.scoring.formats.base import (
     Purpose,
@@ -44,13 +45,14 @@ def _entry(content: str, line: int, where: str, purpose: Purpose) -> TranscriptE
         raise TranscriptError(f"{where}: not a JSON object: write {{'id': ..., 'text': ...}}")
     id_ = _text(value, _IDS, where)
     text = " ".join(_text(value, _TEXTS[purpose], where).split())
-    return TranscriptEntry(id_, text, line, str(value.get("speaker") or ""), str(value.get("domain") or ""))
+    speaker, domain = (normalize("NFC", str(value.get(name) or "")) for name in ("speaker", "domain"))
+    return TranscriptEntry(id_, text, line, speaker, domain)
 
 
 def _text(value: dict[str, Any], names: tuple[str, ...], where: str) -> str:
     for name in names:
         if isinstance(value.get(name), str):
-            return str(value[name])
+            return normalize("NFC", value[name])  # JSON may escape what is composed
     raise TranscriptError(f"{where}: no text in {' or '.join(names)}; fields there: {', '.join(map(str, value))}")
 
 

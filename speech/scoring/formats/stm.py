@@ -21,7 +21,7 @@ from speech.scoring.formats.base import (
 
 _IGNORED = re.compile(r"IGNORE_TIME_SEGMENT_IN_SCORING|IGNORETIMESEGMENTINSCORING", re.IGNORECASE)
 _LABEL = re.compile(r';;\s*LABEL\s+"(?P<id>[^"]*)"\s+"(?P<title>[^"]*)"', re.IGNORECASE)
-_SUBSETS = re.compile(r"<(?P<labels>\S*)>")
+_SUBSETS = re.compile(r"<(?P<labels>[^<>]*)>(?: (?P<text>.*))?")
 
 
 def read_stm(lines: Iterable[str], source: str, _: Purpose) -> TranscriptFile:
@@ -44,12 +44,11 @@ def _segment(content: str, line: int, where: str) -> TimedSegment:
     start, end = number(fields[3], "start", where), number(fields[4], "end", where)
     if end < start:
         raise TranscriptError(f"{where}: the segment ends at {end:g} s, before it starts at {start:g} s")
-    text = fields[5] if len(fields) > 5 else ""
+    text = " ".join(fields[5].split()) if len(fields) > 5 else ""
     labels: tuple[str, ...] = ()
-    first, _, rest = text.partition(" ")
-    if match := _SUBSETS.fullmatch(first):
-        labels, text = tuple(name for name in match["labels"].lower().split(",") if name), rest
-    text = " ".join(text.split())
+    if match := _SUBSETS.fullmatch(text):
+        labels = tuple(name for part in match["labels"].lower().split(",") if (name := part.strip()))
+        text = match["text"] or ""
     return TimedSegment(fields[0], fields[1], fields[2], start, end, text, line, labels, bool(_IGNORED.search(text)))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from unicodedata import normalize
 from urllib.parse import quote, unquote
 
 from speech.scoring.formats.base import (
@@ -51,7 +52,7 @@ def _entry(number: int, line: str, source: str) -> TranscriptEntry:
         raise TranscriptError(
             f"{source}, line {number}: no utterance id in parentheses at the end: {line[:80]!r}; write: words (id)"
         )
-    id_ = unquote(match["id"])
+    id_ = normalize("NFC", unquote(match["id"]))
     return TranscriptEntry(id_, " ".join(match["text"].split()), number)
 
 

@@ -5,15 +5,17 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from configurable.wording import printable
 from storage.duplicates import SeenTexts
 
 _LONGEST_LINE = 1 << 24
@@ -24,8 +26,21 @@ NOT_MEANT = frozenset({"garbage", "no-words", "not-scored"})
 """Reasons for which the corpus itself says that an entry is not an utterance to be used."""
 
 
+_MISSING = frozenset({"nan", "NaN", "<NA>", "#N/A"})
+"""How programs write a missing value of a table as text: Python and pandas, Excel."""
+_NOBODY = _MISSING | {"None", "null", "NULL", "N/A", "n/a"}
+"""Also taken for a missing value in fields other than the transcript, where they may be words."""
+OVERSHOOT_S = 0.5
+"""Seconds by which a declared time may exceed the audio: the allowance of Kaldi's extract-segments."""
+_OVERSHOOT_SHARE, _ROUNDING_S = 0.1, 0.1
+_LONGEST_ID, _LONGEST_DETAIL, _LONGEST_ERROR = 200, 600, 1200
+
+
 class CorpusError(ValueError):
     """The corpus cannot be read at all: wrong path, kind, option or column."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, _LONGEST_ERROR))
 
 
 class RejectedEntry(NamedTuple):
@@ -129,8 +144,20 @@ class CorpusReader(ABC):
         for utterance in self._utterances():
             if not seen.add(utterance.id):
                 self._problem(utterance.id, "duplicate-id", f"a second entry has this id: {utterance.audio}")
-                continue
-            yield utterance
+            elif (found := self._finished(utterance)) is not None:
+                yield found
+
+    def _finished(self, utterance: Utterance) -> Utterance | None:
+        """An utterance without what stands for a missing value; None if that is its transcript."""
+        if as_text(utterance.text) is None:
+            self._problem(
+                utterance.id,
+                "missing-transcript",
+                f"its text is {utterance.text.strip()}, as programs write a missing value: give it a transcript",
+            )
+            return None
+        speaker = as_field(utterance.speaker) or ""
+        return utterance if speaker == utterance.speaker else replace(utterance, speaker=speaker)
 
     @abstractmethod
     def _utterances(self) -> Iterator[Utterance]:
@@ -163,7 +190,9 @@ class CorpusReader(ABC):
         return False
 
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
-        self.problems.append(RejectedEntry(entry_id, reason, detail))
+        self.problems.append(
+            RejectedEntry(printable(entry_id, _LONGEST_ID), reason, printable(detail, _LONGEST_DETAIL))
+        )
 
 
 def _stamp(file: Path) -> str:
@@ -185,20 +214,57 @@ def checked_times(start: float, end: float | None) -> tuple[float, float | None]
     return start, end
 
 
+def as_text(value: object) -> str | None:
+    """A transcript of a table or manifest; None if it is missing.
+
+    A number is written as in a text: 3, also where the column is of floating-point numbers because of its gaps. NaN is
+    missing, like `nan` and what else programs write as text for it.
+    """
+    if value is None or isinstance(value, dict | list | bytes) or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    return None if text in _MISSING else text
+
+
+def as_field(value: object) -> str | None:
+    """A field other than the transcript, such as the speaker; like `as_text`, but `None` and `N/A` are missing, too."""
+    text = as_text(value)
+    return None if text in _NOBODY else text
+
+
+def first_field(row: dict[str, Any], names: Iterable[str]) -> str | None:
+    """The first of several fields of a row that is neither missing nor empty."""
+    return next((text for name in names if (text := as_field(row.get(name)))), None)
+
+
 def as_number(name: str, value: object) -> float | None:
     """Parse a number of a manifest, which may be missing or written as text.
 
     Raises:
         ValueError: it is not a finite number of at least 0.
     """
-    if value is None or value == "":
+    text = as_field(value)
+    if not text:
         return None
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{name} is {value!r}: it must be a number")
-    number = float(value)
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"{name} is {value!r}: it must be a number of at least 0")
+    try:
+        number = float("nan" if isinstance(value, bool) else text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} is {text!r}: it must be a number of at least 0")
     return number
+
+
+def overshoot(declared: float, actual: float) -> float:
+    """Seconds by which a declared duration exceeds the audio; 0 if no more than may be rounding or padding.
+
+    Up to 0.5 s are accepted, but of short utterances at most a tenth, or 0.1 s: the transcript would not be of what is
+    left.
+    """
+    excess = declared - actual
+    return excess if excess > min(OVERSHOOT_S, max(_ROUNDING_S, _OVERSHOOT_SHARE * declared)) else 0.0
 
 
 _MARKS = (

@@ -8,7 +8,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_json_lines, read_lines
+from storage.corpora.base import (
+    CorpusError,
+    CorpusReader,
+    Utterance,
+    as_field,
+    as_number,
+    as_text,
+    checked_times,
+    read_json_lines,
+    read_lines,
+)
 from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
 from storage.corpora.file_ids import FileIds
 
@@ -115,13 +125,12 @@ class TableReader(CorpusReader):
             return None
 
     def _build(self, values: dict[str, str | None], label: str, audio: str) -> Utterance:
-        start = _number("start", values["start"]) or 0.0
-        end, duration = _number("end", values["end"]), _number("duration", values["duration"])
-        if end is None and start and duration is not None:
-            end = start + duration
-        if end is not None and end <= start:
-            raise ValueError(f"it ends at {end} s, before it starts")
-        rate, channel = _number("sample_rate", values["sample_rate"]), _number("channel", values["channel"])
+        given, end = as_number("start", values["start"]), as_number("end", values["end"])
+        duration = as_number("duration", values["duration"])
+        if end is None and given is not None and duration is not None:
+            end = given + duration
+        start, end = checked_times(given or 0.0, end)
+        rate, channel = as_number("sample_rate", values["sample_rate"]), as_number("channel", values["channel"])
         return Utterance(
             id=label if values["id"] or not start else f"{label}-{round(start * 1000):08d}",
             audio=audio,
@@ -140,10 +149,8 @@ class TableReader(CorpusReader):
 
     def _value(self, field: str, row: dict[str, Any]) -> str | None:
         names = (self._chosen[field],) if field in self._chosen else KNOWN_COLUMNS[field]
-        for name in names:
-            if row.get(name) is not None and not isinstance(row[name], dict | bytes):  # audio inside the table
-                return str(row[name]).strip()
-        return None
+        parse = as_text if field == "text" else as_field
+        return next((text for name in names if (text := parse(row.get(name))) is not None), None)
 
     def _resolve(self, audio: str) -> Path | str:
         return audio if "://" in audio else Path(os.path.normpath(self.table.parent / Path(audio).expanduser()))
@@ -265,12 +272,3 @@ def _split_returns(lines: NumberedLines) -> NumberedLines:
         for part in (line,) if line is None else line.split("\r"):
             number += 1
             yield number, part
-
-
-def _number(field: str, text: str | None) -> float | None:
-    if not text:
-        return None
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{field} is {text}: it must be a number of at least 0")
-    return value

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number
+from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number, as_text, first_field
 from storage.corpora.tars import TarMember, read_member, tar_members
 from storage.safety import UnsafeTarError
 
@@ -89,13 +89,13 @@ class WebDatasetReader(CorpusReader):
             self._problem(key, "missing-transcript", f"{shard.name} has no text for it")
             return
         found = self._make(
-            _word(fields, ("id", "utt_id")) or key,
+            first_field(fields, ("id", "utt_id")) or key,
             shard,
             text.strip(),
-            _word(fields, _SPEAKERS) or "",
-            language=_word(fields, ("language", "lang", "locale")),
-            domain=_word(fields, ("domain",)),
-            split=_word(fields, ("split",)),
+            first_field(fields, _SPEAKERS) or "",
+            language=first_field(fields, ("language", "lang", "locale")),
+            domain=first_field(fields, ("domain",)),
+            split=first_field(fields, ("split",)),
             duration=duration,
             offset=audio.offset,
             length=audio.length,
@@ -114,7 +114,8 @@ class WebDatasetReader(CorpusReader):
 
     def _text(self, shard: Path, sample: dict[str, TarMember], fields: dict[str, Any]) -> str | None:
         named = str(self.options.get("text") or "")
-        text = _word(fields, (named,) if named else _TEXTS)
+        names = (named,) if named else _TEXTS
+        text = next((found for name in names if (found := as_text(fields.get(name))) is not None), None)
         for suffix in ("txt", "cls"):
             if text is None and suffix in sample:
                 text = read_member(shard, sample[suffix]).decode()
@@ -141,8 +142,3 @@ def _split(name: str) -> tuple[str, str]:
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, suffix = base.partition(".")
     return f"{folder}{slash}{stem}", suffix.lower()
-
-
-def _word(fields: dict[str, Any], names: tuple[str, ...]) -> str | None:
-    value = next((fields[name] for name in names if fields.get(name) is not None), None)
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -22,7 +22,7 @@ from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
 from speech.text import LanguageError, TextError, TextNormalizer
 from storage.corpora import Utterance
-from storage.corpora.base import NOT_MEANT
+from storage.corpora.base import NOT_MEANT, overshoot
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput
@@ -120,6 +120,8 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
     except LanguageError as error:
         return refused("language", str(error))
     seconds = len(wave) / rate
+    if missing := _missing(utterance, seconds):
+        return refused("bad-segment", missing)
     if seconds < data.min_seconds:
         return refused("too-short", f"{seconds:.3f} s, data.min_seconds is {data.min_seconds}")
     if seconds > data.max_seconds:
@@ -130,6 +132,19 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
     digest = hashlib.sha256(wave.numpy().tobytes()).hexdigest()
     words = fingerprint(wave, rate) if data.duplicates.fingerprint else None
     return Checked(utterance, text, digest, seconds, rate, words)
+
+
+def _missing(utterance: Utterance, seconds: float) -> str:
+    """What the audio lacks of the times that the corpus declares; empty if nothing is missing."""
+    start, end = utterance.start, utterance.end
+    declared = utterance.duration if end is None else end - start
+    if declared is None or not overshoot(declared, seconds):
+        return ""
+    if end is None:
+        return (
+            f"the corpus declares {declared:.10g} s, and the audio has {seconds:.3f} s: correct the duration (seconds)"
+        )
+    return f"the segment from {start:.10g} s to {end:.10g} s ends after the audio, which has {start + seconds:.3f} s"
 
 
 def check_all(utterances: Iterable[Utterance], data: DataConfig, workers: int) -> Iterator[Checked | Refused]:
@@ -294,4 +309,4 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         )
 
 
-PREPARE = Stage("prepare", 5, _inputs, _work)
+PREPARE = Stage("prepare", 6, _inputs, _work)

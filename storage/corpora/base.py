@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from configurable.wording import printable
+from storage.corpora.tags import Tags
 from storage.duplicates import SeenTexts
 
 _LONGEST_LINE = 1 << 24
-AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
+_DECODABLE = ".flac .opus .ogg .oga .wav .w64 .rf64 .mp3 .sph .aiff .aif .aifc .au .snd .caf"
+_OTHERS = ".m4a .m4b .mp4 .aac .wma .asf .amr .3gp .webm .mka .mkv .mov .avi .ape .wv .ac3 .dss .ra"
+AUDIO_SUFFIXES = frozenset(_DECODABLE.split())
+"""Suffixes of audio files that can be decoded."""
+RECORDING_SUFFIXES = AUDIO_SUFFIXES | frozenset(_OTHERS.split())
+"""Also of recordings that must be converted first."""
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
 """Our name of a set for each name of a part in public corpora."""
 NOT_MEANT = frozenset({"garbage", "no-words", "not-scored"})
@@ -33,7 +39,8 @@ _NOBODY = _MISSING | {"None", "null", "NULL", "N/A", "n/a"}
 OVERSHOOT_S = 0.5
 """Seconds by which a declared time may exceed the audio: the allowance of Kaldi's extract-segments."""
 _OVERSHOOT_SHARE, _ROUNDING_S = 0.1, 0.1
-_LONGEST_ID, _LONGEST_DETAIL, _LONGEST_ERROR = 200, 600, 1200
+_LONGEST_ID, _LONGEST_DETAIL, _LONGEST_ERROR, _LONGEST_SUFFIX = 200, 600, 1200, 20
+_NAMED = 3
 
 
 class CorpusError(ValueError):
@@ -52,6 +59,16 @@ class RejectedEntry(NamedTuple):
     id: str
     reason: str
     detail: str
+
+
+class PassedOver(NamedTuple):
+    """Files in the folders of a corpus that are not used.
+
+    `kinds` counts them by suffix; `first` has the first names, relative to the corpus.
+    """
+
+    kinds: Counter[str]
+    first: list[str]
 
 
 @dataclass(frozen=True)
@@ -110,9 +127,11 @@ class CorpusReader(ABC):
         LAYOUT: what the corpus looks like on disk, in a phrase for lists of the layouts; file names in backticks.
         HAS_SETS: whether the layout says to which set an utterance belongs, so that `starling init` takes a corpus as a
             whole.
-        OPTIONS: names of its options.
+        OPTIONS: names of its options, besides `tags`, which all have: `remove` the tags of transcripts (default), or
+            `keep` them.
         root: absolute path.
         problems: problems of the current or last iteration; cleared when an iteration starts.
+        tags: the tags that were removed in it.
 
     Raises:
         CorpusError: the path does not exist, or the reader has no such option.
@@ -125,9 +144,9 @@ class CorpusReader(ABC):
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
     ) -> None:
-        unknown = sorted(options.keys() - self.OPTIONS)
+        unknown = sorted(options.keys() - self.options_known())
         if unknown:
-            known = ", ".join(sorted(self.OPTIONS)) or "none"
+            known = ", ".join(sorted(self.options_known()))
             raise CorpusError(f"{path}: this layout has no option {unknown[0]!r}; its options are: {known}")
         self.root = Path(os.path.normpath(Path(str(path).removeprefix("file://")).expanduser().absolute()))
         if not self.root.exists():
@@ -137,9 +156,13 @@ class CorpusReader(ABC):
         self.language = language
         self.options = options
         self.problems: list[RejectedEntry] = []
+        self.tags = Tags()
+        if options.get("tags", "remove") not in ("remove", "keep"):
+            raise CorpusError(f"option tags is {options['tags']!r}: use remove or keep")
 
     def __iter__(self) -> Iterator[Utterance]:
         self.problems.clear()
+        self.tags.counts.clear()
         seen = SeenTexts()
         for utterance in self._utterances():
             if not seen.add(utterance.id):
@@ -148,7 +171,7 @@ class CorpusReader(ABC):
                 yield found
 
     def _finished(self, utterance: Utterance) -> Utterance | None:
-        """An utterance without what stands for a missing value; None if that is its transcript."""
+        """An utterance without tags and what stands for a missing value; None if its transcript is nothing else."""
         if as_text(utterance.text) is None:
             self._problem(
                 utterance.id,
@@ -156,8 +179,21 @@ class CorpusReader(ABC):
                 f"its text is {utterance.text.strip()}, as programs write a missing value: give it a transcript",
             )
             return None
-        speaker = as_field(utterance.speaker) or ""
-        return utterance if speaker == utterance.speaker else replace(utterance, speaker=speaker)
+        text, speaker = self._words(utterance.text), as_field(utterance.speaker) or ""
+        if text != utterance.text and not any(character.isalnum() for character in text):
+            self._problem(utterance.id, "no-words", utterance.text)
+            return None
+        same = (text, speaker) == (utterance.text, utterance.speaker)
+        return utterance if same else replace(utterance, text=text, speaker=speaker)
+
+    def _words(self, text: str) -> str:
+        """A transcript without tags."""
+        return text if self.options.get("tags") == "keep" else self.tags.without(text)
+
+    @classmethod
+    def options_known(cls) -> frozenset[str]:
+        """Names of all options of the layout."""
+        return cls.OPTIONS | {"tags"}
 
     @abstractmethod
     def _utterances(self) -> Iterator[Utterance]:
@@ -166,6 +202,22 @@ class CorpusReader(ABC):
     @abstractmethod
     def files(self) -> Iterator[Path]:
         """Yield every local file of the corpus: audio, transcripts, tables; some may not exist."""
+
+    def scanned(self) -> Iterable[Path]:
+        """The folders in which the layout looks for audio and transcripts; none if lists name all files."""
+        return ()
+
+    def passed_over(self) -> PassedOver:
+        """The files in the scanned folders that do not belong to the corpus, whatever the reason."""
+        folders, found, used = list(self.scanned()), PassedOver(Counter(), []), SeenTexts()
+        for file in self.files() if folders else ():
+            used.add(os.fspath(file))
+        for path in (path for folder in folders for path in _all_files(folder)):
+            if used.add(os.fspath(path)):
+                found.kinds[printable(path.suffix.lower(), _LONGEST_SUFFIX) or "without a suffix"] += 1
+                if len(found.first) < _NAMED:
+                    found.first.append(printable(os.path.relpath(path, self.root), _LONGEST_ID))
+        return found
 
     def fingerprint(self) -> str:
         """SHA-256 of the names, sizes and modification times of all files: a cheap way to detect changes."""
@@ -193,6 +245,13 @@ class CorpusReader(ABC):
         self.problems.append(
             RejectedEntry(printable(entry_id, _LONGEST_ID), reason, printable(detail, _LONGEST_DETAIL))
         )
+
+
+def _all_files(top: Path) -> Iterator[Path]:
+    """The files below a folder, in order; hidden folders are left out."""
+    for folder, subfolders, names in os.walk(top):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names))
 
 
 def _stamp(file: Path) -> str:

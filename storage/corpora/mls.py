@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from typing_extensions import override
+
 from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
 
 _LANGUAGES = {
@@ -90,6 +92,10 @@ class MlsReader(CorpusReader):
             if path.is_file():
                 return {line.strip() for _, line in read_lines(path) if line}
         raise CorpusError(f"option handles: there is no {base / name / 'handles.txt'}; use 9hr, 1hr/0 … or a path")
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [part / "audio" for part in _parts(self.root)]
 
     def files(self) -> Iterator[Path]:
         """Yield transcripts, lists of handles and audio."""

@@ -4,14 +4,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import AUDIO_SUFFIXES, CorpusReader, Utterance, read_lines
+from typing_extensions import override
+
+from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance, read_lines
 
 _TRANSCRIPTS = (".txt", ".lab")
 _LOOKED_AT = 200
 
 
 class SidecarReader(CorpusReader):
-    """Reads `NAME.wav` (flac, opus, ogg, mp3, sph) with `NAME.txt` or `NAME.lab`, in folders of any depth.
+    """Reads `NAME.wav` (or another suffix in `RECORDING_SUFFIXES`) with `NAME.txt` or `NAME.lab`, at any depth.
 
     The id is the path without its suffix, with `-` for `/`; the speaker is the name of the file's folder.
     """
@@ -51,6 +53,10 @@ class SidecarReader(CorpusReader):
                 if found:
                     yield found
 
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root]
+
     def files(self) -> Iterator[Path]:
         """Yield audio files and transcripts."""
         for pair in _pairs(self.root):
@@ -62,13 +68,18 @@ def _pairs(root: Path) -> Iterator[tuple[Path | None, Path | None]]:
     for folder, subfolders, names in os.walk(root):
         subfolders.sort()
         audio: dict[str, Path] = {}
+        other: dict[str, Path] = {}
         texts: dict[str, Path] = {}
         for name in sorted(names):
             path = Path(folder, name)
             kind = path.suffix.lower()
+            if name.startswith("."):
+                continue
             if kind in AUDIO_SUFFIXES:
                 audio.setdefault(path.stem, path)
+            elif kind in RECORDING_SUFFIXES:
+                other.setdefault(path.stem, path)
             elif kind in _TRANSCRIPTS:
                 texts.setdefault(path.stem, path)
-        for stem in sorted(audio.keys() | texts.keys()):
-            yield audio.get(stem), texts.get(stem)
+        for stem in sorted(audio.keys() | other.keys() | texts.keys()):
+            yield audio.get(stem, other.get(stem)), texts.get(stem)

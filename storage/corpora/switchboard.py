@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from typing_extensions import override
+
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times, read_lines
 from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
@@ -85,6 +87,10 @@ class SwitchboardReader(CorpusReader):
 
     def _transcripts(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("sw*.text") if _TRANSCRIPT.fullmatch(path.name))
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root]
 
     def files(self) -> Iterator[Path]:
         """Yield calls and transcripts."""
@@ -169,6 +175,10 @@ class Hub5Reader(CorpusReader):
 
     def _tables(self) -> list[Path]:
         return sorted(self.root.rglob("hub5e*.stm"))
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root]
 
     def files(self) -> Iterator[Path]:
         """Yield calls and references."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number, as_text, first_field
 from storage.corpora.tars import TarMember, read_member, tar_members
 from storage.safety import UnsafeTarError
@@ -120,6 +122,10 @@ class WebDatasetReader(CorpusReader):
             if text is None and suffix in sample:
                 text = read_member(shard, sample[suffix]).decode()
         return text
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [] if self._pattern else [self.root]
 
     def files(self) -> Iterator[Path]:
         """Yield the shards in order; shards of a range may be missing."""

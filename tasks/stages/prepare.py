@@ -21,7 +21,7 @@ import pyarrow as pa
 from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
 from speech.text import LanguageError, TextError, TextNormalizer
-from storage.corpora import Utterance
+from storage.corpora import CorpusReader, Utterance
 from storage.corpora.base import NOT_MEANT, overshoot
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
@@ -58,7 +58,7 @@ from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text
 from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.sources import open_numbered, select
+from tasks.stages.sources import left_out, open_numbered, select
 
 _WINDOW = 256
 
@@ -141,9 +141,7 @@ def _missing(utterance: Utterance, seconds: float) -> str:
     if declared is None or not overshoot(declared, seconds):
         return ""
     if end is None:
-        return (
-            f"the corpus declares {declared:.10g} s, and the audio has {seconds:.3f} s: correct the duration (seconds)"
-        )
+        return f"the corpus declares {declared:.10g} s, and the audio has {seconds:.3f} s: correct the duration"
     return f"the segment from {start:.10g} s to {end:.10g} s ends after the audio, which has {start + seconds:.3f} s"
 
 
@@ -194,21 +192,26 @@ def _inputs(run: Run) -> Inputs:
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 
-def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterator[Utterance]:
-    """Utterances of all sources; appends the position of each utterance's source to `numbers`."""
+def _read_sources(
+    run: Run, refused: Quarantine, numbers: deque[int], readers: list[CorpusReader]
+) -> Iterator[Utterance]:
+    """Utterances of all sources; appends the position of each utterance's source to `numbers`, and finished readers."""
     for number, source in enumerate(run.config.data.sources):
         reader = open_numbered(number, source)
         for utterance in select(source, reader):
             numbers.append(number)
             yield utterance
+        readers.append(reader)
         for name, reason, detail in reader.problems:
             refused.add(refuse(name, reader.corpus, "read", reason, detail, ""))
 
 
-def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None) -> int:
-    """Check all utterances and write usable ones to a local table; returns their number."""
-    data, numbers = run.config.data, deque[int]()
-    utterances = _read_sources(run, refused, numbers)
+def _check_sources(
+    run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None
+) -> tuple[int, dict[str, Any]]:
+    """Check all utterances and write usable ones to a local table; returns their number, and what was left out."""
+    data, numbers, readers = run.config.data, deque[int](), list[CorpusReader]()
+    utterances = _read_sources(run, refused, numbers, readers)
     with TableWriter(path, _CHECKED_SCHEMA) as table:
         for result in check_all(utterances, data, worker_count(run.config.storage.workers)):
             number = numbers.popleft()  # results are in the order of the utterances
@@ -219,7 +222,7 @@ def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprin
                 if prints is not None and result.words is not None:
                     prints.add(result.words)
             progress.report("prepare", table.count + len(refused), 0, "checking")
-    return table.count
+    return table.count, left_out(readers)
 
 
 def _refuse_rows(path: Path, rows: Mask, refused: Quarantine, why: Callable[[int], tuple[str, str]]) -> None:
@@ -265,7 +268,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     check_languages(data)
     refused = Quarantine(folder / QUARANTINE)
     prints = Fingerprints(folder / "fingerprints") if data.duplicates.fingerprint else None
-    total = _check_sources(run, checked, refused, prints)
+    total, unused = _check_sources(run, checked, refused, prints)
     used = first_of_ids(checked)
     _refuse_rows(checked, ~used, refused, lambda _: ("duplicate-id", "an earlier one has this id"))
     _enforce_limit(data, total - int((~used).sum()), refused, output.store)
@@ -287,6 +290,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
         "duplicates": doubles,
         "shared_speakers": speakers.record(),
         "text": text,
+        **unused,
         **about,
     }
 

@@ -1,4 +1,4 @@
-"""A manifest promised 30 seconds, its recording had 6: the transcript of what is missing was trained on what is left."""
+"""A manifest promised 30 seconds, its recording had 6: the transcript of all was trained on what is left."""
 
 import json
 

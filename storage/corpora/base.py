@@ -19,7 +19,7 @@ from configurable.wording import printable
 from storage.corpora.tags import Tags
 from storage.duplicates import SeenTexts
 
-_LONGEST_LINE = 1 << 24
+_LONGEST_LINE, _HEAD = 1 << 24, 256
 _DECODABLE = ".flac .opus .ogg .oga .wav .w64 .rf64 .mp3 .sph .aiff .aif .aifc .au .snd .caf"
 _OTHERS = ".m4a .m4b .mp4 .aac .wma .asf .amr .3gp .webm .mka .mkv .mov .avi .ape .wv .ac3 .dss .ra"
 AUDIO_SUFFIXES = frozenset(_DECODABLE.split())
@@ -236,6 +236,13 @@ class CorpusReader(ABC):
         own |= {name: value for name, value in fields.items() if value is not None}
         return Utterance(id=utterance_id, audio=str(audio), text=text, speaker=speaker, **own)
 
+    def _lines(self, path: Path) -> Iterator[tuple[int, str | None]]:
+        """Lines of one of the many text files of a corpus; that it cannot be read is a problem of this file only."""
+        try:
+            yield from read_lines(path)
+        except OSError as error:
+            self._problem(path.name, "unreadable", f"{path} cannot be read ({error.strerror or error})")
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether a path clearly has this layout, by its names and at most one line of a file."""
@@ -335,21 +342,25 @@ _MARKS = (
 """Byte-order marks of encodings other than UTF-8 (such as Excel's "Unicode text"), longer ones first."""
 
 
-def _wide_encoding(head: bytes, path: Path) -> str:
-    """Detect UTF-16 or UTF-32 by the byte-order mark; empty for UTF-8.
+_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r")
 
-    Raises:
-        CorpusError: the file seems to be one of them, but has no byte-order mark.
+
+def _wide_encoding(head: bytes) -> str:
+    """Detect UTF-16 or UTF-32; empty for UTF-8.
+
+    Without a byte-order mark, the high bytes of letters tell: they are control characters (0 for Latin, 4 for
+    Cyrillic), which no text in UTF-8 has, and stand at every second byte, or are three zeros of four.
     """
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding
-    if len(head) > 1 and max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
-        raise CorpusError(
-            f"{path} is not UTF-8, perhaps UTF-16 without a byte-order mark: convert it, for example with "
-            "iconv -f UTF-16LE -t UTF-8"
-        )
-    return ""
+    zeros = [set(head[place::4]) == {0} for place in range(4)]
+    if all(zeros[2:]) != all(zeros[:2]):
+        return "utf-32-le" if zeros[3] and not zeros[0] else "utf-32-be"
+    even, odd = (sum(byte in _CONTROLS for byte in head[place::2]) for place in range(2))
+    if max(even, odd) <= len(head) // 8:
+        return ""
+    return "utf-16-le" if odd > even else "utf-16-be"
 
 
 def _bounded_lines(file: Any) -> Iterator[Any]:
@@ -365,7 +376,7 @@ def _bounded_lines(file: Any) -> Iterator[Any]:
 
 def _utf8(line: bytes | None, encoding: str) -> str | None:
     try:
-        return None if line is None else line.decode(encoding).rstrip("\r\n")
+        return None if line is None or b"\0" in line else line.decode(encoding).rstrip("\r\n")
     except UnicodeDecodeError:
         return None
 
@@ -373,21 +384,18 @@ def _utf8(line: bytes | None, encoding: str) -> str | None:
 def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Yield numbered lines of a text file (possibly gzipped) without line ends.
 
-    The encoding is UTF-8, or UTF-16 or UTF-32 if the file starts with their byte-order mark.
+    The encoding is UTF-8, or UTF-16 or UTF-32, which are detected.
 
     Yields:
         The line's number and its text; None for a line that is undecodable or too long.
-
-    Raises:
-        CorpusError: the file seems to be UTF-16 or UTF-32 without a byte-order mark.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        wide = _wide_encoding(file.read(64), path)
+        wide = _wide_encoding(file.read(_HEAD))
         file.seek(0)
         if wide:
             text = io.TextIOWrapper(file, wide, errors="replace", newline="\n")  # type: ignore[type-var]
             for number, line in enumerate(_bounded_lines(text), start=1):
-                yield number, None if line is None or "\ufffd" in line else line.rstrip("\r\n")
+                yield number, None if line is None or "\ufffd" in line or "\0" in line else line.rstrip("\r\n")
         else:
             for number, raw in enumerate(_bounded_lines(file), start=1):
                 yield number, _utf8(raw, "utf-8-sig" if number == 1 else "utf-8")
@@ -422,9 +430,5 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
 
 def first_object(path: Path) -> dict[str, Any]:
     """The first JSON object of a JSON lines file; empty if the first line is not one."""
-    try:
-        for _, row in read_json_lines(path):
-            return row if isinstance(row, dict) else {}
-    except CorpusError:  # not text
-        pass
-    return {}
+    _, row = next(read_json_lines(path), (0, {}))
+    return row if isinstance(row, dict) else {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance, read_lines
+from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance
 
 _TRANSCRIPT_SUFFIX = ".trans.txt"
 
@@ -39,7 +39,7 @@ class LibriSpeechReader(CorpusReader):
     def _transcribed(self, folder: Path, transcript: str, audio: dict[str, str]) -> Iterator[Utterance]:
         """Yield the utterances of one transcript; removes used entries from `audio`."""
         used: dict[str, str] = {}
-        for number, line in read_lines(folder / transcript):
+        for number, line in self._lines(folder / transcript):
             if line is None:
                 self._problem(f"{transcript}:{number}", "bad-line", "the line is not UTF-8")
                 continue

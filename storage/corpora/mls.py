@@ -50,7 +50,7 @@ class MlsReader(CorpusReader):
         for part in parts:
             chosen = self._handles(part)
             seen: set[str] = set()
-            for number, line in read_lines(part / "transcripts.txt"):
+            for number, line in self._lines(part / "transcripts.txt"):
                 if line is None or (line.strip() and "\t" not in line):
                     place = f"{part.name}/transcripts.txt:{number}"
                     self._problem(place, "bad-line", "not UTF-8" if line is None else "no tab between id and text")

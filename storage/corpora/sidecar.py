@@ -10,6 +10,7 @@ from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReade
 
 _TRANSCRIPTS = (".txt", ".lab")
 _LOOKED_AT = 200
+_LONGEST_TEXT = 1 << 20
 
 
 class SidecarReader(CorpusReader):
@@ -44,11 +45,11 @@ class SidecarReader(CorpusReader):
             elif transcript is None:
                 self._problem(id_, "missing-transcript", f"no text file of the name of {audio}")
             else:
-                lines = [line for _, line in read_lines(transcript)]
-                if None in lines:
-                    self._problem(id_, "bad-line", f"{transcript} is not UTF-8")
+                try:
+                    text = _transcript(transcript)
+                except (OSError, ValueError) as error:
+                    self._problem(id_, "bad-line", f"{transcript} cannot be used: {getattr(error, 'strerror', error)}")
                     continue
-                text = " ".join(" ".join(line for line in lines if line).split())
                 found = self._make(id_, audio, text, audio.parent.name)
                 if found:
                     yield found
@@ -61,6 +62,21 @@ class SidecarReader(CorpusReader):
         """Yield audio files and transcripts."""
         for pair in _pairs(self.root):
             yield from (path for path in pair if path)
+
+
+def _transcript(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, or longer than any transcript.
+    """
+    if path.stat().st_size > _LONGEST_TEXT:
+        raise ValueError(f"it has more than {_LONGEST_TEXT >> 20} MiB")
+    lines = [line for _, line in read_lines(path)]
+    if None in lines:
+        raise ValueError("it is not UTF-8")
+    return " ".join(" ".join(line for line in lines if line).split())
 
 
 def _pairs(root: Path) -> Iterator[tuple[Path | None, Path | None]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times, read_lines
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times
 from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
 _TRANSCRIPT = re.compile(r"sw(\d{4})([AB])-ms98-a-trans\.text")
@@ -64,7 +64,7 @@ class SwitchboardReader(CorpusReader):
             yield from self._side(path, audio, f"{call}-{found[2]}", fragments == "keep")
 
     def _side(self, transcript: Path, audio: Path, speaker: str, keep: bool) -> Iterator[Utterance]:
-        for number, line in read_lines(transcript):
+        for number, line in self._lines(transcript):
             fields = (line or "").split(maxsplit=3)
             try:
                 if len(fields) < 4:

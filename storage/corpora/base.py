@@ -224,7 +224,7 @@ class CorpusReader(ABC):
         lines = {f"{os.path.relpath(file, self.root)}\t{_stamp(file)}" for file in self.files()}
         digest = hashlib.sha256()
         for line in sorted(lines):
-            digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
+            digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
         return digest.hexdigest()
 
     def _make(self, utterance_id: str, audio: str | Path, text: str, speaker: str, **fields: Any) -> Utterance | None:
@@ -264,7 +264,7 @@ def _all_files(top: Path) -> Iterator[Path]:
 def _stamp(file: Path) -> str:
     try:
         status = file.stat()
-    except OSError:
+    except (OSError, ValueError):  # a ValueError for a name with a null byte or lone surrogates
         return "missing"
     return f"{status.st_size}\t{status.st_mtime_ns}"
 

@@ -102,14 +102,16 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refuse(utterance.id, utterance.corpus, "prepare", reason, detail, utterance.audio)
 
     try:
+        utterance.audio.encode()
         member_key(utterance.id)
-        "".join(
-            (utterance.text, utterance.speaker, utterance.audio, utterance.split or "", utterance.language)
-        ).encode()
+        u = utterance
+        "".join((u.text, u.speaker, u.split or "", u.language, u.domain, u.corpus)).encode()
     except ShardWriteError as error:
         return refused("bad-id", str(error))
     except UnicodeEncodeError as error:
-        return refused("bad-text", f"a field or the file name is not valid Unicode: {error.reason}")
+        if error.object == utterance.audio:
+            return refused("bad-name", f"the file name {utterance.audio} is not UTF-8: rename the file or its folder")
+        return refused("bad-text", f"a field is not valid Unicode: {error.reason}")
     if utterance.split and not is_name(utterance.split):
         return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
     try:

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from storage.corpora.base import (
     read_json_lines,
     read_lines,
 )
-from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
+from storage.corpora.csv_rows import NumberedLines, check_width, find_separator, read_header, read_rows
 from storage.corpora.file_ids import FileIds
 
 KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -49,7 +49,8 @@ class TableReader(CorpusReader):
     have that stem, and with the start time for a segment of a file. A row with `start` and `duration` but no `end` is a
     segment of that duration, as in NeMo's manifests.
 
-    Each line of a CSV or TSV file is a row or a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
+    A CSV or TSV file may be separated by commas, semicolons, tabs or "|", which its header tells. Each line is a row or
+    a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
 
     Options:
         columns: column of the table for each field of `Utterance` that has an unusual name.
@@ -196,14 +197,16 @@ class TableReader(CorpusReader):
             raise CorpusError(f"{self.table} is not a readable Parquet file: {error}") from error
 
     def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        # Tab-separated corpora do not quote: a quotation mark is part of the text.
-        tabs, lines = self.table.suffix.lower() == ".tsv", _split_returns(read_lines(self.table))
+        lines = _split_returns(read_lines(self.table))
+        first = next(lines, (1, ""))
+        known = {*chain.from_iterable(KNOWN_COLUMNS.values()), *self._chosen.values(), *self._where}
+        separator = find_separator(first[1] or "", known, "\t" if self.table.suffix.lower() == ".tsv" else ",")
         try:
-            header = (next(lines, (0, ""))[1] or "").split("\t") if tabs else read_header(lines)
+            header = read_header(iter([first]), separator)
         except ValueError as error:
             raise CorpusError(f"{self.table}, line 1: {error}") from error
         width = len(self._check_header(header))
-        for number, cells in read_tabbed(lines) if tabs else read_rows(lines, width):
+        for number, cells in read_rows(lines, width, separator):
             wrong = cells if isinstance(cells, str) else check_width(cells, width)
             yield number, wrong or dict(zip(header, cells, strict=True))
 

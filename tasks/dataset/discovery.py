@@ -179,7 +179,7 @@ class _Search:
         tables = [path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()]
         found: list[list[FoundSource]] = []
         for path in sorted(tables, key=lambda path: (path.stem != "metadata", path.name)):
-            if NemoReader.recognises(path):
+            if _kind(path) not in ("", "table"):
                 continue
             try:
                 found.append(_of_table(path))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _SUFFIXES = (".sph", ".wav", ".flac", ".raw")
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()\s]+)\)\s*")
@@ -60,7 +60,7 @@ class An4Reader(CorpusReader):
             for folder, suffixes in (("wav", _SUFFIXES[:3]), ("raw", _SUFFIXES[3:]))
             for suffix in suffixes
         ]
-        return next((path for path in candidates if path.is_file()), candidates[0])
+        return next((path for path in candidates if is_file(path)), candidates[0])
 
     def _texts(self, path: Path) -> dict[str, str]:
         """Transcripts by id."""

@@ -91,6 +91,8 @@ class Utterance:
         split: "train", "test", ..., if the corpus provides it.
         offset: offset of the audio in bytes, if it is a member of an uncompressed tar; None for a separate file.
         length: number of bytes of the audio; given together with `offset`.
+        row: row of a Parquet file in which the audio is, from 0; None for a separate file.
+        column: the column; given together with `row`.
     """
 
     id: str
@@ -108,6 +110,8 @@ class Utterance:
     split: str | None = None
     offset: int | None = None
     length: int | None = None
+    row: int | None = None
+    column: str | None = None
 
 
 class CorpusReader(ABC):
@@ -229,7 +233,7 @@ class CorpusReader(ABC):
 
     def _make(self, utterance_id: str, audio: str | Path, text: str, speaker: str, **fields: Any) -> Utterance | None:
         """Create an utterance, ignoring fields that are None; if its file is missing, record a problem, return None."""
-        if "://" not in str(audio) and not Path(audio).is_file():
+        if "://" not in str(audio) and not is_file(Path(audio)):
             self._problem(utterance_id, "missing-audio", f"{audio} does not exist")
             return None
         own: dict[str, Any] = {"corpus": self.corpus, "domain": self.domain, "language": self.language}
@@ -248,10 +252,33 @@ class CorpusReader(ABC):
         """Whether a path clearly has this layout, by its names and at most one line of a file."""
         return False
 
+    def _take_over(self, part: "CorpusReader") -> None:
+        """Add the problems and tags of a reader of a part of the corpus."""
+        self.problems += part.problems
+        for tag, count in part.tags.counts.items():
+            self.tags.add(tag, count)
+
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
         self.problems.append(
             RejectedEntry(printable(entry_id, _LONGEST_ID), reason, printable(detail, _LONGEST_DETAIL))
         )
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file exists, also for names that no file can have, and in folders that may not be read."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def named_file(folder: Path, name: str) -> Path:
+    """The path of a file that a table in a folder names: absolute, relative to the folder, or with ~."""
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # there is no such user
+        path = Path(name)
+    return Path(os.path.normpath(folder / path))
 
 
 def _all_files(top: Path) -> Iterator[Path]:
@@ -286,7 +313,11 @@ def as_text(value: object) -> str | None:
     A number is written as in a text: 3, also where the column is of floating-point numbers because of its gaps. NaN is
     missing, like `nan` and what else programs write as text for it.
     """
-    if value is None or isinstance(value, dict | list | bytes) or (isinstance(value, float) and math.isnan(value)):
+    if (
+        value is None
+        or isinstance(value, dict | list | tuple | bytes)
+        or (isinstance(value, float) and math.isnan(value))
+    ):
         return None
     if isinstance(value, bool):
         return str(value).lower()

@@ -18,6 +18,7 @@ from storage.corpora.base import (
     checked_times,
     first_field,
     first_object,
+    is_file,
     read_json_lines,
 )
 
@@ -163,7 +164,7 @@ class LhotseReader(CorpusReader):
     def _find(self, place: str) -> Path:
         """Resolve a path relative to where lhotse was run: the folder of the manifests, or one of its parents."""
         folder = self.root if self.root.is_dir() else self.root.parent
-        return next((p for base in (folder, *folder.parents) if (p := base / place).is_file()), folder / place)
+        return next((p for base in (folder, *folder.parents) if is_file(p := base / place)), folder / place)
 
     def _rows(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, row in read_json_lines(path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from storage.corpora.base import RECORDING_SUFFIXES, CorpusError, CorpusReader, Utterance, read_lines
+from storage.corpora.base import RECORDING_SUFFIXES, CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _TABLE = "metadata.csv"
 _FOLDERS = ("wavs", "wav", "")
@@ -80,4 +80,4 @@ def _recording(folder: Path, name: str) -> Path | None:
     if not name or name.startswith("/") or ".." in Path(name).parts:
         return None
     places = (folder / own / f"{name}{suffix}" for own in _FOLDERS for suffix in ("", ".wav", ".flac", ".mp3", ".ogg"))
-    return next((path for path in places if path.is_file()), None)
+    return next((path for path in places if is_file(path)), None)

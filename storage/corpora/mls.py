@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _LANGUAGES = {
     "dutch": "nl",
@@ -69,7 +69,7 @@ class MlsReader(CorpusReader):
             self._problem(utterance_id, "bad-id", "an id has the form SPEAKER_BOOK_NUMBER")
             return
         stem = part / "audio" / speaker / rest.partition("_")[0] / utterance_id
-        audio = next((path for suffix in _SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()), None)
+        audio = next((path for suffix in _SUFFIXES if is_file(path := stem.with_name(stem.name + suffix))), None)
         language = _language(part)
         split = SET_OF_SPLIT.get(part.name)
         found = self._make(

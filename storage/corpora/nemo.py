@@ -17,6 +17,7 @@ from storage.corpora.base import (
     checked_times,
     first_field,
     first_object,
+    named_file,
     read_json_lines,
 )
 from storage.corpora.file_ids import FileIds
@@ -99,7 +100,7 @@ class NemoReader(CorpusReader):
         return self.root.parent / str(self.options.get("tars") or "audio_{}.tar").replace("{}", Path(shard).name)
 
     def _file(self, name: str) -> Path | str:
-        return name if "://" in name else self.root.parent / Path(name).expanduser()
+        return name if "://" in name else named_file(self.root.parent, name)
 
     def _unnamed_audio(self) -> Iterator[str]:
         """Audio of the lines without an id."""

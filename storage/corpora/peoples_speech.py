@@ -18,6 +18,7 @@ from storage.corpora.base import (
     as_text,
     first_field,
     first_object,
+    is_file,
     read_json_lines,
 )
 from storage.corpora.tars import TarMember, tar_members
@@ -137,7 +138,7 @@ def _plain(manifest: Path, name: str) -> Path | None:
     """The audio as a separate file, if there is one; names must not leave the corpus."""
     if name.startswith("/") or ".." in name.split("/"):
         return None
-    return next((p for folder in (manifest.with_suffix(""), manifest.parent) if (p := folder / name).is_file()), None)
+    return next((p for folder in (manifest.with_suffix(""), manifest.parent) if is_file(p := folder / name)), None)
 
 
 def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | None] | str]:

@@ -46,9 +46,7 @@ class SpeechOceanReader(CorpusReader):
             for utterance in part:
                 split = SET_OF_SPLIT.get(part.root.name)
                 yield Utterance(**{**vars(utterance), "split": split})
-            self.problems += part.problems
-            for tag, count in part.tags.counts.items():
-                self.tags.add(tag, count)
+            self._take_over(part)
 
     def files(self) -> Iterator[Path]:
         """Yield the files of the parts."""

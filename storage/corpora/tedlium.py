@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, is_file
 from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
 _SUFFIXES = (".sph", ".wav", ".flac")
@@ -113,4 +113,4 @@ def _parts(root: Path) -> list[tuple[str | None, Path]]:
 def _audio(stm: Path, talk: str) -> Path:
     name = talk.replace("/", "_")
     candidates = [stm.parents[1] / folder / f"{name}.{folder}" for folder in ("sph", "wav", "flac")]
-    return next((path for path in candidates if path.is_file()), candidates[0])
+    return next((path for path in candidates if is_file(path)), candidates[0])

@@ -71,6 +71,8 @@ _SCHEMA = pa.schema(
         ("sample_rate", pa.int32()),
         ("offset", pa.int64()),
         ("length", pa.int64()),
+        ("row", pa.int64()),
+        ("column", pa.string()),
     ]
 )
 
@@ -182,6 +184,8 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
         "sample_rate": checked.sample_rate,
         "offset": u.offset,
         "length": u.length,
+        "row": u.row,
+        "column": u.column,
     }
 
 

@@ -385,12 +385,6 @@ class TestParquet(TableContract):
         self.write(path, [*self.rows(), *bad])
         return {"none": "missing-audio", "q": "missing-transcript", "metadata.parquet:9": "missing-audio"}
 
-    def test_audio_inside_the_table_is_a_problem(self, path):
-        self.write(path, [{"audio": {"bytes": b"x", "path": "x.flac"}, "text": "T"}])
-        reader = self.open(path)
-        assert list(reader) == []
-        assert [problem.reason for problem in reader.problems] == ["missing-audio"]
-
     def test_a_damaged_file_is_named(self, path):
         path.write_bytes(path.read_bytes()[:-20])
         with pytest.raises(CorpusError, match=r"metadata\.parquet is not a readable Parquet"):

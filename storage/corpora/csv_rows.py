@@ -42,7 +42,8 @@ def find_separator(header: str, names: Collection[str], usual: str) -> str:
         cells = header.split(separator)
         return sum(cell.strip().strip('"') in names for cell in cells), len(cells)
 
-    return max((usual, *_SEPARATORS), key=score)
+    candidates: list[str] = [usual, *_SEPARATORS]
+    return max(candidates, key=score)
 
 
 def read_header(lines: NumberedLines, separator: str = ",") -> list[str]:

@@ -209,9 +209,9 @@ def _source(recording: _Recording | None, channel: int | None) -> _Source | None
 
 def _signed(name: str, value: object) -> float:
     """Parse a number that may be negative: a supervision may begin slightly before its cut."""
-    negative = isinstance(value, int | float) and value < 0
-    number = as_number(name, -value if negative else value) or 0.0
-    return -number if negative else number
+    if isinstance(value, int | float) and value < 0:
+        return -(as_number(name, -value) or 0.0)
+    return as_number(name, value) or 0.0
 
 
 def _language(value: object) -> str | None:

@@ -21,7 +21,7 @@ class LJSpeechReader(CorpusReader):
     blank. The speaker is the folder's name. Cells are not quoted.
     """
 
-    LAYOUT = "LJSpeech: `metadata.csv` with lines `ID|TEXT|NORMALIZED TEXT` and no header, `wavs/ID.wav`"
+    LAYOUT = "LJSpeech: `metadata.csv` without a header: ID, text, normalized text between vertical bars; `wavs/ID.wav`"
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.corpora import CorpusError, guess_kind, reader_class
-from storage.corpora.base import AUDIO_SUFFIXES
+from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES
 from storage.corpora.huggingface import example_table
 from storage.corpora.nemo import NemoReader
 from storage.corpora.table import TABLE_SUFFIXES
@@ -237,7 +237,7 @@ def _nothing(folder: Path, trouble: list[str]) -> str:
     """Why a folder cannot be used, and what to add."""
     audio: Counter[str] = Counter()
     for number, path in enumerate(folder.rglob("*")):
-        if path.suffix.lower() in AUDIO_SUFFIXES:
+        if path.suffix.lower() in RECORDING_SUFFIXES:
             audio[path.suffix.lower().lstrip(".")] += 1
         if number >= _COUNTED:
             break

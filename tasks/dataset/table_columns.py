@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from configurable.wording import printable
-from storage.corpora.base import AUDIO_SUFFIXES, SET_OF_SPLIT, CorpusError, is_file, named_file
+from storage.corpora.base import RECORDING_SUFFIXES, SET_OF_SPLIT, CorpusError, is_file, named_file
 from storage.corpora.embedded import Cell
 from storage.corpora.table import KNOWN_COLUMNS, first_rows, misspelled
 
@@ -86,7 +86,7 @@ class GuessedColumns:
         return sum(isinstance(one, Cell) or self._is_audio(str(one or "")) for one in values) / len(values)
 
     def _is_audio(self, value: str) -> bool:
-        return "://" in value or (Path(value).suffix.lower() in AUDIO_SUFFIXES and self._exists(value))
+        return "://" in value or (Path(value).suffix.lower() in RECORDING_SUFFIXES and self._exists(value))
 
     def _exists(self, value: str) -> bool:
         """Whether a value is the path of a file as the reader understands it."""

@@ -9,6 +9,7 @@ from flows.cli.transcribe import find_audio
 from storage.corpora import open_corpus
 from storage.corpora.base import AUDIO_SUFFIXES
 from tasks.config.pipeline import parse_config
+from tasks.dataset.discovery import find_corpus
 from tasks.stages.base import Run
 from tasks.stages.prepare import PREPARE
 
@@ -98,3 +99,11 @@ def test_transcribe_lists_recordings_that_cannot_be_decoded(folder):
     assert names == ["._a.wav", "a.flac", "a.wav", "b.wav", "c.wav", "d.m4a", "e.m4a", "f.wav"]
     (folder / "b.m4a").touch()  # the same recording as b.wav
     assert [path.name for path, _ in find_audio([folder])] == names
+
+
+def test_folder_with_recordings_that_cannot_be_decoded_only_is_explained(tmp_path):
+    (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x18ftypM4A ")
+    with pytest.raises(ValueError, match="has recordings \\(1 m4a\\), but no transcripts"):
+        find_corpus(tmp_path)
+    (tmp_path / "t.csv").write_text("Datei,text\na.m4a,one\n")
+    assert find_corpus(tmp_path).sources[0].columns == {"audio": "Datei"}

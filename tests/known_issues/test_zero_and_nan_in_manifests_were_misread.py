@@ -80,12 +80,13 @@ def test_speaker_and_id_zero_are_kept_and_nan_is_missing(tmp_path, kind):
 
 
 def test_nan_in_text_files_is_a_missing_transcript(tmp_path):
-    for name, text in (("a", "one"), ("b", "nan\n")):
+    for name, text in (("a", "one"), ("b", "nan\n"), ("c", "Nan")):
         write_tone(tmp_path / f"{name}.wav")
         (tmp_path / f"{name}.txt").write_text(text)
     reader = open_corpus("sidecar", str(tmp_path))
-    assert [u.id for u in reader] == ["a"]
+    assert [u.id for u in reader] == ["a", "c"]
     assert [problem[:2] for problem in reader.problems] == [("b", "missing-transcript")]
+    assert "write the word Nan" in reader.problems[0].detail
 
 
 @pytest.mark.parametrize("duration", [0, -1, "x" * 10_000])

@@ -180,8 +180,8 @@ class CorpusReader(ABC):
             self._problem(
                 utterance.id,
                 "missing-transcript",
-                f"its text is {utterance.text.strip()}, as programs write a missing value: give it a transcript, or write "
-                "the word Nan",
+                f"its text is {utterance.text.strip()}, as programs write a missing value: give it a transcript, or "
+                "write the word Nan",
             )
             return None
         text, speaker = self._words(utterance.text), as_field(utterance.speaker) or ""

@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint docs tables format bench up clean constraints
+.PHONY: help setup demo test test-all test-gpu gpu-report lint docs tables format bench up clean constraints
 
 help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,10 @@ test-all: $(STAMP)  ## run all tests, slow ones and those on real corpora includ
 	@STARLING_TESTS_FORK=0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(STAMP)  ## run what needs a GPU, and print a summary to paste into docs/gpu.md
-	@$(BIN)/python -m pytest -q -m gpu $(ARGS)
+	@$(BIN)/python -m pytest -q -m gpu $$(grep -rl --include='test_*.py' 'pytest\.mark\.gpu' tests | sort) $(ARGS)
+
+gpu-report:  ## measure one GPU and write gpu-report/report.md for docs/gpu.md; needs only torch (see benchmarks/gpu.py)
+	@$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m benchmarks.gpu run $(ARGS)
 
 lint: $(STAMP)  ## ruff, mypy, import rules, spelling
 	@$(BIN)/ruff check .

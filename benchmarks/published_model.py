@@ -1,13 +1,14 @@
 """The published BLSTM on this machine: step time, frames per second, cost of the exchange, peak memory.
 
     python -m benchmarks.published_model [--json] [--learners 2] [--seconds 10] [--device auto] [--precision fp32 bf16]
+        [--exchange zmq|cuda] [--daemons 1] [--wire fp32|bf16] [--graphs]
 
 Model and batch are those of arXiv:1904.04956: 6 x 512 cells per direction, bottleneck 256, 32,000 outputs, batches of
 128 segments of 21 frames with 260 dimensions, frame cross-entropy, SGD with momentum. The data is noise: this measures
 speed, not learning. Learners are processes, each on its own GPU if there are enough. First each trains alone, then all
-average along a ring; the measurement starts after each has finished an exchange. A step ends when the GPU has done the
-step's own work, without waiting for copies of the exchange, which run on separate streams. `--layers`, `--cells` and
-`--outputs` make the model smaller for quick tests.
+average along a ring; the measurement starts after each has finished an exchange. `--learners 1` measures the step
+without one. A step ends when the GPU has done the step's own work, without waiting for copies of the exchange, which
+run on separate streams. `--layers`, `--cells` and `--outputs` make the model smaller for quick tests.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,11 @@ from speech.models.networks.lstm import run_lstm
 from speech.models.networks.precision import describe
 from training.config import SgdConfig
 from training.coordinator.membership import Member, View
-from training.exchange.base import Exchange
+from training.exchange.base import Exchange, ExchangeStats
 from training.exchange.config import ExchangeConfig
 from training.learner.devices import claim, inventory, pick_device
 from training.learner.flat import FlatParameters
+from training.learner.graphs import GraphedForward
 from training.learner.optim import build_optimizer
 from training.processes.children import end_with_parent
 
@@ -57,6 +59,15 @@ class Options:
     outputs: int = OUTPUTS
     device: str = "auto"
     precision: str = "fp32"
+    graphs: bool = False
+    """Whether forward and backward pass are replayed from CUDA graphs."""
+    exchange: Literal["zmq", "cuda"] = "zmq"
+    daemons: int = 1
+    wire: Literal["fp32", "bf16"] = "fp32"
+
+    def exchange_config(self) -> ExchangeConfig:
+        """Configuration of the exchange; raises ValueError if the options do not fit together."""
+        return ExchangeConfig(kind=self.exchange, wire=self.wire, daemons=self.daemons, encrypt=False)
 
 
 class PublishedBlstm(nn.Module):
@@ -69,8 +80,7 @@ class PublishedBlstm(nn.Module):
         self.output = nn.Linear(256, outputs)
 
     def forward(self, x_BTF: Tensor) -> Tensor:  # noqa: D102 - described in the class
-        whole = torch.full((len(x_BTF),), x_BTF.shape[1])
-        scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, whole)))
+        scores: Tensor = self.output(self.bottleneck(run_lstm(self.lstm, x_BTF, None)))
         return scores
 
 
@@ -84,23 +94,30 @@ class Bench:
         self.model = PublishedBlstm(options.layers, options.cells, options.outputs).to(self.device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(SgdConfig(lr=0.01), self.model)
+        self._forward = GraphedForward(self._scores, self.flat) if options.graphs else self._scores
         self.steps = 0
+        self.staleness: list[float] = []
         generator = torch.Generator().manual_seed(number)
         self.inputs = torch.randn(options.batch, SEGMENT, DIMENSION, generator=generator).to(self.device)
+        self.lengths = torch.full((options.batch,), SEGMENT, device=self.device)
         states = torch.randint(options.outputs, (options.batch * SEGMENT,), generator=generator)
         self.states = states.to(self.device)
+
+    def _scores(self, x_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            return self.model(x_BTF), lengths
 
     def step(self, exchange: Exchange | None = None) -> float:
         """Make a training step, with averaging if there is an exchange; returns its seconds."""
         started = time.perf_counter()
         self.steps += 1
         self.flat.zero_grad()
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            scores = self.model(self.inputs)
+        scores, _ = self._forward(self.inputs, self.lengths)
         nn.functional.cross_entropy(scores.flatten(0, 1).float(), self.states).backward()
         if exchange is not None and exchange.ready():
             self.flat.weights.add_(exchange.take())
             exchange.release()
+            self.staleness.append(exchange.stats().staleness)
         self.optimizer.step()
         if exchange is not None:
             exchange.give(self.flat.weights, self.steps)
@@ -137,15 +154,20 @@ class Bench:
 
 
 def learner(number: int, options: Options, pipe: Connection, parent: int) -> None:
-    """A learner's process: trains first alone, then in the ring."""
+    """A learner's process: trains first alone, then in the ring, if there are others."""
     from training.exchange import ExchangeSetup, build_exchange
 
     end_with_parent(parent)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.learners))
     bench = Bench(number, options)
+    if options.learners == 1:
+        bench.step()
+        alone = bench.measure(options.seconds)
+        pipe.send(_report(bench, alone, alone))
+        return
     size = bench.flat.weights.numel()
     with tempfile.TemporaryDirectory() as folder:
-        exchange = build_exchange(ExchangeConfig(encrypt=False), ExchangeSetup(number, 0, size, folder=Path(folder)))
+        exchange = build_exchange(options.exchange_config(), ExchangeSetup(number, 0, size, folder=Path(folder)))
         try:
             pipe.send(exchange.endpoint)
             exchange.set_view(View.from_dict(pipe.recv()))
@@ -158,15 +180,23 @@ def learner(number: int, options: Options, pipe: Connection, parent: int) -> Non
             pipe.send("warm")
             pipe.recv()
             before = exchange.stats()
+            bench.staleness.clear()
             together = bench.measure(options.seconds, exchange)
-            pipe.send(_report(bench, alone, together, before, exchange.stats()))
+            pipe.send(_report(bench, alone, together, before, exchange.stats(), exchange.parts))
             pipe.recv()  # keep the daemon answering until all are done
         finally:
             exchange.close()
 
 
-def _report(bench: Bench, alone: list[float], together: list[float], before: Any, after: Any) -> dict[str, Any]:
-    finished = after.finished - before.finished
+def _report(
+    bench: Bench,
+    alone: list[float],
+    together: list[float],
+    before: ExchangeStats = ExchangeStats(),  # noqa: B008 - frozen
+    after: ExchangeStats = ExchangeStats(),  # noqa: B008
+    parts: int = 1,
+) -> dict[str, Any]:
+    finished = (after.finished - before.finished) / parts
     return {
         "on": str(bench.device),
         "computed_in": describe(bench.device, bench.bf16, has_lstm=True),
@@ -176,7 +206,8 @@ def _report(bench: Bench, alone: list[float], together: list[float], before: Any
         "step_s_exchanging": statistics.median(together),
         "exchanges": finished,
         "exchanges_per_step": finished / len(together),
-        "staleness": after.staleness,
+        "staleness": statistics.fmean(bench.staleness or [0.0]),
+        "failed": after.failed - before.failed,
         "exchange_s": after.mean_s,
         "peak_mb": bench.peak_mb(),
     }
@@ -191,13 +222,15 @@ def measure(options: Options) -> dict[str, Any]:
     learners = Watched(learner, options.learners, options, options.seconds + WARM_UP_S + GRACE_S)
     patience_s = 0.0
     try:
-        members = tuple(Member(number, str(number), (place,)) for number, place in enumerate(learners.hear()))
-        learners.tell(View(1, members).to_dict())
-        for _ in range(2):  # first all have trained alone, then all have exchanged once
-            learners.hear()
-            learners.tell("go on")
+        if options.learners > 1:
+            members = tuple(Member(number, str(number), (place,)) for number, place in enumerate(learners.hear()))
+            learners.tell(View(1, members).to_dict())
+            for _ in range(2):  # first all have trained alone, then all have exchanged once
+                learners.hear()
+                learners.tell("go on")
         replies = learners.hear()
-        learners.tell("end")
+        if options.learners > 1:
+            learners.tell("end")
         patience_s = 30.0
     finally:
         learners.end(patience_s)
@@ -219,23 +252,29 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
     defaults = Options()
-    for name in ("learners", "batch", "layers", "cells", "outputs"):
+    for name in ("learners", "batch", "layers", "cells", "outputs", "daemons"):
         parser.add_argument(f"--{name}", type=int, default=getattr(defaults, name))
     parser.add_argument(
         "--seconds", type=float, default=defaults.seconds, help="per measurement; each learner makes two"
     )
+    parser.add_argument("--graphs", action="store_true", help="replay forward and backward pass from CUDA graphs")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--exchange", default=defaults.exchange, choices=["zmq", "cuda"])
+    parser.add_argument("--wire", default=defaults.wire, choices=["fp32", "bf16"])
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
     args = parser.parse_args(argv)
-    if args.learners < 2:
-        parser.error("an exchange needs --learners 2 or more")
+    if args.learners < 1:
+        parser.error("--learners: 1 or more")
     if trouble := inventory().trouble:
         print(f"on the CPU: {trouble}")
     try:
         pick_device(args.device, field="--device")
+        values = {name: getattr(args, name) for name in vars(defaults) if name != "precision"}
+        Options(**values).exchange_config()
+        if args.exchange == "cuda" and pick_device(args.device).type != "cuda":
+            raise ValueError("--exchange cuda needs a GPU: use zmq")
     except ValueError as error:
         parser.error(str(error))
-    values = {name: getattr(args, name) for name in vars(defaults) if name != "precision"}
     rows = [measure(Options(**values, precision=precision)) for precision in args.precision]
     if args.json:
         print(json.dumps({"benchmark": "published_model", "rows": rows}))
@@ -245,7 +284,8 @@ def main(argv: list[str] | None = None) -> None:
             f"{row['device']}, {row['computed_in']}: {row['learners']} learners, "
             f"{row['params'] / 1e6:.1f} M parameters, "
             f"step {row['step_s']:.3f} s alone, {row['step_s_exchanging']:.3f} s exchanging "
-            f"({row['exchange_share']:.1%}), {row['exchanges_per_step']:.2f} exchanges a step, "
+            f"({row['exchange_share']:.1%}), {row['exchanges_per_step']:.2f} exchanges a step by {row['exchange']}, "
+            f"{row['exchange_s'] * 1e3:.1f} ms each, staleness {row['staleness']:.1f}, "
             f"{row['frames_per_s']:,.0f} frames/s, peak {row['peak_mb']:,.0f} MB"
         )
 

@@ -25,6 +25,7 @@ from configurable.choices import choice_of, own_fields
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
+from speech.files import check_finite
 from speech.hmm.config import AdaptationConfig
 from speech.hmm.priors import StateOutputs
 from speech.models import ModelChoice, build_model
@@ -335,7 +336,12 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
     except ValueError as error:
         raise BundleError(f"{folder / SPEC} does not describe a valid model: {error}") from error
     try:
-        model.load_state_dict(load_file(str(folder / WEIGHTS)))
+        weights = load_file(str(folder / WEIGHTS))
+        model.load_state_dict(weights)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise BundleError(f"{folder / WEIGHTS} does not match its bundle.json: {error}") from error
+    try:
+        check_finite(weights)
+    except ValueError as error:
+        raise BundleError(f"{folder / WEIGHTS} is damaged: {error}; {_AGAIN}") from error
     return spec, model.eval()

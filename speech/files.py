@@ -1,7 +1,17 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and weights in them that are numbers."""
+
+from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configurable.lazy import torch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -12,3 +22,18 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_finite(tensors: Mapping[str, Tensor | np.ndarray]) -> None:
+    """Check that weights from a file are finite: a model with others recognizes nothing, without an error.
+
+    Args:
+        tensors: Tensors or arrays by name.
+
+    Raises:
+        ValueError: One has NaN or infinite numbers.
+    """
+    for name, tensor in tensors.items():
+        wrong = int((~torch.isfinite(torch.as_tensor(tensor))).sum())
+        if wrong:
+            raise ValueError(f"{wrong} of the {torch.as_tensor(tensor).numel()} numbers of {name} are not finite")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from speech.alternatives import TimedAlternative, joined_alternatives, timed_alternatives
-from speech.audio import AudioError, check_samples, resample, stream_audio
+from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
 from speech.bundle import own_decoder
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
@@ -20,6 +20,7 @@ from speech.words import FrameTimes, Word, timed_words
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
+_LONGEST_REASON = 200  # characters of an error that may repeat its input
 _WINDOW = 4  # batches that are read ahead and sorted by length
 _FIRST_WINDOW = 1 / 8  # of a batch: the first results come soon, and pauses between results grow with the time passed
 
@@ -235,8 +236,9 @@ class Transcriber:
         except AudioError as error:
             recording.error = str(error)
         except (TypeError, ValueError) as error:
-            what = type(item).__name__
-            recording.error = f"a {what} is not audio: give a path, bytes or an array of samples ({error})"
+            what, why = type(item).__name__, str(error)
+            why = why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]}…"
+            recording.error = f"a {what} is not audio: give a path, bytes or an array of samples ({why})"
 
     def _blocks(self, item: Audio, sample_rate: int | None) -> Iterator[tuple[Tensor, int]]:
         if isinstance(item, str | Path | bytes):
@@ -249,8 +251,9 @@ class Transcriber:
         if wave.ndim != 1 or len(wave) == 0:
             text = f"an array of shape {tuple(wave.shape)} is not audio: give finite samples [num_samples] in ±1"
             raise AudioError(text, "unreadable")
-        check_samples(wave, f"an array of shape {tuple(wave.shape)}")
-        yield wave, sample_rate or self.sample_rate
+        name = f"an array of shape {tuple(wave.shape)}"
+        check_samples(wave, name)
+        yield wave, check_rate(sample_rate or self.sample_rate, name)
 
     def _flush(
         self,

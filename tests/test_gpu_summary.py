@@ -1,5 +1,10 @@
 """The summary of `make test-gpu` reports failed and skipped tests as clearly as passed ones."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import gpu_summary
@@ -52,3 +57,35 @@ def test_the_machine_and_its_versions_are_named(monkeypatch):
     gpus, versions = gpu_summary.machine()
     assert gpus == "GPUs: 2 x NVIDIA H100"
     assert all(word in versions for word in ("driver 580.1", "cuDNN 91900", "NCCL 2.28.9", torch.__version__))
+
+
+WITHOUT = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("prefect", "mlflow", "typer", "rich"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Block())
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def test_gpu_tests_are_collected_without_prefect_and_mlflow():
+    """What `make test-gpu` collects, on a machine that has torch and little else."""
+    root = Path(__file__).resolve().parents[1]
+    recipe = re.search(r"-m gpu \$\$\((grep [^)]*)\)", (root / "Makefile").read_text(encoding="utf-8"))
+    assert recipe is not None
+    words = recipe[1].replace("$$", "$")
+    files = subprocess.run(["bash", "-c", words], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    assert len(files) >= 17
+    options = ["-q", "-m", "gpu", "--collect-only", "-p", "no:cacheprovider", *files]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    found = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *options], cwd=root, capture_output=True, text=True, timeout=240, env=clean
+    )
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-2000:]
+    collected = {line.split("::")[0] for line in found.stdout.splitlines() if "::" in line}
+    assert collected == set(files)

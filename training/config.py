@@ -152,6 +152,9 @@ class TrainConfig(BaseModel):
     compile: bool = False
     """Compile the model's forward and backward pass (torch.compile with dynamic shapes): takes minutes at the start and
     needs a C++ compiler; intended for GPUs."""
+    cuda_graphs: bool = False
+    """On a GPU, replay the model's forward and backward pass from CUDA graphs, one for each of the few shapes that
+    batches are padded to: a small model's step then no longer waits for the host. For nodes of one learner."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of the training step; 0 uses all cores but one, which is left for reading ahead and everything else.
     Results repeat bit for bit only with the same number."""
@@ -253,6 +256,11 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
+        if self.exchange.kind == "cuda" and (self.launch.kind != "local" or self.device == "cpu"):
+            raise ValueError(
+                "exchange.kind cuda is for learners on GPUs of one machine (launch.kind=local), and this is "
+                f"launch.kind={self.launch.kind}, device={self.device}: use exchange.kind=zmq"
+            )
         if self.comm_hook != "none" and not self.traits.buckets:
             able = " or ".join(kind for kind, cfg in STRATEGY_CONFIGS.items() if cfg.traits.buckets)
             raise ValueError(
@@ -265,6 +273,13 @@ class TrainConfig(BaseModel):
     def _check_compile(self) -> "TrainConfig":
         if self.compile and self.traits.split:
             raise ValueError(f"compile is for whole models, and {self.strategy.kind} splits them: use compile=false")
+        if self.cuda_graphs and self.learners_per_node > 1:
+            raise ValueError(
+                f"cuda_graphs is for nodes of one learner, and learners_per_node is {self.learners_per_node}: their "
+                "gradients are averaged during the backward pass, which a graph does not repeat; use cuda_graphs=false"
+            )
+        if self.cuda_graphs and self.compile:
+            raise ValueError("cuda_graphs and compile both record the model: use one of them")
         return self
 
     @model_validator(mode="after")

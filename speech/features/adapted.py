@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from speech.features.kaldi import FilterBank
 
-_OF_THE_GAUSSIANS = ("num_mels", "frame_ms", "low_freq", "high_freq", "dither", "preemphasis", "scale")
+_OF_THE_GAUSSIANS = ("num_mels", "frame_ms", "low_freq", "high_freq", "level_db", "dither", "preemphasis", "scale")
 _NEED_LEVELS = ("cmvn_gate_db", "trim_db")
 
 

@@ -46,9 +46,20 @@ def loud_frames(levels: Tensor, lengths: Tensor, range_db: float) -> Tensor:
     inside = frame_mask(lengths, levels.shape[1], levels.device)
     if levels.shape[1] == 0:
         return inside
+    return inside & (levels >= tenth_loudest(levels, lengths) - range_db * math.log(10) / 10)
+
+
+def tenth_loudest(levels: Tensor, lengths: Tensor) -> Tensor:
+    """Level of each utterance's tenth loudest frame, or of its softest if it has fewer: `[B, 1]`.
+
+    Args:
+        levels: `[B, T]`, in any unit; padding may contain any values.
+        lengths: `[B]`, frames of each utterance.
+    """
+    inside = frame_mask(lengths, levels.shape[1], levels.device)
     loudest = levels.masked_fill(~inside, -math.inf).topk(min(_LOUDEST, levels.shape[1]), dim=1).values
     place = lengths.to(levels.device).clamp(1, loudest.shape[1]).unsqueeze(1) - 1
-    return inside & (levels >= loudest.gather(1, place) - range_db * math.log(10) / 10)
+    return loudest.gather(1, place)
 
 
 class CmvnStats:

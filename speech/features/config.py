@@ -52,6 +52,9 @@ class FeatureConfig(Choice, ABC):
     1."""
     preemphasis: float = Field(default=0.97, ge=0, le=1)
     """Coefficient of the first-order pre-emphasis filter."""
+    level_db: float = Field(default=0.0, ge=-60, le=0)
+    """Scale each utterance so that its loudest frames have this level in dB of full scale (for example -20): quiet
+    recordings look like loud ones; 0 leaves levels as they are."""
     scale: Literal["mel", "linear"] = "mel"
     """Scale on which the filters are equally wide: mel, or linear in Hz."""
     cmvn: Literal["none", "global", "speaker", "utterance", "sliding"] = "global"
@@ -74,7 +77,8 @@ class FeatureConfig(Choice, ABC):
     noise look the same; 0 disables it."""
     trim_db: float = Field(default=0.0, ge=0)
     """Recognition trims the silence before the first and after the last frame within this many dB of the loudest ones
-    (for example 25) to a few frames; 0 disables it. Training uses the whole utterance."""
+    (for example 25) to a few frames, and gives tightly cut clips as many; 0 disables it. Validation hears the same,
+    training the whole utterance."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Order of the deltas to append: 1 for deltas, 2 for deltas and delta-deltas."""
     delta_window: int = Field(default=2, ge=1)
@@ -94,11 +98,12 @@ class FeatureConfig(Choice, ABC):
         for option in ("cmvn_gate_db", "cmvn_floor"):
             if getattr(self, option) and self.cmvn == "none":
                 raise ValueError(f"{option} needs CMVN statistics, and cmvn is 'none': remove it or change cmvn")
-        if self.cmvn_gate_db and self.cmvn == "sliding" and not self.cmvn_center:
-            raise ValueError(
-                "cmvn_gate_db needs the loudest frames of the whole utterance, but cmvn_center: false is for "
-                "streaming recognition: remove one of them"
-            )
+        for option in ("cmvn_gate_db", "level_db"):
+            if getattr(self, option) and self.cmvn == "sliding" and not self.cmvn_center:
+                raise ValueError(
+                    f"{option} needs the loudest frames of the whole utterance, but cmvn_center: false is for "
+                    "streaming recognition: remove one of them"
+                )
         return self
 
     @model_serializer(mode="wrap")
@@ -154,6 +159,7 @@ class FeatureConfig(Choice, ABC):
 
 
 _LATER = (
+    "level_db",
     "scale",
     "cmvn_variance",
     "cmvn_window",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from speech.features.cmvn import loud_frames
+from speech.features.cmvn import loud_frames, tenth_loudest
 from speech.features.config import FeatureConfig
 from speech.features.mel import FeatureError, mel_filter_bank, povey_window
 
@@ -22,6 +22,7 @@ _CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the cache, and 
 _GPU_CHUNK_FRAMES = 1 << 16  # about 0.5 GB of intermediate results
 _INT16_SCALE = 32768.0
 _LOUD_HZ = 500.0
+_SILENT = 1e-12  # power of a frame in which there is nothing to amplify
 _EPSILON = torch.finfo(torch.float32).eps  # Kaldi's floor under logarithms
 
 
@@ -129,12 +130,25 @@ class FilterBank(nn.Module):
         if waves.dim() != 2 or lengths.shape != waves.shape[:1]:
             raise ValueError(f"need waves [B, N] and lengths [B], not {tuple(waves.shape)} and {tuple(lengths.shape)}")
         num_frames = self.num_frames(lengths)
+        if self.config.level_db:
+            waves = self._leveled(waves.float(), num_frames)
         total = max(0, (waves.shape[1] - self.frame_length) // self.hop_length + 1)
         # The spectrum spans ten orders of magnitude: exclude it from mixed precision.
         with torch.autocast(waves.device.type, enabled=False):
             if waves.device.type == "cpu":
                 return self._each(waves.float(), num_frames, total), num_frames
             return self._together(waves.float(), num_frames, total), num_frames
+
+    def _leveled(self, waves: Tensor, num_frames: Tensor) -> Tensor:
+        """Waveforms `[B, N]`, scaled so that the tenth loudest frame of each has `level_db`, whatever its offset."""
+        if waves.shape[1] < self.frame_length:
+            return waves
+        pooled = torch.nn.functional.avg_pool1d(
+            torch.stack([waves, waves.square()], dim=1), self.frame_length, self.hop_length
+        )
+        power = tenth_loudest(pooled[:, 1] - pooled[:, 0].square(), num_frames)
+        gains = (10 ** (self.config.level_db / 10) / power.clamp(min=_SILENT)).sqrt()
+        return waves * torch.where(power > _SILENT, gains, 1.0)
 
     def _each(self, waves: Tensor, num_frames: Tensor, total: int) -> Tensor:
         counts = num_frames.tolist()

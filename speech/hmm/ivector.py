@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from speech.files import check_finite
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.model import ModelError, write_tensors
 from speech.hmm.ubm import BackgroundModel
@@ -272,9 +273,10 @@ class IvectorExtractor:
         """
         try:
             tensors = load_file(path)
+            check_finite(tensors)
             gmm = DiagGmm(tensors["weights"], tensors["means"], tensors["variances"])
             loadings = tensors["loadings"]
-        except (OSError, KeyError, SafetensorError) as error:
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
             raise ModelError(f"{path} holds no i-vector extractor ({error!r}): estimate it again") from error
         if gmm.means.dim() != 3 or loadings.shape[:2] != gmm.means.shape[1:]:
             raise ModelError(f"{path} has a T that does not fit its background model: estimate it again")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from speech.features.expand import add_deltas, splice
+from speech.files import check_finite
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.topology import TransitionModel
 from speech.hmm.tree import DecisionTree
@@ -114,6 +115,8 @@ class HmmModel:
         try:
             facts = json.loads((folder / "model.json").read_text())
             tensors = load_file(folder / "model.safetensors")
+            # a transition may have the probability 0
+            check_finite({name: value for name, value in tensors.items() if name != "transitions.log_probs"})
             tree = DecisionTree.from_dict(facts["tree"])
             keys = tensors["transitions.keys"].numpy().astype(np.int32)
             transitions = TransitionModel(tree.phones, keys, tensors["transitions.log_probs"].numpy())

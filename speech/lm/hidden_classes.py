@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.files import replace_file
+from speech.files import check_finite, replace_file
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, States
 from speech.lm.encoding import encode_text, load_block
 from speech.lm.ngram import LOWEST
@@ -139,6 +139,7 @@ class HiddenClassEstimator(Estimator):
             with safe_open(str(path), "np") as file:
                 words = json.loads(file.metadata()[_WORDS])
                 parts = {name: file.get_tensor(name) for name in ("first", "following", "words")}
+            check_finite(parts)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise LmError(f"{path}: the classes cannot be read: {error}; estimate the model again") from error
         return HiddenClassModel(Vocabulary(words), HiddenClasses(**parts))

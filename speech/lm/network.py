@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 from typing_extensions import override
 
-from speech.files import replace_file
+from speech.files import check_finite, replace_file
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Unit
 from speech.lm.encoding import EncodedText, encode_text, load_block
 from speech.lm.sources import Text
@@ -201,7 +201,6 @@ def read_network(path: Path) -> NetworkModel:
     Raises:
         LmError: The file is no language model, or damaged.
     """
-    from pydantic import ValidationError
     from safetensors import SafetensorError, safe_open
 
     from speech.lm.network_model import NetworkModel
@@ -212,7 +211,8 @@ def read_network(path: Path) -> NetworkModel:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         network = spec.build_model()
         network.load_state_dict(weights)
-    except (OSError, RuntimeError, SafetensorError, ValidationError) as error:
+        check_finite(weights)
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
         raise LmError(
             f"{path} cannot be read as a language model: {error}; make it again, or correct the path"
         ) from error

@@ -68,7 +68,7 @@ class Objective(ABC):
         self.cfg = cfg
 
     @abstractmethod
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """Loss of each utterance, in nats.
 
         Args:
@@ -77,7 +77,8 @@ class Objective(ABC):
             targets: What the same utterances should be recognized as.
 
         Returns:
-            Losses [batch], zero for an utterance that its outputs cannot stand for, and how many of these there are.
+            Losses [batch], zero for an utterance that its outputs cannot stand for, and how many of these there are: a
+            scalar on the outputs' device, so that training waits for it only together with the loss.
         """
 
     @abstractmethod

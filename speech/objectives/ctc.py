@@ -26,7 +26,7 @@ class Ctc(Objective):
     outputs = "ctc"
 
     @override
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         losses = torch.nn.functional.ctc_loss(
             outputs.transpose(0, 1),
             targets.tokens.to(outputs.device, non_blocking=True),
@@ -35,8 +35,8 @@ class Ctc(Objective):
             reduction="none",
             zero_infinity=True,
         )
-        unalignable = int((needed_frames(targets.tokens, targets.token_lengths) > frames.cpu()).sum())
-        return losses, unalignable
+        needed = needed_frames(targets.tokens, targets.token_lengths).to(outputs.device, non_blocking=True)
+        return losses, (needed > frames.to(outputs.device)).sum()
 
     @override
     def items(self, targets: Targets) -> int:

@@ -45,7 +45,7 @@ class FrameCrossEntropy(Objective):
     cfg: FrameCrossEntropyConfig
 
     @override
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         states, unalignable = self._states(outputs, frames, targets)
         counted = states != NO_STATE
         chosen = outputs.gather(2, states.clamp(min=0).unsqueeze(2)).squeeze(2)
@@ -54,7 +54,7 @@ class FrameCrossEntropy(Objective):
             chosen = (1 - smoothing) * chosen + smoothing * outputs.mean(dim=2)
         return -chosen.masked_fill(~counted, 0.0).sum(dim=1), unalignable
 
-    def _states(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+    def _states(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """The state of each output frame [batch, frames], and how many utterances have none that fit."""
         assert isinstance(targets, FrameTargets)
         factor = targets.frame_factor
@@ -67,7 +67,7 @@ class FrameCrossEntropy(Objective):
         wrong = (lengths == 0) | (differ > max(1, SLACK // factor))
         places = torch.arange(outputs.shape[1], device=outputs.device)
         states = states.masked_fill(wrong[:, None] | (places >= frames[:, None]), NO_STATE)
-        return states, int(wrong.sum())
+        return states, wrong.sum()
 
     @override
     def items(self, targets: Targets) -> int:

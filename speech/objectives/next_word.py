@@ -41,12 +41,12 @@ class NextWord(Objective):
     needs = "inputs"
 
     @override
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         following, counted = _following(targets)
         following, counted = following.to(outputs.device), counted.to(outputs.device)
         # the last position has no successor, and a GPU's batches are padded further
         chosen = outputs[:, : following.shape[1]].gather(2, following.unsqueeze(2)).squeeze(2)
-        return -chosen.masked_fill(~counted, 0.0).sum(dim=1), 0
+        return -chosen.masked_fill(~counted, 0.0).sum(dim=1), chosen.new_zeros((), dtype=torch.long)
 
     @override
     def items(self, targets: Targets) -> int:

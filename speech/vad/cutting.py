@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from speech.vad.base import Interval, Vad
-from speech.vad.energy import FLOOR_DB, frame_levels, level_range
+from speech.vad.levels import FLOOR_DB, frame_levels, level_range
 
 _MIN_PAUSE_S = 0.1
 """A recording that is too long for one piece is cut in a pause of at least this length, if it has one."""
@@ -17,7 +17,7 @@ _WORD_S = 1.0
 """Longest recording without detected speech that may still be a word."""
 _WORD_RANGE_DB = 5.0
 """Smallest range of its levels: white to brown noise of 50 ms to 1 s has at most 2.5 dB, digits Silero missed 5.7."""
-_WORD_LEVEL_DB = -60.0
+_WORD_LEVEL_DB = -90.0
 """Smallest level of its loud frames; the level of the differences is some 10 dB below that of the speech."""
 
 

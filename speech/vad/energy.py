@@ -7,10 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from speech.vad.base import Interval, Vad, VadConfig
-
-_FRAME_S = 0.02
-FLOOR_DB = -100.0
-"""Smallest level of a frame, below the noise of 16 bits: that of digital silence."""
+from speech.vad.levels import frame_levels, level_range, loudest_around
 
 
 class EnergyConfig(VadConfig):
@@ -20,16 +17,17 @@ class EnergyConfig(VadConfig):
     share: float = Field(default=0.4, gt=0, lt=1)
     """Threshold between the noise level (0) and the speech level (1), on the scale of dB."""
     min_range_db: float = Field(default=15.0, ge=0)
-    """Smallest distance of speech level and noise level; if they are closer, everything counts as speech."""
+    """Smallest distance of speech level and noise level in dB; if they are closer, everything counts as speech."""
     smooth_s: float = Field(default=0.2, ge=0)
     """Pauses in speech, in seconds, up to which frames belong to the speech around them."""
 
 
 class EnergyVad(Vad):
-    """Compares the energy of frames with a threshold between the noise level and the speech level of the waveform.
+    """Compares the energy of frames with a threshold between the noise level and the level of the speech around them.
 
-    The levels are the 10th and the 95th percentile of the frames' energy in dB. A waveform in which they are close
-    has no pauses, or it is too noisy for this method.
+    The noise level is the 10th percentile of the frames' energy in dB. A waveform in which the 95th is close to it has
+    no pauses, or it is too noisy for this method. The level of the speech is that of the loudest frame within half a
+    second: a quiet speaker is found beside a loud one.
     """
 
     config = EnergyConfig
@@ -43,7 +41,8 @@ class EnergyVad(Vad):
         noise, speech = level_range(levels)
         if speech - noise < self.cfg.min_range_db:
             return [(0, len(wave))]
-        loud = torch.nonzero(levels > noise + self.cfg.share * (speech - noise)).flatten().tolist()
+        range_db = (loudest_around(levels) - noise).clamp(min=self.cfg.min_range_db)
+        loud = torch.nonzero(levels > noise + self.cfg.share * range_db).flatten().tolist()
         found: list[Interval] = []
         for frame in loud:
             start, end = frame * size, (frame + 1) * size
@@ -52,18 +51,3 @@ class EnergyVad(Vad):
             else:
                 found.append((start, end))
         return found
-
-
-def frame_levels(wave: Tensor, sample_rate: int) -> tuple[Tensor, int]:
-    """Energy of the waveform's whole frames in dB of full scale, at least `FLOOR_DB`; and their number of samples."""
-    size = max(1, int(_FRAME_S * sample_rate))
-    if len(wave) < size:
-        return torch.empty(0), size
-    power = wave.unfold(0, size, size).square().mean(dim=1)
-    return 10 * power.clamp(min=10 ** (FLOOR_DB / 10)).log10(), size
-
-
-def level_range(levels: Tensor) -> tuple[float, float]:
-    """Level of noise and level of speech: the 10th and the 95th percentile of the frames' levels."""
-    noise, speech = torch.quantile(levels, torch.tensor([0.1, 0.95])).tolist()
-    return noise, speech

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from speech.audio import resample
 from speech.vad.base import Interval, Vad, VadConfig
+from speech.vad.levels import leveled
 
 _RATES = (8000, 16000)
 _ONE_AT_A_TIME = threading.Lock()
@@ -45,12 +46,12 @@ class SileroVad(Vad):
         super().__init__(cfg)
 
     def speech(self, wave: Tensor, sample_rate: int) -> list[Interval]:
-        """The intervals that the network takes for speech."""
+        """The intervals that the network takes for speech; it would miss quiet speech, which is amplified therefore."""
         find, network = _silero()
         rate = sample_rate if sample_rate in _RATES else 16000
         with _ONE_AT_A_TIME, _one_thread(), torch.inference_mode():
             found = find(
-                resample(wave, sample_rate, rate),
+                resample(leveled(wave, sample_rate), sample_rate, rate),
                 network,
                 sampling_rate=rate,
                 threshold=self.cfg.threshold,

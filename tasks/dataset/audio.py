@@ -1,5 +1,6 @@
 """Loads the audio of an utterance: a file, a segment of a long recording, or a member of a tar."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ _RAW = {".raw": 16000}
 """Suffixes of audio without a header (16-bit, little-endian, one channel), with the default sample rate in Hz."""
 
 
-def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor, int]:
+def load_utterance_audio(source: Utterance | Mapping[str, Any], *, max_seconds: float = math.inf) -> tuple[Tensor, int]:
     """Load the audio of an utterance or of a row of the manifest.
 
     Only the segment of a long recording is decoded; only the member of a tar or the cell of a table is read.
@@ -26,12 +27,13 @@ def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor,
     Args:
         source: `audio`, `start`, `end`, `channel`, and `offset` and `length` if the audio is a range of bytes, or
             `row` and `column` if it is in a Parquet file.
+        max_seconds: Longest accepted utterance: a longer one is refused before it fills the memory.
 
     Returns:
         The waveform, float32 `[num_samples]` in [-1, 1], and its sample rate in Hz.
 
     Raises:
-        AudioError: If the audio is missing, damaged or empty.
+        AudioError: If the audio is missing, damaged, empty or too long.
     """
     row: Mapping[str, Any] = vars(source) if isinstance(source, Utterance) else source
     path, offset, length = row["audio"], row.get("offset"), row.get("length")
@@ -42,7 +44,8 @@ def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor,
         encoded = _cell(path, row["column"], int(row["row"]))
     else:
         encoded = path if offset is None or length is None else read_range(path, int(offset), int(length))
-    return decode_audio(encoded, start=row["start"], end=row["end"], channel=row["channel"], raw_rate=raw_rate)
+    start, end, channel = row["start"], row["end"], row["channel"]
+    return decode_audio(encoded, start=start, end=end, channel=channel, raw_rate=raw_rate, max_seconds=max_seconds)
 
 
 def _cell(path: str, column: str, row: int) -> bytes:

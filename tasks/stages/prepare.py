@@ -118,8 +118,11 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
     try:
         text = normalizer(utterance.text, utterance.language)
-        wave, rate = load_utterance_audio(utterance)
-    except (TextError, AudioError) as error:
+        wave, rate = load_utterance_audio(utterance, max_seconds=data.max_seconds)
+    except AudioError as error:
+        limit = f", data.max_seconds is {data.max_seconds}" if error.reason == "too-long" else ""
+        return refused(error.reason, f"{error}{limit}")
+    except TextError as error:
         return refused(error.reason, str(error))
     except LanguageError as error:
         return refused("language", str(error))
@@ -128,8 +131,6 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refused("bad-segment", missing)
     if seconds < data.min_seconds:
         return refused("too-short", f"{seconds:.3f} s, data.min_seconds is {data.min_seconds}")
-    if seconds > data.max_seconds:
-        return refused("too-long", f"{seconds:.3f} s, data.max_seconds is {data.max_seconds}")
     level = level_db(wave)
     if level < data.silence_db:
         return refused("silent", f"{level:.1f} dB, data.silence_db is {data.silence_db}")
@@ -319,4 +320,4 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         )
 
 
-PREPARE = Stage("prepare", 6, _inputs, _work)
+PREPARE = Stage("prepare", 7, _inputs, _work)

@@ -330,4 +330,4 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     }
 
 
-SHARD = Stage("shard", 2, _inputs, _work, pieces="")
+SHARD = Stage("shard", 3, _inputs, _work, pieces="")

@@ -307,8 +307,8 @@ class Starter:
         _, size, largest, rate = next(row for row in _SIZES if hours < row[0])
         batch, epochs = _schedule(hours, found.long_s, largest)
         return [
-            "# log-mel; pauses do not change the normalization, and recognition trims them: docs/features.md",
-            f"features: {{num_mels: {mels}, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4, trim_db: 30}}",
+            "# log-mel; neither the level of a recording nor pauses change the normalization: docs/features.md",
+            f"features: {{num_mels: {mels}, level_db: -20, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4}}",
             f"tokens: {words if found.few_words else pieces}",
             f"model: {{kind: conformer, {size}}}  # for {hours:.2g} hours of training data",
             "train:",

@@ -41,7 +41,9 @@ from training.learner.state_targets import read_alignments
 # fields that affect how training runs, but not its result
 _NOT_CONTENT: dict[str, Any] = {
     **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
-    **dict.fromkeys(("loader_threads", "max_unreadable", "machines_per_node", "compile", "learner_metrics"), True),
+    **dict.fromkeys(
+        ("loader_threads", "max_unreadable", "machines_per_node", "compile", "cuda_graphs", "learner_metrics"), True
+    ),
     "exchange": {"encrypt", "timeout_s", "chunk_kb", "daemons"},
     "strategy": {"newcomer"},
     "objective": {"alignments"},  # their digest counts
@@ -309,4 +311,4 @@ def model_digest(store: ObjectStore) -> str:
     return both.hexdigest()
 
 
-TRAIN = Stage("train", 4, _inputs, _work)
+TRAIN = Stage("train", 5, _inputs, _work)

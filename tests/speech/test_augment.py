@@ -191,7 +191,6 @@ def test_impossible_configurations_name_their_field(field, value):
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 def test_gpu_equals_cpu():
     config = AugmentConfig(speed_factors=(0.9, 1.0, 1.1), noise_snr_db=(5, 15), gain_db=3)
     waves, lengths = tones([300.0, 500.0, 700.0]), torch.tensor([16000, 15000, 14000])

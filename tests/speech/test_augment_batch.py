@@ -205,7 +205,6 @@ def test_a_batch_through_the_front_end_equals_its_utterances(kind, cmvn, lengths
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 def test_gpu_equals_cpu(tmp_path):
     soundfile.write(tmp_path / "noise.wav", randoms(4000).numpy(), RATE)
     noise = NoiseConfig(files=(str(tmp_path),), file_share=0.5)

@@ -166,7 +166,6 @@ def test_no_options_change_nothing():
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 def test_gpu_equals_cpu():
     config = LogMelConfig(delta_order=2, splice_left=2, splice_right=2, stride=2)
     feats, counts = batch([30, 20, 0])

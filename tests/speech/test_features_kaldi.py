@@ -244,7 +244,6 @@ class FeatureContract:
         assert 0 < ((dithered - plain).abs() / plain.abs().clamp(min=1)).mean() < 0.1
 
     @pytest.mark.gpu
-    @pytest.mark.gpu
     def test_gpu_equals_cpu(self, features):
         waves, lengths = torch.stack([self.wave(20000, row) for row in range(4)]), torch.tensor([20000, 9999, 400, 3])
         expected, counts = features(waves, lengths)

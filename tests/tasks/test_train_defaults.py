@@ -11,7 +11,7 @@ from speech.models import MODELS
 from speech.objectives import OBJECTIVES
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig
-from tasks.stages.train import TRAIN
+from tasks.stages.train import TRAIN, training_content
 from training.config import OPTIMIZERS, TrainConfig
 from training.strategies.registry import STRATEGY_CONFIGS
 
@@ -50,6 +50,12 @@ def test_changed_and_missing_defaults_are_found_but_new_ones_ignored():
     assert changed(recorded, {"a": {"b": 1, "c": None, "new": 5}, "d": 2}) == []
     assert changed(recorded, {"a": {"b": 2, "c": None}, "d": 3}) == ["a.b", "d"]
     assert changed(recorded, {"a": {"b": 1, "c": 0}}) == ["a.c", "d"]
+
+
+def test_fields_that_only_say_how_a_training_runs_do_not_train_again():
+    wanted = training_content(TrainConfig())
+    assert training_content(TrainConfig(compile=True, loader_threads=3, checkpoint_steps=7)) == wanted
+    assert training_content(TrainConfig(epochs=7)) != wanted
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from training.learner.devices import (
     is_out_of_memory,
     pick_device,
     rank_device,
+    share_gpu,
     spare_device,
 )
 from training.learner.gpus import Driver, Gpus
@@ -107,6 +108,35 @@ def test_process_selects_its_gpu_as_current_device(monkeypatch):
     claim(CPU)
     claim(gpu(1))
     assert claimed == [gpu(1)]
+
+
+@pytest.mark.parametrize(
+    ("device", "learners", "gpus", "share"),
+    [
+        (gpu(0), 1, 1, None),
+        (gpu(0), 4, 1, 0.225),
+        (gpu(0), 3, 2, 0.45),  # the first GPU has learners 0 and 2
+        (gpu(1), 3, 2, None),
+        (gpu(1), 2, 4, None),
+        (CPU, 4, 1, None),
+    ],
+)
+def test_learners_that_share_a_gpu_share_its_memory(monkeypatch, device, learners, gpus, share):
+    limits = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: limits.append(given))
+    share_gpu(device, learners, Inventory(gpus))
+    assert limits == ([] if share is None else [(pytest.approx(share), device)])
+
+
+def test_log_says_whether_sharing_learners_compute_at_the_same_time(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: None)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    caplog.set_level(logging.INFO)
+    share_gpu(gpu(0), 2, Inventory(1))
+    (tmp_path / "control").touch()
+    share_gpu(gpu(0), 2, Inventory(1))
+    assert "2 learners share cuda:0, each with at most 45 % of its memory; they compute in turns" in caplog.messages[0]
+    assert "MPS lets them compute at the same time" in caplog.messages[1]
 
 
 def test_allocator_is_configured_unless_the_environment_does(monkeypatch):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from emulated_device import DeviceExchange
+from emulated_device import DeviceExchange, EmulatedCudaExchange
 from exchange_ring import CONFIG, SIZE, Ring
 from support import wait_until
 
@@ -270,6 +270,27 @@ class TestZmqOfADevice(TestZmq):
     def make(self, count, folder, **config):
         cfg, gossip = exchange_config(CONFIG | {"encrypt": False} | config)
         return [DeviceExchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, gossip=gossip)) for n in range(count)]
+
+
+class TestCudaOfAnEmulatedDevice(TestZmq):
+    """Weights stay in memory of a device that all learners can read."""
+
+    def is_everything_ready(self, exchange):
+        return exchange.ready()
+
+    def make(self, count, folder, **config):
+        cfg, gossip = exchange_config(CONFIG | {"kind": "cuda", "encrypt": self.key is not None} | config)
+        made = []
+        for n in range(count):
+            made.append(EmulatedCudaExchange(cfg, ExchangeSetup(n, 0, SIZE, self.key, folder, gossip=gossip)))
+        return made
+
+
+class TestCudaSecureRandomRing(TestCudaOfAnEmulatedDevice):
+    key = RingKey.generate()
+
+    def make(self, count, folder, **config):
+        return super().make(count, folder, neighbours="random-ring", **config)
 
 
 class TestZmqSecureBf16RandomRing(TestZmq):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import zmq
+from emulated_device import EmulatedCudaExchange
 from ranks import run_ranks
 from torch import nn
 
@@ -33,17 +34,18 @@ ADAMW, SGD = AdamWConfig(lr=0.01), SgdConfig(lr=0.01)
 class Node:
     """A learner with a real exchange; its steps follow from their number alone."""
 
-    def __init__(self, number, folder, cfg=ADAMW, key=None, moments=None):
+    def __init__(self, number, folder, cfg=ADAMW, key=None, moments=None, kind="zmq"):
         torch.manual_seed(number)
         self.model = nn.Sequential(nn.Linear(60, 90), nn.BatchNorm1d(90), nn.Linear(90, 80))
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(cfg, self.model)
         self.moments = Moments(self.optimizer, self.flat)
         size = self.flat.weights.numel()
-        exchange = ExchangeConfig.model_validate({"chunk_kb": 16, "timeout_s": 0.5, "encrypt": key is not None})
+        fields = {"kind": kind, "chunk_kb": 16, "timeout_s": 0.5, "encrypt": key is not None}
+        exchange = ExchangeConfig.model_validate(fields)
         count = len(self.moments.names) if moments is None else moments
         setup = ExchangeSetup(number, 0, size, key, folder, moments=count, optimizer=self.moments.optimizer)
-        self.exchange = build_exchange(exchange, setup)
+        self.exchange = (EmulatedCudaExchange if kind == "cuda" else build_exchange)(exchange, setup)
         self.ring = NodeExchange(
             number, NodeGroup(0, 1, folder, torch.device("cpu")), self.flat, self.exchange, self.moments
         )
@@ -107,9 +109,13 @@ def view_of(*endpoints):
     return View(1, tuple(Member(n, f"once-{n}", (endpoint,)) for n, endpoint in enumerate(endpoints)))
 
 
-@pytest.mark.parametrize(("cfg", "key"), [(ADAMW, RingKey.generate()), (SGD, None)], ids=["adamw secure", "sgd plain"])
-def test_newcomer_continues_exactly_from_its_neighbours_step(nodes, cfg, key):
-    neighbour, newcomer = nodes.train(nodes.make(0, cfg, key)), nodes.make(1, cfg, key)
+@pytest.mark.parametrize(
+    ("cfg", "key", "kind"),
+    [(ADAMW, RingKey.generate(), "zmq"), (SGD, None, "zmq"), (ADAMW, None, "cuda")],
+    ids=["adamw secure", "sgd plain", "adamw in GPU memory"],
+)
+def test_newcomer_continues_exactly_from_its_neighbours_step(nodes, cfg, key, kind):
+    neighbour, newcomer = nodes.train(nodes.make(0, cfg, key, kind=kind)), nodes.make(1, cfg, key, kind=kind)
     newcomer.ring.set_view(view_of(neighbour.exchange.endpoint, newcomer.exchange.endpoint))
     assert newcomer.ring.take_from_neighbour()
     nodes.ended.set()

@@ -3,6 +3,7 @@
 Tests that need no GPU are in the files of each part.
 """
 
+import gc
 import math
 import os
 from contextlib import contextmanager
@@ -59,6 +60,13 @@ def test_nodes_share_one_gpu_and_average_through_the_cuda_mover(corpus, tmp_path
     assert any(entry["exchanges"] for entry in run.entries("step"))
 
 
+@pytest.mark.gpu
+def test_nodes_share_one_gpu_and_average_in_its_memory(corpus, tmp_path):
+    run = train(job_on(corpus, tmp_path, strategy="adpsgd", nodes=2, epochs=8, exchange={"kind": "cuda"}))
+    check(run, 2)
+    assert any(entry["exchanges"] for entry in run.entries("step"))
+
+
 @pytest.mark.gpu(2)
 @pytest.mark.parametrize(
     "strategy", ["scpsgd", "onebit", "sdpsgd", "d1d", "ma", "bmuf", "pipeline"], ids=lambda name: name
@@ -97,6 +105,7 @@ def test_gradients_on_gpu_and_cpu_agree(corpus, tmp_path, kind):
 @contextmanager
 def memory_for(total_bytes):
     """Let this process have so many bytes of the GPU."""
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(total_bytes / torch.cuda.get_device_properties(GPU).total_memory, GPU)
     try:
@@ -153,9 +162,13 @@ def test_model_that_exceeds_gpu_memory_is_reported(corpus, tmp_path):
 
 @pytest.mark.gpu
 def test_evaluator_falls_back_to_the_cpu_if_the_gpu_is_full(corpus, tmp_path):
-    job = job_on(corpus, tmp_path)
+    # tensors of over 1 MB: smaller ones may fit into what is left of other tests' blocks
+    model = bare("conformer").model_copy(update={"dim": 256, "layers": 2, "heads": 4})
+    job, slow = (
+        corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device=device) for device in ("cuda", "cpu")
+    )
     weights = cpu_weights(job.spec.build_model())
-    wanted = Evaluator(job_on(corpus, tmp_path, device="cpu")).validate(weights)
+    wanted = Evaluator(slow).validate(weights)
     with memory_for(4096):
         evaluator = Evaluator(job)
         found = evaluator.validate(weights)

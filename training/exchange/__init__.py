@@ -22,6 +22,7 @@ __all__ = [
 _KINDS = {
     "zmq": "training.exchange.zmq_exchange:ZmqExchange",
     "gloo": "training.exchange.gloo_exchange:GlooExchange",
+    "cuda": "training.exchange.cuda_exchange:CudaExchange",
 }
 
 

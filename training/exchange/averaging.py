@@ -11,25 +11,107 @@ process adds to the live weights between two steps. The delta is handed over on 
 it contains everything averaged until then (staleness one, arXiv:1904.04956).
 """
 
+from abc import ABC, abstractmethod
+
 import numpy as np
+from typing_extensions import override
 
 from training.exchange.mailbox import Floats, Mailbox, fence
+from training.exchange.messages import OK
 from training.exchange.wire import Buffer, Wire, WireKind
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # non-finite values are detected explicitly
 
 
-class Averager:
+class Averaging(ABC):
     """The exchange's side of a mailbox: averages chunks and collects the delta.
 
     Attributes:
+        size: Number of weights.
         generation: Generation of the current weights; 0 before the first ones.
         step: Training step of the snapshot in use.
-        chunks: Number of chunks.
+        chunks: Number of messages of an exchange, each with one chunk.
         chunk: Weights per chunk; the last one may be shorter.
         wire: Converts chunks to messages and back.
         skipped: Number of chunks left out because they were not finite.
+        refers: Whether messages refer to weights in shared memory instead of containing them.
     """
+
+    refers = False
+    size: int
+    generation: int
+    step: int
+    chunks: int
+    chunk: int
+    wire: Wire
+    skipped: int
+
+    @property
+    def loaded(self) -> bool:
+        """Whether weights have been loaded."""
+        return self.generation > 0
+
+    @abstractmethod
+    def count(self, index: int) -> int:
+        """Number of weights in a chunk."""
+
+    @abstractmethod
+    def message_bytes(self, index: int) -> int:
+        """Length of a chunk's message in bytes."""
+
+    @abstractmethod
+    def weights(self, index: int) -> Floats:
+        """The current weights of a chunk, in main memory."""
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """Load a waiting snapshot; returns whether there was one. Cheap enough to call before every chunk."""
+
+    @abstractmethod
+    def use(self) -> None:
+        """Mark the current snapshot as used, which requests a newer one."""
+
+    def refusal(self, theirs: Buffer) -> int:
+        """Status of the answer to a request of the right size: `OK` if its weights can be averaged."""
+        return OK
+
+    @abstractmethod
+    def ask(self, index: int, out: Buffer) -> None:
+        """Encode a chunk as a request; its weights are those of `self.step`."""
+
+    @abstractmethod
+    def answer(self, index: int, theirs: Buffer, out: Buffer) -> float:
+        """Average a chunk with a request, and encode the answer.
+
+        Args:
+            index: Index of the chunk.
+            theirs: The request.
+            out: Memory for the answer; may be that of the request.
+
+        Returns:
+            Sum of the squared differences; NaN if the chunk was left out.
+        """
+
+    @abstractmethod
+    def settle(self, index: int, sent: Buffer, theirs: Buffer, step: int) -> float:
+        """Average a chunk with the answer to our request.
+
+        Args:
+            index: Index of the chunk.
+            sent: Our request.
+            theirs: The answer.
+            step: Training step of the weights in our request.
+
+        Returns:
+            Sum of the squared differences; NaN if the chunk was left out.
+        """
+
+    def release(self, answered: Buffer) -> None:  # noqa: B027 - only needed if an answer refers to memory
+        """Allow reuse of the memory to which an answer refers; the asker sends the answer back once it has read it."""
+
+
+class Averager(Averaging):
+    """Averages weights in main memory; messages contain them."""
 
     def __init__(self, mailbox: Mailbox, chunk: int, wire: WireKind = "fp32") -> None:
         self._mailbox = mailbox
@@ -49,29 +131,25 @@ class Averager:
         self._difference = np.empty(self.chunk, np.float32)
 
     @property
-    def loaded(self) -> bool:
-        """Whether weights have been loaded."""
-        return self.generation > 0
-
-    @property
     def dirty(self) -> bool:
         """Whether there is a delta to hand over."""
         return not bool(self._fresh.all())
 
+    @override
     def count(self, index: int) -> int:
-        """Number of weights in a chunk."""
         return min(self.chunk, self.size - index * self.chunk)
 
+    @override
+    def message_bytes(self, index: int) -> int:
+        return self.count(index) * self.wire.itemsize
+
+    @override
     def weights(self, index: int) -> Floats:
-        """The current weights of a chunk, as a view."""
         return self._weights[index * self.chunk : index * self.chunk + self.count(index)]
 
+    @override
     def poll(self) -> bool:
-        """Load a waiting snapshot and hand over the delta if demanded; cheap enough to call before every chunk.
-
-        Returns:
-            Whether a snapshot was loaded.
-        """
+        """Load a waiting snapshot, if there is one, and hand over the delta if demanded."""
         # `released` must be read first: if a delta is released now, a snapshot without it is loaded before the
         # delta's memory is reused
         mailbox = self._mailbox
@@ -85,20 +163,14 @@ class Averager:
             mailbox.bell.ring()
         return loaded
 
+    @override
     def ask(self, index: int, out: Buffer) -> None:
-        """Encode a chunk as a request; its weights are those of `self.step`."""
         self.use()
         self.wire.encode(self.weights(index), out)
 
     @_QUIET
+    @override
     def answer(self, index: int, theirs: Buffer, out: Buffer) -> float:
-        """Average a chunk with a request, and encode the answer.
-
-        Args:
-            index: Index of the chunk.
-            theirs: The request.
-            out: Memory for the answer; may be that of the request.
-        """
         self.use()
         weights, difference = self.weights(index), self._difference[: self.count(index)]
         if self.wire.kind == "fp32":
@@ -111,24 +183,14 @@ class Averager:
         return self._add(index, difference, self.step)
 
     @_QUIET
+    @override
     def settle(self, index: int, sent: Buffer, theirs: Buffer, step: int) -> float:
-        """Average a chunk with the answer to our request.
-
-        Args:
-            index: Index of the chunk.
-            sent: Our request.
-            theirs: The answer.
-            step: Training step of the weights in our request.
-
-        Returns:
-            Sum of the squared differences; NaN if the chunk was left out.
-        """
         difference = self._difference[: self.count(index)]
         np.subtract(self.wire.decode(theirs), self.wire.decode(sent, 1), out=difference)
         return self._add(index, difference, step)
 
+    @override
     def use(self) -> None:
-        """Mark the current snapshot as used, which requests a newer one."""
         if self._mailbox.used != self._mailbox.read:
             self._mailbox.used = self._mailbox.read
             self._mailbox.bell.ring()

@@ -71,8 +71,8 @@ class MailboxExchange(Exchange):
             return False
         update = self._mailbox.step + 1
         if update != self._mailbox.updating:
-            self._mailbox.updating = update
             self._mover.update_begins()
+            self._mailbox.updating = update
         if not self._mover.ready():
             return False
         self._staleness = float(update - self._mover.oldest)

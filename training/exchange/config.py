@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class ExchangeConfig(BaseModel):
@@ -10,8 +10,9 @@ class ExchangeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
-    kind: Literal["zmq", "gloo"] = "zmq"
-    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave."""
+    kind: Literal["zmq", "gloo", "cuda"] = "zmq"
+    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave;
+    `cuda`: as `zmq` for learners on GPUs of one machine, whose weights stay in GPU memory."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
     cpu_share: float = Field(default=0.05, ge=0, le=1)
@@ -26,3 +27,12 @@ class ExchangeConfig(BaseModel):
     """A neighbour that does not answer for this long is not asked for a while."""
     encrypt: bool = True
     """Authenticate and encrypt; if false, only loopback addresses are allowed."""
+
+    @model_validator(mode="after")
+    def _check_cuda(self) -> "ExchangeConfig":
+        if self.kind == "cuda" and (self.wire != "fp32" or self.daemons > 1):
+            raise ValueError(
+                f"exchange.kind is cuda, wire {self.wire} and daemons {self.daemons}: weights stay in GPU memory, so "
+                "use wire=fp32 and daemons=1, or kind=zmq"
+            )
+        return self

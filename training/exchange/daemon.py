@@ -9,13 +9,17 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from training.exchange.control import Control
 from training.exchange.mailbox import Bell, Mailbox
 from training.exchange.replicas import ReplicaGiver, ReplicaMemory
 from training.processes import logs
 from training.processes.children import end_with_parent
+
+if TYPE_CHECKING:
+    from training.exchange.averaging import Averaging
 
 _SETUP_S = 30.0
 
@@ -38,7 +42,7 @@ def main(argv: list[str]) -> int:
         from training.exchange.gloo_daemon import serve
 
         return serve(setup, mailbox, control)
-    return _serve_zmq(setup, mailbox, control)
+    return serve_zmq(setup, mailbox, control)
 
 
 def _setup(control: Control) -> dict[str, Any]:
@@ -59,13 +63,28 @@ def _replicas(setup: dict[str, Any]) -> ReplicaGiver | None:
     return ReplicaGiver(memory, str(shared["optimizer"]), int(setup["chunk"]), float(setup["timeout_s"]))
 
 
-def _serve_zmq(setup: dict[str, Any], mailbox: Mailbox, control: Control) -> int:
+def serve_zmq(
+    setup: dict[str, Any],
+    mailbox: Mailbox,
+    control: Control,
+    averaging: "Averaging | None" = None,
+    cpu_s: Callable[[], float] = time.process_time,
+) -> int:
+    """Serve one exchange over ZeroMQ until the training process closes its end; returns the exit status.
+
+    Args:
+        setup: See `ZmqDaemon`.
+        mailbox: Shared with the training process.
+        control: Connection to the training process.
+        averaging: Averages the weights; by default those in the mailbox.
+        cpu_s: Returns the exchange's CPU time, in seconds.
+    """
     import zmq
 
     from training.exchange.zmq_daemon import ZmqDaemon
 
     try:
-        daemon = ZmqDaemon(setup, mailbox, control, _replicas(setup))
+        daemon = ZmqDaemon(setup, mailbox, control, _replicas(setup), averaging, cpu_s)
     except (zmq.ZMQError, ValueError) as error:
         taken = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
         control.send({"error": "taken" if taken else "setup", "why": str(error)})

@@ -1,15 +1,20 @@
-"""Copies between a device and main memory that overlap with training: the interface, and its CUDA implementation."""
+"""Work of an exchange on a device that overlaps with training: the interface, and its CUDA implementation."""
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
+from typing_extensions import override
 
 from training.exchange.mailbox import Floats, Mailbox
 
-Direction = Literal["down", "up"]
+log = logging.getLogger(__name__)
+
+Direction = Literal["down", "up", "across"]
+"""To main memory, to the device, and between memory of this and of other processes on the device."""
 
 
 class CopyEvent(ABC):
@@ -19,12 +24,16 @@ class CopyEvent(ABC):
     def wait(self) -> None:
         """Wait until the device has reached this point."""
 
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the device has reached this point; never waits."""
+
 
 Points = tuple["CopyEvent | None", ...]
 
 
 class Copies(ABC):
-    """What a `DeviceMover` needs of a device: the training stream, and one stream per direction.
+    """What an exchange needs of a device: the training stream, and one stream per direction.
 
     Work of one direction runs in order, concurrently with training and the other direction, and starts after the given
     points. No method blocks the CPU, except `close`.
@@ -39,14 +48,35 @@ class Copies(ABC):
         """Make further work of the training stream wait for a point."""
 
     @abstractmethod
+    def run(self, direction: Direction, work: Callable[[], object], after: Points = ()) -> CopyEvent:
+        """Issue work in the direction's stream; returns the point at which it ends."""
+
     def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> CopyEvent:
         """Copy between device and main memory; returns the point at which the copy ends."""
+        return self.run(direction, lambda: target.copy_(source, non_blocking=True), after)
 
-    @abstractmethod
     def add(
-        self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points, first: bool
+        self,
+        direction: Direction,
+        target: torch.Tensor,
+        source: torch.Tensor,
+        after: Points,
+        first: bool,
+        scale: float = 1.0,
     ) -> CopyEvent:
-        """Add on the device, or overwrite the target if `first`; returns the point at which that ends."""
+        """Add `scale * source` on the device, or overwrite the target if `first`; returns the point where that ends."""
+
+        def work() -> None:
+            if first:
+                torch.mul(source, scale, out=target)
+            else:
+                target.add_(source, alpha=scale)
+
+        return self.run(direction, work, after)
+
+    def host(self, length: int) -> torch.Tensor:
+        """Allocate fp32 main memory for small results, to which the device copies without blocking the CPU."""
+        return torch.zeros(length)
 
     def close(self) -> None:  # noqa: B027 - not every device has something to close
         """Wait for all copies that were started."""
@@ -54,21 +84,41 @@ class Copies(ABC):
 
 class _CudaPoint(CopyEvent):
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # without `blocking`, a waiting thread keeps a core busy, and each learner has two of them
+        self.event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         self.event.synchronize()  # type: ignore[no-untyped-call]
 
+    def done(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
 
 class CudaCopies(Copies):
-    """Copies between a GPU and page-locked shared memory."""
+    """Work on a GPU, and copies between it and page-locked shared memory.
 
-    def __init__(self, device: torch.device, mailbox: Mailbox) -> None:
+    Args:
+        device: The GPU.
+        mailbox: Shared memory that the copies use; None if they use none.
+    """
+
+    def __init__(self, device: torch.device, mailbox: Mailbox | None = None) -> None:
         self._device = device
-        self._streams = {name: torch.cuda.Stream(device) for name in ("down", "up")}  # type: ignore[no-untyped-call]
+        names = get_args(Direction)
+        self._streams = {name: torch.cuda.Stream(device) for name in names}  # type: ignore[no-untyped-call]
         with torch.cuda.device(device):
-            self._locked = [part for part in (*mailbox.weights, *mailbox.deltas) if _lock_pages(part)]
+            parts = () if mailbox is None else (*mailbox.weights, *mailbox.deltas)
+            codes = [_lock_pages(part, device) for part in parts]
+        self._locked = [part for part, code in zip(parts, codes, strict=True) if code == 0]
+        if any(codes):
+            log.warning(
+                "%d of the %d buffers shared with the exchange could not be page-locked (CUDA error %d): copies of the "
+                "weights are slower; allow more locked memory (`ulimit -l unlimited`)",
+                len(parts) - len(self._locked),
+                len(parts),
+                max(codes),
+            )
 
     def mark(self) -> CopyEvent:
         """Record an event on the training stream."""
@@ -79,24 +129,8 @@ class CudaCopies(Copies):
         assert isinstance(point, _CudaPoint)
         torch.cuda.current_stream(self._device).wait_event(point.event)
 
-    def copy(self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points = ()) -> CopyEvent:
-        """Copy on the direction's stream."""
-        return self._on(direction, after, lambda: target.copy_(source, non_blocking=True))
-
-    def add(
-        self, direction: Direction, target: torch.Tensor, source: torch.Tensor, after: Points, first: bool
-    ) -> CopyEvent:
-        """Add or overwrite on the direction's stream."""
-        return self._on(direction, after, lambda: target.copy_(source) if first else target.add_(source))
-
-    def close(self) -> None:
-        """Wait for all streams and unlock the memory."""
-        torch.cuda.synchronize(self._device)
-        for part in self._locked:
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.cudart().cudaHostUnregister(part.ctypes.data)  # type: ignore[no-untyped-call]
-
-    def _on(self, direction: Direction, after: Points, work: Callable[[], object]) -> CopyEvent:
+    @override
+    def run(self, direction: Direction, work: Callable[[], object], after: Points = ()) -> CopyEvent:
         stream = self._streams[direction]
         for point in after:
             if isinstance(point, _CudaPoint):
@@ -105,10 +139,26 @@ class CudaCopies(Copies):
             work()
         return _CudaPoint(stream)
 
+    @override
+    def host(self, length: int) -> torch.Tensor:
+        return torch.zeros(length).pin_memory()
 
-def _lock_pages(part: Floats) -> bool:
-    """Page-lock memory, so that copies are asynchronous; returns whether it worked (copies work without, too)."""
-    try:
-        return int(torch.cuda.cudart().cudaHostRegister(part.ctypes.data, part.nbytes, 0)) == 0  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return False
+    def close(self) -> None:
+        """Wait for all streams and unlock the memory."""
+        torch.cuda.synchronize(self._device)
+        for part in self._locked:
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.cudart().cudaHostUnregister(part.ctypes.data)  # type: ignore[no-untyped-call]
+
+
+def _lock_pages(part: Floats, device: torch.device) -> int:
+    """Page-lock memory, so that copies are asynchronous; returns CUDA's error code, 0 if it worked.
+
+    Copies work without, too. A failure stays pending, and the next kernel would raise it: it is raised here by an empty
+    one.
+    """
+    code = int(torch.cuda.cudart().cudaHostRegister(part.ctypes.data, part.nbytes, 0))  # type: ignore[no-untyped-call]
+    if code:
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)
+    return code

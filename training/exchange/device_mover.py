@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from training.exchange.device_copies import Copies, CopyEvent, Points
+from training.exchange.device_copies import Copies, CopyEvent, Direction, Points
 from training.exchange.mailbox import Mailbox
 from training.exchange.movers import Mover
 
@@ -42,7 +42,7 @@ class DeviceMover(Mover):
         self._slots = [torch.from_numpy(part) for part in mailbox.weights]
         self._deltas = [torch.from_numpy(part) for part in mailbox.deltas]
         self._clone, self._landed = torch.empty_like(weights), torch.empty_like(weights)
-        self._sums = [_Sum(torch.empty_like(weights)) for _ in range(2)]
+        self._sums = [DeltaSum(torch.empty_like(weights)) for _ in range(2)]
         self._gathering, self._taken = self._sums
         self._brought = 0  # number of the last delta in the sums or in the weights
         self._cloned: CopyEvent | None = None
@@ -179,7 +179,7 @@ class DeviceMover(Mover):
         self._copies.copy("up", self._landed, self._deltas[number % 2]).wait()
         with self._lock:
             if generation == self.generation:
-                self._gathering.add(self._landed, step, self._copies)
+                self._gathering.add("up", self._landed, step, self._copies)
                 self._brought = number
             # the exchange keeps only the last delta: while a snapshot that lacks this one is being copied, the exchange
             # must not make another
@@ -194,7 +194,7 @@ def _mean(mean: float, value: float) -> float:
     return value if not mean else mean + (value - mean) / 10
 
 
-class _Sum:
+class DeltaSum:
     """Sum of deltas on a device.
 
     Attributes:
@@ -210,8 +210,11 @@ class _Sum:
         self.added: CopyEvent | None = None
         self.readers: Points = ()
 
-    def add(self, delta: torch.Tensor, step: int, copies: Copies) -> None:
-        """Add a delta."""
-        self.added = copies.add("up", self.values, delta, self.readers, first=not self.steps)
+    def add(
+        self, direction: Direction, delta: torch.Tensor, step: int, copies: Copies, scale: float = 1.0
+    ) -> CopyEvent:
+        """Add `scale * delta`; returns the point at which that ends."""
+        self.added = copies.add(direction, self.values, delta, self.readers, not self.steps, scale)
         self.readers = ()
         self.steps.append(step)
+        return self.added

@@ -47,7 +47,7 @@ _COUNTS += [
     "late",
     "skipped",
 ]
-_COUNTS += ["bytes_sent", "bytes_received", "last_peer"]
+_COUNTS += ["bytes_sent", "bytes_received", "last_peer", "rested"]
 _FIGURES = ["deadline", "lead_s"]
 _FIGURES += ["last_s", "total_s", "distance", "cpu_seconds", "beat"]
 
@@ -65,6 +65,7 @@ class Mailbox:
         updating: Training step of the next update, or of the last one.
         newest: Training step of the newest weights of which the training process can make a snapshot.
         used: Number of the last snapshot of which anything was sent.
+        rested: Number of the last tick whose first exchange has ended, or for which there is no neighbour.
         deadline: Monotonic time in seconds after which an average is probably too late for the next update; 0 if every
             average before an update reaches it.
         lead_s: Seconds that an average needs to reach an update.
@@ -96,6 +97,7 @@ class Mailbox:
     bytes_sent: int
     bytes_received: int
     last_peer: int
+    rested: int
     deadline: float
     lead_s: float
     last_s: float

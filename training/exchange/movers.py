@@ -39,7 +39,7 @@ class Mover(ABC):
         """Offer weights; False if earlier ones are still being transferred."""
 
     def update_begins(self) -> None:  # noqa: B027 - only needed if copies take time
-        """Signal that the training process is about to change its weights."""
+        """Called before an update; until it returns, neighbours may still average with the old weights."""
 
     @abstractmethod
     def ready(self) -> bool:

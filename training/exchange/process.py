@@ -1,10 +1,11 @@
-"""An exchange whose daemon is a separate process: the training process's side."""
+"""An exchange whose daemon is a separate process or thread: the training process's side."""
 
 import logging
 import os
 import socket
 import sys
 import time
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -30,12 +31,8 @@ STOP_S = 2.0
 _WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104
 
 
-class ProcessExchange(MailboxExchange):
-    """Starts a daemon and communicates with it.
-
-    Linux ends the daemon when the *thread* that started it ends, so create this object in a thread that lives as long
-    as the training.
-    """
+class DaemonExchange(MailboxExchange):
+    """Starts a daemon and communicates with it; subclasses say where it runs."""
 
     def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup, extra: dict[str, Any]) -> None:
         super().__init__(setup.size)
@@ -69,8 +66,9 @@ class ProcessExchange(MailboxExchange):
             message["replica"] = {"file": self._replica_file, "length": length, "optimizer": setup.optimizer}
         if setup.key is not None and cfg.encrypt:
             message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
-        self._process = self._launch()
-        self._control.send(message | extra)
+        ours, theirs = socket.socketpair()
+        self._control = Control(ours)
+        self._launch(message | extra, theirs)
         try:
             self.endpoint = self._listening()
         except BaseException:
@@ -126,41 +124,42 @@ class ProcessExchange(MailboxExchange):
         self._replicas.given[-1] = steps
         self._replicas.give()
 
+    @abstractmethod
+    def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:
+        """Start the daemon.
+
+        Args:
+            setup: What it needs to know.
+            theirs: The daemon's end of the control connection.
+        """
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the daemon, whose control connection is closed, within a bounded time."""
+
+    @abstractmethod
+    def _tail(self) -> str:
+        """The end of the daemon's log."""
+
     @override
     def alive(self) -> bool:
-        return self._process.poll() is None and not self._control.closed
+        return not self._control.closed
 
     @override
     def close(self) -> None:
         self._control.close()
-        stop(self._process, STOP_S)
+        self._end()
         self._close_mailbox()
         if self._replicas is not None:
             self._replicas.close()
             self._replicas = None
             os.close(self._replica_file)
 
-    @property
-    def pid(self) -> int:
-        """The daemon's process id."""
-        return self._process.pid
-
-    def _launch(self) -> Child:
-        ours, theirs = socket.socketpair()
-        self._control = Control(ours)
-        files = (self._file, theirs.fileno(), self._bell.rings)
-        command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
-        # chunk arithmetic gains nothing from threads, and the cores are for training
-        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        inherited = [*files, *([self._replica_file] if self._replicas else [])]
-        with theirs:
-            return Child(command, self._log, threads, pass_fds=inherited)
-
     def _listening(self) -> str:
         answer = self._await("listening", START_S)
         if answer is not None:
             return str(answer["listening"])
-        tail = self._process.tail() or "(nothing)"
+        tail = self._tail() or "(nothing)"
         raise ExchangeError(f"the exchange's daemon did not start; the end of {self._log}:\n{tail}")
 
     def _await(self, name: str, timeout_s: float, value: object = None) -> dict[str, Any] | None:
@@ -180,6 +179,42 @@ class ProcessExchange(MailboxExchange):
 
     def _wake(self) -> None:
         self._control.wake()
+
+
+class ProcessExchange(DaemonExchange):
+    """The daemon is a process of its own, for weights in shared main memory.
+
+    Linux ends the daemon when the *thread* that started it ends, so create this object in a thread that lives as long
+    as the training.
+    """
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process id."""
+        return self._process.pid
+
+    @override
+    def alive(self) -> bool:
+        return self._process.poll() is None and super().alive()
+
+    @override
+    def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:
+        files = (self._file, theirs.fileno(), self._bell.rings)
+        command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
+        # chunk arithmetic gains nothing from threads, and the cores are for training
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        inherited = [*files, *([self._replica_file] if self._replicas else [])]
+        with theirs:
+            self._process = Child(command, self._log, threads, pass_fds=inherited)
+        self._control.send(setup)
+
+    @override
+    def _end(self) -> None:
+        stop(self._process, STOP_S)
+
+    @override
+    def _tail(self) -> str:
+        return self._process.tail()
 
 
 def split_host(text: str) -> tuple[str, int]:

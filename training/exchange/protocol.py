@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from training.coordinator.membership import View
-from training.exchange.averaging import Averager
+from training.exchange.averaging import Averaging
 from training.exchange.mailbox import Mailbox
 from training.exchange.memory_pool import MemoryPool
-from training.exchange.messages import AVERAGE, CROSSED, MEANING, MISMATCH, NOT_READY, OK, OUTDATED, Header
+from training.exchange.messages import AVERAGE, CROSSED, MEANING, MISMATCH, NOT_READY, OK, OUTDATED, RELEASE, Header
 from training.exchange.reporting import Report
 from training.exchange.wire import Buffer
 
@@ -119,7 +119,7 @@ class Protocol:
     """
 
     def __init__(
-        self, node: int, mailbox: Mailbox, averager: Averager, report: Report, per_step: int, window: int = 1
+        self, node: int, mailbox: Mailbox, averager: Averaging, report: Report, per_step: int, window: int = 1
     ) -> None:
         self.view = View()
         self.asking: Asking | None = None
@@ -178,7 +178,7 @@ class Protocol:
         if asking is None or asking.sent == averager.chunks or asking.sent - asking.settled >= self._window:
             return None
         index = (asking.first + asking.sent) % averager.chunks
-        chunk = asking.pending.memory.take(averager.count(index) * averager.wire.itemsize)
+        chunk = asking.pending.memory.take(averager.message_bytes(index))
         averager.ask(index, chunk)
         last = asking.sent == averager.chunks - 1
         return ChunkRequest(self.header(AVERAGE, asking.token, index=index, last=last), chunk)
@@ -251,6 +251,11 @@ class Protocol:
         self._report.failed += 1
         self._first, self.asking = (asking.first + asking.settled) % self._averager.chunks, None
 
+    def note_rest(self, waits: bool) -> None:
+        """Tell the training process whether an exchange of its last step may still end, or begin if `waits`."""
+        if self.asking is None and not (waits and self.first_of_step):
+            self._mailbox.rested = self._ticks
+
     # --- answering
 
     def poll(self) -> None:
@@ -269,7 +274,10 @@ class Protocol:
         Returns:
             The answer's header.
         """
-        status = self._status_of(header, len(chunk))
+        if header.kind == RELEASE:
+            self._averager.release(chunk)
+            return self.header(RELEASE, header.token, OK, header.index)
+        status = self._status_of(header, chunk)
         if status == OK and header.kind == AVERAGE:
             self._averager.answer(header.index, chunk, chunk)
             self._report.answered(len(chunk), header.last)
@@ -277,20 +285,20 @@ class Protocol:
             self._report.answered(0, header.last)
         return self.header(header.kind, header.token, status, header.index)
 
-    def _status_of(self, header: Header, length: int) -> int:
+    def _status_of(self, header: Header, chunk: Buffer) -> int:
         """Determine the status of the answer to a request."""
         averager = self._averager
         if header.view < self.view.number and self.view.find(header.node) is None:
             return OUTDATED
         if not averager.loaded:
             return NOT_READY
-        fits = (header.size, header.chunk) == (averager.size, averager.chunk) and header.index < averager.chunks
-        if header.kind == AVERAGE:
-            fits = fits and header.wire == averager.wire.kind
-            fits = fits and length == averager.count(header.index) * averager.wire.itemsize
-            if fits and self._crosses(header):
-                return CROSSED
-        return OK if fits else MISMATCH
+        fits = (header.size, header.chunk) == (averager.size, averager.chunk)
+        if header.kind != AVERAGE:
+            return OK if fits and header.index * averager.chunk < averager.size else MISMATCH
+        fits = fits and header.index < averager.chunks and header.wire == averager.wire.kind
+        if not fits or len(chunk) != averager.message_bytes(header.index):
+            return MISMATCH
+        return CROSSED if self._crosses(header) else averager.refusal(chunk)
 
     def _crosses(self, header: Header) -> bool:
         """Whether this side waits for the asker's answer for the same chunk, and has priority.

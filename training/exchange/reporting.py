@@ -3,8 +3,9 @@
 import logging
 import math
 import time
+from collections.abc import Callable
 
-from training.exchange.averaging import Averager
+from training.exchange.averaging import Averaging
 from training.exchange.mailbox import Mailbox
 
 _EVERY_S = 0.05
@@ -12,9 +13,15 @@ _REPEAT_S = 60.0
 
 
 class Report:
-    """Collects an exchange's figures; for their meaning see `ExchangeStats`."""
+    """Collects an exchange's figures; for their meaning see `ExchangeStats`.
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    Args:
+        mailbox: Where they are published.
+        cpu_s: Returns the exchange's CPU time, in seconds.
+    """
+
+    def __init__(self, mailbox: Mailbox, cpu_s: Callable[[], float] = time.process_time) -> None:
+        self._cpu_s = cpu_s
         self._mailbox = mailbox
         self.initiated = self.finished = self.failed = self.late = 0
         self.bytes_sent = self.bytes_received = 0
@@ -60,12 +67,12 @@ class Report:
             self._reported_at[node, why] = now
             logging.warning("node %d refused an exchange: %s", node, why)
 
-    def write(self, now: float, averager: Averager) -> None:
+    def write(self, now: float, averager: Averaging) -> None:
         """Publish the figures if they have changed or the interval is over."""
         if self._changed or now - self._written_at >= _EVERY_S:
             self.publish(now, averager)
 
-    def publish(self, now: float, averager: Averager) -> None:
+    def publish(self, now: float, averager: Averaging) -> None:
         """Write the figures to the mailbox."""
         mailbox = self._mailbox
         mailbox.initiated, mailbox.finished, mailbox.failed = self.initiated, self.finished, self.failed
@@ -73,7 +80,7 @@ class Report:
         mailbox.bytes_sent, mailbox.bytes_received = self.bytes_sent, self.bytes_received
         mailbox.last_s, mailbox.total_s = self._last_s, self._total_s
         mailbox.distance, mailbox.last_peer = self._distance, self._last_peer
-        mailbox.cpu_seconds, mailbox.beat = time.process_time(), now
+        mailbox.cpu_seconds, mailbox.beat = self._cpu_s(), now
         if self._changed:
             mailbox.bell.ring()
         self._written_at, self._changed = now, False

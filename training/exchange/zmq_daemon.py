@@ -2,18 +2,19 @@
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import zmq
 
 from training.coordinator.membership import View
-from training.exchange.averaging import Averager
+from training.exchange.averaging import Averager, Averaging
 from training.exchange.control import Control
 from training.exchange.cpu_budget import CpuBudget
 from training.exchange.mailbox import Mailbox
-from training.exchange.messages import AGREE, FETCH, MISMATCH, NOT_READY, OK, REPLICA, Header
+from training.exchange.messages import AGREE, AVERAGE, FETCH, MISMATCH, NOT_READY, OK, RELEASE, REPLICA, Header
 from training.exchange.neighbours import Kind, by_distance, neighbour
-from training.exchange.protocol import Protocol
+from training.exchange.protocol import ChunkRequest, Protocol
 from training.exchange.replicas import ReplicaGiver
 from training.exchange.reporting import Report
 from training.exchange.stagger import Stagger
@@ -39,32 +40,41 @@ class ZmqDaemon:
         mailbox: Shared with the training process.
         control: Connection to the training process.
         replicas: Gives newcomers weights and optimizer state; None if the option is off.
+        averaging: Averages the weights; by default those in the mailbox.
+        cpu_s: Returns the exchange's CPU time, in seconds.
 
     Raises:
         zmq.ZMQError: If the address cannot be bound.
     """
 
     def __init__(
-        self, setup: dict[str, Any], mailbox: Mailbox, control: Control, replicas: ReplicaGiver | None = None
+        self,
+        setup: dict[str, Any],
+        mailbox: Mailbox,
+        control: Control,
+        replicas: ReplicaGiver | None = None,
+        averaging: Averaging | None = None,
+        cpu_s: Callable[[], float] = time.process_time,
     ) -> None:
         self._replicas = replicas
         self._node, self._seed = int(setup["node"]), int(setup["seed"])
         self._kind: Kind = setup["neighbours"]
         self._timeout_s = float(setup["timeout_s"])
-        self._allowance = CpuBudget(float(setup["cpu_share"]))
+        self._allowance = CpuBudget(float(setup["cpu_share"]), cpu_s)
         self._mailbox, self._control = mailbox, control
-        self._averager = averager = Averager(mailbox, int(setup["chunk"]), setup["wire"])
-        self._report = Report(mailbox)
-        window = max(2, WINDOW_BYTES // (averager.chunk * averager.wire.itemsize))
+        self._averager = averager = averaging or Averager(mailbox, int(setup["chunk"]), setup["wire"])
+        self._report = Report(mailbox, cpu_s)
+        window = max(2, WINDOW_BYTES // averager.message_bytes(0))
         self._protocol = Protocol(self._node, mailbox, averager, self._report, int(setup["per_step"]), window)
         self._addresses = dict[int, Address]()
         self._asked: Peer | None = None
         self._fetching: Fetching | None = None
         self._old_since, self._listens, self._try_at = math.inf, True, 0.0
+        self._alone = True
         self._apart = Stagger(self._seed, self._node, time.monotonic())
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         key = RingKey(setup["public"].encode(), setup["secret"].encode()) if setup.get("secret") else None
-        longest = 4 * averager.chunk + 1024
+        longest = max(4 * averager.chunk, averager.message_bytes(0)) + 1024
         self._links = Links(self._context, key, self._timeout_s, longest)
         host, port = setup["host"], int(setup["port"])
         self._router = Router(self._context, key, longest, host, port)
@@ -89,6 +99,7 @@ class ZmqDaemon:
             now = time.monotonic()
             self._begin(now)
             self._check_time(now)
+            self._protocol.note_rest(self._protocol.may_begin and not self._alone)
             self._report.write(now, self._averager)
 
     def close(self) -> None:
@@ -108,7 +119,7 @@ class ZmqDaemon:
             if self._asked and self._protocol.asking and self._asked.address not in self._addresses.values():
                 self._fail()
             self._peers.keep(set(self._addresses.values()))
-            self._try_at = 0.0
+            self._try_at, self._alone = 0.0, False
         elif "fetch" in command:
             if self._fetching:
                 self._fetching.close()
@@ -205,11 +216,19 @@ class ZmqDaemon:
                 continue
             header, chunk = message
             outcome = self._protocol.hear(peer.pending, header, chunk, time.monotonic())
+            if outcome != "refused" and header.kind == AVERAGE and self._averager.refers:
+                self._release(peer, header, chunk)
             if outcome == "refused":
                 peer.retry_at = time.monotonic() + _REFUSED_S
             elif outcome != "ignored":
                 peer.answered()
                 self._send()
+
+    def _release(self, peer: Peer, header: Header, chunk: Buffer) -> None:
+        """Tell the peer that its answer was read; it sends a reply, which is ignored."""
+        if header.status == OK:
+            again = self._protocol.header(RELEASE, header.token, index=header.index)
+            peer.send(ChunkRequest(again, bytes(chunk)))
 
     def _send(self) -> None:
         """Send as many chunks as the window permits; finish the exchange when all are answered."""
@@ -240,6 +259,7 @@ class ZmqDaemon:
         if self._awaits() or not (self._allowance.covers(now) or protocol.first_of_step):
             return
         address = self._choose(now)
+        self._alone = address is None
         if address is None:
             self._try_at = now + _RETRY_S
             return

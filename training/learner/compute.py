@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from speech.models.networks.base import ModelStage, TrainableNetwork
 from speech.models.networks.blstm import LstmLayers
@@ -28,6 +28,7 @@ from training.learner.batching import derive_seed
 from training.learner.data import Batch, SpeechDataset
 from training.learner.devices import is_out_of_memory
 from training.learner.flat import FlatParameters
+from training.learner.graphs import GraphedForward
 from training.learner.microbatches import Portions, cut, undivided
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
@@ -127,7 +128,9 @@ class Learner:
             self.moments = Moments(self.optimizer, self.flat)
         self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
         self.model.train()
-        self._forward = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
+        self._network = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
+        graphs = self.cfg.cuda_graphs and device.type == "cuda"
+        self._forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
 
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))
@@ -213,12 +216,19 @@ class Learner:
         torch.manual_seed(seed)
         feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            log_probs, out_frames = self._forward(feats, frames)
+        log_probs, out_frames = self._forward(feats, frames)
         losses, unalignable = self.objective.losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
-        return float(total.detach()), unalignable
+        # one wait for the device, after everything has been launched
+        loss, count = torch.stack([total.detach().double(), unalignable.double()]).tolist()
+        return loss, int(count)
+
+    def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [B, T', V] and output frames [B] of features."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            found: tuple[Tensor, Tensor] = self._network(feats_BTF, frames)
+        return found
 
     def _grad_norm(self) -> float:
         return float(self.flat.grad_norm())

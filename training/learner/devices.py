@@ -5,12 +5,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from training.learner.gpus import Driver, Gpus
 
 log = logging.getLogger(__name__)
+_RESERVED = 0.1
+"""Share of a GPU's memory that learners who share it leave to the evaluator and to everybody's CUDA context."""
 _DRIVERS = {12: "525", 13: "580"}
 """Oldest NVIDIA driver for each CUDA release (NVIDIA's table of minor version compatibility)."""
 
@@ -142,6 +145,37 @@ def claim(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def share_gpu(device: torch.device, learners: int, found: Inventory | None = None) -> None:
+    """Limit this process to its share of a GPU's memory if other learners of this machine use the same GPU.
+
+    Without a limit, the first learner takes what it can get, and the others divide their batches for ever.
+
+    Args:
+        device: This learner's device.
+        learners: Learners on this machine; their GPUs follow each other, see `pick_device`.
+        found: The machine's GPUs; detected if None.
+    """
+    gpus = (found or inventory()).gpus
+    if device.type != "cuda" or not gpus:
+        return
+    sharing = len(range(device.index or 0, learners, gpus))
+    if sharing < 2:
+        return
+    share = (1 - _RESERVED) / sharing
+    torch.cuda.set_per_process_memory_fraction(share, device)
+    turns = (
+        "NVIDIA's MPS lets them compute at the same time"
+        if mps_runs()
+        else "they compute in turns (faster with NVIDIA's MPS: nvidia-cuda-mps-control -d)"
+    )
+    log.info("%d learners share %s, each with at most %.0f %% of its memory; %s", sharing, device, 100 * share, turns)
+
+
+def mps_runs() -> bool:
+    """Whether the daemon of NVIDIA's Multi-Process Service runs, which CUDA programs then use by themselves."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()  # noqa: S108
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -48,7 +48,7 @@ class Validation:
             self._further[name] = total + value, items + count
         if self._decoder is None:
             return
-        for i, hypothesis in enumerate(self._decoder.decode(log_probs.float().cpu(), frames.cpu())):
+        for i, hypothesis in enumerate(self._decoder.decode(log_probs, frames)):
             self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
 
     def figures(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ def validate(
     cfg: TrainConfig,
     device: torch.device,
 ) -> dict[str, float]:
-    """Compute loss and WER of a set, without augmentation and in float32.
+    """Compute loss and WER of a set, without augmentation and in float32, from what recognition reads.
 
     Returns:
         What `Validation.figures` gives; and `unreadable`, the utterances lost with damaged shards, if any.
@@ -80,12 +80,15 @@ def validate(
     Raises:
         TooManyShardsError: If too many are lost for the results to be comparable.
     """
-    found, unreadable = Validation(build_objective(cfg.objective), tokenizer), 0
+    objective = build_objective(cfg.objective)
+    found, unreadable = Validation(objective, tokenizer), 0
+    # targets that are aligned to frames are those of whole utterances
+    features = frontend.trimmed if isinstance(frontend, FrontEnd) and objective.needs == "tokens" else frontend
     plan = plan_epoch(dataset.durations, batch_seconds=cfg.batch_seconds, max_batch=cfg.max_batch)
     for batch in read_ahead(dataset.batch, plan):
         unreadable += batch.unreadable
         if not batch.ids:
             continue
-        feats, frames = frontend(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)
+        feats, frames = features(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)[:2]
         found.add(batch, *model(rounded_up(feats, frame_multiple(device)), frames))
     return found.figures() | ({"unreadable": float(unreadable)} if unreadable else {})

@@ -186,7 +186,7 @@ class PipelineLearner(Learner):
             transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
             frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
             losses, count = self.objective.losses(log_probs[: len(rows)], frames, transcripts)
-            unalignable += count
+            unalignable += int(count)
             return losses.sum()
 
         # every rank imports this module, and importing torch.distributed.pipelining takes a second

@@ -28,7 +28,8 @@ class RingConfig(BaseModel):
     @model_validator(mode="after")
     def _check_exchange(self) -> "RingConfig":
         if self.exchange.kind != "zmq":
-            raise ValueError(f"exchange.kind is {self.exchange.kind}, whose learners cannot join or leave: use zmq")
+            why = {"gloo": "learners cannot join or leave", "cuda": "learners are on one machine"}[self.exchange.kind]
+            raise ValueError(f"exchange.kind is {self.exchange.kind}, whose {why}: use zmq")
         if self.exchange.daemons > 1 and self.gossip.newcomer != "weights":
             raise ValueError(
                 f"exchange.daemons is {self.exchange.daemons}, but newcomers get the optimizer's state from a single "

@@ -5,7 +5,9 @@ oneDNN, which is up to seven times as fast (benchmarks/bench_lstm.py). There, ea
 backward one over sequences that are reversed within their lengths, so that it begins at their last frames.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +19,34 @@ from speech.models.networks.precision import lstm_dtype
 Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
 
+_ON_DEVICE: ContextVar[bool] = ContextVar("lengths stay on the device", default=False)
 
-def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+
+@contextmanager
+def without_host_lengths() -> Iterator[None]:
+    """Run LSTMs without reading lengths on the host, as a CUDA graph requires: over padded tensors on a GPU, too."""
+    token = _ON_DEVICE.set(True)
+    try:
+        yield
+    finally:
+        _ON_DEVICE.reset(token)
+
+
+def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
     """Run an LSTM, with `batch_first`; under autocast to bf16, in the type given by `lstm_dtype`.
 
     Args:
         lstm: The LSTM; its parameters stay as they are.
         x_BTD: Frames [B, T, D].
-        lengths: Frames of each sequence [B]; a sequence may have none.
+        lengths: Frames of each sequence [B]; a sequence may have none. None: all sequences have T frames.
 
     Returns:
         Float [B, T, H], zero beyond the lengths.
     """
     device = x_BTD.device.type
-    run = run_packed if device == "cuda" else run_padded
+    run = run_packed if device == "cuda" and not _ON_DEVICE.get() else run_padded
+    if lengths is None:
+        run = run_whole
     if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.bfloat16:
         return run(lstm, x_BTD, lengths, lstm.all_weights)
     dtype = lstm_dtype(x_BTD.device)
@@ -39,8 +55,19 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         return run(lstm, x_BTD.to(dtype), lengths, weights)
 
 
-def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
+def run_whole(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:
+    """All layers in one call, over sequences without padding."""
+    layers = lstm.num_layers * (2 if lstm.bidirectional else 1)
+    zeros = x_BTD.new_zeros(layers, len(x_BTD), lstm.hidden_size)
+    flat = [weight for part in weights for weight in part]
+    rest = lstm.bias, lstm.num_layers, lstm.dropout, lstm.training, lstm.bidirectional, True
+    found: Tensor = torch.lstm(x_BTD, (zeros, zeros), flat, *rest)[0]
+    return found
+
+
+def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:
     """All layers in one call, over packed sequences."""
+    assert lengths is not None
     # a sequence without frames cannot be packed: it gets one, which its length of 0 masks afterwards
     packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
     layers = lstm.num_layers * (2 if lstm.bidirectional else 1)
@@ -52,8 +79,9 @@ def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) 
     return x_BTH
 
 
-def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor, weights: Weights) -> Tensor:
+def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:
     """One layer and direction after another, over the padded tensor."""
+    assert lengths is not None
     directions = 2 if lstm.bidirectional else 1
     size, length, _ = x_BTD.shape
     steps = torch.arange(length, device=x_BTD.device)

@@ -1,0 +1,686 @@
+"""The figures of docs/gpu.md: probe, GPU tests, models, exchange, feeding and whole trainings on one GPU.
+
+    python -m benchmarks.gpu pack --speech DIR [--output gpu-pack] [--python 3.12]     where there is a network
+    python -m benchmarks.gpu run [--pack gpu-pack] [--output gpu-report] [--total 560] [--steps NAME ...]
+
+`run`, or `make gpu-report`, needs a Python with torch, and the packages below `pack`'s wheels: no Prefect, no MLflow
+and no network. Each step is a process with a time limit of its own; a failed one does not stop the others, and what
+does not fit into `--total` seconds is not run, and said so. The folder gets report.md, to paste into docs/gpu.md,
+results.jsonl and run.log. `--device cpu` runs everything in small, without meaning, to test the steps.
+
+`pack` writes the shards of two corpora below --speech (fsdd, and 1.3 hours of mini LibriSpeech), the configuration of a
+training on each, and, with --python, wheels for a machine without a network: install them with
+`python -m pip install --no-index --no-deps --target SITE gpu-pack/wheels/*.whl` and set PYTHONPATH=SITE. Without a
+pack, the steps that need speech are skipped.
+"""
+
+import argparse
+import collections
+import csv
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WHEELS = ("pyzmq", "pydantic", "pydantic_core", "annotated-types", "typing-inspection", "cryptography", "cffi")
+WHEELS += ("pycparser", "soundfile", "webdataset", "braceexpand", "rapidfuzz")
+"""What the tests and trainings need beside torch, torchaudio, numpy, pyarrow, sentencepiece, safetensors, psutil,
+nvidia-ml-py, fsspec and pytest with xdist, timeout and hypothesis."""
+CONFORMER = {"kind": "conformer", "dim": 320, "layers": 12, "heads": 4, "channels": 64, "subsampling": 4}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step runs.
+
+    Attributes:
+        device: "cuda", or "cpu" for small measurements without meaning.
+        pack: Folder that `pack` has written.
+        output: Folder for results.
+    """
+
+    device: str
+    pack: Path
+    output: Path
+
+    @property
+    def gpu(self) -> bool:
+        """Whether this is a GPU."""
+        return self.device == "cuda"
+
+    def result(self, **fields: Any) -> None:
+        """Record a row of figures."""
+        row = {name: (float(f"{v:.5g}") if isinstance(v, float) else v) for name, v in fields.items()}
+        print("RESULT", json.dumps(row), flush=True)
+        with (self.output / "results.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def wait(self) -> None:
+        """Wait for the GPU."""
+        import torch
+
+        if self.gpu:
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def guarded(self, what: str) -> Iterator[None]:
+        """One failed measurement is recorded, and does not stop the others."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.result(what=what, error=f"{type(error).__name__}: {error}"[:300])
+        self._release()
+
+    def _release(self) -> None:
+        import torch
+
+        if self.gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def timed(self, work: Callable[[], object], seconds: float, warm: int = 3) -> tuple[float, int]:
+        """Median seconds of a call that ends when the GPU has finished, and the number of calls."""
+        for _ in range(warm):
+            work()
+        self.wait()
+        end = time.perf_counter() + (seconds if self.gpu else 0.1)
+        times: list[float] = []
+        while time.perf_counter() < end or len(times) < 3:
+            began = time.perf_counter()
+            work()
+            self.wait()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times), len(times)
+
+    def profiled(self, work: Callable[[], object], name: str, calls: int = 5) -> Row:
+        """Share of the time in which the GPU computes, and kernels a call; the table of kernels goes to the log."""
+        from torch.profiler import DeviceType, ProfilerActivity, profile
+
+        if not self.gpu:
+            return {}
+        work()
+        self.wait()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            began = time.perf_counter()
+            for _ in range(calls):
+                work()
+            self.wait()
+            wall = time.perf_counter() - began
+        spans = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in found.events()
+            if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+        )
+        busy = last = 0.0
+        for start, end in spans:  # their union, since streams overlap
+            busy += max(0.0, end - max(start, last))
+            last = max(last, end)
+        print(name)
+        print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=70))
+        return {"gpu_busy": busy / 1e6 / wall, "kernels": len(spans) / calls}
+
+    def waits(self, work: Callable[[], object]) -> Row:
+        """Places in the code that wait for the GPU in one call."""
+        import torch
+
+        if not self.gpu:
+            return {}
+        work()
+        self.wait()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        at = collections.Counter(
+            f"{Path(one.filename).parent.name}/{Path(one.filename).name}:{one.lineno}"
+            for one in seen
+            if "synchroniz" in str(one.message)
+        )
+        return {"waits": sum(at.values()), "waits_at": dict(at.most_common(12))}
+
+
+# --- the pack
+
+
+def pack(speech: Path, output: Path, libri_mb: float, python: str) -> None:
+    """Write shards and jobs of two corpora, and wheels if `python` is a version."""
+    import yaml
+
+    shutil.rmtree(output, ignore_errors=True)
+    table = csv.DictReader((speech / "fsdd/metadata.csv").open())
+    rows = [(row["path"], speech / "fsdd" / row["path"], row["text"], row["speaker"], row["part"]) for row in table]
+    sets = {
+        part: _shards(output / "fsdd" / part, [row[:4] for row in rows if row[4] == part], "flac")
+        for part in ("train", "valid")
+    }
+    document = yaml.safe_load((ROOT / "configs/fsdd.yaml").read_text())
+    _job(output, "fsdd", sets, document, document["model"])
+    sets = {
+        "train": _shards(output / "libri/train", _libri(speech, "train-clean-5", libri_mb * 1e6), "opus"),
+        "valid": _shards(output / "libri/valid", _libri(speech, "dev-clean-5", 3e6), "flac"),
+    }
+    document = yaml.safe_load((ROOT / "configs/mini_librispeech_gpu.yaml").read_text())
+    _job(output, "libri", sets, document, {**CONFORMER, "dropout": 0.1})
+    (output / "commit").write_text(_commit())
+    if python:
+        _wheels(output / "wheels", python)
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    print(f"{output}: {size / 1e6:.0f} MB")
+
+
+def _wheels(folder: Path, python: str) -> None:
+    """Download the wheels of `WHEELS` at the versions of constraints.txt, for a version of Python on Linux."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    wanted = [pin for name in WHEELS for pin in pins if pin.lower().startswith(name.lower() + "==")]
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + ["manylinux2014_x86_64"]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]
+    command += ["--python-version", python, "--implementation", "cp"]
+    command += [word for platform in platforms for word in ("--platform", platform)]
+    subprocess.run([*command, *wanted], check=True)
+
+
+def _libri(speech: Path, part: str, limit: float) -> list[tuple[str, Path, str, str]]:
+    """Utterances of a part of mini LibriSpeech in random order, up to a number of bytes."""
+    import numpy as np
+
+    found = []
+    for table in sorted((speech / "LibriSpeech" / part).rglob("*.trans.txt")):
+        for line in table.read_text().splitlines():
+            name, _, text = line.partition(" ")
+            found.append((name, next(table.parent.glob(name + ".*")), text.lower(), name.split("-")[0]))
+    picked, size = [], 0
+    for number in np.random.default_rng(1).permutation(len(found)):
+        if size > limit:
+            break
+        picked.append(found[number])
+        size += found[number][1].stat().st_size
+    return picked
+
+
+def _shards(folder: Path, rows: list[Any], payload: str) -> list[Any]:
+    """Write the shards of a set; returns its samples with their waveforms."""
+    from speech.audio import decode_audio
+    from storage.objects import ObjectStore
+    from storage.shards import Sample, build_index, write_shard
+
+    store, samples = ObjectStore(str(folder)), []
+    for name, path, text, speaker in rows:
+        raw = path.read_bytes()
+        wave, rate = decode_audio(raw)
+        facts = {"duration": len(wave) / rate, "num_frames": len(wave), "sample_rate": rate}
+        samples.append((Sample(name, {payload: raw}, {**facts, "text": text, "speaker": speaker}), wave))
+    parts = [
+        write_shard(store, f"{first:06d}.tar", [sample for sample, _ in samples[first : first + 100]], payload)
+        for first in range(0, len(samples), 100)
+    ]
+    build_index(parts, {}).write(store)
+    return samples
+
+
+def _job(output: Path, name: str, sets: dict[str, list[Any]], document: Row, model: Row) -> None:
+    """Write the job of a training on a set: tokens, statistics of the features, and the configuration."""
+    import torch
+
+    from speech.bundle import BundleSpec
+    from speech.features import CmvnStats, build_features
+    from speech.tokens import TokenConfig, train_tokenizer
+    from training.config import TrainConfig
+    from training.job import TrainJob
+
+    tokens = train_tokenizer(
+        TokenConfig.model_validate(document["tokens"]), [sample.row["text"] for sample, _ in sets["train"]]
+    )
+    fields = {"features": {"kind": "logmel", **document["features"]}, "stats": None, "model": model}
+    rate = sets["train"][0][0].row["sample_rate"]
+    spec = BundleSpec.model_validate({"sample_rate": rate, "tokenizer": tokens.to_dict(), **fields})
+    extract, stats = build_features(spec.features, rate), CmvnStats(spec.features.num_mels)
+    for _, wave in sets["train"]:
+        feats, frames = extract(wave[None], torch.tensor([len(wave)]))
+        mask = extract.speech_frames(feats, frames)
+        stats.add(feats[mask] if mask is not None else feats[0, : int(frames[0])])
+    job = TrainJob(
+        run=name,
+        seed=1,
+        train=TrainConfig.model_validate(document["train"]),
+        spec=spec.model_copy(update={"stats": stats.to_dict()}),
+        train_url="x",
+        valid_url="x",
+        output_url="x",
+        journal=Path("x"),
+        cache=Path("x"),
+    )
+    (output / f"{name}.json").write_text(job.model_dump_json())
+
+
+def packed_job(place: Place, name: str, folder: Path, **train: Any) -> Any:
+    """The job of a packed training, with some fields of `train` replaced, and its output in a folder."""
+    from training.job import TrainJob
+
+    document = json.loads((place.pack / f"{name}.json").read_text())
+    document["train"] |= {"device": place.device, "log_steps": 1, "checkpoint_steps": 100_000} | train
+    document |= {f"{part}_url": str(place.pack.resolve() / name / part) for part in ("train", "valid")}
+    document |= {"output_url": str(folder / "output"), "journal": str(folder / "journal.jsonl")}
+    return TrainJob.model_validate(document | {"cache": str(folder / "cache")})
+
+
+# --- steps
+
+
+def probe(place: Place) -> None:
+    """The machine: GPU, versions, rates of matrix products and copies, what Gloo does with CUDA tensors."""
+    import torch
+
+    tools = {name: bool(shutil.which(name)) for name in ("nvidia-smi", "nvidia-cuda-mps-control", "nsys", "ncu")}
+    facts: Row = {"torch": torch.__version__, "python": sys.version.split()[0], "cores": os.cpu_count(), **tools}
+    if place.gpu:
+        gpu = torch.cuda.get_device_properties(0)
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        facts |= {"gpu": gpu.name, "memory_gb": gpu.total_memory / 1e9, "cudnn": cudnn, "nccl": nccl}
+    place.result(what="machine", **facts)
+    side = 8192 if place.gpu else 256
+    for name, dtype, tf32 in (
+        ("bf16", torch.bfloat16, False),
+        ("tf32", torch.float32, True),
+        ("fp32", torch.float32, False),
+    ):
+        with place.guarded(f"matrix product, {name}"):
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            a, b = (torch.randn(side, side, device=place.device, dtype=dtype) for _ in range(2))
+            seconds, _ = place.timed(lambda a=a, b=b: a @ b, 0.5)
+            place.result(what="matrix product", type=name, tflops=2 * side**3 / seconds / 1e12)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if place.gpu:
+        with place.guarded("copies"):
+            _copies(place, 43_000_000)
+        with place.guarded("launches"):
+            x = torch.zeros(1, device=place.device)
+            seconds, _ = place.timed(lambda: [x.add_(1) for _ in range(1000)], 0.5)
+            place.result(what="launch of a kernel", us=seconds * 1e3)
+
+
+def _copies(place: Place, size: int) -> None:
+    """Copies between the GPU and a memfd, as the exchange makes them."""
+    import torch
+
+    from training.exchange.mailbox import Mailbox, make_file
+
+    box = Mailbox(make_file(size), size)
+    parts = (*box.weights, *box.deltas)
+    for part in parts:
+        part[:] = 1
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.zeros(1, device=place.device)
+    began = time.perf_counter()
+    codes = [int(cudart.cudaHostRegister(part.ctypes.data, part.nbytes, 0)) for part in parts]
+    place.result(what="page-locking of a memfd", codes=codes, seconds=time.perf_counter() - began)
+    one, two = (torch.empty(size, device=place.device) for _ in range(2))
+    host, pageable = [torch.from_numpy(part) for part in box.weights], torch.empty(size)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def both() -> None:
+        with torch.cuda.stream(streams[0]):
+            host[0].copy_(one, non_blocking=True)
+        with torch.cuda.stream(streams[1]):
+            two.copy_(host[1], non_blocking=True)
+
+    ways: dict[str, Callable[[], object]] = {
+        "down": lambda: host[0].copy_(one, non_blocking=True),
+        "up": lambda: two.copy_(host[1], non_blocking=True),
+        "both": both,
+        "down, pageable": lambda: pageable.copy_(one),
+        "on the device": lambda: two.copy_(one),
+    }
+    for name, work in ways.items():
+        seconds, _ = place.timed(work, 0.4)
+        place.result(what="copy of 172 MB", way=name, ms=seconds * 1e3, gb_per_s=4e-9 * size / seconds)
+    for part in parts:
+        cudart.cudaHostUnregister(part.ctypes.data)
+
+
+def tests(place: Place) -> None:
+    """All tests marked `gpu`, by several processes; speeds are measured by the other steps."""
+    found = subprocess.run(
+        ["grep", "-rl", "--include=test_*.py", r"pytest\.mark\.gpu", "tests"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-n", "6", "--dist", "load", "--timeout", "100"]
+    command = [sys.executable, "-m", "pytest", *options, "-k", "not test_speed_of", *sorted(found)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    print(done.stdout, done.stderr[-2000:], flush=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")) or " in " in line[-20:]]
+    place.result(what="GPU tests", status=done.returncode, said=[line.strip("= ")[:200] for line in lines[-12:]])
+
+
+def published(place: Place) -> None:
+    """The published BLSTM in one process: plain and from CUDA graphs."""
+    from benchmarks.published_model import SEGMENT, Bench, Options
+
+    small = {} if place.gpu else {"layers": 2, "cells": 32, "outputs": 100, "batch": 4}
+    cases = [(128, "fp32", False), (128, "bf16", False), (128, "fp32", True), (128, "bf16", True), (512, "bf16", True)]
+    for batch, precision, graphs in cases:
+        name = f"batch {batch}, {precision}{', CUDA graphs' if graphs else ''}"
+        if graphs and not place.gpu:
+            continue
+        with place.guarded(f"published model, {name}"):
+            options = {"batch": batch, "precision": precision, "device": place.device, "graphs": graphs, **small}
+            bench = Bench(0, Options(**options))
+            params, frames = bench.flat.weights.numel(), len(bench.inputs) * SEGMENT
+            seconds, count = place.timed(bench.step, 2.0, 10)
+            row = {"params": params, "step_ms": seconds * 1e3, "steps": count, "frames_per_s": frames / seconds}
+            row |= {"tflops": 6 * params * frames / seconds / 1e12, "peak_gb": bench.peak_mb() / 1e3}
+            row |= place.profiled(bench.step, name) | place.waits(bench.step)
+            place.result(what="published model", way=name, **row)
+            del bench
+
+
+def conformer(place: Place, compiled: bool = False) -> None:
+    """A Conformer of 29 M weights on real speech: gradient and update, of batches at hand and with loader threads."""
+    cases = [(64.0, False), (64.0, True), (400.0, False), (400.0, True)]
+    for seconds, graphs in cases[:1] if compiled else cases:
+        name = f"batches of {seconds:.0f} s{', CUDA graphs' if graphs else ''}{', compiled' if compiled else ''}"
+        if not place.gpu and (graphs or seconds > 64):
+            continue
+        with place.guarded(f"Conformer, {name}"), tempfile.TemporaryDirectory() as folder:
+            fields = {"batch_seconds": seconds, "cuda_graphs": graphs, "compile": compiled}
+            job = packed_job(place, "libri" if place.gpu else "fsdd", Path(folder), **fields)
+            place.result(what="Conformer", way=name, **_conformer(place, job, seconds, name))
+
+
+def _conformer(place: Place, job: Any, seconds: float, name: str) -> Row:
+    import torch
+
+    from training.learner.batching import plan_epoch
+    from training.learner.compute import Learner, open_set
+    from training.learner.prefetch import Loader
+
+    device = torch.device("cuda", 0) if place.gpu else torch.device("cpu")
+    learner, dataset = Learner(job, device), open_set(job, job.train_url)
+    load = Loader(dataset, learner.augmenter, device)
+    planned = plan_epoch(dataset.durations, batch_seconds=seconds, max_batch=64, seed=1, epoch=3)
+    batches = [load(rows, 3) for rows in planned[:6]]
+    audio = sum(batch.seconds for batch in batches) / len(batches)
+    turn = iter(range(10**9))
+
+    def step() -> None:
+        number = next(turn)
+        learner.gradient(batches[number % len(batches)], number)
+        learner.scale_gradient(1000.0)
+        learner.update(1e-4)
+
+    began = time.perf_counter()
+    for _ in range(3 * len(batches)):  # each shape three times: computed, recorded, replayed
+        step()
+    place.wait()
+    first = time.perf_counter() - began
+    taken, count = place.timed(step, 3.0, 0)
+    row = {"params": learner.flat.weights.numel(), "first_steps_s": first, "step_ms": taken * 1e3, "steps": count}
+    row |= {"audio_per_s": audio / taken, "tflops": 6 * learner.flat.weights.numel() * 25 * audio / taken / 1e12}
+    row |= {"peak_gb": torch.cuda.max_memory_allocated() / 1e9 if place.gpu else 0.0}
+    if not job.train.compile:
+        row |= place.profiled(step, name, 6) | place.waits(step)
+        for threads in (1, 4, 12) if place.gpu else (1,):
+            row[f"audio_per_s_with_{threads}_loader_threads"] = _fed(place, learner, load, planned, threads)
+    return row
+
+
+def _fed(place: Place, learner: Any, load: Any, planned: list[Any], threads: int) -> float:
+    """Seconds of audio per second that are trained while loader threads read."""
+    from training.learner.prefetch import Prefetcher
+
+    fetch, heard, at = Prefetcher(load, threads), 0.0, 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < (3.0 if place.gpu else 0.2):
+        ahead = [(planned[(at + k) % len(planned)], 3) for k in range(4 + threads)]
+        fetch.hint(ahead)
+        batch = fetch.take(*ahead[0])
+        at += 1
+        learner.gradient(batch, at)
+        learner.scale_gradient(1000.0)
+        learner.update(1e-4)
+        heard += batch.seconds if batch else 0.0
+    place.wait()
+    fetch.close()
+    return heard / (time.perf_counter() - began)
+
+
+def exchange(place: Place, learners: int, *ways: tuple[str, int]) -> None:
+    """The published model's exchange between learners on one GPU, by kind of exchange and number of daemons."""
+    from benchmarks.published_model import Options, measure
+
+    small = {} if place.gpu else {"layers": 2, "cells": 32, "outputs": 100, "batch": 4}
+    for kind, daemons in ways:
+        if kind == "cuda" and not place.gpu:
+            continue
+        with place.guarded(f"exchange of {learners} learners, {kind}"):
+            seconds, precision = (4.0, "bf16") if place.gpu else (0.3, "fp32")
+            options = {"learners": learners, "seconds": seconds, "precision": precision, "device": place.device}
+            options |= {"exchange": kind, "daemons": daemons, "graphs": place.gpu}
+            place.result(what="exchange", **measure(Options(**options, **small)))
+
+
+class Load(threading.Thread):
+    """Samples the GPU's load twice a second until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: list[Row] = []
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Sample."""
+        from training.learner.gpus import Gpus
+
+        gpus = Gpus()
+        while not self._ended.wait(0.5):
+            with suppress(Exception):
+                self.seen += gpus.sample()[:1]
+
+    def mean(self) -> Row:
+        """Stop; returns the mean of each figure."""
+        self._ended.set()
+        names = {name for one in self.seen for name in one}
+        return {f"gpu_{name}": statistics.mean(one[name] for one in self.seen if name in one) for name in names}
+
+
+def training(place: Place, name: str, nodes: int, limit_s: float, **fields: Any) -> None:
+    """A whole training through the real engine, to its WER, or to its time limit."""
+    from training.launch.training_process import run_training
+
+    if nodes > 1:
+        fields |= {"strategy": "adpsgd", "nodes": nodes}
+    if not place.gpu:
+        fields |= {"max_minutes": 0.2, "cuda_graphs": False}
+    folder = Path(tempfile.mkdtemp())
+    with place.guarded(f"training on {name}, {nodes} learners"):
+        load, began = Load(), time.perf_counter()
+
+        def in_time() -> None:
+            if time.perf_counter() - began > limit_s:
+                raise TimeoutError
+
+        try:
+            with suppress(TimeoutError):  # the steps until then are measured all the same
+                run_training(packed_job(place, name, folder, **fields), folder, in_time, 0.2)
+        finally:
+            for path in sorted(folder.rglob("*.log")):
+                print(f"--- {path.relative_to(folder)}")
+                print("\n".join(path.read_text(errors="replace").splitlines()[-25:]))
+        wall = time.perf_counter() - began
+        place.result(what="training", set=name, learners=nodes, wall_s=wall, **_trained(folder), **load.mean())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _trained(folder: Path) -> Row:
+    """What a training's record and journal say."""
+    from training.coordinator.journal import read_journal
+
+    record = folder / "output/result.json"
+    done = json.loads(record.read_text()) if record.exists() else {"valid": {}, "history": []}
+    steps = [entry for entry in read_journal(folder / "journal.jsonl") if entry["kind"] == "step"]
+    rate = 0.0
+    for learner in {entry["learner"] for entry in steps}:  # the second half of each learner's steps
+        own = [entry for entry in steps if entry["learner"] == learner]
+        first, last = own[len(own) // 2], own[-1]
+        rate += (last["audio_seconds"] - first["audio_seconds"]) / max(1e-9, last["elapsed"] - first["elapsed"])
+    names = ("step_s", "exchanges_per_step", "staleness", "exchange_s", "averaging_s")
+    found = {name: [entry[name] for entry in steps if name in entry] for name in names}
+    row = {"finished": record.exists(), "epochs": len(done["history"]), "steps": len(steps), "audio_per_s": rate}
+    row |= {name: done["valid"].get(name) for name in ("wer", "loss")}
+    row |= {name: done.get(name) for name in ("device", "precision")}
+    return row | {name: statistics.median(values) for name, values in found.items() if values}
+
+
+def feeding(place: Place) -> None:
+    """The loader alone, by threads."""
+    from benchmarks.feeding import Options, measure
+
+    for threads in (1, 4, 8, 16) if place.gpu else (1,):
+        with place.guarded(f"feeding by {threads} threads"):
+            options = Options(str(place.pack.resolve() / "libri/train"), threads, seconds=3.0 if place.gpu else 0.3)
+            place.result(what="feeding", **measure(options, 1, 300.0))
+
+
+MINUTES: Row = {"max_minutes": 0.35, "epochs": 1000, "average": 1}
+MINUTES |= {"schedule": {"kind": "cosine", "warmup_epochs": 8}, "cuda_graphs": True}
+
+STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
+    "probe": (40, False, probe),
+    "tests": (150, False, tests),
+    "published": (60, False, published),
+    "exchange2": (70, False, lambda place: exchange(place, 2, ("zmq", 1), ("cuda", 1))),
+    "conformer": (90, True, conformer),
+    "libri": (55, True, lambda place: training(place, "libri", 1, 40, batch_seconds=64.0, **MINUTES)),
+    "libri2": (55, True, lambda place: training(place, "libri", 2, 40, batch_seconds=128.0, **MINUTES)),
+    "fsdd": (70, True, lambda place: training(place, "fsdd", 1, 60, cuda_graphs=True)),
+    "fsdd4": (90, True, lambda place: training(place, "fsdd", 4, 80, cuda_graphs=True)),
+    "exchange4": (70, False, lambda place: exchange(place, 4, ("zmq", 3), ("cuda", 1))),
+    "feeding": (40, True, feeding),
+    "compiled": (90, True, lambda place: conformer(place, compiled=True)),
+}
+"""By name, in order of value: time limit in seconds, whether it needs the pack, and what it does."""
+
+
+# --- the run
+
+
+def run(place: Place, names: list[str], total_s: float) -> None:
+    """Run steps, each in a process of its own, and write the report."""
+    place.output.mkdir(parents=True, exist_ok=True)
+    (place.output / "results.jsonl").unlink(missing_ok=True)
+    began, said = time.monotonic(), []
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    environment |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    with (place.output / "run.log").open("ab") as log:
+        for name in names or STEPS:
+            limit_s, needs_pack, _ = STEPS[name]
+            left_s = total_s - (time.monotonic() - began)
+            if needs_pack and not (place.pack / "libri.json").exists():
+                said.append(f"{name}: not run, no speech in {place.pack} (python -m benchmarks.gpu pack)")
+            elif left_s < 15:
+                said.append(f"{name}: not run, no time left of {total_s:.0f} s")
+            else:
+                said.append(_run_step(place, name, min(limit_s, left_s), environment, log))
+            print(said[-1], flush=True)
+    (place.output / "report.md").write_text(report(place.output, said))
+    print((place.output / "report.md").read_text())
+
+
+def _run_step(place: Place, name: str, limit_s: float, environment: dict[str, str], log: Any) -> str:
+    command = [sys.executable, "-m", "benchmarks.gpu", "step", name, "--device", place.device]
+    command += ["--pack", str(place.pack), "--output", str(place.output)]
+    began = time.monotonic()
+    log.write(f"=== {name} (at most {limit_s:.0f} s)\n".encode())
+    log.flush()
+    # a session of its own, so that a step's processes end with it
+    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        status: object = child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        status = "its time limit"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, 9)
+        child.wait(10)
+    return f"{name}: ended by {status}" if isinstance(status, str) else _ended(name, status, began)
+
+
+def _ended(name: str, status: object, began: float) -> str:
+    return f"{name}: status {status} after {time.monotonic() - began:.0f} s"
+
+
+def report(output: Path, said: list[str]) -> str:
+    """The results as Markdown: a table of the figures of each kind."""
+    results = output / "results.jsonl"
+    rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    lines = [f"### Commit {_commit()}", ""]
+    for what in dict.fromkeys(row["what"] for row in rows):
+        own = [{name: value for name, value in row.items() if name != "what"} for row in rows if row["what"] == what]
+        names = list(dict.fromkeys(name for row in own for name in row))
+        lines += [f"{what}:", "", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+        lines += ["| " + " | ".join(str(row.get(name, "")) for name in names) + " |" for row in own]
+        lines.append("")
+    return "\n".join([*lines, "Steps:", "", *(f"- {line}" for line in said), ""])
+
+
+def _commit() -> str:
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    return "unknown"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack", help="shards, jobs and wheels for a machine with a GPU")
+    packing.add_argument("--speech", type=Path, required=True, help="folder with fsdd/ and LibriSpeech/")
+    packing.add_argument("--output", type=Path, default=Path("gpu-pack"))
+    packing.add_argument("--libri-mb", type=float, default=16.0)
+    packing.add_argument("--python", default="", help="also download wheels for this version of Python, such as 3.12")
+    for name in ("run", "step"):
+        one = commands.add_parser(name)
+        one.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+        one.add_argument("--pack", type=Path, default=Path("gpu-pack"))
+        one.add_argument("--output", type=Path, default=Path("gpu-report"))
+        if name == "run":
+            one.add_argument("--total", type=float, default=560.0, help="seconds")
+            one.add_argument("--steps", nargs="+", default=[], choices=list(STEPS), metavar="NAME")
+        else:
+            one.add_argument("name", choices=list(STEPS))
+    args = parser.parse_args(argv)
+    if args.command == "pack":
+        pack(args.speech, args.output, args.libri_mb, args.python)
+        return
+    place = Place(args.device, args.pack, args.output)
+    if args.command == "run":
+        run(place, args.steps, args.total)
+    else:
+        STEPS[args.name][2](place)
+
+
+if __name__ == "__main__":
+    main()

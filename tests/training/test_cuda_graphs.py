@@ -1,0 +1,212 @@
+"""Replayed passes give the gradients of plain ones. On a CPU, a recording computes anew on the memory of a graph."""
+
+import pytest
+import torch
+from tones import LEARNS, bare, train
+
+from training.config import TrainConfig
+from training.learner import graphs
+from training.learner.compute import Learner, open_set
+from training.learner.graphs import GraphedForward, rounded
+from training.learner.prefetch import Loader
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class HostRecording:
+    """Fixed memory as a CUDA graph has it, with the passes computed each time."""
+
+    made: list[tuple[int, ...]] = []
+
+    def __init__(self, run, feats, lengths):
+        self._run, self.feats, self.lengths = run, feats.clone(), lengths.clone()
+        torch.rand(7)  # a warm-up draws random numbers, and adds gradients
+        scores, self.frames = run(self.feats, self.lengths)
+        scores.backward(torch.ones_like(scores))
+        self.scores, self.grads = scores.detach().clone(), torch.full_like(scores, torch.nan)
+        self.made.append(tuple(feats.shape))
+
+    def forward(self):
+        with torch.enable_grad():  # inside an autograd function
+            self._live, frames = self._run(self.feats, self.lengths)
+        self.scores.copy_(self._live.detach())
+        self.frames.copy_(frames)
+
+    def backward(self):
+        self._live.backward(self.grads)
+
+
+@pytest.fixture
+def made():
+    HostRecording.made = []
+    return HostRecording.made
+
+
+def learners(corpus, folder, kind, device, record=HostRecording, **fields):
+    """A plain learner, and one that replays."""
+    spec = corpus.spec(kind, model=bare(kind))
+    plain = Learner(corpus.job(folder, spec=spec, device=device.type, **fields), device)
+    if device.type == "cuda":
+        return plain, Learner(corpus.job(folder, spec=spec, device="cuda", cuda_graphs=True, **fields), device)
+    fast = Learner(corpus.job(folder, spec=spec, **fields), device)
+    fast._forward = GraphedForward(fast._scores, fast.flat, record)
+    return plain, fast
+
+
+def test_sizes_are_a_geometric_series():
+    sizes = sorted({rounded(size) for size in range(1, 4097)})
+    assert sizes[:18] == [*range(1, 17), 18, 20]
+    assert len(sizes) == 16 + 8 * 8
+    assert all(size <= rounded(size) <= size * 9 / 8 for size in range(1, 5000))
+
+
+@pytest.mark.parametrize("kind", ["conformer", "blstm", "tdnn"])
+def test_replayed_gradients_are_those_of_plain_passes(corpus, tmp_path, made, kind):
+    plain, fast = learners(corpus, tmp_path, kind, CPU)
+    load = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, CPU)
+    batches = [load(list(rows), 0) for rows in (range(19), range(19, 38), range(3), range(19))]
+    for number, batch in enumerate(batches):
+        wanted, found = plain.gradient(batch, number), fast.gradient(batch, number)
+        assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
+        assert found.utterances == wanted.utterances
+        torch.testing.assert_close(fast.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)
+    assert made  # not only plain passes
+    assert all(rows == rounded(rows) and frames == rounded(frames) for rows, frames, _ in made)
+
+
+def test_recording_changes_neither_gradients_nor_random_numbers(corpus, tmp_path, made):
+    _, fast = learners(corpus, tmp_path, "conformer", CPU)
+    batch = Loader(open_set(fast.job, fast.job.train_url), fast.augmenter, CPU)(range(5), 0)
+    fast.gradient(batch, 1)
+    torch.manual_seed(3)
+    wanted = torch.rand(1)
+    torch.manual_seed(3)
+    fast.flat.grads.fill_(2.0)
+    feats, frames = fast.augmenter.features(fast.frontend, batch, CPU)
+    fast._forward(feats, frames)
+    assert len(made) == 1
+    assert (fast.flat.grads == 2.0).all()
+    assert torch.equal(torch.rand(1), wanted)
+
+
+class Line(torch.nn.Module):
+    """Scores are the features times a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, feats, frames):
+        return feats * self.weight, frames
+
+
+def lines(count):
+    return torch.ones(count, 2, 3), torch.full((count,), 2)
+
+
+def test_recordings_used_longest_ago_are_dropped(monkeypatch, made):
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    model = Line()
+    forward = GraphedForward(model, graphs.FlatParameters(model), HostRecording)
+    for count in (1, 1, 2, 2, 1, 3, 3):
+        scores, frames = forward(*lines(count))
+        assert scores.shape == (count, 2, 3)
+        assert frames.tolist() == [2] * count
+    assert list(forward.recordings) == [(1, 2, 3), (3, 2, 3)]
+    assert len(made) == 3
+
+
+def test_moved_weights_are_recorded_again(made):
+    model = Line()
+    flat = graphs.FlatParameters(model)
+    forward = GraphedForward(model, flat, HostRecording)
+    for _ in range(2):
+        forward(*lines(1))
+    flat.move(torch.full((3,), 5.0))
+    assert (forward(*lines(1))[0] == 5.0).all()
+    assert len(made) == 2
+
+
+def test_a_shape_that_cannot_be_recorded_is_computed_and_logged_once(caplog, made):
+    def refuse(run, feats, lengths):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model = Line()
+    forward = GraphedForward(model, graphs.FlatParameters(model), refuse)
+    for _ in range(4):
+        assert (forward(*lines(1))[0] == 1.0).all()
+    assert sum("not permitted" in message for message in caplog.messages) == 1
+
+
+def test_lack_of_memory_is_left_to_the_division_of_batches():
+    def refuse(run, feats, lengths):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model = Line()
+    forward = GraphedForward(model, graphs.FlatParameters(model), refuse)
+    forward(*lines(1))
+    with pytest.raises(torch.OutOfMemoryError):
+        forward(*lines(1))
+
+
+def test_graphs_are_for_nodes_of_one_learner_and_not_compiled():
+    with pytest.raises(ValueError, match=r"learners_per_node is 2.*use cuda_graphs=false"):
+        TrainConfig.model_validate({"strategy": "scpsgd", "learners_per_node": 2, "cuda_graphs": True})
+    with pytest.raises(ValueError, match="use one of them"):
+        TrainConfig(cuda_graphs=True, compile=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp", ["off", "bf16"])
+@pytest.mark.parametrize("kind", ["conformer", "blstm", "tdnn"])
+def test_graphs_give_the_gradients_of_plain_passes(corpus, tmp_path, kind, amp, monkeypatch, caplog):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain, fast = learners(corpus, tmp_path, kind, GPU, amp=amp)
+    load = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, GPU)
+    close = 0.05 if amp == "bf16" else 1e-3
+    for number, rows in enumerate((range(19), range(19, 38), range(3), range(19), range(3), range(20, 40))):
+        batch = load(list(rows), 0)
+        wanted, found = plain.gradient(batch, number), fast.gradient(batch, number)
+        assert found.loss == pytest.approx(wanted.loss, rel=close)
+        assert (fast.flat.grads - plain.flat.grads).norm() < close * plain.flat.grads.norm()
+        for learner in (plain, fast):
+            learner.flat.weights.add_(learner.flat.grads, alpha=-1e-4)  # graphs read the weights of each step
+    assert len(fast._forward.recordings) >= 1
+    assert not caplog.text
+
+
+@pytest.mark.gpu
+def test_dropout_in_a_graph_depends_on_the_seed_alone(corpus, tmp_path):
+    model = bare("conformer").model_copy(update={"dropout": 0.3})
+    job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", cuda_graphs=True)
+    learner = Learner(job, GPU)
+    batch = Loader(open_set(job, job.train_url), learner.augmenter, GPU)(range(8), 0)
+    learner.gradient(batch, 0)
+    losses = [learner.gradient(batch, seed).loss for seed in (1, 2, 1, 3)]
+    assert learner._forward.recordings
+    assert losses[0] == pytest.approx(losses[2], rel=1e-5)
+    assert len({round(loss, 3) for loss in losses}) == 3
+
+
+@pytest.mark.gpu
+def test_a_replay_does_not_wait_for_the_gpu(corpus, tmp_path):
+    _, fast = learners(corpus, tmp_path, "conformer", GPU)
+    batch = Loader(open_set(fast.job, fast.job.train_url), fast.augmenter, GPU)(range(8), 0)
+    for seed in range(2):
+        fast.gradient(batch, seed)
+    feats, frames = fast.augmenter.features(fast.frontend, batch, GPU)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scores, _ = fast._forward(feats, frames)
+        scores.sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_training_with_graphs_learns(corpus, tmp_path):
+    fields = {"optimizer": {"lr": 1e-2}, **LEARNS, "epochs": 8, "cuda_graphs": True}
+    spec = corpus.spec("conformer", model=bare("conformer"))
+    result = train(corpus.job(tmp_path, spec=spec, device="cuda", strategy="adpsgd", nodes=2, **fields)).result
+    assert result["valid"]["loss"] < result["history"][0]["loss"]

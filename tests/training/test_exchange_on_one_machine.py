@@ -1,0 +1,367 @@
+"""The exchange of learners whose weights stay on a device: processes on an emulated device, and on a GPU if any.
+
+The contract of all exchanges is in `test_exchange_contract.py`.
+"""
+
+import logging
+import signal
+import time
+
+import pytest
+import torch
+from emulated_device import EmulatedCopies, EmulatedCudaExchange, SharedFiles
+from exchange_ring import CONFIG, SIZE, Ring
+from peer_learners import peer_ring
+from support import wait_until
+
+from benchmarks.peers.starling import exchange_config
+from training.config import TrainConfig
+from training.exchange import ExchangeSetup, build_exchange, peer_averaging
+from training.exchange.config import ExchangeConfig
+from training.exchange.device_copies import CopyEvent
+from training.exchange.mailbox import Mailbox
+from training.exchange.messages import NOT_READY, OK, UNREADABLE
+from training.exchange.peer_averaging import PeerAverager, PeerMover
+from training.exchange.peer_memory import PeerMemoryError
+
+MESSAGE = 1024
+
+
+@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+def test_both_sides_add_the_same_difference_bit_for_bit(device, tmp_path):
+    with peer_ring(2, device, tmp_path) as ring:
+        before = ring.weights()
+        ring.do("tick", nodes=[0])
+        wait_until(lambda: ring.do("take")[0].finished, every_s=0.02)
+        ring.do("take")
+        one, two = ring.deltas()
+        assert torch.equal(one, -two)
+        first, second = before.float()
+        assert torch.equal(one, (second - first) / 2)
+        assert torch.equal(ring.weights(), (before.float() + torch.stack([one, two])).double())
+
+
+def test_learners_conserve_the_sum_while_they_train(device, tmp_path):
+    with peer_ring(3, device, tmp_path) as ring:
+        total, steps = ring.weights().sum(0), 0
+
+        def all_have_exchanged():
+            nonlocal steps
+            steps += 20
+            return all(s.finished and s.answered for s in ring.do("steps", 20, 0.25))
+
+        wait_until(all_have_exchanged, 60, 0.01)
+
+        def conserved():
+            ring.do("steps", 1, 0.0, False)
+            return torch.allclose(ring.weights().sum(0), total + 0.75 * steps, rtol=0, atol=1e-3)
+
+        wait_until(conserved, every_s=0.05)
+        assert all(s.staleness >= 1 and s.bytes_sent < 1e6 for s in ring.do("take"))
+
+
+def test_killed_learner_stops_no_other(device, tmp_path):
+    with peer_ring(3, device, tmp_path) as ring:
+        wait_until(lambda: all(s.finished for s in ring.do("steps", 10, 0.01)), 60, 0.01)
+        for node in ring.all:
+            ring.tell(node, "steps", 400, 0.01)
+        time.sleep(0.2)
+        ring.processes[1].send_signal(signal.SIGKILL)
+        others = [0, 2]
+        for node in others:
+            ring.hear(node)  # its steps have ended
+        wait_until(lambda: any(s.failed for s in ring.do("steps", 10, 0.01, nodes=others)), 60, 0.01)
+        before = [s.finished for s in ring.do("take", nodes=others)]
+        ring.join(others, 2)
+
+        def go_on():
+            stats = ring.do("steps", 10, 0.0, nodes=others)
+            return all(s.finished > n for s, n in zip(stats, before, strict=True))
+
+        wait_until(go_on, 60, 0.01)
+        assert torch.isfinite(ring.weights(others)).all()
+
+
+def test_stopped_learner_stops_no_other_and_averages_late_answers(device, tmp_path):
+    with peer_ring(2, device, tmp_path) as ring:
+        total = ring.weights().sum(0)
+        wait_until(lambda: all(s.finished for s in ring.do("steps", 5, 0.0)), 60, 0.01)
+        ring.processes[1].send_signal(signal.SIGSTOP)
+        wait_until(lambda: ring.do("steps", 20, 0.0, nodes=[0])[0].failed, 60, 0.01)
+        ring.processes[1].send_signal(signal.SIGCONT)
+
+        def conserved():
+            ring.do("steps", 1, 0.0, False)
+            return torch.allclose(ring.weights().sum(0), total, rtol=0, atol=1e-3)
+
+        wait_until(conserved, 20, 0.05)
+        wait_until(lambda: all(s.finished for s in ring.do("steps", 5, 0.0)), 60, 0.01)
+
+
+def test_weights_that_are_not_finite_do_not_spread(device, tmp_path):
+    with peer_ring(2, device, tmp_path) as ring:
+        ring.do("spoil", 5000, nodes=[1])
+        # the first weights, without the NaN, were given at the start
+        ring.do("steps", 1, 0.0, False)
+        ring.do("steps", 1, 0.0, False)
+        wait_until(lambda: all(s.skipped_nonfinite for s in ring.do("steps", 5, 0.0)), 60, 0.01)
+        mine, theirs = ring.weights()
+        assert torch.isfinite(mine).all()
+        assert torch.isnan(theirs).sum() == 1
+
+
+# --- both sides in one process
+
+
+class Side:
+    """Both sides of an exchange on the emulated device, and the live weights."""
+
+    def __init__(self, live):
+        self.live, self.copies = live, EmulatedCopies()
+        self.mailbox = Mailbox(-1, len(live))
+        self.averager = PeerAverager(self.mailbox, 4)
+        self.averager.attach(live, SharedFiles(), self.copies)
+        self.mover = PeerMover(self.mailbox, lambda: None, self.averager, self.copies)
+        self.mover.restart()
+        self.give()
+
+    def give(self):
+        self.mover.give(self.live, 0)
+        self.averager.poll()
+
+    def take(self):
+        if self.mover.ready():
+            self.live += self.mover.take()
+            self.mover.release()
+
+    def request(self):
+        message = bytearray(MESSAGE)
+        self.averager.ask(0, message)
+        return message
+
+    def answer(self, message):
+        reply = bytearray(message)
+        self.averager.answer(0, reply, reply)
+        return reply
+
+
+@pytest.fixture
+def sides():
+    return [Side(torch.arange(10.0) * 64), Side(torch.arange(10.0).flip(0) * 64)]
+
+
+def test_second_exchange_of_a_step_starts_from_the_average_of_the_first(sides):
+    one, two = sides
+    mean = (one.live + two.live) / 2
+    three = Side(torch.zeros(10))
+    sent = one.request()
+    one.averager.settle(0, sent, two.answer(sent), 0)
+    sent = three.request()
+    three.averager.settle(0, sent, one.answer(sent), 0)
+    for side in (one, two, three):
+        side.take()
+    assert torch.equal(two.live, mean)
+    assert torch.equal(one.live, mean / 2)
+    assert torch.equal(three.live, mean / 2)
+
+
+def test_average_between_taking_and_giving_starts_from_the_weights_with_the_delta(sides):
+    one, two = sides
+    sent = one.request()
+    one.averager.settle(0, sent, two.answer(sent), 0)
+    one.take()  # its snapshot lacks what it has taken
+    three = Side(torch.zeros(10))
+    sent = three.request()
+    three.averager.settle(0, sent, one.answer(sent), 0)
+    three.take()
+    assert torch.equal(three.live, one.live / 2)
+
+
+def test_snapshots_given_during_an_exchange_do_not_change_what_the_neighbour_reads(sides):
+    one, two = sides
+    first, mean = one.live.clone(), (one.live + two.live) / 2
+    sent = one.request()
+    for _ in range(6):
+        one.live += 64
+        one.give()
+    reply = two.answer(sent)
+    one.averager.settle(0, sent, reply, 0)
+    one.take()
+    two.take()
+    assert torch.equal(two.live, mean)
+    assert torch.equal(one.live, first + 6 * 64 + (mean - first))
+
+
+def test_memory_of_an_answer_is_kept_until_the_asker_has_read_it(sides):
+    one, two = sides
+    replies = [two.answer(one.request()) for _ in range(peer_averaging._MOST_ANSWERS)]
+    assert two.averager.refusal(one.request()) == NOT_READY
+    two.averager.release(replies[3])
+    assert two.averager.refusal(one.request()) == OK
+    before = two.averager._open(peer_averaging._read(replies[0])["memory"]).clone()
+    two.answer(one.request())
+    assert two.averager.refusal(one.request()) == NOT_READY
+    assert torch.equal(two.averager._open(peer_averaging._read(replies[0])["memory"]), before)
+
+
+def test_answer_that_was_read_too_late_is_left_out(sides, monkeypatch, caplog):
+    one, two = sides
+    sent, now = one.request(), time.monotonic()
+    reply = two.answer(sent)
+    monkeypatch.setattr(peer_averaging.time, "monotonic", lambda: now + 1.1 * peer_averaging._READ_S)
+    assert two.averager._free_answer() is not None
+    assert not two.averager._answers[0].is_free(time.monotonic())
+    one.averager.settle(0, sent, reply, 0)
+    assert not one.mover.ready()
+    assert "too late" in caplog.text
+
+
+def test_averages_with_weights_from_before_a_restart_are_dropped(sides):
+    one, two = sides
+    sent = one.request()
+    reply = two.answer(sent)
+    one.mover.restart()
+    two.mover.restart()
+    one.averager.settle(0, sent, reply, 0)
+    assert not one.mover.ready()
+    assert not two.mover.ready()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"null", b"[1]", b'{"memory": 3}', b"\xff" * 8, b'{"memory": {}}'])
+def test_malformed_messages_are_refused(sides, garbage):
+    one, two = sides
+    message = garbage.ljust(MESSAGE)
+    assert two.averager.refusal(message) != OK
+    two.averager.release(message)
+    one.averager.settle(0, one.request(), message, 0)
+    assert not one.mover.ready()
+
+
+class Unreadable(SharedFiles):
+    def open(self, handle, length):
+        raise PeerMemoryError("peer access is not supported")
+
+
+def test_neighbour_that_cannot_read_the_weights_refuses_and_names_the_remedy(sides, caplog):
+    one, two = sides
+    two.averager._memory = Unreadable()
+    assert two.averager.refusal(one.request()) == UNREADABLE
+    assert "peer access is not supported" in caplog.text
+    assert "exchange.kind=zmq" in caplog.text
+
+
+def test_memory_of_neighbours_is_closed_if_it_was_not_read_for_long(sides, monkeypatch):
+    one, two = sides
+    two.answer(one.request())
+    assert two.averager._opened
+    later = time.monotonic() + 1.1 * peer_averaging._UNUSED_S
+    monkeypatch.setattr(peer_averaging.time, "monotonic", lambda: later)
+    two.averager.poll()
+    assert not two.averager._opened
+
+
+class Point(CopyEvent):
+    """Work of the training stream that ends after some looks."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def wait(self):
+        raise AssertionError("training must not wait for the device")
+
+    def done(self):
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_update_waits_for_an_exchange_only_while_the_device_computes(sides, monkeypatch):
+    one, _ = sides
+    marks = []
+    monkeypatch.setattr(one.copies, "mark", lambda: marks.append(Point(5)) or marks[-1])
+    one.mover.update_begins()
+    assert not marks  # nothing is under way
+    one.mailbox.ticks = 1
+    one.mover.update_begins()
+    assert marks[0].looks == -1
+    monkeypatch.setattr(one.copies, "mark", lambda: Point(10**9))
+    one.mover.update_begins()  # ends by its limit
+
+
+# --- the exchange
+
+
+def make(folder, count=2, kind=EmulatedCudaExchange, **fields):
+    cfg, gossip = exchange_config(CONFIG | {"kind": "cuda", "encrypt": False} | fields)
+    return [kind(cfg, ExchangeSetup(n, 0, SIZE, None, folder, gossip=gossip)) for n in range(count)]
+
+
+@pytest.fixture
+def ring(tmp_path):
+    ring = Ring(make(tmp_path))
+    yield ring
+    for exchange in ring.exchanges:
+        exchange.close()
+
+
+def test_answers_are_released_after_they_were_read(ring):
+    ring.join()
+    ring.start()
+    ring.loaded()
+    wait_until(lambda: ring.work() or all(s.finished > 20 for s in ring.stats()), 30, 0.002)
+    ring.rest()
+    for exchange in ring.exchanges:
+        wait_until(lambda: not any(answer.number for answer in exchange._averager._answers), every_s=0.01)  # noqa: B023
+
+
+def test_update_is_told_when_no_exchange_is_under_way(ring):
+    one = ring.exchanges[0]
+    ring.start()
+    ring.loaded()
+    one.tick(1)  # no neighbour
+    wait_until(lambda: one._mailbox.rested == one._mailbox.ticks, every_s=0.01)
+    ring.join()
+    one.tick(2)
+    wait_until(lambda: one.stats().finished, every_s=0.01)
+    wait_until(lambda: one._mailbox.rested == one._mailbox.ticks, every_s=0.01)
+
+
+def test_error_in_the_exchanges_thread_ends_the_exchange_and_is_logged(ring, monkeypatch, caplog):
+    caplog.set_level(logging.ERROR)
+    ring.join()
+    ring.start()
+    ring.loaded()
+    one, two = ring.exchanges
+
+    def fail(*_):
+        raise RuntimeError("the GPU fell off the bus")
+
+    monkeypatch.setattr(one._averager, "answer", fail)
+    wait_until(lambda: ring.work([1]) or not one.alive(), every_s=0.01)
+    assert "the GPU fell off the bus" in caplog.text
+    assert two.alive()
+
+
+def test_weights_in_main_memory_are_refused_with_a_remedy(tmp_path):
+    cfg, gossip = exchange_config(CONFIG | {"kind": "cuda", "encrypt": False})
+    exchange = build_exchange(cfg, ExchangeSetup(0, 0, SIZE, None, tmp_path, gossip=gossip))
+    try:
+        with pytest.raises(ValueError, match=r"the weights are on cpu: use exchange\.kind=zmq"):
+            exchange.start(torch.zeros(SIZE), 0)
+    finally:
+        exchange.close()
+
+
+@pytest.mark.parametrize("fields", [{"wire": "bf16"}, {"daemons": 2}])
+def test_options_that_have_no_effect_in_gpu_memory_are_refused(fields):
+    with pytest.raises(ValueError, match="use wire=fp32 and daemons=1, or kind=zmq"):
+        ExchangeConfig(kind="cuda", **fields)
+
+
+@pytest.mark.parametrize("fields", [{"device": "cpu"}, {"launch": {"kind": "external"}}])
+def test_learners_on_other_machines_or_cpus_are_refused_with_a_remedy(fields):
+    with pytest.raises(ValueError, match=r"use exchange\.kind=zmq"):
+        TrainConfig.model_validate({"strategy": "adpsgd", "nodes": 2, "exchange": {"kind": "cuda"}, **fields})

@@ -1,0 +1,94 @@
+"""The exchange of learners on GPUs of one machine: ZeroMQ carries messages, and the weights stay in GPU memory."""
+
+import logging
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from training.exchange.base import ExchangeError, ExchangeSetup
+from training.exchange.config import ExchangeConfig
+from training.exchange.control import Control
+from training.exchange.daemon import serve_zmq
+from training.exchange.device_copies import Copies, CudaCopies
+from training.exchange.movers import Mover
+from training.exchange.peer_averaging import PeerAverager, PeerMover
+from training.exchange.peer_memory import CudaPeerMemory, PeerMemory
+from training.exchange.process import DaemonExchange
+
+log = logging.getLogger(__name__)
+_END_S = 10.0
+_SWITCH_S = 0.0005
+"""How long the training thread may keep the interpreter while the exchange's thread waits for it (usually 5 ms): an
+exchange passes the interpreter a dozen times."""
+
+
+class CudaExchange(DaemonExchange):
+    """An exchange whose daemon is a thread of the training process, because only that process may use its GPU memory.
+
+    Raises:
+        ValueError: If encryption is on and there is no key.
+        PortTakenError: If the configured port is in use.
+        ExchangeError: If the daemon cannot start.
+    """
+
+    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
+        if cfg.encrypt and setup.key is None:
+            raise ValueError("encrypt is on but there is no key: give a key file (launch.key_file) or encrypt=false")
+        super().__init__(cfg, setup, {})
+
+    @override
+    def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:
+        self._averager = PeerAverager(self._mailbox, int(setup["chunk"]))
+        self._thread = threading.Thread(target=self._run, args=(setup, Control(theirs)), name="exchange", daemon=True)
+        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
+        self._thread.start()
+
+    def _run(self, setup: dict[str, Any], control: Control) -> None:
+        try:
+            serve_zmq(setup, self._mailbox, control, self._averager, time.thread_time)
+        except Exception:
+            log.exception("the exchange has ended by an error")
+        finally:
+            control.close()
+
+    @override
+    def _make_mover(self, weights: torch.Tensor) -> Mover:
+        try:
+            memory, copies = self._device(weights)
+            self._averager.attach(weights, memory, copies)
+        except RuntimeError as error:
+            raise ExchangeError(
+                f"GPU memory cannot be shared with other processes ({error}): use exchange.kind=zmq"
+            ) from error
+        return PeerMover(self._mailbox, self._wake, self._averager, copies)
+
+    def _device(self, weights: torch.Tensor) -> tuple[PeerMemory, Copies]:
+        """Memory that other processes can read, and work on the device of the weights.
+
+        Raises:
+            ValueError: If the weights are not on a GPU.
+        """
+        if not weights.is_cuda:
+            raise ValueError(
+                f"exchange.kind is cuda, and the weights are on {weights.device}: use exchange.kind=zmq, or a GPU"
+            )
+        return CudaPeerMemory(weights.device), CudaCopies(weights.device)
+
+    @override
+    def alive(self) -> bool:
+        return self._thread.is_alive() and super().alive()
+
+    @override
+    def _end(self) -> None:
+        self._thread.join(_END_S)
+        if self._thread.is_alive():
+            raise ExchangeError(f"the exchange's thread has not ended after {_END_S:.0f} s: its GPU does not answer")
+
+    @override
+    def _tail(self) -> str:
+        return ""

@@ -1,4 +1,4 @@
-"""Words of messages: numbers of things, and what a misspelled name may mean."""
+"""Words of messages: numbers of things, what a misspelled name may mean, values of any length and encoding."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -45,3 +45,18 @@ def similar(name: str, known: Collection[str], cutoff: float = 0.4) -> str:
     folded = {other.casefold(): other for other in known}
     close = get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else ""
+
+
+def printable(text: str, most: int = 200) -> str:
+    """A value for a message: what no terminal or file can hold is escaped, and the middle of a long one is left out.
+
+    Args:
+        text: Of any length; may contain control characters and the bytes of a file name that is not UTF-8.
+        most: Longest result, in characters.
+    """
+    if len(text) > most:
+        begin = (most - 3) * 2 // 3
+        text = f"{text[:begin]} … {text[len(text) - (most - 3 - begin) :]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

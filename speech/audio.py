@@ -238,7 +238,8 @@ def _no_audio(head: bytes, size: int) -> str:
 
 
 def _open(source: bytes | str | Path, raw_rate: int | None) -> soundfile.SoundFile:
-    opened = io.BytesIO(source) if isinstance(source, bytes) else str(source)
+    # as bytes: soundfile cannot encode names that are not UTF-8
+    opened = io.BytesIO(source) if isinstance(source, bytes) else os.fsencode(source)
     if raw_rate is None:
         return soundfile.SoundFile(opened)
     return soundfile.SoundFile(opened, samplerate=raw_rate, channels=1, format="RAW", subtype="PCM_16", endian="LITTLE")

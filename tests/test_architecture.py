@@ -68,7 +68,7 @@ def printed(programs, first, blocked=()):
 USED = {
     ("training", "speech", "storage"): "configurable speech storage training",
     ("speech",): "configurable speech",
-    ("storage",): "storage",
+    ("storage",): "configurable storage",
     ("configurable",): "configurable",
 }
 """Rooms of which every module is imported, and the rooms that are loaded then."""

@@ -72,7 +72,7 @@ def inspect(
     """Read a corpus, check every utterance, and report what would be used and what would be quarantined."""
     from tasks.dataset.policies import DuplicatesConfig
     from tasks.stages.prepare import Checked, check_all, worker_count
-    from tasks.stages.sources import open_source, select
+    from tasks.stages.sources import left_out, open_source, select
 
     data = corpus_data(path, kind).model_copy(update={"duplicates": DuplicatesConfig(fingerprint=False)})
     readers = [open_source(source) for source in data.sources]
@@ -90,7 +90,7 @@ def inspect(
         reasons[reason] += 1
         examples.setdefault(reason, f"{name}: {detail}")
     kinds = ", ".join(dict.fromkeys(source.kind for source in data.sources))
-    report = describe(kinds, good, reasons) | {"examples": examples}
+    report = describe(kinds, good, reasons) | {"examples": examples} | left_out(readers)
     if json_output:
         print_json(report)
         return
@@ -142,6 +142,8 @@ def _speakers(good: list[Any]) -> dict[str, Any]:
 
 def print_inspected(path: Path, report: dict[str, Any]) -> None:
     """Print the statistics of a corpus in words, by set, and why entries cannot be used."""
+    from tasks.stages.quarantined import left_out_lines
+
     usable = f"{report['written']:,} of {report['read']:,} utterances can be used"
     print_line(f"{path}: layout {report['kind']}; {usable}")
     if report["sets"]:
@@ -152,6 +154,8 @@ def print_inspected(path: Path, report: dict[str, Any]) -> None:
             table.add_row(reason, f"{count:,}", escape(report.get("examples", {}).get(reason, "")))
         out.print(table)
         out.print("docs/corpora.md explains the reasons", highlight=False)
+    for line in left_out_lines(report):
+        print_line(line)
     if set(report["sets"]) == {""}:
         out.print("The corpus has no sets: a run divides it into training, validation and test.", soft_wrap=True)
 

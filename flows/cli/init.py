@@ -68,6 +68,8 @@ def init(
 
 def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     """What was found, in words."""
+    from tasks.stages.quarantined import left_out_lines
+
     lines = [f"found:   {one.description()}" for one in sources]
     lines.append(
         f"         {counted(found.utterances, 'utterance')}, about {found.hours:.2g} hours, {found.who}, "
@@ -79,7 +81,7 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
     if found.refused:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items())
         lines.append(f"warning: of {found.sample} utterances that were decoded, these cannot be used: {reasons}")
-    lines += (f"warning: {line}" for line in _lost(found))
+    lines += (f"warning: {line}" for line in (*_lost(found), *left_out_lines(found.left_out)))
     if found.too_little:
         lines.append(f"warning: {found.too_little}")
     if found.quarantine_limit is not None:

@@ -1,5 +1,6 @@
 """A closed pipe or a full disk at standard output ends a command with a clear message instead of a traceback."""
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,9 @@ def guarded_output() -> Iterator[None]:
     """
     if sys.stdout is None:  # closed by the caller
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be no text in the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout = output = cast(TextIO, _Output(sys.stdout))
     try:
         try:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from flows.cli.transcripts import Sink
     from speech.transcriber import Transcriber
 
-AUDIO = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".au", ".sph"}
 STDIN = Path("-")
 
 
@@ -226,7 +225,10 @@ def _progress(count: int) -> Iterator[tuple[Callable[[Path], None], Callable[[fl
 
 
 def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
-    """All given files, and the audio files below given folders; each with a name of its own.
+    """All given files, and the recordings below given folders; each with a name of its own.
+
+    Recordings in a format that cannot be decoded are listed, too, and are reported as failures, unless the same
+    recording is beside them in another format.
 
     The name is the path relative to the given folder without its suffix; with it, or with the whole path given, if
     several recordings had that name. A folder without audio is listed itself, as a recording that cannot be read.
@@ -234,12 +236,18 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
     Raises:
         ValueError: If there is no audio file at all.
     """
+    from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES
+
     found: list[tuple[Path, Path]] = []
     any_audio = False
     for path in files:
         inside = []
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in AUDIO and p.is_file())
+            files_below = sorted(p for p in path.rglob("*") if p.suffix.lower() in RECORDING_SUFFIXES and p.is_file())
+            decodable = {p.with_suffix("") for p in files_below if p.suffix.lower() in AUDIO_SUFFIXES}
+            inside = [
+                p for p in files_below if p.suffix.lower() in AUDIO_SUFFIXES or p.with_suffix("") not in decodable
+            ]
             found += [(p, p.relative_to(path).with_suffix("")) for p in inside]
         if not inside:
             found.append((path, Path("stdin" if path == STDIN else path.stem or path.name)))
@@ -248,7 +256,7 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
         holds = "holds" if len(files) == 1 else "hold"
         raise ValueError(
             f"{', '.join(map(str, files))} {holds} no audio file: give files, or folders with files that end in "
-            f"{', '.join(sorted(AUDIO))}"
+            f"{', '.join(sorted(AUDIO_SUFFIXES))}"
         )
     return _named_apart(found)
 

@@ -18,6 +18,8 @@ TIMED: dict[str, Callable[[str, Transcript], str]] = {"ctm": ctm, "srt": srt, "v
 _SUFFIXES = {"text": ".txt", "json": ".json", **{kind: f".{kind}" for kind in TIMED}}
 _SINGLE = ("srt", "vtt")
 """Formats of which a file describes one recording."""
+_ESCAPED = "backslashreplace"
+"""How names that are not UTF-8 are written."""
 
 
 def entry(path: Path, found: Transcript) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class OneFile(Stream):
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.partial = _partial(path)
-        self.file = self.partial.open("w", encoding="utf-8")
+        self.file = self.partial.open("w", encoding="utf-8", errors=_ESCAPED)
 
     def _write(self, text: str) -> None:
         self.file.write(text)
@@ -147,7 +149,7 @@ class Device(Stream):
     def __init__(self, kind: str, model: str, several: bool, path: Path) -> None:
         super().__init__(kind, model, several)
         self.tells_errors = True
-        self.file = path.open("w", encoding="utf-8")
+        self.file = path.open("w", encoding="utf-8", errors=_ESCAPED)
 
     def _write(self, text: str) -> None:
         self.file.write(text)
@@ -179,7 +181,7 @@ class Folder(Sink):
             text = TIMED[self.kind](str(place), found) if self.kind in TIMED else plain
         partial = _partial(target)
         try:
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8", errors=_ESCAPED)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

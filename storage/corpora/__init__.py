@@ -29,6 +29,8 @@ READERS: dict[str, str] = {
     "nemo": "storage.corpora.nemo:NemoReader",
     "peoples_speech": "storage.corpora.peoples_speech:PeoplesSpeechReader",
     "gigaspeech": "storage.corpora.gigaspeech:GigaSpeechReader",
+    "huggingface": "storage.corpora.huggingface:HuggingFaceReader",
+    "ljspeech": "storage.corpora.ljspeech:LJSpeechReader",
     "table": "storage.corpora.table:TableReader",
     "commonvoice": "storage.corpora.commonvoice:CommonVoiceReader",
     "speechocean762": "storage.corpora.presets:SpeechOceanReader",

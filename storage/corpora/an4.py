@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
+from typing_extensions import override
+
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _SUFFIXES = (".sph", ".wav", ".flac", ".raw")
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()\s]+)\)\s*")
-_MARKS = re.compile(r"</?s>|<sil>|\+\+\w+\+\+|\(\d+\)")
 _RAW_RATE = 16000
 
 
@@ -59,10 +60,10 @@ class An4Reader(CorpusReader):
             for folder, suffixes in (("wav", _SUFFIXES[:3]), ("raw", _SUFFIXES[3:]))
             for suffix in suffixes
         ]
-        return next((path for path in candidates if path.is_file()), candidates[0])
+        return next((path for path in candidates if is_file(path)), candidates[0])
 
     def _texts(self, path: Path) -> dict[str, str]:
-        """Transcripts by id, without marks."""
+        """Transcripts by id."""
         texts: dict[str, str] = {}
         if not path.is_file():
             raise CorpusError(f"{path} is missing: each list of files needs a transcription of its name")
@@ -76,7 +77,7 @@ class An4Reader(CorpusReader):
             elif match["id"] in texts:
                 self._problem(match["id"], "duplicate-id", f"a second line of {path} has this id")
             else:
-                texts[match["id"]] = " ".join(_MARKS.sub(" ", match["text"]).split())
+                texts[match["id"]] = match["text"]
         return texts
 
     def _lists(self) -> list[Path]:
@@ -84,6 +85,10 @@ class An4Reader(CorpusReader):
         if not found:
             raise CorpusError(f"{self.root} has no etc/*.fileids: name the folder that contains etc and wav")
         return found
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root / "wav", self.root / "raw"]
 
     def files(self) -> Iterator[Path]:
         """Lists, transcriptions and audio."""

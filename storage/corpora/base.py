@@ -5,31 +5,52 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from unicodedata import normalize
 
+from configurable.wording import nearest, printable
+from storage.corpora.tags import Tags
 from storage.duplicates import SeenTexts
 
-_LONGEST_LINE = 1 << 24
-AUDIO_SUFFIXES = frozenset({".flac", ".opus", ".ogg", ".wav", ".mp3", ".sph"})
+_LONGEST_LINE, _HEAD = 1 << 24, 256
+_DECODABLE = ".flac .opus .ogg .oga .wav .w64 .rf64 .mp3 .sph .aiff .aif .aifc .au .snd .caf"
+_OTHERS = ".m4a .m4b .mp4 .aac .wma .asf .amr .3gp .webm .mka .mkv .mov .avi .ape .wv .ac3 .dss .ra"
+AUDIO_SUFFIXES = frozenset(_DECODABLE.split())
+"""Suffixes of audio files that can be decoded."""
+RECORDING_SUFFIXES = AUDIO_SUFFIXES | frozenset(_OTHERS.split())
+"""Also of recordings that must be converted first."""
 SET_OF_SPLIT = {"dev": "valid", "validation": "valid", "valid": "valid", "train": "train", "test": "test"}
 """Our name of a set for each name of a part in public corpora."""
-_PROPOSED, _LISTED = 1000, 20
-"""Number of values of a column that are kept to propose one for a misspelled value, and that a message lists."""
+_PROPOSED = 1000
+"""Number of values of a column that are kept to propose one for a misspelled value."""
 NOT_MEANT = frozenset({"garbage", "no-words", "not-scored"})
 """Reasons for which the corpus itself says that an entry is not an utterance to be used."""
 
 
+_MISSING = frozenset({"nan", "NaN", "<NA>", "#N/A"})
+"""How programs write a missing value of a table as text: Python and pandas, Excel."""
+_NOBODY = _MISSING | {"None", "null", "NULL", "N/A", "n/a"}
+"""Also taken for a missing value in fields other than the transcript, where they may be words."""
+OVERSHOOT_S = 0.5
+"""Seconds by which a declared time may exceed the audio: the allowance of Kaldi's extract-segments."""
+_OVERSHOOT_SHARE, _ROUNDING_S = 0.1, 0.1
+_LONGEST_ID, _LONGEST_DETAIL, _LONGEST_ERROR, _LONGEST_SUFFIX = 200, 600, 1200, 20
+_NAMED = 3
+
+
 class CorpusError(ValueError):
     """The corpus cannot be read at all: wrong path, kind, option or column."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, _LONGEST_ERROR))
 
 
 class RejectedEntry(NamedTuple):
@@ -41,6 +62,16 @@ class RejectedEntry(NamedTuple):
     id: str
     reason: str
     detail: str
+
+
+class PassedOver(NamedTuple):
+    """Files in the folders of a corpus that are not used.
+
+    `kinds` counts them by suffix; `first` has the first names, relative to the corpus.
+    """
+
+    kinds: Counter[str]
+    first: list[str]
 
 
 @dataclass(frozen=True)
@@ -63,6 +94,8 @@ class Utterance:
         split: "train", "test", ..., if the corpus provides it.
         offset: offset of the audio in bytes, if it is a member of an uncompressed tar; None for a separate file.
         length: number of bytes of the audio; given together with `offset`.
+        row: row of a Parquet file in which the audio is, from 0; None for a separate file.
+        column: the column; given together with `row`.
     """
 
     id: str
@@ -80,6 +113,8 @@ class Utterance:
     split: str | None = None
     offset: int | None = None
     length: int | None = None
+    row: int | None = None
+    column: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "speaker", normalize("NFC", self.speaker))  # one speaker, however a table spells it
@@ -90,12 +125,14 @@ class RequiredValues:
 
     Args:
         where: Value by column.
+        alone: Whether one reader has all rows; otherwise their owner calls `check`.
 
     Raises:
         CorpusError: If it is not a mapping.
     """
 
-    def __init__(self, where: object) -> None:
+    def __init__(self, where: object, alone: bool = True) -> None:
+        self.alone = alone
         given = where or {}
         if not isinstance(given, Mapping):
             raise CorpusError(f"option 'where' is {where!r}: give a mapping such as {{'part': 'train'}}")
@@ -124,10 +161,7 @@ class RequiredValues:
         """
         for name in sorted(self._missing):
             value, known = self.values[name], sorted(self._others[name] - {""})
-            folded = {other.casefold(): other for other in known}
-            near = get_close_matches(value.casefold(), folded, 1)
-            hint = f"; did you mean {folded[near[0]]!r}?" if near else f", only {', '.join(known[:_LISTED])}"
-            raise CorpusError(f"where: no row of {root} has {value!r} in the column {name!r}{hint}")
+            raise CorpusError(f"where: no row of {root} has {value!r} in the column {name!r}{nearest(value, known)}")
 
 
 class CorpusReader(ABC):
@@ -147,9 +181,11 @@ class CorpusReader(ABC):
         LAYOUT: what the corpus looks like on disk, in a phrase for lists of the layouts; file names in backticks.
         HAS_SETS: whether the layout says to which set an utterance belongs, so that `starling init` takes a corpus as a
             whole.
-        OPTIONS: names of its options.
+        OPTIONS: names of its options, besides `tags`, which all have: `remove` the tags of transcripts (default), or
+            `keep` them.
         root: absolute path.
         problems: problems of the current or last iteration; cleared when an iteration starts.
+        tags: the tags that were removed in it.
 
     Raises:
         CorpusError: the path does not exist, or the reader has no such option.
@@ -162,9 +198,9 @@ class CorpusReader(ABC):
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
     ) -> None:
-        unknown = sorted(options.keys() - self.OPTIONS)
+        unknown = sorted(options.keys() - self.options_known())
         if unknown:
-            known = ", ".join(sorted(self.OPTIONS)) or "none"
+            known = ", ".join(sorted(self.options_known()))
             raise CorpusError(f"{path}: this layout has no option {unknown[0]!r}; its options are: {known}")
         self.root = Path(os.path.normpath(Path(str(path).removeprefix("file://")).expanduser().absolute()))
         if not self.root.exists():
@@ -174,15 +210,45 @@ class CorpusReader(ABC):
         self.language = language
         self.options = options
         self.problems: list[RejectedEntry] = []
+        self.tags = Tags()
+        if options.get("tags", "remove") not in ("remove", "keep"):
+            raise CorpusError(f"option tags is {options['tags']!r}: use remove or keep")
 
     def __iter__(self) -> Iterator[Utterance]:
         self.problems.clear()
+        self.tags.counts.clear()
         seen = SeenTexts()
         for utterance in self._utterances():
             if not seen.add(utterance.id):
                 self._problem(utterance.id, "duplicate-id", f"a second entry has this id: {utterance.audio}")
-                continue
-            yield utterance
+            elif (found := self._finished(utterance)) is not None:
+                yield found
+
+    def _finished(self, utterance: Utterance) -> Utterance | None:
+        """An utterance without tags and what stands for a missing value; None if its transcript is nothing else."""
+        if as_text(utterance.text) is None:
+            self._problem(
+                utterance.id,
+                "missing-transcript",
+                f"its text is {utterance.text.strip()}, as programs write a missing value: give it a transcript, or "
+                "write the word Nan",
+            )
+            return None
+        text, speaker = self._words(utterance.text), as_field(utterance.speaker) or ""
+        if text != utterance.text and not any(character.isalnum() for character in text):
+            self._problem(utterance.id, "no-words", utterance.text)
+            return None
+        same = (text, speaker) == (utterance.text, utterance.speaker)
+        return utterance if same else replace(utterance, text=text, speaker=speaker)
+
+    def _words(self, text: str) -> str:
+        """A transcript without tags."""
+        return text if self.options.get("tags") == "keep" else self.tags.without(text)
+
+    @classmethod
+    def options_known(cls) -> frozenset[str]:
+        """Names of all options of the layout."""
+        return cls.OPTIONS | {"tags"}
 
     @abstractmethod
     def _utterances(self) -> Iterator[Utterance]:
@@ -192,36 +258,91 @@ class CorpusReader(ABC):
     def files(self) -> Iterator[Path]:
         """Yield every local file of the corpus: audio, transcripts, tables; some may not exist."""
 
+    def scanned(self) -> Iterable[Path]:
+        """The folders in which the layout looks for audio and transcripts; none if lists name all files."""
+        return ()
+
+    def passed_over(self) -> PassedOver:
+        """The files in the scanned folders that do not belong to the corpus, whatever the reason."""
+        folders, found, used = list(self.scanned()), PassedOver(Counter(), []), SeenTexts()
+        for file in self.files() if folders else ():
+            used.add(os.fspath(file))
+        for path in (path for folder in folders for path in _all_files(folder)):
+            if used.add(os.fspath(path)):
+                found.kinds[printable(path.suffix.lower(), _LONGEST_SUFFIX) or "without a suffix"] += 1
+                if len(found.first) < _NAMED:
+                    found.first.append(printable(os.path.relpath(path, self.root), _LONGEST_ID))
+        return found
+
     def fingerprint(self) -> str:
         """SHA-256 of the names, sizes and modification times of all files: a cheap way to detect changes."""
         lines = {f"{os.path.relpath(file, self.root)}\t{_stamp(file)}" for file in self.files()}
         digest = hashlib.sha256()
         for line in sorted(lines):
-            digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
+            digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
         return digest.hexdigest()
 
     def _make(self, utterance_id: str, audio: str | Path, text: str, speaker: str, **fields: Any) -> Utterance | None:
         """Create an utterance, ignoring fields that are None; if its file is missing, record a problem, return None."""
-        if "://" not in str(audio) and not Path(audio).is_file():
+        if "://" not in str(audio) and not is_file(Path(audio)):
             self._problem(utterance_id, "missing-audio", f"{audio} does not exist")
             return None
         own: dict[str, Any] = {"corpus": self.corpus, "domain": self.domain, "language": self.language}
         own |= {name: value for name, value in fields.items() if value is not None}
         return Utterance(id=utterance_id, audio=str(audio), text=text, speaker=speaker, **own)
 
+    def _lines(self, path: Path) -> Iterator[tuple[int, str | None]]:
+        """Lines of one of the many text files of a corpus; that it cannot be read is a problem of this file only."""
+        try:
+            yield from read_lines(path)
+        except OSError as error:
+            self._problem(path.name, "unreadable", f"{path} cannot be read ({error.strerror or error})")
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether a path clearly has this layout, by its names and at most one line of a file."""
         return False
 
+    def _take_over(self, part: "CorpusReader") -> None:
+        """Add the problems and tags of a reader of a part of the corpus."""
+        self.problems += part.problems
+        for tag, count in part.tags.counts.items():
+            self.tags.add(tag, count)
+
     def _problem(self, entry_id: str, reason: str, detail: str) -> None:
-        self.problems.append(RejectedEntry(entry_id, reason, detail))
+        self.problems.append(
+            RejectedEntry(printable(entry_id, _LONGEST_ID), reason, printable(detail, _LONGEST_DETAIL))
+        )
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file exists, also for names that no file can have, and in folders that may not be read."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def named_file(folder: Path, name: str) -> Path:
+    """The path of a file that a table in a folder names: absolute, relative to the folder, or with ~."""
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # there is no such user
+        path = Path(name)
+    return Path(os.path.normpath(folder / path))
+
+
+def _all_files(top: Path) -> Iterator[Path]:
+    """The files below a folder, in order; hidden folders are left out."""
+    for folder, subfolders, names in os.walk(top):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names))
 
 
 def _stamp(file: Path) -> str:
     try:
         status = file.stat()
-    except OSError:
+    except (OSError, ValueError):  # a ValueError for a name with a null byte or lone surrogates
         return "missing"
     return f"{status.st_size}\t{status.st_mtime_ns}"
 
@@ -237,20 +358,61 @@ def checked_times(start: float, end: float | None) -> tuple[float, float | None]
     return start, end
 
 
+def as_text(value: object) -> str | None:
+    """A transcript of a table or manifest; None if it is missing.
+
+    A number is written as in a text: 3, also where the column is of floating-point numbers because of its gaps. NaN is
+    missing, like `nan` and what else programs write as text for it.
+    """
+    if (
+        value is None
+        or isinstance(value, dict | list | tuple | bytes)
+        or (isinstance(value, float) and math.isnan(value))
+    ):
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    return None if text in _MISSING else text
+
+
+def as_field(value: object) -> str | None:
+    """A field other than the transcript, such as the speaker; like `as_text`, but `None` and `N/A` are missing, too."""
+    text = as_text(value)
+    return None if text in _NOBODY else text
+
+
+def first_field(row: dict[str, Any], names: Iterable[str]) -> str | None:
+    """The first of several fields of a row that is neither missing nor empty."""
+    return next((text for name in names if (text := as_field(row.get(name)))), None)
+
+
 def as_number(name: str, value: object) -> float | None:
     """Parse a number of a manifest, which may be missing or written as text.
 
     Raises:
         ValueError: it is not a finite number of at least 0.
     """
-    if value is None or value == "":
+    text = as_field(value)
+    if not text:
         return None
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{name} is {value!r}: it must be a number")
-    number = float(value)
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"{name} is {value!r}: it must be a number of at least 0")
+    try:
+        number = float("nan" if isinstance(value, bool) else text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} is {text!r}: it must be a number of at least 0")
     return number
+
+
+def overshoot(declared: float, actual: float) -> float:
+    """Seconds by which a declared duration exceeds the audio; 0 if no more than may be rounding or padding.
+
+    Up to 0.5 s are accepted, but of short utterances at most a tenth, or 0.1 s: the transcript would not be of what is
+    left.
+    """
+    excess = declared - actual
+    return excess if excess > min(OVERSHOOT_S, max(_ROUNDING_S, _OVERSHOOT_SHARE * declared)) else 0.0
 
 
 _MARKS = (
@@ -262,21 +424,25 @@ _MARKS = (
 """Byte-order marks of encodings other than UTF-8 (such as Excel's "Unicode text"), longer ones first."""
 
 
-def _wide_encoding(head: bytes, path: Path) -> str:
-    """Detect UTF-16 or UTF-32 by the byte-order mark; empty for UTF-8.
+_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r")
 
-    Raises:
-        CorpusError: the file seems to be one of them, but has no byte-order mark.
+
+def _wide_encoding(head: bytes) -> str:
+    """Detect UTF-16 or UTF-32; empty for UTF-8.
+
+    Without a byte-order mark, the high bytes of letters tell: they are control characters (0 for Latin, 4 for
+    Cyrillic), which no text in UTF-8 has, and stand at every second byte, or are three zeros of four.
     """
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding
-    if len(head) > 1 and max(head[::2].count(0), head[1::2].count(0)) > len(head) // 4:
-        raise CorpusError(
-            f"{path} is not UTF-8, perhaps UTF-16 without a byte-order mark: convert it, for example with "
-            "iconv -f UTF-16LE -t UTF-8"
-        )
-    return ""
+    zeros = [set(head[place::4]) == {0} for place in range(4)]
+    if all(zeros[2:]) != all(zeros[:2]):
+        return "utf-32-le" if zeros[3] and not zeros[0] else "utf-32-be"
+    even, odd = (sum(byte in _CONTROLS for byte in head[place::2]) for place in range(2))
+    if max(even, odd) <= len(head) // 8:
+        return ""
+    return "utf-16-le" if odd > even else "utf-16-be"
 
 
 def _bounded_lines(file: Any) -> Iterator[Any]:
@@ -292,7 +458,7 @@ def _bounded_lines(file: Any) -> Iterator[Any]:
 
 def _utf8(line: bytes | None, encoding: str) -> str | None:
     try:
-        return None if line is None else line.decode(encoding).rstrip("\r\n")
+        return None if line is None or b"\0" in line else line.decode(encoding).rstrip("\r\n")
     except UnicodeDecodeError:
         return None
 
@@ -300,21 +466,18 @@ def _utf8(line: bytes | None, encoding: str) -> str | None:
 def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Yield numbered lines of a text file (possibly gzipped) without line ends.
 
-    The encoding is UTF-8, or UTF-16 or UTF-32 if the file starts with their byte-order mark.
+    The encoding is UTF-8, or UTF-16 or UTF-32, which are detected.
 
     Yields:
         The line's number and its text; None for a line that is undecodable or too long.
-
-    Raises:
-        CorpusError: the file seems to be UTF-16 or UTF-32 without a byte-order mark.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        wide = _wide_encoding(file.read(64), path)
+        wide = _wide_encoding(file.read(_HEAD))
         file.seek(0)
         if wide:
             text = io.TextIOWrapper(file, wide, errors="replace", newline="\n")  # type: ignore[type-var]
             for number, line in enumerate(_bounded_lines(text), start=1):
-                yield number, None if line is None or "\ufffd" in line else line.rstrip("\r\n")
+                yield number, None if line is None or "\ufffd" in line or "\0" in line else line.rstrip("\r\n")
         else:
             for number, raw in enumerate(_bounded_lines(file), start=1):
                 yield number, _utf8(raw, "utf-8-sig" if number == 1 else "utf-8")
@@ -349,9 +512,5 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
 
 def first_object(path: Path) -> dict[str, Any]:
     """The first JSON object of a JSON lines file; empty if the first line is not one."""
-    try:
-        for _, row in read_json_lines(path):
-            return row if isinstance(row, dict) else {}
-    except CorpusError:  # not text
-        pass
-    return {}
+    _, row = next(read_json_lines(path), (0, {}))
+    return row if isinstance(row, dict) else {}

@@ -10,7 +10,7 @@ number.
 
 import csv
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 MOST_LINES = 64
 """Maximum lines of a row: transcripts are shorter, and every stray mark costs a search over this many lines."""
@@ -21,51 +21,70 @@ _OPEN = (
     "if the cell contains a line break, replace it by a space"
 )
 
+_SEPARATORS = ",;\t|"
+_NEVER_QUOTED = "\t|"
+"""Separators of tables whose cells are not quoted: a quotation mark is part of the text."""
+
 NumberedLines = Iterator[tuple[int, str | None]]
 
 
-def read_header(lines: NumberedLines) -> list[str]:
+def find_separator(header: str, names: Collection[str], usual: str) -> str:
+    """Detect the separator of a table by its header: a comma, a semicolon, a tab, or "|".
+
+    Args:
+        header: The first line.
+        names: Known names of columns. The separator is that by which most cells have one of them; if equal, or if none
+            has, that with most cells.
+        usual: The separator if these are equal, too.
+    """
+
+    def score(separator: str) -> tuple[int, int]:
+        cells = header.split(separator)
+        return sum(cell.strip().strip('"') in names for cell in cells), len(cells)
+
+    candidates: list[str] = [usual, *_SEPARATORS]
+    return max(candidates, key=score)
+
+
+def read_header(lines: NumberedLines, separator: str = ",") -> list[str]:
     """Read the cells of the first line.
 
     Raises:
         ValueError: the line is not UTF-8, or contains an unclosed quotation mark.
     """
     _, line = next(lines, (1, ""))
-    cells = None if line is None else _row_of_line(line)
+    cells = None if line is None else _row_of_line(line, separator)
     if cells is None:
         raise ValueError(f"the header cannot be read: {'it is not UTF-8' if line is None else _OPEN}")
-    return cells
+    return [cell.strip() for cell in cells]
 
 
-def read_rows(lines: NumberedLines, width: int) -> Iterator[tuple[int, list[str] | str]]:
+def read_rows(lines: NumberedLines, width: int, separator: str = ",") -> Iterator[tuple[int, list[str] | str]]:
     """Yield the rows after the header: number of the first line, and the cells or a description of the error.
 
     Args:
         lines: Numbered lines without line ends; None for an undecodable line.
         width: Number of cells in the header.
+        separator: Between cells.
     """
+    if separator in _NEVER_QUOTED:
+        for number, line in lines:
+            if line != "":
+                yield number, "not UTF-8" if line is None else line.split(separator)
+        return
     ahead: deque[tuple[int, str | None]] = deque()
     while found := ahead.popleft() if ahead else next(lines, None):
         number, line = found
         if line is None:
             yield number, "not UTF-8"
         elif line:
-            cells, error = _cells(line)
+            cells, error = _cells(line, separator)
             if cells is None and not error:
                 _look_ahead(ahead, lines)
-                cells, taken = _joined([line, *(text for _, text in ahead)], width)
+                cells, taken = _joined([line, *(text for _, text in ahead)], width, separator)
                 for _ in range(taken - 1):
                     ahead.popleft()
             yield number, cells if cells is not None else error or _OPEN
-
-
-def read_tabbed(lines: NumberedLines) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield number and cells of each line of a tab-separated file (no quoting), or a description of the error."""
-    for number, line in lines:
-        if line is None:
-            yield number, "not UTF-8"
-        elif line:
-            yield number, line.split("\t")
 
 
 def check_width(cells: list[str], width: int) -> str:
@@ -80,9 +99,9 @@ def _look_ahead(ahead: deque[tuple[int, str | None]], lines: NumberedLines) -> N
         size += len(found[1] or "")
 
 
-def _cells(line: str) -> tuple[list[str] | None, str]:
+def _cells(line: str, separator: str) -> tuple[list[str] | None, str]:
     """Cells of a line; None if a quoted cell continues in the next line, or, with a message, if the line is invalid."""
-    reader = csv.reader([line, ""])  # the empty line is read only if a cell continues
+    reader = csv.reader([line, ""], delimiter=separator)  # the empty line is read only if a cell continues
     try:
         cells = next(reader)
     except csv.Error as error:
@@ -90,19 +109,19 @@ def _cells(line: str) -> tuple[list[str] | None, str]:
     return (cells, "") if reader.line_num == 1 else (None, "")
 
 
-def _row_of_line(line: str) -> list[str] | None:
-    return _cells(line)[0]
+def _row_of_line(line: str, separator: str) -> list[str] | None:
+    return line.split(separator) if separator in _NEVER_QUOTED else _cells(line, separator)[0]
 
 
-def _joined(lines: list[str | None], width: int) -> tuple[list[str] | None, int]:
+def _joined(lines: list[str | None], width: int, separator: str) -> tuple[list[str] | None, int]:
     """The unambiguous row that starts these lines and its number of lines; None and 1 if there is none."""
-    reader = csv.reader((f"{line}\n" for line in _before_none(lines)), strict=True)
+    reader = csv.reader((f"{line}\n" for line in _before_none(lines)), strict=True, delimiter=separator)
     try:
         cells = next(reader)
     except (csv.Error, StopIteration):
         return None, 1
     taken = reader.line_num
-    rows = (_row_of_line(line) for line in lines[1:taken] if line)
+    rows = (_row_of_line(line, separator) for line in lines[1:taken] if line)
     if len(cells) != width or any(row is not None and len(row) == width for row in rows):
         return None, 1
     return cells, taken

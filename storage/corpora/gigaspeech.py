@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, checked_times
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, as_text, checked_times, first_field
 
 _PUNCTUATION = {"<COMMA>": ",", "<PERIOD>": ".", "<QUESTIONMARK>": "?", "<EXCLAMATIONPOINT>": "!"}
 _GARBAGE = ("<SIL>", "<MUSIC>", "<NOISE>", "<OTHER>")
@@ -70,8 +70,8 @@ class GigaSpeechReader(CorpusReader):
     def _segment(
         self, document: Path, audio: dict[str, Any], segment: dict[str, Any], keep: bool
     ) -> Iterator[Utterance]:
-        utterance_id, text = segment["sid"], segment.get("text_tn")
-        if not isinstance(text, str):
+        utterance_id, text = segment["sid"], as_text(segment.get("text_tn"))
+        if text is None:
             self._problem(utterance_id, "missing-transcript", "the segment has no text_tn")
             return
         if any(tag in text for tag in _GARBAGE):
@@ -82,16 +82,15 @@ class GigaSpeechReader(CorpusReader):
         except ValueError as error:
             self._problem(utterance_id, "bad-segment", str(error))
             return
-        speaker = segment.get("speaker")
         found = self._make(
             utterance_id,
             document.parent / str(audio.get("path", "")),
             spell(text, keep),
-            str(audio.get("aid", "")) if speaker in (None, "", "N/A") else str(speaker),
+            first_field(segment, ("speaker",)) or first_field(audio, ("aid",)) or "",
             start=start,
             end=end,
             duration=round((end or 0.0) - start, 6),
-            domain=str(audio.get("source") or "") or None,
+            domain=first_field(audio, ("source",)),
             split=_set(_list(segment.get("subsets"))),
         )
         if found:

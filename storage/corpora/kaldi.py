@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, read_lines
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _FILES = ("wav.scp", "text", "utt2spk", "segments", "reco2file_and_channel")
 _CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
@@ -145,7 +145,7 @@ class KaldiReader(CorpusReader):
         if "://" in entry:
             return entry, None
         for base in self._bases:
-            if (base / entry).is_file():
+            if is_file(base / entry):
                 return base / entry, None
         if entry.rpartition(":")[2].isdigit():
             return "", ("archive-entry", f"{entry!r} refers to a Kaldi archive. Convert the audio to files first.")

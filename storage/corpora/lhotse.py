@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from storage.corpora.base import (
+    OVERSHOOT_S,
     CorpusError,
     CorpusReader,
     Utterance,
     as_number,
+    as_text,
     checked_times,
+    first_field,
     first_object,
+    is_file,
     read_json_lines,
 )
 
@@ -80,7 +84,7 @@ class LhotseReader(CorpusReader):
                 self._problem(recording_id, "missing-transcript", f"{supervisions.name} has nothing for it")
 
     def _cut(self, place: str, cut: dict[str, Any]) -> Iterator[Utterance]:
-        cut_id = str(cut.get("id") or place)
+        cut_id = first_field(cut, ("id",)) or place
         if cut.get("type", "MonoCut") not in ("MonoCut", "MultiCut", "Cut"):
             self._problem(cut_id, "mixed-cut", f"a {cut['type']} is made of several recordings")
             return
@@ -102,8 +106,8 @@ class LhotseReader(CorpusReader):
     def _supervision(
         self, place: str, row: dict[str, Any], recording: _Recording | None, shift: float
     ) -> Iterator[Utterance]:
-        utterance_id, text = str(row.get("id") or place), row.get("text")
-        if not isinstance(text, str):
+        utterance_id, text = first_field(row, ("id",)) or place, as_text(row.get("text"))
+        if text is None:
             self._problem(utterance_id, "missing-transcript", "the supervision has no text")
             return
         channels = row.get("channel")
@@ -117,6 +121,8 @@ class LhotseReader(CorpusReader):
             return
         try:
             begin = shift + _signed("start", row.get("start"))
+            if begin < -OVERSHOOT_S:
+                raise ValueError(f"it starts {-begin:g} s before the recording")
             duration = as_number("duration", row.get("duration"))
             start, end = checked_times(max(0.0, round(begin, 6)), None if duration is None else begin + duration)
         except ValueError as error:
@@ -127,8 +133,8 @@ class LhotseReader(CorpusReader):
         found = self._make(
             utterance_id,
             source.path,
-            text.strip(),
-            str(row.get("speaker") or ""),
+            text,
+            first_field(row, ("speaker",)) or "",
             duration=duration,
             start=start,
             end=None if whole or end is None else round(end, 6),
@@ -158,7 +164,7 @@ class LhotseReader(CorpusReader):
     def _find(self, place: str) -> Path:
         """Resolve a path relative to where lhotse was run: the folder of the manifests, or one of its parents."""
         folder = self.root if self.root.is_dir() else self.root.parent
-        return next((p for base in (folder, *folder.parents) if (p := base / place).is_file()), folder / place)
+        return next((p for base in (folder, *folder.parents) if is_file(p := base / place)), folder / place)
 
     def _rows(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, row in read_json_lines(path):
@@ -203,7 +209,9 @@ def _source(recording: _Recording | None, channel: int | None) -> _Source | None
 
 def _signed(name: str, value: object) -> float:
     """Parse a number that may be negative: a supervision may begin slightly before its cut."""
-    return float(value) if isinstance(value, int | float) else as_number(name, value) or 0.0
+    if isinstance(value, int | float) and value < 0:
+        return -(as_number(name, -value) or 0.0)
+    return as_number(name, value) or 0.0
 
 
 def _language(value: object) -> str | None:

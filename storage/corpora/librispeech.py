@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from storage.corpora.base import AUDIO_SUFFIXES, CorpusReader, Utterance, read_lines
+from typing_extensions import override
+
+from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance
 
 _TRANSCRIPT_SUFFIX = ".trans.txt"
 
@@ -13,8 +15,9 @@ _TRANSCRIPT_SUFFIX = ".trans.txt"
 class LibriSpeechReader(CorpusReader):
     """Reads a subset such as `LibriSpeech/train-clean-5`, or a folder of several subsets.
 
-    All suffixes in `AUDIO_SUFFIXES` are accepted. The speaker is the name of the folder above the chapter's. If the
-    path is a folder of subsets, each utterance's `split` is the name of its subset.
+    All suffixes in `RECORDING_SUFFIXES` are accepted; of several files of one stem, the first that can be decoded is
+    used. The speaker is the name of the folder above the chapter's. If the path is a folder of subsets, each
+    utterance's `split` is the name of its subset.
     """
 
     LAYOUT = "`SPEAKER/CHAPTER/*.flac` (or opus, ogg, wav, mp3) with `SPEAKER-CHAPTER.trans.txt`"
@@ -26,7 +29,7 @@ class LibriSpeechReader(CorpusReader):
 
     def _utterances(self) -> Iterator[Utterance]:
         for folder, names in self._chapters():
-            audio = {Path(name).stem: name for name in names if Path(name).suffix.lower() in AUDIO_SUFFIXES}
+            audio = {Path(name).stem: name for name in names if not name.endswith(_TRANSCRIPT_SUFFIX)}
             for name in names:
                 if name.endswith(_TRANSCRIPT_SUFFIX):
                     yield from self._transcribed(folder, name, audio)
@@ -36,7 +39,7 @@ class LibriSpeechReader(CorpusReader):
     def _transcribed(self, folder: Path, transcript: str, audio: dict[str, str]) -> Iterator[Utterance]:
         """Yield the utterances of one transcript; removes used entries from `audio`."""
         used: dict[str, str] = {}
-        for number, line in read_lines(folder / transcript):
+        for number, line in self._lines(folder / transcript):
             if line is None:
                 self._problem(f"{transcript}:{number}", "bad-line", "the line is not UTF-8")
                 continue
@@ -63,6 +66,10 @@ class LibriSpeechReader(CorpusReader):
         parts = folder.relative_to(self.root).parts
         return parts[-3] if len(parts) >= 3 else None
 
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root]
+
     def files(self) -> Iterator[Path]:
         """Yield all audio files and transcripts below the path."""
         for folder, names in self._chapters():
@@ -73,6 +80,10 @@ class LibriSpeechReader(CorpusReader):
         """Yield folders with audio or transcripts, in order, with the sorted names of these files."""
         for folder, subfolders, names in os.walk(self.root):
             subfolders.sort()
-            found = [n for n in names if n.endswith(_TRANSCRIPT_SUFFIX) or Path(n).suffix.lower() in AUDIO_SUFFIXES]
-            if found:
-                yield Path(folder), sorted(found)
+            found = [name for name in names if name.endswith(_TRANSCRIPT_SUFFIX)]
+            audio: dict[str, str] = {}
+            for name in sorted(names, key=lambda name: (Path(name).suffix.lower() not in AUDIO_SUFFIXES, name)):
+                if Path(name).suffix.lower() in RECORDING_SUFFIXES and not name.startswith("."):
+                    audio.setdefault(Path(name).stem, name)
+            if found or audio:
+                yield Path(folder), sorted([*found, *audio.values()])

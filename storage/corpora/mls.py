@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, read_lines
+from typing_extensions import override
+
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _LANGUAGES = {
     "dutch": "nl",
@@ -48,7 +50,7 @@ class MlsReader(CorpusReader):
         for part in parts:
             chosen = self._handles(part)
             seen: set[str] = set()
-            for number, line in read_lines(part / "transcripts.txt"):
+            for number, line in self._lines(part / "transcripts.txt"):
                 if line is None or (line.strip() and "\t" not in line):
                     place = f"{part.name}/transcripts.txt:{number}"
                     self._problem(place, "bad-line", "not UTF-8" if line is None else "no tab between id and text")
@@ -67,7 +69,7 @@ class MlsReader(CorpusReader):
             self._problem(utterance_id, "bad-id", "an id has the form SPEAKER_BOOK_NUMBER")
             return
         stem = part / "audio" / speaker / rest.partition("_")[0] / utterance_id
-        audio = next((path for suffix in _SUFFIXES if (path := stem.with_name(stem.name + suffix)).is_file()), None)
+        audio = next((path for suffix in _SUFFIXES if is_file(path := stem.with_name(stem.name + suffix))), None)
         language = _language(part)
         split = SET_OF_SPLIT.get(part.name)
         found = self._make(
@@ -90,6 +92,10 @@ class MlsReader(CorpusReader):
             if path.is_file():
                 return {line.strip() for _, line in read_lines(path) if line}
         raise CorpusError(f"option handles: there is no {base / name / 'handles.txt'}; use 9hr, 1hr/0 … or a path")
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [part / "audio" for part in _parts(self.root)]
 
     def files(self) -> Iterator[Path]:
         """Yield transcripts, lists of handles and audio."""

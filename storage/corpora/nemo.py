@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, first_object, read_json_lines
+from storage.corpora.base import (
+    CorpusError,
+    CorpusReader,
+    Utterance,
+    as_number,
+    as_text,
+    checked_times,
+    first_field,
+    first_object,
+    named_file,
+    read_json_lines,
+)
 from storage.corpora.file_ids import FileIds
 from storage.corpora.tars import TarMember, tar_members
 from storage.safety import UnsafeTarError
@@ -44,25 +55,25 @@ class NemoReader(CorpusReader):
             elif not isinstance(row.get("audio_filepath"), str) or not row["audio_filepath"]:
                 self._problem(place, "missing-audio", f"line {number} has no audio_filepath")
             else:
-                yield from self._entry(number, str(_own_id(row) or file_id(_place(row))), row, shards)
+                yield from self._entry(number, _own_id(row) or file_id(_place(row)), row, shards)
 
     def _entry(
         self, number: int, label: str, row: dict[str, Any], shards: dict[str, dict[str, TarMember]]
     ) -> Iterator[Utterance]:
-        name, text = row["audio_filepath"], row.get("text")
-        if not isinstance(text, str):
+        name, text = row["audio_filepath"], as_text(row.get("text"))
+        if text is None:
             self._problem(label, "missing-transcript", f"line {number} has no text")
             return
         try:
-            start, duration = as_number("offset", row.get("offset")) or 0.0, as_number("duration", row.get("duration"))
+            offset, duration = as_number("offset", row.get("offset")), as_number("duration", row.get("duration"))
+            piece = offset is not None and duration is not None
+            start, end = checked_times(offset or 0.0, (offset or 0.0) + (duration or 0.0) if piece else None)
         except ValueError as error:
             self._problem(label, "bad-line", f"line {number}: {error}")
             return
-        piece = row.get("offset") is not None and duration is not None
-        fields: dict[str, Any] = {"duration": duration, "start": start}
-        fields["end"] = start + duration if piece and duration else None
-        fields["language"] = _word(row.get("lang") or row.get("language"))
-        fields["domain"] = _word(row.get("domain"))
+        fields: dict[str, Any] = {"duration": duration, "start": start, "end": end}
+        fields["language"] = first_field(row, ("lang", "language"))
+        fields["domain"] = first_field(row, ("domain",))
         if "shard_id" in row:
             member = self._member(str(row["shard_id"]), name, shards)
             if member is None:
@@ -71,7 +82,7 @@ class NemoReader(CorpusReader):
             fields |= {"offset": member.offset, "length": member.length}
         audio = self._tar(str(row["shard_id"])) if "shard_id" in row else self._file(name)
         utterance_id = label if _own_id(row) or not start else f"{label}-{round(start * 1000):08d}"
-        found = self._make(utterance_id, audio, text.strip(), str(row.get("speaker") or ""), **fields)
+        found = self._make(utterance_id, audio, text, first_field(row, ("speaker",)) or "", **fields)
         if found:
             yield found
 
@@ -89,7 +100,7 @@ class NemoReader(CorpusReader):
         return self.root.parent / str(self.options.get("tars") or "audio_{}.tar").replace("{}", Path(shard).name)
 
     def _file(self, name: str) -> Path | str:
-        return name if "://" in name else self.root.parent / Path(name).expanduser()
+        return name if "://" in name else named_file(self.root.parent, name)
 
     def _unnamed_audio(self) -> Iterator[str]:
         """Audio of the lines without an id."""
@@ -112,14 +123,10 @@ class NemoReader(CorpusReader):
             yield self._tar(shard)
 
 
-def _own_id(row: dict[str, Any]) -> object:
-    return row.get("id") or row.get("utt_id")
+def _own_id(row: dict[str, Any]) -> str | None:
+    return first_field(row, ("id", "utt_id"))
 
 
 def _place(row: dict[str, Any]) -> str:
     """The name of a line's audio file; for a member of a tar, with the number of the shard."""
     return f"{row['shard_id']}/{row['audio_filepath']}" if "shard_id" in row else row["audio_filepath"]
-
-
-def _word(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None

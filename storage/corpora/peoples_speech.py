@@ -15,7 +15,10 @@ from storage.corpora.base import (
     CorpusReader,
     Utterance,
     as_number,
+    as_text,
+    first_field,
     first_object,
+    is_file,
     read_json_lines,
 )
 from storage.corpora.tars import TarMember, tar_members
@@ -82,7 +85,7 @@ class PeoplesSpeechReader(CorpusReader):
             utterance_id,
             place or tar or manifest.with_suffix("") / name,
             text,
-            str(row.get("identifier") or row.get("speaker") or ""),
+            first_field(row, ("identifier", "speaker")) or "",
             duration=seconds,
             split=SET_OF_SPLIT.get(manifest.parent.name) or SET_OF_SPLIT.get(manifest.stem),
             offset=part.offset if part else None,
@@ -135,7 +138,7 @@ def _plain(manifest: Path, name: str) -> Path | None:
     """The audio as a separate file, if there is one; names must not leave the corpus."""
     if name.startswith("/") or ".." in name.split("/"):
         return None
-    return next((p for folder in (manifest.with_suffix(""), manifest.parent) if (p := folder / name).is_file()), None)
+    return next((p for folder in (manifest.with_suffix(""), manifest.parent) if is_file(p := folder / name)), None)
 
 
 def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | None] | str]:
@@ -159,13 +162,13 @@ def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | Non
         if not isinstance(name, str) or not name:
             yield "an utterance names no audio"
             continue
-        text = _first(item, _TEXTS)
+        text = next((found for key in _TEXTS if (found := as_text(item.get(key))) is not None), None)
         try:
             milliseconds = as_number("duration_ms", item.get("duration_ms"))
         except ValueError as error:
             yield f"{name}: {error}"
             continue
-        yield name, text.strip() if isinstance(text, str) else None, milliseconds and milliseconds / 1000
+        yield name, text, None if milliseconds is None else milliseconds / 1000
 
 
 def _first(item: dict[str, Any], names: tuple[str, ...]) -> Any:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from typing_extensions import override
+
 from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance
 from storage.corpora.kaldi import KaldiReader
 
@@ -34,6 +36,7 @@ class SpeechOceanReader(CorpusReader):
                 domain=self.domain,
                 language=self.language,
                 root=str(self.root if names else self.root.parent),
+                **self.options,
             )
             for folder in folders
         ]
@@ -43,7 +46,7 @@ class SpeechOceanReader(CorpusReader):
             for utterance in part:
                 split = SET_OF_SPLIT.get(part.root.name)
                 yield Utterance(**{**vars(utterance), "split": split})
-            self.problems += part.problems
+            self._take_over(part)
 
     def files(self) -> Iterator[Path]:
         """Yield the files of the parts."""
@@ -75,6 +78,10 @@ class FsddReader(CorpusReader):
             found = self._make(path.stem, path, _DIGITS[int(fields[0])], fields[1], split=split)
             if found:
                 yield found
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root / "recordings"]
 
     def files(self) -> Iterator[Path]:
         """Yield the recordings, sorted by name."""

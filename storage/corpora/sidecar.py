@@ -4,14 +4,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import AUDIO_SUFFIXES, CorpusReader, Utterance, read_lines
+from typing_extensions import override
+
+from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance, read_lines
 
 _TRANSCRIPTS = (".txt", ".lab")
 _LOOKED_AT = 200
+_LONGEST_TEXT = 1 << 20
 
 
 class SidecarReader(CorpusReader):
-    """Reads `NAME.wav` (flac, opus, ogg, mp3, sph) with `NAME.txt` or `NAME.lab`, in folders of any depth.
+    """Reads `NAME.wav` (or another suffix in `RECORDING_SUFFIXES`) with `NAME.txt` or `NAME.lab`, at any depth.
 
     The id is the path without its suffix, with `-` for `/`; the speaker is the name of the file's folder.
     """
@@ -42,14 +45,18 @@ class SidecarReader(CorpusReader):
             elif transcript is None:
                 self._problem(id_, "missing-transcript", f"no text file of the name of {audio}")
             else:
-                lines = [line for _, line in read_lines(transcript)]
-                if None in lines:
-                    self._problem(id_, "bad-line", f"{transcript} is not UTF-8")
+                try:
+                    text = _transcript(transcript)
+                except (OSError, ValueError) as error:
+                    self._problem(id_, "bad-line", f"{transcript} cannot be used: {getattr(error, 'strerror', error)}")
                     continue
-                text = " ".join(" ".join(line for line in lines if line).split())
                 found = self._make(id_, audio, text, audio.parent.name)
                 if found:
                     yield found
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root]
 
     def files(self) -> Iterator[Path]:
         """Yield audio files and transcripts."""
@@ -57,18 +64,38 @@ class SidecarReader(CorpusReader):
             yield from (path for path in pair if path)
 
 
+def _transcript(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, or longer than any transcript.
+    """
+    if path.stat().st_size > _LONGEST_TEXT:
+        raise ValueError(f"it has more than {_LONGEST_TEXT >> 20} MiB")
+    lines = [line for _, line in read_lines(path)]
+    if None in lines:
+        raise ValueError("it is not UTF-8")
+    return " ".join(" ".join(line for line in lines if line).split())
+
+
 def _pairs(root: Path) -> Iterator[tuple[Path | None, Path | None]]:
     """Audio files and transcripts of the same name, in order; one of them may be missing."""
     for folder, subfolders, names in os.walk(root):
         subfolders.sort()
         audio: dict[str, Path] = {}
+        other: dict[str, Path] = {}
         texts: dict[str, Path] = {}
         for name in sorted(names):
             path = Path(folder, name)
             kind = path.suffix.lower()
+            if name.startswith("."):
+                continue
             if kind in AUDIO_SUFFIXES:
                 audio.setdefault(path.stem, path)
+            elif kind in RECORDING_SUFFIXES:
+                other.setdefault(path.stem, path)
             elif kind in _TRANSCRIPTS:
                 texts.setdefault(path.stem, path)
-        for stem in sorted(audio.keys() | texts.keys()):
-            yield audio.get(stem), texts.get(stem)
+        for stem in sorted(audio.keys() | other.keys() | texts.keys()):
+            yield audio.get(stem, other.get(stem)), texts.get(stem)

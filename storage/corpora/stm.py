@@ -42,6 +42,13 @@ class StmError(ValueError):
 
 def read_stm(path: Path) -> Iterator[StmSegment | StmError]:
     """Yield the segments of a table, and an error for each line that is none; comments are skipped."""
+    try:
+        yield from _segments(path)
+    except OSError as error:
+        yield StmError(path.name, f"{path} cannot be read ({error.strerror or error})")
+
+
+def _segments(path: Path) -> Iterator[StmSegment | StmError]:
     for number, line in read_lines(path):
         if line is not None and (not line.strip() or line.startswith(";;")):
             continue

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times, read_lines
+from typing_extensions import override
+
+from storage.corpora.base import CorpusError, CorpusReader, Utterance, checked_times
 from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
 _TRANSCRIPT = re.compile(r"sw(\d{4})([AB])-ms98-a-trans\.text")
@@ -62,7 +64,7 @@ class SwitchboardReader(CorpusReader):
             yield from self._side(path, audio, f"{call}-{found[2]}", fragments == "keep")
 
     def _side(self, transcript: Path, audio: Path, speaker: str, keep: bool) -> Iterator[Utterance]:
-        for number, line in read_lines(transcript):
+        for number, line in self._lines(transcript):
             fields = (line or "").split(maxsplit=3)
             try:
                 if len(fields) < 4:
@@ -85,6 +87,10 @@ class SwitchboardReader(CorpusReader):
 
     def _transcripts(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("sw*.text") if _TRANSCRIPT.fullmatch(path.name))
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root]
 
     def files(self) -> Iterator[Path]:
         """Yield calls and transcripts."""
@@ -169,6 +175,10 @@ class Hub5Reader(CorpusReader):
 
     def _tables(self) -> list[Path]:
         return sorted(self.root.rglob("hub5e*.stm"))
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [self.root]
 
     def files(self) -> Iterator[Path]:
         """Yield calls and references."""

@@ -1,16 +1,33 @@
 """Tables: CSV, TSV, JSON lines or Parquet, one row per utterance."""
 
-import os
+import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from storage.corpora.base import CorpusError, CorpusReader, RequiredValues, Utterance, read_json_lines, read_lines
-from storage.corpora.csv_rows import NumberedLines, check_width, read_header, read_rows, read_tabbed
+from storage.corpora.base import (
+    CorpusError,
+    CorpusReader,
+    RequiredValues,
+    Utterance,
+    as_field,
+    as_number,
+    as_text,
+    checked_times,
+    is_file,
+    named_file,
+    read_json_lines,
+    read_lines,
+)
+from storage.corpora.csv_rows import NumberedLines, check_width, find_separator, read_header, read_rows
+from storage.corpora.embedded import Cell, audio_columns, filled_rows, open_file, plain_leaves
 from storage.corpora.file_ids import FileIds
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "audio": ("audio", "path", "audio_filepath", "wav", "audio_path", "file"),
@@ -35,11 +52,14 @@ _BATCH_ROWS = 1024
 class TableReader(CorpusReader):
     """Reads a table, or a folder with a `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
 
-    Audio paths are relative to the table. The default id is the audio file's stem, with its folders where several files
+    Audio paths are relative to the table. A Parquet file may hold the audio itself, as bytes or as structures of bytes
+    and path: then the path only names it, and a number in the column `id` is not taken, as it often is that of a
+    sentence. The default id is the audio file's stem, with its folders where several files
     have that stem, and with the start time for a segment of a file. A row with `start` and `duration` but no `end` is a
     segment of that duration, as in NeMo's manifests.
 
-    Each line of a CSV or TSV file is a row or a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
+    A CSV or TSV file may be separated by commas, semicolons, tabs or "|", which its header tells. Each line is a row or
+    a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
 
     Options:
         columns: column of the table for each field of `Utterance` that has an unusual name.
@@ -57,7 +77,8 @@ class TableReader(CorpusReader):
         super().__init__(path, corpus=corpus, domain=domain, language=language, **options)
         self.table = self._find_table()
         self._chosen = self._mapping("columns")
-        self._where = RequiredValues(self.options.get("where"))
+        self.where = RequiredValues(self.options.get("where"))
+        self.file_id = FileIds(self.unnamed_audio)
         unknown = sorted(self._chosen.keys() - KNOWN_COLUMNS)
         if unknown:
             raise CorpusError(f"columns: there is no field {unknown[0]!r}: use {', '.join(KNOWN_COLUMNS)}")
@@ -86,19 +107,23 @@ class TableReader(CorpusReader):
         return self.root
 
     def _utterances(self) -> Iterator[Utterance]:
-        file_id = FileIds(self._unnamed_audio)
         for number, row in self.numbered_rows():
             if isinstance(row, str):
                 self._problem(f"{self.table.name}:{number}", "bad-line", f"line {number}: {row}")
                 continue
-            utterance = self._utterance(number, row, file_id)
+            utterance = self._utterance(number, row)
             if utterance is not None:
                 yield utterance
-        self._where.check(self.table)
+        if self.where.alone:
+            self.where.check(self.table)
 
-    def _utterance(self, number: int, row: dict[str, Any], file_id: FileIds) -> Utterance | None:
+    def _utterance(self, number: int, row: dict[str, Any]) -> Utterance | None:
         values = {field: self._value(field, row) for field in KNOWN_COLUMNS}
-        label = values["id"] or file_id(values["audio"] or "") or f"{self.table.name}:{number}"
+        column, cell = self._cell(row)
+        name = values["audio"] or "" if cell is None else self._name_of_cell(cell)
+        label = self._own_id(row) or self.file_id(name) or f"{self.table.name}:{number}"
+        if cell is not None:
+            values["audio"] = str(self.table) if cell.inside else cell.path
         if not values["audio"]:
             self._problem(label, "missing-audio", f"line {number} of {self.table.name} names no audio")
             return None
@@ -106,23 +131,23 @@ class TableReader(CorpusReader):
             self._problem(label, "missing-transcript", f"line {number} of {self.table.name} has no text")
             return None
         audio = self._resolve(values["audio"])
-        if isinstance(audio, Path) and not audio.is_file():
+        if isinstance(audio, Path) and not is_file(audio):
             self._problem(label, "missing-audio", f"line {number} of {self.table.name}: {audio} does not exist")
             return None
+        place = {"row": cell.row, "column": column} if cell is not None and cell.inside else {}
         try:
-            return self._build(values, label, str(audio))
+            return self._build(values, label, str(audio), place)
         except ValueError as error:
             self._problem(label, "bad-line", f"line {number}: {error}")
             return None
 
-    def _build(self, values: dict[str, str | None], label: str, audio: str) -> Utterance:
-        start = _number("start", values["start"]) or 0.0
-        end, duration = _number("end", values["end"]), _number("duration", values["duration"])
-        if end is None and start and duration is not None:
-            end = start + duration
-        if end is not None and end <= start:
-            raise ValueError(f"it ends at {end} s, before it starts")
-        rate, channel = _number("sample_rate", values["sample_rate"]), _number("channel", values["channel"])
+    def _build(self, values: dict[str, str | None], label: str, audio: str, place: dict[str, Any]) -> Utterance:
+        given, end = as_number("start", values["start"]), as_number("end", values["end"])
+        duration = as_number("duration", values["duration"])
+        if end is None and given is not None and duration is not None:
+            end = given + duration
+        start, end = checked_times(given or 0.0, end)
+        rate, channel = as_number("sample_rate", values["sample_rate"]), as_number("channel", values["channel"])
         return Utterance(
             id=label if values["id"] or not start else f"{label}-{round(start * 1000):08d}",
             audio=audio,
@@ -137,75 +162,109 @@ class TableReader(CorpusReader):
             end=end,
             channel=None if channel is None else int(channel),
             split=values["split"] or None,
+            **place,
         )
+
+    def _cell(self, row: dict[str, Any]) -> tuple[str, Cell | None]:
+        """The column and the cell with a row's audio; None if the row names a file."""
+        names = (self._chosen["audio"],) if "audio" in self._chosen else KNOWN_COLUMNS["audio"]
+        for name in names:
+            if isinstance(value := row.get(name), Cell):
+                return name, value
+            if as_field(value):
+                return name, None
+        others = () if "audio" in self._chosen else row.items()
+        return next(((name, value) for name, value in others if isinstance(value, Cell)), ("", None))
+
+    def _name_of_cell(self, cell: Cell) -> str:
+        """A name for the audio in a row: that of its file, with table and row in place of folders."""
+        table = f"{self.table.parent.name}/{self.table.stem}".replace(".", "-")
+        name = posixpath.basename(cell.path)
+        return f"{table}/{cell.row}/{name}" if name else f"{table}-{cell.row}"
+
+    def _own_id(self, row: dict[str, Any]) -> str | None:
+        """The id that a row gives; a number is not one if the row holds audio, and nobody chose the column."""
+        named = self._value("id", row)
+        number = any(isinstance(row.get(name), int | float) for name in KNOWN_COLUMNS["id"])
+        return None if number and "id" not in self._chosen and self._cell(row)[1] is not None else named
 
     def _value(self, field: str, row: dict[str, Any]) -> str | None:
         names = (self._chosen[field],) if field in self._chosen else KNOWN_COLUMNS[field]
-        for name in names:
-            if row.get(name) is not None and not isinstance(row[name], dict | bytes):  # audio inside the table
-                return str(row[name]).strip()
-        return None
+        parse = as_text if field == "text" else as_field
+        return next((text for name in names if (text := parse(row.get(name))) is not None), None)
 
     def _resolve(self, audio: str) -> Path | str:
-        return audio if "://" in audio else Path(os.path.normpath(self.table.parent / Path(audio).expanduser()))
+        return audio if "://" in audio else named_file(self.table.parent, audio)
 
     def files(self) -> Iterator[Path]:
         """Yield the table and the audio files of the rows selected by `where`."""
         yield self.table
         for _, row in self.numbered_rows():
-            audio = None if isinstance(row, str) else self._value("audio", row)
+            if isinstance(row, str):
+                continue
+            _, cell = self._cell(row)
+            audio = self._value("audio", row) if cell is None else "" if cell.inside else cell.path
             path = self._resolve(audio) if audio else None
             if isinstance(path, Path):
                 yield path
 
-    def _unnamed_audio(self) -> Iterator[str]:
-        """Audio of the rows without an id."""
+    def unnamed_audio(self) -> Iterator[str]:
+        """Names of the audio of the rows without an id."""
         for _, row in self.numbered_rows():
-            if not isinstance(row, str) and not self._value("id", row):
-                yield self._value("audio", row) or ""
+            if not isinstance(row, str) and not self._own_id(row):
+                _, cell = self._cell(row)
+                yield self._value("audio", row) or "" if cell is None else self._name_of_cell(cell)
 
     def numbered_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         """Yield line number and row; for a bad row, a description of the error."""
         kinds = {".jsonl": lambda: read_json_lines(self.table), ".parquet": self._parquet_rows}
         for number, row in kinds.get(self.table.suffix.lower(), self._text_rows)():
-            if isinstance(row, str) or self._where.matched_by(row):
+            if isinstance(row, str) or self.where.matched_by(row):
                 yield number, row
 
     def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         try:
-            with pq.ParquetFile(self.table) as file:
-                self._check_header(file.schema_arrow.names)
+            with open_file(self.table) as file:
+                audio, leaves = audio_columns(file.schema_arrow), plain_leaves(file.schema_arrow)
+                self._check_header(file.schema_arrow.names, inside=bool(audio))
                 number = 0
-                for batch in file.iter_batches(_BATCH_ROWS):
-                    for row in batch.to_pylist():
+                for group in range(file.num_row_groups):
+                    filled = {name: filled_rows(file, column, group) for name, column in audio.items()}
+                    for row in _rows_of_group(file, group, leaves):
+                        for name, cells in filled.items():
+                            part = row.get(name)
+                            path = as_field(part.get("path")) if isinstance(part, dict) else None
+                            row[name] = Cell(number, path or "", next(cells))
                         number += 1
                         yield number, row
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise CorpusError(f"{self.table} is not a readable Parquet file: {error}") from error
 
     def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        # Tab-separated corpora do not quote: a quotation mark is part of the text.
-        tabs, lines = self.table.suffix.lower() == ".tsv", _split_returns(read_lines(self.table))
+        lines = _split_returns(read_lines(self.table))
+        first = next(lines, (1, ""))
+        known = {*chain.from_iterable(KNOWN_COLUMNS.values()), *self._chosen.values(), *self.where.values}
+        separator = find_separator(first[1] or "", known, "\t" if self.table.suffix.lower() == ".tsv" else ",")
         try:
-            header = (next(lines, (0, ""))[1] or "").split("\t") if tabs else read_header(lines)
+            header = read_header(iter([first]), separator)
         except ValueError as error:
             raise CorpusError(f"{self.table}, line 1: {error}") from error
         width = len(self._check_header(header))
-        for number, cells in read_tabbed(lines) if tabs else read_rows(lines, width):
+        for number, cells in read_rows(lines, width, separator):
             wrong = cells if isinstance(cells, str) else check_width(cells, width)
             yield number, wrong or dict(zip(header, cells, strict=True))
 
-    def _check_header(self, header: list[str]) -> list[str]:
+    def _check_header(self, header: list[str], inside: bool = False) -> list[str]:
+        """The names of the columns; `inside` says whether some hold audio."""
         for field in ("audio", "text", *self._chosen):
             chosen, names = self._chosen.get(field), KNOWN_COLUMNS[field]
             if chosen is not None and chosen not in header:
                 raise CorpusError(
                     f"options.columns.{field}: {chosen!r} is not a column of {self.table}{_instead(chosen, header)}"
                 )
-            if chosen is None and not set(names) & set(header):
+            if chosen is None and not set(names) & set(header) and not (inside and field == "audio"):
                 raise CorpusError(
                     f"{self.table} has no column for {field} ({' or '.join(names)}), only {', '.join(header)}: "
                     f"rename the right one to {names[0]}, or name it in the configuration: "
@@ -213,7 +272,7 @@ class TableReader(CorpusReader):
                 )
         if twice := [name for name, count in Counter(header).items() if name and count > 1]:
             raise CorpusError(f"{self.table} has the column {twice[0]!r} twice: rename or remove one of them")
-        missing = sorted(self._where.values.keys() - set(header))
+        missing = sorted(self.where.values.keys() - set(header))
         if missing:
             raise CorpusError(f"{self.table} has no column {missing[0]!r} to select by{_instead(missing[0], header)}")
         return header
@@ -252,8 +311,16 @@ def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
 class _AnyTable(TableReader):
     """A table whose columns need not be those of a corpus."""
 
-    def _check_header(self, header: list[str]) -> list[str]:
+    def _check_header(self, header: list[str], inside: bool = False) -> list[str]:
         return header
+
+
+def _rows_of_group(file: "pq.ParquetFile", group: int, leaves: list[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a row group, with some of their leaves."""
+    if not leaves:  # of columns with bytes only
+        yield from ({} for _ in range(file.metadata.row_group(group).num_rows))
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=leaves) if leaves else ():
+        yield from batch.to_pylist()
 
 
 def _split_returns(lines: NumberedLines) -> NumberedLines:
@@ -263,12 +330,3 @@ def _split_returns(lines: NumberedLines) -> NumberedLines:
         for part in (line,) if line is None else line.split("\r"):
             number += 1
             yield number, part
-
-
-def _number(field: str, text: str | None) -> float | None:
-    if not text:
-        return None
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{field} is {text}: it must be a number of at least 0")
-    return value

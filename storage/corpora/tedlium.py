@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance
+from typing_extensions import override
+
+from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Utterance, is_file
 from storage.corpora.stm import NOT_SCORED, StmError, StmSegment, read_stm
 
 _SUFFIXES = (".sph", ".wav", ".flac")
-_MARKS = re.compile(
-    r"\{[^}]*\}|\[[^\]]*\]|<(?!unk>)[^>]*>|\(\d+\)"
-)  # {NOISE}, <sil>, the (2) of a second pronunciation
 _CLITIC = re.compile(r" '(?=(?:s|re|ve|ll|d|m|t)\b)")
 
 
@@ -21,11 +20,12 @@ class TedliumReader(CorpusReader):
     """Reads the corpus' folder, or one part of it (a folder with `stm`).
 
     `dev` is the set `valid`. For release 3, as usual, `dev` and `test` are those of `legacy`, and the rest of `data` is
-    `train`. Marks of noise and pronunciation variants are removed, and split clitics ("it 's") are joined. Segments
-    that the corpus excludes from scoring are reported as problems.
+    `train`. Split clitics ("it 's") are joined. Segments that the corpus excludes from scoring are reported as
+    problems.
 
     Options:
-        unknown: handling of `<unk>` (untranscribed speech): `remove` the mark (default) or `refuse` the segment.
+        unknown: handling of `<unk>` (untranscribed speech): `remove` it like other tags (default) or `refuse` the
+            segment.
     """
 
     LAYOUT = "TED-LIUM 1 to 3: `stm/*.stm`, `sph/*.sph` (or `wav`, `flac`)"
@@ -67,7 +67,7 @@ class TedliumReader(CorpusReader):
         found = self._make(
             utterance_id,
             _audio(stm, one.file),
-            clean_text(one.text),
+            one.text,
             one.speaker,
             start=one.start,
             end=one.end,
@@ -77,11 +77,19 @@ class TedliumReader(CorpusReader):
         if found:
             yield found
 
+    @override
+    def _words(self, text: str) -> str:
+        return _CLITIC.sub("'", super()._words(text))
+
     def _parts(self) -> list[tuple[str | None, Path]]:
         found = _parts(self.root)
         if not found:
             raise CorpusError(f"{self.root} has no folder stm: name TEDLIUM_release2, TEDLIUM_release-3, or a part")
         return found
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [stm.parent / name for _, stm in self._parts() for name in ("stm", "sph", "wav", "flac")]
 
     def files(self) -> Iterator[Path]:
         """Yield segment tables and talks."""
@@ -105,10 +113,4 @@ def _parts(root: Path) -> list[tuple[str | None, Path]]:
 def _audio(stm: Path, talk: str) -> Path:
     name = talk.replace("/", "_")
     candidates = [stm.parents[1] / folder / f"{name}.{folder}" for folder in ("sph", "wav", "flac")]
-    return next((path for path in candidates if path.is_file()), candidates[0])
-
-
-def clean_text(text: str) -> str:
-    """The words of a segment without marks: "the(2) {NOISE} it 's <unk>" is "the it's"."""
-    words = _MARKS.sub(" ", text).replace("<unk>", " ")
-    return _CLITIC.sub("'", " ".join(words.split()))
+    return next((path for path in candidates if is_file(path)), candidates[0])

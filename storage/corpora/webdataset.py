@@ -2,6 +2,11 @@
 
 As usual in WebDataset, a sample consists of adjacent members: audio (`KEY.flac`, …) and its text in `KEY.json`,
 `KEY.txt` or `KEY.cls`. Audio is not copied: an utterance refers to a byte range of the tar.
+
+WebDataset ends a key at the first dot of a name, and people name files "12 Track 2.0.wav" and "12 Track 2.1.wav". So
+members whose names agree up to the first dot are one sample, unless names that agree up to the *last* dot are those of
+an audio file and its text: then the last dot ends all these keys. `KEY.left.wav`, `KEY.right.wav` and `KEY.txt` stay
+one sample.
 """
 
 import fnmatch
@@ -11,12 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number
+from typing_extensions import override
+
+from storage.corpora.base import AUDIO_SUFFIXES, CorpusError, CorpusReader, Utterance, as_number, as_text, first_field
 from storage.corpora.tars import TarMember, read_member, tar_members
 from storage.safety import UnsafeTarError
 
 _TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 _SPEAKERS = ("speaker", "speaker_id", "client_id", "spk")
+_PLAIN_TEXTS = ("txt", "cls")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_SHARDS = 1_000_000
 
@@ -57,23 +65,32 @@ class WebDatasetReader(CorpusReader):
         if not shards:
             raise CorpusError(f"{self.root} has no .tar{' that fits ' + self._pattern if self._pattern else ''}")
         for shard in shards:
-            key, sample = "", dict[str, TarMember]()
+            key, members = "", list[TarMember]()
             try:
                 for member in tar_members(shard):
-                    member_key, suffix = _split(member.name)
+                    member_key, _ = _split(member.name)
                     if member_key != key:
-                        yield from self._sample(shard, key, sample)
-                        key, sample = member_key, {}
-                    if suffix in sample:
-                        self._problem(f"{shard.name}:{member.name}", "duplicate-member", "the name occurs twice")
-                    sample.setdefault(suffix, member)
+                        yield from self._samples(shard, members)
+                        key, members = member_key, []
+                    members.append(member)
             except (UnsafeTarError, OSError) as error:
                 self._problem(shard.name, "bad-tar", str(error))
+            yield from self._samples(shard, members)
+
+    def _samples(self, shard: Path, members: list[TarMember]) -> Iterator[Utterance]:
+        """Yield the samples of adjacent members whose names agree up to the first dot."""
+        samples: dict[str, dict[str, TarMember]] = {}
+        last = _end_at_last_dot(members)
+        for member in members:
+            key, suffix = _split(member.name, last)
+            sample = samples.setdefault(key, {})
+            if suffix in sample:
+                self._problem(f"{shard.name}:{member.name}", "duplicate-member", "the name occurs twice")
+            sample.setdefault(suffix, member)
+        for key, sample in samples.items():
             yield from self._sample(shard, key, sample)
 
     def _sample(self, shard: Path, key: str, sample: dict[str, TarMember]) -> Iterator[Utterance]:
-        if not sample:
-            return
         audio = next((m for suffix, m in sample.items() if f".{suffix.rpartition('.')[2]}" in AUDIO_SUFFIXES), None)
         if audio is None:
             self._problem(key, "missing-audio", f"{shard.name} has only {', '.join(sample)} of it")
@@ -89,13 +106,13 @@ class WebDatasetReader(CorpusReader):
             self._problem(key, "missing-transcript", f"{shard.name} has no text for it")
             return
         found = self._make(
-            _word(fields, ("id", "utt_id")) or key,
+            first_field(fields, ("id", "utt_id")) or key,
             shard,
             text.strip(),
-            _word(fields, _SPEAKERS) or "",
-            language=_word(fields, ("language", "lang", "locale")),
-            domain=_word(fields, ("domain",)),
-            split=_word(fields, ("split",)),
+            first_field(fields, _SPEAKERS) or "",
+            language=first_field(fields, ("language", "lang", "locale")),
+            domain=first_field(fields, ("domain",)),
+            split=first_field(fields, ("split",)),
             duration=duration,
             offset=audio.offset,
             length=audio.length,
@@ -114,11 +131,16 @@ class WebDatasetReader(CorpusReader):
 
     def _text(self, shard: Path, sample: dict[str, TarMember], fields: dict[str, Any]) -> str | None:
         named = str(self.options.get("text") or "")
-        text = _word(fields, (named,) if named else _TEXTS)
-        for suffix in ("txt", "cls"):
+        names = (named,) if named else _TEXTS
+        text = next((found for name in names if (found := as_text(fields.get(name))) is not None), None)
+        for suffix in _PLAIN_TEXTS:
             if text is None and suffix in sample:
                 text = read_member(shard, sample[suffix]).decode()
         return text
+
+    @override
+    def scanned(self) -> list[Path]:
+        return [] if self._pattern else [self.root]
 
     def files(self) -> Iterator[Path]:
         """Yield the shards in order; shards of a range may be missing."""
@@ -136,13 +158,18 @@ class WebDatasetReader(CorpusReader):
             yield from sorted(path for path in self.root.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Key and suffix: WebDataset splits at the first dot of the base name."""
+def _split(name: str, last: bool = False) -> tuple[str, str]:
+    """Key and suffix: split at the first dot of the base name, as WebDataset does, or at the last one."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
-    stem, _, suffix = base.partition(".")
-    return f"{folder}{slash}{stem}", suffix.lower()
+    stem, dot, suffix = base.rpartition(".") if last else base.partition(".")
+    return f"{folder}{slash}{stem if dot else base}", suffix.lower() if dot else ""
 
 
-def _word(fields: dict[str, Any], names: tuple[str, ...]) -> str | None:
-    value = next((fields[name] for name in names if fields.get(name) is not None), None)
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+def _end_at_last_dot(members: list[TarMember]) -> bool:
+    """Whether keys contain dots: some members agree up to the last of several dots, and are audio and text."""
+    kinds: dict[str, set[str]] = {}
+    for member in members:
+        if member.name.rpartition("/")[2].count(".") > 1:
+            key, suffix = _split(member.name, last=True)
+            kinds.setdefault(key, set()).add("audio" if f".{suffix}" in AUDIO_SUFFIXES else suffix)
+    return any("audio" in found and found & {"json", *_PLAIN_TEXTS} for found in kinds.values())

@@ -10,6 +10,7 @@ from torch import Tensor
 from speech.audio import AudioError, decode_audio
 from speech.flac import is_whole, read_header
 from storage.corpora import Utterance
+from storage.corpora.embedded import CellError, read_cell
 
 _MAX_MEMBER = 1 << 28
 _MAX_EXTRA = 1 << 14
@@ -21,10 +22,11 @@ _RAW = {".raw": 16000}
 def load_utterance_audio(source: Utterance | Mapping[str, Any], *, max_seconds: float = math.inf) -> tuple[Tensor, int]:
     """Load the audio of an utterance or of a row of the manifest.
 
-    Only the segment of a long recording is decoded; only the member of a tar is read.
+    Only the segment of a long recording is decoded; only the member of a tar or the cell of a table is read.
 
     Args:
-        source: `audio`, `start`, `end`, `channel`, and `offset` and `length` if the audio is a range of bytes.
+        source: `audio`, `start`, `end`, `channel`, and `offset` and `length` if the audio is a range of bytes, or
+            `row` and `column` if it is in a Parquet file.
         max_seconds: Longest accepted utterance: a longer one is refused before it fills the memory.
 
     Returns:
@@ -38,9 +40,27 @@ def load_utterance_audio(source: Utterance | Mapping[str, Any], *, max_seconds: 
     raw_rate = None
     if (suffix := Path(path).suffix.lower()) in _RAW:
         raw_rate = row.get("sample_rate") or _RAW[suffix]
-    encoded = path if offset is None or length is None else read_range(path, int(offset), int(length))
+    if row.get("row") is not None:
+        encoded = _cell(path, row["column"], int(row["row"]))
+    else:
+        encoded = path if offset is None or length is None else read_range(path, int(offset), int(length))
     start, end, channel = row["start"], row["end"], row["channel"]
     return decode_audio(encoded, start=start, end=end, channel=channel, raw_rate=raw_rate, max_seconds=max_seconds)
+
+
+def _cell(path: str, column: str, row: int) -> bytes:
+    """The audio in a Parquet file.
+
+    Raises:
+        AudioError: If it cannot be read, or is larger than any utterance.
+    """
+    try:
+        content = read_cell(path, column, row)
+    except CellError as error:
+        raise AudioError(str(error), "unreadable") from error
+    if len(content) > _MAX_MEMBER:
+        raise AudioError(f"row {row} of {path!r}: an utterance has at most {_MAX_MEMBER} bytes", "unreadable")
+    return content
 
 
 def untouched_flac(source: Mapping[str, Any], rate: int) -> tuple[bytes, int] | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.corpora import CorpusError, guess_kind, reader_class
-from storage.corpora.base import AUDIO_SUFFIXES
+from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES
+from storage.corpora.huggingface import example_table
 from storage.corpora.nemo import NemoReader
 from storage.corpora.table import TABLE_SUFFIXES
 from tasks.dataset.sources import SourceConfig, is_name
@@ -113,7 +114,7 @@ def find_sources(folder: Path, *, sets: bool = True) -> FoundCorpus:
             kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in TABLE_SUFFIXES))
             raise CorpusError(f"{folder} is neither a table ({kinds}) nor a manifest: give one, or the folder it is in")
     if folder.is_file() or (kind and (reader_class(kind).HAS_SETS or not folder.is_dir())):
-        return FoundCorpus([FoundSource(kind, folder)])
+        return FoundCorpus([FoundSource(kind, folder, columns=_columns_inside(kind, folder))])
     search = _Search()
     return FoundCorpus(search.sources(folder, kind, sets), search.left_out)
 
@@ -128,6 +129,12 @@ def _kind(path: Path) -> str:
 
 def _children(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _columns_inside(kind: str, folder: Path) -> dict[str, str]:
+    """Columns of a data set's Parquet files that are not known by their names."""
+    table = example_table(folder) if kind == "huggingface" and folder.is_dir() else None
+    return GuessedColumns(table).columns if table else {}
 
 
 def _of_table(path: Path) -> list[FoundSource]:
@@ -179,7 +186,7 @@ class _Search:
         tables = [path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()]
         found: list[list[FoundSource]] = []
         for path in sorted(tables, key=lambda path: (path.stem != "metadata", path.name)):
-            if NemoReader.recognises(path):
+            if _kind(path) not in ("", "table"):
                 continue
             try:
                 found.append(_of_table(path))
@@ -230,7 +237,7 @@ def _nothing(folder: Path, trouble: list[str]) -> str:
     """Why a folder cannot be used, and what to add."""
     audio: Counter[str] = Counter()
     for number, path in enumerate(folder.rglob("*")):
-        if path.suffix.lower() in AUDIO_SUFFIXES:
+        if path.suffix.lower() in RECORDING_SUFFIXES:
             audio[path.suffix.lower().lstrip(".")] += 1
         if number >= _COUNTED:
             break

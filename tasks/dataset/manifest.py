@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from configurable.wording import printable
 from storage.duplicates import equal_labels, text_keys
 from storage.objects import ObjectStore
 from tasks.dataset.sets import Mask, Sets, values
@@ -23,6 +24,7 @@ CONTENT = ("id", "set", "text", "speaker", "corpus", "domain", "language", "sha2
 """Columns covered by the digest; paths are not, so a corpus that was only moved needs no new shards."""
 QUARANTINE_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "corpus", "stage", "reason", "detail", "audio")])
 _DIGEST_ROWS = 4096
+_LONGEST_FIELD = 4096
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Refused:
 
 
 def refuse(*fields: str) -> Refused:
-    """Create a `Refused` with invalid Unicode in its fields escaped."""
-    return Refused(*(field.encode("utf-8", "backslashreplace").decode() for field in fields))
+    """Create a `Refused` with invalid Unicode in its fields escaped, and the middle of long fields left out."""
+    return Refused(*(printable(field, _LONGEST_FIELD) for field in fields))
 
 
 class Quarantine:

@@ -88,7 +88,7 @@ class SourceConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_options(self) -> "SourceConfig":
-        known = frozenset[str]() if self.kind == "synthetic" else reader_class(self.kind).OPTIONS
+        known = frozenset[str]() if self.kind == "synthetic" else reader_class(self.kind).options_known()
         given = {**self.options, **({"where": 0} if self.where else {})}
         if unknown := sorted(given.keys() - known):
             have = ", ".join(sorted(known)) or "none"

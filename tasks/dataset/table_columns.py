@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from storage.corpora.base import AUDIO_SUFFIXES, SET_OF_SPLIT, CorpusError
+from configurable.wording import printable
+from storage.corpora.base import RECORDING_SUFFIXES, SET_OF_SPLIT, CorpusError, is_file, named_file
+from storage.corpora.embedded import Cell
 from storage.corpora.table import KNOWN_COLUMNS, first_rows, misspelled
 
 _MORE_NAMES: dict[str, tuple[str, ...]] = {
@@ -76,19 +78,19 @@ class GuessedColumns:
         """Where the first recording of a column was looked for; empty if the column has no path."""
         value = next((str(row[column]) for row in self._rows if column and row.get(column)), "")
         where = os.path.normpath(self.path.parent.absolute() / value)
-        return f": {value}, in the column {column}, would be {where}" if value else ""
+        return f": {printable(value)}, in the column {column}, would be {printable(where)}" if value else ""
 
     def _share_of_files(self, name: str) -> float:
-        """Share of the first values of a column that name audio files or URLs."""
-        values = [str(row.get(name) or "") for row in islice(self._rows, _LOOKED_AT)]
-        return sum(self._is_audio(value) for value in values) / len(values)
+        """Share of the first values of a column that are audio, or name audio files or URLs."""
+        values = [row.get(name) for row in islice(self._rows, _LOOKED_AT)]
+        return sum(isinstance(one, Cell) or self._is_audio(str(one or "")) for one in values) / len(values)
 
     def _is_audio(self, value: str) -> bool:
-        return "://" in value or (Path(value).suffix.lower() in AUDIO_SUFFIXES and self._exists(value))
+        return "://" in value or (Path(value).suffix.lower() in RECORDING_SUFFIXES and self._exists(value))
 
     def _exists(self, value: str) -> bool:
         """Whether a value is the path of a file as the reader understands it."""
-        return bool(value) and Path(os.path.normpath(self.path.parent / Path(value).expanduser())).is_file()
+        return bool(value) and is_file(named_file(self.path.parent, value))
 
     def _text(self) -> str:
         if name := self._named("text"):

@@ -259,10 +259,10 @@ class Stage:
         )
         run.results[self.name] = result
         progress.announce(self.name, result.line)
-        if result.counts.get("quarantined"):
-            from tasks.stages.quarantined import quarantine_lines  # imports pyarrow
+        if result.counts.get("quarantined") or "passed_over" in record:
+            from tasks.stages.quarantined import left_out_lines, quarantine_lines  # imports pyarrow
 
-            for line in quarantine_lines(result.output, record):
+            for line in (*left_out_lines(record), *quarantine_lines(result.output, record)):
                 progress.announce(self.name, line)
         return result
 

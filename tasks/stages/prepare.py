@@ -21,8 +21,8 @@ import pyarrow as pa
 from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
 from speech.text import LanguageError, TextError, TextNormalizer
-from storage.corpora import Utterance
-from storage.corpora.base import NOT_MEANT
+from storage.corpora import CorpusReader, Utterance
+from storage.corpora.base import NOT_MEANT, overshoot
 from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput
@@ -58,7 +58,7 @@ from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text
 from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.sources import open_numbered, select, selects_nothing
+from tasks.stages.sources import left_out, open_numbered, select, selects_nothing
 
 _WINDOW = 256
 
@@ -71,6 +71,8 @@ _SCHEMA = pa.schema(
         ("sample_rate", pa.int32()),
         ("offset", pa.int64()),
         ("length", pa.int64()),
+        ("row", pa.int64()),
+        ("column", pa.string()),
     ]
 )
 
@@ -102,14 +104,16 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refuse(utterance.id, utterance.corpus, "prepare", reason, detail, utterance.audio)
 
     try:
+        utterance.audio.encode()
         member_key(utterance.id)
-        "".join(
-            (utterance.text, utterance.speaker, utterance.audio, utterance.split or "", utterance.language)
-        ).encode()
+        u = utterance
+        "".join((u.text, u.speaker, u.split or "", u.language, u.domain, u.corpus)).encode()
     except ShardWriteError as error:
         return refused("bad-id", str(error))
     except UnicodeEncodeError as error:
-        return refused("bad-text", f"a field or the file name is not valid Unicode: {error.reason}")
+        if error.object == utterance.audio:
+            return refused("bad-name", f"the file name {utterance.audio} is not UTF-8: rename the file or its folder")
+        return refused("bad-text", f"a field is not valid Unicode: {error.reason}")
     if utterance.split and not is_name(utterance.split):
         return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
     try:
@@ -123,6 +127,8 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
     except LanguageError as error:
         return refused("language", str(error))
     seconds = len(wave) / rate
+    if missing := _missing(utterance, seconds):
+        return refused("bad-segment", missing)
     if seconds < data.min_seconds:
         return refused("too-short", f"{seconds:.3f} s, data.min_seconds is {data.min_seconds}")
     level = level_db(wave)
@@ -131,6 +137,17 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
     digest = hashlib.sha256(wave.numpy().tobytes()).hexdigest()
     words = fingerprint(wave, rate) if data.duplicates.fingerprint else None
     return Checked(utterance, text, digest, seconds, rate, words)
+
+
+def _missing(utterance: Utterance, seconds: float) -> str:
+    """What the audio lacks of the times that the corpus declares; empty if nothing is missing."""
+    start, end = utterance.start, utterance.end
+    declared = utterance.duration if end is None else end - start
+    if declared is None or not overshoot(declared, seconds):
+        return ""
+    if end is None:
+        return f"the corpus declares {declared:.10g} s, and the audio has {seconds:.3f} s: correct the duration"
+    return f"the segment from {start:.10g} s to {end:.10g} s ends after the audio, which has {start + seconds:.3f} s"
 
 
 def check_all(utterances: Iterable[Utterance], data: DataConfig, workers: int) -> Iterator[Checked | Refused]:
@@ -168,6 +185,8 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
         "sample_rate": checked.sample_rate,
         "offset": u.offset,
         "length": u.length,
+        "row": u.row,
+        "column": u.column,
     }
 
 
@@ -180,8 +199,10 @@ def _inputs(run: Run) -> Inputs:
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 
-def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterator[Utterance]:
-    """Utterances of all sources; appends the position of each utterance's source to `numbers`.
+def _read_sources(
+    run: Run, refused: Quarantine, numbers: deque[int], readers: list[CorpusReader]
+) -> Iterator[Utterance]:
+    """Utterances of all sources; appends the position of each utterance's source to `numbers`, and finished readers.
 
     Raises:
         StageError: If a source selects nothing.
@@ -195,14 +216,17 @@ def _read_sources(run: Run, refused: Quarantine, numbers: deque[int]) -> Iterato
             yield utterance
         if not selected and not reader.problems:
             raise StageError(selects_nothing(number, source))
+        readers.append(reader)
         for name, reason, detail in reader.problems:
             refused.add(refuse(name, reader.corpus, "read", reason, detail, ""))
 
 
-def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None) -> int:
-    """Check all utterances and write usable ones to a local table; returns their number."""
-    data, numbers = run.config.data, deque[int]()
-    utterances = _read_sources(run, refused, numbers)
+def _check_sources(
+    run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None
+) -> tuple[int, dict[str, Any]]:
+    """Check all utterances and write usable ones to a local table; returns their number, and what was left out."""
+    data, numbers, readers = run.config.data, deque[int](), list[CorpusReader]()
+    utterances = _read_sources(run, refused, numbers, readers)
     with TableWriter(path, CHECKED_SCHEMA) as table:
         for result in check_all(utterances, data, worker_count(run.config.storage.workers)):
             number = numbers.popleft()  # results are in the order of the utterances
@@ -213,7 +237,7 @@ def _check_sources(run: Run, path: Path, refused: Quarantine, prints: Fingerprin
                 if prints is not None and result.words is not None:
                     prints.add(result.words)
             progress.report("prepare", table.count + len(refused), 0, "checking")
-    return table.count
+    return table.count, left_out(readers)
 
 
 def _refuse_rows(path: Path, rows: Mask, refused: Quarantine, why: Callable[[int], tuple[str, str]]) -> None:
@@ -262,7 +286,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     check_strata(data, CHECKED_SCHEMA.names)
     refused = Quarantine(folder / QUARANTINE)
     prints = Fingerprints(folder / "fingerprints") if data.duplicates.fingerprint else None
-    total = _check_sources(run, checked, refused, prints)
+    total, unused = _check_sources(run, checked, refused, prints)
     used = first_of_ids(checked)
     _refuse_rows(checked, ~used, refused, lambda _: ("duplicate-id", "an earlier one has this id"))
     _enforce_limit(data, total - int((~used).sum()), refused, output.store)
@@ -285,6 +309,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
         **doubles,
         "shared_speakers": speakers.record(),
         "text": text,
+        **unused,
         **about,
     }
 
@@ -322,4 +347,4 @@ def _check_each_source(path: Path, used: Mask, data: DataConfig, refused: Quaran
             )
 
 
-PREPARE = Stage("prepare", 6, _inputs, _work)
+PREPARE = Stage("prepare", 7, _inputs, _work)

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from configurable.wording import counted
 from storage.intact import DamagedObjectError
 from storage.stages import DONE, StageOutput
 from tasks.dataset.manifest import QUARANTINE
@@ -14,6 +15,8 @@ from tasks.dataset.tables import batches
 
 EXAMPLES = 3
 """Entries of each reason that are named."""
+_TAGS = 8
+"""Kinds of tags and of files that are named."""
 
 
 def examples_text(examples: Iterable[tuple[str, str]], count: int) -> str:
@@ -26,6 +29,24 @@ def examples_text(examples: Iterable[tuple[str, str]], count: int) -> str:
     named = [f"{name} ({detail})" if detail else name for name, detail in islice(examples, EXAMPLES)]
     more = count - len(named)
     return "; ".join(named) + (f"; and {more:,} more" if named and more else "")
+
+
+def left_out_lines(record: dict[str, Any]) -> list[str]:
+    """A line about the tags that were removed from transcripts, and one about files that were passed over, if any.
+
+    Args:
+        record: As `tasks.stages.sources.left_out` returns it, or a stage's record with its fields.
+    """
+    lines = []
+    if tags := record.get("tags"):
+        named = ", ".join(f"{count:,} {tag}" for tag, count in islice(tags.items(), _TAGS))
+        more = f" and {len(tags) - _TAGS} more kinds" if len(tags) > _TAGS else ""
+        lines.append(f"tags removed from transcripts: {named}{more}")
+    if (passed := record.get("passed_over")) and passed["files"]:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in islice(passed["kinds"].items(), _TAGS))
+        named = examples_text(((name, "") for name in passed["first"]), passed["files"])
+        lines.append(f"passed over: {counted(passed['files'], 'file')} in the folders of the corpus ({kinds}): {named}")
+    return lines
 
 
 def quarantine_lines(output: StageOutput, record: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """Opens the sources of a configuration: readers of corpora, and of speech that is synthesized first."""
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from speech.synthesis import SynthesizerMissingError
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
 from storage.corpora import Utterance, open_corpus
 from storage.corpora.base import CorpusError, CorpusReader
+from storage.corpora.tags import Tags
 from storage.locks import file_lock
 from storage.stages import digest_json
 from tasks.config.home import home
@@ -19,6 +21,7 @@ from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, StageError
+from tasks.stages.quarantined import EXAMPLES
 
 _LOOKED_AT = 100_000
 """Number of utterances of a source that are looked at before a run."""
@@ -158,6 +161,23 @@ def selects_nothing(number: int, source: SourceConfig) -> str:
             "what is in it"
         )
     return f"the files of {place}, {path}, have no utterance: `starling corpus inspect` shows what is in them"
+
+
+def left_out(readers: Iterable[CorpusReader]) -> dict[str, Any]:
+    """What readers have left out: `tags` of transcripts with their counts, and files that are `passed_over`.
+
+    Args:
+        readers: Readers whose utterances have been read.
+    """
+    tags, kinds, first = Tags(), Counter[str](), list[str]()
+    for reader in readers:
+        for tag, count in reader.tags.counts.items():
+            tags.add(tag, count)
+        passed = reader.passed_over()
+        kinds += passed.kinds
+        first += passed.first
+    files = {"files": kinds.total(), "kinds": dict(kinds.most_common()), "first": first[:EXAMPLES]}
+    return {"tags": dict(tags.counts.most_common()), "passed_over": files}
 
 
 def source_problems(config: PipelineConfig) -> list[str]:

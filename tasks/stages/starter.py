@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from configurable.wording import counted
-from storage.corpora import CorpusError, RejectedEntry, Utterance
+from storage.corpora import CorpusError, CorpusReader, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
 from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
@@ -20,7 +20,7 @@ from tasks.dataset.sources import SourceConfig
 from tasks.figures import percent
 from tasks.stages.prepare import Checked, check_all, worker_count
 from tasks.stages.quarantined import EXAMPLES
-from tasks.stages.sources import open_source
+from tasks.stages.sources import left_out, open_source
 
 _SAMPLE = 200
 """Utterances whose audio is decoded to estimate durations, sample rates and the share of unusable ones."""
@@ -73,6 +73,8 @@ class Survey:
     """Name and detail of the first of these entries, by reason."""
     unnamed: int = 0
     """Utterances that name no speaker."""
+    left_out: dict[str, Any] = field(default_factory=dict)
+    """Tags that were removed from transcripts, and files that were passed over."""
     shared: int = 0
     """Speakers of the training set who are in another set, too."""
 
@@ -126,7 +128,8 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
     Raises:
         CorpusError: If there are fewer than three utterances, or most of the sample cannot be used.
     """
-    utterances, problems = _read(sources, language)
+    utterances, readers = _read(sources, language)
+    problems = [problem for reader in readers for problem in reader.problems]
     if len(utterances) < 3:
         lost = f"; {len(problems)} more cannot be used, such as {_told(problems[0])}" if problems else ""
         raise CorpusError(
@@ -163,6 +166,7 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
         lost=len(problems),
         lost_reasons=dict(Counter(problem.reason for problem in problems).most_common()),
         lost_examples=_examples(problems),
+        left_out=left_out(readers),
         shared=_overlap(utterances),
     )
 
@@ -207,15 +211,15 @@ def _examples(problems: Sequence[RejectedEntry]) -> dict[str, list[tuple[str, st
     return found
 
 
-def _read(sources: Sequence[FoundSource], language: str) -> tuple[list[tuple[str, Utterance]], list[RejectedEntry]]:
-    """All utterances with their sets, and the entries that the readers could not use."""
+def _read(sources: Sequence[FoundSource], language: str) -> tuple[list[tuple[str, Utterance]], list[CorpusReader]]:
+    """All utterances with their sets, and the readers, which know what could not be used."""
     found: list[tuple[str, Utterance]] = []
-    problems: list[RejectedEntry] = []
+    readers: list[CorpusReader] = []
     for one, source in zip(sources, _sources(sources, language), strict=True):
         reader = open_source(source)
         found += [(one.set or utterance.split or "", utterance) for utterance in reader]
-        problems += reader.problems
-    return found, problems
+        readers.append(reader)
+    return found, readers
 
 
 class Starter:

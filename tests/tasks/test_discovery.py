@@ -138,7 +138,7 @@ def test_single_file_is_one_source(tmp_path):
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda folder: None, "has no recordings (flac, mp3"),
+        (lambda folder: None, "has no recordings (aif, aifc"),
         (lambda folder: write_tone(folder / "x" / "a.flac"), "1 flac), but no transcripts: put NAME.txt beside"),
         (lambda folder: table(folder, ["path", "content2"], [("a.wav", "x")]), "rename the one with the transcripts"),
         (lambda folder: (folder / "t.csv").write_text("path,text\nnone.wav,a\n"), "names audio files that exist"),

@@ -302,3 +302,41 @@ class TestFsdd(CorpusContract):
 
     def test_official_test_set_is_used(self, path):
         assert [u.split for u in self.open(path)] == ["test", "test", "train"] * 2
+
+
+class TestLJSpeech(CorpusContract):
+    kind = "ljspeech"
+    text = "normal ü 22 1"
+
+    def speakers(self):
+        return ["corpus"] * 6
+
+    def make(self, folder):
+        lines = []
+        for utterance_id, speaker, _ in texts():
+            write_audio(folder / "wavs" / f"{utterance_id}.wav")
+            number = utterance_id[-1]
+            lines.append(f'{utterance_id}|TEXT "ü, {speaker} {number}|normal ü {speaker} {number}\n')
+        (folder / "metadata.csv").write_text("".join(lines), encoding="utf-8")
+        return folder
+
+    def add_bad_entries(self, path):
+        with (path / "metadata.csv").open("ab") as file:
+            file.write(b"gone|X|X\n\none cell\na|b|c|d\n\xff|x|x\n|x|x\n../wavs/11-1-0000|X|X\n11-1-0000|AGAIN|X\n")
+        write_audio(path / "wavs" / "extra.wav")
+        return {
+            "gone": "missing-audio",
+            "metadata.csv:9": "bad-line",
+            "metadata.csv:10": "bad-line",
+            "metadata.csv:11": "bad-line",
+            "metadata.csv:12": "bad-line",
+            "../wavs/11-1-0000": "missing-audio",
+            "11-1-0000": "duplicate-id",
+            "extra": "missing-transcript",
+        }
+
+    def test_text_is_used_without_normalized_text(self, tmp_path):
+        write_audio(tmp_path / "wavs" / "a.wav")
+        write_audio(tmp_path / "wavs" / "b.flac")
+        (tmp_path / "metadata.csv").write_text("a|One|\nb|Two\n")
+        assert [u.text for u in self.open(tmp_path)] == ["One", "Two"]

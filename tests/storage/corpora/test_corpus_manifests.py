@@ -5,6 +5,8 @@ import io
 import json
 import tarfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpus_contract import SPEAKERS, CorpusContract, expected_ids, texts, write_audio
 
@@ -321,3 +323,34 @@ def test_truncated_tar_is_detected(tmp_path, cut):
     (tmp_path / "x.tar").write_bytes(whole[:cut])
     with pytest.raises(UnsafeTarError, match=r"x\.tar"):
         list(tar_members(tmp_path / "x.tar"))
+
+
+class TestHuggingFace(CorpusContract):
+    kind = "huggingface"
+
+    def make(self, folder):
+        for number, (split, speaker) in enumerate(zip(("test", "train"), SPEAKERS, strict=True)):
+            rows = [row for row in texts() if row[1] == speaker]
+            write_rows(folder / "data" / f"{split}-00000-of-00001.parquet", rows, ogg=bool(number))
+        return folder
+
+    def add_bad_entries(self, path):
+        rows = [("no-text", "33", None), ("11-1-0000", "33", "AGAIN")]
+        write_rows(path / "data" / "validation-00000-of-00001.parquet", rows)
+        (path / "data" / "validation-00001-of-00001.parquet").write_bytes(b"PAR1 damaged")
+        return {
+            "no-text": "missing-transcript",
+            "11-1-0000": "duplicate-id",
+            "validation-00001-of-00001.parquet": "bad-table",
+        }
+
+    def test_sets_are_those_of_the_file_names(self, path):
+        assert [u.split for u in self.open(path)] == ["test"] * 3 + ["train"] * 3
+
+
+def write_rows(path, rows, ogg=False):
+    """A Parquet file with the audio inside; rows are id, speaker, text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    audio = [{"bytes": b"OggS" if ogg else b"RIFF", "path": f"{id_}.wav"} for id_, _, _ in rows]
+    columns = dict(zip(("id", "speaker_id", "text"), map(list, zip(*rows, strict=True)), strict=True))
+    pq.write_table(pa.table({"audio": audio, **columns}), path)

@@ -41,7 +41,7 @@ def rounded(size: int, fineness: int = FINENESS) -> int:
     return -(-size // step) * step
 
 
-class Recording(Protocol):
+class PassRecording(Protocol):
     """A forward and a backward pass on fixed memory.
 
     Attributes:
@@ -109,7 +109,7 @@ class _Replayed(torch.autograd.Function):
     """A recording as one operation of autograd."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, recording: Recording) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, anchor: Tensor, recording: PassRecording) -> tuple[Tensor, Tensor]:
         recording.forward()
         ctx.recording = recording
         frames = recording.frames.clone()
@@ -137,10 +137,10 @@ class GraphedForward:
         recordings: Those kept, by shape, the one used last at the end.
     """
 
-    def __init__(self, run: Forward, flat: FlatParameters, record: Callable[..., Recording] | None = None) -> None:
+    def __init__(self, run: Forward, flat: FlatParameters, record: Callable[..., PassRecording] | None = None) -> None:
         self._run, self._flat = run, flat
         self._record = record or self._cuda_recorder()
-        self.recordings: OrderedDict[Shape, Recording] = OrderedDict()
+        self.recordings: OrderedDict[Shape, PassRecording] = OrderedDict()
         self._seen: set[Shape] = set()
         self._refused: set[Shape] = set()
         self._memory = self._addresses()
@@ -159,7 +159,7 @@ class GraphedForward:
         scores, out_frames = _Replayed.apply(self._anchor, recording)  # type: ignore[no-untyped-call]
         return scores[:size], out_frames[:size]
 
-    def _recording(self, shape: Shape, feats: Tensor, frames: Tensor) -> Recording | None:
+    def _recording(self, shape: Shape, feats: Tensor, frames: Tensor) -> PassRecording | None:
         if self._addresses() != self._memory:  # weights or gradients have been moved: recordings hold old addresses
             self._memory = self._addresses()
             self.recordings.clear()
@@ -173,7 +173,7 @@ class GraphedForward:
             self.recordings.popitem(last=False)
         return self._recorded(shape, feats, frames)
 
-    def _recorded(self, shape: Shape, feats: Tensor, frames: Tensor) -> Recording | None:
+    def _recorded(self, shape: Shape, feats: Tensor, frames: Tensor) -> PassRecording | None:
         """Record a shape; neither gradients nor random numbers are the worse for it. None if it fails.
 
         Raises:
@@ -198,7 +198,7 @@ class GraphedForward:
     def _addresses(self) -> tuple[int, int]:
         return self._flat.weights.data_ptr(), self._flat.grads.data_ptr()
 
-    def _cuda_recorder(self) -> Callable[[Forward, Tensor, Tensor], Recording]:
+    def _cuda_recorder(self) -> Callable[[Forward, Tensor, Tensor], PassRecording]:
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self._flat.weights.device)  # type: ignore[no-untyped-call]
         return lambda run, feats, frames: CudaRecording(run, feats, frames, pool, stream)
 

@@ -27,11 +27,7 @@ from training.exchange.peer_memory import PeerMemoryError
 MESSAGE = 1024
 
 
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
+@pytest.mark.parametrize("device", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_both_sides_add_the_same_difference_bit_for_bit(device, tmp_path):
     with peer_ring(2, device, tmp_path) as ring:
         before = ring.weights()
@@ -45,65 +41,96 @@ def test_both_sides_add_the_same_difference_bit_for_bit(device, tmp_path):
         assert torch.equal(ring.weights(), (before.float() + torch.stack([one, two])).double())
 
 
-def test_learners_conserve_the_sum_while_they_train(device, tmp_path):
-    with peer_ring(3, device, tmp_path) as ring:
-        total, steps = ring.weights().sum(0), 0
+def check_that_the_sum_is_conserved(ring):
+    """While all train."""
+    total, steps = ring.weights().sum(0), 0
+    gradient = 0.75 / len(ring.all)
 
-        def all_have_exchanged():
-            nonlocal steps
-            steps += 20
-            return all(s.finished and s.answered for s in ring.do("steps", 20, 0.25))
+    def all_have_exchanged():
+        nonlocal steps
+        steps += 20
+        stats = ring.do("steps", 20, gradient)
+        assert all(s.staleness >= 1 for s in stats if s.staleness)
+        assert all(s.bytes_sent <= MESSAGE * (s.initiated + s.answered) for s in stats)
+        return all(s.finished and s.answered for s in stats)
 
-        wait_until(all_have_exchanged, 60, 0.01)
+    wait_until(all_have_exchanged, 60, 0.01)
 
-        def conserved():
-            ring.do("steps", 1, 0.0, False)
-            return torch.allclose(ring.weights().sum(0), total + 0.75 * steps, rtol=0, atol=1e-3)
+    def conserved():
+        ring.do("steps", 1, 0.0, False)
+        return torch.allclose(ring.weights().sum(0), total + 0.75 * steps, rtol=0, atol=1e-3)
 
-        wait_until(conserved, every_s=0.05)
-        assert all(s.staleness >= 1 and s.bytes_sent < 1e6 for s in ring.do("take"))
-
-
-def test_killed_learner_stops_no_other(device, tmp_path):
-    with peer_ring(3, device, tmp_path) as ring:
-        wait_until(lambda: all(s.finished for s in ring.do("steps", 10, 0.01)), 60, 0.01)
-        for node in ring.all:
-            ring.tell(node, "steps", 400, 0.01)
-        time.sleep(0.2)
-        ring.processes[1].send_signal(signal.SIGKILL)
-        others = [0, 2]
-        for node in others:
-            ring.hear(node)  # its steps have ended
-        wait_until(lambda: any(s.failed for s in ring.do("steps", 10, 0.01, nodes=others)), 60, 0.01)
-        before = [s.finished for s in ring.do("take", nodes=others)]
-        ring.join(others, 2)
-
-        def go_on():
-            stats = ring.do("steps", 10, 0.0, nodes=others)
-            return all(s.finished > n for s, n in zip(stats, before, strict=True))
-
-        wait_until(go_on, 60, 0.01)
-        assert torch.isfinite(ring.weights(others)).all()
+    wait_until(conserved, every_s=0.05)
 
 
-def test_stopped_learner_stops_no_other_and_averages_late_answers(device, tmp_path):
-    with peer_ring(2, device, tmp_path) as ring:
-        total = ring.weights().sum(0)
-        wait_until(lambda: all(s.finished for s in ring.do("steps", 5, 0.0)), 60, 0.01)
-        ring.processes[1].send_signal(signal.SIGSTOP)
-        wait_until(lambda: ring.do("steps", 20, 0.0, nodes=[0])[0].failed, 60, 0.01)
-        ring.processes[1].send_signal(signal.SIGCONT)
+def check_that_a_stopped_learner_stops_no_other(ring):
+    """Its late answers are averaged, too: the sum is conserved."""
+    *others, last = ring.all
+    total = ring.weights().sum(0)
+    wait_until(lambda: all(s.finished for s in ring.do("steps", 5, 0.0)), 60, 0.01)
+    failed = sum(s.failed for s in ring.do("take", nodes=others))
+    ring.processes[last].send_signal(signal.SIGSTOP)
+    wait_until(lambda: sum(s.failed for s in ring.do("steps", 20, 0.0, nodes=others)) > failed, 60, 0.01)
+    ring.processes[last].send_signal(signal.SIGCONT)
 
-        def conserved():
-            ring.do("steps", 1, 0.0, False)
-            return torch.allclose(ring.weights().sum(0), total, rtol=0, atol=1e-3)
+    def conserved():
+        ring.do("steps", 1, 0.0, False)
+        return torch.allclose(ring.weights().sum(0), total, rtol=0, atol=1e-3)
 
-        wait_until(conserved, 20, 0.05)
-        wait_until(lambda: all(s.finished for s in ring.do("steps", 5, 0.0)), 60, 0.01)
+    wait_until(conserved, 20, 0.05)
+    before = [s.finished for s in ring.do("take")]
+    wait_until(lambda: all(s.finished > n for s, n in zip(ring.do("steps", 5, 0.0), before, strict=True)), 60, 0.01)
 
 
-def test_weights_that_are_not_finite_do_not_spread(device, tmp_path):
-    with peer_ring(2, device, tmp_path) as ring:
+def check_that_a_killed_learner_stops_no_other(ring):
+    *others, last = ring.all
+    wait_until(lambda: all(s.finished for s in ring.do("steps", 10, 0.01)), 60, 0.01)
+    for node in ring.all:
+        ring.tell(node, "steps", 400, 0.01)
+    time.sleep(0.2)
+    failed = 0
+    ring.processes[last].kill()
+    for node in others:
+        failed += ring.hear(node).failed  # its steps have ended
+
+    def one_has_noticed():
+        return sum(s.failed for s in ring.do("steps", 10, 0.01, nodes=others)) > failed
+
+    wait_until(one_has_noticed, 60, 0.01)
+    before = [s.finished for s in ring.do("take", nodes=others)]
+    ring.join(others, 2)
+
+    def go_on():
+        stats = ring.do("steps", 10, 0.0, nodes=others)
+        return all(s.finished > n for s, n in zip(stats, before, strict=True))
+
+    wait_until(go_on, 60, 0.01)
+    assert torch.isfinite(ring.weights(others)).all()
+
+
+@pytest.mark.parametrize(
+    ("check", "count"),
+    [
+        (check_that_the_sum_is_conserved, 3),
+        (check_that_a_stopped_learner_stops_no_other, 2),
+        (check_that_a_killed_learner_stops_no_other, 3),
+    ],
+)
+def test_learners_go_on_without_each_other_and_conserve_the_sum(check, count, tmp_path):
+    with peer_ring(count, "emulated", tmp_path) as ring:
+        check(ring)
+
+
+@pytest.mark.gpu
+def test_learners_on_a_gpu_go_on_without_each_other_and_conserve_the_sum(tmp_path):
+    with peer_ring(3, "cuda", tmp_path) as ring:
+        check_that_the_sum_is_conserved(ring)
+        check_that_a_stopped_learner_stops_no_other(ring)
+        check_that_a_killed_learner_stops_no_other(ring)
+
+
+def test_weights_that_are_not_finite_do_not_spread(tmp_path):
+    with peer_ring(2, "emulated", tmp_path) as ring:
         ring.do("spoil", 5000, nodes=[1])
         # the first weights, without the NaN, were given at the start
         ring.do("steps", 1, 0.0, False)

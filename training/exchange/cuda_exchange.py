@@ -84,10 +84,17 @@ class CudaExchange(DaemonExchange):
         return self._thread.is_alive() and super().alive()
 
     @override
+    def close(self) -> None:
+        self._control.close()
+        self._end()
+        if self._thread.is_alive():  # it may still use the memory
+            log.error("the exchange's thread has not ended after %.0f s: its GPU does not answer", _END_S)
+            return
+        super().close()
+
+    @override
     def _end(self) -> None:
         self._thread.join(_END_S)
-        if self._thread.is_alive():
-            raise ExchangeError(f"the exchange's thread has not ended after {_END_S:.0f} s: its GPU does not answer")
 
     @override
     def _tail(self) -> str:

@@ -38,6 +38,7 @@ _MESSAGE_BYTES = 1024
 _SNAPSHOTS = 4  # the newest, the one given meanwhile, the one with the latest averages, the one that a neighbour reads
 _ANSWERS, _MOST_ANSWERS = 3, 8  # differences that askers have not read yet
 _READ_S = 30.0  # an answer must be read within this time, and may be overwritten after twice this time
+_MOST_OPEN = 512  # buffers of neighbours; each neighbour has up to twelve
 _UNUSED_S = 60.0  # a neighbour's memory is closed if it was not read for this time
 _WAIT_S = 0.05  # maximum time that an update waits for an exchange, while the GPU computes the gradient
 _LOOK_S = 0.0002
@@ -333,6 +334,8 @@ class PeerAverager(Averaging):
         """
         key = json.dumps(handle, sort_keys=True)
         known = self._opened.get(key)
+        if known is None and len(self._opened) == _MOST_OPEN:
+            raise PeerMemoryError(f"{_MOST_OPEN} buffers of neighbours are open already")
         memory = self._memory.open(handle, self._parts * self.chunk) if known is None else known[0]
         self._opened[key] = memory, time.monotonic()
         return memory

@@ -328,9 +328,6 @@ def test_four_learners_train_every_row_and_agree_although_one_is_killed(tmp_path
     learners.pop(1).send_signal(signal.SIGKILL)
     results = results_of(tmp_path, learners)
     check(tmp_path, range(4), results, epochs=3)
-    # all started with the weights of one of them
-    starts = {round(result["start"]["loss"], 3) for result in results.values()}
-    assert len(starts) <= 2  # averages may arrive before the first look
 
 
 @pytest.mark.slow

@@ -40,7 +40,8 @@ class LockOwner:
         known = value if isinstance(value, dict) else {}
         texts = {name: str(known.get(name, "")) for name in ("link", "since", "token")}
         process = ProcessIdentity.read(value)
-        return cls(run=str(known.get("run", "an unknown run")), **vars(process), **texts)
+        words: dict[str, Any] = {**vars(process), **texts}
+        return cls(run=str(known.get("run", "an unknown run")), **words)
 
     def gone(self) -> bool:
         """Whether the process is known to be dead; only its own machine knows."""

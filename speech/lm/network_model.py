@@ -69,7 +69,8 @@ class LstmNetwork(WordNetwork):
         out = found.new_zeros(*words.shape, found.shape[1])
         return out.masked_scatter(inside.unsqueeze(2), found), lengths
 
-    @torch.compiler.disable(reason="every batch has other sentences, and torch.compile cannot trace LSTMs")
+    # every batch has other sentences, and torch.compile cannot trace LSTMs
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _hidden(self, words: Tensor, inside: Tensor) -> Tensor:
         """What the LSTM says after each word [words that are `inside`, D]."""
         # the sentences of all blocks side by side: what stands before one must not affect it

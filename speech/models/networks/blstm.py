@@ -48,7 +48,8 @@ class Blstm(AcousticModel):
         scores: Tensor = self.output(self.dropout(self.bottleneck(x_BTH)))
         return scores
 
-    @torch.compiler.disable(reason="torch.compile cannot trace LSTMs, and would unroll them over frames if it could")
+    # torch.compile cannot trace LSTMs, and would unroll them over frames if it could
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run_lstm(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         return run_lstm(self.lstm, x_BTD, lengths)
 

@@ -26,9 +26,10 @@ from training.coordinator.numbers import HELD_S, NodeNumbers
 from training.coordinator.requests import NumberRequest
 from training.coordinator.server import open_ledger
 from training.coordinator.settings import Settings
+from training.launch.managed import SupervisorError
 from training.processes.keys import RingKey
 from training.ring.config import RingConfig
-from training.ring.folder import ring_job
+from training.ring.folder import RingFolder, ring_job
 from training.ring.learner import RingError
 from training.ring.leases import PiecePlanner, named_data
 from training.ring.ring import Ring
@@ -133,6 +134,22 @@ def test_a_model_without_trainable_parameters_is_refused(tmp_path):
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="must be on one device; found: none"):
         Ring(model, optimizer, folder=tmp_path)
+
+
+def test_a_process_group_of_the_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="leave out init_process_group"):
+            Ring(*make(), folder=tmp_path)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_reason_of_a_coordinator_that_cannot_start_is_passed_on(tmp_path):
+    (tmp_path / "ring.key").write_text("this is no key")
+    with pytest.raises(SupervisorError, match=r"coordinator ended with status 2(.|\n)*ring.key"):
+        RingFolder(tmp_path, RingConfig()).enter()
 
 
 # --- one learner

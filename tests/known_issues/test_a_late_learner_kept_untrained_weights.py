@@ -160,6 +160,26 @@ def test_late_learners_have_the_final_weights_or_fail(tmp_path):
                 train(left, too_late, three)
 
 
+def test_a_learner_that_trains_hears_of_newcomers(tmp_path):
+    config = RingConfig.model_validate({"gossip": {"newcomer": "weights"}, "membership": {"beat_s": 0.05}})
+    (first, one), (second, two) = make(0), make(1)
+    data = {"counts": [1] * 40, "epochs": 50, "batch": 1}
+    with (
+        Ring(first, one, folder=tmp_path, config=config) as ring,
+        Ring(second, two, folder=tmp_path, config=config) as other,
+    ):
+        pieces = ring.leases(**data)
+        next(pieces)
+        assert ring.members == (ring.node,)
+        next(other.leases(**data))
+        for _ in pieces:
+            one.step()
+            time.sleep(0.01)
+            if len(ring.members) == 2:
+                break
+        assert ring.members == other.members == (0, 1)
+
+
 def test_models_of_two_sizes_do_not_meet(tmp_path):
     model, optimizer = make(0)
     other = nn.Linear(5, 1)

@@ -1,6 +1,5 @@
 """`starling plan`: which method of distributed training suits a cluster."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +11,7 @@ from tasks.figures import percent
 
 if TYPE_CHECKING:
     from flows.cli.step_time import Step
+    from tasks.config.pipeline import PipelineConfig
     from training.simulation.planner import Plan
 
 
@@ -23,6 +23,10 @@ OverheadSOption = Annotated[
 ]
 DataHoursOption = Annotated[
     float, typer.Option("--data-hours", help="Audio in the training set; 0: the measured data's, or 100.")
+]
+BatchSecondsOption = Annotated[
+    float,
+    typer.Option("--batch-seconds", min=0, help="Audio in one learner's batch; 0: the configuration's share, or 160."),
 ]
 SlowOption = Annotated[
     list[float] | None, typer.Option("--slow", help="How many times slower a learner is. Repeatable.")
@@ -43,7 +47,7 @@ def plan(
     parameters: Annotated[int, typer.Option("--parameters", min=0, help="Weights of the model.")] = 0,
     step_s: Annotated[float, typer.Option("--step-s", help="Seconds of a forward and backward pass.")] = 0.0,
     overhead_s: OverheadSOption = 0.0,
-    batch_seconds: Annotated[float, typer.Option("--batch-seconds", help="Audio in one learner's batch.")] = 160.0,
+    batch_seconds: BatchSecondsOption = 0.0,
     data_hours: DataHoursOption = 0.0,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Learners of a machine.")] = 1,
@@ -58,10 +62,15 @@ def plan(
     json_output: JsonOption = False,
 ) -> None:
     """Predict each method's epoch time, efficiency, network load and staleness on a cluster, and recommend one."""
+    from tasks.config.pipeline import load_config
     from training.simulation.planner import PlanRequest
     from training.simulation.planner import plan as make_plan
 
-    measured = _measure(config, overrides or [], batch_seconds) if measure else None
+    known = load_config(config, overrides or []) if config is not None else None
+    if known is not None and not batch_seconds:
+        batch_seconds = known.train.batch_seconds / known.train.learners
+    batch_seconds = batch_seconds or 160.0
+    measured = _measure(known, batch_seconds) if measure else None
     if measured:
         parameters, step_s = measured.parameters, measured.seconds
         layers, border_mb = layers or measured.layers, border_mb or measured.border_mb
@@ -92,17 +101,16 @@ def plan(
     _show(found)
 
 
-def _measure(config_path: Path | None, overrides: list[str], batch_seconds: float) -> "Step":
+def _measure(config: "PipelineConfig | None", batch_seconds: float) -> "Step":
     import sys
     from contextlib import redirect_stdout
 
     from flows.cli.step_time import measure
-    from tasks.config.pipeline import load_config
 
-    if config_path is None:
+    if config is None:
         raise ValueError("--measure needs a configuration: name the YAML file whose model is measured")
     with redirect_stdout(sys.stderr):
-        step = measure(load_config(config_path, overrides), batch_seconds)
+        step = measure(config, batch_seconds)
     text = f"[dim]{step.parameters:,} weights; {step.seconds:.3f} s a step here, on {step.data}[/dim]"
     err.print(text, highlight=False)
     return step

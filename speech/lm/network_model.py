@@ -65,6 +65,14 @@ class LstmNetwork(WordNetwork):
         """Log probabilities of the following words [B, T, words], and `lengths`; sentences do not share a state."""
         words = words_BT1.squeeze(2).long()
         inside = torch.arange(words.shape[1], device=words.device) < lengths.to(words.device).unsqueeze(1)
+        found = self._log_probs(self.dropout(self._hidden(words, inside)))
+        out = found.new_zeros(*words.shape, found.shape[1])
+        return out.masked_scatter(inside.unsqueeze(2), found), lengths
+
+    # every batch has other sentences, and torch.compile cannot trace LSTMs
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _hidden(self, words: Tensor, inside: Tensor) -> Tensor:
+        """What the LSTM says after each word [words that are `inside`, D]."""
         # the sentences of all blocks side by side: what stands before one must not affect it
         flat = words[inside]
         first = torch.nonzero(flat == START_ID).flatten().tolist()
@@ -72,11 +80,8 @@ class LstmNetwork(WordNetwork):
         sentences = nn.utils.rnn.pad_sequence(list(torch.split(flat, sizes)), batch_first=True)
         counts = torch.tensor(sizes)
         hidden = run_lstm(self.lstm, self.dropout(self.embedding(sentences)), counts)
-        rows = hidden[(torch.arange(hidden.shape[1]) < counts.unsqueeze(1)).to(hidden.device)]
-        found = self._log_probs(self.dropout(rows))
-        out = found.new_zeros(*words.shape, found.shape[1])
-        out[inside] = found
-        return out, lengths
+        rows: Tensor = hidden[(torch.arange(hidden.shape[1]) < counts.unsqueeze(1)).to(hidden.device)]
+        return rows
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """Log probabilities of words; `<s>` never follows."""

@@ -220,6 +220,13 @@ def test_plan_options_define_the_cluster(recorder, config, monkeypatch):
     assert [found[name] for name in names] == [8, 0.25, 3, 4.0, 1.5]
     found = asked(config, "--measure", "--layers", 9, "--border-mb", 5, "--data-hours", 2)
     assert [found[name] for name in names] == [8, 0.25, 9, 5.0, 2.0]
+    # a learner's share of the configured batch, unless --batch-seconds says otherwise
+    sets = ("batch_seconds=60", "strategy.kind=h-adpsgd", "nodes=2", "learners_per_node=3")
+    shares = [word for one in sets for word in ("--set", f"train.{one}")]
+    assert asked(config, "--measure", *shares)["batch_seconds"] == 10.0
+    assert measured[-1][1] == 10.0
+    assert asked(config, "--measure", *shares, "--batch-seconds", 20)["batch_seconds"] == 20.0
+    assert asked(config, "--parameters", 7, "--step-s", 0.5, "--set", "train.batch_seconds=60")["batch_seconds"] == 60.0
 
 
 def test_download_options_name_corpus_and_folder(recorder, tmp_path, monkeypatch):

@@ -44,22 +44,41 @@ def run(*command, **options):
     return done.stdout
 
 
+def copy_checkout(source):
+    left_out = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "docs", "tests")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=left_out)
+
+
+def make_environment(place):
+    """An environment in `place` with this one's packages, but not its Starling; returns its Python."""
+    venv.create(place / "venv", with_pip=False)
+    packages = [folder for folder in sys.path if folder.endswith("site-packages")]
+    scheme = sysconfig.get_paths(vars={"base": str(place / "venv"), "platbase": str(place / "venv")})
+    (place / "venv" / scheme["purelib"] / "packages.pth").write_text("\n".join(packages))
+    return str(place / "venv" / "bin" / "python")
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The folder of an environment with the wheel, and that of a copy of the checkout with what was built."""
     pytest.importorskip("build", reason="the package build is not installed: make setup")
     source, place = tmp_path_factory.mktemp("wheel") / "source", tmp_path_factory.mktemp("installed")
-    left_out = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "docs", "tests")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=left_out)
+    copy_checkout(source)
     run(sys.executable, "-m", "build", str(source), cwd=place)  # in `source`, the package would be found there
     (wheel,) = (source / "dist").glob("*.whl")
-    venv.create(place / "venv", with_pip=False)
-    packages = [folder for folder in sys.path if folder.endswith("site-packages")]
-    scheme = sysconfig.get_paths(vars={"base": str(place / "venv"), "platbase": str(place / "venv")})
-    (place / "venv" / scheme["purelib"] / "packages.pth").write_text("\n".join(packages))
-    python = str(place / "venv" / "bin" / "python")
+    python = make_environment(place)
     run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", str(wheel), cwd=place)
     return place, source
+
+
+def test_a_script_beside_a_clone_named_starling_finds_its_editable_installation(tmp_path):
+    copy_checkout(tmp_path / "starling")
+    python, script = make_environment(tmp_path), tmp_path / "script.py"
+    run(python, "-m", "pip", "install", "--no-deps", "--quiet", "--editable", str(tmp_path / "starling"), cwd=tmp_path)
+    script.write_text("from starling import Ring\nimport starling\nprint(starling.__file__)\n")
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    found = run(python, str(script), cwd=tmp_path, env=kept)
+    assert found.strip() == str(tmp_path / "starling" / "starling" / "__init__.py")
 
 
 @pytest.fixture

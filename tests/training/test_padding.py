@@ -12,9 +12,10 @@ from training.learner.prefetch import Loader
 CPU = torch.device("cpu")
 
 
-def test_lengths_are_rounded_up_only_on_a_gpu():
+def test_lengths_are_rounded_up_only_on_a_gpu_or_for_a_compiled_model():
     assert frame_multiple(CPU) == 1
     multiple = frame_multiple(torch.device("cuda", 0))
+    assert frame_multiple(CPU, compiled=True) == multiple
     lengths = {rounded_up(torch.ones(1, frames, 2), multiple).shape[1] for frames in range(1, 3001)}
     assert len(lengths) == 47
     # behind the strongest subsampling tensor cores still get multiples of eight

@@ -7,6 +7,7 @@ from training.coordinator.checkpoints import discard, find_checkpoint, last_numb
 from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
 from training.coordinator.messages import (
+    AveragedModel,
     CoordinatorError,
     JoinReply,
     JsonObject,
@@ -70,7 +71,7 @@ class Admission:
         """Admit a node.
 
         Raises:
-            CoordinatorError: If its number is taken or out of range, or it names another data set.
+            CoordinatorError: If its number is taken or out of range, or it names another data set or another model.
         """
         core, ledger = self.core, self.core.ledger
         node, name = request.node, request.incarnation
@@ -79,24 +80,46 @@ class Admission:
         present = ledger.state_of(node)
         if present is not None and request.previous and present.member.incarnation not in (request.previous, name):
             raise CoordinatorError(f"node {node} was taken over by another process: give every node its own number")
+        if request.model is not None:
+            self._check_model(node, request.model)
         source = self._source(node, request.kept, request.damaged)
-        if request.data is not None:
-            self._name_data(request.data)
+        self._name_data(request.data)
         if name not in ledger.states:
-            core.do("join", node=node, incarnation=name, endpoints=list(request.endpoints))
+            model = request.model.model_dump(mode="json") if request.model else None
+            more = {"endpoints": list(request.endpoints), "begins": source != "neighbour", "model": model}
+            core.do("join", node=node, incarnation=name, **more)
             log.info("node %d joined as %s, weights: %s", node, name, source)
         if source == "own":
             core.do("ready", incarnation=name)
         return self._welcome(node, name, source)
 
-    def _name_data(self, data: NamedData) -> None:
+    def _check_model(self, node: int, model: AveragedModel) -> None:
+        """Check that a node can average with the others.
+
+        Raises:
+            CoordinatorError: If it averages another model.
+        """
+        for state in self.core.ledger.states.values():
+            if state.model is not None and state.member.node != node:
+                if why := AveragedModel.model_validate(state.model).difference(model):
+                    raise CoordinatorError(why)
+                return
+
+    def _name_data(self, data: NamedData | None) -> None:
         """Set the data set that a node names.
 
         Raises:
             CoordinatorError: If the training has another data set.
         """
-        core, wanted = self.core, data.model_dump(mode="json")
-        known = core.ledger.books.data
+        core, known = self.core, self.core.ledger.books.data
+        if data is None:
+            if known is not None:
+                raise CoordinatorError(
+                    f"the ring leases {core.ledger.size} rows, this learner asks for none: call ring.leases with the "
+                    "same counts and epochs at all learners"
+                )
+            return
+        wanted = data.model_dump(mode="json")
         if core.settings.train_url:
             raise CoordinatorError(f"this coordinator trains on {core.settings.train_url}, not on data of its nodes")
         if known is None:
@@ -112,21 +135,32 @@ class Admission:
     def _source(self, node: int, kept: str, damaged: str) -> Source:
         """Where a joining node's weights come from; starts a new session if no member has weights."""
         ledger, values = self.core.ledger, self.core.ledger.values
-        others = any(state.ready and state.member.node != node for state in ledger.states.values())
+        present = [state for state in ledger.states.values() if state.member.node != node]
+        others = any(state.ready for state in present)
         if damaged and values.restored and damaged == checkpoint_folder(values.restored):
             self.begin_session(damaged)
         elif values.finish:
             if values.finish == "done" and not others and Evaluations(ledger).lost():
                 self.begin_session()
+            elif others:
+                return "neighbour"
+            elif self._has_kept(node, kept):
+                return "own"
         elif values.running:
             if others:
                 return "neighbour"
-            state = ledger.state_of(node)
-            present = state is not None and state.ready and state.member.incarnation == kept
-            if kept and (present or kept in ledger.books.former):
+            if self._has_kept(node, kept):
                 return "own"
             self.begin_session()
+        elif not self.core.settings.train_url and any(state.begins for state in present):
+            return "neighbour"  # without a job, every node has initial weights of its own: all take the first one's
         return "checkpoint" if ledger.values.restored else "initial"
+
+    def _has_kept(self, node: int, kept: str) -> bool:
+        """Whether a node has the weights that it had as a member."""
+        state = self.core.ledger.state_of(node)
+        present = state is not None and state.ready and state.member.incarnation == kept
+        return bool(kept) and (present or kept in self.core.ledger.books.former)
 
     def _welcome(self, node: int, name: str, source: Source) -> JoinReply:
         ledger = self.core.ledger

@@ -151,7 +151,8 @@ class Ledger:
     def progress(self) -> Progress:
         """How far training is."""
         values = self.values
-        return Progress(self.trained, self.size, self.total, values.closed, len(self.states), values.elapsed)
+        new = sum(not state.ready for state in self.states.values())
+        return Progress(self.trained, self.size, self.total, values.closed, len(self.states), values.elapsed, new)
 
     def open_epoch(self, number: int) -> Epoch:
         """State of an epoch; opens the epoch if it is not open yet."""
@@ -173,7 +174,8 @@ class Ledger:
             self._remove(old)
         member = Member(node, event["incarnation"], tuple(event["endpoints"]))
         step = self.books.steps.get(str(node), 0)
-        self.states[member.incarnation] = MemberState(member, step=step, since=self.values.closed)
+        more = {"begins": event.get("begins", False), "model": event.get("model")}
+        self.states[member.incarnation] = MemberState(member, step=step, since=self.values.closed, **more)
         self._new_view([node], left)
 
     def _on_drop(self, event: Event) -> None:

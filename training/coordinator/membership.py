@@ -66,6 +66,8 @@ class MemberState:
         seq: Number of its last report.
         step: Number of its local steps.
         since: Number of closed epochs when it joined.
+        begins: Whether it joined to begin with its own weights: others will take them.
+        model: What it averages, as `AveragedModel.model_dump()`; None if the job says it.
     """
 
     member: Member
@@ -73,11 +75,13 @@ class MemberState:
     seq: int = 0
     step: int = 0
     since: int = 0
+    begins: bool = False
+    model: dict[str, Any] | None = None
 
     def to_list(self) -> list[Any]:
         """JSON representation."""
-        member = self.member
-        return [member.node, member.incarnation, list(member.endpoints), self.ready, self.seq, self.step, self.since]
+        member, state = self.member, [self.ready, self.seq, self.step, self.since, self.begins, self.model]
+        return [member.node, member.incarnation, list(member.endpoints), *state]
 
     @classmethod
     def from_list(cls, value: list[Any]) -> "MemberState":

@@ -46,6 +46,7 @@ class Progress:
         closed: Epochs whose utterances are all trained.
         live: Nodes in the ring.
         elapsed: Seconds of training, over all sessions.
+        newcomers: Nodes in the ring that have no weights yet.
     """
 
     trained: int = 0
@@ -54,6 +55,7 @@ class Progress:
     closed: int = 0
     live: int = 1
     elapsed: float = 0.0
+    newcomers: int = 0
 
     @property
     def epochs(self) -> float:
@@ -74,7 +76,7 @@ class JoinReply(Message):
         view: The current members of the ring.
         job: The training job, as `TrainJob.model_dump(mode="json")`.
         progress: How far training is.
-        source: Where the node's weights come from: `initial` (initialized from the seed), `checkpoint` (see `resume`),
+        source: Where the node's weights come from: `initial` (its own initial ones), `checkpoint` (see `resume`),
             `neighbour` (`Exchange.fetch`; if no neighbour answers, join again), or `own` (the node was dropped and came
             back, and no other node has newer ones).
         resume: For `checkpoint`: folder of the checkpoint, below the output.
@@ -126,6 +128,43 @@ class NamedData(Message):
 
     counts: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
     epochs: int = Field(ge=1)
+
+
+class AveragedModel(Message):
+    """What nodes must have in common to average their weights, if no job says it.
+
+    Attributes:
+        weights: Number of averaged values.
+        shapes: Digest of the parameters' shapes.
+        learners: Learners of the node, each of which exchanges its share.
+        wire: Encoding of the weights on the wire.
+        chunk_kb: Maximum size of a message in KiB.
+    """
+
+    weights: int
+    shapes: str = Field(max_length=64)
+    learners: int
+    wire: str = Field(max_length=16)
+    chunk_kb: int
+
+    def difference(self, other: "AveragedModel") -> str:
+        """How another learner's model differs from this one, which the ring has; "" if they can be averaged."""
+        same = "give all learners the same"
+        if other.weights != self.weights:
+            return (
+                f"this learner's model has {other.weights:,} weights, the ring's model {self.weights:,}: {same} model"
+            )
+        if other.shapes != self.shapes:
+            return f"this learner's model has {self.weights:,} weights as the ring's, in other shapes: {same} model"
+        if other.learners != self.learners:
+            return (
+                f"this learner's node has {other.learners} learners, the ring's nodes have {self.learners}: start all "
+                "nodes with the same number of processes (torchrun --nproc-per-node)"
+            )
+        for name in ("wire", "chunk_kb"):
+            if (theirs := getattr(other, name)) != (ours := getattr(self, name)):
+                return f"exchange.{name} is {theirs} at this learner and {ours} in the ring: {same} RingConfig"
+        return ""
 
 
 class NumberReply(Message):

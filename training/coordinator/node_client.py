@@ -20,6 +20,7 @@ from training.coordinator.client import CoordinatorClient
 from training.coordinator.heartbeats import HeartbeatThread
 from training.coordinator.membership import View
 from training.coordinator.messages import (
+    AveragedModel,
     CoordinatorError,
     CoordinatorFailedError,
     CoordinatorUnreachableError,
@@ -73,6 +74,8 @@ class NodeClient:
         self._state, self._error = NodeState(), ""
         self.data: NamedData | None = None
         """Data set to train on, for `join`; only if the job names none."""
+        self.model: AveragedModel | None = None
+        """What this node averages, for `join`; only if the job does not say it."""
         self._beat_s, self._grace_s, self._patience_s = 0.5, 10.0, 600.0
 
     # --- joining and leaving
@@ -107,6 +110,7 @@ class NodeClient:
             endpoints=endpoints,
             damaged=damaged,
             data=self.data,
+            model=self.model,
         )
         with self._thread.lock:
             reply = self._client.request(request, patience_s)

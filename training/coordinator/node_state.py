@@ -4,6 +4,7 @@ Pure state; `NodeClient` protects it with a lock and exchanges the messages.
 """
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,7 @@ class NodeState:
         known, silent = self.known.progress, time.monotonic() - self.heard
         trained = min(known.trained + sum(self._unacked.values()), known.size * known.total)
         elapsed = known.elapsed + (silent if self.known.running else 0.0)
-        return Progress(trained, known.size, known.total, known.closed, known.live, elapsed)
+        return replace(known, trained=trained, elapsed=elapsed)
 
     def finish(self) -> str:
         """Why training has ended, or ""; "" until the learner has seen the last demands."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, cast
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from training.coordinator.messages import (
+    AveragedModel,
     CoordinatorError,
     CoordinatorFailedError,
     Done,
@@ -52,6 +53,7 @@ class JoinRequest(Request[JoinReply]):
         endpoints: Endpoints of the exchanges of its ranks.
         damaged: Folder of a checkpoint whose files turned out to be damaged.
         data: Data set to train on, if the job names none; the same for all nodes.
+        model: What it averages, if the job does not say it; the same for all nodes.
     """
 
     op: Literal["join"] = "join"
@@ -62,6 +64,7 @@ class JoinRequest(Request[JoinReply]):
     endpoints: tuple[str, ...]
     damaged: str = ""
     data: NamedData | None = None
+    model: AveragedModel | None = None
     reply = JoinReply
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from training.processes.children import Child
 from training.processes.exit_reason import CANNOT_WORK
+from training.processes.identity import ProcessIdentity
 
 START_S = 120.0
 """How long a server may take until it listens."""
@@ -59,7 +60,7 @@ class ManagedProcess:
         """Wait until a started server listens; restart it if it dies before, up to `STARTS` starts.
 
         Args:
-            note: File to which it writes its `address` and `pid`.
+            note: File to which it writes its `address` and its process; one of an earlier process is ignored.
 
         Returns:
             Its address, HOST:PORT.
@@ -79,9 +80,9 @@ class ManagedProcess:
                 self.start()
             try:
                 document = json.loads(note.read_text(encoding="utf-8"))
-                if document["pid"] == self.process.pid:
+                if ProcessIdentity.read(document) == ProcessIdentity.of(self.process.pid):
                     return str(document["address"])
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):
                 pass
             time.sleep(0.05)
         raise SupervisorError(f"{self.name} did not listen within {START_S:.0f} s:\n{self.tail()}")

@@ -146,7 +146,7 @@ class TrainingSupervisor:
         address = self.coordinator.address(self.folder / "coordinator" / "coordinator.json")
         host = address.rpartition(":")[0] if self.local else self.cfg.launch.listen.rpartition(":")[0]
         self.coordinator.go_on_at(f"{host}:{address.rpartition(':')[2]}")
-        note.write_text(json.dumps({"address": address, "pid": self.coordinator.process.pid}), encoding="utf-8")  # type: ignore[union-attr]
+        note.write_text(json.dumps({"address": address}), encoding="utf-8")
         return address
 
     def _evaluator(self, job_file: Path, address: str) -> list[str]:

@@ -115,7 +115,7 @@ class Learner:
     def __init__(self, job: TrainJob, device: torch.device) -> None:
         self.job, self.cfg, self.device = job, job.train, device
         self.held: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.frame_multiple = frame_multiple(device)
+        self.frame_multiple = frame_multiple(device, self.cfg.compile)
         self.objective = build_objective(self.cfg.objective)
         self._portions = Portions()
         self.amp = mixed_precision(self.cfg.amp, device)
@@ -128,6 +128,7 @@ class Learner:
             self.moments = Moments(self.optimizer, self.flat)
         self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
         self.model.train()
+        # dynamic: the padded lengths and the numbers of utterances are too many for a program each
         self._network = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
         graphs = self.cfg.cuda_graphs and device.type == "cuda"
         self._forward = GraphedForward(self._scores, self.flat) if graphs else self._scores

@@ -42,7 +42,7 @@ class FlatParameters:
     def _adopt(self) -> None:
         start = 0
         with torch.no_grad():
-            for tensor in [*self.parameters, *self._buffers]:
+            for tensor in self.averaged():
                 stop = start + tensor.numel()
                 view = self.weights[start:stop].view(tensor.shape)
                 view.copy_(tensor)
@@ -52,6 +52,10 @@ class FlatParameters:
                     tensor.grad = self.grads[start:stop].view(tensor.shape)
                 start = stop
 
+    def averaged(self) -> list[Tensor]:
+        """The parameters and buffers, in the order in which they are in the buffer."""
+        return [*self.parameters, *self._buffers]
+
     @torch.no_grad()
     def move(self, weights: Tensor) -> None:
         """Replace the model's buffer by another one and its values, shared memory for example.
@@ -60,7 +64,7 @@ class FlatParameters:
             weights: [num_weights], float32, on the same device.
         """
         start = 0
-        for tensor in [*self.parameters, *self._buffers]:
+        for tensor in self.averaged():
             stop = start + tensor.numel()
             tensor.data = weights[start:stop].view(tensor.shape)
             start = stop

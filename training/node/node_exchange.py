@@ -110,12 +110,13 @@ class NodeExchange:
         start, stop = self._part
         return self.flat.weights[start:stop]
 
-    def take_from_neighbour(self) -> bool:
+    def take_from_neighbour(self, optimizer: bool = True) -> bool:
         """Replace the weights by a live neighbour's, each rank its share; False if no neighbour has finite weights.
 
-        If configured, the optimizer's state is taken as well, if a neighbour offers it.
+        Args:
+            optimizer: Whether to take the optimizer's state as well, if that is configured and a neighbour offers it.
         """
-        return self._take_replica() or self._take_weights()
+        return (optimizer and self._take_replica()) or self._take_weights()
 
     def _take_replica(self) -> bool:
         """Take a neighbour's weights and optimizer state, both of the same step; False if none is available."""

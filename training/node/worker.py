@@ -153,7 +153,8 @@ class Worker:
         else:
             raise NoWeightsError(f"node {self.node} found no weights to start from: no checkpoint, no other node")
         self.stepper.start(self.step)
-        if self.scheduler:
+        if self.scheduler and (facts["source"] == "own" or not facts["finish"]):
+            # a node that comes when training has ended has no weights that others may take, or that are evaluated
             self.scheduler.begin()
         log.info("node %d rank %d: weights %s, from step %d", self.node, self.group.rank, facts["source"], self.step)
 

@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from training.processes.identity import ProcessIdentity
 from training.processes.keys import RingKey, is_local, secure_client, secure_server
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ def bind(
 
 
 def announce(socket: "zmq.Socket[bytes]", note: Path) -> str:
-    """Write a server's `address` and `pid` to a JSON file, atomically; call it once requests can be answered.
+    """Write a server's `address` and process to a JSON file, atomically; call it once requests can be answered.
 
     Returns:
         HOST:PORT that the socket is bound to.
@@ -189,7 +190,7 @@ def announce(socket: "zmq.Socket[bytes]", note: Path) -> str:
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
     host, port = split_address(address, "the endpoint")
     scratch = note.with_name(f".{note.stem}-{os.getpid()}.json")
-    document = {"address": f"{_ANY_HOST.get(host, host)}:{port}", "pid": os.getpid()}
+    document = {"address": f"{_ANY_HOST.get(host, host)}:{port}", **vars(ProcessIdentity.of(os.getpid()))}
     scratch.write_text(json.dumps(document), encoding="utf-8")
     scratch.replace(note)
     return address

@@ -1,5 +1,7 @@
 """This process's place in a ring: its connections, its membership, and the averaging of its weights."""
 
+import hashlib
+import json
 import logging
 import tempfile
 import time
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import View
-from training.coordinator.messages import CoordinatorUnreachableError, NamedData, Source
+from training.coordinator.messages import AveragedModel, CoordinatorUnreachableError, NamedData, Source
 from training.coordinator.node_client import NodeClient
 from training.coordinator.packing import Rows
 from training.coordinator.requests import NumberRequest
@@ -34,7 +36,8 @@ from training.strategies.requests import AllReduce
 log = logging.getLogger(__name__)
 IDLE_S = 0.02
 """Seconds between two looks for work."""
-JOIN_TRIES = 5
+JOIN_S = 120.0
+"""How long a learner asks the others for their weights."""
 CONNECT_TRIES = 3
 CONNECT_S = 20.0
 AGREED = 1e-4
@@ -66,7 +69,7 @@ class RingLearner:
         group: The learners of its node.
         client: Connection to the coordinator; at the node's first learner only.
         step: Steps that the node has made.
-        joined: Whether it is a member.
+        joined: Whether it is a member with weights.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class RingLearner:
         self._address, self._key_file = str(place), self._folder.key_file if self._folder else key_file
         self.client: NodeClient | None = None
         self.step, self.joined = 0, False
+        self._member = self._ended = False
         self._planner: Planner = _no_plan
         self._shard_of_row: NDArray[np.integer[Any]] = ShardMap.from_counts([]).shard_of_row
         self._stack = ExitStack()
@@ -110,6 +114,7 @@ class RingLearner:
         key = self._key()
         if self.group.rank == 0:
             self.client = NodeClient(address, key, node, folder=logs)
+            self.client.model = self._model()
             self._stack.callback(self.client.close)
         start, stop = self.group.share(self._flat.weights.numel())
         newcomer = self._config.gossip.newcomer == "weights+optimizer"
@@ -147,6 +152,18 @@ class RingLearner:
                     break
         raise unreachable
 
+    def _model(self) -> AveragedModel:
+        """What this learner's neighbours must have in common with it."""
+        flat, exchange = self._flat, self._config.exchange
+        shapes = json.dumps([list(part.shape) for part in flat.averaged()])
+        return AveragedModel(
+            weights=flat.weights.numel(),
+            shapes=hashlib.sha256(shapes.encode()).hexdigest(),
+            learners=self.group.size,
+            wire=exchange.wire,
+            chunk_kb=exchange.chunk_kb,
+        )
+
     def _key(self) -> RingKey | None:
         return RingKey.load(self._key_file) if self._key_file is not None else None
 
@@ -164,48 +181,54 @@ class RingLearner:
             self.client.data = data
 
     def join(self, again: bool = False) -> None:
-        """Become a member, and take a neighbour's weights and optimizer state if others train already.
+        """Become a member: the first one keeps its weights, the others take a member's, and its optimizer state.
 
         Raises:
-            RingError: If no neighbour gives its weights.
+            RingError: If no neighbour gives its weights, or training has ended and no learner is left that has them.
             CoordinatorError: If the coordinator refuses.
         """
-        exchange, client = self.exchange, self.client
-        for _ in range(JOIN_TRIES):
+        exchange, client, deadline = self.exchange, self.client, time.monotonic() + JOIN_S
+        while True:
             endpoints = exchange.endpoints()
             facts: Orders = {}
             if client is not None:
                 if self._folder is not None:
                     self._folder.enter()  # the last step may be long ago
                 facts = (client.rejoin if again else client.join)(endpoints).facts()
+                self._member = True
             facts = self.group.tell(facts)
             exchange.set_view(View.from_dict(facts["view"]))
-            if facts["finish"] or self._get_weights(facts["source"]):
+            if self._get_weights(facts["source"], facts["finish"]):
                 break
+            if self.group.any(time.monotonic() > deadline):
+                nodes = ", ".join(map(str, exchange.view.without(exchange.node).nodes))
+                raise RingError(
+                    f"no other learner gave its weights for {JOIN_S:g} s, although nodes {nodes} are in the ring: "
+                    "check that this machine reaches theirs (RingConfig.host), or end them"
+                )
             again = True
-        else:
-            raise RingError("no other learner gave its weights: see the coordinator's log for who is in the ring")
         self.step = max(self.step, int(facts["step"]))
         exchange.start(self.step)
-        if client is not None and not facts["finish"]:
+        if client is not None:
             client.begin(self._planner, self._shard_of_row)
         first, self.joined = not self.joined, True
         log.info("learner %d: weights %s, from step %d", exchange.node, facts["source"], self.step)
         if first:
             self._await_learners()
 
-    def _get_weights(self, source: Source) -> bool:
-        """Get the weights to start from; False if they should come from a neighbour and none has them.
+    def _get_weights(self, source: Source, finish: str) -> bool:
+        """Get the weights to start from; False if they should come from a neighbour and none gave them.
 
-        At the start of training, the first member keeps its weights, and the others take them.
+        Raises:
+            RingError: If training has ended, and neither this learner nor a neighbour has the final weights.
         """
-        others = self.exchange.view.without(self.exchange.node).members
         if source == "neighbour":
-            return self.exchange.take_from_neighbour()
-        if source != "own" and others:
-            if any(self.exchange.take_from_neighbour() for _ in range(JOIN_TRIES)):
-                return True
-            log.warning("the first learner gave no weights: learner %d starts with its own", self.exchange.node)
+            return self.exchange.take_from_neighbour(optimizer=not finish)  # there is no step left for an optimizer
+        if finish and not self._ended:
+            raise RingError(
+                f"training has ended ({finish}), and no learner with its weights is left: take them from a learner "
+                "that was there, or start another training (at an address, with Ring.serve(..., fresh=True))"
+            )
         self._equalize()
         return True
 
@@ -221,7 +244,11 @@ class RingLearner:
             client, few = self.client, False
             if client is not None:
                 progress = client.progress()
-                few = progress.live < self._learners and progress.elapsed < patience_s and not client.finish()
+                few = (
+                    progress.live - progress.newcomers < self._learners
+                    and progress.elapsed < patience_s
+                    and not client.finish()
+                )
             if not self.group.any(few):
                 return
             self.idle()
@@ -279,7 +306,8 @@ class RingLearner:
         self.exchange.idle(self.step)
 
     def settle(self) -> None:
-        """Go on averaging until the learners' weights agree."""
+        """Go on averaging until the learners' weights agree, and newcomers have them, for at most `settle_s`."""
+        self._ended = True
         deadline, agreed = time.monotonic() + self._config.settle_s, 0
         while True:
             stats = self.exchange.stats()
@@ -287,7 +315,9 @@ class RingLearner:
             scale = float(self._flat.weights.square().mean().sqrt())
             close = stats is not None and stats.finished > 0 and stats.distance <= AGREED * scale
             agreed = agreed + 1 if close else 0
-            if self.group.all(not others or agreed > 2 * others or time.monotonic() > deadline):
+            newcomers = self.client.progress().newcomers if self.client is not None else 0
+            alike = not newcomers and (not others or agreed > 2 * others)
+            if self.group.all(alike or time.monotonic() > deadline):
                 return
             time.sleep(IDLE_S)
             self.average()
@@ -296,8 +326,9 @@ class RingLearner:
 
     def close(self) -> None:
         """Leave the ring."""
-        if self.client is not None and self.joined:
-            self.client.leave()
+        client, self.client = self.client, None
+        if client is not None and self._member:
+            client.leave()
         self._stack.close()
 
 

@@ -169,8 +169,9 @@ class Ring:
         if why == COORDINATOR_LOST:
             patience_s = self._config.membership.coordinator_patience_s
             raise RingError(f"the coordinator has not answered for {patience_s:g} s: rows may be untrained")
-        if why == "done":
-            learner.settle()
+        if why != "done":
+            raise RingError(f"training has ended ({why}) before every row was trained")
+        learner.settle()
 
     def _pieces(self, client: NodeClient | None, shards: ShardMap) -> Generator[LeasedRows, None, str]:
         """Rows to train next, until training has ended; returns why."""

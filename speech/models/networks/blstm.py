@@ -44,9 +44,14 @@ class Blstm(AcousticModel):
 
     @override
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        x_BTH = run_lstm(self.lstm, x_BTD, lengths)
+        x_BTH = self._run_lstm(x_BTD, lengths)
         scores: Tensor = self.output(self.dropout(self.bottleneck(x_BTH)))
         return scores
+
+    # torch.compile cannot trace LSTMs, and would unroll them over frames if it could
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run_lstm(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        return run_lstm(self.lstm, x_BTD, lengths)
 
     @property
     @override

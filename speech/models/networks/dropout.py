@@ -11,7 +11,7 @@ class Dropout(nn.Module):
 
     On a CPU, torch draws masks one Bernoulli variable at a time, which takes a quarter of a Conformer's training step.
     Here, a mask uses one random byte per element, which rounds `p` to a multiple of 1/256. Masks are seeded by torch's
-    global generator and so remain reproducible. On other devices this is torch's own dropout.
+    global generator and so remain reproducible. On other devices, and in compiled models, this is torch's own dropout.
     """
 
     def __init__(self, p: float) -> None:
@@ -23,7 +23,8 @@ class Dropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         threshold = round(256 * self.p)
-        if x.device.type != "cpu" or threshold in (0, 256):
+        # compiled code draws masks fast by itself, and every mask of ours would be a constant that needs its own code
+        if x.device.type != "cpu" or threshold in (0, 256) or torch.compiler.is_compiling():
             return F.dropout(x, self.p, True)
         seed = int(torch.randint(2**62, ()))
         data = bytearray(np.random.Generator(np.random.SFC64(seed)).bytes(x.numel()))

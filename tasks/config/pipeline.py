@@ -48,7 +48,7 @@ class StorageConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     url: str = ""
-    """Object store: a folder, `s3://bucket/prefix`, `memory://`; by default `objects` in the data folder."""
+    """Object store: a folder, `s3://bucket/prefix`, `gs://…`, `az://…`, `memory://…`; default `objects` in the home."""
     shard_seconds: float = Field(default=600.0, gt=0)
     """Seconds of audio in a shard."""
     workers: int = Field(default=0, ge=0)

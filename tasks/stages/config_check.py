@@ -5,7 +5,9 @@ from pathlib import Path
 
 from speech.lm import check_sources
 from storage.corpora.base import CorpusError
-from tasks.config.pipeline import PipelineConfig
+from storage.objects import ObjectNameError, ObjectStore
+from tasks.config.home import objects_url
+from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.stages.decoder_files import check_files
 from tasks.stages.preflight import check_devices, check_launch, check_layers
 from tasks.stages.sources import source_problems
@@ -22,6 +24,7 @@ def find_problems(config: PipelineConfig) -> list[str]:
 
 def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
     lm = config.lm
+    yield lambda: _check_store(config.storage.url)
     yield lambda: check_files(config.decode)
     yield lambda: check_files(config.lexicon, "lexicon")
     if lm is not None:
@@ -39,6 +42,13 @@ def _error_of(check: Callable[[], object]) -> str:
     except (ValueError, RuntimeError, OSError) as error:
         return str(error)
     return ""
+
+
+def _check_store(configured: str) -> None:
+    try:
+        ObjectStore(objects_url(configured))
+    except ObjectNameError as error:
+        raise ConfigError(f"{'storage.url' if configured else 'STARLING_OBJECTS'}: {error}") from error
 
 
 def _check_recordings(config: PipelineConfig) -> None:

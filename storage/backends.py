@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from configurable.extras import install_remedy
 from storage.publishing import TEMP_PREFIX, publish_file, sweep_temporary_files, temporary_file
 from storage.retries import ForeignAnswerError, store_code
 
@@ -381,6 +380,8 @@ class BackendKind:
         """What to install if the package is not there, else empty."""
         if not self.package or find_spec(self.package) is not None:
             return ""
+        from configurable.extras import install_remedy
+
         return f"needs the package {self.package}: {install_remedy(self.extra)}"
 
 

@@ -1,22 +1,29 @@
 """Backends of `ObjectStore`: the local disk, or any fsspec file system.
 
 Backends use full paths in their own format; `storage.objects` validates names and retries. To add a kind of store, add
-an entry to `BACKENDS`.
+an entry to `BACKENDS`; for a file system of fsspec with atomic puts that is one line, see `of_fsspec`.
+
+A write counts only if the store proves it: by an ETag that is the data's MD5, or else by the object's size afterwards.
 """
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from storage.publishing import TEMP_PREFIX, publish_file, sweep_temporary_files, temporary_file
+from storage.retries import ForeignAnswerError, store_code
 
 
 class Entry(NamedTuple):
@@ -137,57 +144,86 @@ class _FsspecBackend(Backend):
         self._fs = filesystem
         self._lock = lock or nullcontext()
 
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Hold the lock, and convert the errors of libraries about answers that they cannot read."""
+        try:
+            with self._lock:
+                yield
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ForeignAnswerError(f"unexpected answer: {type(error).__name__}: {error}") from error
+        except OSError as error:
+            if type(error) is OSError and str(error).startswith("Forbidden: "):  # gcsfs has no type for it
+                raise PermissionError(str(error)) from error
+            raise
+
     def size(self, path: str) -> int:
-        with self._lock:
+        with self._asking():
             info = self._fs.info(path)
-        if info.get("type") != "file":
-            raise FileNotFoundError(2, "no such object", path)
-        return int(info["size"])
+            if info.get("type") != "file":
+                raise FileNotFoundError(2, "no such object", path)
+            if not info.get("etag", True):  # adlfs takes any answer with status 200 for an object
+                raise ForeignAnswerError("the answer has no ETag")
+            return int(info["size"])
 
     def read(self, path: str, start: int, end: int | None) -> bytes:
-        if start == 0 and end is None:
-            with self._lock:
-                return bytes(self._fs.cat_file(path))
         # For a range beyond the object, servers return an error, where a file returns no bytes.
         end = min(self.size(path), end if end is not None else 1 << 62)
         if start >= end:
             return b""
-        with self._lock:
+        with self._asking():
             data = bytes(self._fs.cat_file(path, start=start, end=end))
         if len(data) != end - start:
             raise ConnectionError(f"got {len(data)} of {end - start} bytes")
         return data
 
     def put(self, path: str, data: bytes) -> None:
-        with self._lock:
-            self._fs.pipe_file(path, data)
+        with self._asking():
+            answer = self._fs.pipe_file(path, data)
+            if not self._proves(answer, data):
+                self._check_size(path, len(data))
 
     def put_file(self, path: str, source: Path, consume: bool) -> None:
-        with self._lock:
+        with self._asking():
             self._fs.put_file(str(source), path)
+            self._check_size(path, source.stat().st_size)
+
+    def _proves(self, answer: Any, data: bytes) -> bool:
+        """Whether the answer to a put shows that the store has received these data."""
+        return False
+
+    def _check_size(self, path: str, size: int) -> None:
+        """Check after a write that the object is there; raises ConnectionError, so that the write is repeated."""
+        try:
+            stored = f"{self.size(path)} bytes"
+        except FileNotFoundError:
+            stored = "nothing"
+        if stored != f"{size} bytes":
+            raise ConnectionError(f"the store accepted {size} bytes, and has {stored} under this name afterwards")
 
     def get_file(self, path: str, target: Path) -> None:
         expected = self.size(path)
-        with self._lock:
+        with self._asking():
             self._fs.get_file(path, str(target))
         if target.stat().st_size != expected:
             raise ConnectionError(f"got {target.stat().st_size} of {expected} bytes")
 
     def walk(self, folder: str) -> Iterator[Entry]:
-        with self._lock:
+        with self._asking():
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(folder, detail=True)
-            except FileNotFoundError:
+                found = list(self._fs.find(folder, detail=True).items())
+            except FileNotFoundError as error:
+                if store_code(error) == "NoSuchBucket":
+                    raise
                 return
-        for path, info in found.items():
-            name = str(path)
+        for path, info in found:
+            name = str(path) if folder.startswith("/") else str(path).lstrip("/")
             if not name.endswith("/") and not name.rpartition("/")[2].startswith(TEMP_PREFIX):
-                at = info.get("LastModified") or info.get("modified") or info.get("created") or 0.0
-                yield Entry(name, int(info["size"]), at if isinstance(at, float | int) else at.timestamp())
+                yield Entry(name, int(info["size"]), _changed_at(info))
 
     def delete(self, path: str) -> None:
-        with self._lock, suppress(FileNotFoundError):
+        with self._asking(), suppress(FileNotFoundError):
             self._fs.rm_file(path)
 
     def delete_tree(self, folder: str) -> None:
@@ -195,9 +231,84 @@ class _FsspecBackend(Backend):
         bulk = getattr(self._fs, "bulk_delete", None)
         for first in range(0, len(paths), 1000 if bulk else 1):
             if bulk:  # S3 deletes up to 1,000 keys in one request
-                bulk(paths[first : first + 1000])
+                with self._asking():
+                    bulk(paths[first : first + 1000])
             else:
                 self.delete(paths[first])
+
+
+def _changed_at(info: Mapping[str, Any]) -> float:
+    """Time of the last change in a listing, in seconds since 1970; each file system has its own name for it."""
+    names = ("LastModified", "last_modified", "mtime", "modified", "created")
+    at = next((info[name] for name in names if info.get(name)), 0.0)
+    if isinstance(at, str):
+        at = datetime.fromisoformat(at)
+    return float(at if isinstance(at, float | int) else at.timestamp())
+
+
+class _S3Backend(_FsspecBackend):
+    """S3-compatible servers."""
+
+    def size(self, path: str) -> int:
+        with self._reason_asked(path):
+            return super().size(path)
+
+    def read(self, path: str, start: int, end: int | None) -> bytes:
+        with self._reason_asked(path):
+            return super().read(path, start, end)
+
+    def _proves(self, answer: Any, data: bytes) -> bool:
+        # not the MD5 with SSE-KMS, after an upload in parts, and on some servers
+        etag = str(answer.get("ETag", "")).strip('"') if isinstance(answer, dict) else ""
+        return etag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+    @contextmanager
+    def _reason_asked(self, path: str) -> Iterator[None]:
+        """Ask for the reason of a refusal: the answer to a HEAD request has a status, but no error code."""
+        try:
+            yield
+        except OSError as error:
+            if store_code(error) in {"400", "403"}:
+                bucket, _, key = path.partition("/")
+                self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+            raise
+
+
+_PROOFS = {
+    "ListObjectsV2": b"<ListBucketResult",
+    "DeleteObjects": b"<DeleteResult",
+    "CreateMultipartUpload": b"<UploadId>",
+    "CompleteMultipartUpload": b"<",  # botocore detects an error in its body
+}
+"""What the body of a successful answer has, by operation."""
+_TAGGED = ("PutObject", "UploadPart", "GetObject", "HeadObject")
+"""Operations whose successful answers have an ETag."""
+
+
+def _check_answer(endpoint: str) -> Callable[..., None]:
+    """A hook for botocore that rejects answers of what is no S3 server, such as a login page with status 200."""
+
+    from botocore.exceptions import ClientError
+
+    def check(operation_model: Any, response_dict: Mapping[str, Any], **_: Any) -> None:
+        operation, status = operation_model.name, int(response_dict["status_code"])
+        headers = {str(name).lower(): str(value) for name, value in response_dict["headers"].items()}
+        body = response_dict["body"]
+        body = body if isinstance(body, bytes) else b""
+        page = headers.get("content-type", "").startswith("text/html")
+        tagged = bool(headers.get("etag"))
+        # proxies in front of S3 servers send pages with status 502 to 504 while these restart
+        if page and status < 500 and not (tagged and operation in ("GetObject", "HeadObject")):
+            raise ForeignAnswerError(f"{endpoint} answered {operation} with a web page (status {status})")
+        proven = (tagged or operation not in _TAGGED) and _PROOFS.get(operation, b"") in body
+        if status in (302, 303) or (status < 300 and not proven):
+            raise ForeignAnswerError(f"{endpoint} answered {operation} with status {status}, but not as S3 does")
+        # botocore follows a redirection to a region that is named, and asks without end for one that is not
+        if status in (301, 307, 308) and "x-amz-bucket-region" not in headers and b"<Region>" not in body:
+            reason = {"Code": "PermanentRedirect", "Message": "the server names no region"}
+            raise ClientError({"Error": reason, "ResponseMetadata": {"HTTPStatusCode": status}}, operation)
+
+    return check
 
 
 def _make_local(options: Mapping[str, Any]) -> Backend:
@@ -217,10 +328,9 @@ def _make_memory(options: Mapping[str, Any]) -> Backend:
 
 
 def _make_s3(options: Mapping[str, Any]) -> Backend:
-    try:
-        import s3fs
-    except ImportError as error:
-        raise ValueError("s3:// needs the package s3fs: pip install s3fs") from error
+    import s3fs
+    from aiobotocore.session import AioSession
+
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     if endpoint and "@" in urlsplit(endpoint).netloc:
         raise ValueError(
@@ -237,16 +347,67 @@ def _make_s3(options: Mapping[str, Any]) -> Backend:
     }
     if endpoint and "amazonaws.com" not in endpoint:
         config["s3"] = {"addressing_style": "path"}  # bucket.host needs a DNS entry per bucket
-    settings = {"skip_instance_cache": True, "use_listings_cache": False, "config_kwargs": config, **options}
-    filesystem = s3fs.S3FileSystem(endpoint_url=endpoint, **settings)
+    session = AioSession()
+    for operation in (*_TAGGED, *_PROOFS, "DeleteObject"):
+        # botocore calls hooks for any service before those for one, whose first sets the status of answers that it
+        # cannot parse to 500
+        session.register(f"before-parse.*.{operation}", _check_answer(endpoint or "Amazon S3"))
+    settings = {**_UNCACHED, "config_kwargs": config, **options}
+    filesystem = s3fs.S3FileSystem(endpoint_url=endpoint, session=session, **settings)
     filesystem.retries = 1  # a third loop of retries would multiply the other two and delay errors by minutes
-    return _FsspecBackend(filesystem)
+    return _S3Backend(filesystem)
 
 
-BACKENDS: dict[str, Callable[[Mapping[str, Any]], Backend]] = {
-    "file": _make_local,
-    "memory": _make_memory,
-    "s3": _make_s3,
+_UNCACHED = {"skip_instance_cache": True, "use_listings_cache": False}
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """How the backends of a protocol are made, and what they need."""
+
+    make: Callable[[Mapping[str, Any]], Backend]
+    package: str = ""
+    """Package that must be installed."""
+    extra: str = ""
+    """Extra of this project that installs it."""
+    variables: tuple[str, ...] = ()
+    """Beginnings of the names of environment variables with endpoint and credentials."""
+    patient: bool = False
+    """Whether the package repeats failed requests itself, for about half a minute."""
+
+    @property
+    def missing(self) -> str:
+        """What to install if the package is not there, else empty."""
+        if not self.package or find_spec(self.package) is not None:
+            return ""
+        from configurable.extras import install_remedy
+
+        return f"needs the package {self.package}: {install_remedy(self.extra)}"
+
+
+def of_fsspec(protocol: str, package: str = "", extra: str = "", variables: tuple[str, ...] = ()) -> BackendKind:
+    """A kind of store that is a file system of fsspec whose puts are atomic, with the system's own credentials."""
+
+    def make(options: Mapping[str, Any]) -> Backend:
+        import fsspec
+
+        if package:
+            logging.getLogger(package).setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it also raises
+        return _FsspecBackend(fsspec.filesystem(protocol, **{**_UNCACHED, **options}))
+
+    return BackendKind(make, package, extra, variables, patient=True)
+
+
+_GOOGLE = ("GOOGLE_", "GCLOUD_", "GCSFS_", "STORAGE_EMULATOR_HOST")
+_AZURE = ("AZURE_",)
+
+BACKENDS: dict[str, BackendKind] = {
+    "file": BackendKind(_make_local),
+    "memory": BackendKind(_make_memory),
+    "s3": BackendKind(_make_s3, "s3fs", "pipeline", ("AWS_",)),
+    "gs": of_fsspec("gs", "gcsfs", "gcs", _GOOGLE),
+    "az": of_fsspec("az", "adlfs", "azure", _AZURE),
+    "abfs": of_fsspec("abfs", "adlfs", "azure", _AZURE),
 }
 
 _cache: dict[tuple[int, str, str], Backend] = {}
@@ -268,10 +429,11 @@ def backend_for(protocol: str, options: Mapping[str, Any]) -> Backend:
 
     Stores share connections, but never across a fork (s3fs is not fork-safe) or with different credentials.
     """
-    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    kind = BACKENDS[protocol]
+    variables = {name: value for name, value in os.environ.items() if name.startswith(kind.variables)}
     identity = json.dumps([variables, dict(options)], sort_keys=True, default=repr)
     key = (os.getpid(), protocol, hashlib.sha256(identity.encode()).hexdigest())
     with _cache_lock:
         if key not in _cache:
-            _cache[key] = BACKENDS[protocol](options)
+            _cache[key] = kind.make(options)
         return _cache[key]

@@ -26,7 +26,7 @@ def file_lock(
         wait_s: Maximum seconds to wait for another process.
         poll_s: Seconds between attempts.
         holder: Description of this lock owner for other processes; its process id by default.
-        on_wait: Called once with the current owner's description if it is necessary to wait.
+        on_wait: Called with the current owner's description after each attempt that fails.
 
     Yields:
         The lock's file descriptor.
@@ -53,15 +53,13 @@ def any_file_lock(
             path.parent.mkdir(parents=True, exist_ok=True)
             files.append(stack.enter_context(path.open("a+")))
         deadline = time.monotonic() + wait_s
-        notified = on_wait is None
         while (file := next(filter(_locked_now, files), None)) is None:
             others = " and ".join(path.read_text(encoding="utf-8").strip() or "another process" for path in paths)
             if time.monotonic() > deadline:
                 names = " and ".join(map(str, paths))
                 raise LockTimeoutError(f"{names} is held by {others}: wait for it, or end it")
-            if not notified and on_wait is not None:
+            if on_wait is not None:
                 on_wait(others)
-            notified = True
             time.sleep(poll_s)
         file.truncate(0)
         file.write(holder or f"process {os.getpid()}")

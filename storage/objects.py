@@ -1,12 +1,13 @@
-"""Object stores: one small interface over a local folder, memory and S3-compatible servers.
+"""Object stores: one small interface over a local folder, memory, S3-compatible servers, Google and Azure storage.
 
     store = ObjectStore("s3://speech/runs")
     store.child("shards").write_json("parts/000.json", {"count": 12})
 
 Writes are atomic on every kind of store: readers never see a partial object. Transient failures are retried with
 exponential backoff; permanent ones raise an `ObjectStoreError` that names the URL and the remedy. Endpoint and
-credentials of S3 come from the environment only (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
-...), so that no URL, repr or message can reveal them.
+credentials come from the environment only (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, ...;
+`GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_CONNECTION_STRING`, ...), so that no URL, repr or message can reveal
+them.
 """
 
 import json
@@ -77,7 +78,7 @@ def check_name(name: str) -> str:
 
 
 class ObjectStore:
-    """Objects under one URL: `file:///folder` or a plain path, `memory://name`, `s3://bucket/prefix`.
+    """Objects under one URL: `file:///folder` or a plain path, `memory://name`, `s3://bucket/prefix`, `gs://`, `az://`.
 
     Stores are cheap to create, safe to share between threads, and may be pickled or inherited by a fork: every process
     opens its own connections. `memory://` is shared by all stores of a process and is lost when it ends.
@@ -88,16 +89,19 @@ class ObjectStore:
         **options: passed to the fsspec file system; credentials and endpoints are rejected.
 
     Raises:
-        ObjectNameError: the URL is malformed, has an unknown scheme, or contains credentials.
+        ObjectNameError: the URL is malformed, has an unknown scheme or one whose package is not installed, or contains
+            credentials.
     """
 
     def __init__(self, url: str | os.PathLike[str], *, retry: RetryPolicy | None = None, **options: object) -> None:
         forbidden = sorted(_SECRET_OPTIONS & options.keys())
         if forbidden:
-            raise ObjectNameError(f"option {forbidden[0]!r} is not accepted: set the AWS_... environment variables")
+            raise ObjectNameError(
+                f"option {forbidden[0]!r} is not accepted: set the environment variables, such as AWS_..."
+            )
         self.protocol, self._path = _split_url(os.fspath(url))
         self.url = self._url_of(self._path)
-        self._retry = retry or RetryPolicy()
+        self._retry = retry or RetryPolicy(attempts=2 if BACKENDS[self.protocol].patient else RetryPolicy.attempts)
         self._options = options
 
     def __repr__(self) -> str:
@@ -264,11 +268,15 @@ def _split_url(url: str) -> tuple[str, str]:
     if protocol not in BACKENDS:
         known = ", ".join(f"{name}://" for name in sorted(BACKENDS))
         raise ObjectNameError(f"unknown scheme {protocol!r} in a storage URL: use a path or one of {known}")
+    if missing := BACKENDS[protocol].missing:
+        raise ObjectNameError(f"{protocol}:// {missing}")
     if not path:
         raise ObjectNameError(f"the storage URL {url!r} names no folder or bucket: add one")
     if protocol == "file":
         return protocol, os.path.normpath(Path(path).expanduser().absolute())
     if "@" in path.split("/")[0]:
-        raise ObjectNameError(f"a {protocol}:// URL contains credentials: remove them and set the AWS_... variables")
+        raise ObjectNameError(
+            f"a {protocol}:// URL contains credentials: remove them and set the environment variables, such as AWS_..."
+        )
     check_name(path.strip("/"))
     return protocol, ("/" if protocol == "memory" else "") + path.strip("/")

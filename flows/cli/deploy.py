@@ -25,6 +25,14 @@ ConfigOption = Annotated[
         autocompletion=complete_config,
     ),
 ]
+NotifyOption = Annotated[
+    str,
+    typer.Option(
+        envvar="STARLING_NOTIFY_URL",
+        show_envvar=True,
+        help="Webhook for failures, crashes and champions; - reads it from standard input. Stored in a block.",
+    ),
+]
 
 
 def deploy_all(
@@ -84,7 +92,7 @@ def connect_prefect() -> None:
     check_prefect(PATIENCE_S, say=say)
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
     """A webhook's address; - reads it from standard input.
 
     Raises:
@@ -109,14 +117,7 @@ def deploy(
         list[str] | None,
         typer.Option("--watch", metavar="URL", help="Folder of an object store to watch besides the sources."),
     ] = None,
-    notify_url: Annotated[
-        str,
-        typer.Option(
-            envvar="STARLING_NOTIFY_URL",
-            show_envvar=True,
-            help="Webhook for failures, crashes and champions; - reads it from standard input. Stored in a block.",
-        ),
-    ] = "",
+    notify_url: NotifyOption = "",
     print_only: Annotated[bool, typer.Option("--print", help="Print a prefect.yaml and deploy nothing.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -132,7 +133,7 @@ def deploy(
         loaded = [load_config(path, overrides or []) for path in config or [DEFAULT_CONFIG]]
         sys.stdout.write(prefect_yaml(loaded, options))
         return
-    url = _checked_url(notify_url)
+    url = checked_url(notify_url)
     connect_prefect()
     deployed = deploy_all(config, overrides, options, url)
     if json_output:

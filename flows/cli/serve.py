@@ -16,7 +16,14 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly, out, print_json, print_line, say
 from flows.cli.configs import complete_path
-from flows.cli.deploy import DEFAULT_CONFIG, ConfigOption, deploy_all, deployments_table
+from flows.cli.deploy import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    NotifyOption,
+    checked_url,
+    deploy_all,
+    deployments_table,
+)
 from flows.servers.shutdown import end_now
 from training.processes.children import adopt_orphans
 
@@ -63,9 +70,11 @@ def up(
     mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
     postgres_port: Annotated[int, typer.Option(help="Port of PostgreSQL (production); 0 takes a free one.")] = 5433,
     s3_port: Annotated[int, typer.Option(help="Port of the S3 server (production); 0 takes a free one.")] = 8333,
+    notify_url: NotifyOption = "",
     json_output: JsonOption = False,
 ) -> None:
     """Start the servers and workers of this machine, deploy, and wait for Ctrl-C."""
+    notify_url = checked_url(notify_url)
     if folder is not None:
         os.environ["STARLING_HOME"] = str(folder.resolve())
     from flows.servers import production, services
@@ -77,12 +86,17 @@ def up(
         signal.signal(name, lambda *_: stop.set())
     ports = production.Ports(prefect_port, mlflow_port, postgres_port, s3_port).chosen()
     _check_ports(profile, ports)
-    _serve(config, profile, ports, stop, json_output)
+    _serve(config, profile, ports, stop, json_output, notify_url)
     end_now()
 
 
 def _serve(
-    config: list[Path] | None, profile: Profile, ports: "Ports", stop: threading.Event, json_output: bool
+    config: list[Path] | None,
+    profile: Profile,
+    ports: "Ports",
+    stop: threading.Event,
+    json_output: bool,
+    notify_url: str,
 ) -> None:
     """Run servers and workers until `stop` is set; then stop flow runs, workers and servers, in this order."""
     from flows.servers import production, services
@@ -109,7 +123,7 @@ def _serve(
         if stop.is_set():
             return
         os.environ.update(production.environment_of(note))
-        deployed = deploy_all(config)
+        deployed = deploy_all(config, notify_url=notify_url)
         for start in _workers([str(entry["deployment"]) for entry in deployed], config):
             supervisor.add(start)
         services.note_path().write_text(json.dumps(note), encoding="utf-8")

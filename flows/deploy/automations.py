@@ -13,6 +13,8 @@ from tasks.config.pipeline import PipelineConfig
 PREFIX = "starling: "
 SILENCE_S = 3 * HEARTBEAT_S
 """Seconds without a heartbeat after which a run is marked as crashed."""
+_ONCE_S = 60
+"""Seconds in which a run's failures are notified once."""
 CORPUS_CHANGED = "starling.corpus-changed"
 NOTIFIED_EVENTS = ("starling.promoted", "starling.rolled-back")
 WEBHOOK_BLOCK = "starling-notify"
@@ -112,17 +114,19 @@ def notifications(block: str) -> list[dict[str, Any]]:
         "posture": "Reactive",
         "match": {"prefect.resource.id": "prefect.flow-run.*", "prefect.state-type": ["FAILED", "CRASHED"]},
         "match_related": _tagged(DEPLOYED_TAG),
+        "for_each": ["prefect.resource.id"],
         "expect": ["prefect.flow-run.*"],
         "threshold": 1,
-        "within": 0,
+        "within": _ONCE_S,  # not 0: the server may evaluate an event twice, and a failed run may also crash
     }
     model = {
         "type": "event",
         "posture": "Reactive",
         "match": {"prefect.resource.id": "starling.model.*"},
+        "for_each": ["prefect.resource.id"],
         "expect": list(NOTIFIED_EVENTS),
         "threshold": 1,
-        "within": 0,
+        "within": 1,  # the same event only: a roll-back may follow soon
     }
     call = {"type": "call-webhook", "block_document_id": block}
     return [

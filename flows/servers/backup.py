@@ -138,7 +138,27 @@ def backup(to: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, d
             "artifacts": artifacts,
         }
         target.write_json(MANIFEST, manifest)
+        _check_stored(target, manifest)
     return target.url, manifest
+
+
+def _check_stored(target: ObjectStore, manifest: dict[str, Any]) -> None:
+    """Compare what the store lists after the backup with the manifest.
+
+    Raises:
+        BackupError: If a file is missing or has another size, or the manifest differs.
+    """
+    expected = {entry["file"]: entry["bytes"] for entry in manifest["databases"].values()}
+    expected |= {f"artifacts/{name}": entry["bytes"] for name, entry in manifest["artifacts"].items()}
+    sizes = {entry.path: entry.size for entry in target.entries()}
+    lost = sorted(name for name, size in expected.items() if sizes.get(name) != size)
+    if not lost and target.read_json(MANIFEST) != manifest:
+        lost = [MANIFEST]
+    if lost:
+        raise BackupError(
+            f"{target.url} is no backup: the store accepted every file, but {len(lost)} of {len(expected) + 1} are "
+            f"missing or differ there ({', '.join(lost[:3])}): check the endpoint, and what deletes objects there"
+        )
 
 
 def _described(file: Path) -> dict[str, Any]:

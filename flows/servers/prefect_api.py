@@ -132,7 +132,7 @@ def _looked_after(supervisor: Supervisor, give_up: Callable[[Exception], None]) 
     finally:
         send_the_rest(_HURRIED_S if shutdown_signal() else _PATIENCE_S)
         over.set()
-        watch.join()
+        watch.join(_PATIENCE_S)  # it may be starting the server again
 
 
 def _give_up(listener: socket.socket, say: Callable[[str], None], error: Exception) -> None:

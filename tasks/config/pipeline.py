@@ -48,7 +48,7 @@ class StorageConfig(BaseModel):
     model_config = _MODEL_CONFIG
 
     url: str = ""
-    """Object store: a folder, `s3://bucket/prefix`, `memory://`; by default `objects` in the data folder."""
+    """Object store: a folder, `s3://bucket/prefix`, `gs://…`, `az://…`, `memory://…`; default `objects` in the home."""
     shard_seconds: float = Field(default=600.0, gt=0)
     """Seconds of audio in a shard."""
     workers: int = Field(default=0, ge=0)
@@ -77,6 +77,8 @@ class RunnerConfig(BaseModel):
     """For `dask` and `ray`: the cluster's, such as tcp://head:8786 or ray://head:10001; empty starts one here."""
     workers: int = Field(default=0, ge=0)
     """Pieces at once; 0 is one per core of this machine, or of the cluster."""
+    wait_hours: float = Field(default=12.0, gt=0)
+    """Most hours that a piece may take; a run that waits longer ends."""
 
     @model_validator(mode="after")
     def _check(self) -> "RunnerConfig":
@@ -88,6 +90,11 @@ class RunnerConfig(BaseModel):
     def count(self) -> int:
         """Pieces at once; many on a cluster of unknown size."""
         return self.workers or (_CLUSTER_WORKERS if self.address else os.cpu_count() or 1)
+
+    @property
+    def cluster(self) -> bool:
+        """Whether the workers are those of Dask or Ray."""
+        return self.kind in ("dask", "ray")
 
     @property
     def local(self) -> bool:

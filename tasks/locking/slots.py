@@ -32,7 +32,10 @@ REFUSE_S = 5.0
 """Seconds that a run waits with `collision: refuse`, since a run that only checks for work holds a lock briefly."""
 OUTAGE_S = 300.0
 """Seconds that a run waits for an unreachable Prefect server when it takes a lease."""
+NOTICE_S = 60.0
+"""Seconds after which a waiting run says again for whom it waits."""
 _POLL_S = 2.0
+Say = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +82,9 @@ def output_lock_name(url: str) -> str:
 
 
 @contextmanager
-def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: LockOwner) -> Iterator[None]:
+def machine_lock(
+    paths: list[Path], what: str, config: SlotsConfig, holder: LockOwner, say: Say | None = None
+) -> Iterator[None]:
     """Hold one of several locks of this machine.
 
     Args:
@@ -87,11 +92,12 @@ def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Lock
         what: What the locks protect, for messages.
         config: Whether and how long to wait.
         holder: The run that requests the lock.
+        say: Tells for whom the run waits; by default the run's log.
 
     Raises:
         SlotTakenError: If others hold all of them for too long; the message names the owners.
     """
-    notice = WaitNotice(what)
+    notice = WaitNotice(what, say)
     with ExitStack() as stack:
         try:
             stack.enter_context(any_file_lock(paths, patience_s(config), holder=str(holder), on_wait=notice.wait))
@@ -101,15 +107,26 @@ def machine_lock(paths: list[Path], what: str, config: SlotsConfig, holder: Lock
 
 
 class WaitNotice:
-    """Logs for which runs a run waits, once for each change."""
+    """Says for whom a run waits: at once, when that changes, and every minute.
 
-    def __init__(self, what: str) -> None:
+    Args:
+        what: What the run waits for.
+        say: Receives the text; by default the run's log.
+    """
+
+    def __init__(self, what: str, say: Say | None = None) -> None:
         self.what, self.others = what, ""
+        self._say = say or (lambda text: run_log().info("%s", text))
+        self._since = self._said = time.monotonic()
 
     def wait(self, others: str) -> None:
-        """Log the owners unless they are the same as before."""
-        if others != self.others:
-            run_log().info("%s: waiting for %s", self.what, others)
+        """Say who holds the lock, unless that was said less than a minute ago."""
+        now = time.monotonic()
+        if others != self.others or now - self._said >= NOTICE_S:
+            minutes = int((now - self._since) / 60)
+            waited = f" (for {minutes} min so far)" if minutes else ""
+            self._say(f"{self.what}: waiting for {others}{waited}")
+            self._said = now
         self.others = others
 
 
@@ -122,7 +139,9 @@ def taken_text(what: str, others: str) -> str:
 
 
 @contextmanager
-def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOwner) -> Iterator["LockLease | None"]:
+def shared_lock(
+    names: list[str], what: str, config: SlotsConfig, holder: LockOwner, say: Say | None = None
+) -> Iterator["LockLease | None"]:
     """Hold one of several locks between all machines of a Prefect server; outside of flows, do nothing.
 
     Args:
@@ -130,6 +149,7 @@ def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOw
         what: What the locks protect, for messages.
         config: Whether and how long to wait.
         holder: The run that requests the lock.
+        say: Tells for whom the run waits; by default the run's log.
 
     Yields:
         The lease; None outside of flows.
@@ -140,19 +160,18 @@ def shared_lock(names: list[str], what: str, config: SlotsConfig, holder: LockOw
     if not _flow_api():
         yield None
         return
-    lease = _acquire(names, what, patience_s(config), holder)
+    lease = _acquire(names, WaitNotice(what, say), patience_s(config), holder)
     try:
         yield lease
     finally:
         lease.give_back()
 
 
-def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) -> "LockLease":
+def _acquire(names: list[str], notice: WaitNotice, patience: float, holder: LockOwner) -> "LockLease":
     """Wait for one of several leases."""
     from tasks.locking.leases import LeaseTable, LockLease, impatient_client
 
     deadline = time.monotonic() + patience
-    notice = WaitNotice(what)
     with impatient_client() as client:
         table = LeaseTable(client)
         while True:
@@ -163,7 +182,7 @@ def _acquire(names: list[str], what: str, patience: float, holder: LockOwner) ->
                     return LockLease(name, taken, holder, run_log())
                 others.append(str(taken))
             if time.monotonic() > deadline:
-                raise SlotTakenError(taken_text(what, " and ".join(others)))
+                raise SlotTakenError(taken_text(notice.what, " and ".join(others)))
             notice.wait(" and ".join(others))
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
@@ -181,12 +200,13 @@ def _patiently(action: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def training_slot(config: PipelineConfig, holder: LockOwner) -> Iterator[None]:
+def training_slot(config: PipelineConfig, holder: LockOwner, say: Say | None = None) -> Iterator[None]:
     """Hold one of the training slots of a pool of GPUs.
 
     Args:
         config: The configuration.
         holder: The run that requests the lock.
+        say: Tells for whom the run waits; by default the run's log.
 
     Raises:
         SlotTakenError: If others hold all slots for too long; the message names them.
@@ -199,7 +219,7 @@ def training_slot(config: PipelineConfig, holder: LockOwner) -> Iterator[None]:
     names = [lock_name("training", pool, str(number)) for number in range(1, slots.trainings + 1)]
     what = f"training in the pool {pool}"
     paths = [home() / "locks" / f"{name}.lock" for name in names]
-    with machine_lock(paths, what, slots, holder), shared_lock(names, what, slots, holder):
+    with machine_lock(paths, what, slots, holder, say), shared_lock(names, what, slots, holder, say):
         yield
 
 

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import Any
 
 from storage.objects import ObjectStore
-from storage.retries import ObjectStoreError, RetryPolicy
+from storage.retries import CREDENTIALS, ObjectStoreError, RetryPolicy, has_own_remedy
 from tasks.config.credentials import export_credentials
 from tasks.config.home import mlflow_uri, objects_url, shown_mlflow_uri
 from tasks.config.pipeline import PipelineConfig
@@ -165,13 +165,14 @@ def check_store(
         return
     if config is not None:
         export_credentials(config.storage)
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    protocol = url.partition("://")[0]
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "") if protocol == "s3" else ""
     field = "storage.url" if config is not None and config.storage.url else "STARLING_OBJECTS"
     _ask(
         f"the object store {url}" + (f" at {endpoint}" if endpoint else ""),
         lambda: _probe(url),
         f"start it, or correct {'AWS_ENDPOINT_URL or ' if endpoint else ''}{field} (without {field} a folder is used)",
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to what it accepts",
+        f"set {CREDENTIALS.get(protocol, 'its credentials')} to what it accepts",
         patience_s,
         say,
     )
@@ -187,7 +188,7 @@ def _ask(
     """Repeat a request until the server answers, or the time is up."""
     deadline, announced = time.monotonic() + patience_s, False
     while (failure := _failure(ask)) is not None:
-        if _refused(failure):
+        if _refused(failure) and not has_own_remedy(failure.__cause__):
             raise UnreachableError(f"{what} refuses the password", password) from failure
         if isinstance(failure, ObjectStoreError) and not passes(failure):
             raise failure  # its message has a remedy

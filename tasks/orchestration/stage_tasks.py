@@ -35,6 +35,7 @@ from tasks.stages.realign import REALIGN
 from tasks.stages.register import REGISTER
 from tasks.stages.report import REPORT
 from tasks.stages.rescoring import RESCORING
+from tasks.stages.runner import check_runner
 from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN
@@ -52,7 +53,12 @@ _runs: dict[str, Run] = {}
 
 
 def open_run(config: PipelineConfig, run_id: str, force_from: str = "") -> Run:
-    """The run of this id in this process; created if it is new."""
+    """The run of this id in this process; created if it is new.
+
+    Raises:
+        StageError: If its cluster's package is not installed.
+    """
+    check_runner(config.runner, within_flow=True)
     return _runs.setdefault(run_id, Run(config, run_id, force_from))
 
 
@@ -127,7 +133,12 @@ def run_stage(name: str, run: Run) -> None:
 
 
 def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = None) -> None:
-    """Run stages, by default all that the configuration has, one after another without Prefect."""
+    """Run stages, by default all that the configuration has, one after another without Prefect.
+
+    Raises:
+        StageError: If the configuration needs Prefect.
+    """
+    check_runner(run.config.runner, within_flow=False)
     for name in stages_of(run.config) if stages is None else stages:
         if position(name) > position(until):
             break

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tasks.config.credentials import export_credentials
 from tasks.config.home import home, objects_url, own_disks_named
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.locking.lock_owner import LockOwner
-from tasks.locking.slots import machine_lock, output_lock_name, run_log, shared_lock
+from tasks.locking.slots import machine_lock, output_lock_name, shared_lock
 from tasks.stages import progress
 from training.processes.logs import fields
 
@@ -235,12 +236,13 @@ class Stage:
         output, slots = self.output(run), run.config.slots
         what = f"the output {self.name}/{output.key}"
         # one process at a time makes an output; the others wait and then use it
-        lock = machine_lock([lock_path(self.name, output.key)], what, slots, run.holder)
+        say = partial(progress.announce, self.name)
+        lock = machine_lock([lock_path(self.name, output.key)], what, slots, run.holder, say)
         with fields(run=run.run_id, stage=self.name), lock:
             record = self._made(run, output)
             cached = record is not None
             if not cached:
-                with shared_lock([output_lock_name(output.store.url)], what, slots, run.holder) as lease:
+                with shared_lock([output_lock_name(output.store.url)], what, slots, run.holder, say) as lease:
                     record = self._made(run, output)  # another machine may have published it
                     cached = record is not None
                     if not cached:
@@ -288,9 +290,7 @@ class Stage:
         elif output.record() and (lacking := output.lacking()):
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
             name = output.store.join(lacking[0])
-            run_log().warning(
-                "%s%s missing or truncated: %s runs again and keeps the intact objects", name, more, self.name
-            )
+            progress.announce(self.name, f"{name}{more} missing or truncated: runs again and keeps the intact objects")
             output.withdraw()
         elif kept := self._kept(output):
             progress.announce(self.name, f"resumes: keeps {counted(kept, 'object')} of an interrupted attempt")

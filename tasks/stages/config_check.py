@@ -5,7 +5,9 @@ from pathlib import Path
 
 from speech.lm import check_sources
 from storage.corpora.base import CorpusError
-from tasks.config.pipeline import PipelineConfig
+from storage.objects import ObjectNameError, ObjectStore
+from tasks.config.home import objects_url
+from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sets import check_strata
 from tasks.stages.decode import check_scored_sets
 from tasks.stages.decoder_files import check_files
@@ -27,6 +29,7 @@ def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
     lm = config.lm
     yield lambda: check_strata(config.data, CHECKED_SCHEMA.names)
     yield lambda: _check_scored_sets(config)
+    yield lambda: _check_store(config.storage.url)
     yield lambda: check_files(config.decode)
     yield lambda: check_files(config.lexicon, "lexicon")
     if lm is not None:
@@ -44,6 +47,13 @@ def _error_of(check: Callable[[], object]) -> str:
     except (ValueError, RuntimeError, OSError) as error:
         return str(error)
     return ""
+
+
+def _check_store(configured: str) -> None:
+    try:
+        ObjectStore(objects_url(configured))
+    except ObjectNameError as error:
+        raise ConfigError(f"{'storage.url' if configured else 'STARLING_OBJECTS'}: {error}") from error
 
 
 def _check_recordings(config: PipelineConfig) -> None:

@@ -7,6 +7,7 @@ checkpoints beside them, so that the stage continues where it was killed; both a
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from storage.stages import StageOutput
 from tasks.config.lm_training import LmTrainConfig, lm_training
 from tasks.dataset.splits import TRAIN
 from tasks.locking.slots import training_slot
+from tasks.stages import progress
 from tasks.stages.base import Run, StageError
 from tasks.stages.features import set_texts
 from tasks.stages.reporter import Reporter
@@ -69,7 +71,8 @@ class EngineTrainer:
         job = self._job(spec, text)
         if self.run.forced(self.output.stage):
             job.journal.unlink(missing_ok=True)
-        with training_slot(self.run.config, self.run.holder):
+        say = partial(progress.announce, self.output.stage)
+        with training_slot(self.run.config, self.run.holder, say):
             run_training(job, job.journal.parent, Reporter(job.journal, self.cfg.nodes, self.output.stage))
         trained = ObjectStore(job.output_url)
         for name in spec.members:

@@ -55,6 +55,7 @@ from tasks.tracking.runs import (
     NOTE_TAG,
     TrainingRun,
     client,
+    end_abandoned,
     experiment_id,
     find_training_run,
     flatten,
@@ -234,7 +235,7 @@ def _make_version(
         journal.write_bytes(run.result("train").output.read("journal.jsonl"))
         run_id = send_rest(journal, forward_note(run.result("train").key, about.training), about)
         try:
-            _end_stale(api, run, output, run_id)
+            end_abandoned(api, experiment_id(api, run.config.name), run_id, output.key)
             api.update_run(run_id, name=run.run_id)
             set_tags(api, run_id, tags := _tags(run, output, contained))
             _log_run(api, run, run_id, Path(folder))
@@ -246,14 +247,6 @@ def _make_version(
             api.set_terminated(run_id, "FAILED")
             raise
     return run_id, version
-
-
-def _end_stale(api: mlflow.MlflowClient, run: Run, output: StageOutput, run_id: str) -> None:
-    """Mark runs of killed processes as killed: MLflow still lists them as running."""
-    experiment = experiment_id(api, run.config.name)
-    for stale in api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{output.key}' and attributes.status = 'RUNNING'"):
-        if stale.info.run_id != run_id:
-            api.set_terminated(stale.info.run_id, "KILLED")
 
 
 def _scores(run: Run) -> dict[str, str]:

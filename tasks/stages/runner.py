@@ -10,12 +10,14 @@ is a task run in the UI; without one, plain threads or processes are used.
 
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -25,8 +27,10 @@ from prefect.context import FlowRunContext
 from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
 from configurable.extras import install_remedy
+from configurable.wording import counted
 from speech.worker_processes import begin_worker, starting_workers, worker_pool
 from tasks.config.pipeline import RunnerConfig
+from tasks.stages import progress
 from tasks.stages.base import StageError
 
 Piece = dict[str, Any]
@@ -36,7 +40,17 @@ _AHEAD = 2
 """Pieces submitted per worker: keeps workers busy and bounds memory."""
 _POOLS = 4
 """Maximum number of process pools, started one after another when one breaks."""
+_SAY_S = 60.0
+"""Seconds between two messages of a run that waits for a cluster."""
+_NO_WORKERS_S = 300.0
+"""Seconds after which a run that waits for a cluster without workers ends."""
+Answer = Callable[[float], tuple[Any]]
+"""Waits for a piece's result for some seconds; raises `_NotYetError` if there is none, and the piece's exceptions."""
 _log = logging.getLogger(__name__)
+
+
+class _NotYetError(Exception):
+    """A piece is not finished."""
 
 
 def find_work(name: str) -> Callable[[Piece], Any]:
@@ -84,7 +98,7 @@ class Workers(AbstractContextManager["Workers"]):
                 submitter = self._submitter()
                 results = deque(submitter.submit(name, one, label) for one in window)
                 while window:
-                    result = results.popleft()()
+                    result = _awaited(results.popleft(), submitter, label, self._runner)
                     window.popleft()
                     yield result
                     for one in islice(source, 1):
@@ -153,10 +167,20 @@ class _Plain(AbstractContextManager["_Plain"]):
         count = runner.count
         self._pool: Executor = ThreadPoolExecutor(count) if runner.local else worker_pool(count)
 
-    def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
+    def submit(self, name: str, piece: Piece, label: str) -> Answer:
         with starting_workers():
             future: Future[Any] = self._pool.submit(do_piece, name, piece)
-        return future.result
+
+        def answer(seconds: float) -> tuple[Any]:
+            try:
+                return (future.result(seconds),)
+            except TimeoutError as error:
+                raise error if future.done() else _NotYetError from error
+
+        return answer
+
+    def workers(self) -> int | None:
+        return None
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -166,48 +190,113 @@ class _OfPrefect(AbstractContextManager["_OfPrefect"]):
     """One of Prefect's task runners."""
 
     def __init__(self, runner: RunnerConfig) -> None:
-        self._runner = task_runner(runner)
+        self._runner, self._kind = task_runner(runner), runner.kind
 
     def __enter__(self) -> "_OfPrefect":
         with starting_workers():
             self._runner.__enter__()
         return self
 
-    def submit(self, name: str, piece: Piece, label: str) -> Callable[[], Any]:
+    def submit(self, name: str, piece: Piece, label: str) -> Answer:
         text = f"{label} {piece.get('name', '')}".strip()
         with starting_workers():
             future = self._runner.submit(piece_task, {"name": name, "piece": piece, "label": text})
-        return lambda: future.result(raise_on_failure=True)
+
+        def answer(seconds: float) -> tuple[Any]:
+            try:
+                return (future.result(seconds, raise_on_failure=True),)
+            except TimeoutError as error:
+                # the piece may have raised it: then there is a final state
+                raise error if getattr(future, "_final_state", None) else _NotYetError from error
+
+        return answer
+
+    def workers(self) -> int | None:
+        """Number of the cluster's workers; None if it is this machine."""
+        if self._kind == "dask":
+            return len(self._runner._client.scheduler_info(n_workers=-1)["workers"])
+        if self._kind == "ray":
+            return sum(bool(node["Alive"]) for node in import_module("ray").nodes())
+        return None
 
     def __exit__(self, *failure: Any) -> None:
         self._runner.__exit__(*failure)
 
 
+def _awaited(answer: Answer, submitter: Any, label: str, runner: RunnerConfig) -> Any:
+    """Wait for the answer to a piece; every minute, say for whom a cluster's user waits.
+
+    Raises:
+        StageError: The cluster has had no worker for `_NO_WORKERS_S`, or the piece has taken `runner.wait_hours`.
+    """
+    whom = (
+        f"the {runner.kind} cluster {runner.address}".rstrip() if runner.cluster else f"{runner.kind} of this machine"
+    )
+    start = with_workers = time.monotonic()
+    while True:
+        try:
+            return answer(_SAY_S)[0]
+        except _NotYetError:
+            now, workers = time.monotonic(), _workers_of(submitter)
+        with_workers = now if workers != 0 else with_workers
+        if now - with_workers > _NO_WORKERS_S:
+            raise StageError(
+                f"{label}: {whom} has had no worker for {_NO_WORKERS_S / 60:.0f} minutes: start workers, and run again"
+            )
+        if now - start > 3600 * runner.wait_hours:
+            raise StageError(
+                f"{label}: a piece of work has taken longer than {runner.wait_hours:g} hours on {whom}: see what its "
+                "workers do, or raise runner.wait_hours"
+            )
+        if runner.cluster:
+            text = f"waiting for {whom}, {counted(workers or 0, 'worker')}, for {int((now - start) / 60)} min so far"
+            progress.announce(label.partition(" ")[0], text)
+
+
+def _workers_of(submitter: Any) -> int | None:
+    try:
+        workers: int | None = submitter.workers()
+    except Exception:  # after any error of the cluster's client, none of its workers can be reached
+        return 0
+    return workers
+
+
+def check_runner(runner: RunnerConfig, within_flow: bool) -> None:
+    """Check that a run can use a runner, before it does any work.
+
+    Args:
+        runner: The configuration.
+        within_flow: Whether the run is a flow run.
+
+    Raises:
+        StageError: If it is a cluster and the run is none, or its package is missing.
+    """
+    if not runner.cluster:
+        return
+    if not within_flow:
+        raise StageError(
+            f"runner.kind {runner.kind} needs a flow run: leave out --no-prefect, or use runner.kind threads"
+        )
+    if find_spec(f"prefect_{runner.kind}") is None:
+        raise StageError(
+            f"runner.kind {runner.kind} needs the package prefect-{runner.kind}: {install_remedy(runner.kind)}"
+        )
+
+
 def _submitter(runner: RunnerConfig, traced: bool = True) -> Any:
-    if FlowRunContext.get() is not None and (traced or runner.kind in ("dask", "ray")):
-        return _OfPrefect(runner)
-    if runner.kind in ("dask", "ray"):
-        raise StageError(f"runner.kind {runner.kind} needs a flow run: use `starling run`, or runner.kind threads")
-    return _Plain(runner)
+    within_flow = FlowRunContext.get() is not None
+    check_runner(runner, within_flow)
+    return _OfPrefect(runner) if within_flow and (traced or runner.cluster) else _Plain(runner)
 
 
 def task_runner(runner: RunnerConfig) -> Any:
-    """The Prefect task runner of a configuration.
-
-    Raises:
-        StageError: If its package is not installed.
-    """
+    """The Prefect task runner of a configuration; see `check_runner`."""
     count = runner.count
     if runner.kind == "threads":
         return ThreadPoolTaskRunner(max_workers=count)
     if runner.kind == "processes":
         return ProcessPoolTaskRunner(max_workers=count, initializer=begin_worker)
-    try:
-        module = import_module(f"prefect_{runner.kind}")
-    except ImportError as error:
-        raise StageError(
-            f"runner.kind {runner.kind} needs the package prefect-{runner.kind}: {install_remedy(runner.kind)}"
-        ) from error
+    module = import_module(f"prefect_{runner.kind}")
     if runner.kind == "dask":
         here = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
         return module.DaskTaskRunner(**({"address": runner.address} if runner.address else {"cluster_kwargs": here}))

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from tasks.config.home import home
 from tasks.dataset.augment_files import augment_digest
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
+from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.features import quarantine_record, set_digest, set_texts, set_url, train_stats
 from tasks.stages.preflight import run_preflight
@@ -228,7 +230,8 @@ def _helpers(run: Run, job: TrainJob, training: str) -> Iterator[tuple[Forwarder
 
 def _train(run: Run, job: TrainJob, training: str) -> None:
     reporter = Reporter(job.journal, job.train.nodes)
-    with training_slot(run.config, run.holder), _helpers(run, job, training) as (forwarder, nodes):
+    say = partial(progress.announce, "train")
+    with training_slot(run.config, run.holder, say), _helpers(run, job, training) as (forwarder, nodes):
         reporter.forwarder = forwarder
 
         def on_poll() -> None:

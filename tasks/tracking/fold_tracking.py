@@ -8,7 +8,15 @@ from mlflow.entities import Run
 from storage.stages import digest_json
 from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.sets import fold_name
-from tasks.tracking.runs import TrainingRun, client, experiment_id, find_training_run, impatient, set_tags
+from tasks.tracking.runs import (
+    TrainingRun,
+    client,
+    experiment_id,
+    find_training_run,
+    impatient,
+    owner_tags,
+    set_tags,
+)
 
 _PARENT_TAG, _NAME_TAG, _CROSS_TAG = "mlflow.parentRunId", "mlflow.runName", "starling.folds"
 _TRAININGS_TAG, _RUN_TAG = "starling.trainings", "starling.run"
@@ -57,7 +65,7 @@ def _parent(api: MlflowClient, config: PipelineConfig, run_id: str, trainings: l
     found = api.search_runs([experiment], f"tags.`{_TRAININGS_TAG}` = '{identity}'", max_results=1)
     if found:
         return found[0]
-    tags = {_CROSS_TAG: str(len(trainings)), _TRAININGS_TAG: identity, _RUN_TAG: run_id}
+    tags = {_CROSS_TAG: str(len(trainings)), _TRAININGS_TAG: identity, _RUN_TAG: run_id, **owner_tags(run_id)}
     return api.create_run(experiment, run_name=run_id, tags=tags)
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -18,11 +18,16 @@ from mlflow.entities import DatasetInput, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from tasks.config.home import mlflow_artifacts, mlflow_uri, shown_mlflow_uri
+from tasks.locking.lock_owner import LockOwner
 from tasks.tracking.embedded_database import database_of, make_ready
 
 KEY_TAG = "starling.key"
 TRAINING_TAG = "starling.training"
 DECISION_TAG = "starling.decision"
+OWNER_TAG = "starling.owner"
+"""Tag with the process that writes to a run, as JSON."""
+ENDED_TAG = "starling.ended"
+"""Tag with the reason why a run was ended by another process than its own."""
 NOTE_TAG = "mlflow.note.content"
 """Tag that MLflow shows as a run's description."""
 _TRAINING_VIEW = "?workflowType=machine_learning"
@@ -162,14 +167,50 @@ def open_training_run(api: mlflow.MlflowClient, about: TrainingRun, known: str =
         known: Id of the run, if known.
     """
     run = (_run_of(api, about.training, known) if known else None) or find_training_run(api, about)
+    experiment = experiment_id(api, about.experiment)
+    end_abandoned(api, experiment, run.info.run_id if run else "")
     if run is None:
-        tags = {TRAINING_TAG: about.training, **about.tags}
-        run = api.create_run(experiment_id(api, about.experiment), run_name=about.name, tags=tags)
-    elif run.info.status != "RUNNING":
-        api.update_run(run.info.run_id, status="RUNNING")
+        tags = {TRAINING_TAG: about.training, **about.tags, **owner_tags(about.name)}
+        run = api.create_run(experiment, run_name=about.name, tags=tags)
+    else:
+        set_tags(api, run.info.run_id, owner_tags(about.name))
+        if run.info.status != "RUNNING":
+            api.update_run(run.info.run_id, status="RUNNING")
     log_params(api, run, about.params)
     log_inputs(api, run, about.inputs)
     return run
+
+
+def owner_tags(name: str) -> dict[str, str]:
+    """The tag of a run that this process writes to.
+
+    Args:
+        name: Name of the pipeline's run.
+    """
+    return {OWNER_TAG: json.dumps(asdict(LockOwner.here(name)))}
+
+
+def end_abandoned(api: mlflow.MlflowClient, experiment: str, own: str, key: str = "") -> None:
+    """End the runs of an experiment whose processes were killed: MLflow would show them as running for ever.
+
+    Args:
+        api: MLflow client.
+        experiment: Id of the experiment.
+        own: Id of the run that this process writes to.
+        key: Address of an output that this process alone makes: other running runs with it are abandoned, too.
+    """
+    for run in api.search_runs([experiment], "attributes.status = 'RUNNING'"):
+        owner, same = _owner(run), bool(key) and run.data.tags.get(KEY_TAG) == key
+        if run.info.run_id != own and (same or owner.gone()):
+            set_tags(api, run.info.run_id, {ENDED_TAG: f"its process was killed ({owner})"})
+            api.set_terminated(run.info.run_id, "KILLED")
+
+
+def _owner(run: Run) -> LockOwner:
+    try:
+        return LockOwner.read(json.loads(run.data.tags.get(OWNER_TAG, "null")))
+    except json.JSONDecodeError:
+        return LockOwner.read(None)
 
 
 def find_training_run(api: mlflow.MlflowClient, about: TrainingRun) -> Run | None:

@@ -7,7 +7,17 @@ from mlflow.entities import Metric
 
 from tasks.stages.base import Run
 from tasks.tracking.provenance import run_tags
-from tasks.tracking.runs import KEY_TAG, client, experiment_id, flatten, impatient, log_params, set_tags
+from tasks.tracking.runs import (
+    KEY_TAG,
+    client,
+    end_abandoned,
+    experiment_id,
+    flatten,
+    impatient,
+    log_params,
+    owner_tags,
+    set_tags,
+)
 
 STAGE_TAG = "starling.stage"
 _PATIENCE_S = 20
@@ -40,8 +50,10 @@ def _log(run: Run, stage: str, key: str, figures: Mapping[str, float], iteration
     api = client()
     experiment = experiment_id(api, run.config.name)
     found = api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-    known = found[0] if found else api.create_run(experiment, run_name=f"{run.run_id}-{stage}", tags={KEY_TAG: key})
+    tags = {KEY_TAG: key, **owner_tags(run.run_id)}
+    known = found[0] if found else api.create_run(experiment, run_name=f"{run.run_id}-{stage}", tags=tags)
     identity = str(known.info.run_id)
+    end_abandoned(api, experiment, identity)
     set_tags(api, identity, {STAGE_TAG: stage, **run_tags(run)})
     section = getattr(run.config, stage).model_dump(mode="json")
     log_params(api, known, flatten({stage: section}))

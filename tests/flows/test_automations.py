@@ -79,7 +79,8 @@ def test_one_event_suffices_except_for_corpus_announcements():
     made = [heartbeat_automation(), corpus_automation(config, str(uuid4())), *notifications(str(uuid4()))]
     triggers = [trigger_of(automation) for automation in made]
     assert [trigger.threshold for trigger in triggers] == [1, 1, 1, 1]
-    assert [trigger.within.total_seconds() for trigger in triggers] == [SILENCE_S, 60, 0, 0]
+    assert [trigger.within.total_seconds() for trigger in triggers] == [SILENCE_S, 60, 60, 1]
+    assert all(trigger.for_each == {"prefect.resource.id"} for trigger in triggers[2:])
 
 
 def test_failures_and_crashes_notify_under_any_state_name():
@@ -224,18 +225,26 @@ def test_webhook_is_notified_of_failures_crashes_and_champions(live):
     live.deploy(STARLING_NOTIFY_URL=live.hook.url)
     for name, tags in (("loud", [TAG, DEPLOYED_TAG]), ("part", [TAG]), ("foreign", [])):
         live.set_state(live.make_run(name, tags=tags), "FAILED", name="Failed", message='it said "no"')
+    twice = event(
+        "prefect.flow-run.Failed",
+        of_run("twice", **{"prefect.state-type": "FAILED", "prefect.state-name": "Failed"}),
+        related=DEPLOYED,
+    )
+    live.emit(twice)
+    live.emit(twice | {"id": str(uuid4())})
     live.set_state(live.make_run("fine"), "COMPLETED", name="Completed")
     live.set_state(live.make_run("gone", tags=[TAG, DEPLOYED_TAG]), "CRASHED", name="Crashed", message="lost")
     model = {"prefect.resource.id": "starling.model.demo", "prefect.resource.name": "demo"}
     live.emit(event("starling.promoted", model, related=[], payload={"version": "3", "url": "http://x/3"}))
-    for name in ("loud", "gone", "demo"):
+    for name in ("loud", "gone", "demo", "twice"):
         wait_until(lambda name=name: live.hook.named(name))
     (loud,) = live.hook.named("loud")
     assert (loud["state"], loud["message"]) == ("Failed", 'it said "no"')
     assert "/runs/flow-run/" in loud["url"]
     (demo,) = live.hook.named("demo")
     assert (demo["event"], demo["state"], demo["url"]) == ("starling.promoted", "promoted", "http://x/3")
-    assert {body["name"] for _, body in live.hook.got} == {"loud", "gone", "demo"}
+    assert {body["name"] for _, body in live.hook.got} == {"loud", "gone", "demo", "twice"}
+    assert len(live.hook.named("twice")) == 1
     assert {path for path, _ in live.hook.got} == {"/planted-hook-secret"}
 
 

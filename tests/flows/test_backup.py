@@ -156,6 +156,18 @@ def test_restoring_a_damaged_backup_changes_nothing(filled, tmp_path, part, dama
     assert not ObjectStore(str(mlflow_artifacts())).list()
 
 
+@pytest.mark.parametrize("lost", ["databases/prefect.sqlite", "artifacts/1/model/MLmodel"])
+def test_backup_that_the_store_has_not_kept_is_an_error(filled, tmp_path, monkeypatch, lost):
+    listed = ObjectStore.entries
+    monkeypatch.setattr(
+        ObjectStore,
+        "entries",
+        lambda store, prefix="": [entry for entry in listed(store, prefix) if entry.path != lost],
+    )
+    with pytest.raises(BackupError, match=rf"1 of 5 are missing or differ there \({lost}\)"):
+        backup(str(tmp_path / "backups"))
+
+
 def test_incomplete_backup_is_ignored_for_the_previous_one(filled, tmp_path, monkeypatch):
     with pytest.raises(BackupError, match="no backup"):
         find_backup(str(tmp_path / "backups"))

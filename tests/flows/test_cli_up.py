@@ -92,7 +92,8 @@ def test_up_runs_until_a_signal_and_shuts_down_in_order(recorder, home, monkeypa
     monkeypatch.setattr(production, "start_servers", start_all)
     monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
     monkeypatch.setattr(serve, "_LOOK_S", 0.01)
-    monkeypatch.setattr(serve, "deploy_all", lambda configs: [{"deployment": "train/x", "schedule": ""}])
+    deployed = recorder("flows.cli.serve.deploy_all", [{"deployment": "train/x", "schedule": ""}])
+    monkeypatch.setenv("STARLING_NOTIFY_URL", "https://hooks.example.com/x")
     workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
     monkeypatch.setattr(
         "flows.servers.local_runs.end_runs", lambda workers, _: done.append([one.name for one in workers])
@@ -107,6 +108,7 @@ def test_up_runs_until_a_signal_and_shuts_down_in_order(recorder, home, monkeypa
     assert found["urls"] == {"prefect": f"http://prefect:{ports[0]}", "mlflow": f"http://mlflow:{ports[1]}"}
     assert os.environ["PREFECT_API_URL"] == f"{found['urls']['prefect']}/api"
     assert workers == [(["train/x"], None)]
+    assert deployed == [(None, {"notify_url": "https://hooks.example.com/x"})]
     assert done[:4] == ["adopt", "wait", "check", True]
     workers_end = [["worker"], ("stop", 2, serve._WORKERS_S), ("orphans", {"prefect", "mlflow", "worker"}), "send"]
     stores = production.STORES if profile == "production" else 0

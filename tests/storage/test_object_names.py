@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import backends
 from storage.objects import (
     ObjectNameError,
     ObjectStore,
@@ -18,6 +19,13 @@ from storage.objects import (
 @pytest.mark.parametrize("url", ["ftp://host/x", "s3://", "memory://", "", "s3://bucket/../x", "s3://bucket//x"])
 def test_refuses_bad_urls(url):
     with pytest.raises(ObjectNameError):
+        ObjectStore(url)
+
+
+@pytest.mark.parametrize(("url", "extra"), [("gs://bucket/x", "gcs"), ("az://container/x", "azure")])
+def test_missing_package_is_named_with_its_extra(url, extra, monkeypatch):
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    with pytest.raises(ObjectNameError, match=rf"needs the package \w+: pip install '\.\[{extra}\]'"):
         ObjectStore(url)
 
 

@@ -1,12 +1,14 @@
 """Which failures are retried, how often, and the messages to the user."""
 
 import errno
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.retries import (
+    ForeignAnswerError,
     ObjectMissingError,
     ObjectStoreError,
     RetryPolicy,
@@ -28,6 +30,17 @@ class FakeClientError(Exception):
 
 
 FakeClientError.__module__ = "botocore.exceptions"
+
+
+class AzureError(Exception):
+    """Looks like azure.core's HttpResponseError."""
+
+    def __init__(self, text, status):
+        super().__init__(text)
+        self.status_code = status
+
+
+AzureError.__module__ = "azure.core.exceptions"
 HTTPClientError = type("HTTPClientError", (Exception,), {"__module__": "botocore.exceptions"})
 NoCredentialsError = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})
 ServerDisconnectedError = type("ServerDisconnectedError", (Exception,), {"__module__": "aiohttp.client_exceptions"})
@@ -54,6 +67,12 @@ def with_cause(error, cause):
         (FakeClientError("ServiceUnavailable", 503), True),
         (FakeClientError("SlowDown", 400), True),
         (FakeClientError("InvalidBucketName", 400), False),
+        (FakeClientError("TooManyRequests", 429), True),
+        (with_cause(OSError(errno.EIO, "unknown"), FakeClientError("SomethingNew", 400)), False),
+        (with_cause(OSError(errno.EIO, "unknown"), FakeClientError("SomethingNew", 502)), True),
+        (AzureError("busy", 503), True),
+        (AzureError("forbidden", 403), False),
+        (ForeignAnswerError("a web page"), False),
         (with_cause(FileNotFoundError("upload"), FakeClientError("NoSuchUpload", 404)), True),
         (with_cause(FileNotFoundError("key"), FakeClientError("NoSuchKey", 404)), False),
         (HTTPClientError("closed"), True),
@@ -64,6 +83,34 @@ def with_cause(error, cause):
 )
 def test_transient_failures_are_recognized(error, expected):
     assert is_transient(error) is expected
+
+
+REMEDIES = {
+    "NoSuchBucket": "Create the bucket",
+    "ContainerNotFound": "Create the container",
+    "InvalidBucketName": "lower-case",
+    "InvalidAccessKeyId": "correct AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "Correct AWS_SECRET_ACCESS_KEY",
+    "InvalidToken": "AWS_SESSION_TOKEN does not belong",
+    "ExpiredToken": "set new values of .*AWS_SESSION_TOKEN",
+    "RequestTimeTooSkewed": "clock of this machine",
+    "AccessDenied": "grant it s3:ListBucket",
+    "PermanentRedirect": "AWS_DEFAULT_REGION",
+    "AuthorizationHeaderMalformed": "AWS_DEFAULT_REGION",
+    "SlowDown": "fewer requests",
+    "TooManyRequests": "fewer requests",
+    "ServiceUnavailable": "restarting or overloaded",
+    "QuotaExceeded": "over its quota",
+}
+
+
+@pytest.mark.parametrize("code", REMEDIES)
+@pytest.mark.parametrize("translated", [False, True])
+def test_each_code_of_s3_has_its_own_remedy(code, translated):
+    error = FakeClientError(code, 403)
+    failure = explain(with_cause(PermissionError("refused"), error) if translated else error, "s3://b/x")
+    assert re.search(REMEDIES[code], str(failure))
+    assert code in str(failure)
 
 
 def failing(errors, result="done"):

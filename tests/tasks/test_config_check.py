@@ -1,5 +1,7 @@
 """Checks before a run: each mistake that can be seen without computing is named with its field."""
 
+import re
+
 import pytest
 from support import small_corpus, tiny_document, write_table
 
@@ -58,3 +60,18 @@ def test_empty_source_is_reported_with_its_first_problem(tmp_path):
 def test_devices_and_layers_are_checked(fields, part):
     (problem,) = found_problems(**fields)
     assert part in problem
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("hf://bucket/x", r"storage\.url: unknown scheme 'hf'.*use a path or one of"),
+        ("gs://bucket/x", r"storage\.url: gs:// needs the package gcsfs: pip install '\.\[gcs\]'"),
+        ("az://container/x", r"storage\.url: az:// needs the package adlfs: pip install '\.\[azure\]'"),
+    ],
+)
+def test_object_store_that_this_machine_cannot_use_is_a_problem(home, monkeypatch, url, problem):
+    monkeypatch.setattr("storage.backends.find_spec", lambda name: None)
+    found = found_problems(storage={"url": url})
+    assert len(found) == 1
+    assert re.search(problem, found[0])

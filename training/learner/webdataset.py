@@ -6,7 +6,7 @@
         for batch in loader:
             batch["waves"], batch["lengths"], batch["text"]
 
-The stages are the library's own, except for opening shards at any fsspec URL, decoding without pickle, and batches of
+The stages are the library's own, except for opening shards in any object store, decoding without pickle, and batches of
 utterances of similar length. Nodes (`torch.distributed`) and loader workers each read shards of their own. Unlike
 Starling's own reader (`training.learner.data`), this one reads whole shards in order, does not verify their checksums,
 and may give nodes different numbers of batches.
@@ -46,7 +46,7 @@ def open_webdataset(
     Each process counts epochs by itself: with loader workers, use `persistent_workers=True`.
 
     Args:
-        url: Folder or object store with the set's index and shards, any URL that fsspec supports.
+        url: Folder or object store with the set's index and shards, any URL of `ObjectStore`.
         cache: Folder for copies of remote shards.
         sample_rate: Rate that audio is resampled to, Hz; None keeps the stored rate.
         shuffle: Size of the shuffle buffer in utterances; shards are shuffled, too. 0 keeps the stored order of both.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,11 @@ from speech.native_output import without_lines
 _PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
 _HEADER_LINES = 100
 _GZIP = b"\x1f\x8b"
+_COUNT = re.compile(r"ngram\s+([0-9]{1,3})\s*=\s*([0-9]{1,18})")
+_SHORTEST_LINE = 4
+"""Bytes of an n-gram, at least: a probability, a tab, a word, the end of the line."""
+_DEFLATED = 1032
+"""What a byte of a packed file unpacks to, at most."""
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a packed file raises that is cut off or damaged."""
 NOT_WORDS = frozenset(
@@ -109,6 +115,7 @@ def _for_kenlm(path: Path) -> Iterator[Path]:
         header.append(line.strip())
         if line.startswith("\\1-grams:") or len(header) > _HEADER_LINES:
             break
+    _check_counts(path, header)
     if not any(line.startswith("ngram 1=") for line in header) or any(line.startswith("ngram 2=") for line in header):
         yield path
         return
@@ -116,6 +123,22 @@ def _for_kenlm(path: Path) -> Iterator[Path]:
         copy = Path(folder) / "bigram.arpa"
         copy.write_text("".join(_as_bigrams(_lines(path))), encoding="utf-8")
         yield copy
+
+
+def _check_counts(path: Path, header: Sequence[str]) -> None:
+    """Compare the counts of an ARPA file with its size: KenLM allocates what they claim."""
+    lines = [line for line in header if line]
+    if not lines or lines[0] != "\\data\\":
+        return
+    counts = [_COUNT.fullmatch(line) for line in lines[1:] if not line.startswith("\\")]
+    numbers = [(int(one[1]), int(one[2])) for one in counts if one]
+    with path.open("rb") as file:
+        most = path.stat().st_size * (_DEFLATED if file.read(2) == _GZIP else 1) // _SHORTEST_LINE
+    total = sum(count for _, count in numbers)
+    if None in counts or [order for order, _ in numbers] != list(range(1, len(counts) + 1)):
+        raise unreadable(path, "its header does not count the n-grams of each order")
+    if total > most:
+        raise unreadable(path, f"its header claims {total} n-grams, but there is room for {most}")
 
 
 def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:
@@ -171,7 +194,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise unreadable(path, error) from error
 
 
-def unreadable(path: Path, error: Exception) -> LanguageModelError:
+def unreadable(path: Path, error: Exception | str) -> LanguageModelError:
     """The error for a language model that cannot be read."""
     return LanguageModelError(f"the language model {path} cannot be read: {error}; write it again, or copy it again")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,13 @@ class KenlmModel(LanguageModel):
     """
 
     def __init__(self, path: Path | str, words: Iterable[str]) -> None:
-        from flashlight.lib.text.decoder.kenlm import KenLM
-        from flashlight.lib.text.dictionary import Dictionary
+        from speech.decoding.language_model import LanguageModelError, load_lm
 
         self.words = Vocabulary(words)
-        if not os.access(path, os.R_OK):  # the library ends the process for some files that it cannot open
-            raise LmError(f"{path}: there is no language model to read: correct the path")
         try:
-            self._model: Any = KenLM(str(path), Dictionary(list(self.words)))
-        except (RuntimeError, ValueError) as error:
-            raise LmError(f"{path}: KenLM cannot read the language model: {error}") from error
+            self._model: Any = load_lm(str(path), list(self.words))
+        except LanguageModelError as error:
+            raise LmError(str(error)) from error
         self.start = self._model.start(False)
 
     @override

@@ -59,14 +59,17 @@ def source(folder):
 
 @pytest.mark.slow
 @pytest.mark.real_interpreter
-@pytest.mark.parametrize("version", ["3.11", "3.12"])
-def test_pinned_packages_are_to_be_had_for_each_version_of_python(tmp_path, version):
-    python = environment(tmp_path / "venv", version)
-    pip = [python, "-m", "pip", "install", "--dry-run", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+@pytest.mark.timeout(1800)  # pip fetches wheels of a gigabyte to read their names and versions
+def test_pinned_packages_have_builds_for_the_other_version_of_python(tmp_path):
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    # these are of no version of Python, and most of what would be fetched
+    wanted = [pin for pin in pins if not pin.startswith(("#", "nvidia-", "cuda-"))]
+    (tmp_path / "wanted.txt").write_text("\n".join(wanted))
+    pip = [environment(tmp_path / "venv", "3.12"), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet"]
     # docopt has no wheel, and needs no compiler
     pip += ["--only-binary", ":all:", "--no-binary", "docopt", "--disable-pip-version-check"]
-    found = subprocess.run([*pip, source(tmp_path / "source")], capture_output=True, text=True, check=False)
-    if "No matching distribution found for setuptools" in found.stderr:
+    found = subprocess.run([*pip, "-r", str(tmp_path / "wanted.txt")], capture_output=True, text=True, check=False)
+    if "(from versions: none)" in found.stderr:
         pytest.skip("the package index cannot be reached")
     assert found.returncode == 0, found.stderr[-2000:]
 
@@ -77,8 +80,6 @@ def test_python_without_a_wheel_of_a_decoder_is_refused_at_once(tmp_path):
     python = environment(tmp_path / "venv", "3.13")
     pip = [python, "-m", "pip", "install", "--no-deps", "--dry-run", "--disable-pip-version-check"]
     found = subprocess.run([*pip, source(tmp_path / "source")], capture_output=True, text=True, check=False)
-    if "No matching distribution found for setuptools" in found.stderr:
-        pytest.skip("the package index cannot be reached")
     assert "requires a different Python" in found.stderr
     made = subprocess.run(["make", "setup", f"PYTHON={python}", f"VENV={tmp_path / 'unused'}"], cwd=ROOT, text=True,
                           capture_output=True, check=False)  # fmt: skip

@@ -107,10 +107,8 @@ def _check(
     extractor: IvectorExtractor | None,
 ) -> None:
     dim = model.gmm.dim
-    sizes = [
-        (model.num_features, cfg.features.width),
-        *((dim, p.dim) for p in features.components if p.kind == "fmllr"),
-    ]
+    sizes = [(model.num_features, cfg.features.width)]
+    sizes += [(dim, part.width) for part in features.components if isinstance(part, FmllrConfig)]
     if extractor is not None:
         sizes.append((dim, extractor.model.dim))
     if search.num_states > model.gmm.num_pdfs or any(one != other for one, other in sizes):

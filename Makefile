@@ -12,7 +12,7 @@ help:  ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 14), "Starling needs Python 3.11 to 3.13, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …"'
+	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 13), "Starling needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …"'
 	@echo "1 of 3: an environment in $(VENV) (a few seconds)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "2 of 3: torch with its CUDA libraries (most of 6.4 GB, about three minutes)"

@@ -107,7 +107,7 @@ class Recognition:
 
     def score(self, name: str, model: HmmModel, test: list[Utterance], passes: int) -> None:
         """Decode and print the WER after each pass."""
-        decoder = GraphSearch(self.graph(name, model).constant(), self.words, self.options)
+        decoder = GraphSearch(self.graph(name, model), self.words, self.options)
         seconds = sum(len(one.features) for one in test) / 100
         started = time.process_time()
         with measured(f"{name}: decode") as row:

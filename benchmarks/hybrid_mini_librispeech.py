@@ -16,7 +16,6 @@ import resource
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -180,7 +179,7 @@ def network_scores(work: Path, feats: Sequence[Tensor]) -> list[NDArray[np.float
     return scores
 
 
-def graph_of(args: argparse.Namespace, checkpoint: Checkpoint) -> tuple[Any, WordTable]:
+def graph_of(args: argparse.Namespace, checkpoint: Checkpoint) -> tuple[FstArrays, WordTable]:
     """The SAT model's graph, with probabilities from its alignments, and its words; made once in the work folder."""
     path, table = args.work / "graph.fst", args.work / "words.json"
     if not path.exists() or not table.exists():
@@ -191,7 +190,7 @@ def graph_of(args: argparse.Namespace, checkpoint: Checkpoint) -> tuple[Any, Wor
         recognition = Recognition(phones, lexicon, args.arpa, DecodeOptions(), spoken)
         recognition.graph("sat", checkpoint.model).write(path)
         table.write_text(json.dumps(recognition.words.words))
-    return FstArrays.read(path).constant(), WordTable(tuple(json.loads(table.read_text())))
+    return FstArrays.read(path), WordTable(tuple(json.loads(table.read_text())))
 
 
 def arguments() -> argparse.Namespace:

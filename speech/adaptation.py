@@ -41,6 +41,9 @@ class SpeakerAdapter:
         search: The graph of the network's decoder, which has the same states.
         features: The features that the network reads.
         extractor: Of the i-vectors among them, if there are any.
+
+    Raises:
+        ValueError: They are of different sizes, so they do not belong together.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class SpeakerAdapter:
         extractor: IvectorExtractor | None = None,
     ) -> None:
         self.model, self.cfg = model, cfg
+        _check(model, cfg, search, features, extractor)
         self._extract = build_features(cfg.features, sample_rate)
         self._adapted = AdaptedFeatures(features, model.chain, extractor)
         self._others = {n: build_features(part, sample_rate) for n, part in self._adapted.others.items()}
@@ -93,6 +97,25 @@ class SpeakerAdapter:
             return None
         passes = self.cfg.search.passes
         return adapt_to_speaker(self.model, self._search, static, passes, speech=speech)[0]
+
+
+def _check(
+    model: HmmModel,
+    cfg: AdaptationConfig,
+    search: GraphSearch,
+    features: FeatureConfig,
+    extractor: IvectorExtractor | None,
+) -> None:
+    dim = model.gmm.dim
+    sizes = [(model.num_features, cfg.features.width)]
+    sizes += [(dim, part.width) for part in features.components if isinstance(part, FmllrConfig)]
+    if extractor is not None:
+        sizes.append((dim, extractor.model.dim))
+    if search.num_states > model.gmm.num_pdfs or any(one != other for one, other in sizes):
+        raise ValueError(
+            f"the GMM-HMM of {model.gmm.num_pdfs} states and {dim} features does not fit the graph of "
+            f"{search.num_states} states, its own features, or the network's: use the files that were made together"
+        )
 
 
 def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

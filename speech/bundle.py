@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
 
 from configurable.choices import choice_of, own_fields
@@ -45,6 +45,8 @@ HMM_FILES = ("hmm/model.json", "hmm/model.safetensors")
 """The GMM-HMM that adapts features to speakers."""
 IVECTOR_FILE = "hmm/ivector.safetensors"
 """What extracts the i-vectors among the features, if there are any."""
+_LONGEST_FRAME = 100
+"""Aligned frames to an output frame, at most: decoding repeats the scores of an output frame as often."""
 
 
 class BundleError(ValueError):
@@ -54,11 +56,11 @@ class BundleError(ValueError):
 class TiedStates(BaseModel):
     """The tied states of hidden Markov models that a network's outputs stand for."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     model: str
     """SHA-256 of the model that aligned the training data."""
-    frame_shift_ms: float
+    frame_shift_ms: float = Field(gt=0)
     """Time between two aligned frames, milliseconds."""
     log_priors: tuple[float, ...]
     """Natural logarithm of each state's share of the aligned frames."""
@@ -78,7 +80,7 @@ class BundleSpec(BaseModel):
     """Names of the files that `save` writes, in the order in which they are published."""
 
     format: int = FORMAT
-    sample_rate: int
+    sample_rate: int = Field(ge=1, le=1_000_000)
     features: FeatureChoice
     stats: dict[str, Any] | None
     tokenizer: dict[str, Any]
@@ -129,10 +131,11 @@ class BundleSpec(BaseModel):
         if self.states is None:
             return 1
         factor = self.frame_ms / self.states.frame_shift_ms
-        if factor < 1 or not factor.is_integer():
+        if not 1 <= factor <= _LONGEST_FRAME or not factor.is_integer():
             raise ValueError(
                 f"the model puts out a frame every {self.frame_ms:g} ms, which is no multiple of the alignments' "
-                f"{self.states.frame_shift_ms:g} ms: change features.hop_ms, features.stride or model.subsampling"
+                f"{self.states.frame_shift_ms:g} ms (1 to {_LONGEST_FRAME} times): change features.hop_ms, "
+                "features.stride or model.subsampling"
             )
         return int(factor)
 
@@ -148,7 +151,7 @@ class BundleSpec(BaseModel):
 
     def build_model(self) -> AcousticModel:
         """The acoustic model, with random weights."""
-        return build_model(self.model, self.build_frontend().dim, self.num_outputs)
+        return build_model(self.model, self.features.width * self.features.frame_factor, self.num_outputs)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the bundle into a folder."""
@@ -327,21 +330,22 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
     Raises:
         BundleError: If the folder is not a usable bundle.
     """
-    from safetensors.torch import load_file
+    from speech.models.networks.base import load_network
 
     spec = load_spec(folder)
     check_files(folder)
     try:
-        model = spec.build_model()
+        spec.build_frontend()
+        assert spec.frame_factor
+        assert spec.num_outputs
     except ValueError as error:
         raise BundleError(f"{folder / SPEC} does not describe a valid model: {error}") from error
     try:
-        weights = load_file(str(folder / WEIGHTS))
-        model.load_state_dict(weights)
-    except (OSError, RuntimeError, SafetensorError) as error:
+        model = load_network(folder / WEIGHTS, spec.build_model, spec.model.layers)
+    except (OSError, ValueError, SafetensorError) as error:
         raise BundleError(f"{folder / WEIGHTS} does not match its bundle.json: {error}") from error
     try:
-        check_finite(weights)
+        check_finite(model.state_dict())
     except ValueError as error:
         raise BundleError(f"{folder / WEIGHTS} is damaged: {error}; {_AGAIN}") from error
-    return spec, model.eval()
+    return spec, model

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+from safetensors import SafetensorError
+
+DAMAGED = (OSError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, SafetensorError)
+"""What reading JSON and tensors raises if a file is missing, damaged, or its numbers and shapes do not fit together."""
+
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a process that is killed meanwhile, finds the old one or the new one."""

@@ -43,6 +43,10 @@ class FrontEnd(nn.Module):
         self.cfg = cfg
         self.sample_rate = sample_rate
         self.extract = build_features(cfg, sample_rate)
+        if stats is not None and stats.dim != self.extract.dim:
+            raise ValueError(
+                f"the statistics are of {stats.dim} features, but there are {self.extract.dim}: compute them again"
+            )
         self.expand = Expand(cfg)
         self.stats = stats
         self.speakers = dict(speakers or {})

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from support import ROOT
@@ -29,3 +30,58 @@ def test_each_step_of_the_installation_is_announced(tmp_path):
     assert said[4].endswith("--editable .[dev]")
     assert said[5].startswith("installed; ")
     assert all(one.startswith("python -m pip install --quiet ") for one in (said[2], said[4]))
+
+
+def interpreter(version):
+    """A Python of some version: on the PATH, or among pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for one in (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))):
+        # pyenv's shims are on the PATH even where the version is not selected
+        if one and subprocess.run([one, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
+            return str(one)
+    return pytest.skip(f"there is no Python {version}: install it, for example with pyenv")
+
+
+def environment(folder, version):
+    """The Python of a new environment."""
+    subprocess.run([interpreter(version), "-m", "venv", str(folder)], check=True)
+    return str(folder / "bin" / "python")
+
+
+def source(folder):
+    """What pip needs to know the requirements; it writes beside them."""
+    for name in ("pyproject.toml", "README.md", "LICENSE", "starling"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        path = ROOT / name
+        shutil.copytree(path, folder / name, symlinks=True) if path.is_dir() else shutil.copy(path, folder / name)
+    return f"{folder}[dev]"
+
+
+@pytest.mark.slow
+@pytest.mark.real_interpreter
+@pytest.mark.timeout(1800)  # pip fetches wheels of a gigabyte to read their names and versions
+def test_pinned_packages_have_builds_for_the_other_version_of_python(tmp_path):
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    # these are of no version of Python, and most of what would be fetched
+    wanted = [pin for pin in pins if not pin.startswith(("#", "nvidia-", "cuda-"))]
+    (tmp_path / "wanted.txt").write_text("\n".join(wanted))
+    pip = [environment(tmp_path / "venv", "3.12"), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet"]
+    # docopt has no wheel, and needs no compiler
+    pip += ["--only-binary", ":all:", "--no-binary", "docopt", "--disable-pip-version-check"]
+    found = subprocess.run([*pip, "-r", str(tmp_path / "wanted.txt")], capture_output=True, text=True, check=False)
+    if "(from versions: none)" in found.stderr:
+        pytest.skip("the package index cannot be reached")
+    assert found.returncode == 0, found.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.real_interpreter
+def test_python_without_a_wheel_of_a_decoder_is_refused_at_once(tmp_path):
+    python = environment(tmp_path / "venv", "3.13")
+    pip = [python, "-m", "pip", "install", "--no-deps", "--dry-run", "--disable-pip-version-check"]
+    found = subprocess.run([*pip, source(tmp_path / "source")], capture_output=True, text=True, check=False)
+    assert "requires a different Python" in found.stderr
+    made = subprocess.run(["make", "setup", f"PYTHON={python}", f"VENV={tmp_path / 'unused'}"], cwd=ROOT, text=True,
+                          capture_output=True, check=False)  # fmt: skip
+    assert "Starling needs Python 3.11 or 3.12, this is 3.13" in made.stderr
+    assert not (tmp_path / "unused").exists()

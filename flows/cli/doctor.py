@@ -53,9 +53,9 @@ def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
 
 def check_python() -> list[Finding]:
     """Check Python's version."""
-    good = (3, 11) <= sys.version_info[:2] < (3, 14)
+    good = (3, 11) <= sys.version_info[:2] < (3, 13)
     version = ".".join(map(str, sys.version_info[:3]))
-    return [Finding("python", "ok" if good else "error", version, "" if good else "use Python 3.11 to 3.13")]
+    return [Finding("python", "ok" if good else "error", version, "" if good else "use Python 3.11 or 3.12")]
 
 
 def check_packages() -> list[Finding]:

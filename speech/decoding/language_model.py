@@ -29,6 +29,10 @@ _COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,18})")
 _LEAST = "-99"
 """log10 p that stands for a probability of 0."""
 _GZIP = b"\x1f\x8b"
+_SHORTEST_LINE = 4
+"""Bytes of an n-gram, at least: a probability, a tab, a word, the end of the line."""
+_DEFLATED = 1032
+"""What a byte of a packed file unpacks to, at most."""
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a packed file raises that is cut off or damaged."""
 NOT_WORDS = frozenset(
@@ -114,6 +118,7 @@ def _kenlm(path: Path, dictionary: Any) -> LanguageModel:
     from flashlight.lib.text.decoder.kenlm import KenLM
 
     model: LanguageModel
+    _check_counts(path)
     orders = _orders(path)
     if orders != 1 and (not orders or _is_composed(path)):
         try:
@@ -220,6 +225,28 @@ def _is_composed(path: Path) -> bool:
         return all(is_normalized("NFC", "".join(lines)) for lines in iter(lambda: text.readlines(1 << 20), []))
 
 
+def _check_counts(path: Path) -> None:
+    """Compare the counts in the header of an ARPA file with the file's size: KenLM allocates what they claim."""
+    header: list[str] = []
+    for raw in islice(_lines(path), _HEADER_LINES):
+        line = raw.strip(_BLANKS)
+        if header and line.startswith("\\"):
+            break
+        if line:
+            header.append(line)
+    if not header or header[0] != "\\data\\":
+        return
+    counts = [_COUNT.fullmatch(line) for line in header[1:]]
+    numbers = [(int(one[1]), int(one[2])) for one in counts if one]
+    with path.open("rb") as file:
+        most = path.stat().st_size * (_DEFLATED if file.read(2) == _GZIP else 1) // _SHORTEST_LINE
+    total = sum(count for _, count in numbers)
+    if None in counts or [order for order, _ in numbers] != list(range(1, len(counts) + 1)):
+        raise unreadable(path, "its header does not count the n-grams of each order")
+    if total > most:
+        raise unreadable(path, f"its header claims {total} n-grams, but there is room for {most}")
+
+
 def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:
     """Yields the lines of a unigram ARPA file as those of a bigram model."""
     end = "-99"
@@ -281,7 +308,7 @@ def _lines(path: Path) -> Iterator[str]:
             yield normalize("NFC", line)
 
 
-def unreadable(path: Path, error: Exception) -> LanguageModelError:
+def unreadable(path: Path, error: Exception | str) -> LanguageModelError:
     """The error for a language model that cannot be read."""
     return LanguageModelError(f"the language model {path} cannot be read: {error}; write it again, or copy it again")
 

@@ -151,7 +151,7 @@ class CmvnStats:
         """
         try:
             count, sums, squares = int(value["count"]), _vector(value["sum"]), _vector(value["sumsq"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CmvnError(f"these are not CMVN statistics ({error!r}): compute them again") from error
         if count < 0 or len(sums) != len(squares) or not torch.isfinite(sums + squares).all():
             raise CmvnError("CMVN statistics are damaged (count, sum and sumsq do not match): compute them again")

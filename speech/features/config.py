@@ -39,9 +39,9 @@ class FeatureConfig(Choice, ABC):
 
     num_mels: int = Field(default=80, ge=3)
     """Number of filters (Kaldi's MFCC use 23, its `hires` setup 40)."""
-    frame_ms: float = Field(default=25.0, gt=0)
+    frame_ms: float = Field(default=25.0, gt=0, le=1000)
     """Length of a frame in milliseconds."""
-    hop_ms: float = Field(default=10.0, gt=0)
+    hop_ms: float = Field(default=10.0, gt=0, le=1000)
     """Distance between the starts of two frames in milliseconds."""
     low_freq: float = Field(default=20.0, ge=0)
     """Lower edge of the first filter in Hz."""
@@ -81,7 +81,7 @@ class FeatureConfig(Choice, ABC):
     training the whole utterance."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Order of the deltas to append: 1 for deltas, 2 for deltas and delta-deltas."""
-    delta_window: int = Field(default=2, ge=1)
+    delta_window: int = Field(default=2, ge=1, le=100)
     """Frames to either side over which deltas are computed by regression."""
     splice_left: int = Field(default=0, ge=0)
     """Number of preceding frames to splice to each frame."""

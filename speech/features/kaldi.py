@@ -23,6 +23,7 @@ _GPU_CHUNK_FRAMES = 1 << 16  # about 0.5 GB of intermediate results
 _INT16_SCALE = 32768.0
 _LOUD_HZ = 500.0
 _SILENT = 1e-12  # power of a frame in which there is nothing to amplify
+_LARGEST_BANK = 1 << 24  # values of the filters: 128 MB in float64, thirty times what 48 kHz and 128 filters need
 _EPSILON = torch.finfo(torch.float32).eps  # Kaldi's floor under logarithms
 
 
@@ -67,6 +68,11 @@ class FilterBank(nn.Module):
             )
         self.fft_size = 1 << (self.frame_length - 1).bit_length()
         count = 1 if config.adapted else config.num_mels  # adapted features are not computed here
+        if self.fft_size * count > _LARGEST_BANK:
+            raise FeatureError(
+                f"{count} filters over frames of {config.frame_ms:g} ms at {sample_rate} Hz take more than "
+                f"{_LARGEST_BANK} values: lower features.num_mels or features.frame_ms"
+            )
         filters = mel_filter_bank(count, self.fft_size, sample_rate, config.low_freq, config.high_freq, config.scale)
         # Everything before the spectrum is linear, so the window includes the 16-bit scale (a power of two: exact).
         self.register_buffer("window", (povey_window(self.frame_length) * _INT16_SCALE).float(), persistent=False)

@@ -33,7 +33,7 @@ class PlpConfig(CepstraConfig):
     """Number of filters."""
     num_ceps: int = Field(default=13, ge=2)
     """Number of cepstral coefficients, at most `lpc_order` + 1."""
-    lpc_order: int = Field(default=12, ge=1)
+    lpc_order: int = Field(default=12, ge=1, le=1000)
     """Order of the all-pole model."""
     compression: float = Field(default=1 / 3, gt=0, le=1)
     """Power that the energies are raised to, for loudness (Kaldi's `--compress-factor`)."""

@@ -6,7 +6,7 @@
     aligned = Aligner(result.model, lexicon).align(make_shards(others))
 
     words = word_graph(result.model.tree.phones, lexicon, Path("lm.arpa"))
-    decoder = GraphSearch(words.decoding_graph(result.model).constant(), words.words)
+    decoder = GraphSearch(words.decoding_graph(result.model), words.words)
     passes = decode_speaker(result.model, decoder, features)
 
 See docs/hybrid.md.

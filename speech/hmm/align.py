@@ -39,6 +39,15 @@ class Alignment:
     states: NDArray[np.int8]
     score: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse arrays of a file that contradict each other."""
+        count = len(self.phones)
+        if not len(self.words) == count == len(self.starts) - 1 or (count and self.phones.min() < 1):
+            raise ValueError(f"an alignment of {count} phones, some of them 0, or with other words or durations")
+        ends = int(self.starts[0]) == 0 and int(self.starts[-1]) == len(self.states)
+        if not ends or (np.diff(self.starts) < 1).any() or (len(self.states) and self.states.min() < 0):
+            raise ValueError(f"an alignment of {len(self.states)} frames with phones that do not fill them")
+
     @property
     def num_frames(self) -> int:
         """Number of frames, T."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from speech.files import DAMAGED
 from speech.hmm.align import Alignment
 from speech.hmm.topology import Ints
 from speech.hmm.tree import DecisionTree
@@ -59,6 +61,8 @@ SCHEMA = pa.schema(
 )
 _KEY = b"starling.alignments"
 _ROWS = 4096
+_MOST_PDFS = 1_000_000
+"""Tied states, at most: a table of their frames is made, and recipes have some thousands."""
 
 
 class AlignmentsError(ValueError):
@@ -238,10 +242,14 @@ class AlignmentTable:
                 return cls(info, file.read(use_threads=False).replace_schema_metadata(None))
         except AlignmentsError as error:
             raise AlignmentsError(f"{path}: {error}") from error
-        except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        except (*DAMAGED, pa.ArrowException) as error:
             raise AlignmentsError(f"{path} holds no alignments, or damaged ones ({error!r}): align again") from error
 
     def _check(self) -> None:
+        if not 1 <= self.info.num_pdfs <= _MOST_PDFS or not 0 < self.info.frame_shift_ms < math.inf:
+            raise AlignmentsError(
+                f"{self.info.num_pdfs} states and frames of {self.info.frame_shift_ms} ms are impossible: align again"
+            )
         if any(self._table.column(name).null_count for name in SCHEMA.names):
             raise AlignmentsError("a value is missing: align again")
         if len(self._rows) != self._table.num_rows:
@@ -261,6 +269,10 @@ class AlignmentTable:
         self._refuse((confidences != words) & (confidences > 0), "another number of words than of confidences")
         outside = (starts < 0) | (starts >= stops) | (stops > np.repeat(frames, words))
         self._refuse(_any(words, outside), "a word outside its frames")
+        shares = _flat(self._table, "word_confidences")[0]
+        self._refuse(_any(confidences, ~((shares >= 0) & (shares <= 1))), "a confidence that is not between 0 and 1")
+        scores = self._table.column("score").to_numpy()
+        self._refuse(~np.isfinite(scores), "a score that is no number")
         beyond = (self._pdfs < 0) | (self._pdfs >= self.info.num_pdfs)
         self._refuse(_any(frames, beyond), f"a state that is not among the {self.info.num_pdfs}")
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from speech.files import DAMAGED
 from speech.hmm.align import Alignment
 from speech.hmm.model import HmmModel, ModelError, write_json, write_tensors
 from speech.hmm.steps import AlignedShard
@@ -80,7 +81,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         aligned = AlignedShard(alignments, facts["failures"], facts["retried"])
         state = (facts["stage"], facts["iteration"])
         finished = bool(facts["finished"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except DAMAGED as error:
         raise ModelError(f"the checkpoint in {folder} is damaged ({error!r}): delete the folder") from error
     return Checkpoint(*state, HmmModel.load(target), aligned, speakers, None, finished)
 
@@ -104,12 +105,20 @@ def _joined(parts: list[Any], kind: Any) -> Tensor:
 
 
 def unpack_alignments(names: list[str], arrays: Mapping[str, Tensor]) -> dict[str, Alignment]:
-    """The inverse of `pack_alignments`."""
+    """The inverse of `pack_alignments`.
+
+    Raises:
+        ValueError: The arrays do not fit together.
+    """
     values = {name: tensor.numpy() for name, tensor in arrays.items()}
-    ends = np.cumsum(values["sizes"], axis=0, dtype=np.int64)
+    sizes = values["sizes"].reshape(-1, 2)
+    ends = np.cumsum(sizes, axis=0, dtype=np.int64)
+    lengths = [len(values["phones"]), len(values["states"])]
+    if sizes.min(initial=0) < 0 or (ends[-1].tolist() if len(ends) else [0, 0]) != lengths:
+        raise ValueError(f"alignments of {lengths} phones and frames have other sizes")
     found: dict[str, Alignment] = {}
     for name, (phones, frames), (end, last), score in zip(
-        names, values["sizes"].tolist(), ends.tolist(), values["scores"].tolist(), strict=True
+        names, sizes.tolist(), ends.tolist(), values["scores"].tolist(), strict=True
     ):
         part = slice(end - phones, end)
         starts = np.concatenate([[0], np.cumsum(values["durations"][part])]).astype(np.int32)

@@ -96,19 +96,23 @@ class GraphSearch:
     """Searches a graph.
 
     Args:
-        graph: kaldifst's constant transducer, input labels pdf + 1.
+        graph: The transducer, input labels pdf + 1.
         words: The output labels.
         options: Beam and scale.
         families: int32 `[P]`, the phone of each pdf (`speech.hmm.confidence`), to compute confidences.
+
+    Attributes:
+        num_states: Tied states that the graph knows: log-likelihoods must have as many columns, or more.
     """
 
     def __init__(
-        self, graph: Any, words: WordTable, options: DecodeOptions | None = None, families: Ints | None = None
+        self, graph: FstArrays, words: WordTable, options: DecodeOptions | None = None, families: Ints | None = None
     ) -> None:
         self.options = options or DecodeOptions()
         self._families = families
         self.words = words
-        self._graph = _Graph(graph)
+        self.num_states = int(graph.arcs["ilabel"].max(initial=0))
+        self._graph = _Graph(graph.constant())
 
     def with_options(self, options: DecodeOptions) -> GraphSearch:
         """A search of the same graph with another beam and scale."""
@@ -117,7 +121,11 @@ class GraphSearch:
         return other
 
     def __call__(self, log_likelihoods: NDArray[np.float32]) -> Hypothesis:
-        """Decode log-likelihoods `[T, P]` (or posteriors minus priors), not scaled."""
+        """Decode log-likelihoods `[T, P]` (or posteriors minus priors), not scaled.
+
+        Raises:
+            ValueError: They are of fewer states than the graph's.
+        """
         if len(log_likelihoods) == 0:
             return Hypothesis((), np.zeros(0, dtype=np.int32), 0.0, False)
         scaled = self._scaled(log_likelihoods)
@@ -147,6 +155,9 @@ class GraphSearch:
 
         Returns:
             The hypotheses, without confidences; none if the search lost all paths.
+
+        Raises:
+            ValueError: The log-likelihoods are of fewer states than the graph's.
         """
         options = LatticeOptions(self.options.beam, self.options.max_active, lattice_beam)
         lattice = self._graph.lattices(self._scaled(log_likelihoods), options)
@@ -164,6 +175,11 @@ class GraphSearch:
         ]
 
     def _scaled(self, log_likelihoods: NDArray[np.float32]) -> NDArray[np.float32]:
+        if log_likelihoods.shape[1] < self.num_states:  # kaldi-decoder reads beyond a row's end
+            raise ValueError(
+                f"the graph has {self.num_states} states, the log-likelihoods {log_likelihoods.shape[1]}: decode with "
+                "the model that the graph was made from"
+            )
         return np.ascontiguousarray(self.options.acoustic_scale * log_likelihoods, dtype=np.float32)
 
     def _confidence(self, log_likelihoods: NDArray[np.float32], pdfs: Ints) -> float:

@@ -8,6 +8,8 @@ disambiguation symbols, with self loops. Its input labels are pdf + 1, its outpu
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,21 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import kaldifst
-import kaldilm
 import numpy as np
 from numpy.typing import NDArray
 
+from speech.decoding.language_model import LanguageModelError, unreadable
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.topology import SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import DecisionTree
-from speech.native_output import without_lines
 
 BACKOFF, BEGIN, END, EPSILON = "#0", "<s>", "</s>", "<eps>"
 
 
-_PARSER_LOG = (b"/project/kaldilm/", b"[I] ", b"[W] Of ")
-"""Lines of kaldilm's ARPA parser: where it is in its source, which section it reads, what it leaves out."""
+_PARSER = """import sys, kaldilm
+kaldilm.arpa2fst(input_arpa=sys.argv[1], output_fst=sys.argv[2], read_symbol_table=sys.argv[3],
+                 disambig_symbol=sys.argv[4], max_arpa_warnings=0)"""
+"""A process of its own: kaldilm ends the process that it runs in if a file is damaged."""
 _Row = tuple[int, int, int, float, int]
 """An arc: source, input label, output label, cost, target."""
 
@@ -61,18 +64,19 @@ class WordTable:
 
 
 def grammar(arpa: Path, words: WordTable) -> Any:
-    """G from an ARPA file; n-grams with other words are left out."""
+    """G from an ARPA file; n-grams with other words are left out.
+
+    Raises:
+        LanguageModelError: The file is damaged.
+    """
     with tempfile.TemporaryDirectory() as folder:
         table, output = Path(folder) / "words.txt", Path(folder) / "G.fst"
         words.write(table)
-        with without_lines(_PARSER_LOG):
-            kaldilm.arpa2fst(
-                input_arpa=str(arpa),
-                output_fst=str(output),
-                disambig_symbol=BACKOFF,
-                read_symbol_table=str(table),
-                max_arpa_warnings=0,
-            )
+        command = [sys.executable, "-c", _PARSER, str(arpa), str(output), str(table), BACKOFF]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            reasons = [line for line in done.stderr.splitlines() if line.startswith(("[E]", "[F]"))]
+            raise unreadable(arpa, " ".join(reasons[-1:]) or f"its parser ended with {done.returncode}")
         if (found := kaldifst.StdVectorFst.read(str(output))) is None:
             raise OSError(errno.ENOSPC, "a graph could not be written: is the disk full?", str(output))
         return found
@@ -280,7 +284,12 @@ def decoding_graph(
 
     Returns:
         The graph: input labels are pdf + 1.
+
+    Raises:
+        LanguageModelError: The n-gram has no sentence.
     """
+    if lg.start < 0:
+        raise LanguageModelError("the language model has no sentence of words with a pronunciation: give another one")
     scales = scales or Scales()
     composed, windows = _context(tree.phones, lg, symbols, tree.context_dependent)
     states = _states_fst(windows, tree, transitions, scales)

@@ -6,6 +6,7 @@ Graphs have millions of arcs: what changes every arc is done on arrays, and Open
 from __future__ import annotations
 
 import errno
+import os
 import struct
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 _MAGIC = 2125659606
 _STATE = np.dtype([("final", "<f4"), ("first", "<u4"), ("arcs", "<u4"), ("in_eps", "<u4"), ("out_eps", "<u4")])
 _ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("target", "<i4")])
+_HEAD = struct.pack("<ii5si8sii", _MAGIC, 5, b"const", 8, b"standard", 2, 0)
+_COUNTS = struct.Struct("<Qqqq")  # properties, start, states, arcs
 _EXPANDED = 1  # the property that OpenFst's constant transducers have; the others are found out when needed
+_CYCLIC = 1 << 34  # OpenFst's kCyclic
 
 
 @dataclass
@@ -47,8 +51,8 @@ class FstArrays:
         for field, label in (("in_eps", "ilabel"), ("out_eps", "olabel")):
             states[field] = np.bincount(self.sources[self.arcs[label] == 0], minlength=len(states))
         with path.open("wb") as file:
-            file.write(struct.pack("<ii5si8sii", _MAGIC, 5, b"const", 8, b"standard", 2, 0))
-            file.write(struct.pack("<Qqqq", _EXPANDED, self.start, len(states), len(self.arcs)))
+            file.write(_HEAD)
+            file.write(_COUNTS.pack(_EXPANDED, self.start, len(states), len(self.arcs)))
             states.tofile(file)
             self.arcs.tofile(file)
 
@@ -57,18 +61,45 @@ class FstArrays:
         """The inverse of `write`.
 
         Raises:
-            ValueError: The file is no constant transducer.
+            ValueError: The file is no constant transducer, it is damaged, or a number in it is out of range.
         """
         with path.open("rb") as file:
-            head = file.read(33)
-            if len(head) < 33 or head[:13] != struct.pack("<ii5s", _MAGIC, 5, b"const"):
+            head = file.read(len(_HEAD) + _COUNTS.size)
+            if not head.startswith(_HEAD) or len(head) < len(_HEAD) + _COUNTS.size:
                 raise ValueError(f"{path} is not a constant transducer of OpenFst: build the graph again")
-            _, start, count, arcs = struct.unpack("<Qqqq", file.read(32))
+            _, start, count, arcs = _COUNTS.unpack(head[len(_HEAD) :])
+            expected = len(head) + count * _STATE.itemsize + arcs * _ARC.itemsize
+            # compared before anything is allocated: the counts may be anything
+            if min(count, arcs) < 0 or os.fstat(file.fileno()).st_size != expected:
+                raise ValueError(f"{path} does not have the {expected} bytes that it claims: build the graph again")
             states = np.fromfile(file, _STATE, count)
             records = np.fromfile(file, _ARC, arcs)
-        if len(states) != count or len(records) != arcs:
-            raise ValueError(f"{path} is truncated: build the graph again")
-        return cls(start, states["final"].copy(), np.repeat(np.arange(count, dtype=np.int32), states["arcs"]), records)
+        if int(states["arcs"].sum(dtype=np.int64)) != arcs:
+            raise ValueError(f"{path} has other arcs than its states claim: build the graph again")
+        sources = np.repeat(np.arange(count, dtype=np.int32), states["arcs"])
+        found = cls(start, states["final"].copy(), sources, records)
+        if wrong := found.fault():
+            raise ValueError(f"{path} has {wrong}: build the graph again")
+        return found
+
+    def fault(self) -> str:
+        """What is out of range; empty if nothing is. OpenFst and kaldi-decoder do not look, and end the process."""
+        size, arcs = len(self.finals), self.arcs
+        if not (0 <= self.start < size or (size == 0 and self.start == -1)):
+            return f"{size} states, and starts in state {self.start}"
+        if len(arcs) and not 0 <= arcs["target"].min() <= arcs["target"].max() < size:
+            return f"an arc to a state that is not among its {size}"
+        if len(arcs) and min(arcs["ilabel"].min(), arcs["olabel"].min()) < 0:
+            return "a negative label"
+        if not (arcs["weight"] > -np.inf).all() or not (self.finals > -np.inf).all():  # NaN is not greater either
+            return "a cost that is no number"
+        return ""
+
+    def has_silent_cycle(self) -> bool:
+        """Whether arcs that consume no input form a cycle, in which a search may go round for ever."""
+        silent = self.arcs["ilabel"] == 0
+        part = FstArrays(self.start, self.finals, self.sources[silent], self.arcs[silent])
+        return bool(part.constant().properties(_CYCLIC, True))
 
     @classmethod
     def of(cls, fst: Any) -> FstArrays:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)
+MOST_COMPONENTS = _WIDTHS[-1]
+"""Components of one of several mixtures, at most."""
 _TILE = 32  # frames of one pdf that are computed together
 _TILES = 1024  # tiles at a time: some ten megabytes of intermediate results
 _PERTURB = 0.2  # of a standard deviation: how far the halves of a split component move apart (as in HTK)
@@ -55,6 +57,23 @@ class DiagGmm:
     def __init__(self, weights: Tensor, means: Tensor, variances: Tensor) -> None:
         self.weights, self.means, self.variances = weights.float(), means.float(), variances.float()
         self.counts = (weights > 0).sum(1)
+
+    def check(self) -> None:
+        """Check mixtures that were read from a file.
+
+        Raises:
+            ValueError: Their shapes do not fit together, or a number is out of range.
+        """
+        shape = (*self.weights.shape, self.means.shape[-1])
+        if not (len(shape) == 3 and 0 not in shape and self.means.shape == self.variances.shape == shape):
+            raise ValueError(f"mixtures of {shape} have other means or variances")
+        if not all(torch.isfinite(part).all() for part in (self.weights, self.means, self.variances)):
+            raise ValueError("a number of the mixtures is infinite or NaN")
+        if not (self.variances > 0).all() or not ((self.weights >= 0) & (self.weights <= 1.001)).all():
+            raise ValueError("a variance of the mixtures is not positive, or a weight is no probability")
+        filled = torch.arange(shape[1]) < self.counts.cpu().unsqueeze(1)
+        if not (filled.any(1) & ((self.weights.cpu() > 0) == filled).all(1)).all():
+            raise ValueError("a mixture has no component, or padding between them")
 
     @property
     def num_pdfs(self) -> int:

@@ -112,6 +112,8 @@ def read_graph(graph: Path, words: Path) -> SavedGraph:
         table = WordTable(tuple(words.read_text(encoding="utf-8").splitlines()))
     except (OSError, ValueError) as error:
         raise DecodeError(f"the graph {graph} cannot be read ({error}): make it again") from error
+    if not len(arrays.finals) or arrays.has_silent_cycle():
+        raise DecodeError(f"the graph {graph} has no states, or a cycle that consumes no frame: make it again")
     if len(arrays.arcs) and int(arrays.arcs["olabel"].max()) > len(table.words):
         raise DecodeError(f"{words} has {len(table.words)} words, fewer than the graph: make both again")
     return SavedGraph(arrays, table)
@@ -130,10 +132,10 @@ def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
     with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
         cfg = cfg.prepared(Path(folder))
         found = read_graph(Path(cfg.graph), Path(cfg.words))
-    states = int(found.arrays.arcs["ilabel"].max()) if len(found.arrays.arcs) else 0
-    if states > num_states:
+    search = GraphSearch(found.arrays, found.words, last_pass(cfg))
+    if search.num_states > num_states:
         raise DecodeError(
-            f"decode.graph has {states} states, the network {num_states}: make it from the HMMs that aligned the "
-            "network's training data"
+            f"decode.graph has {search.num_states} states, the network {num_states}: make it from the HMMs that "
+            "aligned the network's training data"
         )
-    return GraphSearch(found.arrays.constant(), found.words, last_pass(cfg))
+    return search

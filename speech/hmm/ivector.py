@@ -25,11 +25,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from speech.files import check_finite
+from speech.files import DAMAGED, check_finite
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.model import ModelError, write_tensors
 from speech.hmm.ubm import BackgroundModel
@@ -275,9 +274,12 @@ class IvectorExtractor:
             tensors = load_file(path)
             check_finite(tensors)
             gmm = DiagGmm(tensors["weights"], tensors["means"], tensors["variances"])
-            loadings = tensors["loadings"]
-        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            gmm.check()
+            loadings = tensors["loadings"].double()
+            if gmm.num_pdfs != 1 or loadings.shape[:2] != gmm.means.shape[1:] or loadings.dim() != 3:
+                raise ValueError("T does not fit the background model")
+            if not torch.isfinite(loadings).all():
+                raise ValueError("T has a number that is infinite or NaN")
+        except DAMAGED as error:
             raise ModelError(f"{path} holds no i-vector extractor ({error!r}): estimate it again") from error
-        if gmm.means.dim() != 3 or loadings.shape[:2] != gmm.means.shape[1:]:
-            raise ModelError(f"{path} has a T that does not fit its background model: estimate it again")
-        return cls(BackgroundModel(gmm), loadings.double())
+        return cls(BackgroundModel(gmm), loadings)

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from speech.features.expand import add_deltas, splice
-from speech.files import check_finite
-from speech.hmm.gmm import DiagGmm
+from speech.files import DAMAGED, check_finite
+from speech.hmm.gmm import MOST_COMPONENTS, DiagGmm
 from speech.hmm.topology import TransitionModel
 from speech.hmm.tree import DecisionTree
 
@@ -110,7 +109,7 @@ class HmmModel:
         """The inverse of `save`.
 
         Raises:
-            ModelError: A file is missing or damaged.
+            ModelError: A file is missing or damaged, or the parts do not fit together.
         """
         try:
             facts = json.loads((folder / "model.json").read_text())
@@ -123,9 +122,41 @@ class HmmModel:
             gmm = _gmm(tensors, "gmm")
             unadapted = _gmm(tensors, "unadapted") if "unadapted.weights" in tensors else None
             chain = FeatureChain(int(facts["context"]), tensors.get("matrix"))
-        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            found = cls(tree, transitions, gmm, chain, unadapted)
+            found._check()
+        except DAMAGED as error:
             raise ModelError(f"{folder} holds no acoustic model ({error!r}): train it again") from error
-        return cls(tree, transitions, gmm, chain, unadapted)
+        return found
+
+    def _check(self) -> None:
+        pdfs, dim = self.tree.num_pdfs, self.gmm.dim
+        for gmm in (self.gmm, self.unadapted):
+            if gmm is not None:
+                gmm.check()
+                if (gmm.num_pdfs, gmm.dim) != (pdfs, dim) or gmm.weights.shape[1] > MOST_COMPONENTS:
+                    raise ValueError(f"{gmm.num_pdfs} mixtures of {gmm.dim} features for {pdfs} leaves of the tree")
+        if self.transitions.keys[:, 2].max() >= pdfs:
+            raise ValueError("a transition belongs to a state that the tree lacks")
+        if not (self.transitions.log_probs <= 1e-6).all() or not np.isfinite(self.transitions.log_probs).all():
+            raise ValueError("a transition has no probability")
+        self.num_features  # noqa: B018 - checks the chain
+        matrix = self.chain.matrix
+        if matrix is not None and not (len(matrix) == dim and torch.isfinite(matrix).all()):
+            raise ValueError(f"a matrix of {tuple(matrix.shape)} for mixtures of {dim} features")
+
+    @property
+    def num_features(self) -> int:
+        """Number of static features in a frame, F.
+
+        Raises:
+            ValueError: The width of the transform is no multiple of what a feature becomes.
+        """
+        matrix, context = self.chain.matrix, self.chain.context
+        width = self.gmm.dim if matrix is None else matrix.shape[1]
+        copies = 2 * context + 1 if context else 3
+        if context < 0 or width % copies:
+            raise ValueError(f"{width} features are not {copies} times as many as before splicing or deltas")
+        return int(width // copies)
 
 
 def model_digest(folder: Path) -> str:

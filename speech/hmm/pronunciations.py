@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from speech.files import DAMAGED
 from speech.hmm.align import Alignment
 from speech.hmm.graphs import NO_WORD, GraphOptions, Lexicon
 from speech.hmm.model import ModelError, write_json
@@ -147,7 +148,9 @@ def load_lexicon(folder: Path) -> tuple[Dictionary, GraphOptions]:
         silence, unknown = float(facts["silence_probability"]), str(facts["unknown"])
         after = {str(word): float(p) for word, p in facts["after"].items()} if "after" in facts else None
         entries = read_lexicon(folder / _LEXICON, "kaldip").entries
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        if not all(0 < probability < 1 for probability in (silence, *(after or {}).values())):
+            raise ValueError("a probability of silence is not between 0 and 1")
+    except DAMAGED as error:
         raise ModelError(f"{folder} holds no lexicon of an alignment ({error!r}): align again") from error
     found = {
         (word, one.phones): one.probability

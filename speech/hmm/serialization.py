@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from speech.files import DAMAGED
 from speech.hmm import steps
 from speech.hmm.align import Alignment
 from speech.hmm.fmllr import FmllrStatistics
@@ -146,7 +146,7 @@ def load_value(data: bytes) -> Any:
     try:
         arrays = load(data)
         return _decode(json.loads(arrays.pop(_TREE).numpy().tobytes()), arrays)
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+    except DAMAGED as error:
         raise SerializationError(f"this is not a stored value ({error!r})") from error
 
 

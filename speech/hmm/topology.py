@@ -52,6 +52,7 @@ SILENCE_TOPOLOGY = Topology(
         ((4, 0.75), (5, 0.25)),
     )
 )
+_MOST_PHONES = 4095  # 12 bits of a context's code, in `ContextStatistics`
 MAX_STATES = max(SPEECH_TOPOLOGY.num_states, SILENCE_TOPOLOGY.num_states)
 
 
@@ -136,8 +137,15 @@ class PhoneSet:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> PhoneSet:
-        """The inverse of `to_dict`."""
-        return cls(tuple(value["names"]), int(value["noises"]), bool(value["positions"]))
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: There are too many phones, or a number is out of range.
+        """
+        found = cls(tuple(map(str, value["names"])), int(value["noises"]), bool(value["positions"]))
+        if not 0 <= found.noises <= len(found) or not 1 <= len(found) <= _MOST_PHONES:
+            raise ValueError(f"{len(found)} phones, {found.noises} of them noises: there may be 1 to {_MOST_PHONES}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,12 @@ class TransitionModel:
     def __init__(self, phones: PhoneSet, keys: Ints, log_probs: Floats | None = None) -> None:
         self.phones = phones
         self.keys = np.asarray(keys, dtype=np.int32).reshape(-1, 3)
+        if (
+            not len(self.keys)
+            or self.keys.min() < 0
+            or not 1 <= self.keys[:, 0].min() <= self.keys[:, 0].max() <= len(phones)
+        ):
+            raise ValueError("the transition model has no keys, or some of phones that there are not")
         moves = [phones.topology(int(phone)).moves[int(state)] for phone, state, _ in self.keys]
         self.num_states = np.array(
             [phones.topology(int(phone)).num_states for phone in self.keys[:, 0]], dtype=np.int32
@@ -192,10 +206,15 @@ class TransitionModel:
         return (phone.astype(np.int64) * 64 + state) * (1 << 32) + pdf
 
     def states_of(self, phone: Ints, state: Ints, pdf: Ints) -> Ints:
-        """Transition states of phones' states with their pdfs, elementwise."""
+        """Transition states of phones' states with their pdfs, elementwise.
+
+        Raises:
+            ValueError: There is none.
+        """
         codes = self._encode(np.asarray(phone), np.asarray(state), np.asarray(pdf))
         found = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
-        assert (self._codes[found] == codes).all(), "a state and pdf that the transition model lacks"
+        if not (self._codes[found] == codes).all():
+            raise ValueError("the transition model lacks a state of the tree: it belongs to another model")
         return found.astype(np.int32)
 
     def transition(self, transition_state: Ints, destination: Ints) -> Ints:

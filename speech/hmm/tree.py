@@ -157,10 +157,29 @@ class DecisionTree:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> DecisionTree:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
         nodes = [(int(p), tuple(int(v) for v in yes), int(a), int(b)) for p, yes, a, b in value["nodes"]]
         roots = np.array(value["roots"], dtype=np.int32)
-        return cls(PhoneSet.from_dict(value["phones"]), roots, nodes, int(value["num_pdfs"]))
+        found = cls(PhoneSet.from_dict(value["phones"]), roots, nodes, int(value["num_pdfs"]))
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Refuse what would lead outside the tables, or round in a circle: a node's answers are later nodes."""
+        if self.roots.shape != (len(self.phones) + 1, MAX_STATES):
+            raise ValueError(f"the tree's roots {self.roots.shape} are not those of {len(self.phones)} phones")
+        states = [self.phones.topology(phone).num_states for phone in range(len(self.phones) + 1)]
+        used = self.roots[1:][np.arange(MAX_STATES) < np.array(states[1:])[:, None]]
+        if not -self.num_pdfs <= used.min() <= used.max() < len(self.nodes):
+            raise ValueError("a root of the tree is none of its nodes and leaves")
+        for number, (position, _, *answers) in enumerate(self.nodes):
+            inside = (-self.num_pdfs <= one < 0 or number < one < len(self.nodes) for one in answers)
+            if not 0 <= position <= _STATE or not all(inside):
+                raise ValueError(f"node {number} of the tree is out of range")
 
 
 def monophone_tree(phones: PhoneSet) -> DecisionTree:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.files import check_finite, replace_file
+from speech.files import DAMAGED, check_finite, replace_file
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, States
 from speech.lm.encoding import encode_text, load_block
 from speech.lm.ngram import LOWEST
@@ -132,17 +132,28 @@ class HiddenClassEstimator(Estimator):
 
     @override
     def load(self, folder: Path) -> HiddenClassModel:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         path = folder / MODEL
         try:
             with safe_open(str(path), "np") as file:
                 words = json.loads(file.metadata()[_WORDS])
-                parts = {name: file.get_tensor(name) for name in ("first", "following", "words")}
-            check_finite(parts)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+                tensors = {name: file.get_tensor(name) for name in ("first", "following", "words")}
+            check_finite(tensors)
+            parts, vocabulary = HiddenClasses(**tensors), Vocabulary(words)
+            _check(parts, len(vocabulary))
+        except DAMAGED as error:
             raise LmError(f"{path}: the classes cannot be read: {error}; estimate the model again") from error
-        return HiddenClassModel(Vocabulary(words), HiddenClasses(**parts))
+        return HiddenClassModel(vocabulary, parts)
+
+
+def _check(found: HiddenClasses, num_words: int) -> None:
+    classes = len(found.words)
+    shapes = [one.shape for one in vars(found).values()]
+    if shapes != [(classes + 1,), (classes, classes + 1), (classes, num_words)]:
+        raise ValueError(f"{num_words} words do not fit parameters of the shapes {shapes}")
+    if not all(((one >= 0) & (one <= 1.001)).all() for one in vars(found).values()):  # nor is NaN
+        raise ValueError("a parameter is no probability")
 
 
 def estimated(

@@ -19,8 +19,6 @@ class LstmConfig(NetworkConfig):
     kind: Literal["lstm"] = "lstm"
     dim: int = Field(default=256, ge=1)
     """Cells of each layer, and width of the words' embeddings."""
-    layers: int = Field(default=1, ge=1)
-    """Number of layers."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Dropout probability of the embeddings and of each layer's output."""
 

@@ -45,9 +45,12 @@ class NetworkConfig(LmConfig, ABC):
     vocabulary: int | None = Field(default=20_000, ge=1)
     """Greatest number of words, the most frequent ones; others are unknown words. None for all."""
 
+    layers: int = Field(default=1, ge=1)
+    """Number of layers."""
+
     @abstractmethod
     def build(self, num_words: int) -> TrainableNetwork:
-        """Make an initialized network; torch is imported in here.
+        """Make an initialized network, on torch's device `meta`, too; torch is imported in here.
 
         Args:
             num_words: Size of the vocabulary with the special words.
@@ -204,16 +207,18 @@ def read_network(path: Path) -> NetworkModel:
     from safetensors import SafetensorError, safe_open
 
     from speech.lm.network_model import NetworkModel
+    from speech.models.networks.base import load_network
 
     try:
         with safe_open(str(path), "pt") as file:
             spec = LmSpec.model_validate_json((file.metadata() or {}).get(HEADER, ""))
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        network = spec.build_model()
-        network.load_state_dict(weights)
-        check_finite(weights)
-    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+        network = load_network(path, spec.build_model, spec.network.layers)
+        check_finite(network.state_dict())
+        words = Vocabulary(spec.words)
+        if tuple(words) != spec.words:
+            raise ValueError("a word is listed twice, or the special ones are not the first")
+    except (OSError, ValueError, SafetensorError) as error:
         raise LmError(
             f"{path} cannot be read as a language model: {error}; make it again, or correct the path"
         ) from error
-    return NetworkModel(Vocabulary(spec.words), network.eval())
+    return NetworkModel(words, network)

@@ -37,7 +37,8 @@ class ModelConfig(Choice, ABC):
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:
         """Make an initialized model.
 
-        Torch modules are imported, or defined, in here: a configuration is read without torch.
+        Torch modules are imported, or defined, in here: a configuration is read without torch. It must work on torch's
+        device `meta`, too, with tensors for each layer: a file of weights is compared with the sizes first.
 
         Args:
             num_features: Width of a feature frame.

@@ -28,7 +28,7 @@ class TdnnConfig(ModelConfig):
     """Width of the linear bottleneck of each layer; at most `dim`."""
     narrow_layers: int = Field(default=3, ge=0)
     """First layers, which look one frame to either side; the others look `time_stride` frames."""
-    time_stride: int = Field(default=3, ge=1)
+    time_stride: int = Field(default=3, ge=1, le=1000)
     """Frames to either side that the other layers look; after subsampling, 1 is enough."""
     prefinal: int = Field(default=128, ge=4)
     """Width of the linear bottleneck before the output layer."""

@@ -10,16 +10,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor
 
+from speech.files import DAMAGED
 from speech.hmm.config import AlignConfig
 from speech.hmm.graphs import GraphOptions
 from speech.hmm.model import FeatureChain, HmmModel, ModelError, write_json
 from speech.hmm.pronunciations import load_lexicon, word_pronunciations
 from speech.lexicon import Lexicon, LexiconChoice, LexiconConfig, LexiconError, build_lexicon
 from speech.text import NormalizerConfig
+from storage.intact import readable
 from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig
 
@@ -61,9 +63,15 @@ class AlignmentModel:
             config, rate = AlignConfig.model_validate(value["align"]), int(value["sample_rate"])
             normalizer = NormalizerConfig.model_validate(value["normalizer"])
             source: LexiconConfig = TypeAdapter(LexiconChoice).validate_python(value["lexicon"])
-        except (OSError, KeyError, TypeError, ValueError, ValidationError) as error:
+        except DAMAGED as error:
             raise ModelError(f"{folder / _CONFIG} is no configuration of an alignment ({error!r})") from error
-        return cls(HmmModel.load(folder / "model"), lexicon, spoken, config, rate, normalizer, source)
+        model = HmmModel.load(folder / "model")
+        if model.num_features != config.features.width:
+            raise ModelError(
+                f"{folder} has a model of {model.num_features} features, and a configuration of "
+                f"{config.features.width}: align again"
+            )
+        return cls(model, lexicon, spoken, config, rate, normalizer, source)
 
     @classmethod
     def fetch(cls, output: StageOutput, folder: Path) -> AlignmentModel:
@@ -101,7 +109,13 @@ def chain_and_transforms(align: str) -> tuple[FeatureChain, dict[str, Tensor]]:
     output = StageOutput.at(align)
     with tempfile.TemporaryDirectory() as folder:
         model = AlignmentModel.fetch(output, Path(folder)).model
-        return model.chain, load_file(output.fetch(_TRANSFORMS, Path(folder)))
+        path = output.fetch(_TRANSFORMS, Path(folder))
+        with readable(f"{align}/{_TRANSFORMS}"):
+            transforms = load_file(path)
+            dim = model.gmm.dim
+            if not all(one.shape == (dim, dim + 1) and one.isfinite().all() for one in transforms.values()):
+                raise ValueError(f"a transform is not of {dim} features, or has numbers that are infinite or NaN")
+        return model.chain, transforms
 
 
 def write_config(config: PipelineConfig, folder: Path) -> None:

@@ -87,7 +87,7 @@ def _loaded(align: str, graph: str, search: str) -> tuple[HmmModel, GraphSearch,
         model = AlignmentModel.fetch(StageOutput.at(align), Path(folder)).model
     files = local_files(**json.loads(graph))
     found = read_graph(Path(files["graph"]), Path(files["words"]))
-    last = GraphSearch(found.arrays.constant(), found.words, last_pass(options), phone_families(model)[1])
+    last = GraphSearch(found.arrays, found.words, last_pass(options), phone_families(model)[1])
     return model, last.with_options(first_pass(options)), last
 
 

@@ -113,7 +113,7 @@ def test_doctor_reports_audio_formats_and_python(monkeypatch):
     assert (check, state) == ("espeak-ng", "warning")
     assert found.startswith("eSpeak NG does not load: /nowhere/libespeak.so")
     assert remedy.startswith("pip install '.[espeak]'")
-    for version, state in (((3, 10, 9), "error"), ((3, 11, 0), "ok"), ((3, 13, 2), "ok"), ((3, 14, 0), "error")):
+    for version, state in (((3, 10, 9), "error"), ((3, 11, 0), "ok"), ((3, 12, 1), "ok"), ((3, 13, 0), "error")):
         monkeypatch.setattr(doctor.sys, "version_info", version)
         ((_, found, text, remedy),) = run_checks(doctor.check_python)
         assert (found, text) == (state, ".".join(map(str, version)))

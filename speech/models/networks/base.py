@@ -1,9 +1,12 @@
 """What every network and every acoustic model promises, and the front end that shortens the frame sequence."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from speech.features.cmvn import frame_mask
@@ -59,6 +62,45 @@ class TrainableNetwork(nn.Module):
     def num_parameters(self) -> int:
         """Trainable parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+
+Network = TypeVar("Network", bound=TrainableNetwork)
+
+
+def load_network(path: Path, build: Callable[[], Network], layers: int) -> Network:
+    """A network with the weights of a safetensors file, in evaluation mode on the CPU.
+
+    What describes a network may ask for any size. Nothing of it is allocated before its shapes have been compared with
+    those in the file's header, which safetensors compares with the file's length.
+
+    Args:
+        path: The file.
+        build: Makes the network; first on torch's device `meta`, whose tensors have no memory.
+        layers: How many it makes, each of which has weights.
+
+    Raises:
+        ValueError: The file's tensors are not those of the network.
+        SafetensorError: The file is no safetensors file.
+        OSError: It cannot be read.
+    """
+    with safe_open(str(path), "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+        if layers > len(shapes):
+            raise ValueError(f"{layers} layers are described, but {path} has {len(shapes)} tensors")
+        try:
+            with torch.device("meta"):
+                described = {name: tuple(tensor.shape) for name, tensor in build().state_dict().items()}
+        except (OverflowError, RuntimeError, TypeError) as error:  # sizes that torch cannot count
+            raise ValueError(f"no network has the sizes that are described: {error}") from error
+        if described != shapes:
+            name = min(name for name in described | shapes if described.get(name) != shapes.get(name))
+            raise ValueError(
+                f"{path} does not have the weights of the network that is described: {name} is "
+                f"{shapes.get(name, 'missing')}, not {described.get(name, 'part of it')}"
+            )
+        network = build()
+        network.load_state_dict({name: file.get_tensor(name) for name in shapes})
+    return network.eval()
 
 
 class AcousticModel(TrainableNetwork, ABC):

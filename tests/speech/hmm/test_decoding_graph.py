@@ -30,7 +30,7 @@ def test_graph_finds_the_best_of_all_sentences(tmp_path, dependent, seed):
     rng = np.random.default_rng(seed)
     model = random_model(rng, context_tree(rng) if dependent else monophone_tree(PHONES))
     options = SPOKEN if seed % 2 else None
-    graph = decoding_graph(*lg(tmp_path, options), model.tree, model.transitions).constant()
+    graph = decoding_graph(*lg(tmp_path, options), model.tree, model.transitions)
     scores = (1.5 * rng.normal(size=(int(rng.integers(6, 16)), model.gmm.num_pdfs))).astype(np.float32)
     found = GraphSearch(graph, WORDS, DecodeOptions(beam=1000.0, acoustic_scale=1.0))(scores)
     cost, words = best_sentence(model, scores, options)
@@ -62,7 +62,7 @@ def test_lexicon_missing_a_language_model_word_is_refused():
 
 
 def test_decoder_accepts_an_empty_utterance():
-    fst = FstArrays.of(kaldifst.compile("0 0 1 1 0\n0 0\n")).constant()
+    fst = FstArrays.of(kaldifst.compile("0 0 1 1 0\n0 0\n"))
     assert GraphSearch(fst, WORDS)(np.zeros((0, 1), dtype=np.float32)).words == ()
 
 
@@ -91,7 +91,7 @@ def test_loops_repeat_the_label_of_the_entering_arc():
 def test_threads_can_share_a_search(tmp_path):
     rng = np.random.default_rng(5)
     model = random_model(rng)
-    graph = decoding_graph(*lg(tmp_path), model.tree, model.transitions).constant()
+    graph = decoding_graph(*lg(tmp_path), model.tree, model.transitions)
     search = GraphSearch(graph, WORDS, DecodeOptions(acoustic_scale=1.0))
     scores = [rng.normal(size=(60 + n, model.gmm.num_pdfs)).astype(np.float32) for n in range(24)]
     alone = [(one.words, one.cost) for one in map(search, scores)]

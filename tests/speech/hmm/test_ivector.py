@@ -203,7 +203,7 @@ def test_saved_extractor_is_loaded_and_damage_is_named(tmp_path):
         IvectorExtractor.load(tmp_path / "absent")
     gmm = {name: getattr(one.model.gmm, name) for name in ("weights", "means", "variances")}
     save_file(gmm | {"loadings": torch.zeros(2, DIM, RANK)}, path)
-    with pytest.raises(ModelError, match="does not fit its background model"):
+    with pytest.raises(ModelError, match="does not fit the background model"):
         IvectorExtractor.load(path)
 
 

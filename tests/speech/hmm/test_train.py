@@ -106,7 +106,7 @@ def decoder_of(model, folder):
     (folder / "lm.arpa").write_text(arpa())
     lexicon = lexicon_fst(model.tree.phones, LEXICON, words)
     lg = compose_lexicon(lexicon, grammar(folder / "lm.arpa", words))
-    graph = decoding_graph(lg, lexicon.symbols, model.tree, model.transitions).constant()
+    graph = decoding_graph(lg, lexicon.symbols, model.tree, model.transitions)
     return GraphSearch(graph, words, DecodeOptions(beam=200.0, acoustic_scale=1.0))
 
 

@@ -94,7 +94,8 @@ class Bench:
         self.model = PublishedBlstm(options.layers, options.cells, options.outputs).to(self.device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(SgdConfig(lr=0.01), self.model)
-        self._forward = GraphedForward(self._scores, self.flat) if options.graphs else self._scores
+        # all batches have one shape
+        self._forward = GraphedForward(self._scores, self.flat, size=int) if options.graphs else self._scores
         self.steps = 0
         self.staleness: list[float] = []
         generator = torch.Generator().manual_seed(number)

@@ -105,7 +105,8 @@ class PeerRing:
         ours, theirs = socket.socketpair()
         words = [str(number), device, str(folder), str(theirs.fileno()), str(os.getpid())]
         program = Forkable("import sys\nfrom peer_learners import serve\nserve(*sys.argv[1:])")
-        path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+        own = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, own))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         if device == "cuda":
             env["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # as ranks have it

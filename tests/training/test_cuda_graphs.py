@@ -4,6 +4,7 @@ import pytest
 import torch
 from tones import LEARNS, bare, train
 
+from benchmarks.published_model import DIMENSION, SEGMENT, Bench, Options
 from training.config import TrainConfig
 from training.learner import graphs
 from training.learner.compute import Learner, open_set
@@ -147,6 +148,17 @@ def test_lack_of_memory_is_left_to_the_division_of_batches():
     forward(*lines(1))
     with pytest.raises(torch.OutOfMemoryError):
         forward(*lines(1))
+
+
+def test_the_published_benchmark_is_replayed_without_padding(made):
+    options = Options(layers=1, cells=8, outputs=40, batch=4, device="cpu")
+    plain, replayed = Bench(0, options), Bench(0, options)
+    replayed._forward = GraphedForward(replayed._scores, replayed.flat, HostRecording, size=int)
+    for _ in range(3):
+        plain.step()
+        replayed.step()
+    assert made == [(4, SEGMENT, DIMENSION)]
+    torch.testing.assert_close(replayed.flat.weights, plain.flat.weights)
 
 
 def test_graphs_are_for_nodes_of_one_learner_and_not_compiled():

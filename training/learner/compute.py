@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,10 +129,18 @@ class Learner:
             self.moments = Moments(self.optimizer, self.flat)
         self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
         self.model.train()
-        # dynamic: the padded lengths and the numbers of utterances are too many for a program each
-        self._network = torch.compile(self.model, dynamic=True) if self.cfg.compile else self.model
+        self._network = self._compiled() if self.cfg.compile else self.model
         graphs = self.cfg.cuda_graphs and device.type == "cuda"
         self._forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
+
+    def _compiled(self) -> Callable[..., Any]:
+        if self.device.type == "cuda":
+            from torch._inductor import config
+
+            # its check fails for reductions over dynamic shapes (AssertionError in tiling_utils, torch 2.11)
+            config.triton.coalesce_tiling_analysis = False
+        # dynamic: the padded lengths and the numbers of utterances are too many for a program each
+        return torch.compile(self.model, dynamic=True)
 
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))

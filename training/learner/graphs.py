@@ -132,13 +132,20 @@ class GraphedForward:
         run: The forward pass, with its own autocast context.
         flat: The model's parameters and gradients.
         record: Makes a recording of `run` for a shape.
+        size: The number of utterances, or of frames, that a smaller one is padded to.
 
     Attributes:
         recordings: Those kept, by shape, the one used last at the end.
     """
 
-    def __init__(self, run: Forward, flat: FlatParameters, record: Callable[..., PassRecording] | None = None) -> None:
-        self._run, self._flat = run, flat
+    def __init__(
+        self,
+        run: Forward,
+        flat: FlatParameters,
+        record: Callable[..., PassRecording] | None = None,
+        size: Callable[[int], int] = rounded,
+    ) -> None:
+        self._run, self._flat, self._size = run, flat, size
         self._record = record or self._cuda_recorder()
         self.recordings: OrderedDict[Shape, PassRecording] = OrderedDict()
         self._seen: set[Shape] = set()
@@ -149,7 +156,7 @@ class GraphedForward:
     def __call__(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """As `run`; a shape that occurs for the first time, or that cannot be recorded, is computed by `run` itself."""
         size, time, dim = feats_BTF.shape
-        shape = rounded(size), rounded(time), dim
+        shape = self._size(size), self._size(time), dim
         feats, frames = _padded(feats_BTF, lengths, shape)
         recording = self._recording(shape, feats, frames)
         if recording is None:

@@ -19,6 +19,7 @@ import collections
 import csv
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -222,7 +223,8 @@ def _shards(folder: Path, rows: list[Any], payload: str) -> list[Any]:
     from storage.shards import Sample, build_index, write_shard
 
     store, samples = ObjectStore(str(folder)), []
-    for name, path, text, speaker in rows:
+    # a learner leases whole shards: each must be a sample of the corpus, and the table is sorted by word
+    for name, path, text, speaker in random.Random(1).sample(rows, len(rows)):
         raw = path.read_bytes()
         wave, rate = decode_audio(raw)
         facts = {"duration": len(wave) / rate, "num_frames": len(wave), "sample_rate": rate}

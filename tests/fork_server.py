@@ -272,7 +272,11 @@ def run(request, site):
     """
     command = sys.orig_argv = request["args"]
     sys.argv = [command[1], *command[3:]]
-    sys.path[:] = ["" if command[1] == "-c" else str(Path.cwd()), *request["path"], *site]
+    sys.path[:] = [
+        "" if command[1] == "-c" else str(Path.cwd()),
+        *request["path"],
+        *(one for one in site if one not in request["path"]),
+    ]
     forks.libc.on_exit(forks.libc._exit, None)  # skips the destructors of libraries: torch's take 0.3 s of CPU
     sys.modules["numpy"].random.seed()
     sys.modules["torch"].seed()

@@ -104,6 +104,7 @@ def checkout(tmp_path, monkeypatch):
     root = tmp_path / "checkout"
     (root / "training").mkdir(parents=True)
     (root / "tests").mkdir()
+    (root / "training" / "__init__.py").touch()
     (root / "training" / "sums.py").write_text("def double(x):\n    y = x + 0\n    return y + x\n")
     (root / "tests" / "test_sums.py").write_text(
         "from training.sums import double\n\n\ndef test_double():\n    assert double(2) == 4\n"

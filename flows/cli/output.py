@@ -71,7 +71,8 @@ def guarded_output() -> Iterator[None]:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may be no text in the terminal's encoding
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # the descriptor is now of another kind of file: what is printed is checked anyway
+                stream.reconfigure(errors="backslashreplace")
     sys.stdout = output = cast(TextIO, _Output(sys.stdout))
     try:
         try:

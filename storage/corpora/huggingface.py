@@ -28,9 +28,7 @@ class HuggingFaceReader(CorpusReader):
     `test.clean-00000-of-00001.parquet`. Columns and options are those of a table.
     """
 
-    LAYOUT = (
-        "a data set of Hugging Face: `data/train-00000-of-00002.parquet`, …, with a column `audio` that holds the audio"
-    )
+    LAYOUT = "a data set of Hugging Face: `data/train-00000-of-00002.parquet` and its like, with the audio inside"
     HAS_SETS = True
     OPTIONS = TableReader.OPTIONS
 

@@ -42,11 +42,11 @@ class DyingPool:
         pass
 
     def submit(self, name, piece, label):
-        def result():
+        def result(wait_s):
             if not self.left:
                 raise BrokenProcessPool("A process in the process pool was terminated abruptly")
             self.left -= 1
-            return int(piece["name"])
+            return (int(piece["name"]),)
 
         return result
 

@@ -8,11 +8,11 @@ import pytest
 from support import give_mlflow, tiny_document
 
 from tasks.config.pipeline import parse_config
-from tasks.locking import lock_owner
 from tasks.locking.lock_owner import LockOwner
 from tasks.stages.base import Run
 from tasks.tracking.runs import ENDED_TAG, KEY_TAG, OWNER_TAG, TrainingRun, client, end_abandoned, open_training_run
 from tasks.tracking.stage_runs import log_stage
+from training.processes.identity import ProcessIdentity
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def api(home):
 def killed():
     """The owner tag of a process that was killed."""
     process = subprocess.Popen(["sleep", "60"])
-    owner = replace(LockOwner.here("killed"), pid=process.pid, started=lock_owner._started(process.pid))
+    owner = replace(LockOwner.here("killed"), pid=process.pid, started=ProcessIdentity.of(process.pid).started)
     process.kill()
     process.wait()
     return {OWNER_TAG: json.dumps(asdict(owner))}

@@ -17,6 +17,7 @@ from training.processes.exit_reason import CANNOT_WORK
 
 SERVER = """
 import json, os, signal, sys, time
+from training.processes.identity import ProcessIdentity
 note, count, deaths, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 with open(count, "a") as file:
     file.write("x")
@@ -27,7 +28,7 @@ if starts <= deaths:
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(int(how))
 with open(note + ".new", "w") as file:
-    json.dump({"address": "127.0.0.1:7000", "pid": os.getpid()}, file)
+    json.dump({"address": "127.0.0.1:7000", **vars(ProcessIdentity.of(os.getpid()))}, file)
 os.replace(note + ".new", note)
 time.sleep(600)
 """

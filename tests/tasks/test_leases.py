@@ -14,7 +14,8 @@ from support import load_beside, wait_until
 
 from tasks.locking import leases
 from tasks.locking.leases import LEASE_S, LeaseTable, LockLease, impatient_client
-from tasks.locking.lock_owner import LockOwner, _started
+from tasks.locking.lock_owner import LockOwner
+from training.processes.identity import ProcessIdentity
 
 variables_server = load_beside(__file__, "variables_server.py").variables_server
 NAME = "lock-train-x"
@@ -148,7 +149,7 @@ def test_owner_with_dead_process_is_gone(table):
 
 def test_zombie_process_owns_nothing():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        mine = replace(LockOwner.here("mine"), pid=child.pid, started=_started(child.pid))
+        mine = replace(LockOwner.here("mine"), pid=child.pid, started=ProcessIdentity.of(child.pid).started)
         assert not mine.gone()
         child.kill()
         wait_until(mine.gone, every_s=0.01)

@@ -130,14 +130,14 @@ def test_following_the_remedy_restores_every_output(prepared):
 
 def test_deleted_outputs_are_made_again_by_the_next_run(prepared):
     store, run_again = prepared
-    before = content(store)
+    before, said = content(store), list[str]()
     for pattern in OBJECTS:
         name = find(store, pattern)
         store.delete(name)
         if name.endswith(".tar"):
             folder, _, tar = name.rpartition("/")
             store.delete(f"{folder}/parts/{tar}.json")
-        said: list[str] = []
+        said.clear()
         with progress.following(lambda stage, line: said.append(line)):
             run_again()
         assert content(store) == before, pattern

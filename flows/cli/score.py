@@ -133,7 +133,7 @@ def _show(result: dict[str, Any], text: str, json_output: bool) -> None:
         say(
             f"warning: {counted(len(overlaps), 'pair')} of segments at the same time on one channel: "
             f"{'; '.join(overlaps[:_NAMED])}{more}. As in sclite, all words of these times belong to the earlier "
-            "segment, whoever says them, so the error rate is too high: give each speaker a channel of their own in "
+            "segment, of either speaker, so the error rate is too high: give each speaker a channel of their own in "
             "both files, or exclude these times with IGNORE_TIME_SEGMENT_IN_SCORING"
         )
     if json_output:

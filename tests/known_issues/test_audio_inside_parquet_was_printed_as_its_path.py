@@ -126,6 +126,16 @@ def test_one_damaged_file_does_not_stop_the_others(tmp_path, tones):
     assert [(p.id, p.reason) for p in reader.problems] == [("train-00002-of-00003.parquet", "bad-table")]
 
 
+def test_values_of_where_may_be_in_one_of_several_files(tmp_path, tones):
+    for number, region in enumerate(("north", "south")):
+        file = tmp_path / f"train-{number:05}-of-00002.parquet"
+        write(file, cells(tones), sentence=["one"] * len(tones), region=[region] * len(tones))
+    found = list(open_corpus("huggingface", str(tmp_path), where={"region": "south"}))
+    assert len(found) == len(tones)
+    with pytest.raises(CorpusError, match="no row of .* has 'soth' in the column 'region'; did you mean 'south'"):
+        list(open_corpus("huggingface", str(tmp_path), where={"region": "soth"}))
+
+
 def test_rows_are_read_by_threads_and_in_any_order(tmp_path, tones):
     path = str(
         write(tmp_path / "t.parquet", [{"bytes": b"%d" % n, "path": ""} for n in range(1000)], rows_in_group=300)

@@ -1,4 +1,4 @@
-"""Replayed passes give the gradients of plain ones. On a CPU, a recording computes anew on the memory of a graph."""
+"""Replayed passes give the gradients of plain ones. On a CPU, a recording computes again on the memory of a graph."""
 
 import pytest
 import torch

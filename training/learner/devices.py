@@ -13,7 +13,7 @@ from training.learner.gpus import Driver, Gpus
 
 log = logging.getLogger(__name__)
 _RESERVED = 0.1
-"""Share of a GPU's memory that learners who share it leave to the evaluator and to everybody's CUDA context."""
+"""Share of a GPU's memory that learners who share it leave to the evaluator and to the processes' CUDA contexts."""
 _DRIVERS = {12: "525", 13: "580"}
 """Oldest NVIDIA driver for each CUDA release (NVIDIA's table of minor version compatibility)."""
 

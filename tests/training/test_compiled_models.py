@@ -43,7 +43,10 @@ def compare(corpus, folder, kind, backend, monkeypatch, tolerance, rows_of_batch
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("kind", ["conformer", "blstm", "tdnn"])
+# compilation takes 15 s of CPU for each kind
+@pytest.mark.parametrize(
+    "kind", ["conformer", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("blstm", "tdnn"))]
+)
 def test_batches_of_all_shapes_need_few_programs(corpus, tmp_path, kind, monkeypatch, strict):
     programs = compare(corpus, tmp_path, kind, "eager", monkeypatch, 1e-4)
     # one for single utterances, and on a CPU two for torch's two kinds of convolutions; an LSTM divides them into parts

@@ -199,7 +199,7 @@ def test_learners_agree_at_the_end(tmp_path):
 
     def learn(number):
         model, optimizer = make(number)
-        config = RingConfig.model_validate({"membership": {"beat_s": 0.05}})
+        config = RingConfig.model_validate({"membership": {"beat_s": 0.05}, "settle_s": 60.0})
         with Ring(model, optimizer, folder=tmp_path, learners=2, config=config) as ring:
             assert train(ring, model, optimizer, counts=[1] * 12, target=10.0 * number, pause=0.01) > 0
         return weights(model)

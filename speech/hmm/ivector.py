@@ -278,8 +278,6 @@ class IvectorExtractor:
             loadings = tensors["loadings"].double()
             if gmm.num_pdfs != 1 or loadings.shape[:2] != gmm.means.shape[1:] or loadings.dim() != 3:
                 raise ValueError("T does not fit the background model")
-            if not torch.isfinite(loadings).all():
-                raise ValueError("T has a number that is infinite or NaN")
         except DAMAGED as error:
             raise ModelError(f"{path} holds no i-vector extractor ({error!r}): estimate it again") from error
         return cls(BackgroundModel(gmm), loadings)

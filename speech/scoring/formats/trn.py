@@ -83,8 +83,9 @@ def format_trn(texts: Mapping[str, str]) -> str:
         if not id_:
             raise TranscriptError(f"the utterance with the text {text[:60]!r} has an empty id: give it one")
         words = " ".join(text.split())
-        # A line that starts with ";;" is a comment; a leading space prevents that.
-        margin = " " if words.startswith(";;") else ""
+        # A line that starts with ";;" is a comment, and a file's first letter may be a byte order mark, which readers
+        # drop; a leading space prevents both.
+        margin = " " if words.startswith((";;", "\ufeff")) else ""
         name = _NOT_IN_IDS.sub(lambda match: quote(match[0], safe=""), id_)
         lines.append(f"{margin}{words} ({name})\n" if words else f"({name})\n")
     return "".join(lines)

@@ -24,6 +24,8 @@ RUN python docker/requirements.py $(echo $EXTRAS | tr , " ") > requirements.txt 
 COPY flows flows
 COPY configs configs
 COPY configurable configurable
+COPY devices devices
+COPY recognition recognition
 COPY speech speech
 COPY starling starling
 COPY storage storage

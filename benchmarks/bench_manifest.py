@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from storage.batching import plan_epoch
 from storage.columns import collect_columns
 from storage.duplicates import SeenTexts, equal_labels, text_keys
 from storage.index import SCHEMA, ShardIndex, ShardRecord
@@ -34,7 +35,6 @@ from training.coordinator.ledger import Ledger
 from training.coordinator.messages import Lease
 from training.coordinator.packing import Rows, pack_rows
 from training.coordinator.worklist import Worklist, plan_lease
-from training.learner.batching import plan_epoch
 from training.learner.sampling import Draws, SamplingConfig
 
 CHUNK = 1 << 15

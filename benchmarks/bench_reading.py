@@ -24,12 +24,12 @@ import webdataset
 
 from benchmarks.bench_sharding import PER_SHARD, RATE, lhotse_cuts, real_rows, with_starling, with_tar_writer
 from benchmarks.common import compare
+from recognition.data.dataset import SpeechDataset
 from speech.features import LogMelConfig, build_features
+from storage.batching import plan_epoch
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
-from training.learner.batching import plan_epoch
-from training.learner.data import SpeechDataset
 
 BATCH_SECONDS, MAX_BATCH, FILTERS = 160.0, 64, 80
 OURS = "starling"

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
+from recognition.data.dataset import SpeechDataset
 from speech.audio import encode_flac
+from storage.batching import plan_epoch
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.shards import Sample, ShardPart, build_index, write_shard
 from training.coordinator.epochs import Epoch, ShardMap
-from training.learner.batching import plan_epoch
-from training.learner.data import SpeechDataset
 
 RATE, SECONDS, PER_SHARD, SHARDS = 8000, 0.5, 100, 4
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults_recipe import NAME, ROOT, command, environment
-from speech.bundle import load_bundle
+from recognition.bundle import load_bundle
 from storage.locks import is_locked
 from storage.objects import ObjectStore
 from tasks.locking.lock_owner import LockOwner

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from benchmarks.common import Watched
+from recognition.data.augmentation import Augmenter
+from recognition.data.dataset import SpeechDataset
 from speech.features.augment import AugmentConfig, NoiseConfig, PauseConfig, ReverbConfig
+from storage.batching import plan_epoch
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
-from training.learner.augmentation import Augmenter
-from training.learner.batching import plan_epoch
-from training.learner.data import SpeechDataset
 from training.learner.prefetch import Loader, Prefetcher
 from training.node.scheduler import READ_AHEAD
 from training.processes.children import end_with_parent

@@ -241,7 +241,7 @@ def _job(output: Path, name: str, sets: dict[str, list[Any]], document: Row, mod
     """Write the job of a training on a set: tokens, statistics of the features, and the configuration."""
     import torch
 
-    from speech.bundle import BundleSpec
+    from recognition.bundle import BundleSpec
     from speech.features import CmvnStats, build_features
     from speech.tokens import TokenConfig, train_tokenizer
     from training.config import TrainConfig
@@ -413,7 +413,7 @@ def conformer(place: Place, compiled: bool = False) -> None:
 def _conformer(place: Place, job: Any, seconds: float, name: str) -> Row:
     import torch
 
-    from training.learner.batching import plan_epoch
+    from storage.batching import plan_epoch
     from training.learner.compute import Learner, open_set
     from training.learner.prefetch import Loader
 
@@ -493,7 +493,7 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         """Sample."""
-        from training.learner.gpus import Gpus
+        from devices.gpus import Gpus
 
         gpus = Gpus()
         while not self._ended.wait(0.5):

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.silence import clip_arguments, load_clips, open_model
+from recognition.recognizer import Recognizer, Scores
 from speech.decoding import GraphDecoder
 from speech.decoding.graph import GraphConfig
 from speech.hmm.decode import last_pass
 from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.utterances import by_speaker
-from speech.recognizer import Recognizer, Scores
 from speech.scoring.counts import score_utterance
 from tasks.figures import percent
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.hmm_mini_librispeech import ROWS, Recognition, measured, read_cmudict, read_corpus, transcripts, wer
-from speech.bundle import BundleSpec, TiedStates, load_bundle
+from recognition.bundle import BundleSpec, TiedStates, load_bundle
 from speech.features import CmvnStats, MfccConfig
 from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint

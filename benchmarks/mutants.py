@@ -29,7 +29,7 @@ from pathlib import Path
 from benchmarks.mutations import Mutation, mutations
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("training", "speech", "storage", "configurable", "tasks", "flows")
+ROOMS = ("training", "recognition", "speech", "storage", "devices", "configurable", "tasks", "flows")
 TEST_S = 60
 """Time-out of a test in seconds; a time-out counts as a detection."""
 FLAKES = 2

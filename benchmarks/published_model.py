@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import BenchmarkError, Watched
+from devices.choice import claim, inventory, pick_device
+from devices.precision import describe
 from speech.models.networks.lstm import run_lstm
-from speech.models.networks.precision import describe
 from training.config import SgdConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange, ExchangeStats
 from training.exchange.config import ExchangeConfig
-from training.learner.devices import claim, inventory, pick_device
 from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.optim import build_optimizer

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.silence import clip_arguments, load_clips, open_model, padded, pause
+from recognition.transcriber import Transcriber
 from speech.scoring import score_sets
-from speech.transcriber import Transcriber
 from speech.vad import DETECTORS
 from tasks.figures import percent
 

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from flows.models import fetch_model
 from flows.names import new_run_id
+from recognition.data.dataset import SpeechDataset
+from recognition.transcriber import Transcriber
 from speech.scoring import score_sets
-from speech.transcriber import Transcriber
 from storage.index import ShardIndex
 from storage.reading import ShardReader
 from tasks.config.pipeline import load_config
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run
 from tasks.stages.bundles import fetch_bundle
-from training.learner.data import SpeechDataset
 
 SECONDS = (0.1, 0.4, 1.0, 5.0)
 LEVELS_DB = (-60.0, -50.0, -40.0, -30.0)

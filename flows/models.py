@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-SPEC = "bundle.json"  # as in speech.bundle, whose import takes a second
+SPEC = "bundle.json"  # as in recognition.bundle, whose import takes a second
 _REGISTERED = re.compile(r"(?P<name>[^@/\s]+)(?:@(?P<alias>[^@/\s]+)|/(?P<version>\d+))?")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flows.models import fetch_model
     from flows.plain import run_pipeline
-    from speech.transcriber import Transcriber
+    from recognition.transcriber import Transcriber
     from tasks.config.pipeline import load_config, parse_config
     from training.ring.config import RingConfig
     from training.ring.learner import RingError
@@ -34,7 +34,7 @@ _MODULES = {
     "Ring": "training.ring.ring",
     "RingConfig": "training.ring.config",
     "RingError": "training.ring.learner",
-    "Transcriber": "speech.transcriber",
+    "Transcriber": "recognition.transcriber",
     "fetch_model": "flows.models",
     "load_config": "tasks.config.pipeline",
     "parse_config": "tasks.config.pipeline",

@@ -88,7 +88,7 @@ _PASSING_CLOUD_ERRORS = frozenset({"ServiceRequestError", "ServiceResponseError"
 """Lost connections, as the libraries of Azure and Google name them."""
 _CLIENT_PACKAGES = frozenset({"botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "azure", "gcsfs", "google"})
 """Packages whose exceptions are failures of the storage."""
-_OWN_PACKAGES = ("flows", "tasks", "training", "speech", "storage", "typer", "click")
+_OWN_PACKAGES = ("flows", "tasks", "training", "recognition", "speech", "storage", "devices", "typer", "click")
 """Packages whose exceptions already explain themselves, or are not errors (a command's exit)."""
 _LONGEST_CAUSE = 500
 _SECRET_VARIABLES = (

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from speech.bundle import load_spec
+from recognition.bundle import load_spec
+from recognition.forced_alignment import align_set, load_recognizer
+from recognition.timings import TimedUtterance, low_confidences, low_scores
 from speech.features.cmvn import CmvnStats
 from speech.hmm.aligner import Aligner
 from speech.hmm.confidence import frame_confidences, timed_units
 from speech.hmm.utterances import make_shards
 from speech.text import NormalizerConfig
-from speech.timings import TimedUtterance, low_confidences, low_scores
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardError
@@ -30,7 +31,6 @@ from tasks.stages.base import Run
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD
-from training.learner.forced_alignment import align_set, load_recognizer
 
 SET = "train"
 _Report = Callable[[float, float], object]

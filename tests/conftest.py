@@ -178,7 +178,7 @@ def wait_for_forwarding_threads(monkeypatch):
 @pytest.fixture
 def tones_are_speech(monkeypatch):
     """Detect speech by energy by default: Silero VAD finds none in tones and noise."""
-    from speech import transcriber
+    from recognition import transcriber
     from speech.vad import EnergyConfig
 
     monkeypatch.setattr(transcriber, "default_vad", EnergyConfig)

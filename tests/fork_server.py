@@ -29,7 +29,7 @@ from unittest import mock
 import forks
 
 ROOT = str(Path(__file__).resolve().parents[1])
-ROOMS = ("configurable", "storage", "speech", "training", "tasks", "flows")
+ROOMS = ("configurable", "devices", "storage", "speech", "recognition", "training", "tasks", "flows")
 """Packages of ours."""
 RUN_BY_FORKS = ("flows/__init__.py", "flows/cli/", "flows/servers/", "tasks/tracking/pyfunc_model.py")
 """Modules that change the process, such as its environment, when they are imported, and those that import these."""

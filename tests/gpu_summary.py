@@ -14,8 +14,8 @@ def machine() -> list[str]:
     """The GPUs, and the versions of driver, CUDA and torch."""
     import torch
 
-    from training.learner.devices import inventory
-    from training.learner.gpus import Gpus
+    from devices.choice import inventory
+    from devices.gpus import Gpus
 
     found = inventory()
     if not found.gpus:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("starling", "flows", "tasks", "training", "speech", "storage", "configurable")
+ROOMS = ("starling", "flows", "tasks", "training", "recognition", "speech", "storage", "devices", "configurable")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 TWICE = frozenset({"Hypothesis", "LanguageModel", "Level", "Report", "Utterance"})
 """Public class names that are still defined twice. Only remove names: a new class gets a name of its own."""
@@ -66,9 +66,11 @@ def printed(programs, first, blocked=()):
 
 
 USED = {
-    ("training", "speech", "storage"): "configurable speech storage training",
-    ("speech",): "configurable speech",
+    ("training", "recognition", "speech", "storage"): "configurable devices recognition speech storage training",
+    ("recognition",): "configurable devices recognition speech storage",
+    ("speech",): "configurable devices speech",
     ("storage",): "configurable storage",
+    ("devices",): "configurable devices",
     ("configurable",): "configurable",
 }
 """Rooms of which every module is imported, and the rooms that are loaded then."""

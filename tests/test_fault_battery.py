@@ -207,7 +207,7 @@ def test_wrong_number_of_epochs_is_a_finding():
 
 
 def test_weights_that_are_not_finite_are_a_finding(tmp_path):
-    bundles = load_beside(__file__, "speech/test_bundle.py")
+    bundles = load_beside(__file__, "recognition/test_bundle.py")
     spec, model = bundles.write(tmp_path / "model")
     assert list(weights_finite(tmp_path / "model")) == []
     name, tensor = next(iter(model.state_dict().items()))

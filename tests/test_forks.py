@@ -298,7 +298,8 @@ def test_forks_use_preimported_modules_of_the_checkout():
 
 OURS = """
 import sys, tasks.config.pipeline
-print(sorted(name for name in sys.modules if name.split(".")[0] in ("configurable", "storage", "speech", "tasks")))
+rooms = ("configurable", "devices", "storage", "speech", "recognition", "tasks")
+print(sorted(name for name in sys.modules if name.split(".")[0] in rooms))
 print("prefect" in sys.modules, "tasks.locking.leases" in sys.modules)
 """
 

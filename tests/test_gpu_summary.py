@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import gpu_summary
 import torch
 
-from training.learner.gpus import Driver, Gpus
+from devices.gpus import Driver, Gpus
 
 
 def report(nodeid="t.py::test", longrepr="", **properties):

@@ -63,7 +63,7 @@ def test_gpl_licences_are_recognized():
 
 
 def test_espeak_is_imported_in_one_module_and_only_when_used():
-    for room in ("flows", "tasks", "training", "speech", "storage", "configurable"):
+    for room in ("flows", "tasks", "training", "recognition", "speech", "storage", "devices", "configurable"):
         for path in sorted((ROOT / room).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             if "espeakng_loader" not in text:

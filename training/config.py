@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from configurable.choices import Choice, OneOf
+from recognition.data.segments import SegmentConfig
 from speech.features.augment import AugmentConfig
 from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
 from training.coordinator.config import MembershipConfig
 from training.exchange.config import ExchangeConfig
 from training.learner.sampling import SamplingConfig
-from training.learner.segments import SegmentConfig
 from training.strategies.gossip import GossipConfig
 from training.strategies.registry import STRATEGY_CONFIGS
 from training.strategies.strategy import StrategyConfig, Traits

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from speech.bundle import BundleSpec
+from recognition.bundle import BundleSpec
 from speech.features.cmvn import CmvnStats
 from speech.lm import LmSpec
 from training.config import TrainConfig

@@ -26,7 +26,7 @@ from flows.cli.configs import YAML_SUFFIXES, complete_config_or_file, complete_p
 from flows.cli.found_corpus import HELP, corpus_data
 
 if TYPE_CHECKING:
-    from speech.timings import TimedUtterance
+    from recognition.timings import TimedUtterance
     from tasks.forced_alignment import Alignments
     from tasks.stages.align_model import AlignmentModel
 
@@ -128,8 +128,8 @@ def _model_of(config: Any) -> "Iterator[AlignmentModel]":
 
 def write_files(found: "Alignments", output: Path, deviations: float) -> list[Path]:
     """Write CTM files, TextGrids and the report; returns their paths without the TextGrids'."""
+    from recognition.timings import ctm_lines, distinct_names, textgrid
     from speech.files import replace_file
-    from speech.timings import ctm_lines, distinct_names, textgrid
 
     grids = output / "textgrids"
     grids.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def check_gpu() -> list[Finding]:
     """List the GPUs that torch finds, or say why it finds none; training never falls back to the CPU silently."""
     import torch
 
-    from training.learner.devices import inventory
+    from devices.choice import inventory
 
     found = inventory()
     if found.gpus:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from devices.choice import best_device
+from recognition.data.dataset import Batch
 from speech.features import build_features
 from speech.models import build_model
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.stages import border_bytes
+from storage.batching import plan_epoch
 from tasks.config.pipeline import PipelineConfig
 from tasks.orchestration.stage_tasks import ALL
 from tasks.stages.base import Run, StageResult, stages_of
 from tasks.stages.sources import synthetic_table
 from tasks.stages.train import make_job
-from training.learner.batching import plan_epoch
 from training.learner.compute import Learner, open_set, use_threads
-from training.learner.data import Batch
-from training.learner.devices import best_device
 from training.learner.prefetch import Loader
 
 if TYPE_CHECKING:

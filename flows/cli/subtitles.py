@@ -3,8 +3,8 @@
 import html
 from collections.abc import Iterator, Sequence
 
-from speech.timings import ctm_lines
-from speech.transcriber import Transcript
+from recognition.timings import ctm_lines
+from recognition.transcriber import Transcript
 from speech.words import Word
 
 _PAUSE_S, _CUE_S = 0.8, 6.0

@@ -15,7 +15,7 @@ from flows.cli.configs import complete_path
 
 if TYPE_CHECKING:
     from flows.cli.transcripts import Sink
-    from speech.transcriber import Transcriber
+    from recognition.transcriber import Transcriber
 
 STDIN = Path("-")
 
@@ -143,10 +143,10 @@ def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber"
     Raises:
         ValueError: There is no such detector.
     """
+    from devices.choice import pick_device
     from flows.models import fetch_model, model_uri
-    from speech.transcriber import Transcriber
+    from recognition.transcriber import Transcriber
     from speech.vad import DETECTORS
-    from training.learner.devices import pick_device
 
     if device in ("auto", "cuda"):
         device = str(pick_device(device, field="--device"))
@@ -263,7 +263,7 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
 
 def _named_apart(recordings: list[tuple[Path, Path]]) -> list[tuple[Path, Path]]:
     """Recordings whose names differ in every output format."""
-    from speech.timings import distinct_names, scored_name
+    from recognition.timings import distinct_names, scored_name
 
     def with_suffix(path: Path, name: Path) -> Path:
         return name.with_name(name.name + path.suffix)

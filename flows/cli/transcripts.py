@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli.subtitles import ctm, srt, vtt
-from speech.transcriber import Transcript
+from recognition.transcriber import Transcript
 
 TIMED: dict[str, Callable[[str, Transcript], str]] = {"ctm": ctm, "srt": srt, "vtt": vtt}
 """Formats with word times: functions of a recording's name and its transcript."""

@@ -1,7 +1,7 @@
 """Features that all speech of a speaker is needed for: those of the speaker-adapted GMM-HMM, and i-vectors.
 
 They are not a function of one waveform: all speech of a speaker is needed to normalize it and to adapt to the speaker.
-For training, the stage `adapt` stores them; for recognition, `speech.adaptation` makes them.
+For training, the stage `adapt` stores them; for recognition, `recognition.adaptation` makes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Frames that networks read beside or in place of those of the Gaussians: fMLLR, i-vectors and features of other kinds.
 
-Training (the stage `adapt`) and recognition (`speech.adaptation`) make them here.
+Training (the stage `adapt`) and recognition (`recognition.adaptation`) make them here.
 """
 
 from __future__ import annotations

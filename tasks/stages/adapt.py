@@ -4,7 +4,7 @@ The stage follows `align` where `features.kind` is `fmllr` or `appended`. It tra
 training and validation sets by the model's LDA and MLLT and the speakers' fMLLR, which `align` has estimated from
 transcripts, and writes them as feature shards, if configured with i-vectors and features of other kinds beside them.
 The extractor of i-vectors is estimated from the training set. Recognition does not read the shards: its transforms come
-from hypotheses (`speech.adaptation`).
+from hypotheses (`recognition.adaptation`).
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from speech.bundle import IVECTOR_FILE
+from recognition.bundle import IVECTOR_FILE
 from speech.features import CmvnStats, FeatureChoice, FeatureConfig
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.ivector import IvectorExtractor

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from speech.adaptation import add_adaptation
+from recognition.adaptation import add_adaptation
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
 from storage.objects import ObjectStore

@@ -10,6 +10,7 @@ A piece's function returns `answered(piece, work)`, where `work` decodes the row
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from recognition.inference import Decoded
 from speech.hmm.utterances import by_speaker
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -17,7 +18,6 @@ from storage.quarantine import ShardQuarantine
 from storage.reading import ShardError
 from tasks.stages import progress
 from tasks.stages.runner import Piece
-from training.learner.inference import Decoded
 
 Found = tuple[str, float, float]
 """Words, score and confidence of an utterance."""

@@ -11,7 +11,9 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from configurable.wording import similar
-from speech.bundle import bundle_digest, load_spec
+from devices.choice import best_device
+from recognition.bundle import bundle_digest, load_spec
+from recognition.inference import Decoded, decode_set
 from speech.decoding import DecodeChoice, DecodeConfig
 from speech.features.cmvn import CmvnStats
 from speech.scoring import format_trn
@@ -34,8 +36,6 @@ from tasks.stages.prepare import write_table
 from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stages.tuning import VALID, tune_on_validation
-from training.learner.devices import best_device
-from training.learner.inference import Decoded, decode_set
 
 _WORK = "work"
 _SCHEMA = pa.schema(

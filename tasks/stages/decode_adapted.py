@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from devices.choice import best_device
+from recognition.inference import Decoded, open_set, recognize_set
+from recognition.recognizer import Recognizer
 from speech.decoding import DecodeChoice, DecodeConfig
-from speech.recognizer import Recognizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -24,8 +26,6 @@ from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_
 from tasks.stages.decoder_files import with_stage_files
 from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces
-from training.learner.devices import best_device
-from training.learner.inference import Decoded, open_set, recognize_set
 
 
 def decode_by_speaker(

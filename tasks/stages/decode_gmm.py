@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from recognition.inference import Decoded
 from speech.features import FeatureChoice, build_features
 from speech.hmm.confidence import phone_families
 from speech.hmm.config import GraphSearchConfig
@@ -30,7 +31,6 @@ from tasks.stages.decoder_files import graph_files, local_files
 from tasks.stages.features import quarantine_record
 from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces
-from training.learner.inference import Decoded
 
 _WORK = "work"
 

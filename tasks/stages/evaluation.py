@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configurable.wording import similar
-from speech.bundle import SPEC, BundleError, load_spec, own_decoder
+from recognition.bundle import SPEC, BundleError, load_spec, own_decoder
 from speech.decoding import DecodeConfig, GreedyConfig
 from speech.lm import LmConfig
 from speech.objectives import objective_of

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from speech.bundle import SPEC, load_spec
+from recognition.bundle import SPEC, load_spec
 from speech.lexicon import GraphemesConfig, build_lexicon
 from speech.lm import WORDS, LmConfig, NetworkConfig, Sources, arpa_of, estimate, estimated_words, text_digests, unit_of
 from speech.lm.network import MODEL

@@ -24,7 +24,7 @@ from training.config import TrainConfig
 from training.learner.sampling import check_weights
 
 if TYPE_CHECKING:
-    from training.learner.devices import Inventory
+    from devices.choice import Inventory
 
 _log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:]+\]|[^:\[\]\s/]+):(?P<port>[0-9]{1,5})")
@@ -148,7 +148,7 @@ def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
     """
     if cfg.launch.kind != "local" or cfg.device == "cpu" or cfg.traits.shared:
         return
-    from training.learner.devices import inventory, rank_device
+    from devices.choice import inventory, rank_device
 
     found = found or inventory()
     if found.trouble and cfg.device == "auto":

@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from speech.bundle import SPEC, BundleSpec, copy_network, load_spec
+from devices.choice import best_device
+from recognition.bundle import SPEC, BundleSpec, copy_network, load_spec
+from recognition.data.state_targets import read_alignments
+from recognition.inference import open_set
+from recognition.state_alignment import StateNetwork, align_states
 from speech.features.cmvn import CmvnStats
 from speech.hmm.aligner import Aligner
 from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
@@ -34,10 +38,6 @@ from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.stage_runs import log_stage
-from training.learner.devices import best_device
-from training.learner.inference import open_set
-from training.learner.state_alignment import StateNetwork, align_states
-from training.learner.state_targets import read_alignments
 
 _WORK, _NETWORK = "work", "network"
 _SPEAKERS = "speakers.json"

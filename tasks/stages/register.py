@@ -28,9 +28,11 @@ from mlflow.models import ModelSignature
 from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 
 import configurable
+import devices
+import recognition
 import speech
+from recognition.bundle import BundleSpec, add_decoder, load_spec
 from speech.audio import encode_flac
-from speech.bundle import BundleSpec, add_decoder, load_spec
 from speech.decoding import DECODERS
 from speech.vad import SileroVad
 from storage.stages import StageOutput
@@ -185,7 +187,7 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about:
             name="model",
             python_model=str(pyfunc_path()),
             artifacts={"bundle": str(bundle)},
-            code_paths=[str(Path(file).parent) for file in (speech.__file__, configurable.__file__)],
+            code_paths=[str(Path(room.__file__).parent) for room in (recognition, speech, devices, configurable)],
             signature=_signature(),
             input_example=_example(run.config.data.sample_rate),
             step=step,

@@ -10,7 +10,9 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
-from speech.bundle import BundleSpec, TiedStates
+from recognition.bundle import BundleSpec, TiedStates
+from recognition.data.segments import cut_set
+from recognition.data.state_targets import read_alignments
 from speech.hmm.priors import log_priors
 from speech.objectives import objective_class
 from speech.tokens import train_tokenizer
@@ -37,8 +39,6 @@ from training.job import TrainJob
 from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
-from training.learner.segments import cut_set
-from training.learner.state_targets import read_alignments
 
 # fields that affect how training runs, but not its result
 _NOT_CONTENT: dict[str, Any] = {

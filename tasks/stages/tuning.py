@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from speech.bundle import load_spec
+from devices.choice import best_device
+from recognition.bundle import load_spec
+from recognition.decoder_tuning import best_trial, try_all
+from recognition.inference import score_some
 from speech.decoding import build_decoder
 from speech.features.cmvn import CmvnStats
 from storage.reading import ShardError
@@ -13,9 +16,6 @@ from tasks.stages import progress
 from tasks.stages.base import Run
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.features import set_url
-from training.learner.decoder_tuning import best_trial, try_all
-from training.learner.devices import best_device
-from training.learner.inference import score_some
 
 VALID = "valid"
 

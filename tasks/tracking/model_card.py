@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from configurable.wording import counted
-from speech.bundle import WEIGHTS
+from recognition.bundle import WEIGHTS
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
 from storage.stages import digest_json

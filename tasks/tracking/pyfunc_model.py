@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
-from speech.transcriber import Transcriber, Transcript
+from recognition.transcriber import Transcriber, Transcript
 
 _COLUMNS = ("text", "seconds", "confidence", "error")
 _SERVER = "mlflow.pyfunc.scoring_server.app"

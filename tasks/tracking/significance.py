@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import mlflow
 
-from speech.bundle import own_decoder
+from recognition.bundle import own_decoder
 from speech.decoding import DecodeConfig
 from speech.scoring import UtteranceScore, compare_systems
 from storage.reading import ShardError

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError, create_model
 
 from configurable.choices import Choice, OneOf, own_fields
-from speech.bundle import BundleSpec
+from recognition.bundle import BundleSpec
 from speech.features.config import FeatureConfig
 from speech.models.config import ModelConfig
 

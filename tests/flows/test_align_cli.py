@@ -6,7 +6,7 @@ import json
 import pytest
 from command_line import invoke
 
-from speech.timings import TimedUtterance
+from recognition.timings import TimedUtterance
 from speech.words import Word
 from tasks.forced_alignment import Alignments
 

@@ -16,8 +16,8 @@ def run_checks(check):
 def test_doctor_reports_gpus(monkeypatch):
     import torch
 
+    from devices.gpus import Driver, Gpus
     from flows.cli import doctor
-    from training.learner.gpus import Driver, Gpus
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Gpus, "driver", lambda self: Driver())
@@ -39,8 +39,8 @@ def test_doctor_reports_gpus(monkeypatch):
 def test_doctor_reports_a_driver_too_old_for_torch(monkeypatch):
     import torch
 
+    from devices.gpus import Driver, Gpus
     from flows.cli import doctor
-    from training.learner.gpus import Driver, Gpus
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

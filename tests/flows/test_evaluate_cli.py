@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from flows.models import model_uri
-from speech.bundle import add_decoder, bundle_digest, own_decoder
+from recognition.bundle import add_decoder, bundle_digest, own_decoder
+from recognition.recognizer import Recognizer
 from speech.decoding import BeamConfig, GreedyConfig, WordsConfig
-from speech.recognizer import Recognizer
 from tasks.config.home import home as home_folder
 from tasks.config.pipeline import parse_config
 from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import Run, StageError
 from tasks.stages.evaluation import evaluation_config, use_model
 
-said = load_beside(__file__, "../speech/test_transcriber.py")
+said = load_beside(__file__, "../recognition/test_transcriber.py")
 RATE, folder, speak = said.RATE, said.folder, said.speak
 
 SAID = {

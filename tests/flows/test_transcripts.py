@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from flows.cli.subtitles import ctm, srt, vtt
+from recognition.bundle import add_decoder
+from recognition.transcriber import Transcriber, Transcript
 from speech.audio import decode_audio, stream_audio
-from speech.bundle import add_decoder
 from speech.decoding import BeamConfig
-from speech.transcriber import Transcriber, Transcript
 from speech.words import Word
 
 pytestmark = pytest.mark.usefixtures("tones_are_speech")
-said = load_beside(__file__, "../speech/test_transcriber.py")
+said = load_beside(__file__, "../recognition/test_transcriber.py")
 RATE, TEXT, folder, speak = said.RATE, said.TEXT, said.folder, said.speak
 
 

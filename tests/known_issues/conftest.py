@@ -3,7 +3,7 @@
 import pytest
 from support import load_beside
 
-from speech.bundle import BundleSpec, save_bundle
+from recognition.bundle import BundleSpec, save_bundle
 from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer

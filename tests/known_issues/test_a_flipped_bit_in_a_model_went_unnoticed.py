@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from speech.bundle import BundleError, check_files, load_bundle, load_spec, save_spec
+from recognition.bundle import BundleError, check_files, load_bundle, load_spec, save_spec
 
 
 def rewrite(bundle, *without):

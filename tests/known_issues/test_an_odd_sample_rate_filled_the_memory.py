@@ -9,9 +9,9 @@ import soundfile
 import torch
 from support import write_table
 
+from recognition.transcriber import Transcriber
 from speech import audio
 from speech.audio import AudioError, decode_audio, resample, stream_audio
-from speech.transcriber import Transcriber
 from tasks.config.pipeline import parse_config
 from tasks.dataset.audio import load_utterance_audio
 from tasks.stages.base import Run

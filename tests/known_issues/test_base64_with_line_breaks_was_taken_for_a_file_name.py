@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import soundfile
 
+from recognition.transcriber import Transcriber
 from speech.audio import AudioError, decode_audio
-from speech.transcriber import Transcriber
 from tasks.tracking.pyfunc_model import SpeechRecognizer, decoded
 
 pytestmark = pytest.mark.usefixtures("tones_are_speech")

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from recognition.data.dataset import Batch
 from speech.objectives import Ctc, CtcConfig
-from training.learner.data import Batch
 
 
 def test_batch_of_empty_transcripts_needs_no_frames():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from devices.precision import describe, has_bf16, lstm_dtype
 from speech.models.networks import lstm as lstms
 from speech.models.networks.lstm import run_lstm
-from speech.models.networks.precision import describe, has_bf16, lstm_dtype
 from training.learner.compute import Learner, mixed_precision, open_set
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

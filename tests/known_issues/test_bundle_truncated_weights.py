@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from speech.bundle import BundleError, load_bundle
+from recognition.bundle import BundleError, load_bundle
 
 
 def test_truncated_weights_raise_bundle_error(bundle):

@@ -7,8 +7,8 @@ import pytest
 import soundfile
 import torch
 
+from recognition.transcriber import Transcriber
 from speech.audio import decode_audio, level_db, stream_audio
-from speech.transcriber import Transcriber
 
 RATE = 8000
 RNG = np.random.default_rng(0)

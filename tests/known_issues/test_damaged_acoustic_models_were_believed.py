@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from speech.adaptation import SpeakerAdapter
+from recognition.adaptation import SpeakerAdapter
 from speech.features import FmllrConfig, MfccConfig
 from speech.hmm.align import Alignment
 from speech.hmm.alignments import AlignedUtterance, AlignedWord, AlignmentInfo, AlignmentsError, AlignmentTable

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from speech.bundle import load_bundle
+from recognition.bundle import load_bundle
 from storage.objects import ObjectStore
 from training.coordinator.messages import replica_name
 from training.learner.checkpoint import mean_weights, read_weights, snapshot_name, write_weights

@@ -119,7 +119,7 @@ def test_full_disk_of_lmplz_is_a_disk_error(tmp_path, monkeypatch):
 
 def test_output_of_a_command_names_its_file(disk, tmp_path):
     from flows.cli.transcripts import open_sink
-    from speech.transcriber import Transcript
+    from recognition.transcriber import Transcript
 
     fill(disk)
     said = rf"^{disk}/\.out\.txt\.\d+\.partial: no space is left on the disk of {disk} \(0 B"

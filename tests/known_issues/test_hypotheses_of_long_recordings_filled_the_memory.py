@@ -5,7 +5,7 @@ The time grew with the square of the recording's length.
 
 import tracemalloc
 
-from speech.alternatives import TimedAlternative, joined_alternatives
+from recognition.alternatives import TimedAlternative, joined_alternatives
 
 PIECES, COUNT, SAID = 100, 30, "x" * 200
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from flows.cli.align import write_files
-from speech.timings import Word
+from recognition.timings import Word
 
 
 def test_each_utterance_has_a_textgrid(tmp_path):

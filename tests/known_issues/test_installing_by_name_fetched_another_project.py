@@ -12,6 +12,7 @@ FOLDERS = (
     "flows",
     "tasks",
     "training",
+    "recognition",
     "speech",
     "storage",
     "configurable",

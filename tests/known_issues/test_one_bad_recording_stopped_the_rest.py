@@ -19,12 +19,12 @@ from support import write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from recognition.bundle import BundleSpec, save_bundle
+from recognition.transcriber import Transcriber
 from speech.audio import MAX_AMPLITUDE, AudioError, check_samples, decode_audio, stream_audio
-from speech.bundle import BundleSpec, save_bundle
 from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.tokens import TokenConfig, train_tokenizer
-from speech.transcriber import Transcriber
 from tasks.tracking import pyfunc_model
 
 pytestmark = pytest.mark.usefixtures("tones_are_speech")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from devices.portions import TooLargeError
 from training.config import OPTIMIZERS, SgdConfig
 from training.learner import compute, optim
 from training.learner.compute import Learner, open_set
 from training.learner.flat import FlatParameters
-from training.learner.microbatches import TooLargeError
 from training.learner.optim import build_optimizer, in_one_pass, load_optimizer_tensors, optimizer_tensors
 from training.learner.prefetch import Loader
 from training.node import run_rank

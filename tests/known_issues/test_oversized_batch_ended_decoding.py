@@ -6,10 +6,9 @@ GPU memory is simulated by a model that rejects batches of more than a given num
 import pytest
 import torch
 
-from speech import recognizer
+from devices.portions import TooLargeError
+from recognition import inference, recognizer
 from speech.decoding import GreedyConfig
-from training.learner import inference
-from training.learner.microbatches import TooLargeError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import textwrap
 import pytest
 import torch
 
+from devices.portions import Portions, TooLargeError
 from training.learner.compute import Learner, open_set
-from training.learner.microbatches import Portions, TooLargeError
 from training.learner.prefetch import Loader
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

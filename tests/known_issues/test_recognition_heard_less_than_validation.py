@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from recognition.inference import decode_set
+from recognition.transcriber import Transcriber
 from speech.decoding import GreedyConfig
 from speech.features import LogMelConfig
 from speech.scoring import score_sets
-from speech.transcriber import Transcriber
 from speech.vad import EverythingConfig
 from tasks.tracking.pyfunc_model import SpeechRecognizer
-from training.learner.inference import decode_set
 from training.node.evaluator import Evaluator
 
 

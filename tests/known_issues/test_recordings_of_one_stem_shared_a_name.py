@@ -8,8 +8,8 @@ import pytest
 from flows.cli.align import write_files
 from flows.cli.transcribe import find_audio
 from flows.cli.transcripts import TIMED, open_sink
-from speech.timings import distinct_names
-from speech.transcriber import Transcript
+from recognition.timings import distinct_names
+from recognition.transcriber import Transcript
 from speech.words import Word
 
 SAID = Transcript("hello", 1.0, 1.0, words=(Word("hello", 0.0, 0.5, 1.0),))

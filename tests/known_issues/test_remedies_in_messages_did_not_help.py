@@ -12,7 +12,7 @@ from support import copy_finished, small_corpus, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from speech.bundle import load_bundle
+from recognition.bundle import load_bundle
 from storage.intact import DamagedObjectError
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config

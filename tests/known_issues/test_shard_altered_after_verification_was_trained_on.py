@@ -5,11 +5,11 @@ import shutil
 import pytest
 from support import load_beside
 
+from recognition.data.dataset import SpeechDataset
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardError, ShardReader
-from training.learner.data import SpeechDataset
 
 
 @pytest.fixture

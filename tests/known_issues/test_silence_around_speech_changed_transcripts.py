@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from recognition.transcriber import Transcriber
 from speech.audio import decode_audio
 from speech.features import LogMelConfig
 from speech.frontend import FrontEnd
 from speech.objectives import objective_class
-from speech.transcriber import Transcriber
 from tasks.config.pipeline import load_config
 from tasks.stages.base import stages_of
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from speech.bundle import BundleError, BundleSpec, TiedStates, load_bundle, save_bundle
+from recognition.bundle import BundleError, BundleSpec, TiedStates, load_bundle, save_bundle
 from speech.features import CmvnStats, LogMelConfig
 from speech.lm.base import LmError
 from speech.lm.lstm import LstmConfig

@@ -14,13 +14,13 @@ from support import load_beside
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from speech.bundle import load_bundle, save_bundle
+from recognition.bundle import load_bundle, save_bundle
+from recognition.transcriber import Transcriber
 from speech.models import ConformerConfig
-from speech.transcriber import Transcriber
 from speech.vad import SileroConfig, build_vad, cutting, silero
 
 pytestmark = pytest.mark.usefixtures("tones_are_speech")
-said = load_beside(__file__, "../speech/test_transcriber.py")
+said = load_beside(__file__, "../recognition/test_transcriber.py")
 RATE, WORDS, folder, speak = said.RATE, said.WORDS, said.folder, said.speak
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
-from speech.bundle import BundleSpec, save_bundle
+from recognition.bundle import BundleSpec, save_bundle
+from recognition.transcriber import Transcriber
 from speech.features import LogMelConfig
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
-from speech.transcriber import Transcriber
 
 
 def transcriber(folder):

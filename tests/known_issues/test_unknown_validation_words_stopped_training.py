@@ -2,8 +2,8 @@
 
 import pytest
 
+from recognition.data.dataset import encode
 from speech.tokens import TokenConfig, TokenError, train_tokenizer
-from training.learner.data import encode
 
 
 @pytest.mark.parametrize("kind", ["words", "characters"])

@@ -10,7 +10,8 @@ import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import load_file, save_file
 
-from speech.bundle import BundleError, load_bundle, load_spec, save_bundle
+from recognition.bundle import BundleError, load_bundle, load_spec, save_bundle
+from recognition.transcriber import Transcriber
 from speech.files import check_finite
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.ivector import IvectorExtractor
@@ -19,7 +20,6 @@ from speech.hmm.ubm import BackgroundModel
 from speech.lm import LmError, LmSpec, LstmConfig, read_network
 from speech.lm.hidden_classes import _WORDS, MODEL, HiddenClassConfig, HiddenClassEstimator
 from speech.lm.vocabulary import SPECIAL
-from speech.transcriber import Transcriber
 from tasks.tracking.pyfunc_model import SpeechRecognizer
 
 

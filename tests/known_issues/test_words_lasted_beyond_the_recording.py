@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from speech.transcriber import Transcriber
+from recognition.transcriber import Transcriber
 from speech.vad import EverythingConfig
 from speech.words import FrameTimes, placed_words
 

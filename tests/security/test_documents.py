@@ -10,7 +10,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from speech.bundle import BundleError, BundleSpec, load_bundle
+from recognition.bundle import BundleError, BundleSpec, load_bundle
 from storage.corpora import open_corpus
 from storage.index import INDEX_NAME, SCHEMA, ShardIndex, ShardIndexError
 from storage.objects import ObjectStore

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, copy_finished, load_beside, tiny_document
 
-from speech.bundle import load_bundle
+from recognition.bundle import load_bundle
 from storage.index import ShardIndex
 from storage.intact import DamagedObjectError
 from storage.objects import ObjectStore

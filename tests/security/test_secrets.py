@@ -85,7 +85,8 @@ def test_the_repository_holds_no_secret():
         r"AKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
         r"|\bgh[pousr]_[A-Za-z0-9]{36}\b|\bxox[abp]-[0-9A-Za-z-]{20,}"
     )
-    folders = ("flows", "tasks", "training", "speech", "storage", "configs", "docs", "benchmarks")
+    rooms = ("flows", "tasks", "training", "recognition", "speech", "storage", "devices")
+    folders = (*rooms, "configs", "docs", "benchmarks")
     for path in (path for folder in folders for path in Path(ROOT, folder).rglob("*")):
         if path.suffix in (".py", ".md", ".yaml", ".yml", ".json", ".sh", ".toml"):
             assert shapes.search(path.read_text(encoding="utf-8")) is None, path

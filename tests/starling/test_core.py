@@ -47,7 +47,7 @@ LEARNER = textwrap.dedent(
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(inputs[rows]), inputs[rows].sum(1, keepdim=True)).backward()
             optimizer.step()
-    print(ring.steps, *(name for name in ("speech", "flows", "tasks", "pyarrow") if name in sys.modules))
+    print(ring.steps, *(name for name in ("recognition", "speech", "flows", "tasks", "pyarrow") if name in sys.modules))
     """
 )
 

@@ -10,7 +10,8 @@ from support import ROOT
 
 import starling
 
-HEAVY = ("torch", "prefect", "mlflow", "typer", "pydantic", "flows", "tasks", "training", "speech", "storage")
+ROOMS = ("flows", "tasks", "training", "recognition", "speech", "storage", "devices")
+HEAVY = ("torch", "prefect", "mlflow", "typer", "pydantic", *ROOMS)
 
 
 @pytest.mark.real_interpreter

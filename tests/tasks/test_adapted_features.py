@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from flows.cli.simulate import training_job
-from speech.adaptation import SpeakerAdapter, add_adaptation
+from recognition.adaptation import SpeakerAdapter, add_adaptation
+from recognition.bundle import BundleError, add_decoder, check_files, save_bundle
+from recognition.recognizer import Recognizer
+from recognition.transcriber import Transcriber
 from speech.audio import decode_audio
-from speech.bundle import BundleError, add_decoder, check_files, save_bundle
 from speech.features import CmvnStats, FeatureError
 from speech.hmm.alignments import AlignmentTable
 from speech.hmm.decode import MINIMUM_FRAMES, decode_plain
 from speech.hmm.model import HmmModel
-from speech.recognizer import Recognizer
-from speech.transcriber import Transcriber
 from speech.vad import DETECTORS
 from storage.index import ShardIndex
 from storage.objects import ObjectStore

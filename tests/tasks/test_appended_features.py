@@ -8,12 +8,12 @@ import pytest
 import torch
 from support import load_beside
 
-from speech.adaptation import add_adaptation
-from speech.bundle import IVECTOR_FILE, BundleError, check_files
+from recognition.adaptation import add_adaptation
+from recognition.bundle import IVECTOR_FILE, BundleError, check_files
+from recognition.recognizer import Recognizer
 from speech.features import CmvnStats, LogMelConfig, build_features
 from speech.features.expand import add_deltas
 from speech.hmm.ivector import IvectorExtractor, statistics
-from speech.recognizer import Recognizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader

@@ -2,7 +2,7 @@
 
 from support import copy_finished
 
-from speech.timings import TimedUtterance
+from recognition.timings import TimedUtterance
 from speech.words import Word
 from tasks.config.home import home as home_folder
 from tasks.dataset.sources import SourceConfig

@@ -6,7 +6,7 @@ import mlflow
 import pytest
 from support import environment, give_mlflow, load_beside, tiny_document
 
-from speech.bundle import check_files, load_spec, own_decoder
+from recognition.bundle import check_files, load_spec, own_decoder
 from tasks.config.home import home
 from tasks.config.pipeline import parse_config
 from tasks.orchestration.stage_tasks import ALL, run_plainly

@@ -21,7 +21,7 @@ import pytest
 from support import environment, tiny_document, write_tone
 
 from flows.servers.services import answers, free_port
-from speech.bundle import BundleSpec, save_bundle
+from recognition.bundle import BundleSpec, save_bundle
 from speech.decoding import DECODERS
 from speech.features import LogMelConfig
 from speech.models import ConformerConfig
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow]
 PREDICT = """
 import importlib.util, sys
 import mlflow
-ROOMS = ("flows", "tasks", "training", "storage", "speech", "prefect")
+ROOMS = ("flows", "tasks", "training", "recognition", "storage", "speech", "devices", "prefect")
 assert not [name for name in ROOMS if importlib.util.find_spec(name)]
 mlflow.set_tracking_uri(sys.argv[1])
 print(mlflow.pyfunc.load_model(sys.argv[2]).predict(sys.argv[3]).to_json(orient="records"))

@@ -3,6 +3,7 @@ import os
 import pytest
 from support import tiny_document
 
+from devices.choice import Inventory
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages import preflight
 from tasks.stages.base import StageError
@@ -17,7 +18,6 @@ from tasks.stages.preflight import (
     split_address,
 )
 from training.config import TrainConfig
-from training.learner.devices import Inventory
 from training.processes.keys import RingKey
 
 

@@ -81,7 +81,7 @@ import base64, importlib.util, json, pickle, sys
 # as if Starling were not installed: its packages can only come from the model
 sys.path = [place for place in sys.path if place]
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
-ROOMS = ("flows", "tasks", "training", "storage", "speech")
+ROOMS = ("flows", "tasks", "training", "recognition", "storage", "speech", "devices")
 assert not [name for name in ROOMS if importlib.util.find_spec(name)]
 loads = []
 def watch(event, args):
@@ -112,7 +112,7 @@ try:
 except Exception as error:
     refused = str(error)
 rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "training", "storage", "prefect"})
-where = [sys.modules[name].__file__ for name in ("speech", "configurable")]
+where = [sys.modules[name].__file__ for name in ("recognition", "speech", "devices", "configurable")]
 found = {k: v.to_dict("records") for k, v in found.items()}
 silero = "silero_vad" in sys.modules
 print(json.dumps(dict(found=found, rooms=rooms, pickles=loads, refused=refused, where=where, silero=silero)))
@@ -148,7 +148,9 @@ def test_champion_transcribes_in_a_new_process_without_run_data(finished, tmp_pa
     one = found["path"][0]
     assert set(one) == {"text", "seconds", "confidence", "error"}
     assert (one["seconds"], one["error"]) == (1.0, "")
-    assert ["/code/speech/" in answer["where"][0], "/code/configurable/" in answer["where"][1]] == [True, True]
+    assert [Path(file).parts[-3:-1] for file in answer["where"]] == [
+        ("code", room) for room in ("recognition", "speech", "devices", "configurable")
+    ]
     for kind in ("bytes", "base64", "array", "list of samples", "table"):
         assert [row["text"] for row in found[kind]] == [one["text"]], kind
         assert found[kind][0]["seconds"] == 1.0

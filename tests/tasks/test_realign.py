@@ -7,7 +7,9 @@ import pytest
 import torch
 from support import environment, load_beside
 
-from speech.bundle import add_decoder, load_spec, save_bundle
+from recognition.bundle import add_decoder, load_spec, save_bundle
+from recognition.data.state_targets import read_alignments
+from recognition.state_alignment import StateNetwork
 from speech.decoding.words import WordsConfig
 from speech.hmm.alignments import AlignmentTable
 from storage.index import ShardIndex
@@ -20,8 +22,6 @@ from tasks.stages.base import StageError, stages_of
 from tasks.stages.features import set_url
 from tasks.stages.realign import REALIGN, moved_share
 from tasks.stages.train import TRAIN, make_job
-from training.learner.state_alignment import StateNetwork
-from training.learner.state_targets import read_alignments
 
 adapted = load_beside(__file__, "test_adapted_features.py")
 home = adapted.home

@@ -6,7 +6,8 @@ import pytest
 from mlflow.exceptions import MlflowException
 from support import copy_finished, finished, give_mlflow, tiny_document
 
-from speech.bundle import load_spec
+from recognition.bundle import load_spec
+from recognition.inference import Decoded
 from speech.decoding import BeamConfig
 from storage.stages import StageOutput
 from tasks.config.pipeline import parse_config
@@ -23,7 +24,6 @@ from tasks.tracking.promotion import settle
 from tasks.tracking.registry import champion_version, current_aliases, find_version
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, client, flatten
 from tasks.tracking.significance import PromotionOptions, SetErrors, decide
-from training.learner.inference import Decoded
 
 
 class Killed(BaseException):

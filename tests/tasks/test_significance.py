@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from support import tiny_document
 
+from recognition.inference import Decoded
 from speech.decoding import GreedyConfig
 from speech.scoring import score_sets
 from tasks.config.pipeline import parse_config
 from tasks.tracking import significance
 from tasks.tracking.registry import ROLLED_BACK_TAG
 from tasks.tracking.significance import Decision, PromotionOptions, SetErrors, count_errors, decide, promotion_decision
-from training.learner.inference import Decoded
 
 CHAMPION = SimpleNamespace(name="m", version="7", tags={})
 

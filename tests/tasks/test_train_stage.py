@@ -6,7 +6,7 @@ from pydantic import create_model
 from support import copy_finished, processes_naming, small_corpus, tiny_document
 
 from configurable.choices import OneOf
-from speech.bundle import load_bundle
+from recognition.bundle import load_bundle
 from speech.tokens import tokenizer_from_dict
 from tasks.config.pipeline import parse_config
 from tasks.stages import progress

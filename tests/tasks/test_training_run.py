@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import copy_outputs, finished, give_mlflow, tiny_document
 
-from speech.bundle import save_bundle
+from recognition.bundle import save_bundle
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
 from tasks.orchestration.stage_tasks import ALL

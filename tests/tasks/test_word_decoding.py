@@ -8,7 +8,7 @@ import pytest
 from support import copy_finished, give_mlflow, load_beside, tiny_document
 from typer.testing import CliRunner
 
-from speech.bundle import check_files, own_decoder
+from recognition.bundle import check_files, own_decoder
 from speech.decoding import WordsConfig
 from speech.decoding.language_model import arpa_words
 from tasks import STAGES

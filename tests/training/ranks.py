@@ -16,7 +16,7 @@ def device_of(rank: int) -> "torch.device":
     """A rank's device, for programs of `run_ranks`: one GPU per rank if `cuda` is among their words, else the CPU."""
     import torch
 
-    from training.learner.devices import claim
+    from devices.choice import claim
 
     if "cuda" not in sys.argv[4:]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # wherever it runs

@@ -6,9 +6,9 @@ import soundfile
 import tones
 import torch
 
+from recognition.data.augmentation import Augmenter
 from speech.features import AugmentConfig
 from speech.features.augment import draws
-from training.learner.augmentation import Augmenter
 from training.learner.compute import Learner, open_set
 from training.learner.prefetch import Loader
 

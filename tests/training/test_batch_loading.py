@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from benchmarks import feeding
+from recognition.data.augmentation import Augmenter
 from speech.features.augment import AugmentConfig
 from training.config import TrainConfig
 from training.learner import compute
-from training.learner.augmentation import Augmenter
 from training.learner.compute import Learner, open_set
 from training.learner.prefetch import Loader, Prefetcher
 from training.node import worker

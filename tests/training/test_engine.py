@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from tones import LEARNS, bare, train_here
 
+from recognition.bundle import load_bundle
 from speech.audio import encode_flac
-from speech.bundle import load_bundle
 from speech.features import LogMelConfig, build_features
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard

@@ -8,8 +8,10 @@ import tones
 import torch
 from pydantic import ValidationError
 
+from recognition.bundle import TiedStates
+from recognition.data.augmentation import Augmenter
+from recognition.data.state_targets import padded_states, read_alignments
 from speech.audio import decode_audio
-from speech.bundle import TiedStates
 from speech.features import build_features
 from speech.features.augment import SpecAugment, WaveAugment
 from speech.features.augment.config import AugmentConfig
@@ -17,9 +19,7 @@ from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTabl
 from speech.hmm.priors import log_priors
 from storage.objects import ObjectStore
 from training.config import TrainConfig
-from training.learner.augmentation import Augmenter
 from training.learner.compute import Learner, open_set
-from training.learner.state_targets import padded_states, read_alignments
 from training.node.evaluator import Evaluator
 from training.simulation.speech import Speech
 

@@ -14,14 +14,14 @@ import torch
 from support import wait_until
 from tones import LEARNS, bare, train
 
+from devices.portions import TooLargeError
+from recognition.data.augmentation import Augmenter
 from speech.features.augment import AugmentConfig
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, build_exchange
 from training.exchange.config import ExchangeConfig
-from training.learner.augmentation import Augmenter
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, open_set
-from training.learner.microbatches import TooLargeError
 from training.learner.prefetch import Loader
 from training.node.evaluator import Evaluator
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tones import bare
 
+from devices.padding import frame_multiple, rounded_up
 from speech.models.networks import conformer
 from training.learner.compute import Learner, open_set
-from training.learner.padding import frame_multiple, rounded_up
 from training.learner.prefetch import Loader
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from emulated_nodes import ROOT, wait_for
 from parameter_servers import ADAMW, ask_raw, client_of, gradients, network, raw_socket, service, serving
 from tones import FEATURES, RATE, TINY
 
-from speech.bundle import BundleSpec
+from recognition.bundle import BundleSpec
 from speech.features import CmvnStats
 from speech.tokens import TokenConfig, train_tokenizer
 from training.config import AdamWConfig

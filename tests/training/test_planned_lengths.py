@@ -4,8 +4,8 @@ import numpy as np
 import tones
 import torch
 
+from recognition.data.augmentation import Augmenter
 from speech.features import WaveAugment
-from training.learner.augmentation import Augmenter
 from training.learner.compute import Learner, open_set
 
 LONGER = {"speed_factors": [0.7, 1.0], "pauses": {"probability": 0.3, "edge_s": [0.0, 2.0]}}

@@ -163,7 +163,7 @@ def test_process_group_on_gpus_is_bound_to_the_device_and_warmed_up(tmp_path, mo
 
 
 def test_hook_stream_runs_between_backward_pass_and_update(monkeypatch):
-    from training.learner.devices import SideStream
+    from devices.choice import SideStream
 
     calls, gpu = RecordedCalls(), torch.device("cuda", 1)
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 from support import wait_until
 
+from devices.gpus import Gpus
 from training.coordinator.messages import CoordinatorError
-from training.learner.gpus import Gpus
 from training.node.system_figures import Machine, SystemFigures
 
 NET = "Inter-|   Receive |  Transmit\n face |bytes packets\n"

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from recognition.bundle import BundleSpec
 from speech.audio import decode_audio, encode_flac
-from speech.bundle import BundleSpec
 from speech.features import CmvnStats, LogMelConfig, build_features
 from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelConfig, TdnnConfig
 from speech.tokens import TokenConfig, train_tokenizer
@@ -288,3 +289,17 @@ def train_here(job: TrainJob, stop_at: int = 0) -> Trained:
             return Trained(job, {}, worker)
         evaluate(Evaluator(job), partial(ask_coordinator, address))
     return Trained(job, ObjectStore(job.output_url).read_json("result.json"), worker)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return make_corpus(tmp_path_factory.mktemp("tones"))
+
+
+@pytest.fixture(scope="session")
+def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A Conformer that knows the six words."""
+    spec = corpus.spec("conformer", model=bare("conformer"))
+    folder = tmp_path_factory.mktemp("trained")
+    job = corpus.job(folder, spec=spec, epochs=10, average=2, optimizer={"lr": 1e-2}, **LEARNS)
+    return train_here(job)

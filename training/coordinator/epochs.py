@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.batching import derive_seed
 from training.coordinator.messages import JsonObject
 from training.coordinator.packing import Rows, pack_bits, pack_rows, unpack_bits, unpack_rows
-from training.learner.batching import derive_seed
 
 MAX_NAMED = 1000
 """Repeated rows that are listed; further ones are only counted."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.batching import derive_seed
 from training.coordinator.epochs import ShardMap, shard_order
 from training.coordinator.messages import CoordinatorError, Lease
 from training.coordinator.packing import Rows, pack_rows, unpack_rows
-from training.learner.batching import derive_seed
 
 Planner = Callable[[int, Rows, str], Sequence[Rows]]
 """(epoch, rows ascending, plan) -> batches. `plan` is "whole" for all rows of an epoch, else a name that depends only

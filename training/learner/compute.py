@@ -14,28 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from devices.choice import is_out_of_memory
+from devices.padding import frame_multiple, rounded_up
+from devices.portions import Portions, cut, undivided
+from devices.precision import describe, has_bf16
+from recognition.data.augmentation import Augmenter
+from recognition.data.dataset import Batch, SpeechDataset
+from recognition.data.segments import segments_of
+from recognition.data.state_targets import StateTargets, read_alignments
 from speech.models.networks.base import ModelStage, TrainableNetwork
 from speech.models.networks.blstm import LstmLayers
-from speech.models.networks.precision import describe, has_bf16
 from speech.objectives import build_objective, objective_class
+from storage.batching import derive_seed
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
 from training.config import OptimizerConfig, SgdConfig
 from training.job import TrainJob
-from training.learner.augmentation import Augmenter
-from training.learner.batching import derive_seed
-from training.learner.data import Batch, SpeechDataset
-from training.learner.devices import is_out_of_memory
 from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
-from training.learner.microbatches import Portions, cut, undivided
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
-from training.learner.padding import frame_multiple, rounded_up
-from training.learner.segments import segments_of
-from training.learner.state_targets import StateTargets, read_alignments
 
 log = logging.getLogger(__name__)
 

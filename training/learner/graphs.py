@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from devices.choice import is_out_of_memory
 from speech.models.networks.lstm import without_host_lengths
-from training.learner.devices import is_out_of_memory
 from training.learner.flat import FlatParameters
 
 log = logging.getLogger(__name__)

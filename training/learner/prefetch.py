@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.learner.augmentation import Augmenter
-from training.learner.data import Batch, SpeechDataset
+from recognition.data.augmentation import Augmenter
+from recognition.data.dataset import Batch, SpeechDataset
 
 Rows = NDArray[np.int64]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from configurable.wording import similar
-from training.learner.batching import derive_seed
+from storage.batching import derive_seed
 
 if TYPE_CHECKING:
     from storage.index import ShardIndex

@@ -17,7 +17,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from devices.choice import claim, is_out_of_memory, release_memory, spare_device
+from recognition.validation import validate
 from speech.decoding import DecodeError
+from speech.objectives import build_objective
+from storage.batching import derive_seed
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import TooManyShardsError
 from training.coordinator.messages import replica_name
@@ -31,7 +35,6 @@ from training.coordinator.requests import (
     StatusRequest,
 )
 from training.job import TrainJob
-from training.learner.batching import derive_seed
 from training.learner.checkpoint import (
     COMPUTE,
     best_epochs,
@@ -43,8 +46,6 @@ from training.learner.checkpoint import (
     write_weights,
 )
 from training.learner.compute import open_set, use_threads
-from training.learner.devices import claim, is_out_of_memory, release_memory, spare_device
-from training.learner.validation import validate
 from training.node.rank import DIVERGED
 from training.processes import logs
 from training.processes.children import end_with_parent, exit_at_once
@@ -118,7 +119,8 @@ class Evaluator:
     def _validate(self) -> dict[str, float]:
         # dither draws random numbers: seed them, so that results do not depend on earlier calls
         torch.manual_seed(derive_seed("valid", self.job.seed))
-        return validate(self.model, self.frontend, self.valid_set, self.tokenizer, self.cfg, self.device)
+        objective = build_objective(self.cfg.objective)
+        return validate(self.model, self.frontend, self.valid_set, self.tokenizer, objective, self.cfg, self.device)
 
     def evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
         """Average the replicas of an epoch that have finite weights, and validate the average and each replica.

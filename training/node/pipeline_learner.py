@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from devices.padding import rounded_up
+from devices.portions import undivided
+from recognition.data.dataset import Batch
 from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.stages import split_model
 from training.job import TrainJob
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, Losses
-from training.learner.data import Batch
-from training.learner.microbatches import undivided
-from training.learner.padding import rounded_up
 from training.node.process_group import NodeGroup
 from training.strategies.pipeline import LayerPipelineConfig
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
-from training.learner.devices import SideStream
+from devices.choice import SideStream
 from training.learner.flat import FlatParameters, share
 from training.node.comm_hooks import GradientBucket, Hook, run_hook
 

@@ -5,13 +5,13 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from devices.choice import claim, inventory, rank_device, share_gpu
+from devices.portions import TooLargeError
 from storage.quarantine import TooManyShardsError
 from training.coordinator.node_client import NodeClient
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
 from training.job import TrainJob
 from training.learner.compute import Learner, use_threads
-from training.learner.devices import claim, inventory, rank_device, share_gpu
-from training.learner.microbatches import TooLargeError
 from training.node.process_group import NodeGroup
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
 from training.node.rendezvous import RankPlacement, Rendezvous, RendezvousError

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from recognition.data.dataset import SpeechDataset
+from storage.batching import derive_seed, plan_epoch
+from training.config import TrainConfig
 from training.coordinator.messages import Progress
 from training.coordinator.node_client import NodeClient
 from training.coordinator.worklist import WHOLE, Assignment
 from training.job import TrainJob
-from training.learner.batching import derive_seed, plan_node
-from training.learner.data import SpeechDataset
 from training.learner.sampling import Draws
 from training.learner.schedule import learning_rate
 from training.node.replica_writer import ReplicaWriter, Wanted
@@ -39,7 +41,19 @@ def count_batches(job: TrainJob, data: SpeechDataset, draws: Draws) -> int:
     Raises:
         BatchError: If the set is empty, or a duration is not a positive number.
     """
-    return len(plan_node(job.train, data.durations[draws.rows(0, np.arange(len(data)))], job.seed))
+    return len(_batches(job.train, data.durations[draws.rows(0, np.arange(len(data)))], job.seed))
+
+
+def _batches(cfg: TrainConfig, seconds: NDArray[np.float64], seed: int, epoch: int = 0) -> list[Rows]:
+    """Batches of one node: its share of the global batch; the ranks then divide each batch among themselves."""
+    return plan_epoch(
+        seconds,
+        batch_seconds=cfg.batch_seconds / cfg.nodes,
+        max_batch=max(1, cfg.max_batch // cfg.nodes),
+        bucket_batches=cfg.bucket_batches,
+        seed=seed,
+        epoch=epoch,
+    )
 
 
 class Scheduler:
@@ -91,7 +105,7 @@ class Scheduler:
         drawn = self.draws.rows(epoch, rows)
         # durations after augmentation: planned by the original ones, slowed-down utterances would add much padding
         seconds = self.stepper.learner.augmenter.heard_seconds(self.data.ids(drawn), self.data.durations[drawn], epoch)
-        return [rows[batch] for batch in plan_node(self.cfg, seconds, seed, epoch)]
+        return [rows[batch] for batch in _batches(self.cfg, seconds, seed, epoch)]
 
     def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
         """Prefetch the shards of the next batches, including those of a new lease while the last one is trained."""

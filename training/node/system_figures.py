@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
+from devices.gpus import Gpus
 from training.coordinator.messages import CoordinatorError
-from training.learner.gpus import Gpus
 
 EVERY_S = 10.0
 """Seconds between samples."""

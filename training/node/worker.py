@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from devices.choice import claim
+from recognition.data.dataset import Batch
+from storage.batching import derive_seed
 from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
 from training.coordinator.membership import View
 from training.coordinator.node_client import NodeClient
 from training.exchange.base import Exchange
 from training.job import TrainJob
-from training.learner.batching import derive_seed
 from training.learner.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
 from training.learner.compute import Learner, open_set
-from training.learner.data import Batch
-from training.learner.devices import claim
 from training.learner.prefetch import Loader, Prefetcher
 from training.learner.sampling import Draws
 from training.node.node_exchange import NodeExchange

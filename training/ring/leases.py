@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from storage.batching import derive_seed
 from training.coordinator.epochs import ShardMap
 from training.coordinator.messages import NamedData
 from training.coordinator.packing import Rows
-from training.learner.batching import derive_seed
 
 
 class LeasedRows(NamedTuple):

@@ -7,18 +7,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speech.bundle import BundleSpec
+from recognition.bundle import BundleSpec
+from recognition.data.dataset import Batch, SpeechDataset
+from recognition.validation import Validation
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.stages import border_bytes, split_model
 from speech.objectives import build_objective
 from speech.objectives.base import NO_STATE
+from storage.batching import derive_seed
 from training.job import TrainJob
-from training.learner.batching import derive_seed
 from training.learner.compute import open_set
-from training.learner.data import Batch, SpeechDataset
 from training.learner.flat import FlatParameters
 from training.learner.schedule import learning_rate
-from training.learner.validation import Validation
 from training.simulation.model import ModelReplica, Stack, one_by_one
 from training.simulation.problem import Activations, Job
 from training.strategies.base import StrategyError

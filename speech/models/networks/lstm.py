@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from speech.models.networks.precision import lstm_dtype
+from devices.precision import lstm_dtype
 
 Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""

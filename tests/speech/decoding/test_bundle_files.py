@@ -7,11 +7,11 @@ import pytest
 import torch
 from support import write_arpa
 
-from speech.bundle import BundleError, BundleSpec, add_decoder, check_files, load_spec, own_decoder, save_bundle
+from recognition.bundle import BundleError, BundleSpec, add_decoder, check_files, load_spec, own_decoder, save_bundle
+from recognition.recognizer import Recognizer
 from speech.decoding import GreedyConfig, WordsConfig
 from speech.features import LogMelConfig
 from speech.models import ConformerConfig
-from speech.recognizer import Recognizer
 from speech.tokens import TokenConfig, train_tokenizer
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import write_arpa
 
-from speech.alternatives import NOTHING, TimedAlternative, joined_alternatives, timed_alternatives
+from recognition.alternatives import NOTHING, TimedAlternative, joined_alternatives, timed_alternatives
 from speech.decoding import BeamConfig, DecodeError, GreedyConfig, TokensConfig, WordsConfig, build_decoder
 from speech.decoding.nbest import WordPath, alternatives, merged_texts, posteriors, word_confidences
 from speech.tokens import CharacterTokenizer

@@ -6,15 +6,15 @@ import pytest
 import torch
 from support import load_beside, write_arpa
 
-from speech.bundle import BundleSpec, add_decoder, check_files, own_decoder, save_bundle
+from recognition.bundle import BundleSpec, add_decoder, check_files, own_decoder, save_bundle
+from recognition.decoder_tuning import try_all
+from recognition.recognizer import Scores
 from speech.decoding import LanguageModelError, WordsConfig, build_decoder
 from speech.decoding.nbest import WordPath
 from speech.decoding.rescoring import Rescorer
 from speech.features import LogMelConfig
 from speech.models import ConformerConfig
-from speech.recognizer import Scores
 from speech.tokens import CharacterTokenizer
-from training.learner.decoder_tuning import try_all
 
 words = load_beside(__file__, "test_words.py")
 WIDE, UNIGRAMS, BIGRAMS, log10_sentence = words.WIDE, words.UNIGRAMS, words.BIGRAMS, words.log10_sentence

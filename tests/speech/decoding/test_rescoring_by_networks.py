@@ -5,7 +5,7 @@ import pytest
 import torch
 from support import load_beside, write_arpa
 
-from speech.bundle import BundleSpec, add_decoder, check_files, own_decoder, save_bundle
+from recognition.bundle import BundleSpec, add_decoder, check_files, own_decoder, save_bundle
 from speech.decoding import WordsConfig, build_decoder
 from speech.decoding.nbest import WordPath
 from speech.decoding.rescoring import Rescorer

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hmm_toys import LEXICON, arpa, best_sentence, context_tree, random_model, sentence_costs
 
-from speech.bundle import BundleError, BundleSpec, TiedStates, add_decoder, load_spec, own_decoder, save_bundle
+from recognition.bundle import BundleError, BundleSpec, TiedStates, add_decoder, load_spec, own_decoder, save_bundle
+from recognition.recognizer import Recognizer, Scores
+from recognition.transcriber import Transcriber
 from speech.decoding import DecodeError, GraphConfig, GreedyConfig, build_decoder
 from speech.features import LogMelConfig
 from speech.hmm.priors import StateOutputs, log_priors, scaled_likelihoods
 from speech.models import TdnnConfig
-from speech.recognizer import Recognizer, Scores
 from speech.tokens import CharacterTokenizer
-from speech.transcriber import Transcriber
 from speech.vad import EverythingConfig
 from speech.words import FrameTimes, timed_words
 

@@ -1,0 +1,198 @@
+"""Adaptation to speakers in recognition: the GMM-HMM in a bundle makes the network's features (fMLLR; Gales 1998).
+
+All speech of a speaker is normalized together, decoded with the GMM-HMM in the graph of the network's decoder, first by
+its mixtures for features that are not adapted, and a transform is estimated from the hypotheses; then again with this
+transform. The network reads the features that the last transform gives, alone or with i-vectors and features of other
+kinds beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from recognition.bundle import HMM_FILES, IVECTOR_FILE, BundleError, BundleSpec, check_files, load_spec, save_spec
+from speech.features import CmvnStats, FeatureConfig, FmllrConfig, build_features
+from speech.features.cmvn import normalize_frames
+from speech.hmm.adapted import AdaptedFeatures
+from speech.hmm.config import AdaptationConfig
+from speech.hmm.decode import MINIMUM_FRAMES, adapt_to_speaker, first_pass
+from speech.hmm.ivector import IvectorExtractor
+from speech.hmm.model import HmmModel, ModelError, model_digest
+
+if TYPE_CHECKING:
+    from speech.features.kaldi import FilterBank
+    from speech.hmm.decode import GraphSearch
+
+
+class SpeakerAdapter:
+    """Makes the features of one speaker's utterances.
+
+    Args:
+        model: The speaker-adapted GMM-HMM.
+        cfg: Its features, and how it decodes.
+        sample_rate: Of the waveforms, Hz.
+        search: The graph of the network's decoder, which has the same states.
+        features: The features that the network reads.
+        extractor: Of the i-vectors among them, if there are any.
+
+    Raises:
+        ValueError: They are of different sizes, so they do not belong together.
+    """
+
+    def __init__(
+        self,
+        model: HmmModel,
+        cfg: AdaptationConfig,
+        sample_rate: int,
+        search: GraphSearch,
+        features: FeatureConfig,
+        extractor: IvectorExtractor | None = None,
+    ) -> None:
+        self.model, self.cfg = model, cfg
+        _check(model, cfg, search, features, extractor)
+        self._extract = build_features(cfg.features, sample_rate)
+        self._adapted = AdaptedFeatures(features, model.chain, extractor)
+        self._others = {n: build_features(part, sample_rate) for n, part in self._adapted.others.items()}
+        self._transforms = any(isinstance(part, FmllrConfig) for part in features.components)
+        self._search = search.with_options(first_pass(cfg.search))
+
+    @torch.inference_mode()
+    def __call__(self, waves: Sequence[Tensor]) -> list[Tensor]:
+        """Adapted features of all of a speaker's utterances.
+
+        Args:
+            waves: Their waveforms [samples] in ±1.
+
+        Returns:
+            float32 [frames, D] for each; without fMLLR if there are fewer than 500 frames.
+        """
+        static, speech = _frames(self._extract, waves)
+        transform = self.transform(static, speech) if self._transforms else None
+        ivectors = self._adapted.ivectors(static)
+        others = {n: _frames(extract, waves)[0] for n, extract in self._others.items()}
+        return [
+            self._adapted(one, transform, ivectors[row], {n: found[row] for n, found in others.items()})
+            for row, one in enumerate(static)
+        ]
+
+    def static(self, waves: Sequence[Tensor]) -> list[Tensor]:
+        """Features of utterances [frames, F], normalized over all of them, as the GMM-HMM was trained on."""
+        return _frames(self._extract, waves)[0]
+
+    def transform(self, static: Sequence[Tensor], speech: Sequence[Tensor] | None = None) -> Tensor | None:
+        """The speaker's fMLLR [D, D + 1] by decoding; None if there is too little speech to estimate it.
+
+        Args:
+            static: Of `static`.
+            speech: Which frames are loud enough for speech, bool [T] for each utterance; all by default.
+        """
+        if (sum(int(one.sum()) for one in speech) if speech else sum(map(len, static))) < MINIMUM_FRAMES:
+            return None
+        passes = self.cfg.search.passes
+        return adapt_to_speaker(self.model, self._search, static, passes, speech=speech)[0]
+
+
+def _check(
+    model: HmmModel,
+    cfg: AdaptationConfig,
+    search: GraphSearch,
+    features: FeatureConfig,
+    extractor: IvectorExtractor | None,
+) -> None:
+    dim = model.gmm.dim
+    sizes = [(model.num_features, cfg.features.width)]
+    sizes += [(dim, part.width) for part in features.components if isinstance(part, FmllrConfig)]
+    if extractor is not None:
+        sizes.append((dim, extractor.model.dim))
+    if search.num_states > model.gmm.num_pdfs or any(one != other for one, other in sizes):
+        raise ValueError(
+            f"the GMM-HMM of {model.gmm.num_pdfs} states and {dim} features does not fit the graph of "
+            f"{search.num_states} states, its own features, or the network's: use the files that were made together"
+        )
+
+
+def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Features of a speaker's utterances, and which of their frames count in `cmvn`.
+
+    Returns:
+        For each utterance, float32 `[T, F]`, normalized over all of them if configured, and bool `[T]`: all frames, or
+        the loud ones if `cmvn_gate_db` is configured.
+    """
+    found, speech, stats = [], [], CmvnStats(extract.dim)
+    for wave in waves:
+        feats, frames = extract(wave[None], torch.tensor([len(wave)]))
+        found.append(feats[0, : int(frames[0])])
+        speech.append(extract.speech_mask(found[-1]))
+        stats.add(found[-1][speech[-1]])
+    if not stats.count or extract.config.cmvn != "speaker":
+        return found, speech
+    mean, std, floor = stats.mean, stats.std, extract.config.cmvn_floor
+    return [normalize_frames(one, mean, std, floor) for one in found], speech
+
+
+def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig, ivector: Path | None = None) -> None:
+    """Give a bundle the GMM-HMM that makes its features, and what extracts the i-vectors among them.
+
+    Args:
+        folder: The bundle's folder.
+        hmm: Folder of the saved GMM-HMM.
+        adaptation: How it is used.
+        ivector: The saved extractor (`IvectorExtractor.save`), if the features have i-vectors.
+
+    Raises:
+        BundleError: The folder is no bundle, it is damaged, or the model was trained with another GMM-HMM.
+    """
+    files, spec = check_files(folder), load_spec(folder)
+    if spec.states is None or model_digest(hmm) != spec.states.model:
+        raise BundleError(f"{hmm} is not the GMM-HMM that {folder} was trained with: give that one, or train again")
+    sources = {name: hmm / Path(name).name for name in HMM_FILES} | ({IVECTOR_FILE: ivector} if ivector else {})
+    for name, source in sources.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, folder / name)
+        files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    save_spec(folder, spec.model_copy(update={"adaptation": adaptation}), files)
+
+
+def load_hmm(folder: Path, spec: BundleSpec) -> HmmModel:
+    """The GMM-HMM of a bundle, whose files have been checked.
+
+    Raises:
+        BundleError: There is none.
+    """
+    if spec.adaptation is None:
+        raise BundleError(
+            f"{folder} has a model for features of kind {spec.features.kind}, but not the GMM-HMM that makes them: "
+            "use the registered model"
+        )
+    try:
+        return HmmModel.load((folder / HMM_FILES[0]).parent)
+    except ModelError as error:
+        raise BundleError(f"{folder} has a damaged GMM-HMM ({error}): fetch the model again") from error
+
+
+def load_extractor(folder: Path, spec: BundleSpec) -> IvectorExtractor | None:
+    """What extracts a bundle's i-vectors, whose files have been checked; None if its features have none.
+
+    Raises:
+        BundleError: The features have i-vectors, but the file is missing, damaged or of another size.
+    """
+    part = AdaptedFeatures.ivector_part(spec.features)
+    if part is None:
+        return None
+    try:
+        found = IvectorExtractor.load(folder / IVECTOR_FILE)
+    except ModelError as error:
+        raise BundleError(f"{folder} lacks an intact {IVECTOR_FILE} ({error}): use the registered model") from error
+    if found.rank != part.dim:
+        raise BundleError(
+            f"{folder / IVECTOR_FILE} has i-vectors of {found.rank} dimensions, but the features of the model have "
+            f"{part.dim}: fetch the model again"
+        )
+    return found

@@ -1,0 +1,351 @@
+"""Bundles: folders with everything needed to turn audio into text, without code or pickle.
+
+`model.safetensors` contains the weights, `bundle.json` the rest: sample rate, features with their statistics, tokens,
+model sizes, text normalization and decoding parameters. Files that these name (a language model, a list of words) are
+copied into the folder; so is the GMM-HMM that adapts features to speakers (`recognition.adaptation`). A flipped bit in
+a weight would silently change the output, so `bundle.json` contains the SHA-256 of the other files and of itself;
+loading verifies them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from safetensors import SafetensorError
+
+from configurable.choices import choice_of, own_fields
+from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
+from speech.features import FeatureChoice
+from speech.features.cmvn import CmvnStats
+from speech.files import check_finite
+from speech.hmm.config import AdaptationConfig
+from speech.hmm.priors import StateOutputs
+from speech.models import ModelChoice, build_model
+from speech.text import NormalizerConfig
+from speech.tokens import Tokenizer, tokenizer_from_dict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.frontend import FrontEnd
+    from speech.models.networks.base import AcousticModel
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+WEIGHTS, SPEC = "model.safetensors", "bundle.json"
+HMM_FILES = ("hmm/model.json", "hmm/model.safetensors")
+"""The GMM-HMM that adapts features to speakers."""
+IVECTOR_FILE = "hmm/ivector.safetensors"
+"""What extracts the i-vectors among the features, if there are any."""
+_LONGEST_FRAME = 100
+"""Aligned frames to an output frame, at most: decoding repeats the scores of an output frame as often."""
+
+
+class BundleError(ValueError):
+    """The folder is not a usable bundle."""
+
+
+class TiedStates(BaseModel):
+    """The tied states of hidden Markov models that a network's outputs stand for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    model: str
+    """SHA-256 of the model that aligned the training data."""
+    frame_shift_ms: float = Field(gt=0)
+    """Time between two aligned frames, milliseconds."""
+    log_priors: tuple[float, ...]
+    """Natural logarithm of each state's share of the aligned frames."""
+
+    @property
+    def size(self) -> int:
+        """Number of states."""
+        return len(self.log_priors)
+
+
+class BundleSpec(BaseModel):
+    """The contents of bundle.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    members: ClassVar[tuple[str, ...]] = (WEIGHTS, SPEC)
+    """Names of the files that `save` writes, in the order in which they are published."""
+
+    format: int = FORMAT
+    sample_rate: int = Field(ge=1, le=1_000_000)
+    features: FeatureChoice
+    stats: dict[str, Any] | None
+    tokenizer: dict[str, Any]
+    model: ModelChoice
+    normalizer: NormalizerConfig = NormalizerConfig()
+    decode: DecodeChoice = GreedyConfig()
+    provenance: dict[str, Any] = {}
+    states: TiedStates | None = None
+    """What the outputs stand for if they are not tokens."""
+    adaptation: AdaptationConfig | None = None
+    """How the GMM-HMM in the folder `hmm` adapts the features to speakers, if they are adapted ones."""
+
+    @field_validator("features", "model", "decode", mode="before")
+    @classmethod
+    def _own_fields(cls, value: Any, info: ValidationInfo) -> Any:
+        choice = choice_of(cls.model_fields[str(info.field_name)])
+        assert choice is not None
+        return own_fields(value, choice.kinds)
+
+    def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
+        """The front end with this bundle's statistics."""
+        stats = CmvnStats.from_dict(self.stats) if self.stats else None
+        from speech.frontend import FrontEnd
+
+        return FrontEnd(self.features, self.sample_rate, stats, speakers)
+
+    def build_tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return tokenizer_from_dict(self.tokenizer)
+
+    @property
+    def num_outputs(self) -> int:
+        """Width of the model's output: tied states, or tokens."""
+        return self.states.size if self.states else self.build_tokenizer().size
+
+    @property
+    def frame_ms(self) -> float:
+        """Time between two output frames, milliseconds."""
+        return self.model.subsampling * self.features.stride * self.features.hop_ms
+
+    @property
+    def frame_factor(self) -> int:
+        """Aligned frames to an output frame; 1 if the outputs are tokens.
+
+        Raises:
+            ValueError: The output frames are not a multiple of the aligned ones.
+        """
+        if self.states is None:
+            return 1
+        factor = self.frame_ms / self.states.frame_shift_ms
+        if not 1 <= factor <= _LONGEST_FRAME or not factor.is_integer():
+            raise ValueError(
+                f"the model puts out a frame every {self.frame_ms:g} ms, which is no multiple of the alignments' "
+                f"{self.states.frame_shift_ms:g} ms (1 to {_LONGEST_FRAME} times): change features.hop_ms, "
+                "features.stride or model.subsampling"
+            )
+        return int(factor)
+
+    @property
+    def states_per_frame(self) -> float:
+        """Aligned frames to a frame of features."""
+        return self.frame_factor / self.model.subsampling
+
+    @property
+    def state_outputs(self) -> StateOutputs | None:
+        """What a decoder needs to know about outputs that are tied states; None for tokens."""
+        return StateOutputs(self.states.log_priors, self.frame_factor) if self.states else None
+
+    def build_model(self) -> AcousticModel:
+        """The acoustic model, with random weights."""
+        return build_model(self.model, self.features.width * self.features.frame_factor, self.num_outputs)
+
+    def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Write the bundle into a folder."""
+        save_bundle(folder, self, weights)
+
+
+class _Written(BundleSpec):
+    """The contents of bundle.json: the spec and the checksums."""
+
+    files: dict[str, str] = {}
+    """SHA-256 of each other file by name; empty in bundles written before checksums were introduced."""
+    checksum: str = ""
+    """SHA-256 of this JSON as `_checksum` computes it."""
+
+
+def save_bundle(folder: Path, spec: BundleSpec, weights: dict[str, Tensor]) -> None:
+    """Write a bundle into a folder, bundle.json last."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, str(folder / WEIGHTS))
+    save_spec(folder, spec, {WEIGHTS: _sha256(folder / WEIGHTS)})
+
+
+def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
+    """Write bundle.json.
+
+    Args:
+        folder: The bundle's folder.
+        spec: Contents of the bundle without the weights.
+        files: SHA-256 of each other file by name.
+    """
+    value = spec.model_dump(mode="json") | {"files": dict(files)}
+    if spec.states is None:  # bundles of models of tokens stay as earlier versions write and read them
+        del value["states"]
+    if spec.adaptation is None:
+        del value["adaptation"]
+    text = json.dumps(value | {"checksum": _checksum(value)}, indent=2, sort_keys=True)
+    (folder / SPEC).write_text(text + "\n", encoding="utf-8")
+
+
+def add_decoder(folder: Path, decode: DecodeConfig) -> None:
+    """Give a bundle other decoding parameters; the files that they name are made or copied into it.
+
+    Raises:
+        BundleError: The folder is no bundle, it is damaged, or a file is not there.
+    """
+    files = {
+        name: sha256 for name, sha256 in check_files(folder).items() if name in (WEIGHTS, *HMM_FILES, IVECTOR_FILE)
+    }
+    with tempfile.TemporaryDirectory(prefix="starling-decoder-") as made:
+        decode = decode.prepared(Path(made))
+        names = _copy_files(folder, decode, files)
+    spec = load_spec(folder).model_copy(update={"decode": decode.with_files(names.__getitem__)})
+    save_spec(folder, spec, files)
+
+
+def _copy_files(folder: Path, decode: DecodeConfig, files: dict[str, str]) -> dict[str, str]:
+    """Copy the files that a decoder reads into a bundle, add their SHA-256 to `files`; returns their names by path."""
+    names: dict[str, str] = {}
+    for field, path in decode.files().items():
+        source = Path(path)
+        if not source.is_file():
+            raise BundleError(f"decode.{field} names {path}, which is not there")
+        names[path] = name = decode.file_fields[field] + "".join(source.suffixes[-2:])
+        shutil.copyfile(source, folder / name)
+        files[name] = _sha256(folder / name)
+    return names
+
+
+def own_decoder(folder: Path) -> DecodeConfig:
+    """A bundle's own decoding parameters, with its files' paths.
+
+    Raises:
+        BundleError: They name files that are not in the bundle.
+    """
+    spec, files = _read(folder)
+    for field, name in spec.decode.files().items():
+        if name not in files or Path(name).name != name:
+            raise BundleError(f"{folder / SPEC} names {name!r} as decode.{field}, which is no file of the bundle")
+    return spec.decode.with_files(lambda name: str(folder / name))
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    """SHA-256 of bundle.json without the checksum itself: keys sorted, no spaces."""
+    rest = {name: item for name, item in value.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def bundle_digest(bundle: Path) -> str:
+    """SHA-256 of a bundle's description, which has the checksums of the other files, and of its weights."""
+    return hashlib.sha256((bundle / SPEC).read_bytes() + _sha256(bundle / WEIGHTS).encode()).hexdigest()
+
+
+def copy_network(source: Path, target: Path) -> str:
+    """Copy a bundle's network and front end, without its decoder and what adapts features.
+
+    Returns:
+        The digest of the copy, the same for bundles that differ in these parts only.
+
+    Raises:
+        BundleError: If the source is not a usable bundle.
+    """
+    own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
+    spec, files = load_spec(source).model_copy(update=own), check_files(source)
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
+    save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
+    return bundle_digest(target)
+
+
+def load_spec(folder: Path) -> BundleSpec:
+    """Read bundle.json; does not check the other files.
+
+    Raises:
+        BundleError: If the file is missing, damaged, or incompatible with this version.
+    """
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
+    """The spec, and the SHA-256 of the other files (none in bundles written before checksums were introduced)."""
+    path = folder / SPEC
+    if not path.is_file():
+        raise BundleError(f"{folder} is not a model bundle: it has no bundle.json")
+    try:
+        value = _Written.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise BundleError(f"{path} is damaged or incompatible with this version of Starling: {error}") from error
+    if value.format != FORMAT:
+        raise BundleError(f"{path} has format {value.format}, but this version of Starling reads {FORMAT}")
+    if value.checksum and value.checksum != _checksum(json.loads(path.read_bytes())):
+        raise BundleError(f"{_damaged(path)}. If you have edited it, remove its field checksum")
+    return BundleSpec(**{name: getattr(value, name) for name in BundleSpec.model_fields}), value.files
+
+
+def check_files(folder: Path) -> dict[str, str]:
+    """Verify the checksums of the other files of a bundle.
+
+    Returns:
+        SHA-256 of each file by name.
+
+    Raises:
+        BundleError: If a file, or bundle.json itself, is missing or damaged.
+    """
+    files = _read(folder)[1]
+    if not files:
+        log.warning(
+            "%s has no checksums (it was written by an earlier version): damage to its weights may go unnoticed", folder
+        )
+    found = {}
+    for name in {WEIGHTS: "", **files}:
+        if not (folder / name).is_file():
+            raise BundleError(f"{folder / name} is missing: {_AGAIN}")
+        found[name] = _sha256(folder / name)
+        if files and found[name] != files.get(name):
+            raise _damaged(folder / name)
+    return found
+
+
+_AGAIN = "fetch the model again, or recreate it with `starling register CONFIG --force`"
+
+
+def _damaged(path: Path) -> BundleError:
+    return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
+
+
+def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
+    """Load a bundle; the model is on the CPU and in evaluation mode.
+
+    Raises:
+        BundleError: If the folder is not a usable bundle.
+    """
+    from speech.models.networks.base import load_network
+
+    spec = load_spec(folder)
+    check_files(folder)
+    try:
+        spec.build_frontend()
+        assert spec.frame_factor
+        assert spec.num_outputs
+    except ValueError as error:
+        raise BundleError(f"{folder / SPEC} does not describe a valid model: {error}") from error
+    try:
+        model = load_network(folder / WEIGHTS, spec.build_model, spec.model.layers)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise BundleError(f"{folder / WEIGHTS} does not match its bundle.json: {error}") from error
+    try:
+        check_finite(model.state_dict())
+    except ValueError as error:
+        raise BundleError(f"{folder / WEIGHTS} is damaged: {error}; {_AGAIN}") from error
+    return spec, model

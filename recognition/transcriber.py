@@ -1,0 +1,330 @@
+"""Transcribes files, bytes and arrays of any length with the model of a bundle."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recognition.alternatives import TimedAlternative, joined_alternatives, timed_alternatives
+from recognition.bundle import own_decoder
+from recognition.recognizer import Recognizer
+from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
+from speech.decoding import DecodeConfig, DecodeError, Hypothesis
+from speech.hmm.utterances import by_speaker
+from speech.vad import VadConfig, build_vad, cut, default_vad
+from speech.words import FrameTimes, Word, timed_words
+
+MAX_SECONDS = 30.0
+"""Longest piece that is recognized at once, in seconds; longer recordings are split."""
+_LONGEST_REASON = 200  # characters of an error that may repeat its input
+_WINDOW = 4  # batches that are read ahead and sorted by length
+_FIRST_WINDOW = 1 / 8  # of a batch: the first results come soon, and pauses between results grow with the time passed
+
+Audio = str | Path | bytes | NDArray[np.floating] | Tensor
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The result for one recording, or the reason why there is none."""
+
+    text: str
+    """The recognized words."""
+    seconds: float
+    """Duration of the recording; 0 if it could not be recognized."""
+    confidence: float
+    """Mean posterior of the recognized tokens, 0 to 1."""
+    error: str = ""
+    """Why the recording could not be read or recognized; empty on success."""
+    words: tuple[Word, ...] = ()
+    """The words with their times, if requested."""
+    nbest: tuple[TimedAlternative, ...] = ()
+    """The best hypotheses including this one, best first, if more than one is requested."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    recording: int
+    wave: Tensor
+    start: float
+    """Start within the recording, in seconds."""
+    speaker: int
+    """Number of the speaker; without speakers, of the recording."""
+    features: Tensor | None = None
+    """Features that are adapted to the speaker, for models that read these."""
+
+    @property
+    def inputs(self) -> Tensor:
+        """What the model's front end reads."""
+        return self.wave if self.features is None else self.features
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The result for one piece."""
+
+    hypothesis: Hypothesis
+    words: list[Word]
+    nbest: list[TimedAlternative] = field(default_factory=list)
+
+
+@dataclass
+class _Recording:
+    """The results for a recording so far."""
+
+    seconds: float = 0.0
+    parts: list[_Part] = field(default_factory=list)
+    error: str = ""
+
+    def transcript(self, nbest: int) -> Transcript:
+        if self.error:
+            return Transcript(text="", seconds=0.0, confidence=0.0, error=self.error)
+        found = [part.hypothesis for part in self.parts]
+        sizes = [len(one.tokens) or len(one.text.split()) for one in found]  # a search of states has no tokens
+        total = sum(one.confidence * size for one, size in zip(found, sizes, strict=True))
+        confidence = total / sum(sizes) if any(sizes) else 0.0
+        text = " ".join(one.text for one in found if one.text)
+        words = tuple(word for part in self.parts for word in part.words)
+        others = joined_alternatives((part.nbest for part in self.parts), nbest) if nbest > 1 else []
+        return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words, nbest=tuple(others))
+
+
+class Transcriber:
+    """Transcribes audio with a bundle's model.
+
+    Args:
+        folder: The bundle's folder.
+        decode: Decoding parameters; the bundle's own by default.
+        device: Device to run on, for example `cpu` or `cuda`.
+        batch_seconds: Seconds of audio per batch, padding included.
+        vad: Voice activity detection, by default Silero VAD: only pieces with speech are recognized.
+        nbest: Number of hypotheses to give of each recording.
+
+    Raises:
+        BundleError: The folder is not a bundle, or the bundle is damaged.
+        DecodeError: More than one hypothesis is requested, and the decoder finds one only.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        decode: DecodeConfig | None = None,
+        device: str = "cpu",
+        batch_seconds: float = 120.0,
+        vad: VadConfig | None = None,
+        nbest: int = 1,
+    ) -> None:
+        self.vad = build_vad(vad or default_vad())
+        if nbest > 1:
+            decode = (decode or own_decoder(folder)).with_nbest(nbest)
+        self.recognizer = Recognizer.load(folder, decode, device)
+        self.spec, self.batch_seconds, self.nbest = self.recognizer.spec, batch_seconds, nbest
+
+    @property
+    def sample_rate(self) -> int:
+        """Default sample rate of arrays: that of the model, in Hz."""
+        return self.spec.sample_rate
+
+    def transcribe(
+        self,
+        audio: Sequence[Audio] | Audio,
+        sample_rate: int | None = None,
+        *,
+        words: bool = False,
+        speakers: Sequence[str] | None = None,
+        on_seconds: Callable[[float], object] | None = None,
+    ) -> list[Transcript]:
+        """Recognize recordings; one that cannot be read gets an error and does not affect the others.
+
+        Files are read while they are recognized, so memory depends neither on their length nor on their number.
+
+        Args:
+            audio: Paths, encoded files as bytes, or arrays [num_samples]: floats in ±1, or integer PCM; or one of them.
+            sample_rate: Sample rate of the arrays in Hz; the model's own by default.
+            words: Whether to return the words' times, too.
+            speakers: Speaker of each recording: a model whose features are adapted to speakers adapts to all recordings
+                of a speaker together (by default, to each recording). Of those, eight minutes are in memory at once.
+            on_seconds: Called after each batch with the seconds of audio recognized in it.
+        """
+        if isinstance(audio, str | Path | bytes) or (isinstance(audio, np.ndarray | Tensor) and audio.ndim == 1):
+            audio = [audio]  # one recording, not one for each character or sample
+        if speakers is not None and len(speakers) != len(audio):
+            raise ValueError(f"there are {len(audio)} recordings, but {len(speakers)} speakers: name one for each")
+        first = {who: number for number, who in reversed(list(enumerate(speakers or ())))}
+        voices = [first[who] for who in speakers] if speakers is not None else list(range(len(audio)))
+        order = sorted(range(len(audio)), key=voices.__getitem__)
+        spoken = ((audio[number], voices[number]) for number in order)
+        found = dict(zip(order, self.stream(spoken, sample_rate, words=words, on_seconds=on_seconds), strict=True))
+        return [found[number] for number in range(len(audio))]
+
+    def stream(
+        self,
+        audio: Iterable[tuple[Audio, int]],
+        sample_rate: int | None = None,
+        *,
+        words: bool = False,
+        on_seconds: Callable[[float], object] | None = None,
+    ) -> Iterator[Transcript]:
+        """Recognize recordings like `transcribe`, and yield transcripts in order as they are finished.
+
+        Short recordings are recognized together: each call of the network and of the decoder has its costs.
+
+        Args:
+            audio: Recordings as for `transcribe`, read as they are needed, each with the number of its speaker; all of
+                a speaker follow one another.
+            sample_rate: As for `transcribe`, like the others.
+            words: Whether to find the words' times.
+            on_seconds: Called after each batch.
+        """
+        found: dict[int, _Recording] = {}
+        window: list[_Piece] = []
+        most = _WINDOW * self.batch_seconds
+        waiting, limit = 0.0, _FIRST_WINDOW * self.batch_seconds
+        for number, piece, seconds in self._read(audio, sample_rate, found):
+            waiting += seconds
+            window += [piece] if piece else []
+            if waiting < limit:
+                continue
+            ready, later = self._complete(window, waiting >= most)
+            if later and not ready:
+                continue
+            self._flush(ready, found, words, on_seconds)
+            window, waiting = later, sum(len(one.wave) for one in later) / self.sample_rate
+            limit = min(2 * limit, most)
+            yield from self._finished(found, later[0].recording if later else number if piece else number + 1)
+        self._flush(window, found, words, on_seconds)
+        yield from self._finished(found)
+
+    def _finished(self, found: dict[int, _Recording], end: int | None = None) -> Iterator[Transcript]:
+        """Remove the recordings, those before a number if there is one, and yield their transcripts."""
+        for number in [one for one in found if end is None or one < end]:
+            yield found.pop(number).transcript(self.nbest)
+
+    def _complete(self, window: list[_Piece], full: bool) -> tuple[list[_Piece], list[_Piece]]:
+        """Pieces to recognize now, and those that wait for more of the last speaker, unless they fill the window."""
+        if not self.recognizer.adapts or not window:
+            return window, []
+        before = [piece for piece in window if piece.speaker != window[-1].speaker]
+        return (before, window[len(before) :]) if before or not full else (window, [])
+
+    def _read(
+        self, audio: Iterable[tuple[Audio, int]], sample_rate: int | None, found: dict[int, _Recording]
+    ) -> Iterator[tuple[int, _Piece | None, float]]:
+        """Yield the number of a recording with each of its pieces and, last, with None; adds it to those found.
+
+        The third value is the piece's duration in seconds. With None it is that of the audio without speech, since
+        recordings without speech also have to be output from time to time; 0 for models that adapt to speech.
+        """
+        for number, (item, speaker) in enumerate(audio):
+            found[number] = recording = _Recording()
+            silent = 0.0
+            for wave, start in self._pieces(item, sample_rate, recording):
+                seconds = len(wave) / self.sample_rate
+                silent -= seconds
+                yield number, _Piece(number, wave, start, speaker), seconds
+            silent += recording.seconds
+            yield number, None, 0.0 if self.recognizer.adapts else max(0.0, silent)
+
+    def _pieces(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[tuple[Tensor, float]]:
+        """Yield a recording's pieces at the model's rate, and their starts; records its duration, or its error."""
+        try:
+            for piece in cut(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
+                yield resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start
+        except AudioError as error:
+            recording.error = str(error)
+        except (TypeError, ValueError) as error:
+            what, why = type(item).__name__, str(error)
+            why = why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]}…"
+            recording.error = f"a {what} is not audio: give a path, bytes or an array of samples ({why})"
+
+    def _blocks(self, item: Audio, sample_rate: int | None) -> Iterator[tuple[Tensor, int]]:
+        if isinstance(item, str | Path | bytes):
+            yield from stream_audio(item)
+            return
+        samples = np.asarray(item)
+        if np.issubdtype(samples.dtype, np.integer):  # PCM as read from a file
+            samples = samples / -float(np.iinfo(samples.dtype).min or -1)
+        wave = torch.as_tensor(samples.astype(np.float32))
+        if wave.ndim != 1 or len(wave) == 0:
+            text = f"an array of shape {tuple(wave.shape)} is not audio: give finite samples [num_samples] in ±1"
+            raise AudioError(text, "unreadable")
+        name = f"an array of shape {tuple(wave.shape)}"
+        check_samples(wave, name)
+        yield wave, check_rate(sample_rate or self.sample_rate, name)
+
+    def _flush(
+        self,
+        window: list[_Piece],
+        found: dict[int, _Recording],
+        words: bool,
+        on_seconds: Callable[[float], object] | None,
+    ) -> None:
+        """Recognize pieces in batches of similar length, and append the results to their recordings in order."""
+        if self.recognizer.adapts:
+            window = self._adapted(window)
+        parts: dict[int, _Part] = {}
+        order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
+        for rows in self._batches(order, window):
+            batch = [window[row] for row in rows]
+            parts |= zip(rows, self._recognize_each(batch, found, words), strict=True)
+            if on_seconds is not None:
+                on_seconds(sum(len(piece.wave) for piece in batch) / self.sample_rate)
+        for row, piece in enumerate(window):
+            found[piece.recording].parts.append(parts[row])
+
+    def _adapted(self, window: list[_Piece]) -> list[_Piece]:
+        """The pieces with features that are adapted to their speakers."""
+        found = list(window)
+        for rows in by_speaker([piece.speaker for piece in window]).values():
+            feats = self.recognizer.adapted([window[row].wave for row in rows])
+            for row, one in zip(rows, feats, strict=True):
+                found[row] = replace(window[row], features=one)
+        return found
+
+    def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
+        rows: list[int] = []
+        for row in order:
+            longest = len(pieces[row].wave) / self.sample_rate
+            if rows and longest * (len(rows) + 1) > self.batch_seconds:
+                yield rows
+                rows = []
+            rows.append(row)
+        if rows:
+            yield rows
+
+    def _recognize_each(self, pieces: list[_Piece], found: dict[int, _Recording], words: bool) -> list[_Part]:
+        """Like `_recognize`, but a piece without usable scores fails its own recording only."""
+        try:
+            return self._recognize(pieces, words)
+        except DecodeError as error:
+            if len(pieces) > 1:
+                return [part for piece in pieces for part in self._recognize_each([piece], found, words)]
+            found[pieces[0].recording].error = (
+                f"the model gives no usable scores for it ({error}): check the audio, and fetch the model again if "
+                "other recordings fail, too"
+            )
+            return [_Part(Hypothesis(), [])]
+
+    def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
+        given, recognizer = [piece.inputs for piece in pieces], self.recognizer
+        inputs = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
+        scores = recognizer.scores(inputs, torch.tensor([len(one) for one in given]))
+        found = recognizer.decode(scores)
+        parts = []
+        for row, (one, piece) in enumerate(zip(found, pieces, strict=True)):
+            log_probs, begin = scores.log_probs[row, : int(scores.frames[row])], piece.start + float(scores.starts[row])
+            end = piece.start + len(piece.wave) / self.sample_rate
+            times = FrameTimes(recognizer.frame_seconds, begin, piece.start, end)
+            spoken = timed_words(one, log_probs, recognizer.tokenizer, times) if words else []
+            parts.append(_Part(one, spoken, timed_alternatives(one, times) if self.nbest > 1 else []))
+        return parts
+
+
+def _counting(recording: _Recording, blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
+    """Yield the blocks and add their duration to the recording's."""
+    for block, rate in blocks:
+        recording.seconds += len(block) / rate
+        yield block, rate

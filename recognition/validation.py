@@ -1,0 +1,107 @@
+"""Loss and greedy word error rate of a set."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from devices.padding import frame_multiple, rounded_up
+from recognition.data.dataset import Batch, SpeechDataset, read_ahead
+from speech.decoding import GreedyConfig, GreedyDecoder, build_decoder
+from speech.frontend import FrontEnd
+from speech.lm.network import WordInputs
+from speech.models.networks.base import TrainableNetwork
+from speech.objectives import Objective
+from speech.scoring import score_sets
+from speech.tokens import Tokenizer
+from storage.batching import plan_epoch
+
+
+class Batching(Protocol):
+    """How large batches are."""
+
+    @property
+    def batch_seconds(self) -> float:
+        """Maximum seconds of audio, padding included."""
+
+    @property
+    def max_batch(self) -> int:
+        """Maximum number of utterances."""
+
+
+class Validation:
+    """Accumulates the loss and the hypotheses of a set, batch by batch.
+
+    Args:
+        objective: Objective that defines the loss.
+        tokenizer: Converts recognized tokens to text; None for models of other outputs.
+    """
+
+    def __init__(self, objective: Objective, tokenizer: Tokenizer | None) -> None:
+        self._objective = objective
+        # tied states need a graph to become words: their training is followed by loss and frame accuracy
+        readable = objective.outputs == GreedyDecoder.reads
+        self._decoder = build_decoder(GreedyConfig(), tokenizer) if tokenizer and readable else None
+        self._loss, self._items = 0.0, 0
+        self._further: dict[str, tuple[float, int]] = {}
+        self._rows: list[tuple[str, str, str, str, str]] = []
+
+    def add(self, batch: Batch, log_probs: Tensor, frames: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            batch: The utterances.
+            log_probs: The model's output [batch, frames, vocab].
+            frames: Output frames of each utterance [batch].
+        """
+        self._loss += float(self._objective.losses(log_probs, frames, batch)[0].double().sum())
+        self._items += self._objective.items(batch)
+        for name, (value, count) in self._objective.figures(log_probs, frames, batch).items():
+            total, items = self._further.get(name, (0.0, 0))
+            self._further[name] = total + value, items + count
+        if self._decoder is None:
+            return
+        for i, hypothesis in enumerate(self._decoder.decode(log_probs, frames)):
+            self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
+
+    def figures(self) -> dict[str, float]:
+        """`loss` in nats per token (or frame, as the objective counts), `wer` as a fraction, further figures.
+
+        Models of tied states have no `wer`.
+        """
+        found = {name: value / max(1, count) for name, (value, count) in self._further.items()}
+        if self._decoder is not None:
+            wer = score_sets(self._rows).wer
+            found["wer"] = float("nan") if wer is None else wer
+        return {"loss": self._loss / max(1, self._items), **found}
+
+
+@torch.inference_mode()
+def validate(
+    model: TrainableNetwork,
+    frontend: FrontEnd | WordInputs,
+    dataset: SpeechDataset,
+    tokenizer: Tokenizer | None,
+    objective: Objective,
+    batching: Batching,
+    device: torch.device,
+) -> dict[str, float]:
+    """Compute loss and WER of a set, without augmentation and in float32, from what recognition reads.
+
+    Returns:
+        What `Validation.figures` gives; and `unreadable`, the utterances lost with damaged shards, if any.
+
+    Raises:
+        TooManyShardsError: If too many are lost for the results to be comparable.
+    """
+    found, unreadable = Validation(objective, tokenizer), 0
+    # targets that are aligned to frames are those of whole utterances
+    features = frontend.trimmed if isinstance(frontend, FrontEnd) and objective.needs == "tokens" else frontend
+    plan = plan_epoch(dataset.durations, batch_seconds=batching.batch_seconds, max_batch=batching.max_batch)
+    for batch in read_ahead(dataset.batch, plan):
+        unreadable += batch.unreadable
+        if not batch.ids:
+            continue
+        feats, frames = features(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)[:2]
+        found.add(batch, *model(rounded_up(feats, frame_multiple(device)), frames))
+    return found.figures() | ({"unreadable": float(unreadable)} if unreadable else {})

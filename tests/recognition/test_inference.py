@@ -1,0 +1,92 @@
+"""Decoding a set: every utterance once, in the order of the index, whatever the batches."""
+
+import pytest
+import torch
+
+from recognition.inference import decode_set
+from speech.audio import encode_flac
+from speech.decoding import DECODERS, GreedyConfig
+from storage.batching import BatchError
+from storage.objects import ObjectStore
+from storage.shards import Sample, build_index, write_shard
+
+GREEDY = GreedyConfig()
+
+
+def decode(trained, url, tmp_path, **options):
+    return decode_set(trained.bundle, url, **{"decode": GREEDY, "cache": tmp_path / "cache", **options})
+
+
+def test_a_trained_model_recognizes_the_set(trained, corpus, tmp_path):
+    done = []
+    found = decode(trained, corpus.url("valid"), tmp_path, batch_seconds=2.0, on_progress=lambda *n: done.append(n))
+    assert [entry.id for entry in found] == [sample.id for sample in corpus.valid]
+    assert [entry.hyp for entry in found] == [entry.ref for entry in found]
+    for entry, sample in zip(found, corpus.valid, strict=True):
+        assert entry.ref == sample.row["text"]
+        assert (entry.speaker, entry.domain) == (sample.row["speaker"], "tones")
+        assert entry.duration == pytest.approx(sample.row["duration"])
+        assert 0.3 < entry.confidence <= 1.0
+        assert entry.score <= 0.0
+    counts = [count for count, _ in done]
+    assert counts == sorted(counts)
+    assert done[-1] == (12, 12)
+    assert len(done) > 1
+
+
+@pytest.mark.parametrize("kind", ["greedy", "beam"])
+def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path, kind):
+    cfg = DECODERS[kind].config()
+    one = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=0.1)
+    all_at_once = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=1000)
+    assert [entry.hyp for entry in one] == [entry.hyp for entry in all_at_once]
+    assert [entry.score for entry in one] == pytest.approx([entry.score for entry in all_at_once], abs=1e-3)
+
+
+def write_waves(url, waves, rate):
+    samples = []
+    for number, wave in enumerate(waves):
+        row = {
+            "duration": len(wave) / rate,
+            "num_frames": len(wave),
+            "sample_rate": rate,
+            "text": "zz not in the tokens",
+        }
+        samples.append(Sample(f"u{number}", {"flac": encode_flac(wave, rate)}, row))
+    store = ObjectStore(url)
+    build_index([write_shard(store, "0.tar", samples, "flac")] if samples else [], {"payload": "flac"}).write(store)
+
+
+def test_utterances_shorter_than_a_frame_give_no_words(trained, tmp_path):
+    """Also alone in a batch; and transcripts may contain words outside the model's vocabulary."""
+    write_waves(str(tmp_path / "set"), [torch.zeros(80), torch.zeros(4000), torch.zeros(1)], 8000)
+    for batch_seconds in (0.01, 100):
+        found = decode(trained, str(tmp_path / "set"), tmp_path, batch_seconds=batch_seconds)
+        assert [entry.hyp for entry in found if entry.duration < 0.02] == ["", ""]
+        assert found[0].ref == "zz not in the tokens"
+
+
+def test_audio_of_another_sample_rate_is_resampled(trained, corpus, tmp_path):
+    from speech.audio import decode_audio, resample
+
+    waves = [resample(decode_audio(sample.members["flac"])[0], 8000, 16000) for sample in corpus.valid]
+    write_waves(str(tmp_path / "set"), waves, 16000)
+    found = decode(trained, str(tmp_path / "set"), tmp_path)
+    assert [entry.hyp for entry in found] == [sample.row["text"] for sample in corpus.valid]
+
+
+def test_set_in_a_remote_object_store_is_decoded(trained, corpus, tmp_path):
+    remote = ObjectStore(f"memory://{tmp_path.name}/valid")
+    local = ObjectStore(corpus.url("valid"))
+    for name in local.list():
+        remote.write(name, local.read(name))
+    found = decode(trained, remote.url, tmp_path)
+    assert [entry.hyp for entry in found] == [sample.row["text"] for sample in corpus.valid]
+    assert list((tmp_path / "cache").glob("*.tar"))
+    remote.delete_tree("")
+
+
+def test_an_empty_set_is_refused(trained, tmp_path):
+    write_waves(str(tmp_path / "set"), [], 8000)
+    with pytest.raises(BatchError, match="empty"):
+        decode(trained, str(tmp_path / "set"), tmp_path)

@@ -1,0 +1,184 @@
+"""Transcription of files, bytes and arrays of any length.
+
+The acoustic model makes no errors: the loudest of six mel bands determines the word, silence is the blank.
+"""
+
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from recognition.bundle import BundleError, BundleSpec, save_bundle
+from recognition.transcriber import Transcriber
+from speech.audio import encode_flac
+from speech.decoding import BeamConfig
+from speech.features import LogMelConfig
+from speech.models import BlstmConfig
+from speech.tokens import TokenConfig, train_tokenizer
+
+pytestmark = pytest.mark.usefixtures("tones_are_speech")
+RATE = 8000
+WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot"]
+
+
+class LoudestBand(torch.nn.Module):
+    """Log-mel frames [B, T, 6] to sure log probabilities over blank and words."""
+
+    def forward(self, feats, lengths):
+        best, band = feats.max(dim=2)
+        tokens = torch.where(best > 15.0, band + 1, 0)
+        return (torch.nn.functional.one_hot(tokens, 7) * 20.0).log_softmax(-1), lengths
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    spec = BundleSpec(
+        sample_rate=RATE,
+        features=LogMelConfig(num_mels=6, cmvn="none"),
+        stats=None,
+        tokenizer=train_tokenizer(TokenConfig(kind="words"), WORDS).to_dict(),
+        model=BlstmConfig(dim=8, layers=1, channels=2, subsampling=1),
+    )
+    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+    return folder
+
+
+@pytest.fixture
+def transcriber(folder):
+    transcriber = Transcriber(folder)
+    transcriber.recognizer.model = LoudestBand()
+    return transcriber
+
+
+def speak(text, rate=RATE, pause=0.1):
+    """Each word is a tone in the middle of its mel band, with fades, since a click has energy in all bands."""
+    top = 1127 * math.log(1 + 4000 / 700)
+    bottom = 1127 * math.log(1 + 20 / 700)
+    pieces = [np.zeros(int(pause * rate))]
+    for word in text.split():
+        mel = bottom + (top - bottom) * (WORDS.index(word) + 1) / 7
+        frequency = 700 * (math.exp(mel / 1127) - 1)
+        tone = np.sin(2 * np.pi * frequency * np.arange(int(0.2 * rate)) / rate)
+        pieces += [0.4 * np.hanning(len(tone)) * tone, np.zeros(int(pause * rate))]
+    return np.concatenate(pieces).astype(np.float32)
+
+
+TEXT = "delta alpha foxtrot bravo echo charlie"
+
+
+def test_arrays_tensors_bytes_and_paths_give_the_same(transcriber, tmp_path):
+    wave = speak(TEXT)
+    data = encode_flac(torch.from_numpy(wave), RATE)
+    (tmp_path / "a.flac").write_bytes(data)
+    items = [wave, torch.from_numpy(wave), wave.astype(np.float64), data, tmp_path / "a.flac", str(tmp_path / "a.flac")]
+    found = transcriber.transcribe(items)
+    assert [one.text for one in found] == [TEXT] * len(items)
+    for one in found:
+        assert one.seconds == pytest.approx(len(wave) / RATE)
+        assert 0.9 < one.confidence <= 1.0
+        assert one.error == ""
+    for item in items:  # one recording needs no list
+        assert [one.text for one in transcriber.transcribe(item)] == [TEXT]
+
+
+def test_any_format_rate_and_channel_count_is_transcribed(transcriber, tmp_path):
+    for name, rate in [("a.wav", 44100), ("b.ogg", 16000), ("c.mp3", 22050), ("d.flac", 11025)]:
+        wave = speak(TEXT, rate)
+        soundfile.write(tmp_path / name, np.stack([wave, wave], axis=1), rate)
+    found = transcriber.transcribe(sorted(tmp_path.iterdir()))
+    assert [one.text for one in found] == [TEXT] * 4
+
+
+def test_arrays_of_another_rate_are_resampled(transcriber):
+    found = transcriber.transcribe([speak(TEXT, 16000)], sample_rate=16000)
+    assert found[0].text == TEXT
+    assert found[0].seconds == pytest.approx(len(speak(TEXT)) / RATE, abs=0.01)
+
+
+def test_results_are_in_input_order(folder):
+    texts = [" ".join(WORDS[: 1 + k % 6]) for k in range(14)]
+    waves = [speak(text) for text in texts]
+    for batch_seconds in (0.1, 3.0, 1000.0):
+        transcriber = Transcriber(folder, batch_seconds=batch_seconds)
+        transcriber.recognizer.model = LoudestBand()
+        assert [one.text for one in transcriber.transcribe(waves)] == texts
+
+
+def test_batch_size_is_bounded(folder):
+    transcriber = Transcriber(folder, batch_seconds=4.0)
+    sizes = []
+
+    class Recorder(LoudestBand):
+        def forward(self, feats, lengths):
+            sizes.append(tuple(feats.shape[:2]))
+            return super().forward(feats, lengths)
+
+    transcriber.recognizer.model = Recorder()
+    transcriber.transcribe([speak(TEXT)[: 1000 * k] for k in range(1, 15)])
+    assert sum(rows for rows, _ in sizes) == 14
+    assert all(rows == 1 or rows * frames <= 400 for rows, frames in sizes)
+
+
+def test_unreadable_recording_stops_no_other(transcriber, tmp_path):
+    wave = speak("echo")
+    (tmp_path / "text.wav").write_text("this is no audio")
+    (tmp_path / "cut.flac").write_bytes(encode_flac(torch.from_numpy(wave), RATE)[:100])
+    empty = io.BytesIO()
+    soundfile.write(empty, np.zeros(0, dtype=np.float32), RATE, format="WAV")
+    bad = [
+        (tmp_path / "text.wav", "text.wav"),
+        (tmp_path / "absent.wav", "absent.wav"),
+        (tmp_path / "cut.flac", "cut.flac"),
+        (tmp_path, "is a folder"),
+        (b"", "is empty"),
+        (empty.getvalue(), "no sample"),
+        (np.zeros(0), "shape \\(0,\\)"),
+        (np.zeros((2, 100)), "shape \\(2, 100\\)"),
+        (np.array([0.0, np.nan]), "finite"),
+        (np.float32(3.0), "shape \\(\\)"),
+    ]
+    found = transcriber.transcribe([wave, *(item for item, _ in bad), wave])
+    assert [found[0].text, found[-1].text] == ["echo", "echo"]
+    for one, (_, message) in zip(found[1:-1], bad, strict=True):
+        assert pytest.approx((0.0, 0.0)) == (one.seconds, one.confidence)
+        assert one.text == ""
+        assert re.search(message, one.error), one.error
+
+
+def test_silence_and_snippets_give_no_words(transcriber):
+    found = transcriber.transcribe([np.zeros(8000), np.zeros(1), np.zeros(150)])
+    assert [one.text for one in found] == ["", "", ""]
+    assert [one.error for one in found] == ["", "", ""]
+    assert transcriber.transcribe([np.zeros(10)])[0].text == ""  # alone in its batch
+    assert transcriber.transcribe([]) == []
+
+
+def test_long_audio_is_cut_at_pauses(transcriber):
+    """Two and a half minutes with the real model's limits: no word is lost at a cut, none is doubled."""
+    texts = [WORDS[k] for k in np.random.default_rng(0).integers(0, 6, 300)]
+    wave = speak(" ".join(texts), pause=0.3)
+    found = transcriber.transcribe([wave])[0]
+    assert found.seconds == pytest.approx(150.3)
+    assert found.text.split() == texts
+
+
+def test_decoding_can_be_chosen(folder):
+    transcriber = Transcriber(folder, decode=BeamConfig(beam=4))
+    transcriber.recognizer.model = LoudestBand()
+    assert transcriber.transcribe([speak(TEXT)])[0].text == TEXT
+    assert transcriber.sample_rate == RATE
+
+
+def test_untrained_real_model_runs(folder):
+    found = Transcriber(folder).transcribe([speak(TEXT), np.zeros(10)])
+    assert [one.error for one in found] == ["", ""]
+
+
+def test_missing_bundle_is_a_clear_error(tmp_path):
+    with pytest.raises(BundleError, match=r"bundle\.json"):
+        Transcriber(tmp_path)

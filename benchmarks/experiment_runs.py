@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tasks.simulated_speech import Speech
 from training.config import OPTIMIZERS, ScheduleConfig
 from training.job import TrainJob
 from training.simulation import Cluster, MembershipChange, Simulation
 from training.simulation.problem import Job, Problem
-from training.simulation.speech import Speech
 from training.strategies.registry import find_method
 
 WARMUP = 10 / 16

@@ -242,9 +242,10 @@ def _job(output: Path, name: str, sets: dict[str, list[Any]], document: Row, mod
     import torch
 
     from recognition.bundle import BundleSpec
+    from recognition.systems.acoustic import AcousticTaskConfig
     from speech.features import CmvnStats, build_features
     from speech.tokens import TokenConfig, train_tokenizer
-    from training.config import TrainConfig
+    from tasks.config.training import AcousticTrainConfig
     from training.job import TrainJob
 
     tokens = train_tokenizer(
@@ -258,13 +259,14 @@ def _job(output: Path, name: str, sets: dict[str, list[Any]], document: Row, mod
         feats, frames = extract(wave[None], torch.tensor([len(wave)]))
         mask = extract.speech_frames(feats, frames)
         stats.add(feats[mask] if mask is not None else feats[0, : int(frames[0])])
+    train = AcousticTrainConfig.model_validate(document["train"])
+    spec = spec.model_copy(update={"stats": stats.to_dict()})
+    task = AcousticTaskConfig(spec=spec, objective=train.objective, augment=train.augment, train_url="x", valid_url="x")
     job = TrainJob(
         run=name,
         seed=1,
-        train=TrainConfig.model_validate(document["train"]),
-        spec=spec.model_copy(update={"stats": stats.to_dict()}),
-        train_url="x",
-        valid_url="x",
+        train=train.engine_part(),
+        task=task,
         output_url="x",
         journal=Path("x"),
         cache=Path("x"),
@@ -274,11 +276,13 @@ def _job(output: Path, name: str, sets: dict[str, list[Any]], document: Row, mod
 
 def packed_job(place: Place, name: str, folder: Path, **train: Any) -> Any:
     """The job of a packed training, with some fields of `train` replaced, and its output in a folder."""
+    from tasks.engine import know_tasks
     from training.job import TrainJob
 
+    know_tasks()
     document = json.loads((place.pack / f"{name}.json").read_text())
     document["train"] |= {"device": place.device, "log_steps": 1, "checkpoint_steps": 100_000} | train
-    document |= {f"{part}_url": str(place.pack.resolve() / name / part) for part in ("train", "valid")}
+    document["task"] |= {f"{part}_url": str(place.pack.resolve() / name / part) for part in ("train", "valid")}
     document |= {"output_url": str(folder / "output"), "journal": str(folder / "journal.jsonl")}
     return TrainJob.model_validate(document | {"cache": str(folder / "cache")})
 
@@ -418,8 +422,8 @@ def _conformer(place: Place, job: Any, seconds: float, name: str) -> Row:
     from training.learner.prefetch import Loader
 
     device = torch.device("cuda", 0) if place.gpu else torch.device("cpu")
-    learner, dataset = Learner(job, device), open_set(job, job.train_url)
-    load = Loader(dataset, learner.augmenter, device)
+    learner, dataset = Learner(job, device), open_set(job, "train")
+    load = Loader(dataset, learner.task, device)
     planned = plan_epoch(dataset.durations, batch_seconds=seconds, max_batch=64, seed=1, epoch=3)
     batches = [load(rows, 3) for rows in planned[:6]]
     audio = sum(batch.seconds for batch in batches) / len(batches)

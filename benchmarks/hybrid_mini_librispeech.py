@@ -26,6 +26,7 @@ from torch import Tensor
 
 from benchmarks.hmm_mini_librispeech import ROWS, Recognition, measured, read_cmudict, read_corpus, transcripts, wer
 from recognition.bundle import BundleSpec, TiedStates, load_bundle
+from recognition.systems.acoustic import AcousticTaskConfig
 from speech.features import CmvnStats, MfccConfig
 from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint
@@ -40,7 +41,8 @@ from speech.models import ModelChoice
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
-from training.config import TrainConfig
+from tasks.config.training import AcousticTrainConfig
+from tasks.engine import know_tasks
 from training.job import TrainJob
 from training.launch.training_process import run_training
 
@@ -124,14 +126,15 @@ def make_job(work: Path, texts: Sequence[str], model: dict[str, object], train: 
         model=TypeAdapter(ModelChoice).validate_python(model),
         states=states,
     )
+    recipe = AcousticTrainConfig.model_validate(train)
+    urls = {f"{name}_url": str(work / name) for name in ("train", "valid", "alignments")}
+    task = AcousticTaskConfig(spec=spec, objective=recipe.objective, augment=recipe.augment, **urls)
+    know_tasks()
     return TrainJob(
         run="hybrid-benchmark",
         seed=1,
-        train=TrainConfig.model_validate(train),
-        spec=spec,
-        train_url=str(work / "train"),
-        valid_url=str(work / "valid"),
-        alignments_url=str(work / "alignments"),
+        train=recipe.engine_part(),
+        task=task,
         output_url=str(work / "output"),
         journal=work / "journal.jsonl",
         cache=work / "cache",
@@ -200,7 +203,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--hmm", type=Path, default=Path("hmm-work"), help="work folder of hmm_mini_librispeech")
     parser.add_argument("--work", type=Path, default=Path("hybrid-work"))
     parser.add_argument("--model", default="{}", help="as JSON: changes to the TDNN, or another kind")
-    parser.add_argument("--train", default="{}", help="changes to TrainConfig as JSON")
+    parser.add_argument("--train", default="{}", help="changes to the section train as JSON")
     parser.add_argument("--beam", type=float, default=12.0)
     parser.add_argument("--scales", type=float, nargs="+", default=[0.1], help="acoustic scales of the network")
     parser.add_argument("--only", choices=("prepare", "train", "decode"), nargs="+", help="these steps only")
@@ -215,7 +218,7 @@ def train_network(args: argparse.Namespace, texts: Sequence[str]) -> None:
     changes = json.loads(args.model)
     model = changes if changes.get("kind", "tdnn") != "tdnn" else MODEL | changes
     job = make_job(args.work, texts, model, TRAIN | json.loads(args.train))
-    with measured("network: train", weights=job.spec.build_model().num_parameters()) as row:
+    with measured("network: train", weights=job.task.spec.build_model().num_parameters()) as row:
         before = children_cpu()
         run_training(job, args.work / "process")
         row["children_cpu_s"] = round(children_cpu() - before, 1)

@@ -5,7 +5,6 @@ run (SIGTERM) and killing it (kill -9) both end everything that it started.
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ from flows.servers.shutdown import outlive_reader
 from tasks.config.credentials import export_credentials
 from tasks.config.home import home
 from tasks.config.pipeline import StorageConfig
+from tasks.engine import know_tasks
 from tasks.stages.preflight import check_key_file, split_address
 from training.node.rank import STOPPED
 from training.processes.children import Child, end_of_log, log_size, stop
 from training.processes.logs import redact
+from training.processes.program import engine_command
 from training.processes.sockets import own_address
 
 _PATIENCE_S = 9.0
@@ -67,14 +68,9 @@ def node(
     place = Path(folder) if folder else node_folder(node_rank, coordinator)
     place.mkdir(parents=True, exist_ok=True)
     address = bind or own_address(coordinator)
-    command = [
-        sys.executable,
-        "-m",
-        "training.node.agent",
-        "--coordinator",
-        coordinator,
-        *(["--key-file", key_file] if key_file else []),
-    ]
+    know_tasks()
+    command = engine_command("training.node.agent", "--coordinator", coordinator)
+    command += ["--key-file", key_file] if key_file else []
     command += ["--folder", str(place), "--node-rank", str(node_rank), "--max-restarts", str(max_restarts)]
     command += ["--bind", address, "--advertise", advertise or address, "--parent", str(os.getpid())]
     # the job's own setting is the cache folder of the machine that made it

@@ -9,7 +9,6 @@ from devices.padding import frame_multiple, rounded_up
 from recognition.data.dataset import Batch, SpeechDataset, read_ahead
 from speech.decoding import GreedyConfig, GreedyDecoder, build_decoder
 from speech.frontend import FrontEnd
-from speech.lm.network import WordInputs
 from speech.models.networks.base import TrainableNetwork
 from speech.objectives import Objective
 from speech.scoring import score_sets
@@ -79,7 +78,7 @@ class Validation:
 @torch.inference_mode()
 def validate(
     model: TrainableNetwork,
-    frontend: FrontEnd | WordInputs,
+    frontend: FrontEnd,
     dataset: SpeechDataset,
     tokenizer: Tokenizer | None,
     objective: Objective,
@@ -96,7 +95,7 @@ def validate(
     """
     found, unreadable = Validation(objective, tokenizer), 0
     # targets that are aligned to frames are those of whole utterances
-    features = frontend.trimmed if isinstance(frontend, FrontEnd) and objective.needs == "tokens" else frontend
+    features = frontend.trimmed if objective.needs == "tokens" else frontend
     plan = plan_epoch(dataset.durations, batch_seconds=batching.batch_seconds, max_batch=batching.max_batch)
     for batch in read_ahead(dataset.batch, plan):
         unreadable += batch.unreadable

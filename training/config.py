@@ -5,9 +5,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from configurable.choices import Choice, OneOf
-from recognition.data.segments import SegmentConfig
-from speech.features.augment import AugmentConfig
-from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
 from training.coordinator.config import MembershipConfig
 from training.exchange.config import ExchangeConfig
 from training.learner.sampling import SamplingConfig
@@ -89,7 +86,7 @@ class LaunchConfig(BaseModel):
 
 
 class TrainConfig(BaseModel):
-    """Training of one acoustic model."""
+    """How a network is trained, whatever it is."""
 
     model_config = _MODEL_CONFIG
 
@@ -107,8 +104,6 @@ class TrainConfig(BaseModel):
     `launch.trusted_network`."""
     exchange: ExchangeConfig = ExchangeConfig()
     """How nodes average their weights."""
-    objective: ObjectiveChoice = CtcConfig()
-    """What is minimized."""
     comm_hook: Literal["none", "bf16", "powersgd"] = "none"
     """How gradients travel within a node of `scpsgd` or `h-adpsgd`: uncompressed, or by PyTorch's hook of that name."""
     membership: MembershipConfig = MembershipConfig()
@@ -139,10 +134,6 @@ class TrainConfig(BaseModel):
     """Optimizer and its constants."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over training."""
-    segments: SegmentConfig | None = None
-    """Train on segments of utterances: `max_batch` counts these. Needs stored features and an objective of frames."""
-    augment: AugmentConfig = AugmentConfig()
-    """Augmentation of training audio and features; validation and test data are not augmented."""
     average: int = Field(default=1, ge=1)
     """The final model averages the weights of this many epochs, those with the lowest validation loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -167,6 +158,10 @@ class TrainConfig(BaseModel):
     learner_metrics: Literal["auto", "always", "never"] = "auto"
     """Whether MLflow gets the figures of each learner besides those of the training as a whole; `auto` up to eight
     learners. The journal has them in any case."""
+
+    def engine_part(self) -> "TrainConfig":
+        """The fields of this class alone, without those that derived ones add for a task."""
+        return TrainConfig(**{name: getattr(self, name) for name in TrainConfig.model_fields})
 
     @property
     def learners(self) -> int:
@@ -205,23 +200,6 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"learners_per_node is {self.learners_per_node} but {self.strategy.kind} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_targets(self) -> "TrainConfig":
-        needs = objective_class(self.objective).needs
-        if self.traits.split and needs != "tokens":
-            raise ValueError(
-                f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the {needs} that "
-                f"{self.objective.kind} needs: use another strategy"
-            )
-        if needs == "states":
-            self.augment.refuse_insertions()
-        elif self.segments:
-            raise ValueError(
-                f"segments have no transcripts, which {self.objective.kind} needs: leave segments out, or use "
-                "objective frame_cross_entropy"
             )
         return self
 

@@ -1,14 +1,12 @@
 """A training job: the complete configuration of a training process, as a JSON file."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from recognition.bundle import BundleSpec
-from speech.features.cmvn import CmvnStats
-from speech.lm import LmSpec
 from training.config import TrainConfig
+from training.learner.task import TASKS, TaskConfig
 
 
 class TrainJob(BaseModel):
@@ -22,17 +20,8 @@ class TrainJob(BaseModel):
     """Seed of initialization, batch order, dropout and augmentation."""
     train: TrainConfig
     """How to train."""
-    spec: BundleSpec | LmSpec
-    """What is trained: the contents of the finished bundle (features, tokens, model sizes, normalization), or a
-    language model that is a network."""
-    speakers: dict[str, dict[str, Any]] = {}
-    """Feature statistics by speaker, for `cmvn: speaker`."""
-    train_url: str
-    """Store of the training set's index and shards."""
-    valid_url: str
-    """Store of the validation set's index and shards."""
-    alignments_url: str = ""
-    """Store of the sets' alignments, if the objective needs them: `train.parquet` and `valid.parquet`."""
+    task: Any
+    """What is trained, and on which data: a `TaskConfig`; as JSON in processes that do not know its kind."""
     output_url: str
     """Store for checkpoints and the finished model."""
     journal: Path
@@ -44,6 +33,22 @@ class TrainJob(BaseModel):
     cache_bytes: int | None = Field(default=None, gt=0)
     """Limit of the cache in bytes; None uses the folder's own limit."""
 
-    def speaker_stats(self) -> dict[str, CmvnStats]:
-        """The speakers' statistics as objects."""
-        return {name: CmvnStats.from_dict(stats) for name, stats in self.speakers.items()}
+    @field_validator("task")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        config = TASKS.get(str(value.get("kind"))) if isinstance(value, dict) else None
+        return config.model_validate(value) if config else value
+
+    @property
+    def known_task(self) -> TaskConfig:
+        """The task.
+
+        Raises:
+            ValueError: This process does not know its kind.
+        """
+        if isinstance(self.task, dict):
+            raise ValueError(
+                f"this process knows no task {self.task.get('kind')!r}: start it by a program that does, such as "
+                "`python -m tasks.engine`"
+            )
+        return cast(TaskConfig, self.task)

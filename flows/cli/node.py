@@ -95,6 +95,7 @@ def _node(
     max_restarts: int,
 ) -> int:
     from flows.node import node_folder
+    from tasks.engine import know_tasks
     from tasks.stages.preflight import check_key_file, is_loopback, split_address
     from training.node.agent import run_node
     from training.processes import logs
@@ -115,6 +116,7 @@ def _node(
     address = bind or own_address(coordinator)
     logs.setup()
     place = folder or node_folder(rank, coordinator)
+    know_tasks()
     return run_node(coordinator, key, place, rank, max_restarts, address, advertise or address)
 
 

@@ -237,7 +237,7 @@ def _problem(
         from training.simulation import Timing
 
         return Timing(steps * learners, max(1, epochs), num_bytes=4.0 * parameters, border_bytes=1e6 * border_mb)
-    from training.simulation.speech import Speech
+    from tasks.simulated_speech import Speech
 
     return Speech(job, learners, epochs)
 

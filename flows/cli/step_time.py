@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 
 from devices.choice import best_device
 from recognition.data.dataset import Batch
+from recognition.systems.acoustic import AcousticTask
 from speech.features import build_features
 from speech.models import build_model
 from speech.models.networks.base import AcousticModel
@@ -85,13 +86,13 @@ def _prepared(config: PipelineConfig) -> "TrainJob | None":
 
 def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
     device = best_device(job.train.device)
-    dataset, learner = open_set(job, job.train_url), Learner(job, device)
+    dataset, learner = open_set(job, "train"), Learner(job, device)
     most = max(1, job.train.max_batch // job.train.learners)
     plan = plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=most, seed=job.seed, epoch=0)
     # the last batch of a bucket is short
     full = sorted(plan, key=lambda rows: -float(dataset.durations[rows].sum()))[: 1 + _MEASURED]
-    load = Loader(dataset, learner.augmenter, device)
-    batches = [load(full[number % len(full)], 0) for number in range(1 + _MEASURED)]
+    load = Loader(dataset, learner.task, device)
+    batches: list[Any] = [load(full[number % len(full)], 0) for number in range(1 + _MEASURED)]
     work = iter(batches)
     seconds = _median(lambda: learner.gradient(next(work), 0), device)
     audio = sum(batch.seconds for batch in batches) / len(batches)
@@ -106,8 +107,9 @@ def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
 def _border_mb(learner: Learner, batch: Batch) -> float:
     """Size of a batch's hidden frames in megabytes."""
     assert isinstance(learner.model, AcousticModel)
+    assert isinstance(learner.task, AcousticTask)
     inputs, lengths = batch.inputs.to(learner.device), batch.lengths.to(learner.device)
-    feats, _ = learner.frontend(inputs, lengths, batch.speakers)
+    feats, _ = learner.task.frontend(inputs, lengths, batch.speakers)
     return border_bytes(learner.model, len(feats), feats.shape[1]) / 1e6
 
 

@@ -17,7 +17,6 @@ from recognition.data.state_targets import padded_states
 from speech.features import SpecAugment, WaveAugment
 from speech.features.augment import AugmentConfig, Drawn, utterance_seeds
 from speech.frontend import FrontEnd
-from speech.lm.network import WordInputs
 
 
 def distinct(ids: list[str]) -> list[str]:
@@ -73,7 +72,7 @@ class Augmenter:
         lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
         return replace(batch, drawn=drawn, states=padded_states(states), state_lengths=lengths)
 
-    def features(self, frontend: FrontEnd | WordInputs, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    def features(self, frontend: FrontEnd, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
         """Augmented features [batch, frames, dim] and frames [batch] of a batch from `drawn`, or of part of one.
 
         The only step that synchronizes with the GPU is the search for quiet samples, if pauses are inserted.

@@ -28,7 +28,6 @@ from speech.lm.vocabulary import SPECIAL, UNKNOWN_ID, Vocabulary
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.frontend import Augment
     from speech.lm.network_model import NetworkModel
     from speech.models.networks.base import TrainableNetwork
 
@@ -63,10 +62,6 @@ class LmSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     members: ClassVar[tuple[str, ...]] = (MODEL,)
     """Names of the files that `save` writes."""
-    sample_rate: ClassVar[int] = 1
-    """Positions a second: a word counts as a second of audio."""
-    frame_factor: ClassVar[int] = 1
-    states_per_frame: ClassVar[float] = 1.0
 
     network: SerializeAsAny[NetworkConfig]
     words: tuple[str, ...]
@@ -85,13 +80,6 @@ class LmSpec(BaseModel):
             raise ValueError(f"{value!r} is no language model of this version of Starling")
         return found.config.model_validate(value)
 
-    def build_tokenizer(self) -> None:
-        """None: the text has numbers already."""
-
-    def build_frontend(self, speakers: object = None) -> WordInputs:
-        """What takes the place of an acoustic model's front end."""
-        return WordInputs()
-
     def build_model(self) -> TrainableNetwork:
         """The network, with random weights."""
         return self.network.build(len(self.words))
@@ -101,20 +89,6 @@ class LmSpec(BaseModel):
         from safetensors.torch import save
 
         replace_file(folder / MODEL, save(weights, {HEADER: self.model_dump_json()}))
-
-
-class WordInputs:
-    """Hands blocks of word numbers to the network as they are."""
-
-    def to(self, device: object) -> WordInputs:
-        """Itself: it has no parameters."""
-        return self
-
-    def __call__(
-        self, inputs: Tensor, lengths: Tensor, speakers: object = None, augment: Augment | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The inputs [batch, words, 1] and their lengths [batch]."""
-        return inputs, lengths
 
 
 @dataclass(frozen=True)

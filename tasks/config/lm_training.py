@@ -5,17 +5,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from configurable.choices import OneOf
-from speech.features.augment import AugmentConfig
 from speech.lm import LmConfig, NetworkConfig
-from speech.objectives import NextWordConfig, ObjectiveChoice
 from training.config import OPTIMIZERS, AdamWConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
 class LmTrainConfig(TrainConfig):
     """Training of a language model; a word counts as a second of audio, a block of sentences as an utterance."""
 
-    objective: ObjectiveChoice = NextWordConfig()
-    """What is minimized."""
     epochs: int = Field(default=10, ge=1)
     """Passes over the text."""
     batch_seconds: float = Field(default=2048.0, gt=0)
@@ -24,15 +20,9 @@ class LmTrainConfig(TrainConfig):
     """Optimizer and its constants."""
     schedule: ScheduleConfig = ScheduleConfig(kind="cosine", warmup_epochs=0.5)
     """Learning rate over training."""
-    augment: AugmentConfig = AugmentConfig(enabled=False)
-    """Text is not augmented."""
 
     @model_validator(mode="after")
     def _check_text(self) -> Self:
-        if self.objective.kind != NextWordConfig().kind:
-            raise ValueError(f"objective {self.objective.kind} is for recognizers: leave it out")
-        if self.augment.enabled:
-            raise ValueError("augment is for audio: leave it out")
         if self.launch.kind != "local":
             raise ValueError(
                 f"launch.kind is {self.launch.kind}, but language models are trained on one machine: use local"

@@ -29,10 +29,10 @@ from tasks.config.given import Place, find_given
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained, listed
 from tasks.config.realign import RealignConfig, check_realign
+from tasks.config.training import AcousticTrainConfig
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import SlotsConfig
 from tasks.dataset.sources import checked_name
-from training.config import TrainConfig
 
 _CLUSTER_WORKERS = 64
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
@@ -167,7 +167,7 @@ class PipelineConfig(BaseModel):
     """What the acoustic model says."""
     model: ModelChoice = ConformerConfig()
     """The acoustic model."""
-    train: TrainConfig = TrainConfig()
+    train: AcousticTrainConfig = AcousticTrainConfig()
     """Training."""
     decode: DecodeChoice = GreedyConfig()
     """Decoding."""

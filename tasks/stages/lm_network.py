@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recognition.systems.language_model import LanguageModelTaskConfig
 from speech.lm import LmSpec, NetworkConfig, NumberedText, Units, Vocabulary, unit_of
 from speech.lm.vocabulary import END_ID, START_ID
 from speech.tokens import TokenError, Tokenizer
@@ -23,6 +24,7 @@ from storage.shards import Sample, build_index, load_part, write_shard
 from storage.stages import StageOutput
 from tasks.config.lm_training import LmTrainConfig, lm_training
 from tasks.dataset.splits import TRAIN
+from tasks.engine import know_tasks
 from tasks.locking.slots import training_slot
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
@@ -73,6 +75,7 @@ class EngineTrainer:
             job.journal.unlink(missing_ok=True)
         say = partial(progress.announce, self.output.stage)
         with training_slot(self.run.config, self.run.holder, say):
+            know_tasks()
             run_training(job, job.journal.parent, Reporter(job.journal, self.cfg.nodes, self.output.stage))
         trained = ObjectStore(job.output_url)
         for name in spec.members:
@@ -100,10 +103,12 @@ class EngineTrainer:
         return TrainJob(
             run=self.output.key,
             seed=run.config.seed,
-            train=self.cfg,
-            spec=spec.model_copy(update={"provenance": {"name": run.config.name}}),
-            train_url=sets.child(TRAIN).url,
-            valid_url=sets.child(VALID).url,
+            train=self.cfg.engine_part(),
+            task=LanguageModelTaskConfig(
+                spec=spec.model_copy(update={"provenance": {"name": run.config.name}}),
+                train_url=sets.child(TRAIN).url,
+                valid_url=sets.child(VALID).url,
+            ),
             output_url=self.output.store.child(_TRAINING).url,
             journal=work_folder(self.output.key, "lm-train") / "journal.jsonl",
             cache=run.cache_folder,
@@ -170,7 +175,7 @@ def _shards(blocks: Iterable[Numbers], shard_words: int) -> Iterator[list[Sample
             samples, words = [], 0
         data = io.BytesIO()
         np.save(data, piece[:, None].astype(np.int32), allow_pickle=False)
-        row = {"duration": len(piece), "num_frames": len(piece), "sample_rate": LmSpec.sample_rate}
+        row = {"duration": len(piece), "num_frames": len(piece), "sample_rate": 1}
         samples.append(Sample(f"{total:010d}", {"npy": data.getvalue()}, row))
         words, total = words + len(piece), total + 1
     if samples:

@@ -187,7 +187,7 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about:
             name="model",
             python_model=str(pyfunc_path()),
             artifacts={"bundle": str(bundle)},
-            code_paths=[str(Path(room.__file__).parent) for room in (recognition, speech, devices, configurable)],
+            code_paths=[str(Path(str(room.__file__)).parent) for room in (recognition, speech, devices, configurable)],
             signature=_signature(),
             input_example=_example(run.config.data.sample_rate),
             step=step,

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from recognition.bundle import BundleSpec, TiedStates
 from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
+from recognition.systems.acoustic import AcousticTaskConfig
 from speech.hmm.priors import log_priors
 from speech.objectives import objective_class
 from speech.tokens import train_tokenizer
@@ -23,6 +24,7 @@ from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
 from tasks.config.home import home
 from tasks.dataset.augment_files import augment_digest
+from tasks.engine import know_tasks
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
@@ -167,12 +169,16 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
     return TrainJob(
         run=output.key,
         seed=config.seed,
-        train=config.train,
-        spec=spec,
-        speakers=features["speakers"],
-        train_url=output.store.child(_SEGMENTS).url if config.train.segments else set_url(run, "train"),
-        valid_url=set_url(run, "valid"),
-        alignments_url=alignments(run).url if uses_alignments(run) else "",
+        train=config.train.engine_part(),
+        task=AcousticTaskConfig(
+            spec=spec,
+            objective=config.train.objective,
+            augment=config.train.augment,
+            speakers=features["speakers"],
+            train_url=output.store.child(_SEGMENTS).url if config.train.segments else set_url(run, "train"),
+            valid_url=set_url(run, "valid"),
+            alignments_url=alignments(run).url if uses_alignments(run) else "",
+        ),
         output_url=output.store.url,
         journal=work_folder(output.key) / "journal.jsonl",
         cache=run.cache_folder,
@@ -240,6 +246,7 @@ def _train(run: Run, job: TrainJob, training: str) -> None:
                 nodes.alive = reporter.present
                 nodes.poll()
 
+        know_tasks()
         run_training(job, job.journal.parent, on_poll)
 
 

@@ -110,8 +110,8 @@ def test_training_records_its_device_and_precision(corpus, tmp_path, tones):
     assert (run.result["device"], run.result["precision"]) == ("cpu", "fp32")
     mixed = Learner(corpus.job(tmp_path / "bf16", "blstm", amp="bf16"), CPU)
     assert mixed.describe() == {"device": "cpu", "precision": "bf16, LSTM in fp32"}
-    data = open_set(mixed.job, mixed.job.train_url)
-    assert mixed.gradient(mixed.augmenter.drawn(data.batch(range(3)), 0), 1).loss > 0
+    data = open_set(mixed.job, "train")
+    assert mixed.gradient(mixed.task.drawn(data.batch(range(3)), 0), 1).loss > 0
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ def trained(tones, corpus, tmp_path_factory):
     run = tones.train_here(corpus.job(folder, epochs=6))
     good = load_bundle(run.bundle)[1].state_dict()
     torch.manual_seed(5)
-    start = run.job.spec.build_model().state_dict()
+    start = run.job.task.spec.build_model().state_dict()
     return run.job, good, start
 
 

@@ -61,7 +61,7 @@ def test_optimizer_state_is_allocated_before_the_first_batch(job):
 
 def test_preallocated_state_equals_that_of_the_first_step(job):
     """After a reset to the start, too."""
-    learner, model = Learner(job, CPU), job.spec.build_model()
+    learner, model = Learner(job, CPU), job.task.spec.build_model()
     flat = FlatParameters(model)
     optimizer = build_optimizer(job.train.optimizer, model)
     flat.load(learner.flat.weights)
@@ -119,7 +119,7 @@ def test_first_batch_is_divided_by_memory_left_beside_the_state(corpus, tmp_path
     """Simulated memory holds eleven utterances without the optimizer's state, and fewer beside it."""
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=tones.bare("conformer")))
     learner = Learner(job, CPU)
-    batch = Loader(open_set(job, job.train_url), learner.augmenter, CPU)(range(11), 0)
+    batch = Loader(open_set(job, "train"), learner.task, CPU)(range(11), 0)
     forward, room = learner.model.forward, 11 * learner.flat.num_parameters
 
     def limited(feats, frames):

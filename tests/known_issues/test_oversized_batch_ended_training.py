@@ -37,8 +37,8 @@ def limit_memory(learner, most, sizes=None):
 
 
 def test_gradients_of_portions_sum_to_the_batch_gradient(job):
-    data, whole, small, sizes = open_set(job, job.train_url), Learner(job, CPU), Learner(job, CPU), []
-    load = Loader(data, whole.augmenter, CPU)
+    data, whole, small, sizes = open_set(job, "train"), Learner(job, CPU), Learner(job, CPU), []
+    load = Loader(data, whole.task, CPU)
     batch = load(range(11), 2)
     wanted = whole.gradient(batch, 5)
     limit_memory(small, 3, sizes)
@@ -58,8 +58,8 @@ def test_gradients_of_portions_sum_to_the_batch_gradient(job):
 
 
 def test_out_of_memory_during_backward_divides_the_batch(job):
-    data, whole, small = open_set(job, job.train_url), Learner(job, CPU), Learner(job, CPU)
-    batch, tries = Loader(data, whole.augmenter, CPU)(range(6), 0), []
+    data, whole, small = open_set(job, "train"), Learner(job, CPU), Learner(job, CPU)
+    batch, tries = Loader(data, whole.task, CPU)(range(6), 0), []
     wanted = whole.gradient(batch, 5)
 
     def fail(_):
@@ -75,18 +75,18 @@ def test_out_of_memory_during_backward_divides_the_batch(job):
 
 
 def test_utterance_that_does_not_fit_alone_is_reported(job):
-    data, learner = open_set(job, job.train_url), Learner(job, CPU)
-    batch = Loader(data, learner.augmenter, CPU)(range(4), 0)
+    data, learner = open_set(job, "train"), Learner(job, CPU)
+    batch = Loader(data, learner.task, CPU)(range(4), 0)
     limit_memory(learner, 0)
     with pytest.raises(TooLargeError, match=r"does not fit .*\(t00.\): exclude such utterances with data\.max_seconds"):
         learner.gradient(batch, 1)
 
 
 def test_other_errors_are_raised_unchanged(job):
-    data, learner = open_set(job, job.train_url), Learner(job, CPU)
+    data, learner = open_set(job, "train"), Learner(job, CPU)
     learner.model.forward = lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: unspecified launch failure"))
     with pytest.raises(RuntimeError, match="unspecified launch failure"):
-        learner.gradient(Loader(data, learner.augmenter, CPU)(range(4), 0), 1)
+        learner.gradient(Loader(data, learner.task, CPU)(range(4), 0), 1)
 
 
 def test_training_continues_and_counts_divided_batches(job, tones, monkeypatch):
@@ -106,7 +106,7 @@ def test_training_continues_and_counts_divided_batches(job, tones, monkeypatch):
 
 
 def test_failed_batch_size_limits_longer_batches(job):
-    data, portions = open_set(job, job.train_url), Portions()
+    data, portions = open_set(job, "train"), Portions()
     small, large = data.batch(range(4)), data.batch(range(20))
     assert portions.first(large) == 20
     assert portions.smaller(small, 4) == 2

@@ -25,8 +25,8 @@ def test_all_paths_hear_the_same_samples(trim_db, corpus, tmp_path, tones_are_sp
     features = LogMelConfig(num_mels=16, cmvn="utterance", cmvn_gate_db=20, cmvn_floor=3, trim_db=trim_db)
     job = corpus.job(tmp_path, spec=corpus.spec(features=features, stats=None))
     torch.manual_seed(1)  # a model that is not trained: every sample that it hears matters
-    weights = {name: 2 * value for name, value in job.spec.build_model().state_dict().items()}
-    job.spec.save(tmp_path / "bundle", weights)
+    weights = {name: 2 * value for name, value in job.task.spec.build_model().state_dict().items()}
+    job.task.spec.save(tmp_path / "bundle", weights)
 
     validated = Evaluator(job).validate(weights)["wer"]
     decoded = decode_set(tmp_path / "bundle", corpus.url("valid"), decode=GreedyConfig(), cache=tmp_path / "cache")

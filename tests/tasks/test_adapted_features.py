@@ -373,7 +373,7 @@ def test_segments_of_adapted_features_are_simulated(home, run, tmp_path):
     config.write_text(json.dumps(document(home / "lm.arpa")), encoding="utf-8")
     stored = sorted(path for path in (home / "objects").rglob("*") if "uses" not in path.parts)
     job = training_job(config, ["train.segments={frames: 7}"])
-    own, whole = ShardIndex.read(ObjectStore(job.train_url)), ShardIndex.read(ObjectStore(job.valid_url))
+    own, whole = ShardIndex.read(ObjectStore(job.task.train_url)), ShardIndex.read(ObjectStore(job.task.valid_url))
     utterances = ShardIndex.read(ObjectStore(set_url(run, "train"))).column("id")
     assert {one.split("@")[0] for one in own.column("id")} == set(utterances)
     assert len(own) > 3 * len(utterances)
@@ -383,5 +383,5 @@ def test_segments_of_adapted_features_are_simulated(home, run, tmp_path):
     assert shown.exit_code == 0, shown.output
     (row,) = json.loads(shown.stdout.splitlines()[-1])["rows"]
     assert (row["strategy"], row["wer"]) == ("adpsgd", None)
-    assert 0 < row["loss"] < 2 * math.log(len(job.spec.states.log_priors))
+    assert 0 < row["loss"] < 2 * math.log(len(job.task.spec.states.log_priors))
     assert sorted(path for path in (home / "objects").rglob("*") if "uses" not in path.parts) == stored

@@ -105,9 +105,9 @@ def test_training_uses_the_networks_alignments(realigned, plain):
     key = TRAIN.output(realigned).key
     assert key != TRAIN.output(plain).key
     job = make_job(realigned, TRAIN.output(realigned))
-    assert job.alignments_url == realigned.result("realign").store.child("alignments").url
-    assert job.spec.states.log_priors != make_job(plain, TRAIN.output(plain)).spec.states.log_priors
-    assert job.spec.states.model == before["train"].info.model
+    assert job.task.alignments_url == realigned.result("realign").store.child("alignments").url
+    assert job.task.spec.states.log_priors != make_job(plain, TRAIN.output(plain)).spec.states.log_priors
+    assert job.task.spec.states.model == before["train"].info.model
     figures = realigned.result("realign").record
     assert not figures["counts"]["failed"]
     assert not ObjectStore(realigned.result("realign").url).list("work")

@@ -60,9 +60,9 @@ def test_training_key_depends_on_the_alignments_content(finished, tmp_path, monk
     assert TRAIN.output(ready(hybrid(tmp_path / "two"))).key != key
 
     job = make_job(run, TRAIN.output(run))
-    assert job.alignments_url == f"file://{tmp_path}/one"
-    assert job.spec.states.log_priors == log_priors(counts)
-    assert job.spec.build_model().vocab_size == STATES
+    assert job.task.alignments_url == f"file://{tmp_path}/one"
+    assert job.task.spec.states.log_priors == log_priors(counts)
+    assert job.task.spec.build_model().vocab_size == STATES
 
 
 def test_missing_alignments_are_named(finished, tmp_path, monkeypatch):

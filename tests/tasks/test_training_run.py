@@ -42,9 +42,9 @@ def train_steps(job, first, last):
 
 def finish(job, steps):
     """Write what a finished training writes: an untrained model."""
-    store, model = ObjectStore(job.output_url), job.spec.build_model()
+    store, model = ObjectStore(job.output_url), job.task.spec.build_model()
     with tempfile.TemporaryDirectory() as folder:
-        save_bundle(Path(folder), job.spec, model.state_dict())
+        save_bundle(Path(folder), job.task.spec, model.state_dict())
         for name in ("model.safetensors", "bundle.json"):
             store.write_file(f"model/{name}", Path(folder) / name)
     write(job.journal, "valid", epoch=2, epochs=2, step=2 * steps, train_loss=1.0, valid_loss=2.0, valid_wer=0.9,

@@ -38,12 +38,12 @@ def parts(corpus, tmp_path_factory):
         soundfile.write(folder / f"{number}.wav", rng.normal(0, 0.1, 9000), rate)
     noise = {"files": [str(folder)], "file_share": 0.5, "probability": 0.8}
     job = corpus.job(folder, augment={**EVERYTHING, "noise": noise})
-    learner, data = Learner(job, CPU), open_set(job, job.train_url)
-    return learner, Loader(data, learner.augmenter, CPU)
+    learner, data = Learner(job, CPU), open_set(job, "train")
+    return learner, Loader(data, learner.task, CPU)
 
 
 def features(learner, batch):
-    return learner.augmenter.features(learner.frontend, batch, CPU)
+    return learner.task.features(batch, CPU)
 
 
 def test_features_equal_those_of_augmentation_in_the_step(parts):
@@ -93,12 +93,12 @@ def test_a_training_step_draws_nothing(parts, monkeypatch):
 def test_masks_of_stored_features_are_drawn_by_the_loader(corpus, tmp_path):
     """Without waveforms there is nothing to draw for them."""
     job = corpus.job(tmp_path)
-    data = open_set(job, job.train_url)
+    data = open_set(job, "train")
     augmenter = Augmenter(AugmentConfig(freq_mask_bins=3), tones.RATE, 1)
     batch = data.batch(range(3))
     batch.inputs, batch.lengths = torch.ones(3, 40, 16), torch.tensor([40, 30, 20])
     drawn = augmenter.drawn(batch, 0)
     assert list(drawn.drawn) == ["masks"]
-    feats, frames = augmenter.features(Learner(job, CPU).frontend, drawn, CPU)
+    feats, frames = augmenter.features(Learner(job, CPU).task.frontend, drawn, CPU)
     assert frames.tolist() == [40, 30, 20]
     assert bool((feats == 0).any())

@@ -96,7 +96,7 @@ def test_model_is_compiled_if_configured_and_keeps_its_parameters(corpus, tmp_pa
     assert asked == [{"dynamic": True}]
     assert fast.frame_multiple > 1
     fast.frame_multiple = 1  # dropout draws other masks for other lengths
-    batch = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, CPU)(range(4), 0)
+    batch = Loader(open_set(plain.job, "train"), plain.task, CPU)(range(4), 0)
     assert fast.gradient(batch, 1) == plain.gradient(batch, 1)
     assert list(fast.model.state_dict()) == list(plain.model.state_dict())
     with pytest.raises(ValueError, match="compile=false"):
@@ -117,7 +117,7 @@ def test_loading_speed_is_measured_without_training(corpus, capsys):
 def test_a_compiled_model_trains_on_a_gpu(corpus, tmp_path):
     gpu = torch.device("cuda", 0)
     plain, fast = (Learner(corpus.job(tmp_path, "conformer", compile=yes, amp="off"), gpu) for yes in (False, True))
-    load = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, gpu)
+    load = Loader(open_set(plain.job, "train"), plain.task, gpu)
     plain.model.eval()
     fast.model.eval()
     for number, count in enumerate((4, 7, 3)):

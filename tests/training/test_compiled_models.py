@@ -34,7 +34,7 @@ def compare(corpus, folder, kind, backend, monkeypatch, tolerance, rows_of_batch
     whole = torch.compile
     monkeypatch.setattr(compute.torch, "compile", lambda model, **how: whole(model, backend=backend, **how))
     fast = Learner(job.model_copy(update={"train": job.train.model_copy(update={"compile": True})}), CPU)
-    load = Loader(open_set(job, job.train_url), plain.augmenter, CPU)
+    load = Loader(open_set(job, "train"), plain.task, CPU)
     for number, rows in enumerate(rows_of_batches):
         batch = load(rows, 1)
         wanted, found = plain.gradient(batch, number), fast.gradient(batch, number)

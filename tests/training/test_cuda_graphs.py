@@ -64,7 +64,7 @@ def test_sizes_are_a_geometric_series():
 @pytest.mark.parametrize("kind", ["conformer", "blstm", "tdnn"])
 def test_replayed_gradients_are_those_of_plain_passes(corpus, tmp_path, made, kind):
     plain, fast = learners(corpus, tmp_path, kind, CPU)
-    load = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, CPU)
+    load = Loader(open_set(plain.job, "train"), plain.task, CPU)
     batches = [load(list(rows), 0) for rows in (range(19), range(19, 38), range(3), range(19))]
     for number, batch in enumerate(batches):
         wanted, found = plain.gradient(batch, number), fast.gradient(batch, number)
@@ -77,13 +77,13 @@ def test_replayed_gradients_are_those_of_plain_passes(corpus, tmp_path, made, ki
 
 def test_recording_changes_neither_gradients_nor_random_numbers(corpus, tmp_path, made):
     _, fast = learners(corpus, tmp_path, "conformer", CPU)
-    batch = Loader(open_set(fast.job, fast.job.train_url), fast.augmenter, CPU)(range(5), 0)
+    batch = Loader(open_set(fast.job, "train"), fast.task, CPU)(range(5), 0)
     fast.gradient(batch, 1)
     torch.manual_seed(3)
     wanted = torch.rand(1)
     torch.manual_seed(3)
     fast.flat.grads.fill_(2.0)
-    feats, frames = fast.augmenter.features(fast.frontend, batch, CPU)
+    feats, frames = fast.task.features(batch, CPU)
     fast._forward(feats, frames)
     assert len(made) == 1
     assert (fast.flat.grads == 2.0).all()
@@ -174,7 +174,7 @@ def test_graphs_are_for_nodes_of_one_learner_and_not_compiled():
 def test_graphs_give_the_gradients_of_plain_passes(corpus, tmp_path, kind, amp, monkeypatch, caplog):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, fast = learners(corpus, tmp_path, kind, GPU, amp=amp)
-    load = Loader(open_set(plain.job, plain.job.train_url), plain.augmenter, GPU)
+    load = Loader(open_set(plain.job, "train"), plain.task, GPU)
     close = 0.05 if amp == "bf16" else 1e-3
     for number, rows in enumerate((range(19), range(19, 38), range(3), range(19), range(3), range(20, 40))):
         batch = load(list(rows), 0)
@@ -192,7 +192,7 @@ def test_dropout_in_a_graph_depends_on_the_seed_alone(corpus, tmp_path):
     model = bare("conformer").model_copy(update={"dropout": 0.3})
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", cuda_graphs=True)
     learner = Learner(job, GPU)
-    batch = Loader(open_set(job, job.train_url), learner.augmenter, GPU)(range(8), 0)
+    batch = Loader(open_set(job, "train"), learner.task, GPU)(range(8), 0)
     learner.gradient(batch, 0)
     losses = [learner.gradient(batch, seed).loss for seed in (1, 2, 1, 3)]
     assert learner._forward.recordings
@@ -203,10 +203,10 @@ def test_dropout_in_a_graph_depends_on_the_seed_alone(corpus, tmp_path):
 @pytest.mark.gpu
 def test_a_replay_does_not_wait_for_the_gpu(corpus, tmp_path):
     _, fast = learners(corpus, tmp_path, "conformer", GPU)
-    batch = Loader(open_set(fast.job, fast.job.train_url), fast.augmenter, GPU)(range(8), 0)
+    batch = Loader(open_set(fast.job, "train"), fast.task, GPU)(range(8), 0)
     for seed in range(2):
         fast.gradient(batch, seed)
-    feats, frames = fast.augmenter.features(fast.frontend, batch, GPU)
+    feats, frames = fast.task.features(batch, GPU)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

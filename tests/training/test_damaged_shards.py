@@ -156,11 +156,11 @@ class TestRemote:
         return {path.stem: path for path in job.cache.glob("*.tar")}
 
     def test_alteration_is_found_when_an_evicted_copy_is_fetched_again(self, job):
-        dataset = open_set(job, job.train_url)
+        dataset = open_set(job, "train")
         record = dataset.index.shards[1]
         first, second = dataset.batch([0, 1]), dataset.batch([10, 11])
         assert not first.unreadable + second.unreadable
-        damage(job.train_url, 1)
+        damage(job.task.train_url, 1)
         assert dataset.batch([10, 11]).ids == second.ids, "the copy is whole"
         self.copies(job)[record.sha256].unlink()
         again = dataset.batch([1, 10, 11])
@@ -168,11 +168,11 @@ class TestRemote:
         assert [entry.shard for entry in quarantine_entries(job)] == [record.name]
 
     def test_damaged_copy_is_fetched_again(self, job):
-        whole = open_set(job, job.train_url).batch([10, 11])
+        whole = open_set(job, "train").batch([10, 11])
         (copy,) = self.copies(job).values()
         content = copy.read_bytes()
         copy.write_bytes(content[:600] + bytes(3000) + content[3600:])
-        dataset = open_set(job, job.train_url)
+        dataset = open_set(job, "train")
         assert dataset.batch([10, 11]).ids == whole.ids
         assert copy.read_bytes() == content
         with copy.open("r+b") as file:
@@ -187,7 +187,7 @@ class TestRemote:
     def test_training_continues_if_copies_vanish_and_a_shard_is_altered(self, job):
         with Running(job.model_copy(update={"train": job.train.model_copy(update={"epochs": 6})}), slow=12) as running:
             running.wait_for_epoch(1)
-            record = damage(job.train_url, 0, "cut")
+            record = damage(job.task.train_url, 0, "cut")
             for path in self.copies(job).values():
                 path.unlink()
             trained = running.finish()
@@ -200,7 +200,7 @@ class TestRemote:
 def test_any_learner_can_check_whether_too_much_data_is_lost(corpus, speech):
     damage(speech / "train", 1)
     job = make_job(corpus, speech, max_unreadable=0.1)
-    finder, other = (open_set(job, job.train_url) for _ in range(2))
+    finder, other = (open_set(job, "train") for _ in range(2))
     other.check()
     with pytest.raises(TooManyShardsError):
         finder.batch([10])

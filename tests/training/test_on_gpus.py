@@ -93,9 +93,9 @@ def test_gradients_on_gpu_and_cpu_agree(corpus, tmp_path, kind):
     plain, fast = (
         Learner(job_on(corpus, tmp_path, kind, device, amp="off"), torch.device(device)) for device in ("cpu", "cuda")
     )
-    data = open_set(plain.job, plain.job.train_url)
+    data = open_set(plain.job, "train")
     wanted, found = (
-        learner.gradient(Loader(data, learner.augmenter, learner.device)(range(6), 0), 1) for learner in (plain, fast)
+        learner.gradient(Loader(data, learner.task, learner.device)(range(6), 0), 1) for learner in (plain, fast)
     )
     assert found.loss == pytest.approx(wanted.loss, rel=5e-3)  # convolutions in tf32
     difference = fast.flat.grads.cpu() - plain.flat.grads
@@ -119,7 +119,7 @@ def test_batch_that_exceeds_gpu_memory_is_divided(corpus, tmp_path):
     model = bare("conformer").model_copy(update={"dim": 256, "layers": 6, "heads": 4})
     job = corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device="cuda", amp="off")
     learner = Learner(job, GPU)
-    batch = Loader(open_set(job, job.train_url), learner.augmenter, GPU)(list(range(48)) * 4, 0)
+    batch = Loader(open_set(job, "train"), learner.task, GPU)(list(range(48)) * 4, 0)
     learner.gradient(batch.part(slice(0, 2)), 1)  # libraries load, and take what they need
     torch.cuda.empty_cache()
     base = torch.cuda.memory_reserved(GPU)
@@ -167,7 +167,7 @@ def test_evaluator_falls_back_to_the_cpu_if_the_gpu_is_full(corpus, tmp_path):
     job, slow = (
         corpus.job(tmp_path, spec=corpus.spec("conformer", model=model), device=device) for device in ("cuda", "cpu")
     )
-    weights = cpu_weights(job.spec.build_model())
+    weights = cpu_weights(job.task.spec.build_model())
     wanted = Evaluator(slow).validate(weights)
     with memory_for(4096):
         evaluator = Evaluator(job)

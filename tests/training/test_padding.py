@@ -29,7 +29,7 @@ def test_lengths_are_rounded_up_only_on_a_gpu_or_for_a_compiled_model():
 def test_longer_padding_does_not_change_gradients(corpus, tmp_path, kind):
     job = corpus.job(tmp_path, spec=corpus.spec(kind, model=bare(kind)))
     plain, padded, widths = Learner(job, CPU), Learner(job, CPU), []
-    batch = Loader(open_set(job, job.train_url), plain.augmenter, CPU)(range(5), 1)
+    batch = Loader(open_set(job, "train"), plain.task, CPU)(range(5), 1)
     padded.frame_multiple = 64
     forward = padded.model.forward
     padded.model.forward = lambda feats, frames: (widths.append(feats.shape[1]), forward(feats, frames))[1]

@@ -163,7 +163,7 @@ def test_server_that_cannot_start_reports_the_reason(tmp_path, number, more, mes
 def test_supervisor_starts_publishes_and_restarts_parameter_servers(corpus, tmp_path):
     launch = {"kind": "external"}
     job = corpus.job(tmp_path, strategy={"kind": "easgd", "servers": 2}, nodes=2, launch=launch)
-    flat = FlatParameters(job.spec.build_model())
+    flat = FlatParameters(job.task.spec.build_model())
     (tmp_path / "job.json").write_text(job.model_dump_json())
     words = [sys.executable, "-m", "training.launch.supervisor", str(tmp_path / "job.json"), str(os.getpid())]
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)

@@ -44,7 +44,7 @@ PROGRAM = textwrap.dedent(
     group = NodeGroup(rank, size, folder / "meet", device)
 
     def step(learner, batch, seed):
-        losses = learner.gradient(batch and learner.augmenter.drawn(batch, 0), seed)
+        losses = learner.gradient(batch and learner.task.drawn(batch, 0), seed)
         norm = learner.scale_gradient(losses.tokens)
         learner.update(0.05)
         return losses, norm
@@ -54,7 +54,7 @@ PROGRAM = textwrap.dedent(
         limit = 1e-4 if job.train.amp == "off" else 0.05
         if device.type == "cuda":  # kernels for other shapes add up in another order
             limit = max(limit, 2e-3)
-        ours, whole, data = PipelineLearner(job, device, group), Learner(job, device), open_set(job, job.train_url)
+        ours, whole, data = PipelineLearner(job, device, group), Learner(job, device), open_set(job, "train")
         initial = cpu_weights(whole.model)
         names = [name for name, _ in ours.model.named_parameters()]
         assert names and set(names) < {name for name, _ in whole.model.named_parameters()}

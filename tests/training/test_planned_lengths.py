@@ -13,11 +13,11 @@ LONGER = {"speed_factors": [0.7, 1.0], "pauses": {"probability": 0.3, "edge_s": 
 
 def test_planned_lengths_equal_the_augmented_ones(corpus, tmp_path):
     job = corpus.job(tmp_path, augment=LONGER)
-    augmenter, data = Augmenter(job.train.augment, tones.RATE, job.seed), open_set(job, job.train_url)
+    augmenter, data = Augmenter(job.task.augment, tones.RATE, job.seed), open_set(job, "train")
     rows = np.arange(len(data))
     planned = augmenter.heard_seconds(data.ids(rows), data.durations, 3)
     batch = augmenter.drawn(data.batch(rows), 3)
-    _, lengths = WaveAugment(job.train.augment, tones.RATE).apply(batch.inputs, batch.lengths, batch.drawn)
+    _, lengths = WaveAugment(job.task.augment, tones.RATE).apply(batch.inputs, batch.lengths, batch.drawn)
     np.testing.assert_allclose(planned, lengths.numpy() / tones.RATE)
     assert (planned > data.durations + 0.5).any()
 
@@ -26,12 +26,12 @@ def test_pauses_are_planned_from_their_first_epoch_on(corpus, tmp_path):
     pauses = {"probability": 1.0, "edge_s": [1.0, 2.0]}
     job = corpus.job(tmp_path, augment={"gain_db": 3.0, "pauses": pauses | {"first_epoch": 3}})
     always = corpus.job(tmp_path, augment={"gain_db": 3.0, "pauses": pauses})
-    data, rows = open_set(job, job.train_url), np.arange(4)
+    data, rows = open_set(job, "train"), np.arange(4)
     seconds, learner = data.durations[rows], Learner(job, torch.device("cpu"))
-    late, early = learner.augmenter, Augmenter(always.train.augment, tones.RATE, job.seed)
+    late, early = learner.task.augmenter, Augmenter(always.task.augment, tones.RATE, job.seed)
     for epoch in range(4):
         planned = late.heard_seconds(data.ids(rows), seconds, epoch)
-        _, frames = late.features(learner.frontend, late.drawn(data.batch(rows), epoch), torch.device("cpu"))
+        _, frames = late.features(learner.task.frontend, late.drawn(data.batch(rows), epoch), torch.device("cpu"))
         np.testing.assert_allclose(frames.numpy() / 100, planned, atol=0.03)
         expected = early.heard_seconds(data.ids(rows), seconds, epoch) if epoch >= 2 else seconds
         np.testing.assert_allclose(planned, expected)
@@ -40,7 +40,7 @@ def test_pauses_are_planned_from_their_first_epoch_on(corpus, tmp_path):
 
 def test_planned_lengths_without_augmentation_are_those_of_the_index(corpus, tmp_path):
     job = corpus.job(tmp_path)
-    augmenter, data = Augmenter(job.train.augment, tones.RATE, job.seed), open_set(job, job.train_url)
+    augmenter, data = Augmenter(job.task.augment, tones.RATE, job.seed), open_set(job, "train")
     assert augmenter.heard_seconds(data.ids(np.arange(len(data))), data.durations, 0) is data.durations
 
 

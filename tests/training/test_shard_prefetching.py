@@ -71,9 +71,9 @@ def test_shards_of_a_lease_are_fetched_before_its_first_batch(job):
 
 
 def test_epoch_is_prefetched_in_batch_order_within_half_of_the_cache(job):
-    index = ShardIndex.read(ObjectStore(job.train_url))
+    index = ShardIndex.read(ObjectStore(job.task.train_url))
     largest = max(record.bytes for record in index.shards)
-    dataset = open_set(job.model_copy(update={"cache_bytes": 6 * largest}), job.train_url)
+    dataset = open_set(job.model_copy(update={"cache_bytes": 6 * largest}), "train")
     rows = [5 * 10, 2 * 10 + 3, 5 * 10 + 7, 9 * 10, 0, 10, 7 * 10]
     dataset.prefetch(torch.tensor(rows).numpy())
     wait_until(lambda: dataset.reader._prefetcher is None, every_s=0.02)
@@ -100,7 +100,7 @@ def test_the_whole_training_reads_each_shard_once(job, monkeypatch):
         totals = ask_coordinator(address, StatusRequest()).totals
     assert totals["utterances"] == 2 * 10 * SHARDS
     assert sorted(name for name in fetched if name.endswith(".tar")) == [
-        f"{job.train_url}/{number:06d}.tar" for number in range(SHARDS)
+        f"{job.task.train_url}/{number:06d}.tar" for number in range(SHARDS)
     ]
 
 

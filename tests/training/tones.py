@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from recognition.bundle import BundleSpec
+from recognition.systems.acoustic import AcousticTaskConfig
 from speech.audio import decode_audio, encode_flac
 from speech.features import CmvnStats, LogMelConfig, build_features
 from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelConfig, TdnnConfig
@@ -24,7 +25,8 @@ from speech.tokens import TokenConfig, train_tokenizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, write_shard
-from training.config import TrainConfig
+from tasks.config.training import AcousticTrainConfig
+from tasks.engine import know_tasks
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import read_journal
 from training.coordinator.node_client import NodeClient
@@ -40,6 +42,8 @@ from training.node.evaluator import run as evaluate
 from training.node.process_group import NodeGroup
 from training.node.worker import Worker
 from training.processes.sockets import read_address
+
+know_tasks()
 
 WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
 RATE = 8000
@@ -138,19 +142,27 @@ class Corpus:
             "optimizer": {"lr": 5e-3},
             "augment": {"time_masks": 1, "time_mask_frames": 3, "freq_masks": 1, "freq_mask_bins": 2},
         }
-        train.update({name: value for name, value in changes.items() if name in TrainConfig.model_fields})
+        train.update({name: value for name, value in changes.items() if name in AcousticTrainConfig.model_fields})
+        recipe = AcousticTrainConfig.model_validate(train)
+        task: dict[str, object] = {
+            "spec": spec or self.spec(kind),
+            "objective": recipe.objective,
+            "augment": recipe.augment,
+            "train_url": self.url("train"),
+            "valid_url": self.url("valid"),
+        }
+        rest = {name: value for name, value in changes.items() if name not in AcousticTrainConfig.model_fields}
+        task.update({name: rest.pop(name) for name in rest.keys() & AcousticTaskConfig.model_fields.keys()})
         values: dict[str, object] = {
             "run": "run-1",
             "seed": 7,
-            "train": TrainConfig.model_validate(train),
-            "spec": spec or self.spec(kind),
-            "train_url": self.url("train"),
-            "valid_url": self.url("valid"),
+            "train": recipe.engine_part(),
+            "task": AcousticTaskConfig.model_validate(task),
             "output_url": str(folder / "output"),
             "journal": folder / "journal.jsonl",
             "cache": folder / "cache",
         }
-        values.update({name: value for name, value in changes.items() if name not in TrainConfig.model_fields})
+        values.update(rest)
         assert values.keys() <= TrainJob.model_fields.keys()
         return TrainJob.model_validate(values)
 

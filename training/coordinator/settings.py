@@ -46,7 +46,7 @@ class Settings:
             return cls(
                 run=str(job["run"]),
                 seed=int(job["seed"]),
-                train_url=str(job["train_url"]),
+                train_url=str(job["task"]["train_url"]),
                 output_url=str(job["output_url"]),
                 journal=Path(job["journal"]),
                 nodes=int(train["nodes"]),

@@ -25,6 +25,7 @@ from training.processes import logs
 from training.processes.children import end_of_log, end_with_parent, log_size, on_termination, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 from training.processes.keys import RingKey
+from training.processes.program import engine_command
 
 log = logging.getLogger(__name__)
 PREDECESSOR_S = 300.0
@@ -111,7 +112,7 @@ class TrainingSupervisor:
     def _part(self, name: str, words: list[str], restarts: int) -> ManagedProcess:
         parent = ["--parent", str(os.getpid())]
         return ManagedProcess(
-            name, [sys.executable, "-m", *words, *parent], self.folder / f"{name}.log", restarts, lock=self.lock
+            name, engine_command(*words, *parent), self.folder / f"{name}.log", restarts, lock=self.lock
         )
 
     def _key_words(self) -> list[str]:

@@ -1,7 +1,6 @@
 """Runs training in a child process, which ends with its parent or at the parent's request."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from storage.retries import check_disk
 from training.job import TrainJob
 from training.processes.children import Child, stop
+from training.processes.program import engine_command
 
 END_S = 9.0
 """How long training may take to end after a request: time for a last checkpoint."""
@@ -35,7 +35,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
     job_file, log = folder / "job.json", folder / "train.log"
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")
     child = Child(
-        [sys.executable, "-m", "training.launch.supervisor", str(job_file), str(os.getpid())],
+        engine_command("training.launch.supervisor", str(job_file), str(os.getpid())),
         log,
         note=folder / "exit-reason.txt",
         start_new_session=True,  # only this process receives Ctrl-C; it then asks the child for a last checkpoint

@@ -18,24 +18,16 @@ from devices.choice import is_out_of_memory
 from devices.padding import frame_multiple, rounded_up
 from devices.portions import Portions, cut, undivided
 from devices.precision import describe, has_bf16
-from recognition.data.augmentation import Augmenter
-from recognition.data.dataset import Batch, SpeechDataset
-from recognition.data.segments import segments_of
-from recognition.data.state_targets import StateTargets, read_alignments
-from speech.models.networks.base import ModelStage, TrainableNetwork
-from speech.models.networks.blstm import LstmLayers
-from speech.objectives import build_objective, objective_class
 from storage.batching import derive_seed
-from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
-from storage.reading import ShardReader
 from training.config import OptimizerConfig, SgdConfig
 from training.job import TrainJob
 from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
+from training.learner.task import ConstrainedNetwork, SetName, Task, TrainingBatch, TrainingSet
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +51,13 @@ def damage_folder(name: str) -> str:
     return f"damaged-shards/{name}"
 
 
-def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
+def open_set(job: TrainJob, name: SetName) -> TrainingSet:
     """Open a job's training or validation set; damaged shards are recorded below the job's output."""
-    store = ObjectStore(url)
-    index = ShardIndex.read(store)
-    reader = ShardReader(store, index, job.cache, job.cache_bytes)
-    name = "valid" if lenient else "train"
-    folder = damage_folder(name)
-    quarantine = ShardQuarantine(ObjectStore(job.output_url), len(index), job.train.max_unreadable, folder)
-    tokenizer, targets = job.spec.build_tokenizer(), None
-    if objective_class(job.train.objective).needs == "states":
-        table = read_alignments(ObjectStore(job.alignments_url), name)
-        targets = StateTargets(table, job.spec.frame_factor, segments_of(index))
-    return SpeechDataset(index, reader, tokenizer, lenient=lenient, quarantine=quarantine, targets=targets)
+
+    def quarantine(total: int) -> ShardQuarantine:
+        return ShardQuarantine(ObjectStore(job.output_url), total, job.train.max_unreadable, damage_folder(name))
+
+    return job.known_task.open_set(name, job.cache, job.cache_bytes, quarantine)
 
 
 @dataclass
@@ -107,7 +93,7 @@ class Learner:
         TooLargeError: If the device's memory does not hold the model, its gradients and the optimizer's state.
 
     Attributes:
-        augmenter: Makes the random draws of batches, which `gradient` applies.
+        task: What is trained; it makes the random draws of batches, which `gradient` applies.
         frame_multiple: Batches are padded to a multiple of this number of feature frames.
         moments: The optimizer's state.
         held: Context in which gradients of several backward passes accumulate before other ranks get them.
@@ -117,17 +103,16 @@ class Learner:
         self.job, self.cfg, self.device = job, job.train, device
         self.held: Callable[[], AbstractContextManager[None]] = nullcontext
         self.frame_multiple = frame_multiple(device, self.cfg.compile)
-        self.objective = build_objective(self.cfg.objective)
         self._portions = Portions()
         self.amp = mixed_precision(self.cfg.amp, device)
-        self.frontend = job.spec.build_frontend(job.speaker_stats()).to(device)
+        self.task: Task[Any] = job.known_task.build(job.seed)
+        self.task.to(device)
         self.model = self._initial_model()
         with self._in_memory():
             self.model.to(device)
             self.flat = FlatParameters(self.model)
             self.optimizer = build_optimizer(self._updates, self.model)
             self.moments = Moments(self.optimizer, self.flat)
-        self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
         self.model.train()
         self._network = self._compiled() if self.cfg.compile else self.model
         graphs = self.cfg.cuda_graphs and device.type == "cuda"
@@ -144,7 +129,8 @@ class Learner:
 
     def _initial_model(self) -> nn.Module:
         torch.manual_seed(derive_seed("init", self.job.seed))
-        return self.job.spec.build_model()
+        network: nn.Module = self.job.known_task.build_network()
+        return network
 
     @property
     def _updates(self) -> OptimizerConfig:
@@ -164,7 +150,9 @@ class Learner:
     def describe(self) -> dict[str, str]:
         """`device` and `precision` of this learner, as recorded in the training's output."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device)
-        has_lstm = any(isinstance(module, nn.LSTM | LstmLayers) for module in self.model.modules())
+        has_lstm = any(
+            isinstance(module, nn.LSTM) or getattr(module, "runs_lstms", False) for module in self.model.modules()
+        )
         return {"device": name, "precision": describe(self.device, self.amp, has_lstm)}
 
     def reset(self) -> None:
@@ -172,11 +160,11 @@ class Learner:
         self.model.load_state_dict(self._initial_model().state_dict())
         self.moments.clear()
 
-    def gradient(self, batch: Batch | None, seed: int) -> Losses:
+    def gradient(self, batch: TrainingBatch | None, seed: int) -> Losses:
         """Compute the gradient of a batch's summed loss into the flat gradients, which are cleared first.
 
         Args:
-            batch: Utterances, with the draws of `augmenter`; None leaves the gradients zero (a rank without work in the
+            batch: Utterances, with the draws of `task`; None leaves the gradients zero (a rank without work in the
                 last step of a lease).
             seed: Seed of dropout.
         """
@@ -184,11 +172,11 @@ class Learner:
         if batch is None or not batch.ids:
             return Losses(unreadable=batch.unreadable if batch else 0)
         loss, unalignable, divided = self._add_gradients(batch, seed)
-        tokens = self.objective.items(batch)
+        tokens = self.task.items(batch)
         counted = len(batch.ids), unalignable, batch.seconds, batch.unreadable
         return Losses(loss, tokens, *counted, divided=float(divided))
 
-    def _add_gradients(self, batch: Batch, seed: int) -> tuple[float, int, bool]:
+    def _add_gradients(self, batch: TrainingBatch, seed: int) -> tuple[float, int, bool]:
         """Add a batch's gradient; returns loss, unalignable utterances, and whether it was divided to fit memory.
 
         Raises:
@@ -206,7 +194,7 @@ class Learner:
         with self.held():
             return *self._in_portions(batch, seed, size), True
 
-    def _in_portions(self, batch: Batch, seed: int, size: int) -> tuple[float, int]:
+    def _in_portions(self, batch: TrainingBatch, seed: int, size: int) -> tuple[float, int]:
         """Like `_backward`, `size` utterances at a time; if these do not fit either, start over with fewer."""
         while True:
             self.flat.zero_grad()
@@ -221,18 +209,19 @@ class Learner:
                     raise
                 size = self._portions.smaller(batch, size)
 
-    def _backward(self, batch: Batch, seed: int) -> tuple[float, int]:
+    def _backward(self, batch: TrainingBatch, seed: int) -> tuple[float, int]:
         """Add a batch's gradient; returns its summed loss and the number of unalignable utterances."""
         torch.manual_seed(seed)
-        feats, frames = self.augmenter.features(self.frontend, batch, self.device)
-        feats = rounded_up(feats, self.frame_multiple)
-        log_probs, out_frames = self._forward(feats, frames)
-        losses, unalignable = self.objective.losses(log_probs, out_frames, batch)
+        losses, unalignable = self.task.losses(self._padded, batch, self.device)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
         # one wait for the device, after everything has been launched
         loss, count = torch.stack([total.detach().double(), unalignable.double()]).tolist()
         return loss, int(count)
+
+    def _padded(self, inputs: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """The network's outputs for inputs [B, T, ...] of any length, and output frames [B]."""
+        return self._forward(rounded_up(inputs, self.frame_multiple), frames)
 
     def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features."""
@@ -265,5 +254,5 @@ class Learner:
         """Make one optimizer step with the gradients."""
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
-        if isinstance(self.model, TrainableNetwork | ModelStage):
+        if isinstance(self.model, ConstrainedNetwork):
             self.model.constrain()

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recognition.data.augmentation import Augmenter
-from recognition.data.dataset import Batch, SpeechDataset
+from training.learner.task import DrawingTask, TrainingBatch, TrainingSet
 
 Rows = NDArray[np.int64]
 
@@ -20,17 +20,17 @@ class Loader:
 
     Attributes:
         data: The training set.
-        augmenter: The training's augmentation.
+        task: What is trained; it draws the augmentation.
         device: Device that batches are trained on.
     """
 
-    data: SpeechDataset
-    augmenter: Augmenter
+    data: TrainingSet
+    task: DrawingTask[Any]
     device: torch.device
 
-    def __call__(self, rows: Rows, epoch: int) -> Batch:
+    def __call__(self, rows: Rows, epoch: int) -> TrainingBatch:
         """Load the batch of some rows in an epoch."""
-        batch = self.augmenter.drawn(self.data.batch(rows), epoch)
+        batch: TrainingBatch = self.task.drawn(self.data.batch(rows), epoch)
         return batch.pinned() if self.device.type == "cuda" else batch
 
 
@@ -44,11 +44,11 @@ class Prefetcher:
     """
 
     def __init__(
-        self, load: Callable[[Rows, int], Batch], threads: int = 1, begin: Callable[[], None] | None = None
+        self, load: Callable[[Rows, int], TrainingBatch], threads: int = 1, begin: Callable[[], None] | None = None
     ) -> None:
         self._load = load
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead", initializer=begin)
-        self._loads: dict[tuple[bytes, int], Future[Batch]] = {}
+        self._loads: dict[tuple[bytes, int], Future[TrainingBatch]] = {}
 
     def hint(self, coming: Sequence[tuple[Rows, int]]) -> None:
         """Announce the batches that probably come next; earlier hints that are not repeated are dropped.
@@ -63,7 +63,7 @@ class Prefetcher:
             if key not in self._loads:
                 self._loads[key] = self._pool.submit(self._load, rows, key[1])
 
-    def take(self, rows: Rows, epoch: int) -> Batch | None:
+    def take(self, rows: Rows, epoch: int) -> TrainingBatch | None:
         """Return the batch of some rows in an epoch; None for no rows.
 
         Raises:

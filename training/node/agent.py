@@ -18,6 +18,7 @@ from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
 from training.processes import logs
 from training.processes.children import Child, end_with_parent, on_termination, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
+from training.processes.program import engine_words
 
 log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
@@ -154,7 +155,7 @@ class Node:
         return child.returncode
 
     def _command(self, ranks: int, start: str) -> list[str]:
-        rank = ["-m", "training.node.rank", str(self.setup.folder / "node.json"), str(os.getpid())]
+        rank = engine_words("training.node.rank", str(self.setup.folder / "node.json"), str(os.getpid()))
         if ranks == 1:
             return [sys.executable, *rank]
         # A torchrun agent per machine: agents of several machines would restart each other. Its rendezvous is a file,

@@ -18,9 +18,6 @@ import torch
 from torch import Tensor
 
 from devices.choice import claim, is_out_of_memory, release_memory, spare_device
-from recognition.validation import validate
-from speech.decoding import DecodeError
-from speech.objectives import build_objective
 from storage.batching import derive_seed
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import TooManyShardsError
@@ -81,15 +78,14 @@ class Evaluator:
         # learners on the same machine get the first GPUs; launched externally, they may run on other machines
         self.device = spare_device(self.cfg.device, self.cfg.learners if self.cfg.launch.kind == "local" else 0)
         self.output = ObjectStore(job.output_url)
-        self.tokenizer = job.spec.build_tokenizer()
-        self.frontend = job.spec.build_frontend(job.speaker_stats())
-        self.valid_set = open_set(job, job.valid_url, lenient=True)
-        self.model = job.spec.build_model().eval()
+        self.task = job.known_task.build(job.seed)
+        self.valid_set = open_set(job, "valid")
+        self.model = job.known_task.build_network().eval()
         self._or_on_cpu(self._place)
 
     def _place(self) -> None:
         claim(self.device)
-        self.frontend.to(self.device)
+        self.task.to(self.device)
         self.model.to(self.device)
 
     def _or_on_cpu(self, work: Callable[[], T]) -> T:
@@ -107,20 +103,17 @@ class Evaluator:
         return work()
 
     def validate(self, weights: Weights) -> dict[str, float]:
-        """Loss per token in nats and greedy WER as a fraction; both are NaN if the weights give non-finite numbers."""
+        """What `Task.validate` gives: the loss in nats, NaN if the outputs are not finite, and further figures."""
         self.model.load_state_dict(weights)
         try:
             return self._or_on_cpu(self._validate)
-        except DecodeError:
-            return {"loss": math.nan, "wer": math.nan}
         finally:
             release_memory(self.device)  # a learner may need it
 
     def _validate(self) -> dict[str, float]:
         # dither draws random numbers: seed them, so that results do not depend on earlier calls
         torch.manual_seed(derive_seed("valid", self.job.seed))
-        objective = build_objective(self.cfg.objective)
-        return validate(self.model, self.frontend, self.valid_set, self.tokenizer, objective, self.cfg, self.device)
+        return self.task.validate(self.model, self.valid_set, self.cfg, self.device)
 
     def evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
         """Average the replicas of an epoch that have finite weights, and validate the average and each replica.
@@ -207,16 +200,15 @@ class Evaluator:
             chosen = chosen[:1]
             weights = read_weights(self.output, snapshot_name(chosen[0]))
             final = self.validate(weights)
-        provenance = {**self.job.spec.provenance, "run": self.job.run, "epochs": sorted(chosen)}
-        spec = self.job.spec.model_copy(update={"provenance": provenance})
+        task = self.job.known_task
         with tempfile.TemporaryDirectory() as folder:
-            spec.save(Path(folder), weights)
-            for name in spec.members:
+            task.save(Path(folder), weights, {"run": self.job.run, "epochs": sorted(chosen)})
+            for name in task.members:
                 self.output.write_file(f"model/{name}", Path(folder) / name)
         result = {
             **totals,
             "history": history,
-            "parameters": self.model.num_parameters(),
+            "parameters": sum(one.numel() for one in self.model.parameters() if one.requires_grad),
             "averaged_epochs": sorted(chosen),
             "valid": final,
             **self._computed(),

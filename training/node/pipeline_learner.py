@@ -1,6 +1,6 @@
 """A model whose layers are split over the ranks of a node: strategy `pipeline`, for models that one device cannot hold.
 
-Each rank keeps one stage of the model (`speech.models.networks.stages`), its gradients and its optimizer. A batch
+Each rank keeps one stage of the model (`training.learner.task.SplitTask`), its gradients and its optimizer. A batch
 passes through the stages in micro-batches, so that several stages work at a time (GPipe: Huang et al. 2018,
 arXiv:1811.06965; 1F1B: Narayanan et al. 2020, arXiv:2006.09503); torch.distributed.pipelining sends hidden frames
 forward and their gradients back. Weights are updated once per batch, with the sum over its micro-batches, as on one
@@ -21,12 +21,10 @@ from torch import Tensor, nn
 
 from devices.padding import rounded_up
 from devices.portions import undivided
-from recognition.data.dataset import Batch
-from speech.models.networks.base import AcousticModel, ModelStage
-from speech.models.networks.stages import split_model
 from training.job import TrainJob
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, Losses
+from training.learner.task import SplitTask, TrainingBatch
 from training.node.process_group import NodeGroup
 from training.strategies.pipeline import LayerPipelineConfig
 
@@ -37,14 +35,6 @@ if TYPE_CHECKING:
 logging.getLogger("torch.distributed.pipelining").setLevel(logging.WARNING)
 
 
-@dataclass
-class Transcripts:
-    """Tokens [batch, max tokens] and their number in each utterance [batch]."""
-
-    tokens: Tensor
-    token_lengths: Tensor
-
-
 @dataclass(frozen=True)
 class BatchPlan:
     """A batch as rank 0 announces it to all ranks.
@@ -52,14 +42,14 @@ class BatchPlan:
     Attributes:
         frames: Feature frames of each utterance [batch].
         width: Feature frames that the batch is padded to.
-        transcripts: For the loss at the last stage.
+        targets: What the last stage needs for the loss, integers by name, each [batch, ...].
         seconds: Audio.
         unreadable: Utterances lost with damaged shards.
     """
 
     frames: Tensor
     width: int
-    transcripts: Transcripts
+    targets: dict[str, Tensor]
     seconds: float
     unreadable: int
 
@@ -68,8 +58,7 @@ class BatchPlan:
         return {
             "frames": self.frames.tolist(),
             "width": self.width,
-            "tokens": self.transcripts.tokens.tolist(),
-            "token_lengths": self.transcripts.token_lengths.tolist(),
+            "targets": {name: tensor.tolist() for name, tensor in self.targets.items()},
             "seconds": self.seconds,
             "unreadable": self.unreadable,
         }
@@ -79,9 +68,8 @@ class BatchPlan:
         """Build from the result of `to_message`."""
         rest = {name: message[name] for name in ("width", "seconds", "unreadable")}
         # empty lists would become float tensors
-        names = ("frames", "tokens", "token_lengths")
-        frames, tokens, lengths = (torch.tensor(message[name], dtype=torch.int64) for name in names)
-        return cls(frames, transcripts=Transcripts(tokens, lengths), **rest)
+        targets = {name: torch.tensor(value, dtype=torch.int64) for name, value in message["targets"].items()}
+        return cls(torch.tensor(message["frames"], dtype=torch.int64), targets=targets, **rest)
 
     def cut(self, micro_batches: int) -> tuple[int, int]:
         """Size of a micro-batch in utterances, and number of micro-batches; the last one may need padding."""
@@ -92,7 +80,7 @@ class BatchPlan:
 class _Mixed(nn.Module):
     """A stage in mixed precision, forward only."""
 
-    def __init__(self, stage: ModelStage, amp: bool) -> None:
+    def __init__(self, stage: nn.Module, amp: bool) -> None:
         super().__init__()
         self.stage, self.amp = stage, amp
 
@@ -120,21 +108,29 @@ class PipelineLearner(Learner):
         self.group = group
         self._shapes: list[dict[str, Tensor]] = []
         super().__init__(job, device)
-        assert isinstance(self.model, ModelStage)
-        self.stage: ModelStage = self.model
+        self.stage: Any = self.model  # a `NetworkStage`
         assert isinstance(job.train.strategy, LayerPipelineConfig)
         self.constants = job.train.strategy
 
     def _initial_model(self) -> nn.Module:
-        whole = super()._initial_model()
-        assert isinstance(whole, AcousticModel)
-        stages = split_model(whole, self.group.size)
+        stages: list[nn.Module] = self._split.split(super()._initial_model(), self.group.size)
         self._shapes = [{n: t.to("meta") for n, t in stage.state_dict().items()} for stage in stages]
         return stages[self.group.rank]
 
+    @property
+    def _split(self) -> SplitTask:
+        """The task.
+
+        Raises:
+            ValueError: If its network cannot be split.
+        """
+        if not isinstance(self.task, SplitTask):
+            raise ValueError("what is trained here cannot be split into stages: use another strategy than pipeline")
+        return self.task
+
     # --- a step
 
-    def gradient(self, batch: Batch | None, seed: int) -> Losses:
+    def gradient(self, batch: TrainingBatch | None, seed: int) -> Losses:
         """Compute the gradient of a batch's summed loss into the flat gradients of all stages, which are cleared first.
 
         Args:
@@ -159,19 +155,19 @@ class PipelineLearner(Learner):
             loss, unalignable = self._pass(feats, plan)
         # only the last stage computes the loss
         loss, unalignable = self.group.gather_numbers([loss, unalignable])[-1]
-        tokens = self.objective.items(plan.transcripts)
+        tokens = self._split.stage_items(plan.targets)
         return Losses(loss, tokens, len(plan.frames), unalignable, plan.seconds, plan.unreadable)
 
-    def _front(self, batch: Batch | None) -> tuple[Tensor | None, dict[str, Any]]:
+    def _front(self, batch: TrainingBatch | None) -> tuple[Tensor | None, dict[str, Any]]:
         """Features of a batch, and the message that describes it to the other ranks."""
         lost = batch.unreadable if batch else 0
         if batch is None or not batch.ids:
             none = torch.zeros(0, dtype=torch.int64)
-            return None, BatchPlan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
-        feats, frames = self.augmenter.features(self.frontend, batch, self.device)
+            return None, BatchPlan(none, 0, {}, 0.0, lost).to_message()
+        feats, frames = self._split.features(batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
-        transcripts = Transcripts(batch.tokens, batch.token_lengths)
-        return feats, BatchPlan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
+        targets = self._split.targets(batch)
+        return feats, BatchPlan(frames.cpu(), feats.shape[1], targets, batch.seconds, lost).to_message()
 
     def _pass(self, feats: Tensor | None, plan: BatchPlan) -> tuple[float, float]:
         """Run all micro-batches forward and backward; returns loss and unalignable utterances (at the last stage)."""
@@ -183,9 +179,9 @@ class PipelineLearner(Learner):
         def loss_of(log_probs: Tensor, rows: Tensor) -> Tensor:
             nonlocal unalignable
             rows = rows[rows < len(plan.frames)]  # without padding
-            transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
+            targets = {name: tensor[rows] for name, tensor in plan.targets.items()}
             frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
-            losses, count = self.objective.losses(log_probs[: len(rows)], frames, transcripts)
+            losses, count = self._split.stage_losses(log_probs[: len(rows)], frames, targets)
             unalignable += int(count)
             return losses.sum()
 

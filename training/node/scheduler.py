@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recognition.data.dataset import SpeechDataset
 from storage.batching import derive_seed, plan_epoch
 from training.config import TrainConfig
 from training.coordinator.messages import Progress
@@ -16,6 +15,7 @@ from training.coordinator.worklist import WHOLE, Assignment
 from training.job import TrainJob
 from training.learner.sampling import Draws
 from training.learner.schedule import learning_rate
+from training.learner.task import TrainingSet
 from training.node.replica_writer import ReplicaWriter, Wanted
 from training.node.step_counters import StepCounters
 from training.node.stepper import Rows, Stepped, Stepper
@@ -30,7 +30,7 @@ FETCH_EVERY = 16
 """Steps between two checks which shards are needed next."""
 
 
-def count_batches(job: TrainJob, data: SpeechDataset, draws: Draws) -> int:
+def count_batches(job: TrainJob, data: TrainingSet, draws: Draws) -> int:
     """Number of batches in the first epoch if one node trains it alone, without augmentation; equal at all ranks.
 
     Args:
@@ -74,7 +74,7 @@ class Scheduler:
         self,
         job: TrainJob,
         client: NodeClient,
-        data: SpeechDataset,
+        data: TrainingSet,
         draws: Draws,
         stepper: Stepper,
         replica_writer: ReplicaWriter,
@@ -104,7 +104,7 @@ class Scheduler:
         seed = self.job.seed if plan == WHOLE else derive_seed(self.job.seed, plan)
         drawn = self.draws.rows(epoch, rows)
         # durations after augmentation: planned by the original ones, slowed-down utterances would add much padding
-        seconds = self.stepper.learner.augmenter.heard_seconds(self.data.ids(drawn), self.data.durations[drawn], epoch)
+        seconds = self.stepper.learner.task.heard_seconds(self.data.ids(drawn), self.data.durations[drawn], epoch)
         return [rows[batch] for batch in _batches(self.cfg, seconds, seed, epoch)]
 
     def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:

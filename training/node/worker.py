@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from devices.choice import claim
-from recognition.data.dataset import Batch
 from storage.batching import derive_seed
 from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
@@ -25,6 +24,7 @@ from training.learner.checkpoint import CheckpointError, compute_name, files_by_
 from training.learner.compute import Learner, open_set
 from training.learner.prefetch import Loader, Prefetcher
 from training.learner.sampling import Draws
+from training.learner.task import TrainingBatch
 from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
 from training.node.replica_writer import ReplicaWriter, Wanted, open_replica_writer
@@ -81,13 +81,13 @@ class Worker:
         self.learner, self.group, self.client = learner, group, client
         self.ring = NodeExchange(node, group, learner.flat, exchange, learner.moments)
         self.name = f"{node}.{group.rank}"
-        self.data = open_set(job, job.train_url)
+        self.data = open_set(job, "train")
         self.output = ObjectStore(job.output_url)
         self.draws = Draws(self.data.index, self.cfg.sampling, job.seed)
         batches = count_batches(job, self.data, self.draws)
         self.stepper = build_stepper(job, self.ring, learner, server, shared, batches / self.cfg.nodes)
         # a new thread's current device is the first GPU, where page-locking would open a context of this process
-        load = Loader(self.data, learner.augmenter, learner.device)
+        load = Loader(self.data, learner.task, learner.device)
         self.prefetch = Prefetcher(load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
         self.step = 0
         self.replica_writer = ReplicaWriter(node, self.stepper, group, self.output, client)
@@ -247,7 +247,7 @@ class Worker:
     def _share(self, rows: list[int]) -> Rows:
         return self.stepper.share(np.asarray(rows, dtype=np.int64))
 
-    def _take(self, rows: Rows, epoch: int) -> tuple[Batch | None, TooManyShardsError | None]:
+    def _take(self, rows: Rows, epoch: int) -> tuple[TrainingBatch | None, TooManyShardsError | None]:
         """A batch, or the error: raised at one rank alone, it would leave the node's other ranks waiting."""
         try:
             return self.prefetch.take(rows, epoch), None
@@ -296,7 +296,7 @@ class Worker:
     def _end(self, why: str) -> str:
         self.replica_writer.close()
         self.prefetch.close()
-        self.data.reader.prefetch(())
+        self.data.prefetch(np.zeros(0, dtype=np.int64))
         if self.client:
             self.client.leave()
         return why

@@ -59,7 +59,7 @@ def open_service(job: TrainJob, folder: Path, number: int, servers: int, fresh: 
     if not 0 <= number < servers:
         raise ValueError(f"--number is {number} of {servers} servers: give 0 to {servers - 1}")
     # the model is only needed for the layout of its parameters; the weights come from the first learner
-    share = Share(layout(FlatParameters(job.spec.build_model()), number, servers), job.train.optimizer)
+    share = Share(layout(FlatParameters(job.known_task.build_network()), number, servers), job.train.optimizer)
     return ShareService(share, job.run, folder / f"server-{number}.safetensors", fresh)
 
 

@@ -47,7 +47,7 @@ def ring_job(folder: Path, config: RingConfig) -> dict[str, object]:
         "run": "ring",
         "seed": config.seed,
         "train": train,
-        "train_url": "",
+        "task": {"train_url": ""},
         "output_url": str((folder / "output").resolve()),
         "journal": str((folder / "journal.jsonl").resolve()),
     }

@@ -74,7 +74,12 @@ class LstmLayers(nn.Module):
     Args:
         lstm: Whose parameters are taken over.
         layers: Numbers of the layers.
+
+    Attributes:
+        runs_lstms: True, as the class is none of torch's LSTMs, whose precision may differ from other layers'.
     """
+
+    runs_lstms = True
 
     def __init__(self, lstm: nn.LSTM, layers: range) -> None:
         super().__init__()

@@ -5,10 +5,10 @@ import torch
 from tones import LEARNS, bare
 
 from speech.models.networks.stages import split_model
+from tasks.simulated_speech import Speech
 from training.simulation import Cluster, Simulation, simulate
 from training.simulation.leases import BatchLease
 from training.simulation.problem import Job
-from training.simulation.speech import Speech
 from training.strategies.base import StrategyError
 
 
@@ -67,7 +67,7 @@ def test_diverged_model_evaluates_without_an_error(job):
 def test_copied_problem_reuses_batches_without_reading_them(job, monkeypatch):
     first = Speech(job, 2)
     expected = gradients(first)
-    monkeypatch.setattr("training.simulation.speech.open_set", None)
+    monkeypatch.setattr("tasks.simulated_speech.open_set", None)
     found = gradients(Speech(job, 2, like=first))
     assert torch.equal(found[0], expected[0])
     assert found[1] == expected[1]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recognition.bundle import BundleSpec
 from recognition.data.dataset import Batch, SpeechDataset
+from recognition.systems.acoustic import AcousticTaskConfig
 from recognition.validation import Validation
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.stages import border_bytes, split_model
@@ -19,6 +20,7 @@ from training.job import TrainJob
 from training.learner.compute import open_set
 from training.learner.flat import FlatParameters
 from training.learner.schedule import learning_rate
+from training.learner.task import SetName
 from training.simulation.model import ModelReplica, Stack, one_by_one
 from training.simulation.problem import Activations, Job
 from training.strategies.base import StrategyError
@@ -27,6 +29,12 @@ _LOAD = 64
 """Utterances per batch of the front end, and of validation."""
 _TOGETHER = 256
 """Maximum number of utterances computed at once, over all replicas: more save no time and need memory."""
+
+
+def _open(job: TrainJob, name: SetName) -> SpeechDataset:
+    found = open_set(job, name)
+    assert isinstance(found, SpeechDataset)
+    return found
 
 
 class Utterances:
@@ -38,8 +46,8 @@ class Utterances:
     """
 
     def __init__(self, dataset: SpeechDataset, spec: BundleSpec, job: TrainJob) -> None:
-        objective = build_objective(job.train.objective)
-        frontend = spec.build_frontend(job.speaker_stats())
+        objective = build_objective(job.task.objective)
+        frontend = spec.build_frontend(job.task.speaker_stats())
         self.seconds = float(np.median(dataset.durations))
         parts: list[Batch] = []
         for start in range(0, len(dataset), _LOAD):
@@ -116,12 +124,13 @@ class Speech:
         self, job: TrainJob, learners: int, epochs: int = 0, together: int = 0, like: "Speech | None" = None
     ) -> None:
         self._cfg, self._seed = job.train, job.seed
-        assert isinstance(job.spec, BundleSpec)
-        spec = job.spec.model_copy(update={"model": job.spec.model.model_copy(update={"dropout": 0.0})})
+        task = job.task
+        assert isinstance(task, AcousticTaskConfig)
+        spec = task.spec.model_copy(update={"model": task.spec.model.model_copy(update={"dropout": 0.0})})
         self._spec, self.epochs = spec, epochs or job.train.epochs
         if like is None:
-            self._train = Utterances(open_set(job, job.train_url), spec, job)
-            self._valid = Utterances(open_set(job, job.valid_url, lenient=True), spec, job)
+            self._train = Utterances(_open(job, "train"), spec, job)
+            self._valid = Utterances(_open(job, "valid"), spec, job)
         else:
             self._train, self._valid = like._train, like._valid
         # by the median duration, although the configured bound refers to the longest utterance of a batch
@@ -135,7 +144,7 @@ class Speech:
         stackable = self._model.stackable and self._scratch.weights.numel() == self._scratch.num_parameters
         self._together = (together or max(1, _TOGETHER // self.batch)) if stackable else 1
         self._stack = Stack(self._build()) if self._together > 1 else None
-        self._objective = build_objective(self._cfg.objective)
+        self._objective = build_objective(task.objective)
         self._plans: dict[int, list[NDArray[np.int64]]] = {}
 
     def _build(self) -> AcousticModel:

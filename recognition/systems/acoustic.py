@@ -1,0 +1,198 @@
+"""Acoustic models as a task: features of audio in, log probabilities of each frame out, an objective compares them.
+
+The objective says what the outputs are: tokens by CTC, or tied states of forced alignments for hybrid recognizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from configurable.lazy import torch
+from recognition.bundle import BundleSpec
+from speech.features.augment import AugmentConfig
+from speech.features.cmvn import CmvnStats
+from speech.objectives import CtcConfig, ObjectiveChoice, build_objective, objective_class
+from storage.index import ShardIndex
+from storage.objects import ObjectStore
+from storage.quarantine import ShardQuarantine
+from storage.reading import ShardReader
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from recognition.data.dataset import Batch, SpeechDataset
+    from recognition.validation import Batching
+    from speech.models.networks.base import AcousticModel, ModelStage, TrainableNetwork
+
+
+class AcousticTaskConfig(BaseModel):
+    """What is trained, and on which data."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+    members: ClassVar[tuple[str, ...]] = BundleSpec.members
+
+    kind: Literal["acoustic"] = "acoustic"
+    spec: BundleSpec
+    """The contents of the finished bundle: features, tokens, model sizes, normalization."""
+    objective: ObjectiveChoice = CtcConfig()
+    """What is minimized."""
+    augment: AugmentConfig = AugmentConfig()
+    """Augmentation of training audio and features."""
+    speakers: dict[str, dict[str, Any]] = {}
+    """Feature statistics by speaker, for `cmvn: speaker`."""
+    train_url: str
+    """Store of the training set's index and shards."""
+    valid_url: str
+    """Store of the validation set's index and shards."""
+    alignments_url: str = ""
+    """Store of the sets' alignments, if the objective needs them: `train.parquet` and `valid.parquet`."""
+
+    def speaker_stats(self) -> dict[str, CmvnStats]:
+        """The speakers' statistics as objects."""
+        return {name: CmvnStats.from_dict(stats) for name, stats in self.speakers.items()}
+
+    def build_network(self) -> AcousticModel:
+        """The model, with random weights."""
+        return self.spec.build_model()
+
+    def build(self, seed: int) -> AcousticTask:
+        """The task at one process."""
+        return AcousticTask(self, seed)
+
+    def open_set(
+        self,
+        name: Literal["train", "valid"],
+        cache: Path,
+        cache_bytes: int | None,
+        quarantine: Callable[[int], ShardQuarantine],
+    ) -> SpeechDataset:
+        """Open the training or validation set, see `training.learner.task.TaskConfig`."""
+        from recognition.data.dataset import SpeechDataset
+        from recognition.data.segments import segments_of
+        from recognition.data.state_targets import StateTargets, read_alignments
+
+        store = ObjectStore(self.train_url if name == "train" else self.valid_url)
+        index = ShardIndex.read(store)
+        targets = None
+        if objective_class(self.objective).needs == "states":
+            table = read_alignments(ObjectStore(self.alignments_url), name)
+            targets = StateTargets(table, self.spec.frame_factor, segments_of(index))
+        return SpeechDataset(
+            index,
+            ShardReader(store, index, cache, cache_bytes),
+            self.spec.build_tokenizer(),
+            lenient=name == "valid",
+            quarantine=quarantine(len(index)),
+            targets=targets,
+        )
+
+    def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Write the bundle into a folder."""
+        self.spec.model_copy(update={"provenance": {**self.spec.provenance, **about}}).save(folder, weights)
+
+
+class AcousticTask:
+    """An acoustic model's task at one process, see `training.learner.task.Task`.
+
+    Args:
+        config: What is trained.
+        seed: The training's seed.
+
+    Attributes:
+        frontend: From audio to features.
+        objective: What is minimized.
+        augmenter: Makes and applies the random draws of augmentation.
+    """
+
+    def __init__(self, config: AcousticTaskConfig, seed: int) -> None:
+        from recognition.data.augmentation import Augmenter
+
+        spec = config.spec
+        self._tokenizer = spec.build_tokenizer()
+        self.frontend = spec.build_frontend(config.speaker_stats())
+        self.objective = build_objective(config.objective)
+        self.augmenter = Augmenter(config.augment, spec.sample_rate, seed, spec.states_per_frame)
+
+    def to(self, device: torch.device) -> None:
+        """Move the front end."""
+        self.frontend.to(device)
+
+    def drawn(self, batch: Batch, epoch: int) -> Batch:
+        """Add the random draws of an epoch's augmentation to a batch."""
+        return self.augmenter.drawn(batch, epoch)
+
+    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
+        """Duration of utterances in an epoch, after augmentation."""
+        return self.augmenter.heard_seconds(ids, seconds, epoch)
+
+    def features(self, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Augmented features [batch, frames, dim] and frames [batch] of a batch with its draws."""
+        return self.augmenter.features(self.frontend, batch, device)
+
+    def losses(
+        self, network: Callable[..., tuple[Tensor, Tensor]], batch: Batch, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """The objective's losses of a batch with its draws, and the number of unalignable utterances."""
+        log_probs, frames = network(*self.features(batch, device))
+        return self.objective.losses(log_probs, frames, batch)
+
+    def items(self, batch: Batch) -> int:
+        """Tokens of a batch, or frames with a state."""
+        return self.objective.items(batch)
+
+    def validate(
+        self, network: TrainableNetwork, data: SpeechDataset, limits: Batching, device: torch.device
+    ) -> dict[str, float]:
+        """Loss per token or frame and greedy WER of a set; both are NaN if the outputs are not finite."""
+        from recognition.validation import validate
+        from speech.decoding import DecodeError
+
+        try:
+            return validate(network, self.frontend, data, self._tokenizer, self.objective, limits, device)
+        except DecodeError:
+            return {"loss": math.nan, "wer": math.nan}
+
+    # --- over several ranks
+
+    def split(self, network: nn.Module, stages: int) -> list[ModelStage]:
+        """The model's layers as consecutive stages.
+
+        Raises:
+            ValueError: If it has too few of them, or cannot be split.
+        """
+        from speech.models.networks.base import AcousticModel
+        from speech.models.networks.stages import split_model
+
+        assert isinstance(network, AcousticModel)
+        return split_model(network, stages)
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        """The transcripts' tokens [batch, most tokens] and their numbers [batch]."""
+        return {"tokens": batch.tokens, "token_lengths": batch.token_lengths}
+
+    def stage_losses(self, outputs: Tensor, frames: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The objective's losses from the last stage's outputs."""
+        return self.objective.losses(outputs, frames, Transcripts(**targets))
+
+    def stage_items(self, targets: dict[str, Tensor]) -> int:
+        """Number of tokens."""
+        return self.objective.items(Transcripts(**targets))
+
+
+class Transcripts:
+    """Transcripts as an objective reads them.
+
+    Args:
+        tokens: Token numbers [batch, most tokens].
+        token_lengths: Tokens of each utterance [batch].
+    """
+
+    def __init__(self, tokens: Tensor, token_lengths: Tensor) -> None:
+        self.tokens, self.token_lengths = tokens, token_lengths

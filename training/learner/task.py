@@ -1,0 +1,258 @@
+"""What the engine trains: a task has a network, data, a loss and a validation, and the engine knows nothing else of it.
+
+A task's configuration is part of the job, which all processes of a training read. The program that starts them
+registers the kinds of tasks that it knows in `TASKS`, see `training.processes.program`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from storage.index import ShardIndex
+from storage.quarantine import ShardQuarantine
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Rows = NDArray[np.int64]
+SetName = Literal["train", "valid"]
+
+
+class TrainingBatch(Protocol):
+    """Some utterances of a set, padded to the longest one; others than utterances are counted like them.
+
+    Attributes:
+        ids: Their ids.
+        inputs: What the network's inputs are computed from [batch, longest, ...].
+        lengths: Length of each [batch].
+        seconds: Audio.
+        unreadable: Utterances that are lost with damaged shards.
+    """
+
+    ids: list[str]
+    inputs: Tensor
+    lengths: Tensor
+    seconds: float
+    unreadable: int
+
+    def part(self, which: slice) -> Self:
+        """Some of its utterances."""
+
+    def pinned(self) -> Self:
+        """Copy to page-locked memory, from which copies to a GPU are asynchronous."""
+
+
+class TrainingSet(Protocol):
+    """A set's utterances, by row of its index.
+
+    Attributes:
+        index: The set's index.
+        durations: Seconds of each utterance.
+    """
+
+    index: ShardIndex
+    durations: NDArray[np.float64]
+
+    def __len__(self) -> int: ...
+
+    def ids(self, rows: Rows) -> list[str]:
+        """Ids of utterances."""
+
+    def batch(self, rows: Rows) -> Any:
+        """Load and pad utterances: a `TrainingBatch`.
+
+        Raises:
+            TooManyShardsError: If damaged shards hold more of the set than is tolerated.
+        """
+
+    def prefetch(self, rows: Rows) -> None:
+        """Fetch the shards of coming utterances in the background, in that order; of none, nothing more is fetched."""
+
+    def first_of_shards(self, rows: Rows) -> Rows:
+        """The first row of each shard, in the order of `rows`."""
+
+    def check(self) -> None:
+        """Check that the loss to damaged shards is within the limit, including those that other processes found.
+
+        Raises:
+            TooManyShardsError: If it is not.
+        """
+
+
+Network = Callable[..., "tuple[Tensor, Tensor]"]
+"""Inputs [batch, frames, ...] and their frames [batch] to outputs [batch, frames, ...] and theirs [batch]."""
+
+
+class BatchLimits(Protocol):
+    """How large batches are."""
+
+    @property
+    def batch_seconds(self) -> float:
+        """Maximum seconds of audio, padding included."""
+
+    @property
+    def max_batch(self) -> int:
+        """Maximum number of utterances."""
+
+
+B = TypeVar("B")
+
+
+class DrawingTask(Protocol[B]):
+    """What loading a batch needs of a task; the threads that do so share it."""
+
+    def drawn(self, batch: B, epoch: int) -> B:
+        """Add the random draws of an epoch's augmentation to a batch."""
+
+
+class Task(DrawingTask[B], Protocol[B]):
+    """A task at one process."""
+
+    def to(self, device: torch.device) -> object:
+        """Move what the task holds besides the network."""
+
+    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
+        """Duration of utterances in an epoch, after augmentation.
+
+        Args:
+            ids: Ids of the utterances.
+            seconds: Duration of each as stored, seconds.
+            epoch: The epoch.
+        """
+
+    def losses(self, network: Network, batch: B, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Losses of a batch with its draws.
+
+        Args:
+            network: The network, in the engine's precision.
+            batch: Some utterances.
+            device: Where the network is.
+
+        Returns:
+            Loss of each utterance in nats [batch], zero for one that the outputs cannot stand for, and how many of
+            these there are: a scalar on the device, so that training waits for it only together with the loss.
+        """
+
+    def items(self, batch: B) -> int:
+        """What the sum of losses is divided by: a number of tokens, frames or words."""
+
+    def validate(self, network: Any, data: Any, limits: BatchLimits, device: torch.device) -> dict[str, float]:
+        """Loss and other figures of a set, without augmentation and in float32.
+
+        Args:
+            network: The network, in evaluation mode.
+            data: The set.
+            limits: Size of the batches.
+            device: Where the network is.
+
+        Returns:
+            `loss` per item in nats, NaN if the network's outputs are not finite, and further figures by name.
+        """
+
+
+class TaskConfig(Protocol):
+    """A task's configuration: a pydantic model with a field `kind`, which is read without torch."""
+
+    @property
+    def train_url(self) -> str:
+        """Store of the training set's index, whose rows the coordinator leases."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the files that `save` writes, in the order in which they are published."""
+
+    def build_network(self) -> Any:
+        """The network (`torch.nn.Module`), with random weights."""
+
+    def build(self, seed: int) -> Task[Any]:
+        """The task at one process; `seed` is the training's."""
+
+    def open_set(
+        self,
+        name: SetName,
+        cache: Path,
+        cache_bytes: int | None,
+        quarantine: Callable[[int], ShardQuarantine],
+    ) -> TrainingSet:
+        """Open the training or validation set.
+
+        Args:
+            name: Which.
+            cache: Local folder for copies of remote shards.
+            cache_bytes: Limit of the cache; None for the folder's own.
+            quarantine: Makes the record of damaged shards, given the number of utterances.
+        """
+
+    def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Write the finished model into a folder.
+
+        Args:
+            folder: The folder.
+            weights: The network's.
+            about: How it was trained, for the model's record.
+        """
+
+
+TASKS: dict[str, type[BaseModel]] = {}
+"""Configurations of the tasks that this process knows, by kind."""
+
+
+# --- tasks whose network is split
+
+
+class NetworkStage(Protocol):
+    """Some consecutive layers of a network: a `torch.nn.Module`.
+
+    Attributes:
+        is_first: Whether it begins with the network's inputs.
+        is_last: Whether it ends with the network's outputs.
+        in_width: Values of a frame that comes in.
+        out_width: Values of a frame that goes out.
+    """
+
+    is_first: bool
+    is_last: bool
+    in_width: int
+    out_width: int
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of input frames."""
+
+
+@runtime_checkable
+class SplitTask(Protocol):
+    """What a task offers besides if its network can be split over ranks."""
+
+    def split(self, network: Any, stages: int) -> list[Any]:
+        """The network as consecutive stages (`NetworkStage`).
+
+        Raises:
+            ValueError: If it has too few layers, or cannot be split.
+        """
+
+    def features(self, batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The network's inputs of a batch [batch, frames, width], and frames [batch]."""
+
+    def targets(self, batch: Any) -> dict[str, Tensor]:
+        """What the last stage needs for the loss: integers, each [batch, ...]."""
+
+    def stage_losses(self, outputs: Tensor, frames: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """As `Task.losses`, from the network's outputs."""
+
+    def stage_items(self, targets: dict[str, Tensor]) -> int:
+        """As `Task.items`."""
+
+
+@runtime_checkable
+class ConstrainedNetwork(Protocol):
+    """A network whose parameters are constrained."""
+
+    def constrain(self) -> None:
+        """Move the parameters towards what constrains them; called after each update."""

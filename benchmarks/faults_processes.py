@@ -60,7 +60,9 @@ def role_of(words: Sequence[str], parent: Sequence[str] = ()) -> str:
     if _SPAWNED in words:
         return WORKER
     # torchrun's command line names two modules: the first is its own
-    module = next((word for before, word in pairwise(words) if before == "-m"), "")
+    module = next(
+        (word for before, word in pairwise(words) if before in ("-m", "tasks.engine") and word in MODULES), ""
+    )
     return MODULES.get(module, OTHER)
 
 

@@ -100,8 +100,8 @@ def test_child_gets_its_rank_but_not_the_key(home, key, monkeypatch):
     state = node.fn(2, "127.0.0.1:7100", str(key), max_restarts=1)
     assert state.is_completed()
     words = commands[0]
-    options = dict(zip(words[3::2], words[4::2], strict=True))
-    assert words[1:3] == ["-m", "training.node.agent"]
+    options = dict(zip(words[4::2], words[5::2], strict=True))
+    assert words[1:4] == ["-m", "tasks.engine", "training.node.agent"]
     assert options == {
         "--coordinator": "127.0.0.1:7100",
         "--key-file": str(key),

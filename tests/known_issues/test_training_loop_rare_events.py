@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-import training.learner.compute
+import recognition.systems.acoustic
 from speech.features import LogMelConfig
 from speech.objectives import Ctc, CtcConfig
 from storage.objects import ObjectStore
@@ -16,7 +16,7 @@ from training.node.evaluator import Evaluator, NoModelError
 
 def break_losses(monkeypatch, bad_calls):
     """Make the loss of some steps, counted from 0, NaN."""
-    calls, real = [], training.learner.compute.build_objective
+    calls, real = [], recognition.systems.acoustic.build_objective
 
     class Broken(Ctc):
         def losses(self, *args):
@@ -25,7 +25,7 @@ def break_losses(monkeypatch, bad_calls):
             return losses * (math.nan if len(calls) - 1 in bad_calls else 1.0), unalignable
 
     assert isinstance(real(CtcConfig()), Ctc)
-    monkeypatch.setattr(training.learner.compute, "build_objective", lambda cfg: Broken(cfg))
+    monkeypatch.setattr(recognition.systems.acoustic, "build_objective", lambda cfg: Broken(cfg))
 
 
 def test_nan_step_does_not_spoil_the_epochs_loss(tones, corpus, tmp_path, monkeypatch):

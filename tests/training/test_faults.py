@@ -159,7 +159,7 @@ def test_learner_can_join_during_training(corpus, tmp_path):
         words = ["--coordinator", store, "--key-file", str(tmp_path / "ring.key"), "--node-rank", "3"]
         words += ["--folder", str(tmp_path / "by-hand")]
         with environment(**slow_nodes({3: 20})):
-            joiner = subprocess.Popen([sys.executable, "-m", "training.node.agent", *words], cwd=ROOT)
+            joiner = subprocess.Popen([sys.executable, "-m", "tasks.engine", "training.node.agent", *words], cwd=ROOT)
         try:
             trained = running.finish()
             assert joiner.wait(240) == 0

@@ -172,7 +172,15 @@ def test_machines_in_separate_network_namespaces_train_together(corpus, tmp_path
         switch = Switch(2, "1gbit")  # this thread, and what it starts, is behind it now
         nodes = []
         for number, namespace in enumerate(switch.machines):
-            command = ["-m", "training.node.agent", "--coordinator", f"{SWITCH_HOST}:7155", "--key-file", str(key)]
+            command = [
+                "-m",
+                "tasks.engine",
+                "training.node.agent",
+                "--coordinator",
+                f"{SWITCH_HOST}:7155",
+                "--key-file",
+                str(key),
+            ]
             command += ["--folder", str(tmp_path / f"machine-{number}"), "--node-rank", str(number)]
             command += ["--bind", address(number)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

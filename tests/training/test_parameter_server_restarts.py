@@ -100,7 +100,7 @@ class Process:
     def words(self, *more):
         words = ["--job", self.folder / "job.json", "--folder", self.folder / "servers", "--parent", os.getpid()]
         words += ["--number", self.number, "--servers", self.servers, *more]
-        return [sys.executable, "-m", "training.parameter_server.server", *map(str, words)]
+        return [sys.executable, "-m", "tasks.engine", "training.parameter_server.server", *map(str, words)]
 
     def start(self, *more):
         self.process = subprocess.Popen(self.words(*more), cwd=ROOT, stderr=subprocess.DEVNULL)
@@ -165,7 +165,14 @@ def test_supervisor_starts_publishes_and_restarts_parameter_servers(corpus, tmp_
     job = corpus.job(tmp_path, strategy={"kind": "easgd", "servers": 2}, nodes=2, launch=launch)
     flat = FlatParameters(job.task.spec.build_model())
     (tmp_path / "job.json").write_text(job.model_dump_json())
-    words = [sys.executable, "-m", "training.launch.supervisor", str(tmp_path / "job.json"), str(os.getpid())]
+    words = [
+        sys.executable,
+        "-m",
+        "tasks.engine",
+        "training.launch.supervisor",
+        str(tmp_path / "job.json"),
+        str(os.getpid()),
+    ]
     supervisor = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
     note = tmp_path / "servers" / "server-1.json"
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from training.config import TrainConfig
 from training.launch.managed import ManagedProcess
+from training.processes.program import engine_command
 from training.processes.sockets import AddressError, split_address
 
 MAX_RESTARTS = 20
@@ -12,7 +13,7 @@ MAX_RESTARTS = 20
 
 
 def server_parts(cfg: TrainConfig, words: Sequence[str]) -> list[tuple[str, list[str], int]]:
-    """Name, command line (after `python -m`) and number of restarts of each server.
+    """Name, command line and number of restarts of each server.
 
     Servers listen on the coordinator's host, on free ports or on those after the coordinator's port.
 
@@ -33,7 +34,9 @@ def server_parts(cfg: TrainConfig, words: Sequence[str]) -> list[tuple[str, list
     for number in range(cfg.servers):
         own = ["--number", str(number), "--servers", str(cfg.servers), "--fresh"]
         own += ["--listen", f"{host}:{port and port + 1 + number}"]
-        parts.append((f"server-{number}", ["training.parameter_server.server", *words, *own], MAX_RESTARTS))
+        parts.append(
+            (f"server-{number}", engine_command("training.parameter_server.server", *words, *own), MAX_RESTARTS)
+        )
     return parts
 
 

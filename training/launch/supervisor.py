@@ -109,11 +109,9 @@ class TrainingSupervisor:
             self.watching = True  # a stop signal from now on must not interrupt the cleanup
             self._end_all()
 
-    def _part(self, name: str, words: list[str], restarts: int) -> ManagedProcess:
+    def _part(self, name: str, command: list[str], restarts: int) -> ManagedProcess:
         parent = ["--parent", str(os.getpid())]
-        return ManagedProcess(
-            name, engine_command(*words, *parent), self.folder / f"{name}.log", restarts, lock=self.lock
-        )
+        return ManagedProcess(name, [*command, *parent], self.folder / f"{name}.log", restarts, lock=self.lock)
 
     def _key_words(self) -> list[str]:
         return ["--key-file", str(self.key_file)] if self.key_file else []
@@ -134,7 +132,7 @@ class TrainingSupervisor:
         note = self.folder / "coordinator.json"
         note.unlink(missing_ok=True)
         words = [
-            "training.coordinator.server",
+            *(sys.executable, "-m", "training.coordinator.server"),  # it needs to know no task
             "--folder",
             str(self.folder / "coordinator"),
             "--job",
@@ -151,7 +149,8 @@ class TrainingSupervisor:
         return address
 
     def _evaluator(self, job_file: Path, address: str) -> list[str]:
-        return ["training.node.evaluator", "--job", str(job_file), "--coordinator", address, *self._key_words()]
+        words = ["--job", str(job_file), "--coordinator", address, *self._key_words()]
+        return engine_command("training.node.evaluator", *words)
 
     def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
@@ -160,7 +159,7 @@ class TrainingSupervisor:
         name = f"node-{number:03d}"
         (self.folder / name / GAVE_UP).unlink(missing_ok=True)
         self._logs_begin[name] = log_size(self.folder / name / "node.log")
-        words = ["training.node.agent", "--coordinator", address, *self._key_words()]
+        words = engine_command("training.node.agent", "--coordinator", address, *self._key_words())
         words += ["--folder", str(self.folder / name), "--node-rank", str(number)]
         words += ["--max-restarts", str(self.cfg.membership.max_restarts), "--more", json.dumps(more)]
         return self._part(name, words, self.cfg.membership.max_restarts)

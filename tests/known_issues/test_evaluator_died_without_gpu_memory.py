@@ -16,7 +16,7 @@ from training.node.evaluator import Evaluator
 
 @pytest.fixture
 def weights(corpus, tmp_path):
-    return cpu_weights(corpus.job(tmp_path, "conformer").spec.build_model())
+    return cpu_weights(corpus.job(tmp_path, "conformer").task.spec.build_model())
 
 
 def test_evaluator_without_gpu_validates_on_cpu(corpus, tmp_path, weights, monkeypatch, caplog):
@@ -33,15 +33,16 @@ def test_evaluator_without_gpu_validates_on_cpu(corpus, tmp_path, weights, monke
 )
 def test_validation_continues_on_cpu_if_gpu_memory_is_full(corpus, tmp_path, weights, monkeypatch, caplog, error):
     expected = Evaluator(corpus.job(tmp_path / "cpu", "conformer")).validate(weights)
-    found, real, devices = Evaluator(corpus.job(tmp_path / "gpu", "conformer")), module.validate, []
+    found, devices = Evaluator(corpus.job(tmp_path / "gpu", "conformer")), []
+    real = found.task.validate
 
-    def full(model, frontend, dataset, tokenizer, cfg, device):
+    def full(model, dataset, limits, device):
         devices.append(device.type)
         if device.type == "cuda":
             raise error
-        return real(model, frontend, dataset, tokenizer, cfg, device)
+        return real(model, dataset, limits, device)
 
-    monkeypatch.setattr(module, "validate", full)
+    monkeypatch.setattr(found.task, "validate", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     found.device = torch.device("cuda", 0)  # the model stays where it is: there may be no GPU here
     with caplog.at_level(logging.WARNING):
@@ -73,6 +74,6 @@ def test_other_errors_are_raised(corpus, tmp_path, weights, monkeypatch):
     def broken(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(module, "validate", broken)
+    monkeypatch.setattr(found.task, "validate", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         found.validate(weights)

@@ -17,7 +17,7 @@ from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardError, ShardReader
 from storage.shards import Sample, build_index, write_shard
-from training.config import TrainConfig
+from tasks.config.training import AcousticTrainConfig
 
 FRAMES = {"a@b": 50, "c": 21, "d": 5}
 STATES = 60
@@ -126,6 +126,6 @@ def test_sets_of_audio_are_refused(tmp_path):
 
 def test_segments_need_an_objective_of_frames():
     with pytest.raises(ValidationError, match="segments have no transcripts, which ctc needs"):
-        TrainConfig.model_validate({"segments": {}})
-    found = TrainConfig.model_validate({"segments": {}, "objective": "frame_cross_entropy"})
+        AcousticTrainConfig.model_validate({"segments": {}})
+    found = AcousticTrainConfig.model_validate({"segments": {}, "objective": "frame_cross_entropy"})
     assert found.segments == SegmentConfig(frames=21, context=0)

@@ -61,7 +61,7 @@ def document(arpa, **fields):
 
 def publish_untrained_network(run, output):
     """Publish a network with large random weights, whose hypotheses depend on every frame."""
-    spec = make_job(run, output).spec
+    spec = make_job(run, output).task.spec
     torch.manual_seed(3)
     weights = {name: value.contiguous() * 3 for name, value in spec.build_model().state_dict().items()}
     folder = output.store.local_path("model/bundle.json").parent

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import ROOT, copy_finished, load_beside, tiny_document, wait_until
 
+from recognition.systems.language_model import LanguageModelTaskConfig
 from speech.lm import LmError, LmSpec, LstmConfig, read_network
 from speech.lm.vocabulary import END_ID, SPECIAL, START_ID
 from storage.index import ShardIndex
@@ -54,10 +55,10 @@ def job(tmp_path):
         return TrainJob(
             run="lm",
             seed=1,
-            train=LmTrainConfig.model_validate(options | changes),
-            spec=SPEC,
-            train_url=str(tmp_path / "train"),
-            valid_url=str(tmp_path / "valid"),
+            train=LmTrainConfig.model_validate(options | changes).engine_part(),
+            task=LanguageModelTaskConfig(
+                spec=SPEC, train_url=str(tmp_path / "train"), valid_url=str(tmp_path / "valid")
+            ),
             output_url=str(tmp_path / "output"),
             journal=tmp_path / "journal.jsonl",
             cache=tmp_path / "cache",
@@ -74,9 +75,9 @@ def best_loss():
 def test_job_survives_a_round_trip(job):
     one = job()
     again = TrainJob.model_validate_json(one.model_dump_json())
-    assert again.spec == one.spec
-    assert isinstance(again.spec, LmSpec)
-    assert isinstance(again.spec.network, LstmConfig)
+    assert again.task == one.task
+    assert isinstance(again.task, LanguageModelTaskConfig)
+    assert isinstance(again.task.spec.network, LstmConfig)
     assert again.train.model_dump() == one.train.model_dump()
 
 

@@ -37,7 +37,7 @@ def plain(home):
 def bundle(plain, tmp_path_factory):
     """A network of the alignments' states, with large random weights."""
     folder = tmp_path_factory.mktemp("network")
-    spec = make_job(plain, TRAIN.output(plain)).spec
+    spec = make_job(plain, TRAIN.output(plain)).task.spec
     torch.manual_seed(4)
     weights = {name: value.contiguous() * 3 for name, value in spec.build_model().state_dict().items()}
     save_bundle(folder, spec, weights)
@@ -106,7 +106,7 @@ def test_training_uses_the_networks_alignments(realigned, plain):
     assert key != TRAIN.output(plain).key
     job = make_job(realigned, TRAIN.output(realigned))
     assert job.task.alignments_url == realigned.result("realign").store.child("alignments").url
-    assert job.task.spec.states.log_priors != make_job(plain, TRAIN.output(plain)).spec.states.log_priors
+    assert job.task.spec.states.log_priors != make_job(plain, TRAIN.output(plain)).task.spec.states.log_priors
     assert job.task.spec.states.model == before["train"].info.model
     figures = realigned.result("realign").record
     assert not figures["counts"]["failed"]

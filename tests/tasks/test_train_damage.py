@@ -8,13 +8,13 @@ from support import copy_finished, small_corpus, tiny_document, write_tone
 
 from storage.index import ShardIndex
 from tasks.config.pipeline import parse_config
+from tasks.config.training import AcousticTrainConfig
 from tasks.dataset.augment_files import augment_digest
 from tasks.stages.base import Run
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN, make_job
-from training.config import TrainConfig
 from training.launch.training_process import TrainingFailedError
 
 
@@ -69,7 +69,7 @@ def test_job_has_the_cache_limit(finished, tmp_path, monkeypatch):
 
 
 def noisy(*files):
-    return TrainConfig.model_validate({"augment": {"noise": {"files": list(map(str, files))}}}).augment
+    return AcousticTrainConfig.model_validate({"augment": {"noise": {"files": list(map(str, files))}}}).augment
 
 
 @pytest.fixture

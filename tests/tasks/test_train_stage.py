@@ -9,6 +9,7 @@ from configurable.choices import OneOf
 from recognition.bundle import load_bundle
 from speech.tokens import tokenizer_from_dict
 from tasks.config.pipeline import parse_config
+from tasks.config.training import AcousticTrainConfig
 from tasks.stages import progress
 from tasks.stages import train as module
 from tasks.stages.base import Run, StageError
@@ -17,7 +18,6 @@ from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD
 from tasks.stages.train import TRAIN, make_job, model_digest
-from training.config import TrainConfig
 from training.coordinator.journal import read_journal
 from training.launch.training_process import TrainingFailedError
 from training.strategies.registry import STRATEGY_CONFIGS
@@ -54,7 +54,7 @@ def test_journal_has_every_step_and_epoch(finished):
 
 
 def test_tokens_come_from_the_training_transcripts_only(finished):
-    tokenizer = tokenizer_from_dict(make_job(finished, TRAIN.output(finished)).spec.tokenizer)
+    tokenizer = tokenizer_from_dict(make_job(finished, TRAIN.output(finished)).task.spec.tokenizer)
     assert tokenizer.symbols[0] == "<blank>"
     assert all(len(symbol) == 1 for symbol in tokenizer.symbols[1:])
 
@@ -86,7 +86,7 @@ def test_address_depends_only_on_what_affects_the_model(finished, tmp_path, monk
 def test_new_field_with_default_keeps_the_training_address(finished, tmp_path, monkeypatch):
     monkeypatch.setenv("STARLING_HOME", str(copy_finished(tmp_path)))
     run = ready()
-    later = create_model("Later", __base__=TrainConfig, invented=(int, 7))
+    later = create_model("Later", __base__=AcousticTrainConfig, invented=(int, 7))
     for value, same in ((7, True), (8, False)):
         train = later.model_validate(run.config.train.model_dump() | {"invented": value})
         other = Run(run.config.model_copy(update={"train": train}), "r", results=dict(run.results))
@@ -99,7 +99,7 @@ def test_new_field_of_a_kind_keeps_the_training_address(finished, tmp_path, monk
     train, model, key = run.config.train, run.config.model, TRAIN.output(run).key
     strategy = create_model("Later", __base__=type(train.strategy), invented=(int, 7))
     chosen = Annotated[StrategyConfig, OneOf(STRATEGY_CONFIGS | {"scpsgd": strategy}, "single")]
-    later = create_model("Later", __base__=TrainConfig, strategy=(chosen, SingleConfig()))
+    later = create_model("Later", __base__=AcousticTrainConfig, strategy=(chosen, SingleConfig()))
     encoder = create_model("Later", __base__=type(model), invented=(int, 7))
     for value, same in ((7, True), (8, False)):
         document = train.model_dump() | {"strategy": {"kind": "scpsgd", "invented": value}}

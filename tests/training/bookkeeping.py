@@ -157,8 +157,8 @@ def make_coordinator(tmp_path, nodes=2, shards=6, epochs=1, **train):
     member = {"beat_s": 0.5, "dead_after_s": 10.0, "start_patience_s": 60.0}
     train = {"nodes": nodes, "learners_per_node": 1, "epochs": epochs, "max_minutes": 0.0, "membership": member} | train
     train = {"checkpoint_steps": 10000, "checkpoint_keep": 2} | train
-    urls = {name: str(tmp_path / name) for name in ("train_url", "output_url", "journal")}
-    job = {"run": "r", "seed": 7, **urls, "train": train}
+    urls = {name: str(tmp_path / name) for name in ("output_url", "journal")}
+    job = {"run": "r", "seed": 7, **urls, "train": train, "task": {"train_url": str(tmp_path / "train_url")}}
     clock = Clock()
     core = Core(Settings.from_job(job), empty_ledger(shards, epochs), ObjectStore(urls["output_url"]), clock, clock)
     return Coordinator(core, fresh=True), clock

@@ -66,7 +66,7 @@ class CoordinatorProcess:
         self.job = {
             "run": "run-1",
             "seed": 3,
-            "train_url": str(folder / "train"),
+            "task": {"train_url": str(folder / "train")},
             "output_url": str(folder / "output"),
             "journal": str(folder / "job.journal"),
             "train": {

@@ -18,12 +18,20 @@ from speech.features.augment.config import AugmentConfig
 from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, write_alignments
 from speech.hmm.priors import log_priors
 from storage.objects import ObjectStore
+from tasks.config.training import AcousticTrainConfig
 from tasks.simulated_speech import Speech
-from training.config import TrainConfig
 from training.learner.compute import Learner, open_set
 from training.node.evaluator import Evaluator
 
 STATES = 4
+
+
+def with_spec(job, **changes):
+    """The job with other fields of what is trained."""
+    task = job.task.model_copy(update={"spec": job.task.spec.model_copy(update=changes)})
+    return job.model_copy(update={"task": task})
+
+
 OBJECTIVE = {"kind": "frame_cross_entropy"}
 CPU = torch.device("cpu")
 
@@ -80,7 +88,7 @@ def test_utterance_without_alignment_is_counted_and_skipped(corpus, tmp_path, al
     job = state_job(corpus, tmp_path, alignments, augment={"enabled": False})
     learner, data = Learner(job, CPU), open_set(job, "train")
     model = job.task.spec.model.model_copy(update={"dropout": 0.0})
-    learner = Learner(job.model_copy(update={"spec": job.task.spec.model_copy(update={"model": model})}), CPU)
+    learner = Learner(with_spec(job, model=model), CPU)
     losses = learner.gradient(data.batch([3, 0, 5]), 1)
     grads = learner.flat.grads.clone()
     assert (losses.utterances, losses.unalignable) == (3, 1)
@@ -94,7 +102,7 @@ def test_utterance_without_alignment_is_counted_and_skipped(corpus, tmp_path, al
 def test_alignment_at_another_rate_is_refused(corpus, tmp_path, alignments):
     job = state_job(corpus, tmp_path, alignments)
     states = job.task.spec.states.model_copy(update={"frame_shift_ms": 15.0})
-    job = job.model_copy(update={"spec": job.task.spec.model_copy(update={"states": states})})
+    job = with_spec(job, states=states)
     with pytest.raises(ValueError, match=r"a frame every 20 ms, which is no multiple of the alignments' 15 ms"):
         open_set(job, "train")
 
@@ -172,9 +180,9 @@ def test_a_learner_warps_its_batches_states_with_the_features(corpus, tmp_path, 
 def test_augmentation_that_states_cannot_follow_is_refused():
     augment = {"pauses": {}}
     with pytest.raises(ValidationError, match=r"aligned states cannot follow pauses of train\.augment"):
-        TrainConfig.model_validate({"objective": OBJECTIVE, "augment": augment})
-    TrainConfig.model_validate({"augment": augment})
-    TrainConfig.model_validate({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})
+        AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "augment": augment})
+    AcousticTrainConfig.model_validate({"augment": augment})
+    AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})
 
 
 def test_missing_alignments_are_named(tmp_path):
@@ -201,7 +209,7 @@ def test_batch_of_no_utterances_has_no_states():
 
 def test_strategy_that_splits_the_model_is_refused():
     with pytest.raises(ValidationError, match="pipeline splits the model, .* that frame_cross_entropy needs"):
-        TrainConfig.model_validate({"objective": OBJECTIVE, "strategy": "pipeline", "learners_per_node": 2})
+        AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "strategy": "pipeline", "learners_per_node": 2})
 
 
 def test_simulated_learners_get_the_gradients_of_a_real_one(corpus, tmp_path, alignments):

@@ -219,7 +219,7 @@ def test_averages_through_the_cuda_mover_conserve_the_sum(tmp_path):
 def test_loader_returns_page_locked_batches(corpus, tmp_path):
     augment = {"noise_snr_db": [5, 20], "reverb": {"probability": 0.5}, "pauses": {}, "time_warp_frames": 3}
     augmenter = Augmenter(AugmentConfig.model_validate(augment), 8000, 1)
-    batch = Loader(open_set(job_on(corpus, tmp_path), corpus.url("train")), augmenter, GPU)(np.arange(9), 0)
+    batch = Loader(open_set(job_on(corpus, tmp_path), "train"), augmenter, GPU)(np.arange(9), 0)
     drawn = [tensor for one in batch.drawn.values() for tensor in one.values()]
     assert len(batch.drawn) == 5
     assert all(tensor.is_pinned() for tensor in (batch.inputs, batch.lengths, batch.tokens, batch.token_lengths))

@@ -15,6 +15,7 @@ from parameter_servers import ADAMW, ask_raw, client_of, gradients, network, raw
 from tones import FEATURES, RATE, TINY
 
 from recognition.bundle import BundleSpec
+from recognition.systems.acoustic import AcousticTaskConfig
 from speech.features import CmvnStats
 from speech.tokens import TokenConfig, train_tokenizer
 from training.config import AdamWConfig
@@ -85,8 +86,8 @@ def make_job(folder):
         tokenizer=tokenizer.to_dict(),
         model=TINY["conformer"],
     )
-    values = {"run": "r", "seed": 1, "train": {"strategy": "asgd", "nodes": 2}, "spec": spec}
-    values |= {"train_url": "t", "valid_url": "v", "output_url": "o"}
+    task = AcousticTaskConfig(spec=spec, train_url="t", valid_url="v")
+    values = {"run": "r", "seed": 1, "train": {"strategy": "asgd", "nodes": 2}, "task": task, "output_url": "o"}
     return TrainJob.model_validate(values | {"journal": folder / "journal.jsonl", "cache": folder / "cache"})
 
 
@@ -115,7 +116,7 @@ class Process:
 
 @pytest.mark.slow
 def test_killed_server_resumes_at_its_address_with_saved_state(tmp_path):
-    flat = FlatParameters(make_job(tmp_path).spec.build_model())
+    flat = FlatParameters(make_job(tmp_path).task.spec.build_model())
     optimizer = build_optimizer(AdamWConfig(), flat.model)
     processes = [Process(tmp_path, number, 2) for number in range(2)]
     saved = tmp_path / "servers" / "server-0.safetensors"

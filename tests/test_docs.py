@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     path
     for path in [
-        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+        *(ROOT / f"{name}.md" for name in ("README", "RESULTS", "CONTRIBUTING", "CHANGELOG")),
         *(ROOT / "docs").glob("*.md"),
     ]
     if path.is_file()
@@ -100,6 +100,18 @@ def check_starling(words):
             check_field(words[position + 1])
 
 
+def check_benchmark(words):
+    """A benchmark exists, and it or a module of the benchmarks that it imports has the options."""
+    path = ROOT / words[0].replace(".", "/")
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    assert path.is_file(), f"there is no {words[0]}"
+    text = path.read_text(encoding="utf-8")
+    for module in re.findall(r"from benchmarks\.([\w.]+) import", text):
+        text += (ROOT / "benchmarks" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    options = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
+    assert [option for option in sorted(options) if f'"{option}"' not in text] == []
+
+
 def check_field(assignment):
     """An override in the docs names a field that exists."""
     document = {"name": "docs", "data": {"sources": [{"kind": "table", "path": "x"} for _ in range(4)]}}
@@ -130,6 +142,11 @@ def test_shell_lines_name_existing_commands_and_options(line):
         assert set(targets) <= make_targets()
     elif name in ("python", "python3") and len(words) > 1 and words[1].endswith(".py"):
         assert (ROOT / words[1]).is_file(), f"there is no {words[1]}"
+    elif name in ("python", "python3") and words[1:2] == ["-m"] and words[2].startswith("benchmarks."):
+        check_benchmark(words[2:])
+    elif name == "pytest":
+        paths = [word.partition("::")[0] for word in words[1:] if word.startswith("tests/")]
+        assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("text", blocks(("bash", "sh")))

@@ -10,7 +10,7 @@ from training.coordinator.node_client import NodeClient
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
 from training.job import TrainJob
 from training.learner.compute import Learner, use_threads
-from training.learner.devices import claim, inventory, rank_device, share_gpu
+from training.learner.devices import claim, inventory, pick_device, share_gpu
 from training.learner.microbatches import TooLargeError
 from training.node.process_group import NodeGroup
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
@@ -72,7 +72,7 @@ def _build(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int, key
     found = inventory()
     if found.trouble and wanted != "cpu":
         log.warning("training on the CPU: %s", found.trouble)
-    device = rank_device(wanted, setup.first_gpu + place.rank % here, here, found)
+    device = pick_device(wanted, setup.first_gpu + place.rank % here, found)
     claim(device)
     share_gpu(device, setup.learners_here or here, found)
     rendezvous = None

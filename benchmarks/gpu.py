@@ -516,11 +516,12 @@ def training(place: Place, name: str, nodes: int, limit_s: float, **fields: Any)
     from training.launch.training_process import run_training
 
     if nodes > 1:
-        fields |= {"strategy": "adpsgd", "nodes": nodes}
+        fields = {"strategy": "adpsgd", "nodes": nodes} | fields
     if not place.gpu:
         fields |= {"max_minutes": 0.2, "cuda_graphs": False}
+    learners = f"{nodes} x {per_node}" if (per_node := fields.get("learners_per_node", 1)) > 1 else nodes
     folder = Path(tempfile.mkdtemp())
-    with place.guarded(f"training on {name}, {nodes} learners"):
+    with place.guarded(f"training on {name}, {learners} learners"):
         load, began = Load(), time.perf_counter()
 
         def in_time() -> None:
@@ -535,7 +536,7 @@ def training(place: Place, name: str, nodes: int, limit_s: float, **fields: Any)
                 print(f"--- {path.relative_to(folder)}")
                 print("\n".join(path.read_text(errors="replace").splitlines()[-25:]))
         wall = time.perf_counter() - began
-        place.result(what="training", set=name, learners=nodes, wall_s=wall, **_trained(folder), **load.mean())
+        place.result(what="training", set=name, learners=learners, wall_s=wall, **_trained(folder), **load.mean())
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -582,6 +583,7 @@ STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
     "libri2": (55, True, lambda place: training(place, "libri", 2, 40, batch_seconds=128.0, **MINUTES)),
     "fsdd": (70, True, lambda place: training(place, "fsdd", 1, 60, cuda_graphs=True)),
     "fsdd4": (90, True, lambda place: training(place, "fsdd", 4, 80, cuda_graphs=True)),
+    "fsdd2x2": (90, True, lambda place: training(place, "fsdd", 2, 80, strategy="h-adpsgd", learners_per_node=2)),
     "exchange4": (70, False, lambda place: exchange(place, 4, ("zmq", 3), ("cuda", 1))),
     "feeding": (40, True, feeding),
     "compiled": (90, True, lambda place: conformer(place, compiled=True)),

@@ -113,28 +113,9 @@ def spare_device(wanted: str, learners: int, found: Inventory | None = None) -> 
     return best_device(wanted, learners, found)
 
 
-def rank_device(wanted: str, number: int, learners: int, found: Inventory | None = None) -> torch.device:
-    """A learner's device.
-
-    Args:
-        wanted: The configured device.
-        number: Number of the GPU.
-        learners: Learners of its node on this machine.
-        found: The machine's GPUs; detected if None.
-
-    Raises:
-        ValueError: If `wanted` is `cuda` and there is no GPU, or if two learners of a node would share a GPU.
-    """
-    found = found or inventory()
-    device = pick_device(wanted, number, found)
-    if device.type == "cuda" and learners > found.gpus:
-        # NCCL refuses two ranks on one GPU ("Duplicate GPU detected")
-        raise ValueError(
-            f"a node has {learners} learners on this machine, which has {found.gpus} GPU(s), and learners of a node "
-            f"cannot share one: use train.learners_per_node={found.gpus} for each machine of the node, or "
-            "train.device=cpu"
-        )
-    return device
+def gpu_uuid(device: torch.device) -> str:
+    """Identifier of a GPU, different from that of any other GPU of any machine; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def claim(device: torch.device) -> None:
@@ -203,11 +184,14 @@ class SideStream:
 
     Args:
         device: Device of the work.
+        own: Whether the work has a stream of its own, or else runs on the device's default stream.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, own: bool = True) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device) if own else torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
 
     def mark(self) -> torch.cuda.Event | None:
         """Mark what the calling thread has queued so far, for `after`."""

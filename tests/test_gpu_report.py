@@ -3,7 +3,10 @@
 import json
 import sys
 
+import numpy as np
 import pytest
+import soundfile
+import yaml
 
 from benchmarks import gpu
 from benchmarks.gpu import Place
@@ -58,6 +61,28 @@ def test_one_failed_measurement_is_a_row_and_does_not_stop_the_rest(place):
     ]
     assert lines[7] == "|  | other | 3.1416 |"
     assert lines[-1] == "- models: status 0 after 1 s"
+
+
+@pytest.mark.parametrize(
+    ("step", "strategy", "nodes", "per_node", "named"),
+    [("fsdd", "single", 1, 1, 1), ("fsdd4", "adpsgd", 4, 1, 4), ("fsdd2x2", "h-adpsgd", 2, 2, "2 x 2")],
+)
+def test_a_training_step_has_the_learners_of_its_name(place, monkeypatch, step, strategy, nodes, per_node, named):
+    place.output.mkdir()
+    noise = np.random.default_rng(1).uniform(-0.5, 0.5, (4, 4000))
+    for number, wave in enumerate(noise):
+        soundfile.write(place.output / f"{number}.flac", wave, 8000)
+    rows = [(f"u{number}", place.output / f"{number}.flac", "one two", "s") for number in range(4)]
+    sets = {part: gpu._shards(place.pack / "fsdd" / part, rows, "flac") for part in ("train", "valid")}
+    document = yaml.safe_load((gpu.ROOT / "configs/fsdd.yaml").read_text())
+    gpu._job(place.pack, "fsdd", sets, document, document["model"])
+    jobs = []
+    monkeypatch.setattr("training.launch.training_process.run_training", lambda job, *rest: jobs.append(job))
+    gpu.STEPS[step][2](place)
+    ((cfg,), (row,)) = [[job.train for job in jobs], (place.output / "results.jsonl").read_text().splitlines()]
+    assert (cfg.strategy.kind, cfg.nodes, cfg.learners_per_node) == (strategy, nodes, per_node)
+    assert json.loads(row)["learners"] == named
+    assert "error" not in row
 
 
 def test_wheels_are_pinned():

@@ -137,26 +137,38 @@ def check_key_file(path: Path, field: str) -> None:
 
 
 def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
-    """Check that each learner of a local node has a GPU, if GPUs are to be used.
+    """Check that there are GPUs for the learners of a local node, if GPUs are to be used.
 
     Args:
         cfg: Configuration of the training.
         found: GPUs of this machine; detected by default.
 
     Raises:
-        StageError: If there are too few, or none although `train.device` requires them.
+        StageError: If there are none although `train.device` requires them, or too few for a strategy whose learners
+            cannot share one.
     """
     if cfg.launch.kind != "local" or cfg.device == "cpu" or cfg.traits.shared:
         return
-    from devices.choice import inventory, rank_device
+    from devices.choice import inventory, pick_device
+    from training.strategies.pipeline import GPU_EACH
 
     found = found or inventory()
     if found.trouble and cfg.device == "auto":
         _log.warning("train.device is 'auto' and training runs on the CPU: %s", found.trouble)
     try:
-        rank_device(cfg.device, 0, cfg.learners_per_node, found)
+        pick_device(cfg.device, 0, found)
     except ValueError as error:
         raise StageError(str(error)) from error
+    if not 0 < found.gpus < cfg.learners_per_node:
+        return
+    shortage = f"a node has {cfg.learners_per_node} learners on this machine, which has {found.gpus} GPU(s)"
+    if cfg.traits.split:
+        raise StageError(f"{shortage}, and {GPU_EACH}")
+    _log.warning(
+        "%s: they share, and average gradients by Gloo in main memory instead of NCCL; for speed use at most as many "
+        "learners as GPUs (train.learners_per_node)",
+        shortage,
+    )
 
 
 def check_layers(cfg: TrainConfig, layers: int) -> None:

@@ -1,6 +1,7 @@
 """Device selection for machines with any number of GPUs; none is needed here."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from devices.choice import (
     best_device,
     claim,
     gpu_trouble,
+    gpu_uuid,
     inventory,
     is_out_of_memory,
     pick_device,
-    rank_device,
     share_gpu,
     spare_device,
 )
@@ -53,13 +54,11 @@ def test_evaluator_prefers_a_gpu_that_no_learner_uses(learners, gpus, number):
     assert spare_device("auto", learners, Inventory(gpus)) == gpu(number)
 
 
-def test_learners_of_a_node_never_share_a_gpu():
-    assert [rank_device("auto", number, 2, Inventory(2)) for number in (0, 1, 2)] == [gpu(0), gpu(1), gpu(0)]
-    assert rank_device("auto", 0, 4, Inventory(0)) == CPU
-    assert rank_device("cpu", 0, 4, Inventory(1)) == CPU
-    for wanted in ("auto", "cuda"):
-        with pytest.raises(ValueError, match=r"2 learners .* 1 GPU\(s\).*train\.learners_per_node=1.*device=cpu"):
-            rank_device(wanted, 1, 2, Inventory(1))
+def test_gpus_are_told_apart_by_their_uuid_and_not_by_their_number(monkeypatch):
+    """Two processes may see two GPUs under the same number (`CUDA_VISIBLE_DEVICES`)."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"u{device.index}"))
+    assert gpu_uuid(gpu(1)) == "u1"
+    assert gpu_uuid(CPU) == ""
 
 
 OLD = Driver(2, "535.104", (12, 2))
@@ -161,6 +160,13 @@ def test_allocator_is_configured_unless_the_environment_does(monkeypatch):
 )
 def test_out_of_memory_is_distinguished_from_other_errors(error, expected):
     assert is_out_of_memory(error) is expected
+
+
+@pytest.mark.gpu
+def test_every_gpu_has_a_uuid_of_its_own():
+    found = [gpu_uuid(gpu(number)) for number in range(torch.cuda.device_count())]
+    assert len(set(found)) == len(found)
+    assert all(uuid.count("-") == 4 for uuid in found)  # and is no address in memory
 
 
 @pytest.mark.gpu

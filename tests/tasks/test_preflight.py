@@ -89,10 +89,14 @@ def test_key_of_another_user_is_reported(key):
 @pytest.mark.parametrize(
     ("fields", "gpus", "message"),
     [
-        ({"strategy": "scpsgd", "learners_per_node": 4}, 2, r"4 learners .* 2 GPU.*train\.learners_per_node=2"),
-        # `auto` would pick CUDA as well, and NCCL refuses two ranks on one GPU
-        ({"device": "auto", "strategy": "scpsgd", "learners_per_node": 2}, 1, "cannot share"),
-        ({"device": "auto", "strategy": "h-adpsgd", "nodes": 2, "learners_per_node": 2}, 1, "cannot share"),
+        ({"strategy": "pipeline", "learners_per_node": 4}, 2, r"4 learners .* 2 GPU.*train\.learners_per_node.*scpsgd"),
+        # `auto` would pick CUDA as well
+        ({"device": "auto", "strategy": "pipeline", "learners_per_node": 2}, 1, "needs one for each learner"),
+        ({"device": "auto", "strategy": "pipeline", "learners_per_node": 2}, 0, ""),
+        ({"device": "cpu", "strategy": "pipeline", "learners_per_node": 2}, 1, ""),
+        ({"strategy": "pipeline", "learners_per_node": 2}, 2, ""),
+        ({"strategy": "scpsgd", "learners_per_node": 2}, 1, ""),
+        ({"device": "auto", "strategy": "h-adpsgd", "nodes": 2, "learners_per_node": 2}, 1, ""),
         ({"device": "auto", "strategy": "scpsgd", "learners_per_node": 2}, 0, ""),
         ({"device": "cpu", "strategy": "scpsgd", "learners_per_node": 2}, 1, ""),
         ({"device": "auto", "strategy": "hogwild", "nodes": 2}, 1, ""),
@@ -102,13 +106,23 @@ def test_key_of_another_user_is_reported(key):
         ({"strategy": "scpsgd", "learners_per_node": 4, "launch": {"kind": "external"}}, 0, ""),
     ],
 )
-def test_each_local_learner_needs_a_gpu_if_gpus_are_used(fields, gpus, message):
+def test_local_learners_have_the_gpus_that_their_strategy_needs(fields, gpus, message):
     cfg = config(**{"device": "cuda", **fields})
     if message:
         with pytest.raises(StageError, match=message):
             check_devices(cfg, Inventory(gpus))
     else:
         check_devices(cfg, Inventory(gpus))
+
+
+def test_warning_if_learners_of_a_node_share_a_gpu(caplog):
+    for cfg in (config(strategy="adpsgd", nodes=4), config(strategy="scpsgd", learners_per_node=2)):
+        check_devices(cfg, Inventory(2))
+    assert not caplog.text
+    check_devices(config(strategy="h-adpsgd", nodes=2, learners_per_node=2), Inventory(1))
+    assert "a node has 2 learners on this machine, which has 1 GPU(s): they share, and average gradients by Gloo" in (
+        caplog.text
+    )
 
 
 def test_warning_if_torch_cannot_use_the_gpu(caplog):

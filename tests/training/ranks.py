@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def device_of(rank: int) -> "torch.device":
-    """A rank's device, for programs of `run_ranks`: one GPU per rank if `cuda` is among their words, else the CPU."""
+    """A rank's device, for programs of `run_ranks`.
+
+    One GPU per rank if `cuda` is among their words, the first one for all if `shared` is, too, else the CPU.
+    """
     import torch
 
     from devices.choice import claim
@@ -21,7 +24,7 @@ def device_of(rank: int) -> "torch.device":
     if "cuda" not in sys.argv[4:]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # wherever it runs
         return torch.device("cpu")
-    claim(device := torch.device("cuda", rank))
+    claim(device := torch.device("cuda", 0 if "shared" in sys.argv[4:] else rank))
     return device
 
 

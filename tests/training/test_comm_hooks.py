@@ -151,6 +151,11 @@ def test_two_gpus_exchange_compressed_gradients_and_lose_nothing(tmp_path):
     run_ranks(PROGRAM, 2, tmp_path, "cuda")
 
 
+@pytest.mark.gpu
+def test_two_ranks_on_one_gpu_exchange_compressed_gradients_and_lose_nothing(tmp_path):
+    run_ranks(PROGRAM, 2, tmp_path, "cuda", "shared")
+
+
 def bucket_of(model, grads):
     return GradientBucket(0, True, grads, list(model.parameters()))
 

@@ -82,6 +82,29 @@ def test_communication_hooks_train(corpus, tmp_path, hook):
     check(train(job_on(corpus, tmp_path, strategy="scpsgd", learners_per_node=2, comm_hook=hook, epochs=8)), 2)
 
 
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """The processes of a training see the first GPU only."""
+    first, _, _ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(
+    "fields",
+    [{"strategy": "h-adpsgd", "nodes": 2}, {"strategy": "sdpsgd"}],  # the second one sends and receives
+    ids=lambda fields: fields["strategy"],
+)
+def test_learners_of_a_node_share_one_gpu(corpus, tmp_path, fields):
+    run = train(job_on(corpus, tmp_path, learners_per_node=2, epochs=8, **fields))
+    check(run, 2 * run.job.train.nodes)
+    said = ["the 2 learners of this node share 1 GPU(s)" in log.read_text() for log in tmp_path.rglob("node.log")]
+    assert said == [True] * run.job.train.nodes
+    if run.job.train.nodes > 1:
+        assert any(entry["exchanges"] for entry in run.entries("step"))
+
+
 @pytest.mark.gpu(4)
 def test_two_nodes_of_two_gpus_train(corpus, tmp_path):
     check(train(job_on(corpus, tmp_path, strategy="h-adpsgd", nodes=2, learners_per_node=2, epochs=8)), 4)

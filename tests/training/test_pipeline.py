@@ -12,6 +12,8 @@ from speech.models import MODELS, build_model
 from speech.models.networks.blstm import Blstm
 from speech.models.networks.stages import balanced, split_model
 from training.node.pipeline_learner import BatchPlan
+from training.node.process_group import NodeGroup
+from training.node.strategy_setup import build_learner
 
 MICRO_BATCHES = 4
 
@@ -165,6 +167,13 @@ def test_dropout_between_lstm_layers_is_also_between_stages():
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(ValueError, match=r"model.layers is 2, which cannot be split into 3 stages: use at most"):
         split_model(model_of("conformer", 2), 3)
+
+
+def test_stages_that_share_a_gpu_are_refused(corpus, tmp_path):
+    group = NodeGroup(0, 1, None, torch.device("cpu"))
+    group.size, group.shares_gpu = 2, True
+    with pytest.raises(ValueError, match=r"share a GPU, and pipeline .* needs one for each.*train\.device=cpu"):
+        build_learner(job_of(corpus, tmp_path, "conformer", "1f1b", 2), torch.device("cpu"), group)
 
 
 def test_a_model_that_cannot_be_split_is_refused_by_name(monkeypatch):

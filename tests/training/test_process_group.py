@@ -1,5 +1,6 @@
 """A node of several learners: the same weights, step for step, as torch's DistributedDataParallel gives."""
 
+import logging
 import textwrap
 from contextlib import contextmanager
 
@@ -8,7 +9,9 @@ import torch
 from ranks import run_ranks
 from torch.distributed import FileStore
 
+from training.node.collectives import NodeCollectives
 from training.node.process_group import GradientReducer, NodeGroup
+from training.strategies.requests import Mix
 
 RANKS = 3
 PROGRAM = textwrap.dedent(
@@ -87,6 +90,11 @@ def test_node_of_two_gpus_gives_the_same_weights_as_ddp(tmp_path):
     run_ranks(PROGRAM, 2, tmp_path, "cuda")
 
 
+@pytest.mark.gpu
+def test_node_on_one_gpu_gives_the_same_weights_as_ddp(tmp_path):
+    run_ranks(PROGRAM, 2, tmp_path, "cuda", "shared")
+
+
 def test_a_node_of_one_needs_no_process_group(tmp_path):
     group = NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu"))
     assert group.tell({"do": "wait"}) == {"do": "wait"}
@@ -125,41 +133,78 @@ class RecordedCalls:
         return [name for name, _, _ in self.log]
 
 
-def register_other_rank(path, rank, kind):
-    """Register the device of another rank of two, as if it had started before."""
-    FileStore(str(path), 2).set(f"device-{rank}", kind)
+def register_other_rank(path, rank, device, size=2):
+    """Register the device of another rank, as if it had started before."""
+    FileStore(str(path), size).set(f"device-{rank}", device)
 
 
-def test_node_with_gpus_and_cpus_is_refused_before_ranks_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "training.node.process_group.dist.init_process_group", lambda *_, **__: pytest.fail("it has begun")
-    )
-    register_other_rank(tmp_path / "meet", 0, "cuda")
-    with pytest.raises(ValueError, match=r"those of rank 1 on a CPU: use train\.device=cpu, or a GPU for each"):
-        NodeGroup(1, 2, tmp_path / "meet", torch.device("cpu"))
-
-
-def test_process_group_on_gpus_is_bound_to_the_device_and_warmed_up(tmp_path, monkeypatch):
+@pytest.fixture
+def calls(monkeypatch):
     """Without a GPU, tensors are on the CPU, and calls to torch.distributed are recorded."""
-    calls, gpu = RecordedCalls(), torch.device("cuda", 1)
+    calls = RecordedCalls()
+    monkeypatch.setattr("training.node.process_group.gpu_uuid", lambda device: f"GPU-{device.index}")
     monkeypatch.setattr("training.node.process_group.dist.init_process_group", calls.note("init"))
     monkeypatch.setattr("training.node.process_group.dist.new_group", calls.note("control", "the control group"))
     monkeypatch.setattr("training.node.process_group.dist.all_reduce", lambda x: calls.note("all_reduce")(x.add_(1)))
     monkeypatch.setattr(
         "training.node.process_group.torch.ones", lambda size, device: calls.note("ones", torch.tensor([1.0]))(device)
     )
-    register_other_rank(tmp_path / "meet", 0, "cuda")
-    NodeGroup(1, 2, tmp_path / "meet", gpu)
+    return calls
+
+
+def test_node_with_gpus_and_cpus_is_refused_before_ranks_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "training.node.process_group.dist.init_process_group", lambda *_, **__: pytest.fail("it has begun")
+    )
+    register_other_rank(tmp_path / "meet", 0, "cuda GPU-0")
+    with pytest.raises(ValueError, match=r"those of rank 1 on a CPU: use train\.device=cpu, or a GPU for each"):
+        NodeGroup(1, 2, tmp_path / "meet", torch.device("cpu"))
+
+
+def test_process_group_on_gpus_is_bound_to_the_device_and_warmed_up(tmp_path, calls):
+    gpu = torch.device("cuda", 1)
+    register_other_rank(tmp_path / "meet", 0, "cuda GPU-0")
+    assert not NodeGroup(1, 2, tmp_path / "meet", gpu).shares_gpu
     assert calls.names() == ["init", "control", "ones", "all_reduce"]
     _, (backend,), fields = calls.log[0]
     assert (backend, fields["device_id"], fields["rank"], fields["world_size"]) == ("nccl", gpu, 1, 2)
     assert calls.log[1][2]["backend"] == "gloo"
     assert calls.log[2][1] == (gpu,)
     calls.log.clear()
-    register_other_rank(tmp_path / "meet2", 1, "cpu")
-    NodeGroup(0, 2, tmp_path / "meet2", torch.device("cpu"))
+    register_other_rank(tmp_path / "meet2", 1, "cpu ")
+    assert not NodeGroup(0, 2, tmp_path / "meet2", torch.device("cpu")).shares_gpu
     assert calls.names() == ["init", "control"]
     assert (calls.log[0][1], calls.log[0][2]["device_id"]) == (("gloo",), None)
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, 0), (2, 1)])
+def test_all_ranks_of_a_node_use_gloo_if_any_two_share_a_gpu(tmp_path, calls, caplog, rank, number):
+    """Ranks 0 and 1 share the first GPU; rank 2, maybe on another machine, has one of its own."""
+    caplog.set_level(logging.INFO)
+    for other, gpu in enumerate(("GPU-0", "GPU-0", "GPU-1")):
+        if other != rank:
+            register_other_rank(tmp_path / "meet", other, f"cuda {gpu}", 3)
+    assert NodeGroup(rank, 3, tmp_path / "meet", torch.device("cuda", number)).shares_gpu
+    assert calls.names() == ["init", "control"]  # no first collective: only NCCL needs it
+    assert (calls.log[0][1], calls.log[0][2]["device_id"]) == (("gloo",), None)
+    assert ("the 3 learners of this node share 2 GPU(s): Gloo averages" in caplog.text) is (rank == 0)
+
+
+def test_ranks_that_share_a_gpu_send_to_neighbours_from_main_memory(tmp_path, monkeypatch):
+    """Gloo sends and receives no tensors of a GPU; a tensor on `meta` stands for one."""
+    sent = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.zeros(self.shape))
+    monkeypatch.setattr(
+        "training.node.collectives.dist.P2POp", lambda call, tensor, peer: (call.__name__, tensor, peer)
+    )
+    monkeypatch.setattr("training.node.collectives.dist.batch_isend_irecv", lambda wishes: sent.extend(wishes) or [])
+    group = NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu"))
+    group.size, group.shares_gpu = 3, True
+    collectives = NodeCollectives(group)
+    mixed = collectives.finish(collectives.begin(Mix(torch.zeros(4, device="meta"), "ring")))
+    assert [(name, peer) for name, _, peer in sent] == [("isend", 1), ("isend", 2), ("irecv", 1), ("irecv", 2)]
+    assert {tensor.device.type for _, tensor, _ in sent} == {"cpu"}
+    assert mixed.device.type == "meta"
 
 
 def test_hook_stream_runs_between_backward_pass_and_update(monkeypatch):
@@ -188,6 +233,7 @@ def test_hook_stream_runs_between_backward_pass_and_update(monkeypatch):
 
     monkeypatch.setattr("torch.cuda.Stream", lambda device: Stream("side"))
     monkeypatch.setattr("torch.cuda.current_stream", lambda device: Stream("main"))
+    monkeypatch.setattr("torch.cuda.default_stream", lambda device: Stream("default"))
     monkeypatch.setattr("torch.cuda.Event", Event)
     monkeypatch.setattr("torch.cuda.device", lambda device: entered(str(device)))
     monkeypatch.setattr("torch.cuda.stream", lambda stream: entered(stream.name))
@@ -199,6 +245,14 @@ def test_hook_stream_runs_between_backward_pass_and_update(monkeypatch):
         *("mark main", "on cuda:1", "on side", "side waits for the mark", "hook", "main waits for side")
     ]
     calls.log.clear()
+    default = SideStream(gpu, own=False)
+    with default.after(default.mark()):
+        calls.log.append(("hook", None, None))
+    default.join()
+    assert calls.names() == [
+        *("mark main", "on cuda:1", "on default", "default waits for the mark", "hook", "main waits for default")
+    ]
+    calls.log.clear()
     nothing = SideStream(torch.device("cpu"))
     with nothing.after(nothing.mark()):
         pass
@@ -206,7 +260,8 @@ def test_hook_stream_runs_between_backward_pass_and_update(monkeypatch):
     assert not calls.log
 
 
-def test_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("shares_gpu", "stream"), [(False, "its own"), (True, "default")])
+def test_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch, shares_gpu, stream):
     from torch.futures import Future
 
     from training.learner.flat import FlatParameters
@@ -215,8 +270,8 @@ def test_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
     steps = []
 
     class Side:
-        def __init__(self, device):
-            steps.append(device.type)
+        def __init__(self, device, own):
+            steps.append(f"{device.type}, {'its own' if own else 'default'}")
 
         def mark(self):
             steps.append("mark")
@@ -240,9 +295,9 @@ def test_reducer_runs_hooks_on_its_side_stream(tmp_path, monkeypatch):
     monkeypatch.setattr("training.node.process_group.SideStream", Side)
     flat = FlatParameters(torch.nn.Linear(3, 2))
     group = NodeGroup(0, 1, tmp_path / "meet", torch.device("cpu"))
-    group.size = 2  # of two, as far as anything asks; only the hook would speak with the other
+    group.size, group.shares_gpu = 2, shares_gpu  # as far as anything asks; only the hook would speak with the other
     reducer = GradientReducer(group, flat, hook=CommHook(hook))
     flat.grads.fill_(1.5)
     reducer.finish()
-    assert steps == ["cpu", "mark", "after mark", "hook", "out", "join"]
+    assert steps == [f"cpu, {stream}", "mark", "after mark", "hook", "out", "join"]
     assert flat.grads.tolist() == [3.0] * 8

@@ -97,8 +97,9 @@ class NodeCollectives:
             buffer = op.vector.clone()
             return Underway(op, works=self._sum(buffer), buffer=buffer)
         neighbours = sorted({(rank - 1) % size, (rank + 1) % size})
-        received = [torch.empty_like(op.vector) for _ in neighbours]
-        wishes = [dist.P2POp(dist.isend, op.vector, peer) for peer in neighbours]
+        mine = op.vector.cpu() if self.group.shares_gpu else op.vector
+        received = [torch.empty_like(mine) for _ in neighbours]
+        wishes = [dist.P2POp(dist.isend, mine, peer) for peer in neighbours]
         wishes += [dist.P2POp(dist.irecv, box, peer) for box, peer in zip(received, neighbours, strict=True)]
         return Underway(op, works=dist.batch_isend_irecv(wishes), received=received)
 
@@ -108,5 +109,5 @@ class NodeCollectives:
             return ticket.buffer.div_(self.group.size)
         mixed = op.vector.clone()
         for vector in ticket.received:
-            mixed.add_(vector)
+            mixed.add_(vector.to(mixed.device))
         return mixed.div_(1 + len(ticket.received))

@@ -26,7 +26,7 @@ from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, Losses
 from training.learner.task import SplitTask, TrainingBatch
 from training.node.process_group import NodeGroup
-from training.strategies.pipeline import LayerPipelineConfig
+from training.strategies.pipeline import GPU_EACH, LayerPipelineConfig
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -101,10 +101,12 @@ class PipelineLearner(Learner):
         group: The node's ranks, one per stage; at least two.
 
     Raises:
-        ValueError: If the model has fewer layers than the node has ranks.
+        ValueError: If the model has fewer layers than the node has ranks, or ranks share a GPU.
     """
 
     def __init__(self, job: TrainJob, device: torch.device, group: NodeGroup) -> None:
+        if group.shares_gpu:
+            raise ValueError(f"learners of this node share a GPU, and {GPU_EACH}")
         self.group = group
         self._shapes: list[dict[str, Tensor]] = []
         super().__init__(job, device)

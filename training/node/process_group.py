@@ -5,6 +5,7 @@ A node of one learner creates no process group; the same calls then cost nothing
 
 import datetime
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
-from devices.choice import SideStream
+from devices.choice import SideStream, gpu_uuid
 from training.learner.flat import FlatParameters, share
 from training.node.comm_hooks import GradientBucket, Hook, run_hook
 
+log = logging.getLogger(__name__)
 TIMEOUT = datetime.timedelta(seconds=300)
 """For collectives: a dead rank is noticed at once (its connection closes), a suspended one after this time."""
 BUCKET = 6_000_000
@@ -40,42 +42,62 @@ class NodeGroup:
         meeting_point: Rendezvous of the ranks, specific to this start of the node: a file, or the store of
             `training.node.rendezvous`; unused (None) if the node has one rank.
         device: Device of the gradients.
+
+    Attributes:
+        shares_gpu: Whether some ranks share a GPU. NCCL refuses that, so Gloo connects all ranks: it copies the tensors
+            of collectives through main memory, and sends and receives (point-to-point) tensors of main memory only.
     """
 
     def __init__(self, rank: int, size: int, meeting_point: Path | Store | None, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
+        self.shares_gpu = False
         self._control: dist.ProcessGroup | None = None
         if size > 1:
             # loopback unless configured otherwise: most nodes are one machine
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-            backend = "nccl" if device.type == "cuda" else "gloo"
             found = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
             assert found is not None
-            self._agree(found)
+            self.shares_gpu = self._agree(found)
+            backend = "nccl" if device.type == "cuda" and not self.shares_gpu else "gloo"
             # With device_id, NCCL creates its communicator here, on this device; otherwise the first collective does,
             # on the current device.
-            bound = device if device.type == "cuda" else None
+            bound = device if backend == "nccl" else None
             dist.init_process_group(backend, store=found, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
             # control messages are CPU tensors: they must not wait for the GPU's queue
             self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
             if bound is not None:
                 self._warm_up()
 
-    def _agree(self, store: Store) -> None:
-        """Check that all ranks use the same kind of device: NCCL and Gloo ranks would wait for each other forever.
+    def _agree(self, store: Store) -> bool:
+        """Compare the devices of all ranks: NCCL and Gloo ranks would wait for each other forever.
+
+        Returns:
+            Whether some ranks share a GPU, the same at all ranks.
 
         Raises:
-            ValueError: If they do not, since a machine of the node has no GPU that torch can use.
+            ValueError: If only some are on GPUs, since a machine of the node has no GPU that torch can use.
         """
-        store.set(f"device-{self.rank}", self.device.type)
-        kinds = [store.get(f"device-{rank}").decode() for rank in range(self.size)]
+        store.set(f"device-{self.rank}", f"{self.device.type} {gpu_uuid(self.device)}")
+        devices = [store.get(f"device-{rank}").decode() for rank in range(self.size)]
+        kinds = [device.partition(" ")[0] for device in devices]
         if len(set(kinds)) > 1:
             on_cpu = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind == "cpu")
             raise ValueError(
                 f"learners of this node are on GPUs, but those of rank {on_cpu} on a CPU: use train.device=cpu, or a "
                 "GPU for each (`starling doctor` on that machine says what is wrong)"
             )
+        gpus = len(set(devices))
+        if self.device.type == "cpu" or gpus == self.size:
+            return False
+        if self.rank == 0:
+            log.info(
+                "the %d learners of this node share %d GPU(s): Gloo averages their gradients in main memory, which is "
+                "slower than NCCL with a GPU for each",
+                self.size,
+                gpus,
+            )
+        return True
 
     def _warm_up(self) -> None:
         """Run a collective of all ranks: NCCL hangs if its first calls are point-to-point calls of some ranks."""
@@ -201,7 +223,9 @@ class GradientReducer:
         # A hook may run several collectives per bucket, as PowerSGD does, and Gloo matches collectives by their order
         # alone. So one bucket must be finished before the next one starts: a single thread runs them in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gradients")
-        self._stream = SideStream(flat.grads.device)
+        # Gloo's futures do not make streams wait for their tensors, and their callbacks run in Gloo's threads, on the
+        # default stream: with the hook there, too, all of it is in order.
+        self._stream = SideStream(flat.grads.device, own=not group.shares_gpu)
         if group.size > 1:
             for number, parameter in enumerate(flat.parameters):
                 parameter.register_post_accumulate_grad_hook(self._ready(number))  # type: ignore[no-untyped-call]

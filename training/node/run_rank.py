@@ -5,7 +5,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from devices.choice import claim, inventory, rank_device, share_gpu
+from devices.choice import claim, inventory, pick_device, share_gpu
 from devices.portions import TooLargeError
 from storage.quarantine import TooManyShardsError
 from training.coordinator.node_client import NodeClient
@@ -72,7 +72,7 @@ def _build(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int, key
     found = inventory()
     if found.trouble and wanted != "cpu":
         log.warning("training on the CPU: %s", found.trouble)
-    device = rank_device(wanted, setup.first_gpu + place.rank % here, here, found)
+    device = pick_device(wanted, setup.first_gpu + place.rank % here, found)
     claim(device)
     share_gpu(device, setup.learners_here or here, found)
     rendezvous = None

@@ -22,7 +22,7 @@ def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Lear
     """Build the learner of a rank, with the whole model or a pipeline's stage of it.
 
     Raises:
-        ValueError: If a pipeline has more ranks than the model has layers.
+        ValueError: If a pipeline has more ranks than the model has layers, or ranks that share a GPU.
     """
     if job.train.traits.split and group.size > 1:
         return PipelineLearner(job, device, group)

@@ -10,6 +10,12 @@ from pydantic import Field
 
 from training.strategies.strategy import ALL_WAIT, Facts, Strategy, StrategyConfig, Traits
 
+GPU_EACH = (
+    "pipeline sends activations from GPU to GPU, which needs one for each learner: use at most as many learners as "
+    "GPUs (train.learners_per_node), train.device=cpu, or a strategy whose learners may share a GPU, such as scpsgd"
+)
+"""Why learners of a pipeline cannot share a GPU, and the remedy."""
+
 
 class LayerPipelineConfig(StrategyConfig):
     """The layers of one model, split over several learners."""

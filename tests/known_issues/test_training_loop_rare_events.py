@@ -21,6 +21,8 @@ def break_losses(monkeypatch, bad_calls):
     class Broken(Ctc):
         def losses(self, *args):
             losses, unalignable = super().losses(*args)
+            if not torch.is_grad_enabled():
+                return losses, unalignable  # a validation
             calls.append(1)
             return losses * (math.nan if len(calls) - 1 in bad_calls else 1.0), unalignable
 

@@ -150,7 +150,8 @@ class TestRemote:
         for name in ("train", "valid"):
             for file in (speech / name).glob("*.*"):
                 ObjectStore(urls[f"{name}_url"]).write_file(file.name, file)
-        return make_job(corpus, speech).model_copy(update=urls)
+        job = make_job(corpus, speech)
+        return job.model_copy(update={"task": job.task.model_copy(update=urls)})
 
     def copies(self, job):
         return {path.stem: path for path in job.cache.glob("*.tar")}

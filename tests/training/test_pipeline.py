@@ -39,6 +39,9 @@ PROGRAM = textwrap.dedent(
     from training.learner.optim import load_optimizer_tensors, optimizer_tensors
     from training.node.pipeline_learner import PipelineLearner
 
+    from tasks.engine import know_tasks
+
+    know_tasks()
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     torch.distributed.send_object_list = torch.distributed.recv_object_list = None  # shapes must not be pickled

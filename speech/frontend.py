@@ -9,6 +9,7 @@ from speech.features import FeatureConfig, build_features
 from speech.features.cmvn import CmvnStats, frame_mask, normalize, utterance_stats
 from speech.features.expand import Expand
 from speech.features.sliding import sliding_normalize
+from speech.transfers import beside
 
 Augment = Callable[[Tensor, Tensor], Tensor]
 """Augments normalized features: takes features [batch, frames, F] and frame counts [batch], returns features."""
@@ -79,6 +80,15 @@ class FrontEnd(nn.Module):
             feats = augment(feats, frames)
         expanded: tuple[Tensor, Tensor] = self.expand(feats, frames)
         return expanded
+
+    def num_frames(self, lengths: Tensor, stored: bool = False) -> Tensor:
+        """Frames of each utterance that `forward` gives [batch], on the device of the lengths.
+
+        Args:
+            lengths: Samples of each utterance [batch], or frames if they are stored.
+            stored: Whether the inputs are stored features.
+        """
+        return self.expand.num_frames(lengths if stored else self.extract.num_frames(lengths))
 
     def trimmed(
         self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None
@@ -153,7 +163,7 @@ class FrontEnd(nn.Module):
             # speakers without statistics (new recordings) fall back to the utterance's own
             known = [(i, self._places[name]) for i, name in enumerate(speakers) if name in self._places]
             if known:
-                rows, places = torch.tensor(known, device=feats.device).T
+                rows, places = beside(torch.tensor(known), feats).T
                 means, stds = self._vectors("speaker", self.speakers.values(), feats)
                 mean[rows], std[rows] = means[places], stds[places]
         return mean, std

@@ -116,6 +116,10 @@ class WordInputs:
         """The inputs [batch, words, 1] and their lengths [batch]."""
         return inputs, lengths
 
+    def num_frames(self, lengths: Tensor, stored: bool = True) -> Tensor:
+        """The lengths."""
+        return lengths
+
 
 @dataclass(frozen=True)
 class NumberedText:

@@ -5,8 +5,8 @@ import torch
 from tones import bare
 
 from speech.models.networks import conformer
+from speech.padding import frame_multiple, rounded_up
 from training.learner.compute import Learner, open_set
-from training.learner.padding import frame_multiple, rounded_up
 from training.learner.prefetch import Loader
 
 CPU = torch.device("cpu")

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from speech.models.networks.base import ModelStage, TrainableNetwork
 from speech.models.networks.blstm import LstmLayers
+from speech.models.networks.lstm import known_lengths
 from speech.models.networks.precision import describe, has_bf16
 from speech.objectives import build_objective, objective_class
+from speech.padding import frame_multiple, rounded_up
+from speech.transfers import read_back
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -33,7 +36,6 @@ from training.learner.graphs import GraphedForward
 from training.learner.microbatches import Portions, cut, undivided
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
-from training.learner.padding import frame_multiple, rounded_up
 from training.learner.segments import segments_of
 from training.learner.state_targets import StateTargets, read_alignments
 
@@ -111,7 +113,12 @@ class Learner:
         frame_multiple: Batches are padded to a multiple of this number of feature frames.
         moments: The optimizer's state.
         held: Context in which gradients of several backward passes accumulate before other ranks get them.
+        alone: Whether no other rank adds to the gradients that `gradient` computes.
+        norm: L2 norm of these gradients, read back together with the loss; None unless `alone`.
     """
+
+    alone = True
+    norm: float | None = None
 
     def __init__(self, job: TrainJob, device: torch.device) -> None:
         self.job, self.cfg, self.device = job, job.train, device
@@ -181,6 +188,7 @@ class Learner:
             seed: Seed of dropout.
         """
         self.flat.zero_grad()
+        self.norm = None
         if batch is None or not batch.ids:
             return Losses(unreadable=batch.unreadable if batch else 0)
         loss, unalignable, divided = self._add_gradients(batch, seed)
@@ -226,13 +234,17 @@ class Learner:
         torch.manual_seed(seed)
         feats, frames = self.augmenter.features(self.frontend, batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
-        log_probs, out_frames = self._forward(feats, frames)
+        assert isinstance(self.model, TrainableNetwork)
+        out_frames = self.model.num_frames(self.augmenter.num_frames(self.frontend, batch))
+        with known_lengths(out_frames):
+            log_probs, _ = self._forward(feats, frames)
         losses, unalignable = self.objective.losses(log_probs, out_frames, batch)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
         # one wait for the device, after everything has been launched
-        loss, count = torch.stack([total.detach().double(), unalignable.double()]).tolist()
-        return loss, int(count)
+        loss, *norm = read_back(total, *([self.flat.grad_norm()] if self.alone else []))
+        self.norm = norm[0] if norm else None
+        return loss, unalignable
 
     def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features."""
@@ -241,20 +253,21 @@ class Learner:
         return found
 
     def _grad_norm(self) -> float:
-        return float(self.flat.grad_norm())
+        return read_back(self.flat.grad_norm())[0]
 
     @torch.no_grad()
-    def scale_gradient(self, tokens: float) -> float:
+    def scale_gradient(self, tokens: float, norm: float | None = None) -> float:
         """Scale summed gradients to those of the mean loss per token, and clip, in one pass over the flat buffer.
 
         Args:
             tokens: Number of tokens that the gradients are summed over, at all learners of the node.
+            norm: The gradients' L2 norm if it is known; otherwise the host waits for the device to compute it.
 
         Returns:
             The gradient's L2 norm before clipping.
         """
         scale = 1.0 / max(1.0, tokens)
-        norm = self._grad_norm() * scale
+        norm = (self._grad_norm() if norm is None else norm) * scale
         clip = self.cfg.optimizer.clip_norm
         if clip and math.isfinite(norm) and norm > clip:
             scale *= clip / (norm + 1e-6)

@@ -8,12 +8,12 @@ from speech.frontend import FrontEnd
 from speech.lm.network import WordInputs
 from speech.models.networks.base import TrainableNetwork
 from speech.objectives import Objective, build_objective
+from speech.padding import frame_multiple, rounded_up
 from speech.scoring import score_sets
 from speech.tokens import Tokenizer
 from training.config import TrainConfig
 from training.learner.batching import plan_epoch
 from training.learner.data import Batch, SpeechDataset, read_ahead
-from training.learner.padding import frame_multiple, rounded_up
 
 
 class Validation:

@@ -20,13 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speech.models.networks.base import AcousticModel, ModelStage
+from speech.models.networks.lstm import known_lengths
 from speech.models.networks.stages import split_model
+from speech.padding import rounded_up
+from speech.transfers import beside, read_back
 from training.job import TrainJob
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, Losses
 from training.learner.data import Batch
 from training.learner.microbatches import undivided
-from training.learner.padding import rounded_up
 from training.node.process_group import NodeGroup
 from training.strategies.pipeline import LayerPipelineConfig
 
@@ -97,8 +99,10 @@ class _Mixed(nn.Module):
         self.stage, self.amp = stage, amp
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            out: Tensor = self.stage(x, lengths)
+        """As the stage, with lengths on the host."""
+        mixed = torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.amp)
+        with mixed, known_lengths(self.stage.num_frames(lengths)):
+            out: Tensor = self.stage(x, beside(lengths, x))
         return out
 
 
@@ -168,10 +172,10 @@ class PipelineLearner(Learner):
         if batch is None or not batch.ids:
             none = torch.zeros(0, dtype=torch.int64)
             return None, BatchPlan(none, 0, Transcripts(none[:, None], none), 0.0, lost).to_message()
-        feats, frames = self.augmenter.features(self.frontend, batch, self.device)
-        feats = rounded_up(feats, self.frame_multiple)
+        feats, _ = self.augmenter.features(self.frontend, batch, self.device)
+        feats, frames = rounded_up(feats, self.frame_multiple), self.augmenter.num_frames(self.frontend, batch)
         transcripts = Transcripts(batch.tokens, batch.token_lengths)
-        return feats, BatchPlan(frames.cpu(), feats.shape[1], transcripts, batch.seconds, lost).to_message()
+        return feats, BatchPlan(frames, feats.shape[1], transcripts, batch.seconds, lost).to_message()
 
     def _pass(self, feats: Tensor | None, plan: BatchPlan) -> tuple[float, float]:
         """Run all micro-batches forward and backward; returns loss and unalignable utterances (at the last stage)."""
@@ -184,9 +188,9 @@ class PipelineLearner(Learner):
             nonlocal unalignable
             rows = rows[rows < len(plan.frames)]  # without padding
             transcripts = Transcripts(plan.transcripts.tokens[rows], plan.transcripts.token_lengths[rows])
-            frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
+            frames = self.stage.num_frames(plan.frames[rows])
             losses, count = self.objective.losses(log_probs[: len(rows)], frames, transcripts)
-            unalignable += int(count)
+            unalignable += count
             return losses.sum()
 
         # every rank imports this module, and importing torch.distributed.pipelining takes a second
@@ -199,8 +203,8 @@ class PipelineLearner(Learner):
         inputs = () if feats is None else (F.pad(feats, (0, 0, 0, 0, 0, fill)),)
         losses: list[Tensor] = []
         rows = torch.arange(size * parts)
-        schedule.step(*inputs, target=rows, losses=losses, return_outputs=False, lengths=lengths.to(self.device))
-        return sum(float(loss.detach()) for loss in losses), unalignable
+        schedule.step(*inputs, target=rows, losses=losses, return_outputs=False, lengths=lengths)
+        return sum(read_back(*losses)) if losses else 0.0, unalignable
 
     def _place(self, width: int, size: int) -> "PipelineStage":
         """Build this stage for micro-batches of a given shape; without it, torch would exchange pickled shapes."""
@@ -217,7 +221,7 @@ class PipelineLearner(Learner):
 
     def _grad_norm(self) -> float:
         """L2 norm over the gradients of all stages."""
-        mine = float(self.flat.grad_norm())
+        mine = super()._grad_norm()
         return math.sqrt(sum(square for (square,) in self.group.gather_numbers([mine * mine])))
 
     # --- the whole model's weights

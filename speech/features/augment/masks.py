@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
-from speech.features.augment.base import FeatureAugmentation, beside
+from speech.features.augment.base import FeatureAugmentation
 from speech.features.augment.config import MaskConfig, TimeWarpConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.cmvn import frame_mask
+from speech.transfers import beside
 
 if TYPE_CHECKING:
     from torch import Tensor

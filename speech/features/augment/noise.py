@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
 from speech.features.augment.bank import Bank
-from speech.features.augment.base import WaveAugmentation, beside, between, power
+from speech.features.augment.base import WaveAugmentation, between, power
 from speech.features.augment.config import NoiseConfig
 from speech.features.augment.draws import Drawn, uniforms
+from speech.transfers import beside
 
 if TYPE_CHECKING:
     from torch import Tensor

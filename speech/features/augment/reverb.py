@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
 from speech.features.augment.bank import Bank
-from speech.features.augment.base import WaveAugmentation, beside, fft_size, power, silence_padding
+from speech.features.augment.base import WaveAugmentation, fft_size, power, silence_padding
 from speech.features.augment.config import ReverbConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.augment.rooms import simulate
+from speech.transfers import beside
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from speech.models.networks.precision import lstm_dtype
+from speech.transfers import beside
 
 Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
 
 _ON_DEVICE: ContextVar[bool] = ContextVar("lengths stay on the device", default=False)
+_ON_HOST: ContextVar[Tensor | None] = ContextVar("lengths that the host knows", default=None)
 
 
 @contextmanager
@@ -30,6 +32,22 @@ def without_host_lengths() -> Iterator[None]:
         yield
     finally:
         _ON_DEVICE.reset(token)
+
+
+@contextmanager
+def known_lengths(lengths: Tensor) -> Iterator[None]:
+    """Run LSTMs over sequences whose lengths the host knows, so that it does not wait for a GPU to read them.
+
+    A context, since what stands between the caller and the LSTM may be compiled, and needs the lengths on the device.
+
+    Args:
+        lengths: Frames of each sequence as the LSTMs get them [B], on the CPU.
+    """
+    token = _ON_HOST.set(lengths)
+    try:
+        yield
+    finally:
+        _ON_HOST.reset(token)
 
 
 def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
@@ -69,14 +87,27 @@ def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: We
     """All layers in one call, over packed sequences."""
     assert lengths is not None
     # a sequence without frames cannot be packed: it gets one, which its length of 0 masks afterwards
-    packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+    counts = _on_host(lengths).clamp(min=1)
+    # sorted here: torch waits for a GPU to copy the order there, and to copy it back for the lengths
+    order = counts.argsort(descending=True, stable=True)
+    there, back = beside(torch.stack([order, order.argsort()]), x_BTD)
+    packed = pack_padded_sequence(x_BTD.index_select(0, there), counts[order], batch_first=True)
     layers = lstm.num_layers * (2 if lstm.bidirectional else 1)
     zeros = x_BTD.new_zeros(layers, int(packed.batch_sizes[0]), lstm.hidden_size)
     flat = [weight for part in weights for weight in part]
     rest = lstm.bias, lstm.num_layers, lstm.dropout, lstm.training, lstm.bidirectional
     hidden: Tensor = torch.lstm(packed.data, packed.batch_sizes, (zeros, zeros), flat, *rest)[0]
     x_BTH, _ = pad_packed_sequence(packed._replace(data=hidden), batch_first=True, total_length=x_BTD.shape[1])
-    return x_BTH
+    return x_BTH.index_select(0, back)
+
+
+def _on_host(lengths: Tensor) -> Tensor:
+    """Lengths on the CPU: those of `known_lengths` if they are on a GPU, which the host would wait for."""
+    known = _ON_HOST.get()
+    if lengths.device.type == "cpu" or known is None:
+        return lengths.cpu()
+    assert known.shape == lengths.shape
+    return known
 
 
 def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:

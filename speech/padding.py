@@ -1,14 +1,21 @@
 """Pads batches to few distinct lengths where each new one costs time: cuDNN's plans, compiled code."""
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from configurable.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FRAMES = 64
 """cuDNN plans convolutions and attention for each new shape, which takes tens of milliseconds of host time.
 At 100 frames per second, utterances of up to 30 s then have 47 lengths instead of 3,000, and padding grows by a third
 of a second on average. After subsampling by 8, lengths are still multiples of 8, as tensor cores require. Compiled code
 is for any length above one, but one frame and lengths of other remainders need code of their own."""
+_SAMPLES = 8192
+"""Half a second at 16 kHz: the same for the convolutions that resample."""
 
 
 def frame_multiple(device: torch.device, compiled: bool = False) -> int:
@@ -16,7 +23,12 @@ def frame_multiple(device: torch.device, compiled: bool = False) -> int:
     return _FRAMES if device.type == "cuda" or compiled else 1
 
 
-def rounded_up(feats_BTF: Tensor, multiple: int) -> Tensor:
-    """Pad features with zeros, like the padding that they have already, to a multiple of frames [B, T', F]."""
-    extra = -feats_BTF.shape[1] % multiple
-    return F.pad(feats_BTF, (0, 0, 0, extra)) if extra else feats_BTF
+def sample_multiple(device: torch.device) -> int:
+    """Number of samples that waveforms are padded to a multiple of before they are resampled; 1 on a CPU."""
+    return _SAMPLES if device.type == "cuda" else 1
+
+
+def rounded_up(batch: Tensor, multiple: int) -> Tensor:
+    """Pad features [B, T, F] or waveforms [B, T] with zeros, as they are padded already, to a multiple of T."""
+    extra = -batch.shape[1] % multiple
+    return torch.nn.functional.pad(batch, (*(0, 0) * (batch.ndim - 2), 0, extra)) if extra else batch

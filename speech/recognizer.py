@@ -12,6 +12,7 @@ from speech.bundle import BundleSpec, load_bundle, own_decoder
 from speech.decoding import DecodeConfig, Decoder, GraphDecoder, Hypothesis, build_decoder
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
+from speech.padding import frame_multiple, rounded_up
 
 if TYPE_CHECKING:
     from speech.adaptation import SpeakerAdapter
@@ -131,8 +132,12 @@ class Recognizer:
             speakers: Speaker of each utterance, for `cmvn: speaker`.
         """
         feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
-        log_probs, frames = self.model(feats, num_frames)
-        return Scores(log_probs.cpu(), frames.cpu(), starts.cpu())
+        padded = rounded_up(feats, frame_multiple(self.device))
+        log_probs, frames = self.model(padded, num_frames)
+        frames = frames.cpu()
+        if padded is not feats:
+            log_probs = log_probs[:, : max(1, int(frames.max()))]
+        return Scores(log_probs.cpu(), frames, starts.cpu())
 
     def decode(self, scores: Scores) -> list[Hypothesis]:
         """The best hypothesis of each utterance.

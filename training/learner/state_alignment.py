@@ -18,6 +18,7 @@ from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.steps import align_frames, no_path
 from speech.hmm.utterances import Shard, Utterance
 from speech.models.networks.base import AcousticModel
+from speech.padding import frame_multiple, rounded_up
 from storage.reading import ShardError
 from training.learner.data import Batch, SpeechDataset
 from training.learner.inference import whole_batches
@@ -58,7 +59,7 @@ class StateNetwork:
         """Log likelihoods of a batch's utterances, each `[T, P]` up to a constant for each frame; all frames count."""
         assert self.spec.states is not None
         feats, counts = self.frontend(batch.inputs.to(self.device), batch.lengths.to(self.device), batch.speakers)
-        log_probs, frames = self.model(feats, counts)
+        log_probs, frames = self.model(rounded_up(feats, frame_multiple(self.device)), counts)
         priors, factor = self.spec.states.log_priors, self.spec.frame_factor
         rows = zip(log_probs.cpu().numpy(), frames.tolist(), strict=True)
         return [scaled_likelihoods(row[:count], priors, factor) for row, count in rows]

@@ -56,17 +56,17 @@ def node_of_one(job, device):
 
 
 def steps(learner, stepper, strict=nullcontext):
-    """Losses, norms and weights of a step, which is made twice: at first, tables are copied to a GPU.
+    """Losses, norms and weights of a step that is made three times: first, tables are copied; then, a graph is recorded.
 
     Args:
         learner: The learner.
         stepper: Its strategy.
-        strict: Makes a context for the second time.
+        strict: Makes a context for the last time.
     """
     stepper.start(0)
     load = Loader(open_set(learner.job, learner.job.train_url), learner.augmenter, learner.device)
     found = []
-    for context in (nullcontext, strict):
+    for context in (nullcontext, nullcontext, strict):
         batch = load([3, 5, 9, 20, 31], 1)
         with context():
             losses = learner.gradient(batch, 1)

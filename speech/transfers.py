@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_KNOWN: ContextVar[dict[str, Tensor] | None] = ContextVar("what the host knows", default=None)
 
 
 def beside(host: Tensor, other: Tensor) -> Tensor:
@@ -42,3 +45,30 @@ def read_back(*values: Tensor) -> list[float]:
     with expected_wait(values[0].device):
         numbers: list[float] = torch.stack([value.detach().double() for value in values]).tolist()
     return numbers
+
+
+@contextmanager
+def known_on_host(**values: Tensor) -> Iterator[None]:
+    """Context in which the host knows values that networks get on a device; replaces those of an outer context.
+
+    A context, since what stands between the caller and the layer that needs them may be compiled.
+
+    Args:
+        **values: Tensors on the CPU, by the name that the layer asks `on_host` for.
+    """
+    token = _KNOWN.set(values)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def on_host(name: str, tensor: Tensor) -> Tensor:
+    """A tensor on the CPU: what `known_on_host` names, or a copy, for which the host waits for a GPU."""
+    if tensor.device.type == "cpu":
+        return tensor
+    known = (_KNOWN.get() or {}).get(name)
+    if known is None:
+        return tensor.cpu()
+    assert known.shape[0] == tensor.shape[0], f"{name} of another batch"
+    return known

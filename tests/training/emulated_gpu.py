@@ -7,13 +7,18 @@ from it is on the GPU, too. The host waits where it reads values (`item`, `tolis
 
 import traceback
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from speech.padding import frame_multiple
+from training.learner.compute import Learner, open_set
+from training.learner.prefetch import Loader
+from training.node.node_exchange import NodeExchange
+from training.node.process_group import NodeGroup
+from training.node.strategy_setup import build_stepper
 
 GPU = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -159,3 +164,31 @@ def move_to_gpu(learner):
     learner.device, learner.frame_multiple = GPU, frame_multiple(GPU)
     flat = learner.flat
     flat.weights, flat.grads = (as_kind(OnGpu, one) for one in (flat.weights, flat.grads))
+
+
+def node_of_one(job, device):
+    """A learner with the strategy that applies its gradients."""
+    learner = Learner(job, device)
+    ring = NodeExchange(0, NodeGroup(0, 1, None, device), learner.flat, None)
+    return learner, build_stepper(job, ring, learner, epoch_steps=10)
+
+
+def steps(learner, stepper, strict=nullcontext):
+    """Losses, norms and weights of a step that is made three times: at first, tables are copied, then graphs recorded.
+
+    Args:
+        learner: The learner.
+        stepper: Its strategy.
+        strict: Makes a context for the last time.
+    """
+    stepper.start(0)
+    data = open_set(learner.job, learner.job.train_url)
+    load = Loader(data, learner.augmenter, learner.device)
+    found = []
+    for context in (nullcontext, nullcontext, strict):
+        batch = load([0, 3, 5, 9, 20, 31][: len(data)], 1)
+        with context():
+            losses = learner.gradient(batch, 1)
+            stepper.step(losses, False, 1e-3)
+        found += [losses.loss, stepper.results()[0].norm]
+    return torch.tensor(found), learner.flat.weights

@@ -1,20 +1,15 @@
 """The host waits for a GPU once in a training step, at its end; on a CPU, an emulated GPU notes where it would wait."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 import torch
 from aligned_tones import align_corpus, state_job
-from emulated_gpu import GPU, OnGpu, as_kind, emulated_gpu, move_to_gpu
+from emulated_gpu import GPU, OnGpu, as_kind, emulated_gpu, move_to_gpu, node_of_one, steps
 from tones import RATE, bare
 
 from speech.features import FEATURES, CmvnStats
 from speech.frontend import FrontEnd
-from training.learner.compute import Learner, open_set
-from training.learner.prefetch import Loader
-from training.node.node_exchange import NodeExchange
-from training.node.process_group import NodeGroup
-from training.node.strategy_setup import build_stepper
 
 CPU = torch.device("cpu")
 EVERYTHING = {
@@ -46,33 +41,6 @@ def make_job(corpus, tmp_path_factory):
         return job.model_copy(update={"spec": job.spec.model_copy(update={"model": bare(kind)})})
 
     return make
-
-
-def node_of_one(job, device):
-    """A learner with the strategy that applies its gradients."""
-    learner = Learner(job, device)
-    ring = NodeExchange(0, NodeGroup(0, 1, None, device), learner.flat, None)
-    return learner, build_stepper(job, ring, learner, epoch_steps=10)
-
-
-def steps(learner, stepper, strict=nullcontext):
-    """Losses, norms and weights of a step that is made three times: first, tables are copied; then, a graph is recorded.
-
-    Args:
-        learner: The learner.
-        stepper: Its strategy.
-        strict: Makes a context for the last time.
-    """
-    stepper.start(0)
-    load = Loader(open_set(learner.job, learner.job.train_url), learner.augmenter, learner.device)
-    found = []
-    for context in (nullcontext, nullcontext, strict):
-        batch = load([3, 5, 9, 20, 31], 1)
-        with context():
-            losses = learner.gradient(batch, 1)
-            stepper.step(losses, False, 1e-3)
-        found += [losses.loss, stepper.results()[0].norm]
-    return torch.tensor(found), learner.flat.weights
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from speech.models.networks.base import ModelStage, TrainableNetwork
 from speech.models.networks.blstm import LstmLayers
-from speech.models.networks.lstm import known_lengths
 from speech.models.networks.precision import describe, has_bf16
 from speech.objectives import build_objective, objective_class
 from speech.padding import frame_multiple, rounded_up
-from speech.transfers import read_back
+from speech.transfers import known_on_host, read_back
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -236,7 +235,7 @@ class Learner:
         feats = rounded_up(feats, self.frame_multiple)
         assert isinstance(self.model, TrainableNetwork)
         out_frames = self.model.num_frames(self.augmenter.num_frames(self.frontend, batch))
-        with known_lengths(out_frames):
+        with known_on_host(frames=out_frames, inputs=batch.inputs):
             log_probs, _ = self._forward(feats, frames)
         losses, unalignable = self.objective.losses(log_probs, out_frames, batch)
         total = losses.sum()

@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speech.models.networks.base import AcousticModel, ModelStage
-from speech.models.networks.lstm import known_lengths
 from speech.models.networks.stages import split_model
 from speech.padding import rounded_up
-from speech.transfers import beside, read_back
+from speech.transfers import beside, known_on_host, read_back
 from training.job import TrainJob
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, Losses
@@ -101,7 +100,7 @@ class _Mixed(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """As the stage, with lengths on the host."""
         mixed = torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.amp)
-        with mixed, known_lengths(self.stage.num_frames(lengths)):
+        with mixed, known_on_host(frames=self.stage.num_frames(lengths)):
             out: Tensor = self.stage(x, beside(lengths, x))
         return out
 

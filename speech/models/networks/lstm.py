@@ -15,39 +15,26 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from speech.models.networks.precision import lstm_dtype
-from speech.transfers import beside
+from speech.transfers import beside, known_on_host, on_host
 
 Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
 
 _ON_DEVICE: ContextVar[bool] = ContextVar("lengths stay on the device", default=False)
-_ON_HOST: ContextVar[Tensor | None] = ContextVar("lengths that the host knows", default=None)
 
 
 @contextmanager
 def without_host_lengths() -> Iterator[None]:
-    """Run LSTMs without reading lengths on the host, as a CUDA graph requires: over padded tensors on a GPU, too."""
+    """Run LSTMs without reading lengths on the host, as a CUDA graph requires: over padded tensors on a GPU, too.
+
+    A graph would repeat what the host knows of one batch for all others, so the host knows nothing.
+    """
     token = _ON_DEVICE.set(True)
     try:
-        yield
+        with known_on_host():
+            yield
     finally:
         _ON_DEVICE.reset(token)
-
-
-@contextmanager
-def known_lengths(lengths: Tensor) -> Iterator[None]:
-    """Run LSTMs over sequences whose lengths the host knows, so that it does not wait for a GPU to read them.
-
-    A context, since what stands between the caller and the LSTM may be compiled, and needs the lengths on the device.
-
-    Args:
-        lengths: Frames of each sequence as the LSTMs get them [B], on the CPU.
-    """
-    token = _ON_HOST.set(lengths)
-    try:
-        yield
-    finally:
-        _ON_HOST.reset(token)
 
 
 def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
@@ -87,7 +74,7 @@ def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: We
     """All layers in one call, over packed sequences."""
     assert lengths is not None
     # a sequence without frames cannot be packed: it gets one, which its length of 0 masks afterwards
-    counts = _on_host(lengths).clamp(min=1)
+    counts = on_host("frames", lengths).clamp(min=1)
     # sorted here: torch waits for a GPU to copy the order there, and to copy it back for the lengths
     order = counts.argsort(descending=True, stable=True)
     there, back = beside(torch.stack([order, order.argsort()]), x_BTD)
@@ -99,15 +86,6 @@ def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: We
     hidden: Tensor = torch.lstm(packed.data, packed.batch_sizes, (zeros, zeros), flat, *rest)[0]
     x_BTH, _ = pad_packed_sequence(packed._replace(data=hidden), batch_first=True, total_length=x_BTD.shape[1])
     return x_BTH.index_select(0, back)
-
-
-def _on_host(lengths: Tensor) -> Tensor:
-    """Lengths on the CPU: those of `known_lengths` if they are on a GPU, which the host would wait for."""
-    known = _ON_HOST.get()
-    if lengths.device.type == "cpu" or known is None:
-        return lengths.cpu()
-    assert known.shape == lengths.shape
-    return known
 
 
 def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:

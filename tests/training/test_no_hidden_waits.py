@@ -10,6 +10,8 @@ from tones import RATE, bare
 
 from speech.features import FEATURES, CmvnStats
 from speech.frontend import FrontEnd
+from speech.models.networks.lstm import without_host_lengths
+from speech.transfers import known_on_host, on_host
 
 CPU = torch.device("cpu")
 EVERYTHING = {
@@ -106,6 +108,18 @@ def test_emulated_gpu_notes_every_kind_of_wait(read, monkeypatch):
         assert not gpu.waits
         read(there)
     assert gpu.waits
+
+
+def test_the_host_knows_nothing_while_a_graph_is_recorded(monkeypatch):
+    """What it knows of one batch would be repeated for all others."""
+    frames = torch.tensor([3, 2])
+    with emulated_gpu(monkeypatch) as gpu, known_on_host(frames=frames):
+        there = as_kind(OnGpu, frames.clone())
+        assert on_host("frames", there) is frames
+        assert not gpu.waits
+        with without_host_lengths():
+            assert on_host("frames", there) is not frames
+        assert gpu.waits
 
 
 @contextmanager

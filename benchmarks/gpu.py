@@ -432,7 +432,7 @@ def _conformer(place: Place, job: Any, seconds: float, name: str) -> Row:
     def step() -> None:
         number = next(turn)
         learner.gradient(batches[number % len(batches)], number)
-        learner.scale_gradient(1000.0)
+        learner.scale_gradient(1000.0, learner.norm)
         learner.update(1e-4)
 
     began = time.perf_counter()
@@ -463,7 +463,7 @@ def _fed(place: Place, learner: Any, load: Any, planned: list[Any], threads: int
         batch = fetch.take(*ahead[0])
         at += 1
         learner.gradient(batch, at)
-        learner.scale_gradient(1000.0)
+        learner.scale_gradient(1000.0, learner.norm)
         learner.update(1e-4)
         heard += batch.seconds if batch else 0.0
     place.wait()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from devices.padding import frame_multiple, rounded_up
 from recognition.bundle import BundleSpec, load_bundle, own_decoder
 from speech.decoding import DecodeConfig, Decoder, GraphDecoder, Hypothesis, build_decoder
 from speech.features.cmvn import CmvnStats
@@ -131,8 +132,12 @@ class Recognizer:
             speakers: Speaker of each utterance, for `cmvn: speaker`.
         """
         feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
-        log_probs, frames = self.model(feats, num_frames)
-        return Scores(log_probs.cpu(), frames.cpu(), starts.cpu())
+        padded = rounded_up(feats, frame_multiple(self.device))
+        log_probs, frames = self.model(padded, num_frames)
+        frames = frames.cpu()
+        if padded is not feats:
+            log_probs = log_probs[:, : max(1, int(frames.max()))]
+        return Scores(log_probs.cpu(), frames, starts.cpu())
 
     def decode(self, scores: Scores) -> list[Hypothesis]:
         """The best hypothesis of each utterance.

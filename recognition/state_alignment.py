@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from devices.padding import frame_multiple, rounded_up
 from devices.portions import Portions
 from recognition.bundle import BundleSpec, load_bundle
 from recognition.data.dataset import Batch, SpeechDataset
@@ -58,7 +59,7 @@ class StateNetwork:
         """Log likelihoods of a batch's utterances, each `[T, P]` up to a constant for each frame; all frames count."""
         assert self.spec.states is not None
         feats, counts = self.frontend(batch.inputs.to(self.device), batch.lengths.to(self.device), batch.speakers)
-        log_probs, frames = self.model(feats, counts)
+        log_probs, frames = self.model(rounded_up(feats, frame_multiple(self.device)), counts)
         priors, factor = self.spec.states.log_priors, self.spec.frame_factor
         rows = zip(log_probs.cpu().numpy(), frames.tolist(), strict=True)
         return [scaled_likelihoods(row[:count], priors, factor) for row, count in rows]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from devices.transfers import beside
 from speech.features import FeatureConfig, build_features
 from speech.features.cmvn import CmvnStats, frame_mask, normalize, utterance_stats
 from speech.features.expand import Expand
@@ -80,6 +81,15 @@ class FrontEnd(nn.Module):
         expanded: tuple[Tensor, Tensor] = self.expand(feats, frames)
         return expanded
 
+    def num_frames(self, lengths: Tensor, stored: bool = False) -> Tensor:
+        """Frames of each utterance that `forward` gives [batch], on the device of the lengths.
+
+        Args:
+            lengths: Samples of each utterance [batch], or frames if they are stored.
+            stored: Whether the inputs are stored features.
+        """
+        return self.expand.num_frames(lengths if stored else self.extract.num_frames(lengths))
+
     def trimmed(
         self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +163,7 @@ class FrontEnd(nn.Module):
             # speakers without statistics (new recordings) fall back to the utterance's own
             known = [(i, self._places[name]) for i, name in enumerate(speakers) if name in self._places]
             if known:
-                rows, places = torch.tensor(known, device=feats.device).T
+                rows, places = beside(torch.tensor(known), feats).T
                 means, stds = self._vectors("speaker", self.speakers.values(), feats)
                 mean[rows], std[rows] = means[places], stds[places]
         return mean, std

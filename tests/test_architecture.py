@@ -70,7 +70,7 @@ USED = {
     ("recognition",): "configurable devices recognition speech storage",
     ("speech",): "configurable devices speech",
     ("storage",): "configurable storage",
-    ("devices",): "devices",
+    ("devices",): "configurable devices",
     ("configurable",): "configurable",
 }
 """Rooms of which every module is imported, and the rooms that are loaded then."""

@@ -75,18 +75,27 @@ class Augmenter:
     def features(self, frontend: FrontEnd, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
         """Augmented features [batch, frames, dim] and frames [batch] of a batch from `drawn`, or of part of one.
 
-        The only step that synchronizes with the GPU is the search for quiet samples, if pauses are inserted.
+        The host does not wait for a GPU; `num_frames` gives the frames on the host.
         """
         inputs, lengths = (x.to(device, non_blocking=True) for x in (batch.inputs, batch.lengths))
         if inputs.ndim == 2:
-            waves = self._waves if self._waves.steps.keys() <= batch.drawn.keys() else self._early_waves
-            inputs, lengths = waves.apply(inputs, lengths, batch.drawn)
+            inputs, lengths = self._waves_for(batch).apply(inputs, lengths, batch.drawn)
 
         def augment(feats: Tensor, frames: Tensor) -> Tensor:
             return self._feats.apply(feats, frames, batch.drawn)
 
         augmented: tuple[Tensor, Tensor] = frontend(inputs, lengths, batch.speakers, augment)
         return augmented
+
+    def num_frames(self, frontend: FrontEnd, batch: Batch) -> Tensor:
+        """Frames of each utterance that `features` gives [batch], on the host."""
+        stored = batch.inputs.ndim == 3
+        lengths = batch.lengths if stored else self._waves_for(batch).changed(batch.lengths, batch.drawn)
+        return frontend.num_frames(lengths, stored)
+
+    def _waves_for(self, batch: Batch) -> WaveAugment:
+        """The augmentation of waveforms that a batch was drawn for."""
+        return self._waves if self._waves.steps.keys() <= batch.drawn.keys() else self._early_waves
 
     def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
         """Duration of utterances in an epoch, after augmentation with speed and pauses.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from configurable.lazy import torch
+from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec
 from speech.features.augment import AugmentConfig
 from speech.features.cmvn import CmvnStats
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from recognition.data.dataset import Batch, SpeechDataset
+    from recognition.systems.base import CalledNetwork
     from recognition.validation import Batching
     from speech.models.networks.base import AcousticModel, ModelStage, TrainableNetwork
 
@@ -132,16 +134,13 @@ class AcousticTask:
         """Duration of utterances in an epoch, after augmentation."""
         return self.augmenter.heard_seconds(ids, seconds, epoch)
 
-    def features(self, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Augmented features [batch, frames, dim] and frames [batch] of a batch with its draws."""
-        return self.augmenter.features(self.frontend, batch, device)
-
-    def losses(
-        self, network: Callable[..., tuple[Tensor, Tensor]], batch: Batch, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, network: CalledNetwork, batch: Batch, device: torch.device) -> tuple[Tensor, int]:
         """The objective's losses of a batch with its draws, and the number of unalignable utterances."""
-        log_probs, frames = network(*self.features(batch, device))
-        return self.objective.losses(log_probs, frames, batch)
+        feats, frames = self.augmenter.features(self.frontend, batch, device)
+        out_frames = network.num_frames(self.augmenter.num_frames(self.frontend, batch))
+        with known_on_host(frames=out_frames):
+            log_probs, _ = network(feats, frames)
+        return self.objective.losses(log_probs, out_frames, batch)
 
     def items(self, batch: Batch) -> int:
         """Tokens of a batch, or frames with a state."""
@@ -173,11 +172,16 @@ class AcousticTask:
         assert isinstance(network, AcousticModel)
         return split_model(network, stages)
 
+    def features(self, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Augmented features [batch, frames, dim] of a batch with its draws, and frames [batch] on the host."""
+        feats, _ = self.augmenter.features(self.frontend, batch, device)
+        return feats, self.augmenter.num_frames(self.frontend, batch)
+
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         """The transcripts' tokens [batch, most tokens] and their numbers [batch]."""
         return {"tokens": batch.tokens, "token_lengths": batch.token_lengths}
 
-    def stage_losses(self, outputs: Tensor, frames: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def stage_losses(self, outputs: Tensor, frames: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, int]:
         """The objective's losses from the last stage's outputs."""
         return self.objective.losses(outputs, frames, Transcripts(**targets))
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from configurable.lazy import torch
+from devices.transfers import known_on_host
 from speech.lm import LmSpec
 from speech.objectives import NextWord, NextWordConfig
 from storage.batching import plan_epoch
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from recognition.data.dataset import Batch, SpeechDataset
+    from recognition.systems.base import CalledNetwork
     from recognition.validation import Batching
     from speech.models.networks.base import TrainableNetwork
 
@@ -89,12 +91,12 @@ class LanguageModelTask:
         """The lengths as they are."""
         return seconds
 
-    def losses(
-        self, network: Callable[..., tuple[Tensor, Tensor]], batch: Batch, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, network: CalledNetwork, batch: Batch, device: torch.device) -> tuple[Tensor, int]:
         """Sum over each block's words of the negative log probability."""
         inputs, lengths = (part.to(device, non_blocking=True) for part in (batch.inputs, batch.lengths))
-        outputs, words = network(inputs, lengths)
+        words = network.num_frames(batch.lengths)
+        with known_on_host(frames=words, inputs=batch.inputs):
+            outputs, _ = network(inputs, lengths)
         return self._objective.losses(outputs, words, batch)
 
     def items(self, batch: Batch) -> int:
@@ -105,13 +107,10 @@ class LanguageModelTask:
         self, network: TrainableNetwork, data: SpeechDataset, limits: Batching, device: torch.device
     ) -> dict[str, float]:
         """Loss per word of a set, and the utterances lost with damaged shards, if any."""
-        from devices.padding import frame_multiple, rounded_up
+        from devices.padding import PaddedNetwork, frame_multiple
         from recognition.data.dataset import read_ahead
 
-        def padded(inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-            found: tuple[Tensor, Tensor] = network(rounded_up(inputs, frame_multiple(device)), lengths)
-            return found
-
+        padded = PaddedNetwork(network, network.num_frames, frame_multiple(device))
         loss, items, unreadable = 0.0, 0, 0
         plan = plan_epoch(data.durations, batch_seconds=limits.batch_seconds, max_batch=limits.max_batch)
         with torch.inference_mode():

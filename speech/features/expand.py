@@ -95,7 +95,12 @@ def splice(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
 
 def thin(feats: Tensor, lengths: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """Keep frames 0, stride, 2 * stride, … (Kaldi's `subsample-feats`); returns features and frame counts."""
-    return feats[:, ::stride], torch.div(lengths + stride - 1, stride, rounding_mode="floor")
+    return feats[:, ::stride], thinned(lengths, stride)
+
+
+def thinned(lengths: Tensor, stride: int) -> Tensor:
+    """Frames that `thin` keeps of each number of frames."""
+    return torch.div(lengths + stride - 1, stride, rounding_mode="floor")
 
 
 def _zero_padding(feats: Tensor, lengths: Tensor) -> Tensor:
@@ -115,6 +120,10 @@ class Expand(nn.Module):
     def __init__(self, config: FeatureConfig) -> None:
         super().__init__()
         self.config = config
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Frames that are left of each number of frames."""
+        return thinned(lengths, self.config.stride)
 
     @torch.no_grad()
     def forward(self, feats: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

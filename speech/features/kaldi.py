@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from devices.padding import frame_multiple
 from speech.features.cmvn import loud_frames, tenth_loudest
 from speech.features.config import FeatureConfig
 from speech.features.mel import FeatureError, mel_filter_bank, povey_window
@@ -166,10 +167,15 @@ class FilterBank(nn.Module):
         return features
 
     def _together(self, waves: Tensor, num_frames: Tensor, total: int) -> Tensor:
-        features = waves.new_empty(len(waves), total, self.dim)
-        self._fill(waves, features, max(1, _GPU_CHUNK_FRAMES // max(1, len(waves))))
+        # cuFFT plans, and keeps, a transform for each number of frames
+        multiple = frame_multiple(waves.device)
+        extra = -total % multiple
+        waves = torch.nn.functional.pad(waves, (0, extra * self.hop_length)) if extra else waves
+        chunk = _GPU_CHUNK_FRAMES // max(1, len(waves)) // multiple * multiple
+        features = waves.new_empty(len(waves), total + extra, self.dim)
+        self._fill(waves, features, max(multiple, chunk))
         padding = torch.arange(total, device=waves.device) >= num_frames.to(waves.device).unsqueeze(1)
-        return features.masked_fill_(padding.unsqueeze(2), 0.0)
+        return features[:, :total].masked_fill_(padding.unsqueeze(2), 0.0)
 
     def _fill(self, waves: Tensor, out: Tensor, chunk: int) -> None:
         """Compute the features of `waves` `[..., N]` into `out` `[..., T, dim]`, `chunk` frames at a time."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
+from devices.transfers import beside, on_host
 from speech.lm.base import LanguageModel, States
 from speech.lm.lstm import LstmConfig
 from speech.lm.ngram import LOWEST
@@ -63,25 +64,29 @@ class LstmNetwork(WordNetwork):
     @override
     def forward(self, words_BT1: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Log probabilities of the following words [B, T, words], and `lengths`; sentences do not share a state."""
-        words = words_BT1.squeeze(2).long()
-        inside = torch.arange(words.shape[1], device=words.device) < lengths.to(words.device).unsqueeze(1)
-        found = self._log_probs(self.dropout(self._hidden(words, inside)))
-        out = found.new_zeros(*words.shape, found.shape[1])
-        return out.masked_scatter(inside.unsqueeze(2), found), lengths
+        size, width, _ = words_BT1.shape
+        hidden, places = self._hidden(words_BT1, lengths)
+        found = self._log_probs(self.dropout(hidden))
+        out = found.new_zeros(size * width, found.shape[1]).index_copy(0, places, found)
+        return out.view(size, width, -1), lengths
 
     # every batch has other sentences, and torch.compile cannot trace LSTMs
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _hidden(self, words: Tensor, inside: Tensor) -> Tensor:
-        """What the LSTM says after each word [words that are `inside`, D]."""
+    def _hidden(self, words_BT1: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """What the LSTM says after each word [words that are no padding, D], and where these are among all B x T."""
+        # found on the host, which knows them: a GPU's host would have to wait
+        words = on_host("inputs", words_BT1).squeeze(2).long()
+        inside = torch.arange(words.shape[1]) < on_host("frames", lengths).unsqueeze(1)
+        places = torch.arange(len(words)).unsqueeze(1) * words_BT1.shape[1] + torch.arange(words.shape[1])
         # the sentences of all blocks side by side: what stands before one must not affect it
         flat = words[inside]
         first = torch.nonzero(flat == START_ID).flatten().tolist()
         sizes = [end - start for start, end in zip(first, [*first[1:], len(flat)], strict=True)]
         sentences = nn.utils.rnn.pad_sequence(list(torch.split(flat, sizes)), batch_first=True)
         counts = torch.tensor(sizes)
-        hidden = run_lstm(self.lstm, self.dropout(self.embedding(sentences)), counts)
-        rows: Tensor = hidden[(torch.arange(hidden.shape[1]) < counts.unsqueeze(1)).to(hidden.device)]
-        return rows
+        spoken = (torch.arange(sentences.shape[1]) < counts.unsqueeze(1)).flatten().nonzero().flatten()
+        hidden = run_lstm(self.lstm, self.dropout(self.embedding(beside(sentences, words_BT1))), counts)
+        return hidden.flatten(0, 1).index_select(0, beside(spoken, hidden)), beside(places[inside], hidden)
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """Log probabilities of words; `<s>` never follows."""

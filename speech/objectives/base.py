@@ -68,17 +68,17 @@ class Objective(ABC):
         self.cfg = cfg
 
     @abstractmethod
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
         """Loss of each utterance, in nats.
 
         Args:
             outputs: Log probabilities [batch, frames, vocab].
-            frames: Output frames of each utterance [batch].
-            targets: What the same utterances should be recognized as.
+            frames: Output frames of each utterance [batch]; read on the host, which waits for those of a GPU.
+            targets: What the same utterances should be recognized as, on the host.
 
         Returns:
-            Losses [batch], zero for an utterance that its outputs cannot stand for, and how many of these there are: a
-            scalar on the outputs' device, so that training waits for it only together with the loss.
+            Losses [batch] on the outputs' device, zero for an utterance that its outputs cannot stand for, and how many
+            of these there are.
         """
 
     @abstractmethod

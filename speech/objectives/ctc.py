@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from typing_extensions import override
 
 from configurable.lazy import torch
+from devices.transfers import beside
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 
 if TYPE_CHECKING:
@@ -26,17 +27,17 @@ class Ctc(Objective):
     outputs = "ctc"
 
     @override
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        losses = torch.nn.functional.ctc_loss(
-            outputs.transpose(0, 1),
-            targets.tokens.to(outputs.device, non_blocking=True),
-            frames,
-            targets.token_lengths.to(outputs.device, non_blocking=True),
-            reduction="none",
-            zero_infinity=True,
-        )
-        needed = needed_frames(targets.tokens, targets.token_lengths).to(outputs.device, non_blocking=True)
-        return losses, (needed > frames.to(outputs.device)).sum()
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+        frames, lengths = frames.cpu(), targets.token_lengths
+        unalignable = int((needed_frames(targets.tokens, lengths) > frames).sum())
+        given = outputs.transpose(0, 1), beside(targets.tokens, outputs), frames, lengths
+        if outputs.is_cuda and outputs.requires_grad:
+            from speech.objectives.ctc_on_gpu import CtcWithGradient
+
+            losses: Tensor = CtcWithGradient.apply(*given)  # type: ignore[no-untyped-call]
+        else:
+            losses = torch.nn.functional.ctc_loss(*given, reduction="none", zero_infinity=True)
+        return losses, unalignable
 
     @override
     def items(self, targets: Targets) -> int:

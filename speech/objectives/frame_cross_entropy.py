@@ -12,6 +12,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from configurable.lazy import torch
+from devices.transfers import beside
 from speech.objectives.base import NO_STATE, FrameTargets, Objective, ObjectiveConfig, Targets
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class FrameCrossEntropy(Objective):
     cfg: FrameCrossEntropyConfig
 
     @override
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
         states, unalignable = self._states(outputs, frames, targets)
         counted = states != NO_STATE
         chosen = outputs.gather(2, states.clamp(min=0).unsqueeze(2)).squeeze(2)
@@ -54,20 +55,18 @@ class FrameCrossEntropy(Objective):
             chosen = (1 - smoothing) * chosen + smoothing * outputs.mean(dim=2)
         return -chosen.masked_fill(~counted, 0.0).sum(dim=1), unalignable
 
-    def _states(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    def _states(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
         """The state of each output frame [batch, frames], and how many utterances have none that fit."""
         assert isinstance(targets, FrameTargets)
-        factor = targets.frame_factor
-        lengths = targets.state_lengths.to(outputs.device, non_blocking=True)
-        states = targets.states.to(outputs.device, non_blocking=True)[:, ::factor].long()
-        missing = outputs.shape[1] - states.shape[1]
-        states = torch.nn.functional.pad(states, (0, max(0, missing)), value=NO_STATE)[:, : outputs.shape[1]]
-        frames = frames.to(outputs.device)
+        factor, num_frames, frames = targets.frame_factor, outputs.shape[1], frames.cpu()
+        states = targets.states[:, ::factor]
+        missing = num_frames - states.shape[1]
+        states = torch.nn.functional.pad(states, (0, max(0, missing)), value=NO_STATE)[:, :num_frames]
+        lengths = targets.state_lengths
         differ = (torch.div(lengths + factor - 1, factor, rounding_mode="floor") - frames).abs()
         wrong = (lengths == 0) | (differ > max(1, SLACK // factor))
-        places = torch.arange(outputs.shape[1], device=outputs.device)
-        states = states.masked_fill(wrong[:, None] | (places >= frames[:, None]), NO_STATE)
-        return states, wrong.sum()
+        states = states.masked_fill(wrong[:, None] | (torch.arange(num_frames) >= frames[:, None]), NO_STATE)
+        return beside(states, outputs).long(), int(wrong.sum())
 
     @override
     def items(self, targets: Targets) -> int:

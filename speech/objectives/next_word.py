@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 from typing_extensions import override
 
 from configurable.lazy import torch
+from devices.transfers import beside
 from speech.lm.vocabulary import END_ID
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 
@@ -41,12 +42,11 @@ class NextWord(Objective):
     needs = "inputs"
 
     @override
-    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        following, counted = _following(targets)
-        following, counted = following.to(outputs.device), counted.to(outputs.device)
+    def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
+        following, counted = (beside(one, outputs) for one in _following(targets))
         # the last position has no successor, and a GPU's batches are padded further
         chosen = outputs[:, : following.shape[1]].gather(2, following.unsqueeze(2)).squeeze(2)
-        return -chosen.masked_fill(~counted, 0.0).sum(dim=1), chosen.new_zeros((), dtype=torch.long)
+        return -chosen.masked_fill(~counted, 0.0).sum(dim=1), 0
 
     @override
     def items(self, targets: Targets) -> int:

@@ -23,6 +23,8 @@ class LmTrainConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _check_text(self) -> Self:
+        if self.traits.split:
+            raise ValueError(f"{self.strategy.kind} splits acoustic models, not language models: use another strategy")
         if self.launch.kind != "local":
             raise ValueError(
                 f"launch.kind is {self.launch.kind}, but language models are trained on one machine: use local"

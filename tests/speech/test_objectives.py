@@ -1,10 +1,12 @@
 """Objectives: the contract of all, and utterances that CTC cannot align."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import ctc_loss
 
 from speech.decoding import DECODERS
 from speech.objectives import (
@@ -20,6 +22,7 @@ from speech.objectives import (
 )
 from speech.objectives.base import NO_STATE
 from speech.objectives.ctc import needed_frames
+from speech.objectives.ctc_on_gpu import CtcWithGradient
 
 STATES = [[4, 4, 0, 1, 1, 2, 3, 3], [1, 1, 2, 2, 2, 0], [3, 0, 0, 1, 4]]
 
@@ -135,6 +138,20 @@ def test_the_frame_limit_of_ctc_is_exact():
     assert loss[0] == 0.0
     assert loss[1] > 0
     assert Ctc(CtcConfig()).losses(uniform, torch.tensor([3, 2]), batch)[1] == 0
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.3, 0.0, 2.0]])
+def test_gradient_that_comes_with_the_losses_is_that_of_torch(weights):
+    """The third utterance cannot be aligned."""
+    targets = torch.tensor([[1, 2, 3], [4, 1, 0], [2, 2, 2]]), torch.tensor([8, 6, 4]), torch.tensor([3, 2, 3])
+    results = []
+    for compute in (CtcWithGradient.apply, partial(ctc_loss, reduction="none", zero_infinity=True)):
+        outputs = random_outputs(8, 3).log_softmax(-1).requires_grad_()
+        losses = compute(outputs, *targets)
+        (losses * torch.tensor(weights)).sum().backward()
+        results.append((losses.detach(), outputs.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert losses[2] == 0
 
 
 # --- frame cross-entropy

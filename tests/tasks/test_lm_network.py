@@ -27,6 +27,7 @@ from tasks.stages.lm_network import write_text
 from training.job import TrainJob
 
 tones = load_beside(__file__, "../training/tones.py")
+emulation = load_beside(__file__, "../training/emulated_gpu.py")
 LSTM = {"kind": "lstm", "dim": 8}
 SHORT = {"epochs": 2, "device": "cpu", "threads": 1, "checkpoint_steps": 1, "membership": {"beat_s": 0.05}}
 WORDS = ("a", "b", "c", "d")
@@ -279,3 +280,15 @@ def test_file_without_a_network_is_an_error_with_a_remedy(tmp_path):
         read_network(path)
     with pytest.raises(LmError, match="cannot be read as a language model"):
         read_network(tmp_path / "none")
+
+
+def test_a_step_waits_for_a_gpu_at_its_end_only(job, monkeypatch):
+    plain, there = (emulation.node_of_one(job(), torch.device("cpu")) for _ in range(2))
+    wanted = emulation.steps(*plain)
+    emulation.move_to_gpu(there[0])
+    with emulation.emulated_gpu(monkeypatch) as gpu:
+        found = emulation.steps(*there, gpu.noting_afresh)
+    assert not gpu.waits
+    assert gpu.expected == ["tolist in transfers.py: read_back"]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.as_subclass(torch.Tensor), other, rtol=1e-4, atol=1e-5)

@@ -3,11 +3,13 @@
 from support import load_beside
 
 tones = load_beside(__file__, "tones.py")
+load_beside(__file__, "aligned_tones.py")
 load_beside(__file__, "bookkeeping.py")
 load_beside(__file__, "running_training.py")
 load_beside(__file__, "parameter_servers.py")
 load_beside(__file__, "emulated_device.py")
 load_beside(__file__, "emulated_exchange.py")
+load_beside(__file__, "emulated_gpu.py")
 load_beside(__file__, "exchange_ring.py")
 load_beside(__file__, "peer_learners.py")
 load_beside(__file__, "ranks.py")

@@ -6,24 +6,18 @@ import numpy as np
 import pytest
 import tones
 import torch
+from aligned_tones import OBJECTIVE, align_corpus, loudest_quarter, state_job
 from pydantic import ValidationError
 
-from recognition.bundle import TiedStates
 from recognition.data.augmentation import Augmenter
 from recognition.data.state_targets import padded_states, read_alignments
-from speech.audio import decode_audio
-from speech.features import build_features
 from speech.features.augment import SpecAugment, WaveAugment
 from speech.features.augment.config import AugmentConfig
-from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, write_alignments
-from speech.hmm.priors import log_priors
 from storage.objects import ObjectStore
 from tasks.config.training import AcousticTrainConfig
 from tasks.simulated_speech import Speech
 from training.learner.compute import Learner, open_set
 from training.node.evaluator import Evaluator
-
-STATES = 4
 
 
 def with_spec(job, **changes):
@@ -32,38 +26,13 @@ def with_spec(job, **changes):
     return job.model_copy(update={"task": task})
 
 
-OBJECTIVE = {"kind": "frame_cross_entropy"}
 CPU = torch.device("cpu")
-
-
-def loudest_quarter(sample):
-    """States that can be learned: the loudest quarter of each frame's spectrum."""
-    wave, _ = decode_audio(sample.members["flac"])
-    feats, _ = build_features(tones.FEATURES, tones.RATE)(wave[None], torch.tensor([len(wave)]))
-    return (feats[0].argmax(dim=1) * STATES // tones.FEATURES.num_mels).numpy().astype(np.int32)
-
-
-def aligned(sample):
-    states = loudest_quarter(sample)
-    durations = np.array([len(states)], dtype=np.int32)
-    return AlignedUtterance(sample.id, states, ("SIL",), durations, ())
 
 
 @pytest.fixture(scope="module")
 def alignments(corpus, tmp_path_factory):
     """A folder of the corpus's alignments, without that of the training set's first utterance."""
-    folder = tmp_path_factory.mktemp("alignments")
-    info = AlignmentInfo(10.0, STATES, "ab" * 32)
-    write_alignments(folder / "train.parquet", info, map(aligned, corpus.train[1:]))
-    write_alignments(folder / "valid.parquet", info, map(aligned, corpus.valid))
-    return folder
-
-
-def state_job(corpus, folder, alignments, kind="tdnn", **changes):
-    counts = AlignmentTable.read(alignments / "train.parquet").counts()
-    states = TiedStates(model="ab" * 32, frame_shift_ms=10.0, log_priors=log_priors(counts))
-    spec = corpus.spec(kind, states=states)
-    return corpus.job(folder, spec=spec, objective=OBJECTIVE, alignments_url=str(alignments), **changes)
+    return align_corpus(corpus, tmp_path_factory.mktemp("alignments"))
 
 
 def test_batches_have_the_states_of_their_utterances(corpus, tmp_path, alignments):

@@ -9,15 +9,16 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from devices.choice import is_out_of_memory
-from devices.padding import frame_multiple, rounded_up
+from devices.padding import PaddedNetwork, frame_multiple
 from devices.portions import Portions, cut, undivided
 from devices.precision import describe, has_bf16
+from devices.transfers import read_back
 from storage.batching import derive_seed
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -27,7 +28,7 @@ from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
-from training.learner.task import ConstrainedNetwork, SetName, Task, TrainingBatch, TrainingSet
+from training.learner.task import ConstrainedNetwork, Network, SetName, Task, TrainingBatch, TrainingSet
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,12 @@ class Learner:
         frame_multiple: Batches are padded to a multiple of this number of feature frames.
         moments: The optimizer's state.
         held: Context in which gradients of several backward passes accumulate before other ranks get them.
+        alone: Whether no other rank adds to the gradients that `gradient` computes.
+        norm: L2 norm of these gradients, read back together with the loss; None unless `alone`.
     """
+
+    alone = True
+    norm: float | None = None
 
     def __init__(self, job: TrainJob, device: torch.device) -> None:
         self.job, self.cfg, self.device = job, job.train, device
@@ -116,7 +122,8 @@ class Learner:
         self.model.train()
         self._network = self._compiled() if self.cfg.compile else self.model
         graphs = self.cfg.cuda_graphs and device.type == "cuda"
-        self._forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
+        forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
+        self._outputs = PaddedNetwork(forward, cast(Network, self.model).num_frames, self.frame_multiple)
 
     def _compiled(self) -> Callable[..., Any]:
         if self.device.type == "cuda":
@@ -169,6 +176,7 @@ class Learner:
             seed: Seed of dropout.
         """
         self.flat.zero_grad()
+        self.norm = None
         if batch is None or not batch.ids:
             return Losses(unreadable=batch.unreadable if batch else 0)
         loss, unalignable, divided = self._add_gradients(batch, seed)
@@ -212,16 +220,13 @@ class Learner:
     def _backward(self, batch: TrainingBatch, seed: int) -> tuple[float, int]:
         """Add a batch's gradient; returns its summed loss and the number of unalignable utterances."""
         torch.manual_seed(seed)
-        losses, unalignable = self.task.losses(self._padded, batch, self.device)
+        losses, unalignable = self.task.losses(self._outputs, batch, self.device)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
         # one wait for the device, after everything has been launched
-        loss, count = torch.stack([total.detach().double(), unalignable.double()]).tolist()
-        return loss, int(count)
-
-    def _padded(self, inputs: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """The network's outputs for inputs [B, T, ...] of any length, and output frames [B]."""
-        return self._forward(rounded_up(inputs, self.frame_multiple), frames)
+        loss, *norm = read_back(total, *([self.flat.grad_norm()] if self.alone else []))
+        self.norm = norm[0] if norm else None
+        return loss, unalignable
 
     def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features."""
@@ -230,20 +235,21 @@ class Learner:
         return found
 
     def _grad_norm(self) -> float:
-        return float(self.flat.grad_norm())
+        return read_back(self.flat.grad_norm())[0]
 
     @torch.no_grad()
-    def scale_gradient(self, tokens: float) -> float:
+    def scale_gradient(self, tokens: float, norm: float | None = None) -> float:
         """Scale summed gradients to those of the mean loss per token, and clip, in one pass over the flat buffer.
 
         Args:
             tokens: Number of tokens that the gradients are summed over, at all learners of the node.
+            norm: The gradients' L2 norm if it is known; otherwise the host waits for the device to compute it.
 
         Returns:
             The gradient's L2 norm before clipping.
         """
         scale = 1.0 / max(1.0, tokens)
-        norm = self._grad_norm() * scale
+        norm = (self._grad_norm() if norm is None else norm) * scale
         clip = self.cfg.optimizer.clip_norm
         if clip and math.isfinite(norm) and norm > clip:
             scale *= clip / (norm + 1e-6)

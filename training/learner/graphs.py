@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from devices.choice import is_out_of_memory
-from speech.models.networks.lstm import without_host_lengths
+from devices.transfers import without_host_values
 from training.learner.flat import FlatParameters
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class GraphedForward:
         grads = self._flat.grads.clone()
         random = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
         try:
-            with without_host_lengths():
+            with without_host_values():
                 self.recordings[shape] = self._record(self._run, feats, frames)
         except RuntimeError as error:
             if is_out_of_memory(error):

@@ -86,8 +86,17 @@ class TrainingSet(Protocol):
         """
 
 
-Network = Callable[..., "tuple[Tensor, Tensor]"]
-"""Inputs [batch, frames, ...] and their frames [batch] to outputs [batch, frames, ...] and theirs [batch]."""
+class Network(Protocol):
+    """What is trained, as its task calls it; the engine adds its precision, compiled code and the like.
+
+    A `torch.nn.Module` that offers this is a network.
+    """
+
+    def __call__(self, inputs: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [batch, output frames, ...] and their frames [batch] for inputs [batch, frames, ...] and theirs."""
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of input frames [batch]; on the host if they are there."""
 
 
 class BatchLimits(Protocol):
@@ -127,7 +136,7 @@ class Task(DrawingTask[B], Protocol[B]):
             epoch: The epoch.
         """
 
-    def losses(self, network: Network, batch: B, device: torch.device) -> tuple[Tensor, Tensor]:
+    def losses(self, network: Network, batch: B, device: torch.device) -> tuple[Tensor, int]:
         """Losses of a batch with its draws.
 
         Args:
@@ -136,8 +145,8 @@ class Task(DrawingTask[B], Protocol[B]):
             device: Where the network is.
 
         Returns:
-            Loss of each utterance in nats [batch], zero for one that the outputs cannot stand for, and how many of
-            these there are: a scalar on the device, so that training waits for it only together with the loss.
+            Loss of each utterance in nats [batch] on the device, zero for one that the outputs cannot stand for, and
+            how many of these there are. The host does not wait for the device.
         """
 
     def items(self, batch: B) -> int:
@@ -238,12 +247,12 @@ class SplitTask(Protocol):
         """
 
     def features(self, batch: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The network's inputs of a batch [batch, frames, width], and frames [batch]."""
+        """The network's inputs of a batch [batch, frames, width] on the device, and frames [batch] on the host."""
 
     def targets(self, batch: Any) -> dict[str, Tensor]:
         """What the last stage needs for the loss: integers, each [batch, ...]."""
 
-    def stage_losses(self, outputs: Tensor, frames: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def stage_losses(self, outputs: Tensor, frames: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, int]:
         """As `Task.losses`, from the network's outputs."""
 
     def stage_items(self, targets: dict[str, Tensor]) -> int:

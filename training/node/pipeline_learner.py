@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from devices.padding import rounded_up
 from devices.portions import undivided
+from devices.transfers import beside, known_on_host, read_back
 from training.job import TrainJob
 from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, Losses
@@ -82,11 +83,14 @@ class _Mixed(nn.Module):
 
     def __init__(self, stage: nn.Module, amp: bool) -> None:
         super().__init__()
-        self.stage, self.amp = stage, amp
+        self.stage: Any = stage  # a `NetworkStage`
+        self.amp = amp
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            out: Tensor = self.stage(x, lengths)
+        """As the stage, with lengths on the host."""
+        mixed = torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.amp)
+        with mixed, known_on_host(frames=self.stage.num_frames(lengths)):
+            out: Tensor = self.stage(x, beside(lengths, x))
         return out
 
 
@@ -169,7 +173,7 @@ class PipelineLearner(Learner):
         feats, frames = self._split.features(batch, self.device)
         feats = rounded_up(feats, self.frame_multiple)
         targets = self._split.targets(batch)
-        return feats, BatchPlan(frames.cpu(), feats.shape[1], targets, batch.seconds, lost).to_message()
+        return feats, BatchPlan(frames, feats.shape[1], targets, batch.seconds, lost).to_message()
 
     def _pass(self, feats: Tensor | None, plan: BatchPlan) -> tuple[float, float]:
         """Run all micro-batches forward and backward; returns loss and unalignable utterances (at the last stage)."""
@@ -182,9 +186,9 @@ class PipelineLearner(Learner):
             nonlocal unalignable
             rows = rows[rows < len(plan.frames)]  # without padding
             targets = {name: tensor[rows] for name, tensor in plan.targets.items()}
-            frames = self.stage.num_frames(plan.frames[rows]).to(log_probs.device)
+            frames = self.stage.num_frames(plan.frames[rows])
             losses, count = self._split.stage_losses(log_probs[: len(rows)], frames, targets)
-            unalignable += int(count)
+            unalignable += count
             return losses.sum()
 
         # every rank imports this module, and importing torch.distributed.pipelining takes a second
@@ -197,8 +201,8 @@ class PipelineLearner(Learner):
         inputs = () if feats is None else (F.pad(feats, (0, 0, 0, 0, 0, fill)),)
         losses: list[Tensor] = []
         rows = torch.arange(size * parts)
-        schedule.step(*inputs, target=rows, losses=losses, return_outputs=False, lengths=lengths.to(self.device))
-        return sum(float(loss.detach()) for loss in losses), unalignable
+        schedule.step(*inputs, target=rows, losses=losses, return_outputs=False, lengths=lengths)
+        return sum(read_back(*losses)) if losses else 0.0, unalignable
 
     def _place(self, width: int, size: int) -> "PipelineStage":
         """Build this stage for micro-batches of a given shape; without it, torch would exchange pickled shapes."""
@@ -215,7 +219,7 @@ class PipelineLearner(Learner):
 
     def _grad_norm(self) -> float:
         """L2 norm over the gradients of all stages."""
-        mine = float(self.flat.grad_norm())
+        mine = super()._grad_norm()
         return math.sqrt(sum(square for (square,) in self.group.gather_numbers([mine * mine])))
 
     # --- the whole model's weights

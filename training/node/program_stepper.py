@@ -77,6 +77,7 @@ class ProgramStepper(Stepper):
         self.turns = min(MAX_TURNS, getattr(self.constants, "tau", 1)) if group.size > 1 else 1
         self._hook = build_hook(cfg, group.device) if group.size > 1 else None
         self._reducer: GradientReducer | None = None
+        learner.alone = group.size == 1
         if self.method.equal:
             self._reducer = GradientReducer(group, learner.flat, hook=self._hook)
             learner.held = self._reducer.held
@@ -179,7 +180,7 @@ class ProgramStepper(Stepper):
         part = StepReport.of(losses, request.average and ring.ready(), ring.stats(), ring.rate.per_step, lost)
         parts = [StepReport.from_list(values) for values in self.group.gather_numbers(part.to_list())]
         sums = together(parts)
-        norm = self.learner.scale_gradient(sums.tokens)
+        norm = self.learner.scale_gradient(sums.tokens, self.learner.norm)
         good = math.isfinite(norm) and math.isfinite(sums.loss)
         if any(one.ready for one in parts):
             ring.average(part.ready)

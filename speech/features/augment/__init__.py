@@ -145,6 +145,12 @@ class WaveAugment:
                 waves, lengths = step.apply(waves, lengths, drawn[name])
         return waves, lengths
 
+    def changed(self, lengths: Tensor, drawn: Mapping[str, Drawn]) -> Tensor:
+        """The lengths `[B]` that `apply` returns, on the CPU, where they were drawn."""
+        for name in self.steps:
+            lengths = drawn[name].get("lengths", lengths)
+        return lengths
+
     def __call__(self, waves: Tensor, lengths: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Draw for a batch and change it at once.
 

@@ -109,11 +109,6 @@ class FeatureAugmentation(ABC):
         return labels
 
 
-def beside(drawn: Tensor, batch: Tensor) -> Tensor:
-    """A drawn tensor on a batch's device; from page-locked memory it is copied while the CPU goes on."""
-    return drawn.to(batch.device, non_blocking=True)
-
-
 def silence_padding(waves: Tensor, lengths: Tensor) -> Tensor:
     """A copy of `waves` `[B, N]` that is zero beyond each length."""
     return waves.masked_fill(~frame_mask(lengths, waves.shape[1], waves.device), 0.0)

@@ -7,8 +7,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
+from devices.padding import rounded_up, sample_multiple
+from devices.transfers import beside
 from speech.audio import resample
-from speech.features.augment.base import WaveAugmentation, beside, silence_padding
+from speech.features.augment.base import WaveAugmentation, silence_padding
 from speech.features.augment.config import GainConfig, SpeedConfig
 from speech.features.augment.draws import Drawn, uniforms
 
@@ -34,7 +36,8 @@ class Speed(WaveAugmentation):
             rows = (choice == index).nonzero().squeeze(1)
             up, down = self.ratios[index].denominator, self.ratios[index].numerator
             longest, rows = int(drawn["before"][rows].max()), beside(rows, waves)
-            pieces.append((rows, resample(waves[rows, :longest], down, up)))
+            chosen = rounded_up(waves[rows, :longest], sample_multiple(waves.device))
+            pieces.append((rows, resample(chosen, down, up)))
         result = waves.new_zeros(len(waves), int(drawn["lengths"].max()))
         for rows, piece in pieces:
             kept = piece[:, : result.shape[1]]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
-from speech.features.augment.base import FeatureAugmentation, beside
+from devices.transfers import beside
+from speech.features.augment.base import FeatureAugmentation
 from speech.features.augment.config import MaskConfig, TimeWarpConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.cmvn import frame_mask

@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
+from devices.transfers import beside
 from speech.features.augment.bank import Bank
-from speech.features.augment.base import WaveAugmentation, beside, between, power
+from speech.features.augment.base import WaveAugmentation, between, power
 from speech.features.augment.config import NoiseConfig
 from speech.features.augment.draws import Drawn, uniforms
 

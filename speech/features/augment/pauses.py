@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from configurable.lazy import torch
-from speech.features.augment.base import WaveAugmentation, beside, between, fft_size
+from devices.transfers import beside
+from speech.features.augment.base import WaveAugmentation, between, fft_size
 from speech.features.augment.config import PauseConfig
 from speech.features.augment.draws import Drawn, uniforms
 from speech.features.augment.noise import cut_noise
@@ -65,11 +66,11 @@ class Pauses(WaveAugmentation):
         changed = [wave[:length] for wave, length in zip(waves, drawn["before"].tolist(), strict=True)]
         added, noise = drawn["added"].tolist(), beside(drawn["noise"], waves).to(waves)
         kinds, levels_db = drawn["kinds"].tolist(), drawn["levels_db"].tolist()
-        rows = [row for row, pauses in enumerate(added) if any(pauses)]
-        for row, energies in zip(rows, self._energies([changed[row] for row in rows]), strict=True):
-            parts = noise[row, : sum(added[row])].split_with_sizes(added[row])
-            pauses = [_Pause(*pause) for pause in zip(parts, kinds[row], levels_db[row], strict=True)]
-            changed[row] = self._interrupted(changed[row], energies, pauses)
+        for row, sizes in enumerate(added):
+            if any(sizes):
+                parts = noise[row, : sum(sizes)].split_with_sizes(sizes)
+                pauses = [_Pause(*pause) for pause in zip(parts, kinds[row], levels_db[row], strict=True)]
+                changed[row] = self._interrupted(changed[row], pauses)
         return torch.nn.utils.rnn.pad_sequence(changed, batch_first=True), beside(drawn["lengths"], lengths)
 
     def lengths(self, lengths: Tensor, seeds: Sequence[int]) -> Tensor:
@@ -94,26 +95,20 @@ class Pauses(WaveAugmentation):
             return torch.zeros(num_samples)
         return cut_noise("white" if chosen == "room" or color < 0.5 else "pink", self.sample_rate, place, num_samples)
 
-    def _energies(self, utterances: list[Tensor]) -> list[list[float]]:
-        """Mean squares of each utterance's whole blocks, at least one; a GPU is waited for once."""
-        found = [
-            wave.unfold(0, self.block, self.block).square().mean(1) if len(wave) >= self.block else wave.new_zeros(1)
-            for wave in utterances
-        ]
-        return (
-            [part.tolist() for part in torch.cat(found).cpu().split_with_sizes([len(one) for one in found])]
-            if found
-            else []
-        )
-
-    def _interrupted(self, wave: Tensor, energies: list[float], pauses: list[_Pause]) -> Tensor:
-        """An utterance, whose blocks have these energies, with pauses before, within and after it."""
+    def _interrupted(self, wave: Tensor, pauses: list[_Pause]) -> Tensor:
+        """An utterance with pauses before, within and after it; places depend on the audio, and stay on its device."""
+        whole = wave.unfold(0, self.block, self.block) if len(wave) >= self.block else wave.new_zeros(1, 1)
+        energies = whole.square().mean(1)
         quiet = _quietest(energies, 0, len(energies)) * self.block
         middle = _quietest(energies, len(energies) // 4, len(energies) - len(energies) // 4)
-        cut = min(int((middle + 0.5) * self.block), len(wave))
-        tone = wave[quiet : quiet + self.block]
+        cut = torch.div((2 * middle + 1) * self.block, 2, rounding_mode="floor").clamp(max=len(wave))
+        tone = wave[quiet + torch.arange(min(self.block, len(wave)), device=wave.device)]
         before, within, after = (self._leveled(pause, wave, tone) for pause in pauses)
-        return torch.cat([before, wave[:cut], within, wave[cut:], after])
+        places = torch.arange(len(wave) + len(within), device=wave.device)
+        # of the utterance and the pause behind it: those of the pause come between the two parts of the utterance
+        sources = torch.where(places < cut, places, places - len(within))
+        sources = torch.where((places >= cut) & (places < cut + len(within)), len(wave) + places - cut, sources)
+        return torch.cat([before, torch.cat([wave, within])[sources], after])
 
     def _leveled(self, pause: _Pause, wave: Tensor, tone: Tensor) -> Tensor:
         """A pause for an utterance whose quietest part is `tone`."""
@@ -125,9 +120,9 @@ class Pauses(WaveAugmentation):
         return _scaled(pause.noise, wave) * math.pow(10.0, pause.level_db / 20)
 
 
-def _quietest(energies: list[float], first: int, end: int) -> int:
+def _quietest(energies: Tensor, first: int, end: int) -> Tensor:
     """The first of the smallest energies from `first` to `end`."""
-    return min(range(first, max(end, first + 1)), key=energies.__getitem__)
+    return energies[first : max(end, first + 1)].argmin() + first
 
 
 def _shaped(noise: Tensor, tone: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from typing_extensions import override
 
 from speech.features.cmvn import frame_mask
 from speech.models.config import ModelConfig
@@ -55,6 +56,10 @@ class TrainableNetwork(nn.Module):
     It is called with inputs [batch, frames, features] and the frames of each sequence [batch], and returns natural log
     probabilities [batch, output frames, outputs] and output frames [batch].
     """
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of input frames [batch]; on the host if they are there, without the device."""
+        return lengths
 
     def constrain(self) -> None:
         """Move the parameters towards what constrains them; called after each update."""
@@ -143,6 +148,10 @@ class AcousticModel(TrainableNetwork, ABC):
         x_BTD, out_lengths = self.subsampling(feats_BTF, lengths)
         logits_BTV = self.encode(x_BTD, out_lengths)
         return logits_BTV.float().log_softmax(dim=-1), out_lengths
+
+    @override
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        return halved(lengths, len(self.subsampling.convs))
 
     @property
     def hidden_width(self) -> int:

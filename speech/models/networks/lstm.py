@@ -5,9 +5,7 @@ oneDNN, which is up to seven times as fast (benchmarks/bench_lstm.py). There, ea
 backward one over sequences that are reversed within their lengths, so that it begins at their last frames.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,21 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from devices.precision import lstm_dtype
+from devices.transfers import beside, on_host, stays_on_device
 
 Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
-
-_ON_DEVICE: ContextVar[bool] = ContextVar("lengths stay on the device", default=False)
-
-
-@contextmanager
-def without_host_lengths() -> Iterator[None]:
-    """Run LSTMs without reading lengths on the host, as a CUDA graph requires: over padded tensors on a GPU, too."""
-    token = _ON_DEVICE.set(True)
-    try:
-        yield
-    finally:
-        _ON_DEVICE.reset(token)
 
 
 def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
@@ -44,7 +31,7 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
         Float [B, T, H], zero beyond the lengths.
     """
     device = x_BTD.device.type
-    run = run_packed if device == "cuda" and not _ON_DEVICE.get() else run_padded
+    run = run_packed if device == "cuda" and not stays_on_device() else run_padded
     if lengths is None:
         run = run_whole
     if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.bfloat16:
@@ -69,14 +56,18 @@ def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: We
     """All layers in one call, over packed sequences."""
     assert lengths is not None
     # a sequence without frames cannot be packed: it gets one, which its length of 0 masks afterwards
-    packed = pack_padded_sequence(x_BTD, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+    counts = on_host("frames", lengths).clamp(min=1)
+    # sorted here: torch waits for a GPU to copy the order there, and to copy it back for the lengths
+    order = counts.argsort(descending=True, stable=True)
+    there, back = beside(torch.stack([order, order.argsort()]), x_BTD)
+    packed = pack_padded_sequence(x_BTD.index_select(0, there), counts[order], batch_first=True)
     layers = lstm.num_layers * (2 if lstm.bidirectional else 1)
     zeros = x_BTD.new_zeros(layers, int(packed.batch_sizes[0]), lstm.hidden_size)
     flat = [weight for part in weights for weight in part]
     rest = lstm.bias, lstm.num_layers, lstm.dropout, lstm.training, lstm.bidirectional
     hidden: Tensor = torch.lstm(packed.data, packed.batch_sizes, (zeros, zeros), flat, *rest)[0]
     x_BTH, _ = pad_packed_sequence(packed._replace(data=hidden), batch_first=True, total_length=x_BTD.shape[1])
-    return x_BTH
+    return x_BTH.index_select(0, back)
 
 
 def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:

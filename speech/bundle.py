@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
 
+from configurable.addresses import address_content
 from configurable.choices import choice_of, own_fields
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
@@ -265,7 +266,9 @@ def copy_network(source: Path, target: Path) -> str:
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
     save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
-    return bundle_digest(target)
+    # not of the file, which has all defaults
+    content = json.dumps(address_content(spec) | {WEIGHTS: files[WEIGHTS]}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def load_spec(folder: Path) -> BundleSpec:

@@ -29,6 +29,7 @@ from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema
 
 import configurable
 import speech
+from configurable.addresses import address_content
 from speech.audio import encode_flac
 from speech.bundle import BundleSpec, add_decoder, load_spec
 from speech.decoding import DECODERS
@@ -214,10 +215,10 @@ def _complete_bundle(run: Run, folder: Path) -> Path:
 def _inputs(run: Run) -> Inputs:
     config = {
         # the promotion policy does not affect the version
-        "register": run.config.register_as.model_dump(mode="json", exclude={"promote", "accept_untrained"}),
+        "register": address_content(run.config.register_as, without=("promote", "accept_untrained")),
         "name": run.config.name,
         "model": run.config.model_name,
-        "decode": with_digests(run.config.decode).model_dump(mode="json"),
+        "decode": address_content(with_digests(run.config.decode)),
     }
     return config, {"train": run.result("train").record["digest"], "score": run.result("score").key}
 

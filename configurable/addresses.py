@@ -5,7 +5,7 @@ is made again. A default that changes gives another output at the same address: 
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -43,7 +43,7 @@ def _default(field: FieldInfo) -> Any:
 
 def _is_kind(field: FieldInfo) -> bool:
     """Whether the field names the kind of a choice, and so has a single possible value."""
-    return get_origin(field.annotation) is Literal and len(field.annotation.__args__) == 1
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 def _plain(value: Any, without: Collection[str]) -> Any:

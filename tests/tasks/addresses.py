@@ -52,10 +52,12 @@ from tasks.config.realign import RealignConfig  # noqa: E402
 from tasks.dataset.sources import SourceConfig  # noqa: E402
 from tasks.stages import prepare, realign, train  # noqa: E402
 from tasks.stages.base import Run, StageResult, stages_of  # noqa: E402
+from tasks.stages.sources import synthetic_table  # noqa: E402
 from training.config import TrainConfig  # noqa: E402
 from training.strategies.registry import STRATEGY_CONFIGS  # noqa: E402
 
 STAGE = {name: getattr(import_module(f"tasks.stages.{name}"), name.upper()) for name in STAGES}
+SYNTHESIS = "synthetic speech"
 _SETS = {name: {"digest": f"{name} digest"} for name in ("train", "valid", "test")}
 _MADE = {"lm": "lm.arpa", "network": "lm.safetensors", "graph": "HCLG.fst", "words": "words.txt"}
 _RECORD = {
@@ -87,15 +89,17 @@ def replace_inputs(put: Any) -> None:
 
 
 def addresses(config: PipelineConfig) -> dict[str, str]:
-    """The address of each stage that a configuration has, if earlier stages have given what they always give.
+    """The address of each stage that a configuration has, and of synthetic speech.
 
-    So an address differs only if the stage itself reads another configuration.
+    Earlier stages have given what they always give, so an address differs only if the stage itself reads another
+    configuration.
     """
     run = Run(config, "run")
     for name in STAGE:
         run.results[name] = StageResult(name, "key", f"memory://objects/{name}/key", 0.0, True, {}, _RECORD)
     run.results.pop("realign" if config.realign is None else "", None)
-    return {name: stage_key(name, STAGE[name].version, *STAGE[name].inputs(run)) for name in stages_of(config)}
+    found = {name: stage_key(name, STAGE[name].version, *STAGE[name].inputs(run)) for name in stages_of(config)}
+    return found | {SYNTHESIS: synthetic_table(config.data.sources[0]).parent.name}
 
 
 def whole(bundle: Path) -> PipelineConfig:
@@ -266,4 +270,5 @@ def of_all_kinds(bundle: Path, file: Path) -> dict[str, dict[str, str]]:
 
 if __name__ == "__main__":
     replace_inputs(setattr)
+    assert all("added_later" in cls.model_fields for cls in (PipelineConfig, SourceConfig, WordsConfig, MfccConfig))
     print(json.dumps(of_all_kinds(Path(sys.argv[1]), Path(sys.argv[2]))))

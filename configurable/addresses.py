@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+from configurable.choices import Choice
+
 
 def address_content(
     config: BaseModel, *, only: Collection[str] | None = None, without: Collection[str] = ()
@@ -32,7 +34,8 @@ def address_content(
             continue
         inner = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
         value = _plain(getattr(config, name), inner)
-        if field.is_required() or _is_kind(field) or value != _plain(_default(field), inner):
+        kind = name == "kind" if isinstance(config, Choice) else _is_discriminator(field)
+        if field.is_required() or kind or value != _plain(_default(field), inner):
             content[name] = value
     return content
 
@@ -41,8 +44,8 @@ def _default(field: FieldInfo) -> Any:
     return field.get_default(call_default_factory=True)
 
 
-def _is_kind(field: FieldInfo) -> bool:
-    """Whether the field names the kind of a choice, and so has a single possible value."""
+def _is_discriminator(field: FieldInfo) -> bool:
+    """Whether the field has a single possible value, and so tells its class from the others of a union."""
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 

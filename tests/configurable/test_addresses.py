@@ -59,9 +59,16 @@ def test_fields_with_the_fields_default_are_left_out(given, content):
     assert address_content(Whole(name="n", **given)) == {"name": "n"} | content
 
 
+class Ball(Choice):
+    """Its kind is narrowed by subclasses, as that of strategies."""
+
+    kind: Literal["ball", "football"] = "ball"
+
+
 def test_a_choice_keeps_its_kind():
     assert address_content(Sphere()) == {"kind": "sphere"}
     assert address_content(Box()) == {"kind": "box"}
+    assert address_content(Ball()) == {"kind": "ball"}
 
 
 def test_a_union_told_apart_by_a_literal_needs_no_choice():

@@ -38,7 +38,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     _added_to_every_class()
 
-from configurable.choices import choice_of  # noqa: E402
+from configurable.choices import Choice, choice_of  # noqa: E402
 from speech.decoding import WordsConfig  # noqa: E402
 from speech.features import FmllrConfig, IvectorConfig, MfccConfig  # noqa: E402
 from speech.hmm.config import AlignConfig  # noqa: E402
@@ -204,13 +204,10 @@ def _variations(config: PipelineConfig, place: Place, file: Path, kinds_only: bo
                 yield Varied(**about, after=variant, of_kind=True)
             inside = (*here, 0) if isinstance(part, tuple) else here
             yield from _variations(variant, inside, file, kinds_only)
-        if not parts and not kinds_only and not _is_kind(field):
+        kind = isinstance(section, Choice) and name == "kind"
+        if not parts and not kinds_only and not kind:
             other = ("valid",) if here == ("score", "sets") else _other(field, value, file)
             yield Varied(**about, after=changed(config, here, other), of_kind=False)
-
-
-def _is_kind(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 def classes(annotation: Any) -> Iterator[type[BaseModel]]:

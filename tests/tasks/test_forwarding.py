@@ -207,7 +207,7 @@ def test_incomplete_line_waits_for_its_rest(writer):
     with writer.path.open("a") as file:
         file.write(line[20:] + "\n")
     one.drain()
-    assert sent(client(), one.run_id)["training/loss"] == [(1, 2.0)]
+    assert sent(client(), one.run_id)["training-learners/loss.0.0"] == [(1, 2.0)]
 
 
 def test_random_failures_lose_and_duplicate_no_point(writer):

@@ -104,14 +104,3 @@ class OneOf:
 def choice_of(field: FieldInfo) -> OneOf | None:
     """The choice that a field is annotated with, if it is."""
     return next((one for one in field.metadata if isinstance(one, OneOf)), None)
-
-
-def own_fields(value: Any, kinds: Mapping[str, type[Choice]]) -> Any:
-    """A mapping without the fields that only other kinds have.
-
-    Bundles written before kinds had classes of their own hold the fields of all kinds, and the others had no effect.
-    """
-    if not isinstance(value, Mapping) or value.get("kind") not in kinds:
-        return value
-    others = {name for choice in kinds.values() for name in choice.model_fields}
-    return {name: item for name, item in value.items() if name not in others - set(kinds[value["kind"]].model_fields)}

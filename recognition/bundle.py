@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
-from configurable.choices import choice_of, own_fields
+from configurable.addresses import address_content
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
@@ -93,13 +93,6 @@ class BundleSpec(BaseModel):
     adaptation: AdaptationConfig | None = None
     """How the GMM-HMM in the folder `hmm` adapts the features to speakers, if they are adapted ones."""
 
-    @field_validator("features", "model", "decode", mode="before")
-    @classmethod
-    def _own_fields(cls, value: Any, info: ValidationInfo) -> Any:
-        choice = choice_of(cls.model_fields[str(info.field_name)])
-        assert choice is not None
-        return own_fields(value, choice.kinds)
-
     def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
         """The front end with this bundle's statistics."""
         stats = CmvnStats.from_dict(self.stats) if self.stats else None
@@ -161,10 +154,10 @@ class BundleSpec(BaseModel):
 class _Written(BundleSpec):
     """The contents of bundle.json: the spec and the checksums."""
 
-    files: dict[str, str] = {}
-    """SHA-256 of each other file by name; empty in bundles written before checksums were introduced."""
+    files: dict[str, str]
+    """SHA-256 of each other file by name."""
     checksum: str = ""
-    """SHA-256 of this JSON as `_checksum` computes it."""
+    """SHA-256 of this JSON as `_checksum` computes it; empty if somebody has edited it."""
 
 
 def save_bundle(folder: Path, spec: BundleSpec, weights: dict[str, Tensor]) -> None:
@@ -185,10 +178,6 @@ def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
         files: SHA-256 of each other file by name.
     """
     value = spec.model_dump(mode="json") | {"files": dict(files)}
-    if spec.states is None:  # bundles of models of tokens stay as earlier versions write and read them
-        del value["states"]
-    if spec.adaptation is None:
-        del value["adaptation"]
     text = json.dumps(value | {"checksum": _checksum(value)}, indent=2, sort_keys=True)
     (folder / SPEC).write_text(text + "\n", encoding="utf-8")
 
@@ -265,7 +254,9 @@ def copy_network(source: Path, target: Path) -> str:
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
     save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
-    return bundle_digest(target)
+    # not of the file, which has all defaults
+    content = json.dumps(address_content(spec) | {WEIGHTS: files[WEIGHTS]}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def load_spec(folder: Path) -> BundleSpec:
@@ -278,16 +269,22 @@ def load_spec(folder: Path) -> BundleSpec:
 
 
 def _read(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
-    """The spec, and the SHA-256 of the other files (none in bundles written before checksums were introduced)."""
+    """The spec, and the SHA-256 of the other files."""
     path = folder / SPEC
     if not path.is_file():
         raise BundleError(f"{folder} is not a model bundle: it has no bundle.json")
     try:
         value = _Written.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise BundleError(f"{path} is damaged or incompatible with this version of Starling: {error}") from error
+        raise BundleError(
+            f"{path} is damaged or incompatible with this version of Starling: {_AGAIN}, or install the version that "
+            f"wrote it. {error}"
+        ) from error
     if value.format != FORMAT:
-        raise BundleError(f"{path} has format {value.format}, but this version of Starling reads {FORMAT}")
+        raise BundleError(
+            f"{path} has format {value.format}, but this version of Starling reads {FORMAT}: install the version that "
+            f"wrote it, or {_AGAIN}"
+        )
     if value.checksum and value.checksum != _checksum(json.loads(path.read_bytes())):
         raise BundleError(f"{_damaged(path)}. If you have edited it, remove its field checksum")
     return BundleSpec(**{name: getattr(value, name) for name in BundleSpec.model_fields}), value.files
@@ -303,16 +300,12 @@ def check_files(folder: Path) -> dict[str, str]:
         BundleError: If a file, or bundle.json itself, is missing or damaged.
     """
     files = _read(folder)[1]
-    if not files:
-        log.warning(
-            "%s has no checksums (it was written by an earlier version): damage to its weights may go unnoticed", folder
-        )
     found = {}
     for name in {WEIGHTS: "", **files}:
         if not (folder / name).is_file():
             raise BundleError(f"{folder / name} is missing: {_AGAIN}")
         found[name] = _sha256(folder / name)
-        if files and found[name] != files.get(name):
+        if found[name] != files.get(name):
             raise _damaged(folder / name)
     return found
 

@@ -63,8 +63,8 @@ def verify(
 ) -> VerifyReport:
     """Compare all shards in a store with their indexes, and all other objects with the records that list them.
 
-    Objects that no record lists (those of unfinished outputs or of earlier versions) are read in the format of their
-    suffix. Outputs that are deleted meanwhile are not reported.
+    Objects that no record lists, those of unfinished outputs, are read in the format of their suffix.
+    Outputs that are deleted meanwhile are not reported.
 
     Args:
         store: the store, searched at any depth.

@@ -20,8 +20,6 @@ from storage.objects import Entry, ObjectMissingError, ObjectStore
 DONE = "done.json"
 USES = "uses"
 """Folder of an output's usage notes."""
-_JOINT_USES = "uses.json"
-"""The single usage note that earlier versions wrote."""
 _OBJECTS, _CHECKSUM = "objects", "checksum"
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -118,16 +116,16 @@ class StageOutput:
             return None
         if not isinstance(value, dict) or (value.get("stage"), value.get("key")) != (self.stage, self.key):
             raise damaged(url, "it is not a record of this stage")
-        checksum = value.pop(_CHECKSUM, None)  # records of earlier versions have none
+        checksum = value.pop(_CHECKSUM, None)
         with readable(url):
-            if checksum is not None and checksum != digest_json(value):
+            if checksum != digest_json(value):
                 raise damaged(url, "its checksum does not match its content")
         return value
 
     def promised(self) -> dict[str, Promise] | None:
-        """The objects listed in the record; None without a record or if an earlier version wrote it."""
-        found = self._load() or {}
-        if _OBJECTS not in found:
+        """The objects listed in the record; None without a record."""
+        found = self._load()
+        if found is None:
             return None
         return {name: Promise(*entry) for name, entry in found[_OBJECTS].items()}
 
@@ -188,9 +186,7 @@ class StageOutput:
         """Keys, by stage, of the outputs that this one depends on or was used with; None if unknown."""
         joined: dict[str, set[str]] = {}
         try:
-            notes = self.store.list(USES)
-            known = [self.store.read_json(name)["uses"] for name in notes]
-            known += [self.store.read_json(_JOINT_USES)["uses"]] if self.store.exists(_JOINT_USES) else []
+            known = [self.store.read_json(name)["uses"] for name in self.store.list(USES)]
             for uses in known:
                 for stage, keys in uses.items():
                     joined.setdefault(str(stage), set()).update([keys] if isinstance(keys, str) else map(str, keys))
@@ -235,7 +231,7 @@ class StageOutput:
     def _content(self) -> Iterator[Entry]:
         """All objects except the record and the usage notes."""
         for entry in self.store.entries():
-            if entry.path not in (DONE, _JOINT_USES) and not entry.path.startswith(f"{USES}/"):
+            if entry.path != DONE and not entry.path.startswith(f"{USES}/"):
                 yield entry
 
     def _promise(self, entry: Entry) -> tuple[str, Promise | None]:
@@ -249,7 +245,7 @@ class StageOutput:
     def forget(self, names: Sequence[str]) -> None:
         """Remove objects from the record's list, for example before they are deleted as garbage."""
         found = self._load()
-        if found is not None and not found.get(_OBJECTS, {}).keys().isdisjoint(names):
+        if found is not None and not found[_OBJECTS].keys().isdisjoint(names):
             kept = {name: entry for name, entry in found[_OBJECTS].items() if name not in names}
             self._write({**found, _OBJECTS: kept})
 

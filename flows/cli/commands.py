@@ -1,16 +1,10 @@
-"""Settings that all commands share: `-h`, flags without a type in the help, and former names of options."""
+"""Settings that all commands share: `-h`, and flags without a type in the help."""
 
 from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from flows.cli.common import say
-from tasks import STAGES
-
-RENAMED = {"--plain": "--no-prefect", "--again": "--force"}
-"""Former names of flags, which version 0.1 still accepts, and their present names."""
 
 
 def _untyped_flags(parameters: list[Any]) -> list[Any]:
@@ -24,22 +18,6 @@ def _untyped_flags(parameters: list[Any]) -> list[Any]:
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _untyped_flags(super().get_params(ctx))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._renamed(args))
-
-    def _renamed(self, args: list[str]) -> list[str]:
-        """Replace former names of this command's flags, with a warning."""
-        known = {name for parameter in self.params for name in parameter.opts}
-        end = args.index("--") if "--" in args else len(args)
-        words = list(args)
-        for place, word in enumerate(args[:end]):
-            name = RENAMED.get(word, "")
-            # --force of promote, restore and init overrides a check: it never was --again
-            if word not in known and name in known and (name != "--force" or self.name in STAGES):
-                say(f"warning: {word} is now called {name}; the old name will stop working in the next version")
-                words[place] = name
-        return words
 
 
 class _Group(TyperGroup):

@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -118,8 +118,7 @@ def _kenlm(path: Path, dictionary: Any) -> LanguageModel:
     from flashlight.lib.text.decoder.kenlm import KenLM
 
     model: LanguageModel
-    _check_counts(path)
-    orders = _orders(path)
+    orders = len(_counted(path))
     if orders != 1 and (not orders or _is_composed(path)):
         try:
             model = KenLM(str(path), dictionary)
@@ -208,43 +207,30 @@ def _malformed(path: Path, number: int, wanted: str, line: str) -> LanguageModel
     )
 
 
-def _orders(path: Path) -> int:
-    """The highest order of an ARPA file as its header says; 0 for other files."""
-    highest = 0
-    for line in islice(_lines(path), _HEADER_LINES):
-        if match := _COUNT.fullmatch(line.strip()):
-            highest = int(match[1])
-        elif highest and line.startswith("\\"):
-            break
-    return highest
+def _counted(path: Path) -> list[int]:
+    """The number of n-grams of each order, as the header of an ARPA file says; empty for other files.
+
+    Raises:
+        LanguageModelError: The header is wrong, or claims more than the file has room for: KenLM would allocate that.
+    """
+    lines = filter(None, (line.strip(_BLANKS) for line in islice(_lines(path), _HEADER_LINES)))
+    if "\\data\\" not in lines:  # otherwise the iterator is behind it
+        return []
+    found = [_COUNT.fullmatch(line) for line in takewhile(lambda line: not line.startswith("\\"), lines)]
+    counts = [int(one[2]) for order, one in enumerate(found, 1) if one and int(one[1]) == order]
+    if len(counts) < len(found):
+        raise unreadable(path, "its header does not count the n-grams of each order")
+    with path.open("rb") as file:
+        most = path.stat().st_size * (_DEFLATED if file.read(2) == _GZIP else 1) // _SHORTEST_LINE
+    if sum(counts) > most:
+        raise unreadable(path, f"its header claims {sum(counts)} n-grams, but there is room for {most}")
+    return counts
 
 
 def _is_composed(path: Path) -> bool:
     """Whether all letters of a file are composed (NFC)."""
     with _opened(path) as text:
         return all(is_normalized("NFC", "".join(lines)) for lines in iter(lambda: text.readlines(1 << 20), []))
-
-
-def _check_counts(path: Path) -> None:
-    """Compare the counts in the header of an ARPA file with the file's size: KenLM allocates what they claim."""
-    header: list[str] = []
-    for raw in islice(_lines(path), _HEADER_LINES):
-        line = raw.strip(_BLANKS)
-        if header and line.startswith("\\"):
-            break
-        if line:
-            header.append(line)
-    if not header or header[0] != "\\data\\":
-        return
-    counts = [_COUNT.fullmatch(line) for line in header[1:]]
-    numbers = [(int(one[1]), int(one[2])) for one in counts if one]
-    with path.open("rb") as file:
-        most = path.stat().st_size * (_DEFLATED if file.read(2) == _GZIP else 1) // _SHORTEST_LINE
-    total = sum(count for _, count in numbers)
-    if None in counts or [order for order, _ in numbers] != list(range(1, len(counts) + 1)):
-        raise unreadable(path, "its header does not count the n-grams of each order")
-    if total > most:
-        raise unreadable(path, f"its header claims {total} n-grams, but there is room for {most}")
 
 
 def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from configurable.choices import Choice
 
@@ -13,17 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from speech.features.kaldi import FilterBank
-
-
-def leave_out_defaults(value: dict[str, Any], model: BaseModel, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Remove those of `fields` that have their default value from a model's serialization.
-
-    Stage outputs are addressed by a hash of the configuration: a field added later must not change the address of
-    outputs that do not use it.
-    """
-    known = type(model).model_fields
-    unused = {name for name in fields if getattr(model, name) == known[name].get_default(call_default_factory=True)}
-    return {name: item for name, item in value.items() if name not in unused}
 
 
 class FeatureConfig(Choice, ABC):
@@ -106,10 +95,6 @@ class FeatureConfig(Choice, ABC):
                 )
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {"kind": self.kind} | leave_out_defaults(handler(self), self, _LATER)
-
     @property
     def in_shards(self) -> bool:
         """Whether training reads them from shards, and has no waveforms."""
@@ -156,24 +141,6 @@ class FeatureConfig(Choice, ABC):
     def frame_factor(self) -> int:
         """Factor by which deltas and splicing multiply the number of features per frame."""
         return (self.delta_order + 1) * (self.splice_left + 1 + self.splice_right)
-
-
-_LATER = (
-    "level_db",
-    "scale",
-    "cmvn_variance",
-    "cmvn_window",
-    "cmvn_min_window",
-    "cmvn_center",
-    "cmvn_gate_db",
-    "cmvn_floor",
-    "trim_db",
-    "delta_order",
-    "delta_window",
-    "splice_left",
-    "splice_right",
-    "stride",
-)
 
 
 class FrameEnergyConfig(FeatureConfig):

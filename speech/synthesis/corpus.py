@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from configurable.addresses import address_content
 from configurable.lazy import torch
 from speech.audio import encode_flac, resample
 from speech.files import replace_file
@@ -181,7 +182,7 @@ def synthesize_corpus(
 def _open_folder(config: SynthesisConfig, folder: Path) -> dict[str, list[int]]:
     """Prepare the folder; returns bytes and samples of each file finished by an earlier run of this configuration."""
     with Engine() as engine:
-        identity = {"version": _VERSION, "engine": engine.version, "config": config.model_dump(mode="json")}
+        identity = {"version": _VERSION, "engine": engine.version, "config": address_content(config)}
     expected = json.dumps(identity, indent=1, sort_keys=True).encode()
     record, log, metadata = folder / "synthesis.json", folder / "synthesis.jsonl", folder / "metadata.csv"
     (folder / "audio").mkdir(parents=True, exist_ok=True)

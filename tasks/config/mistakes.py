@@ -9,14 +9,7 @@ from pydantic import BaseModel, ValidationError
 from configurable.choices import choice_of
 from configurable.wording import counted, nearest, similar
 from tasks.config.given import Place
-from training.strategies.registry import STRATEGY_CONFIGS
 
-MOVED = {
-    **{f"train.{kind}": f"train.strategy: {{kind: {kind}, ...}}" for kind in STRATEGY_CONFIGS},
-    **{f"train.exchange.{name}": f"train.strategy.{name}" for name in ("neighbours", "per_step", "newcomer")},
-    **{f"train.membership.store_{name}_s": f"train.membership.coordinator_{name}_s" for name in ("grace", "patience")},
-}
-"""Fields of earlier versions, and what is written today."""
 _PLAIN = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
@@ -154,9 +147,7 @@ class _Field:
 
     def no_such_field(self) -> str:
         """Why the last name is not taken, and what to write instead."""
-        name, field = str(self.place[-1]), _dotted(self.place)
-        if field in MOVED:
-            return f"this field has moved: write {MOVED[field]}"
+        name = str(self.place[-1])
         kind = next((kind for kind, model in self._kinds.items() if model is self.model), "")
         if others := [other for other, model in self._kinds.items() if name in model.model_fields]:
             return f"{kind} has no such field; {' and '.join(others)} {'have' if len(others) > 1 else 'has'}"

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from configurable.addresses import address_content
 from recognition.bundle import IVECTOR_FILE
 from speech.features import CmvnStats, FeatureChoice, FeatureConfig
 from speech.hmm.adapted import AdaptedFeatures
@@ -56,7 +57,7 @@ def _inputs(run: Run) -> Inputs:
     parts = run.config.features.components
     config: dict[str, Any] = {}
     if parts != (run.config.features,):
-        config["parts"] = [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+        config["parts"] = [address_content(part) for part in parts]
     return config, {"align": run.result("align").key}
 
 

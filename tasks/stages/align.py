@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from configurable.addresses import address_content
 from speech.hmm.aligner import AlignedSet, Aligner
 from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
 from speech.hmm.checkpoint import Checkpoint
@@ -105,10 +106,9 @@ class IterationLog:
 def _inputs(run: Run) -> Inputs:
     sets = run.result("shard").record
     config = {
-        "align": config_of(run).model_dump(
-            mode="json", exclude_defaults=True, exclude={"device", "shard_frames", "recognize"}
-        ),
-        "lexicon": with_digests(run.config.lexicon, "lexicon").model_dump(mode="json", exclude_defaults=True),
+        "align": address_content(config_of(run), without=("device", "shard_frames", "recognize")),
+        "lexicon": address_content(with_digests(run.config.lexicon, "lexicon")),
+        "normalizer": address_content(run.config.data.normalizer),  # is part of the model, for further transcripts
         "sample_rate": run.config.data.sample_rate,
     }
     folders = {name: train_folder(run.config.data) if name == "train" else name for name in aligned_sets(run)}

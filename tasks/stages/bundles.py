@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from configurable.addresses import address_content
 from recognition.adaptation import add_adaptation
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
@@ -57,7 +58,7 @@ def adaptation_inputs(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     """What adaptation adds to the configuration and the input digests of the stage decode."""
     if adaptation_source(run) is None:
         return {}, {}
-    search = config_of(run).recognize.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"})
+    search = address_content(config_of(run).recognize, without=("arpa",))
     digests = {"adaptation": run.result("align").key}
     return {"adaptation": search}, digests | ({"ivectors": run.result("adapt").key} if _has_ivectors(run) else {})
 

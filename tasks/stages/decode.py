@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import TypeAdapter
 
+from configurable.addresses import address_content
 from configurable.wording import similar
 from devices.choice import best_device
 from recognition.bundle import bundle_digest, load_spec
@@ -131,8 +132,7 @@ def _inputs(run: Run) -> Inputs:
         return gmm_inputs(run)
     sets = scored_sets(run)
     digests = {name: set_digest(run, name, recognition=True) for name in sets}
-    # only what differs from the default, as in `tasks.stages.train`
-    config = {"decode": with_digests(run.config.decode).model_dump(mode="json", exclude_defaults=True)}
+    config: dict[str, Any] = {"decode": address_content(with_digests(run.config.decode))}
     digests["model"] = _model_digest(run)
     adaptation = adaptation_inputs(run)
     config, digests = config | adaptation[0], digests | adaptation[1]
@@ -142,7 +142,7 @@ def _inputs(run: Run) -> Inputs:
         digests["rescoring"] = rescoring_files(run)["digest"]
     if run.config.tune is not None:
         check_tuning(run)
-        config["tune"] = run.config.tune.model_dump(mode="json", exclude_defaults=True)
+        config["tune"] = address_content(run.config.tune)
         config["grid"] = grid_of(run.config.decode, run.config.tune)
         digests["tuned on"] = set_digest(run, VALID, recognition=True)
     return config, digests

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from configurable.addresses import address_content
 from recognition.inference import Decoded
 from speech.features import FeatureChoice, build_features
 from speech.hmm.confidence import phone_families
@@ -42,8 +43,7 @@ def search_of(run: Run) -> GraphSearchConfig:
 
 def gmm_inputs(run: Run) -> Inputs:
     """Configuration and inputs of the stage decode."""
-    search = search_of(run)
-    config = {"gmm": search.model_dump(mode="json", exclude_defaults=True, exclude={"arpa"}), "prior": PRIOR_FRAMES}
+    config = {"gmm": address_content(search_of(run), without=("arpa",)), "prior": PRIOR_FRAMES}
     sets = run.result("shard").record["sets"]
     digests = {name: sets[name]["digest"] for name in scored_sets(run)}
     return config, digests | {"model": run.result("align").key, "graph": run.result("graph").key}

@@ -15,6 +15,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from configurable.addresses import address_content
 from speech.audio import AudioError, decode_audio
 from speech.features import FeatureChoice, FeatureConfig, build_features, feature_dim
 from speech.features.cmvn import CmvnStats
@@ -235,7 +236,7 @@ def _inputs(run: Run) -> Inputs:
             f"there is no training set, only {', '.join(sorted(sets))}: check data.sources.*.set. The shards are "
             "complete; `starling evaluate MODEL CORPUS` scores a model on a corpus without training data"
         )
-    config = {"features": run.config.features.model_dump(mode="json"), "sample_rate": run.config.data.sample_rate}
+    config = {"features": address_content(run.config.features), "sample_rate": run.config.data.sample_rate}
     return config, {name: entry["digest"] for name, entry in sets.items()}
 
 

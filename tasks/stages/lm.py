@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from configurable.addresses import address_content
 from recognition.bundle import SPEC, load_spec
 from speech.lexicon import GraphemesConfig, build_lexicon
 from speech.lm import WORDS, LmConfig, NetworkConfig, Sources, arpa_of, estimate, estimated_words, text_digests, unit_of
@@ -91,11 +92,11 @@ def _inputs(run: Run) -> Inputs:
     cfg = language_model(run)
     config: dict[str, Any] = network_content(run) | {
         # what the text files contain counts, not where they are; blocks do not affect the model
-        "lm": cfg.model_dump(mode="json", exclude_defaults=True, exclude={"text": {"paths", "block_bytes"}}),
-        "normalizer": run.config.data.normalizer.model_dump(mode="json", exclude_defaults=True),
+        "lm": address_content(cfg, without=("text.paths", "text.block_bytes")),
+        "normalizer": address_content(run.config.data.normalizer),
     }
     if _has_lexicon(run):
-        config["lexicon"] = with_digests(run.config.lexicon, "lexicon").model_dump(mode="json", exclude_defaults=True)
+        config["lexicon"] = address_content(with_digests(run.config.lexicon, "lexicon"))
     inputs = _set_digests(run)
     if cfg.text.paths:
         inputs["text"] = digest_json(text_digests(cfg.text))
@@ -201,4 +202,4 @@ def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     yield "protected", float(about["text"].get("protected", 0))
 
 
-LM = Stage("lm", 2, _inputs, _work)
+LM = Stage("lm", 3, _inputs, _work)

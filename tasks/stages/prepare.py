@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from configurable.addresses import address_content
 from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
 from speech.text import LanguageError, TextError, TextNormalizer
@@ -60,6 +61,8 @@ from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.sources import left_out, open_numbered, select, selects_nothing
 
+_NOT_CONTENT = ("fold", "speeds", "lone_copies", "pauses", "sources.licence")
+"""Fields of `data` that do not affect the output: the tested fold, copies in the shards, and licences."""
 _WINDOW = 256
 
 _SCHEMA = pa.schema(
@@ -192,10 +195,7 @@ def _row(checked: Checked, source: int) -> dict[str, Any]:
 
 def _inputs(run: Run) -> Inputs:
     readers = [open_numbered(number, source) for number, source in enumerate(run.config.data.sources)]
-    # neither the tested fold, nor copies in the shards, nor a licence affects the output
-    shard_only = dict.fromkeys(("speeds", "lone_copies", "pauses"), True)
-    apart: Any = {"fold": True, "sources": {"__all__": {"licence"}}} | shard_only
-    config = {"data": run.config.data.model_dump(mode="json", exclude=apart), "seed": run.config.seed}
+    config = {"data": address_content(run.config.data, without=_NOT_CONTENT), "seed": run.config.seed}
     return config, {f"source-{i}": reader.fingerprint() for i, reader in enumerate(readers)}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from configurable.addresses import address_content
 from devices.choice import best_device
 from recognition.bundle import SPEC, BundleSpec, copy_network, load_spec
 from recognition.data.state_targets import read_alignments
@@ -67,7 +68,7 @@ def _inputs(run: Run) -> Inputs:
     digests = {name: set_digest(run, name) for name in aligned_sets(run)}
     with tempfile.TemporaryDirectory() as folder:
         digests |= {"align": run.result("align").key, "model": copy_network(_fetched(cfg.model), Path(folder))}
-    return cfg.model_dump(mode="json", exclude_defaults=True, exclude={"model"}), digests
+    return address_content(cfg, without=("model",)), digests
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:

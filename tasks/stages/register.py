@@ -6,11 +6,9 @@ see `tasks.tracking.promotion`.
 
 import base64
 import io
-import itertools
 import json
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, replace
@@ -31,6 +29,7 @@ import configurable
 import devices
 import recognition
 import speech
+from configurable.addresses import address_content
 from recognition.bundle import BundleSpec, add_decoder, load_spec
 from speech.audio import encode_flac
 from speech.decoding import DECODERS
@@ -162,26 +161,11 @@ def requirements(spec: BundleSpec) -> list[str]:
     return [f"{name}=={metadata.version(name)}" for name in needed]
 
 
-def step_to_link(api: mlflow.MlflowClient, run_id: str, step: int) -> int:
-    """The step at which a model can be logged: MLflow copies the run's metrics of that step to the model.
+def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about: dict[str, Any]) -> str:
+    """Log the model to the run at the last step of its training, and register it; returns the version.
 
-    MLflow refuses two values of a metric with the same timestamp, as runs of older versions have them: the first later
-    step without duplicates is used then.
-
-    Args:
-        api: MLflow client.
-        run_id: Id of the MLflow run.
-        step: The step whose metrics describe the model.
+    MLflow copies the run's metrics of that step to the model.
     """
-    doubled = set()
-    for name in api.get_run(run_id).data.metrics:
-        known = Counter((point.timestamp, point.step) for point in api.get_metric_history(run_id, name))
-        doubled |= {at_step for (_, at_step), count in known.items() if count > 1}
-    return next(free for free in itertools.count(step) if free not in doubled)
-
-
-def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about: dict[str, Any], step: int = 0) -> str:
-    """Log the model to the run at a step of its training, and register it; returns the version."""
     with _without_chatter(), mlflow.start_run(run_id=run_id):
         info = mlflow.pyfunc.log_model(
             name="model",
@@ -190,7 +174,7 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about:
             code_paths=[str(Path(str(room.__file__)).parent) for room in (recognition, speech, devices, configurable)],
             signature=_signature(),
             input_example=_example(run.config.data.sample_rate),
-            step=step,
+            step=_last_step(run),
             pip_requirements=requirements(load_spec(bundle)),
             metadata={"starling": about},
         )
@@ -216,10 +200,10 @@ def _complete_bundle(run: Run, folder: Path) -> Path:
 def _inputs(run: Run) -> Inputs:
     config = {
         # the promotion policy does not affect the version
-        "register": run.config.register_as.model_dump(mode="json", exclude={"promote", "accept_untrained"}),
+        "register": address_content(run.config.register_as, without=("promote", "accept_untrained")),
         "name": run.config.name,
         "model": run.config.model_name,
-        "decode": with_digests(run.config.decode).model_dump(mode="json"),
+        "decode": address_content(with_digests(run.config.decode)),
     }
     return config, {"train": run.result("train").record["digest"], "score": run.result("score").key}
 
@@ -241,10 +225,9 @@ def _make_version(
             api.update_run(run_id, name=run.run_id)
             set_tags(api, run_id, tags := _tags(run, output, contained))
             _log_run(api, run, run_id, Path(folder))
-            step = step_to_link(api, run_id, _last_step(run))
             with tempfile.TemporaryDirectory() as bundle:
                 tags |= _scores(run)
-                version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained, step)
+                version = _log_model(run, run_id, _complete_bundle(run, Path(bundle)), tags, contained)
         except BaseException:
             api.set_terminated(run_id, "FAILED")
             raise

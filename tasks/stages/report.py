@@ -6,6 +6,7 @@ from typing import Any
 
 import jinja2
 
+from configurable.addresses import address_content
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES
@@ -153,7 +154,7 @@ def _origin(run: Run) -> dict[str, Any]:
 
 def _inputs(run: Run) -> Inputs:
     # outputs of earlier stages, not the run: the same results have the same report
-    return run.config.report.model_dump(mode="json", exclude_defaults=True), {
+    return address_content(run.config.report), {
         name: run.result(name).key for name in STAGES if name in run.results and name != "report"
     }
 

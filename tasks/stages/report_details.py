@@ -116,7 +116,7 @@ def _reader(store: ObjectStore, cache: Path) -> tuple[ShardReader, dict[str, int
 
 
 def changes_of(decision: dict[str, Any]) -> list[list[Any]]:
-    """Rows of utterances that challenger and champion recognize differently well; empty for older records."""
+    """Rows of utterances that challenger and champion recognize differently well."""
     return [
         [
             f"{one['set']}: {one['id']}",
@@ -124,5 +124,5 @@ def changes_of(decision: dict[str, Any]) -> list[list[Any]]:
             one["challenger_errors"],
             *(mark(align(one["ref"].split(), one[who].split())) for who in ("champion", "challenger")),
         ]
-        for one in decision.get("changes", ())
+        for one in decision["changes"]
     ]

@@ -26,4 +26,4 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     return LM.work(_with_second(run), output)
 
 
-RESCORING = Stage("rescoring", 2, _inputs, _work)
+RESCORING = Stage("rescoring", 3, _inputs, _work)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from configurable.addresses import address_content
 from speech.audio import AudioError, encode_flac, resample
 from speech.features.augment import PauseConfig
 from storage.disks import free_bytes, size_text
@@ -42,6 +43,8 @@ _log = logging.getLogger(__name__)
 Row = dict[str, Any]
 Ints = NDArray[np.int64]
 _INDEX_FIELDS = ("text", "speaker", "corpus", "domain", "language")
+_DATA = ("sample_rate", "max_quarantined", "speeds", "lone_copies", "pauses")
+"""Fields of `data` that affect the output beside the utterances."""
 _PARTITION_ROWS = 200_000
 """Utterances sorted in memory at once."""
 _SAMPLE_BYTES = 2
@@ -271,19 +274,11 @@ def warn_of_room(store: ObjectStore, seconds: float, rate: int) -> None:
 
 
 def _inputs(run: Run) -> Inputs:
-    config: dict[str, Any] = {
-        "sample_rate": run.config.data.sample_rate,
-        "shard_seconds": run.config.storage.shard_seconds,
+    config = {
+        "data": address_content(run.config.data, only=_DATA),
+        "storage": address_content(run.config.storage, only=("shard_seconds",)),
         "seed": run.config.seed,
-        "max_quarantined": run.config.data.max_quarantined,
     }
-    data = run.config.data
-    if data.speeds:
-        config["speeds"] = data.speeds
-    if data.lone_copies:
-        config["lone_copies"] = data.lone_copies
-    if data.pauses is not None:
-        config["pauses"] = data.pauses.model_dump(mode="json")
     return config, {"prepare": run.result("prepare").record["digest"]}
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from configurable.addresses import address_content
 from configurable.wording import nearest
 from speech.synthesis import SynthesizerMissingError
 from speech.synthesis.corpus import SynthesisConfig, synthesize_corpus
@@ -30,7 +31,7 @@ _LOOKED_AT = 100_000
 def synthetic_table(source: SourceConfig) -> Path:
     """Path of a synthetic source's table, whether it exists or not."""
     config = source.synthesis or SynthesisConfig()
-    return home() / "corpora" / f"synthetic-{digest_json(config.model_dump(mode='json'))[:16]}" / "metadata.csv"
+    return home() / "corpora" / f"synthetic-{digest_json(address_content(config))[:16]}" / "metadata.csv"
 
 
 def open_source(source: SourceConfig) -> CorpusReader:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
+from configurable.addresses import address_content
 from recognition.bundle import BundleSpec, TiedStates
 from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
@@ -42,16 +43,13 @@ from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
 
-# fields that affect how training runs, but not its result
-_NOT_CONTENT: dict[str, Any] = {
-    **dict.fromkeys(("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership"), True),
-    **dict.fromkeys(
-        ("loader_threads", "max_unreadable", "machines_per_node", "compile", "cuda_graphs", "learner_metrics"), True
-    ),
-    "exchange": {"encrypt", "timeout_s", "chunk_kb", "daemons"},
-    "strategy": {"newcomer"},
-    "objective": {"alignments"},  # their digest counts
-}
+_NOT_CONTENT = (
+    *("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership", "loader_threads"),
+    *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "learner_metrics"),
+    *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
+    "objective.alignments",  # their digest counts
+)
+"""Fields that affect how training runs, but not its result."""
 _FEW_LEARNERS = 8
 """Maximum number of learners whose own curves are worth a look."""
 _IDENTITY = "tracking.json"
@@ -60,11 +58,7 @@ _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "una
 
 
 def _content(run: Run) -> dict[str, Any]:
-    """The configuration that affects the model: fields of the chosen components that differ from their default.
-
-    So neither a field added by a later version nor a field of another strategy retrains a model. A change of a default
-    requires a higher version of the stage.
-    """
+    """The configuration that affects the model: of the strategies and other components, that of the chosen ones."""
     config = run.config
     parts: dict[str, BaseModel] = {
         "model": config.model,
@@ -74,22 +68,15 @@ def _content(run: Run) -> dict[str, Any]:
     }
     return {
         "train": training_content(config.train),
-        **{name: part.model_dump(mode="json", exclude_defaults=True) for name, part in parts.items()},
+        **{name: address_content(part) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
 
 
 def training_content(train: TrainConfig) -> dict[str, Any]:
-    """The fields of a training's configuration that affect its model and differ from their defaults."""
-    apart = _NOT_CONTENT if train.traits.exchange else {**_NOT_CONTENT, "exchange": True}
-    return _without_empty(train.model_dump(mode="json", exclude=apart, exclude_defaults=True))
-
-
-def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
-    """Drop nested parts that are empty because only excluded fields differ from their defaults."""
-    parts = {name: _without_empty(part) if isinstance(part, dict) else part for name, part in value.items()}
-    return {name: part for name, part in parts.items() if part != {}}
+    """What an address holds of a training's configuration: the fields that affect its model."""
+    return address_content(train, without=_NOT_CONTENT if train.traits.exchange else (*_NOT_CONTENT, "exchange"))
 
 
 def _inputs(run: Run) -> Inputs:

@@ -183,7 +183,7 @@ def _mend(path: Path) -> None:
         why = "its creation was not completed"
     if schema.holds:
         raise EmbeddedDatabaseError(_damaged(path, why))
-    # an older version was killed while it created the file: it contains no data
+    # MLflow itself was killed while it created the file, which contains no data
     _clear(draft)
     _make(draft)
     _replace(draft, path, "unfinished")

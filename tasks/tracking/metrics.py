@@ -8,7 +8,6 @@ the model that is kept; `training-learners/` `<field>.<node>.<rank>` of one lear
 `valid_loss.<node>` of a node per epoch; trainings of many learners have none. `training-progress/` has what only grows:
 time, epochs and amounts of data.
 `system/node-<node>/…` are figures of a machine, with MLflow's own names, so that its page of system metrics shows them.
-Entries without a learner (trainings of one process, older versions) become metrics of the training.
 
 A resume voids entries that a lost process wrote after its checkpoint, but they may have been sent. Then a step has two
 values; the later one has the later time, so a chart shows it last. If a training ends at a lower step than a voided
@@ -105,7 +104,7 @@ class StepRounds:
     """Groups the learners' `step` entries into rounds, in which each learner reports at most once.
 
     A round ends when all learners of the previous round have reported, or when one reports again, so a slow learner
-    does not block it. An entry without a learner is a round of its own.
+    does not block it.
     """
 
     def __init__(self) -> None:
@@ -127,13 +126,12 @@ class StepRounds:
         """Add a `step` entry; returns the rounds that it ends.
 
         Raises:
+            KeyError: If it names no learner.
             ValueError: If its epoch or its elapsed time is no number.
         """
-        learner = entry.get("learner")
+        learner = entry["learner"]
         if not is_number(entry.get("epoch", 0.0)) or not is_number(entry.get("elapsed", 0.0)):
             raise ValueError("its epoch or its elapsed time is no number")
-        if learner is None:
-            return [entry | {"throughput": self._rate("", entry)}]
         done = self.flush() if learner in self._round else []
         self._round[learner] = entry | {"throughput": self._rate(learner, entry)}
         self._steps[learner] = _steps(entry["step"])
@@ -253,11 +251,7 @@ class Translator:
         return at_ms
 
     def _learner(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
-        learner, step = entry.get("learner"), _steps(entry["step"])
-        if learner is None:
-            names = [name for name in entry if name not in ("kind", "step", "epochs")]
-            return self._points_of_all(entry, names, at_ms, step)
-        return self._points_of_one(str(learner), entry, _LEARNER_FIELDS, at_ms, step)
+        return self._points_of_one(str(entry["learner"]), entry, _LEARNER_FIELDS, at_ms, _steps(entry["step"]))
 
     def _system(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         """Points of a machine, with the elapsed seconds as steps."""
@@ -271,8 +265,7 @@ class Translator:
 
     def _round(self, joined: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = max(self._step, int(joined["step"]))
-        names = _GLOBAL_FIELDS if "learners" in joined else ("throughput",)
-        return self._points_of_all(joined, names, at_ms, int(joined["step"]))
+        return self._points_of_all(joined, _GLOBAL_FIELDS, at_ms, int(joined["step"]))
 
     def _milestone(self, entry: Entry, at_ms: int) -> list[MetricPoint]:
         self._step = step = max(self._step, _steps(entry.get("step", 0)))

@@ -155,7 +155,7 @@ def _data(about: dict[str, Any]) -> str:
 
 
 def compute_text(training: Mapping[str, Any]) -> str:
-    """Device of a training, and its precision unless it is fp32; older records have no precision."""
+    """Device of a training, and its precision unless it is fp32 or unknown."""
     precision = training.get("precision") or "fp32"
     return f"{training['device']}" if precision == "fp32" else f"{training['device']} ({precision})"
 

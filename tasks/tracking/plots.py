@@ -50,7 +50,7 @@ def joined_steps(journal: list[Entry]) -> list[Entry]:
             joined += rounds.flush()
             steps = entry.get("steps")
             rounds.restart(steps if isinstance(steps, dict) else {})
-        elif entry["kind"] == "step":
+        elif entry["kind"] == "step" and "learner" in entry:
             joined += rounds.feed(entry)
     return joined + rounds.flush()
 

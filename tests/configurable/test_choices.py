@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ValidationError, create_model
 
-from configurable.choices import Choice, OneOf, own_fields
-from recognition.bundle import BundleSpec
+from configurable.choices import Choice, OneOf
 from speech.features.config import FeatureConfig
 from speech.models.config import ModelConfig
 
@@ -72,30 +71,6 @@ def test_a_later_kind_needs_no_change_of_the_field():
     later = create_model("Cone", __base__=Choice, kind=(Literal["cone"], "cone"), angle=(float, 30.0))
     thing = create_model("Later", shape=(Annotated[Choice, OneOf(KINDS | {"cone": later}, "sphere")], ...))
     assert thing(shape={"kind": "cone", "angle": 45}).shape.angle == 45.0
-
-
-def test_fields_that_only_other_kinds_have_are_dropped_from_what_was_written_before_kinds_had_classes():
-    assert own_fields({"kind": "box", "width": 1, "radius": 2}, KINDS) == {"kind": "box", "width": 1}
-    assert own_fields({"kind": "box", "weight": 1}, KINDS) == {"kind": "box", "weight": 1}  # a mistake stays one
-    assert own_fields("box", KINDS) == "box"
-
-
-@pytest.mark.parametrize("kind", ["blstm", "conformer"])
-@pytest.mark.parametrize("decoder", ["greedy", "beam"])
-def test_bundles_of_earlier_versions_are_read(kind, decoder):
-    everything = {"dim": 16, "layers": 1, "heads": 2, "kernel": 5, "feed_forward": 2, "bottleneck": 0, "channels": 4}
-    spec = BundleSpec.model_validate(
-        {
-            "sample_rate": 8000,
-            "features": {"num_mels": 6},
-            "stats": None,
-            "tokenizer": {},
-            "model": {"kind": kind, "subsampling": 2, "dropout": 0.1} | everything,
-            "decode": {"kind": decoder, "beam": 3, "beam_tokens": 0, "beam_threshold": 25.0},
-        }
-    )
-    assert (spec.model.kind, spec.model.layers, spec.decode.kind) == (kind, 1, decoder)
-    assert BundleSpec.model_validate(spec.model_dump(mode="json")) == spec
 
 
 @pytest.mark.parametrize("base", [FeatureConfig, ModelConfig])

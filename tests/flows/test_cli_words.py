@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import typer
 from command_line import invoke
-from support import tiny_document, write_config
 from typer.testing import CliRunner
 
 import starling
@@ -38,24 +37,6 @@ def test_every_command_has_short_help_without_types_of_flags(words):
     shown = invoke(*words, "-h").stdout
     assert "Usage:" in shown
     assert "<bool>" not in shown
-
-
-# --- former names
-
-
-def test_former_names_of_flags_work_with_a_warning(recorder, tmp_path):
-    config = write_config(tmp_path / "c.yaml", tiny_document())
-    executed, _ = recorder("flows.cli.run.execute", {}), recorder("flows.cli.run.finish")
-    shown = invoke("shard", config, "--plain", "--again").stderr
-    assert "warning: --plain is now called --no-prefect" in shown
-    assert "warning: --again is now called --force" in shown
-    assert "warning" not in invoke("shard", config, "--no-prefect", "--force").stderr
-    assert executed == [(config, [], "shard", "shard", True)] * 2
-
-
-def test_former_flag_names_are_unknown_to_other_commands():
-    assert "No such option: --plain" in invoke("runs", "--plain", code=2).stderr
-    assert "No such option: --again" in invoke("promote", "--again", code=2).stderr  # its --force has another meaning
 
 
 # --- configurations

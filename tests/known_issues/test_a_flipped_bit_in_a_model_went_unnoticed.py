@@ -1,7 +1,6 @@
 """A model with a flipped bit loaded, and its output was wrong or NaN: bundles had no checksums."""
 
 import json
-import logging
 
 import pytest
 
@@ -34,14 +33,15 @@ def test_changed_digit_in_description_is_detected(bundle):
     assert load_bundle(bundle)[0].provenance == {"loss": 1.75}
 
 
-def test_bundle_without_checksums_loads_with_a_warning(bundle, caplog):
-    with caplog.at_level(logging.WARNING):
-        load_bundle(bundle)
-    assert caplog.text == ""
+def test_bundle_without_checksums_is_refused(bundle):
+    load_bundle(bundle)
     rewrite(bundle, "checksum", "files")
-    with caplog.at_level(logging.WARNING):
+    with pytest.raises(BundleError, match=r"fetch the model again, or recreate it .*(.|\n)*files\n *Field required"):
         load_bundle(bundle)
-    assert "has no checksums" in caplog.text
+    path = bundle / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {}}))
+    with pytest.raises(BundleError, match=r"model\.safetensors is damaged.*fetch the model again"):
+        load_bundle(bundle)
 
 
 def test_json_formatting_does_not_change_the_checksum(bundle):

@@ -16,7 +16,7 @@ from support import small_disk
 
 from training.coordinator import event_log as store_log
 from training.coordinator.event_log import EventLog
-from training.coordinator.journal import Journal, JournalTail, parse_lines, read_journal
+from training.coordinator.journal import Journal, JournalTail, read_journal
 from training.coordinator.line_file import LineFile
 from training.coordinator.spool import JournalSpool
 
@@ -140,16 +140,6 @@ def test_lines_dropped_by_a_spool_are_counted(tmp_path, monkeypatch, caplog):
     assert sent_steps(spool) == [0, 1]
     assert "4 journal lines are lost" in caplog.text
     spool.close()
-
-
-def test_whole_line_after_a_torn_line_is_parsed():
-    """Journals of older versions contain such lines."""
-    whole = json.dumps({"epoch": 3, "kind": "epoch", "repeated_ids": ["{"], "x": {"y": {"kind": 1}}}, sort_keys=True)
-    torn = json.dumps(entry(7), sort_keys=True)
-    for cut in range(len(torn)):
-        found = list(parse_lines([torn[:cut] + whole]))
-        assert found == [json.loads(whole)], cut
-    assert list(parse_lines([torn[:9], whole[:-1]])) == []
 
 
 REFUSED: list[int] = []

@@ -7,17 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import mlflow
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlflow.entities import Metric
 from mlflow.utils.validation import _validate_metric
 from support import give_mlflow
 
-from tasks.stages.register import step_to_link
 from tasks.tracking.forwarding import send_rest
 from tasks.tracking.metrics import Translator, closing_points
-from tasks.tracking.runs import TrainingRun, client, experiment_id
+from tasks.tracking.runs import TrainingRun, client
 from training.coordinator.journal import read_journal
 
 ABOUT = TrainingRun("t-late", "late", "run")
@@ -28,7 +25,7 @@ def sample(node, elapsed, cpu):
 
 
 def waiting():
-    """A journal as older versions wrote it: node 0 takes three samples before node 1 comes."""
+    """A journal whose clock stands still: node 0 takes three samples before node 1 comes."""
     steps = [
         {"kind": "step", "learner": f"{node}.0", "step": n, "epoch": n / 9, "loss": 9.0 / n, "elapsed": n / 2}
         for n in range(1, 6)
@@ -63,7 +60,7 @@ def log_model(run_id, step):
         return mlflow.models.Model.log(None, NoModel(), name="model", run_id=run_id, step=step).model_id
 
 
-def test_old_journal_with_equal_times_is_sent_and_model_logged(home, tmp_path):
+def test_journal_with_equal_times_is_sent_and_model_logged(home, tmp_path):
     give_mlflow(home)
     path = save(tmp_path / "journal.jsonl", waiting())
     run_id = send_rest(path, tmp_path / "note.json", ABOUT)
@@ -73,22 +70,8 @@ def test_old_journal_with_equal_times_is_sent_and_model_logged(home, tmp_path):
     for name, found in points.items():
         keys = [(point.timestamp, point.step) for point in found]
         assert len(keys) == len(set(keys)), name
-    for step in (0, step_to_link(client(), run_id, 5)):
+    for step in (0, 5):
         assert log_model(run_id, step)
-
-
-def test_model_is_logged_with_metrics_of_its_step_despite_equal_times(home):
-    give_mlflow(home)
-    api = client()
-    run_id = api.create_run(experiment_id(api, "late")).info.run_id
-    at_ms = api.get_run(run_id).info.start_time
-    doubled = [Metric("system/node-0/cpu", value, at_ms, step) for step in (0, 7, 8) for value in (1.0, 2.0)]
-    api.log_batch(run_id, metrics=[*doubled, Metric("test/wer", 0.25, at_ms, 5)])
-    assert [step_to_link(api, run_id, step) for step in (0, 5, 7, 8)] == [1, 5, 9, 9]
-    with pytest.raises(mlflow.MlflowException, match="UNIQUE"):
-        log_model(run_id, 7)
-    model = api.get_logged_model(log_model(run_id, step_to_link(api, run_id, 5)))
-    assert [(metric.key, metric.value) for metric in model.metrics] == [("test/wer", 0.25)]
 
 
 def test_closing_points_of_two_sessions_have_different_times(tmp_path):

@@ -105,6 +105,19 @@ def test_inconsistent_description_is_named(tmp_path, changes, name):
         load_bundle(tmp_path)
 
 
+def test_description_without_later_fields_is_read(tmp_path):
+    """As a version wrote it that did not have them."""
+    write(tmp_path)
+    spec, path = load_spec(tmp_path), tmp_path / "bundle.json"
+    value = json.loads(path.read_text())
+    for part, later in ((value, ("states", "adaptation")), (value["features"], ("stride", "trim_db"))):
+        for name in later:
+            del part[name]
+    path.write_text(json.dumps(value | {"checksum": ""}))
+    assert load_spec(tmp_path) == spec
+    assert load_bundle(tmp_path)[0] == spec
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}'])
 def test_damaged_description_is_named(tmp_path, text):
     write(tmp_path)

@@ -1,13 +1,11 @@
 """Every kind of features, with every expansion, in a bundle that transcribes."""
 
-import json
-
 import pytest
 import torch
 
 from recognition.bundle import BundleSpec, load_bundle, save_bundle
 from recognition.transcriber import Transcriber
-from speech.features import FEATURES, CmvnStats, LogMelConfig, build_features
+from speech.features import FEATURES, CmvnStats, build_features
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from speech.vad import EverythingConfig
@@ -43,11 +41,3 @@ def test_bundle_with_expanded_features_transcribes(tmp_path, kind, cmvn):
     assert torch.isfinite(log_probs).all()
     found = Transcriber(tmp_path, vad=EverythingConfig()).transcribe([waves[0].numpy()])
     assert found[0].error == ""
-
-
-def test_older_bundle_is_read_and_written_unchanged():
-    """Its features have none of the later fields, and it must not get them."""
-    spec = make_spec(LogMelConfig(num_mels=15))
-    document = json.loads(spec.model_dump_json())
-    assert "delta_order" not in document["features"]
-    assert BundleSpec.model_validate(document) == spec

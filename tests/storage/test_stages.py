@@ -111,11 +111,14 @@ def test_altered_record_is_refused(output):
     assert output.record()["utterances"] == 35
 
 
-def test_record_of_an_earlier_version_is_accepted(output):
-    output.store.write("a.json", b"1")
-    output.store.write_json("done.json", {"stage": output.stage, "key": output.key, "x": 1})
-    assert output.record()["x"] == 1
-    assert (output.promised(), output.lacking(), output.read("a.json")) == (None, [], b"1")
+@pytest.mark.parametrize("field", ["checksum", "objects"])
+def test_record_without_checksum_or_list_is_refused(output, field):
+    output.publish({"x": 1})
+    record = output.store.read_json("done.json")
+    output.store.write_json("done.json", {name: value for name, value in record.items() if name != field})
+    for read in (output.record, output.promised, output.lacking):
+        with pytest.raises(DamagedObjectError, match=r"done\.json is damaged \(its checksum .*--repair --url file:///"):
+            read()
 
 
 class TestRecordedObjects:
@@ -183,15 +186,6 @@ class NotesContract:
             list(pool.map(work, range(6)))  # raises what a writer raised
         expected = sorted(f"{number}-{turn}" for number in range(6) for turn in range(5))
         assert StageOutput(store, "shard", "a" * 16).uses() == {"prepare": expected}
-
-    def test_note_of_an_earlier_version_is_merged(self, store):
-        output = StageOutput(store, "train", "a" * 16)
-        output.store.write_json("uses.json", {"day": "2026-01-01", "uses": {"shard": ["1", "2"]}})
-        assert output.uses() == {"shard": ["1", "2"]}
-        output.note_use({"shard": "3", "prepare": "p"}, "2026-01-02")
-        assert output.uses() == {"prepare": ["p"], "shard": ["1", "2", "3"]}
-        output.store.write("uses/damaged.json", b"{")
-        assert output.uses() is None, "who knows what it said"
 
 
 class TestNotesLocal(NotesContract):

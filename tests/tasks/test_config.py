@@ -11,9 +11,7 @@ from support import tiny_document, write_config
 
 from speech.models import BlstmConfig
 from tasks.config.decoding import grid_of
-from tasks.config.mistakes import MOVED
 from tasks.config.pipeline import ConfigError, PipelineConfig, load_config, parse_config
-from tasks.config.yaml_text import parse_yaml
 from training.strategies.registry import STRATEGY_CONFIGS
 
 SOURCE = {"kind": "table", "path": "corpus/metadata.csv"}
@@ -242,28 +240,6 @@ def test_defaults_of_quarantine_limit_promotion_and_slots():
     assert config.register_as.significance == 0.05
     assert config.register_as.promote == "auto"
     assert (config.slots.collision, config.slots.trainings) == ("wait", 1)
-
-
-@pytest.mark.parametrize(("place", "remedy"), MOVED.items())
-def test_moved_field_is_reported_with_its_new_place(place, remedy):
-    *parents, name = place.split(".")
-    document = value = {}
-    for parent in parents:
-        value[parent] = value = {}
-    value[name] = {} if "kind:" in remedy else 1
-    assert f"  {place}: this field has moved: write {remedy}" in message(minimal(**document))
-
-
-def test_new_places_of_moved_fields_are_accepted():
-    for place, remedy in MOVED.items():
-        name = place.rpartition(".")[2]
-        if "kind:" in remedy:
-            written = parse_yaml(remedy.partition(": ")[2].replace(", ...", ""))
-            assert parse_config(minimal(train={"strategy": written})).train.strategy.kind == name
-        else:
-            config = parse_config(minimal(train={"strategy": "adpsgd"}))
-            value = config.train.strategy if "strategy" in remedy else config.train.membership
-            assert hasattr(value, remedy.rpartition(".")[2])
 
 
 def test_override_may_set_a_field_below_a_short_kind(tmp_path):

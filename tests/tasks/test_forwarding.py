@@ -197,7 +197,8 @@ def test_damaged_note_means_nothing_is_acknowledged(tmp_path, text):
 
 
 def test_incomplete_line_waits_for_its_rest(writer):
-    line = json.dumps({"kind": "step", "step": 1, "epoch": 0.1, "epochs": 1, "loss": 2.0, "lr": 0.1, "elapsed": 1.0})
+    entry = {"kind": "step", "learner": "0.0", "step": 1, "epoch": 0.1, "epochs": 1, "loss": 2.0, "lr": 0.1}
+    line = json.dumps(entry | {"elapsed": 1.0})
     with writer.path.open("a") as file:
         file.write(line[:20])
     one = sender(writer)
@@ -206,7 +207,7 @@ def test_incomplete_line_waits_for_its_rest(writer):
     with writer.path.open("a") as file:
         file.write(line[20:] + "\n")
     one.drain()
-    assert sent(client(), one.run_id)["training/loss"] == [(1, 2.0)]
+    assert sent(client(), one.run_id)["training-learners/loss.0.0"] == [(1, 2.0)]
 
 
 def test_random_failures_lose_and_duplicate_no_point(writer):

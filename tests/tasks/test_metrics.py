@@ -9,7 +9,7 @@ from training.coordinator.journal import Journal, read_journal
 
 def step(learner, n, **more):
     entry = {"kind": "step", "step": n, "epoch": n / 10, "epochs": 2, "loss": 10.0 / n, "lr": 0.1, "elapsed": float(n)}
-    return entry | ({} if learner is None else {"learner": learner, "nodes": 2}) | more
+    return entry | {"learner": learner, "nodes": 2} | more
 
 
 def translate(entries):
@@ -60,11 +60,10 @@ def test_metrics_of_learners_and_nodes_can_be_omitted():
     assert not [p for p in closing_points(translator, entries[:3]) if p.name.startswith("training-learners/")]
 
 
-def test_entries_without_a_learner_are_global():
-    points, _ = translate([step(None, n, utterances=4 * n) for n in (1, 2)])
-    assert series(points, "training/loss") == [(1, 10.0), (2, 5.0)]
-    assert series(points, "training-progress/utterances") == [(1, 4.0), (2, 8.0)]
-    assert not [p for p in points if "learner" in p.name]
+def test_steps_without_a_learner_are_skipped(caplog):
+    nobody = {name: value for name, value in step("0.0", 1).items() if name != "learner"}
+    assert translate([nobody, step("0.0", 2)])[0] == translate([step("0.0", 2)])[0]
+    assert "a line of the journal gives no metrics" in caplog.text
 
 
 def test_slow_learner_delays_no_other_and_new_learner_joins():
@@ -83,10 +82,10 @@ def test_throughput_sums_learners_and_skips_entries_without_time():
         for who, rate in (("0.0", 10.0), ("1.0", 5.0)):
             ends += rounds.feed(step(who, n, audio_seconds=rate * n))
     assert [end["throughput"] for end in ends] == [None, 15.0, 15.0]
-    assert [end["throughput"] for n in (1, 2, 3) for end in StepRounds().feed(step(None, n))] == [None] * 3
     alone = StepRounds()
-    steps = [step(None, n, audio_seconds=10.0 * n, elapsed=time) for n, time in ((1, 1), (2, 2), (3, 2), (7, 6))]
-    assert [end["throughput"] for entry in steps for end in alone.feed(entry)] == [None, 10.0, None, 10.0]
+    steps = [step("0.0", n, audio_seconds=10.0 * n, elapsed=time) for n, time in ((1, 1), (2, 2), (3, 2), (7, 6))]
+    ends = [end for entry in steps for end in alone.feed(entry)] + alone.flush()
+    assert [end["throughput"] for end in ends] == [None, 10.0, None, 10.0]
 
 
 def test_throughput_is_not_measured_across_a_restart_of_counts():

@@ -7,6 +7,7 @@ from tasks.tracking.plots import by_learner, joined_steps, learning_curves
 def step(n, **more):
     return {
         "kind": "step",
+        "learner": "0.0",
         "step": n,
         "epoch": n / 10,
         "loss": 3 / n,
@@ -27,6 +28,7 @@ VALID = {"kind": "valid", "step": 9, "epoch": 1, "valid_loss": 1.0, "valid_wer":
         [step(1), step(2), step(3), VALID],
         [step(1), step(2, loss=float("nan"), elapsed=1), VALID | {"valid_wer": float("nan")}],
         [{"kind": "start", "step": 0}, {"kind": "resume", "step": 0}, {"kind": "end", "step": 3}],
+        [{"kind": "step", "step": 1, "epoch": 0.1}, VALID],  # of no learner
     ],
 )
 def test_any_journal_can_be_plotted(tmp_path, journal):

@@ -121,10 +121,9 @@ def test_comparison_with_the_champion_shows_changed_utterances(finished):
     assert "Comparison with the champion" not in page(finished)  # there was none
 
 
-def test_reports_of_older_records_have_no_speed_and_no_changes():
+def test_speed_that_was_not_measured_is_a_dash():
     assert speed_text({"sets": ["test"]}, "test") == "–"
     assert speed_text({"speed": {"test": {"seconds": 1.0, "audio": 0.0}}}, "test") == "–"
-    assert report_details.changes_of({"promoted": True}) == []
 
 
 def test_labels_of_charts_are_as_large_as_text():

@@ -19,8 +19,6 @@ Entry = dict[str, Any]
 PORTION = 1 << 18
 """Bytes read at a time."""
 _LONGEST = 1 << 22
-_MOST_JOINED = 8
-"""Most positions in a damaged line at which an entry is searched: nested objects are not entries."""
 
 
 class Journal:
@@ -63,14 +61,9 @@ class Journal:
 
 
 def parse_lines(lines: Iterable[str]) -> Iterator[Entry]:
-    """Entries of complete, valid lines; skips a torn line, but keeps a complete entry that follows on the same line."""
+    """Entries of complete, valid lines; skips others, such as a line that is being written."""
     for line in lines:
         entry = _parsed(line)
-        start = 0
-        for _ in range(_MOST_JOINED):
-            if isinstance(entry, dict) or (start := line.find('{"', start + 1)) < 0:
-                break
-            entry = _parsed(line[start:])
         if isinstance(entry, dict) and "kind" in entry:
             yield entry
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
-
-from speech.features.config import leave_out_defaults
 
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 Range = tuple[float, float]
@@ -114,10 +110,6 @@ class PauseConfig(BaseModel):
     first_epoch: int = Field(default=1, ge=1)
     """The first epoch with pauses, from 1: on little speech, CTC learns where tokens are sooner without them."""
 
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return leave_out_defaults(handler(self), self, ("first_epoch",))
-
     @model_validator(mode="after")
     def _check(self) -> PauseConfig:
         for name in ("edge_s", "inner_s", "level_db"):
@@ -207,10 +199,6 @@ class AugmentConfig(BaseModel):
         if self.noise is not None and self.noise_snr_db is not None:
             raise ValueError("noise_snr_db is short for noise.snr_db: give one of them")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return leave_out_defaults(handler(self), self, ("noise", "reverb", "pauses", "time_warp_frames"))
 
     def parts(self) -> dict[str, BaseModel]:
         """The wanted augmentations by their names in the registry, in the order in which they are applied."""

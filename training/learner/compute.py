@@ -28,7 +28,7 @@ from training.learner.augmentation import Augmenter
 from training.learner.batching import derive_seed
 from training.learner.data import Batch, SpeechDataset
 from training.learner.devices import is_out_of_memory
-from training.learner.flat import FlatParameters
+from training.learner.flat import Bf16Weights, FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.microbatches import Portions, cut, undivided
 from training.learner.moments import Moments
@@ -130,6 +130,7 @@ class Learner:
         self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
         self.model.train()
         self._network = self._compiled() if self.cfg.compile else self.model
+        self._weights = Bf16Weights(self.flat).in_use if self.cfg.flat_bf16 and self.amp else nullcontext
         graphs = self.cfg.cuda_graphs and device.type == "cuda"
         self._forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
 
@@ -236,7 +237,7 @@ class Learner:
 
     def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features."""
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             found: tuple[Tensor, Tensor] = self._network(feats_BTF, frames)
         return found
 

@@ -409,8 +409,7 @@ def conformer(place: Place, compiled: bool = False, flat: bool = False) -> None:
         if not place.gpu and (graphs or seconds > 64):
             continue
         with place.guarded(f"Conformer, {name}"), tempfile.TemporaryDirectory() as folder:
-            fields: Row = {"batch_seconds": seconds, "cuda_graphs": graphs, "compile": compiled}
-            fields |= {"amp": "bf16", "flat_bf16": True} if flat else {}
+            fields: Row = {"batch_seconds": seconds, "cuda_graphs": graphs, "compile": compiled, "flat_bf16": flat}
             job = packed_job(place, "libri" if place.gpu else "fsdd", Path(folder), **fields)
             place.result(what="Conformer", way=name, **_conformer(place, job, seconds, name))
 

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu import CONFORMER
 from speech.models import MODELS, build_model
-from training.learner.flat import Bf16Weights, FlatParameters
+from training.learner.bf16_weights import Bf16Weights
+from training.learner.flat import FlatParameters
 
 CONVERSION = "aten::_to_copy"
 

@@ -34,8 +34,9 @@ from training.config import SgdConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange, ExchangeStats
 from training.exchange.config import ExchangeConfig
+from training.learner.bf16_weights import Bf16Weights
 from training.learner.devices import claim, inventory, pick_device
-from training.learner.flat import Bf16Weights, FlatParameters
+from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.optim import build_optimizer
 from training.processes.children import end_with_parent

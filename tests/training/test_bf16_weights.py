@@ -15,10 +15,10 @@ from speech.lm.lstm import LstmConfig
 from speech.models import ConformerConfig, build_model
 from speech.models.networks import lstm, precision
 from training.config import TrainConfig
-from training.learner import compute
-from training.learner import flat as flats
+from training.learner import bf16_weights, compute
+from training.learner.bf16_weights import Bf16Weights
 from training.learner.compute import Learner, open_set
-from training.learner.flat import Bf16Weights, FlatParameters
+from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.prefetch import Loader
 
@@ -159,9 +159,9 @@ def tied_gradients(weights_of):
     return scores.detach(), flat.grads
 
 
-@pytest.mark.parametrize("gap", [0, 10, flats.GAP])
+@pytest.mark.parametrize("gap", [0, 10, bf16_weights.GAP])
 def test_shared_and_unused_weights_get_the_gradients_of_autocast(monkeypatch, gap):
-    monkeypatch.setattr(flats, "GAP", gap)
+    monkeypatch.setattr(bf16_weights, "GAP", gap)
     wanted = tied_gradients(lambda flat: nullcontext)
     found = tied_gradients(lambda flat: Bf16Weights(flat).in_use)
     assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))

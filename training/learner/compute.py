@@ -26,9 +26,10 @@ from training.config import OptimizerConfig, SgdConfig
 from training.job import TrainJob
 from training.learner.augmentation import Augmenter
 from training.learner.batching import derive_seed
+from training.learner.bf16_weights import Bf16Weights
 from training.learner.data import Batch, SpeechDataset
 from training.learner.devices import is_out_of_memory
-from training.learner.flat import Bf16Weights, FlatParameters
+from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.microbatches import Portions, cut, undivided
 from training.learner.moments import Moments

@@ -380,17 +380,20 @@ def tests(place: Place) -> None:
 
 
 def published(place: Place) -> None:
-    """The published BLSTM in one process: plain and from CUDA graphs."""
+    """The published BLSTM in one process: plain, from CUDA graphs, and with all weights converted to bf16 at once."""
     from benchmarks.published_model import SEGMENT, Bench, Options
 
     small = {} if place.gpu else {"layers": 2, "cells": 32, "outputs": 100, "batch": 4}
     cases = [(128, "fp32", False), (128, "bf16", False), (128, "fp32", True), (128, "bf16", True), (512, "bf16", True)]
-    for batch, precision, graphs in cases:
-        name = f"batch {batch}, {precision}{', CUDA graphs' if graphs else ''}"
+    flat_cases = [(128, "bf16", False), (128, "bf16", True)]
+    for number, (batch, precision, graphs) in enumerate(cases + flat_cases):
+        flat = number >= len(cases)
+        name = f"batch {batch}, {precision}{', CUDA graphs' if graphs else ''}{', flat' if flat else ''}"
         if graphs and not place.gpu:
             continue
         with place.guarded(f"published model, {name}"):
             options = {"batch": batch, "precision": precision, "device": place.device, "graphs": graphs, **small}
+            options["flat_bf16"] = flat
             bench = Bench(0, Options(**options))
             params, frames = bench.flat.weights.numel(), len(bench.inputs) * SEGMENT
             seconds, count = place.timed(bench.step, 2.0, 10)
@@ -401,15 +404,16 @@ def published(place: Place) -> None:
             del bench
 
 
-def conformer(place: Place, compiled: bool = False) -> None:
+def conformer(place: Place, compiled: bool = False, flat: bool = False) -> None:
     """A Conformer of 29 M weights on real speech: gradient and update, of batches at hand and with loader threads."""
     cases = [(64.0, False), (64.0, True), (400.0, False), (400.0, True)]
-    for seconds, graphs in cases[:1] if compiled else cases:
+    for seconds, graphs in cases[:1] if compiled else cases[:2] if flat else cases:
         name = f"batches of {seconds:.0f} s{', CUDA graphs' if graphs else ''}{', compiled' if compiled else ''}"
+        name += ", flat" if flat else ""
         if not place.gpu and (graphs or seconds > 64):
             continue
         with place.guarded(f"Conformer, {name}"), tempfile.TemporaryDirectory() as folder:
-            fields = {"batch_seconds": seconds, "cuda_graphs": graphs, "compile": compiled}
+            fields: Row = {"batch_seconds": seconds, "cuda_graphs": graphs, "compile": compiled, "flat_bf16": flat}
             job = packed_job(place, "libri" if place.gpu else "fsdd", Path(folder), **fields)
             place.result(what="Conformer", way=name, **_conformer(place, job, seconds, name))
 
@@ -576,7 +580,7 @@ MINUTES |= {"schedule": {"kind": "cosine", "warmup_epochs": 8}, "cuda_graphs": T
 STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
     "probe": (40, False, probe),
     "tests": (150, False, tests),
-    "published": (60, False, published),
+    "published": (80, False, published),
     "exchange2": (70, False, lambda place: exchange(place, 2, ("zmq", 1), ("cuda", 1))),
     "conformer": (90, True, conformer),
     "libri": (55, True, lambda place: training(place, "libri", 1, 40, batch_seconds=64.0, **MINUTES)),
@@ -586,6 +590,7 @@ STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
     "fsdd2x2": (90, True, lambda place: training(place, "fsdd", 2, 80, strategy="h-adpsgd", learners_per_node=2)),
     "exchange4": (70, False, lambda place: exchange(place, 4, ("zmq", 3), ("cuda", 1))),
     "feeding": (40, True, feeding),
+    "flat_bf16": (60, True, lambda place: conformer(place, flat=True)),
     "compiled": (90, True, lambda place: conformer(place, compiled=True)),
 }
 """By name, in order of value: time limit in seconds, whether it needs the pack, and what it does."""

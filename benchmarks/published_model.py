@@ -1,7 +1,7 @@
 """The published BLSTM on this machine: step time, frames per second, cost of the exchange, peak memory.
 
     python -m benchmarks.published_model [--json] [--learners 2] [--seconds 10] [--device auto] [--precision fp32 bf16]
-        [--exchange zmq|cuda] [--daemons 1] [--wire fp32|bf16] [--graphs]
+        [--exchange zmq|cuda] [--daemons 1] [--wire fp32|bf16] [--graphs] [--flat-bf16]
 
 Model and batch are those of arXiv:1904.04956: 6 x 512 cells per direction, bottleneck 256, 32,000 outputs, batches of
 128 segments of 21 frames with 260 dimensions, frame cross-entropy, SGD with momentum. The data is noise: this measures
@@ -18,6 +18,7 @@ import resource
 import statistics
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +35,7 @@ from training.config import SgdConfig
 from training.coordinator.membership import Member, View
 from training.exchange.base import Exchange, ExchangeStats
 from training.exchange.config import ExchangeConfig
+from training.learner.bf16_weights import Bf16Weights
 from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.optim import build_optimizer
@@ -61,6 +63,8 @@ class Options:
     precision: str = "fp32"
     graphs: bool = False
     """Whether forward and backward pass are replayed from CUDA graphs."""
+    flat_bf16: bool = False
+    """Whether all weights are converted to bf16 at once, instead of one by one; without effect in fp32."""
     exchange: Literal["zmq", "cuda"] = "zmq"
     daemons: int = 1
     wire: Literal["fp32", "bf16"] = "fp32"
@@ -94,6 +98,7 @@ class Bench:
         self.model = PublishedBlstm(options.layers, options.cells, options.outputs).to(self.device)
         self.flat = FlatParameters(self.model)
         self.optimizer = build_optimizer(SgdConfig(lr=0.01), self.model)
+        self._weights = Bf16Weights(self.flat).in_use if options.flat_bf16 and self.bf16 else nullcontext
         # all batches have one shape
         self._forward = GraphedForward(self._scores, self.flat, size=int) if options.graphs else self._scores
         self.steps = 0
@@ -105,7 +110,7 @@ class Bench:
         self.states = states.to(self.device)
 
     def _scores(self, x_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             return self.model(x_BTF), lengths
 
     def step(self, exchange: Exchange | None = None) -> float:
@@ -259,6 +264,9 @@ def main(argv: list[str] | None = None) -> None:
         "--seconds", type=float, default=defaults.seconds, help="per measurement; each learner makes two"
     )
     parser.add_argument("--graphs", action="store_true", help="replay forward and backward pass from CUDA graphs")
+    parser.add_argument(
+        "--flat-bf16", action="store_true", help="convert all weights to bf16 at once (train.flat_bf16)"
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--exchange", default=defaults.exchange, choices=["zmq", "cuda"])
     parser.add_argument("--wire", default=defaults.wire, choices=["fp32", "bf16"])

@@ -5,7 +5,10 @@ for gradients without a scaler. LSTMs therefore run outside of autocast: in bf16
 which cuDNN uses TF32 if the GPU supports it.
 """
 
+from collections.abc import Iterator
+
 import torch
+from torch import nn
 
 _CUDNN_BF16 = 91300
 """First version of cuDNN with bf16 LSTMs (9.13)."""
@@ -24,6 +27,18 @@ def lstm_dtype(device: torch.device) -> torch.dtype:
         return torch.float32
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return torch.bfloat16 if (version or 0) >= _CUDNN_BF16 else torch.float32
+
+
+def bf16_parameters(module: nn.Module, device: torch.device) -> Iterator[str]:
+    """Names of the parameters of a module, not of its parts, that a pass under autocast uses in bf16 only.
+
+    These are the weights and biases of linear layers and convolutions, and those of LSTMs where they run in bf16. What
+    a subclass or a parametrization does with its parameters is not known: it has none.
+    """
+    if type(module) in (nn.Linear, nn.Conv1d, nn.Conv2d):
+        yield from (name for name in ("weight", "bias") if module._parameters.get(name) is not None)
+    elif type(module) is nn.LSTM and lstm_dtype(device) == torch.bfloat16:
+        yield from module._parameters
 
 
 def describe(device: torch.device, amp: bool, has_lstm: bool) -> str:

@@ -146,6 +146,9 @@ class TrainConfig(BaseModel):
     cuda_graphs: bool = False
     """On a GPU, replay the model's forward and backward pass from CUDA graphs, one for each of the few shapes that
     batches are padded to: a small model's step then no longer waits for the host. For nodes of one learner."""
+    flat_bf16: bool = False
+    """In mixed precision, convert all weights to bf16 at once before a pass, and their gradients back after it, instead
+    of one by one: fewer operations to launch, with the same result. For nodes of one learner; has no effect in fp32."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of the training step; 0 uses all cores but one, which is left for reading ahead and everything else.
     Results repeat bit for bit only with the same number."""
@@ -251,10 +254,16 @@ class TrainConfig(BaseModel):
     def _check_compile(self) -> "TrainConfig":
         if self.compile and self.traits.split:
             raise ValueError(f"compile is for whole models, and {self.strategy.kind} splits them: use compile=false")
+        several = f"is for nodes of one learner, and learners_per_node is {self.learners_per_node}: their gradients are"
         if self.cuda_graphs and self.learners_per_node > 1:
             raise ValueError(
-                f"cuda_graphs is for nodes of one learner, and learners_per_node is {self.learners_per_node}: their "
-                "gradients are averaged during the backward pass, which a graph does not repeat; use cuda_graphs=false"
+                f"cuda_graphs {several} averaged during the backward pass, which a graph does not repeat; use "
+                "cuda_graphs=false"
+            )
+        if self.flat_bf16 and self.learners_per_node > 1:
+            raise ValueError(
+                f"flat_bf16 {several} averaged during the backward pass, and these would come after it; use "
+                "flat_bf16=false"
             )
         if self.cuda_graphs and self.compile:
             raise ValueError("cuda_graphs and compile both record the model: use one of them")

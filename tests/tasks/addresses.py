@@ -49,11 +49,11 @@ from tasks.config.data import DataConfig  # noqa: E402
 from tasks.config.lm_training import LmTrainConfig  # noqa: E402
 from tasks.config.pipeline import PipelineConfig  # noqa: E402
 from tasks.config.realign import RealignConfig  # noqa: E402
+from tasks.config.training import AcousticTrainConfig  # noqa: E402
 from tasks.dataset.sources import SourceConfig  # noqa: E402
 from tasks.stages import prepare, realign, train  # noqa: E402
 from tasks.stages.base import Run, StageResult, stages_of  # noqa: E402
 from tasks.stages.sources import synthetic_table  # noqa: E402
-from tasks.config.training import AcousticTrainConfig  # noqa: E402
 from training.strategies.registry import STRATEGY_CONFIGS  # noqa: E402
 
 STAGE = {name: getattr(import_module(f"tasks.stages.{name}"), name.upper()) for name in STAGES}

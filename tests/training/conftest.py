@@ -13,6 +13,7 @@ load_beside(__file__, "emulated_gpu.py")
 load_beside(__file__, "exchange_ring.py")
 load_beside(__file__, "peer_learners.py")
 load_beside(__file__, "ranks.py")
+load_beside(__file__, "recordings.py")
 load_beside(__file__, "regression.py")
 emulated_nodes = load_beside(__file__, "emulated_nodes.py")
 make_coordinator_process, make_node = emulated_nodes.make_coordinator_process, emulated_nodes.make_node

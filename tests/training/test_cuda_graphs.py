@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from recordings import HostRecording
 from tones import LEARNS, bare, train
 
 from benchmarks.published_model import DIMENSION, SEGMENT, Bench, Options
@@ -12,29 +13,6 @@ from training.learner.graphs import GraphedForward, rounded
 from training.learner.prefetch import Loader
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-class HostRecording:
-    """Fixed memory as a CUDA graph has it, with the passes computed each time."""
-
-    made: list[tuple[int, ...]] = []
-
-    def __init__(self, run, feats, lengths):
-        self._run, self.feats, self.lengths = run, feats.clone(), lengths.clone()
-        torch.rand(7)  # a warm-up draws random numbers, and adds gradients
-        scores, self.frames = run(self.feats, self.lengths)
-        scores.backward(torch.ones_like(scores))
-        self.scores, self.grads = scores.detach().clone(), torch.full_like(scores, torch.nan)
-        self.made.append(tuple(feats.shape))
-
-    def forward(self):
-        with torch.enable_grad():  # inside an autograd function
-            self._live, frames = self._run(self.feats, self.lengths)
-        self.scores.copy_(self._live.detach())
-        self.frames.copy_(frames)
-
-    def backward(self):
-        self._live.backward(self.grads)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from training.config import OptimizerConfig, SgdConfig
 from training.job import TrainJob
+from training.learner.bf16_weights import Bf16Weights
 from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
@@ -121,6 +122,7 @@ class Learner:
             self.moments = Moments(self.optimizer, self.flat)
         self.model.train()
         self._network = self._compiled() if self.cfg.compile else self.model
+        self._weights = Bf16Weights(self.flat).in_use if self.cfg.flat_bf16 and self.amp else nullcontext
         graphs = self.cfg.cuda_graphs and device.type == "cuda"
         forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
         self._outputs = PaddedNetwork(forward, cast(Network, self.model).num_frames, self.frame_multiple)
@@ -230,7 +232,7 @@ class Learner:
 
     def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features."""
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+        with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
             found: tuple[Tensor, Tensor] = self._network(feats_BTF, frames)
         return found
 

@@ -54,7 +54,9 @@ def test_changed_and_missing_defaults_are_found_but_new_ones_ignored():
 
 def test_fields_that_only_say_how_a_training_runs_do_not_train_again():
     wanted = training_content(TrainConfig())
-    assert training_content(TrainConfig(compile=True, loader_threads=3, checkpoint_steps=7)) == wanted
+    assert (
+        training_content(TrainConfig(compile=True, loader_threads=3, loader_processes=2, checkpoint_steps=7)) == wanted
+    )
     assert training_content(TrainConfig(epochs=7)) != wanted
 
 

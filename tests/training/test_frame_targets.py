@@ -1,5 +1,6 @@
 """Training on forced alignments: targets of batches, augmentation that moves time, and a training that learns them."""
 
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tones
 import torch
 from pydantic import ValidationError
+from support import wait_until
 
 from speech.audio import decode_audio
 from speech.bundle import TiedStates
@@ -18,7 +20,8 @@ from speech.hmm.priors import log_priors
 from storage.objects import ObjectStore
 from training.config import TrainConfig
 from training.learner.augmentation import Augmenter
-from training.learner.compute import Learner, open_set
+from training.learner.compute import Learner, build_augmenter, open_loader, open_set
+from training.learner.prefetch import Loader, LoaderProcesses
 from training.learner.state_targets import padded_states, read_alignments
 from training.node.evaluator import Evaluator
 from training.simulation.speech import Speech
@@ -72,6 +75,19 @@ def test_batches_have_the_states_of_their_utterances(corpus, tmp_path, alignment
         open_set(job, job.valid_url, lenient=True).batch([0]).states[0].tolist()
         == loudest_quarter(corpus.valid[0]).tolist()
     )
+
+
+def test_states_from_a_loader_process_equal_those_of_a_thread(corpus, tmp_path, alignments, monkeypatch):
+    job = state_job(corpus, tmp_path, alignments)
+    here = Loader(open_set(job, job.train_url), build_augmenter(job), CPU)
+    wanted, rows = here(range(12), 3), np.arange(12)
+    monkeypatch.setattr(Loader, "__call__", lambda *_: None)
+    processes = LoaderProcesses(here, partial(open_loader, job, torch.get_num_threads(), 0), 1)
+    wait_until(lambda: processes.waiting, every_s=0.02)
+    found = processes(rows, 3)
+    processes.close()
+    assert found.frame_factor == wanted.frame_factor == 2
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found.tensors(), wanted.tensors(), strict=True))
 
 
 def test_objective_of_tokens_reads_no_alignments(corpus, tmp_path):

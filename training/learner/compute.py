@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speech.features.augment.noise import generated
 from speech.models.networks.base import ModelStage, TrainableNetwork
 from speech.models.networks.blstm import LstmLayers
 from speech.models.networks.precision import describe, has_bf16
@@ -34,8 +35,10 @@ from training.learner.microbatches import Portions, cut, undivided
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
 from training.learner.padding import frame_multiple, rounded_up
+from training.learner.prefetch import Loader
 from training.learner.segments import segments_of
 from training.learner.state_targets import StateTargets, read_alignments
+from training.processes import logs
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +62,15 @@ def damage_folder(name: str) -> str:
     return f"damaged-shards/{name}"
 
 
-def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
-    """Open a job's training or validation set; damaged shards are recorded below the job's output."""
+def open_set(job: TrainJob, url: str, lenient: bool = False, checked: bool = False) -> SpeechDataset:
+    """Open a job's training or validation set; damaged shards are recorded below the job's output.
+
+    Args:
+        job: What to train.
+        url: The set.
+        lenient: It is the validation set, see `SpeechDataset`.
+        checked: Another process has checked that the tokenizer encodes all transcripts.
+    """
     store = ObjectStore(url)
     index = ShardIndex.read(store)
     reader = ShardReader(store, index, job.cache, job.cache_bytes)
@@ -71,7 +81,28 @@ def open_set(job: TrainJob, url: str, lenient: bool = False) -> SpeechDataset:
     if objective_class(job.train.objective).needs == "states":
         table = read_alignments(ObjectStore(job.alignments_url), name)
         targets = StateTargets(table, job.spec.frame_factor, segments_of(index))
-    return SpeechDataset(index, reader, tokenizer, lenient=lenient, quarantine=quarantine, targets=targets)
+    return SpeechDataset(
+        index, reader, tokenizer, lenient=lenient, quarantine=quarantine, targets=targets, checked=checked
+    )
+
+
+def build_augmenter(job: TrainJob) -> Augmenter:
+    """The augmentation of a job's training set."""
+    return Augmenter(job.train.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
+
+
+def open_loader(job: TrainJob, threads: int, rank: int) -> Loader:
+    """Open a loader of a rank's training set in a process of its own, beside the rank's, which has checked the set.
+
+    Args:
+        job: What to train.
+        threads: Threads of the rank's process, whose loader this one equals bit for bit.
+        rank: Number of the rank, for the log.
+    """
+    logs.setup(f"[rank {rank}, loader]", rank=str(rank))
+    torch.set_num_threads(threads)
+    generated("pink", job.spec.sample_rate)  # kept; its Fourier transform rounds differently with a single thread
+    return Loader(open_set(job, job.train_url, checked=True), build_augmenter(job), torch.device("cpu"))
 
 
 @dataclass
@@ -127,7 +158,7 @@ class Learner:
             self.flat = FlatParameters(self.model)
             self.optimizer = build_optimizer(self._updates, self.model)
             self.moments = Moments(self.optimizer, self.flat)
-        self.augmenter = Augmenter(self.cfg.augment, job.spec.sample_rate, job.seed, job.spec.states_per_frame)
+        self.augmenter = build_augmenter(job)
         self.model.train()
         self._network = self._compiled() if self.cfg.compile else self.model
         graphs = self.cfg.cuda_graphs and device.type == "cuda"

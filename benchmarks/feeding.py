@@ -75,9 +75,6 @@ def feed(number: int, options: Options, pipe: Connection, parent: int) -> None:
     end_with_parent(parent)
     torch.set_num_threads(1)
     loader, processes = open_loader(options), None
-    # fetch and verify the shards first: in training, all but the first are fetched in the background
-    for row in loader.data.first_of_shards(np.arange(len(loader.data))):
-        loader.data.load(int(row))
     if options.processes:
         processes = LoaderProcesses(loader, partial(open_loader, options), options.processes)
         deadline = time.monotonic() + PATIENCE_S
@@ -105,8 +102,12 @@ def open_loader(options: Options) -> Loader:
     """The loader of a learner, or of one of its loader processes."""
     store = ObjectStore(options.url)
     index = ShardIndex.read(store)
+    dataset = SpeechDataset(index, ShardReader(store, index))
+    # fetch and verify the shards first: in training, all but the first are fetched in the background
+    for row in dataset.first_of_shards(np.arange(len(dataset))):
+        dataset.load(int(row))
     augmenter = Augmenter(AUGMENTS[options.augment], int(index.column("sample_rate")[0]), seed=1)
-    return Loader(SpeechDataset(index, ShardReader(store, index)), augmenter, torch.device("cpu"))
+    return Loader(dataset, augmenter, torch.device("cpu"))
 
 
 def launch(deadline: float, stop: threading.Event) -> tuple[float, float]:

@@ -74,15 +74,23 @@ class Watched:
         count: Number of processes.
         options: Options of the measurement.
         patience_s: Time-out of each answer in seconds.
+        parents: Whether the processes start processes themselves.
     """
 
-    def __init__(self, work: Callable[[int, T, Connection, int], None], count: int, options: T, patience_s: float):
+    def __init__(
+        self,
+        work: Callable[[int, T, Connection, int], None],
+        count: int,
+        options: T,
+        patience_s: float,
+        parents: bool = False,
+    ) -> None:
         self._patience_s = patience_s
         context = mp.get_context("spawn")
         self._members: list[tuple[Connection, BaseProcess]] = []
         for number in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=work, args=(number, options, theirs, os.getpid()), daemon=True)
+            process = context.Process(target=work, args=(number, options, theirs, os.getpid()), daemon=not parents)
             process.start()
             theirs.close()
             self._members.append((ours, process))

@@ -17,6 +17,7 @@ pack, the steps that need speech are skipped.
 import argparse
 import collections
 import csv
+import functools
 import json
 import os
 import random
@@ -40,6 +41,8 @@ WHEELS = ("pyzmq", "pydantic", "pydantic_core", "annotated-types", "typing-inspe
 WHEELS += ("pycparser", "soundfile", "webdataset", "braceexpand", "rapidfuzz")
 """What the tests and trainings need beside torch, torchaudio, numpy, pyarrow, sentencepiece, safetensors, psutil,
 nvidia-ml-py, fsspec and pytest with xdist, timeout and hypothesis."""
+LOADERS_START_S = 30.0
+"""How long loader processes may take to start."""
 CONFORMER = {"kind": "conformer", "dim": 320, "layers": 12, "heads": 4, "channels": 64, "subsampling": 4}
 Row = dict[str, Any]
 
@@ -455,8 +458,39 @@ def _conformer(place: Place, job: Any, seconds: float, name: str) -> Row:
     return row
 
 
+def fed(place: Place) -> None:
+    """The Conformer on batches of 64 s, with CUDA graphs, fed by loader threads and by loader processes."""
+    import torch
+
+    from storage.batching import plan_epoch
+    from training.learner.compute import Learner, open_loader, open_set
+    from training.learner.prefetch import Loader, LoaderProcesses
+
+    with tempfile.TemporaryDirectory() as folder:
+        fields = {"batch_seconds": 64.0, "cuda_graphs": place.gpu}
+        job = packed_job(place, "libri" if place.gpu else "fsdd", Path(folder), **fields)
+        device = torch.device("cuda", 0) if place.gpu else torch.device("cpu")
+        learner, dataset = Learner(job, device), open_set(job, job.train_url)
+        load = Loader(dataset, learner.task, device)
+        planned = plan_epoch(dataset.durations, batch_seconds=64.0, max_batch=64, seed=1, epoch=3)
+        _fed(place, learner, load, planned, 4)  # shapes are recorded when they come for the first time
+        for count in (1, 4, 12) if place.gpu else (1,):
+            with place.guarded(f"Conformer fed by {count}"):
+                row = {"threads": _fed(place, learner, load, planned, count)}
+                opened, began = functools.partial(open_loader, job, torch.get_num_threads(), 0), time.monotonic()
+                processes = LoaderProcesses(load, opened, count)
+                try:
+                    while len(processes.waiting) < count and time.monotonic() - began < LOADERS_START_S:
+                        time.sleep(0.05)
+                    row |= {"started": len(processes.waiting), "started_s": time.monotonic() - began}
+                    row["processes"] = _fed(place, learner, processes, planned, count)
+                finally:
+                    processes.close()
+                place.result(what="Conformer fed, batches of 64 s: audio/s", count=count, **row)
+
+
 def _fed(place: Place, learner: Any, load: Any, planned: list[Any], threads: int) -> float:
-    """Seconds of audio per second that are trained while loader threads read."""
+    """Seconds of audio per second that are trained while loader threads read, or wait for processes."""
     from training.learner.prefetch import Prefetcher
 
     fetch, heard, at = Prefetcher(load, threads), 0.0, 0
@@ -565,13 +599,14 @@ def _trained(folder: Path) -> Row:
 
 
 def feeding(place: Place) -> None:
-    """The loader alone, by threads."""
+    """The loader alone, by threads and by processes, while the main thread launches operations."""
     from benchmarks.feeding import Options, measure
 
-    for threads in (1, 4, 8, 16) if place.gpu else (1,):
-        with place.guarded(f"feeding by {threads} threads"):
-            options = Options(str(place.pack.resolve() / "libri/train"), threads, seconds=3.0 if place.gpu else 0.3)
-            place.result(what="feeding", **measure(options, 1, 300.0))
+    url, seconds = str(place.pack.resolve() / "libri/train"), 3.0 if place.gpu else 0.3
+    for count in (1, 4, 8) if place.gpu else (1,):
+        for loaders in ({"threads": count}, {"processes": count}):
+            with place.guarded(f"feeding by {loaders}"):
+                place.result(what="feeding", **measure(Options(url, busy=True, seconds=seconds, **loaders), 1, 300.0))
 
 
 MINUTES: Row = {"max_minutes": 0.35, "epochs": 1000, "average": 1}
@@ -583,14 +618,15 @@ STEPS: dict[str, tuple[float, bool, Callable[[Place], None]]] = {
     "published": (80, False, published),
     "exchange2": (70, False, lambda place: exchange(place, 2, ("zmq", 1), ("cuda", 1))),
     "conformer": (90, True, conformer),
+    "fed": (75, True, fed),
     "libri": (55, True, lambda place: training(place, "libri", 1, 40, batch_seconds=64.0, **MINUTES)),
     "libri2": (55, True, lambda place: training(place, "libri", 2, 40, batch_seconds=128.0, **MINUTES)),
     "fsdd": (70, True, lambda place: training(place, "fsdd", 1, 60, cuda_graphs=True)),
     "fsdd4": (90, True, lambda place: training(place, "fsdd", 4, 80, cuda_graphs=True)),
     "fsdd2x2": (90, True, lambda place: training(place, "fsdd", 2, 80, strategy="h-adpsgd", learners_per_node=2)),
     "exchange4": (70, False, lambda place: exchange(place, 4, ("zmq", 3), ("cuda", 1))),
-    "feeding": (40, True, feeding),
     "flat_bf16": (60, True, lambda place: conformer(place, flat=True)),
+    "feeding": (75, True, feeding),
     "compiled": (90, True, lambda place: conformer(place, compiled=True)),
 }
 """By name, in order of value: time limit in seconds, whether it needs the pack, and what it does."""

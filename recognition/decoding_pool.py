@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from devices.worker_processes import starting_workers, worker_pool
 from recognition.recognizer import Scores
 from speech.decoding import DecodeChoice, Decoder, Hypothesis, build_decoder
 from speech.hmm.priors import StateOutputs
 from speech.tokens import tokenizer_from_dict
-from speech.worker_processes import starting_workers, worker_pool
 
 log = logging.getLogger(__name__)
 _SHARE = 64

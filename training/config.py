@@ -119,6 +119,9 @@ class TrainConfig(BaseModel):
     loader_threads: int = Field(default=1, ge=1, le=64)
     """Threads of each learner that read and decode ahead, and draw augmentation; their number does not change the order
     of utterances."""
+    loader_processes: int = Field(default=0, ge=0, le=64)
+    """Processes of each learner that load batches in place of the threads, each one batch at a time; 0 for threads.
+    Threads share Python's interpreter lock with the training step; processes take memory for the set's index each."""
     max_unreadable: float = Field(default=0.05, ge=0, le=1)
     """Training stops if damaged shards hold a larger share of the training set; otherwise their utterances are left
     out."""
@@ -170,6 +173,11 @@ class TrainConfig(BaseModel):
     def learners(self) -> int:
         """Total number of learners."""
         return self.nodes * self.learners_per_node
+
+    @property
+    def loaders(self) -> int:
+        """Number of batches that a learner loads at the same time."""
+        return self.loader_processes or self.loader_threads
 
     @property
     def places(self) -> int:

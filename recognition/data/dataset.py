@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,8 @@ from storage.reading import ShardError, ShardReader
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _STOP = object()
+_TENSORS = ("inputs", "lengths", "tokens", "token_lengths", "states", "state_lengths")
+"""The fields of a batch that are tensors, beside the draws."""
 
 
 @dataclass
@@ -56,9 +58,16 @@ class Batch:
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, from which copies to a GPU are asynchronous."""
-        names = ("inputs", "lengths", "tokens", "token_lengths", "states", "state_lengths")
-        drawn = _each(self.drawn, lambda tensor: tensor.pin_memory())
-        return replace(self, drawn=drawn, **{name: getattr(self, name).pin_memory() for name in names})
+        return self.each(lambda tensor: tensor.pin_memory())
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, those of the draws included."""
+        return [getattr(self, name) for name in _TENSORS] + [x for one in self.drawn.values() for x in one.values()]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Apply a function to each of `tensors`, in an order that depends on their names only."""
+        fields: dict[str, Any] = {name: change(getattr(self, name)) for name in _TENSORS}
+        return replace(self, **fields, drawn=_each(self.drawn, change))
 
     def part(self, which: slice) -> "Batch":
         """Some of the utterances, padded to the longest of them; `seconds` and `unreadable` stay the whole batch's."""
@@ -136,9 +145,10 @@ class SpeechDataset:
             cannot be recognized; it does not count in the loss, but its word is an error in the WER).
         quarantine: Records damaged shards, whose utterances are then omitted from batches; None raises for them.
         targets: Tied states of the utterances, if the objective needs them.
+        checked: The tokenizer is known to encode all transcripts: do not read them for that.
 
     Raises:
-        TokenError: If the tokenizer does not know a symbol of a transcript, unless `lenient`.
+        TokenError: If the tokenizer does not know a symbol of a transcript, unless `lenient` or `checked`.
     """
 
     def __init__(
@@ -150,6 +160,7 @@ class SpeechDataset:
         lenient: bool = False,
         quarantine: ShardQuarantine | None = None,
         targets: StateTargets | None = None,
+        checked: bool = False,
     ) -> None:
         self.index = index
         self.reader = reader
@@ -162,7 +173,7 @@ class SpeechDataset:
         self._lost: set[int] = set()
         self._stored = index.metadata["payload"] == "npy"
         self._tokenizer, self._lenient, self._quarantine = tokenizer, lenient, quarantine
-        if tokenizer and not lenient:
+        if tokenizer and not lenient and not checked:
             check_vocabulary(tokenizer, self._texts)
 
     def __len__(self) -> int:

@@ -74,6 +74,7 @@ class AcousticTaskConfig(BaseModel):
         cache: Path,
         cache_bytes: int | None,
         quarantine: Callable[[int], ShardQuarantine],
+        checked: bool = False,
     ) -> SpeechDataset:
         """Open the training or validation set, see `training.learner.task.TaskConfig`."""
         from recognition.data.dataset import SpeechDataset
@@ -93,6 +94,7 @@ class AcousticTaskConfig(BaseModel):
             lenient=name == "valid",
             quarantine=quarantine(len(index)),
             targets=targets,
+            checked=checked,
         )
 
     def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
@@ -117,7 +119,7 @@ class AcousticTask:
         from recognition.data.augmentation import Augmenter
 
         spec = config.spec
-        self._tokenizer = spec.build_tokenizer()
+        self._tokenizer, self._sample_rate = spec.build_tokenizer(), spec.sample_rate
         self.frontend = spec.build_frontend(config.speaker_stats())
         self.objective = build_objective(config.objective)
         self.augmenter = Augmenter(config.augment, spec.sample_rate, seed, spec.states_per_frame)
@@ -125,6 +127,12 @@ class AcousticTask:
     def to(self, device: torch.device) -> None:
         """Move the front end."""
         self.frontend.to(device)
+
+    def prepare_draws(self) -> None:
+        """Make the noise that augmentation draws from: its Fourier transform rounds differently with fewer threads."""
+        from speech.features.augment.noise import generated
+
+        generated("pink", self._sample_rate)
 
     def drawn(self, batch: Batch, epoch: int) -> Batch:
         """Add the random draws of an epoch's augmentation to a batch."""

@@ -61,6 +61,7 @@ class LanguageModelTaskConfig(BaseModel):
         cache: Path,
         cache_bytes: int | None,
         quarantine: Callable[[int], ShardQuarantine],
+        checked: bool = False,
     ) -> SpeechDataset:
         """Open the training or validation text, see `training.learner.task.TaskConfig`."""
         from recognition.data.dataset import SpeechDataset
@@ -82,6 +83,9 @@ class LanguageModelTask:
 
     def to(self, device: torch.device) -> None:
         """Nothing is to be moved."""
+
+    def prepare_draws(self) -> None:
+        """Nothing is drawn."""
 
     def drawn(self, batch: Batch, epoch: int) -> Batch:
         """The batch: text is not augmented."""

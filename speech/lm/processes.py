@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-from speech.worker_processes import starting_workers, worker_pool
+from devices.worker_processes import starting_workers, worker_pool
 
 Result = TypeVar("Result")
 

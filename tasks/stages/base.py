@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configurable.wording import counted
-from speech.worker_processes import refuse_import_by_workers
+from devices.worker_processes import refuse_import_by_workers
 from storage.cache import set_cache_limit
 from storage.objects import ObjectStore
 from storage.stages import StageOutput, stage_key

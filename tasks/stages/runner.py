@@ -28,7 +28,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
 from configurable.extras import install_remedy
 from configurable.wording import counted
-from speech.worker_processes import begin_worker, starting_workers, worker_pool
+from devices.worker_processes import begin_worker, starting_workers, worker_pool
 from tasks.config.pipeline import RunnerConfig
 from tasks.stages import progress
 from tasks.stages.base import StageError

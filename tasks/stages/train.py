@@ -44,7 +44,16 @@ from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
 
 _NOT_CONTENT = (
-    *("threads", "checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership", "loader_threads"),
+    *(
+        "threads",
+        "checkpoint_steps",
+        "checkpoint_keep",
+        "log_steps",
+        "launch",
+        "membership",
+        "loader_threads",
+        "loader_processes",
+    ),
     *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "flat_bf16", "learner_metrics"),
     *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
     "objective.alignments",  # their digest counts

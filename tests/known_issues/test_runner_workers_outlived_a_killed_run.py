@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from support import ROOT, end_processes, processes_naming, wait_until
 
-from speech.worker_processes import starting_workers, worker_pool
+from devices.worker_processes import starting_workers, worker_pool
 
 pytestmark = pytest.mark.real_interpreter
 
 POOL = """
 import os, signal, sys, time
-from speech.worker_processes import starting_workers, worker_pool
+from devices.worker_processes import starting_workers, worker_pool
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -95,7 +95,7 @@ def test_ctrl_c_does_not_interrupt_a_starting_worker():
 
 MASKED = """
 import os, signal
-from speech.worker_processes import starting_workers
+from devices.worker_processes import starting_workers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:

@@ -12,7 +12,7 @@ import sys
 import pytest
 from support import ROOT, small_corpus
 
-from speech.worker_processes import refuse_import_by_workers
+from devices.worker_processes import refuse_import_by_workers
 
 SCRIPT = """
 from starling import parse_config, run_pipeline

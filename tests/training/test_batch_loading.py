@@ -105,12 +105,15 @@ def test_model_is_compiled_if_configured_and_keeps_its_parameters(corpus, tmp_pa
 
 @pytest.mark.slow
 def test_loading_speed_is_measured_without_training(corpus, capsys):
-    feeding.main(["--json", "--url", corpus.url("train"), "--threads", "2", "--seconds", "0.2", "--wanted", "10"])
-    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert (row["threads"], row["learners"]) == (2, 1)
-    assert row["fed"] == pytest.approx(row["utterances_per_s"] / 10)
-    assert row["audio_per_s"] > 0
-    assert row["utterances_per_cpu_s"] > 0
+    loaders = ["--threads", "2", "--processes", "1", "--busy"]
+    feeding.main(["--json", "--url", corpus.url("train"), *loaders, "--seconds", "0.2", "--wanted", "10"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(row["threads"], row["processes"], row["learners"]) for row in rows] == [(2, 0, 1), (1, 1, 1)]
+    for row in rows:
+        assert row["fed"] == pytest.approx(row["utterances_per_s"] / 10)
+        assert row["audio_per_s"] > 0
+        assert row["utterances_per_cpu_s"] > 0
+        assert row["launches_per_s"] > 0
 
 
 @pytest.mark.gpu

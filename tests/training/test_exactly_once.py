@@ -38,8 +38,9 @@ WORLDS = {
     "two by two": {"strategy": "h-adpsgd", "nodes": 2, "learners_per_node": 2},
     "two in blocks": {"strategy": {"kind": "bmuf", "tau": 5}, "learners_per_node": 2},
     "two at a server": {"strategy": "asgd", "nodes": 2},
+    "two with processes": {"strategy": "adpsgd", "nodes": 2, "loader_processes": 2},
 }
-SLOW = ("two", "two by two", "two in blocks", "two at a server")
+SLOW = ("two", "two by two", "two in blocks", "two at a server", "two with processes")
 
 
 @pytest.fixture

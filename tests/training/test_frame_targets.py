@@ -1,5 +1,6 @@
 """Training on forced alignments: targets of batches, augmentation that moves time, and a training that learns them."""
 
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -8,6 +9,7 @@ import tones
 import torch
 from aligned_tones import OBJECTIVE, align_corpus, loudest_quarter, state_job
 from pydantic import ValidationError
+from support import wait_until
 
 from recognition.data.augmentation import Augmenter
 from recognition.data.state_targets import padded_states, read_alignments
@@ -16,7 +18,8 @@ from speech.features.augment.config import AugmentConfig
 from storage.objects import ObjectStore
 from tasks.config.training import AcousticTrainConfig
 from tasks.simulated_speech import Speech
-from training.learner.compute import Learner, open_set
+from training.learner.compute import Learner, open_loader, open_set
+from training.learner.prefetch import Loader, LoaderProcesses
 from training.node.evaluator import Evaluator
 
 
@@ -46,6 +49,19 @@ def test_batches_have_the_states_of_their_utterances(corpus, tmp_path, alignment
     part = batch.part(slice(1, 3))
     assert part.state_lengths.tolist() == [0, len(expected[1])]
     assert open_set(job, "valid").batch([0]).states[0].tolist() == loudest_quarter(corpus.valid[0]).tolist()
+
+
+def test_states_from_a_loader_process_equal_those_of_a_thread(corpus, tmp_path, alignments, monkeypatch):
+    job = state_job(corpus, tmp_path, alignments)
+    here = Loader(open_set(job, "train"), job.task.build(job.seed), CPU)
+    wanted, rows = here(range(12), 3), np.arange(12)
+    monkeypatch.setattr(Loader, "__call__", lambda *_: None)
+    processes = LoaderProcesses(here, partial(open_loader, job, torch.get_num_threads(), 0), 1)
+    wait_until(lambda: processes.waiting, every_s=0.02)
+    found = processes(rows, 3)
+    processes.close()
+    assert found.frame_factor == wanted.frame_factor == 2
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found.tensors(), wanted.tensors(), strict=True))
 
 
 def test_objective_of_tokens_reads_no_alignments(corpus, tmp_path):

@@ -29,7 +29,9 @@ from training.learner.flat import FlatParameters
 from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
+from training.learner.prefetch import Loader
 from training.learner.task import ConstrainedNetwork, Network, SetName, Task, TrainingBatch, TrainingSet
+from training.processes import logs
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +55,34 @@ def damage_folder(name: str) -> str:
     return f"damaged-shards/{name}"
 
 
-def open_set(job: TrainJob, name: SetName) -> TrainingSet:
-    """Open a job's training or validation set; damaged shards are recorded below the job's output."""
+def open_set(job: TrainJob, name: SetName, checked: bool = False) -> TrainingSet:
+    """Open a job's training or validation set; damaged shards are recorded below the job's output.
+
+    Args:
+        job: What to train.
+        name: Which.
+        checked: Another process has checked the transcripts.
+    """
 
     def quarantine(total: int) -> ShardQuarantine:
         return ShardQuarantine(ObjectStore(job.output_url), total, job.train.max_unreadable, damage_folder(name))
 
-    return job.known_task.open_set(name, job.cache, job.cache_bytes, quarantine)
+    return job.known_task.open_set(name, job.cache, job.cache_bytes, quarantine, checked)
+
+
+def open_loader(job: TrainJob, threads: int, rank: int) -> Loader:
+    """Open a loader of a rank's training set in a process of its own, beside the rank's, which has checked the set.
+
+    Args:
+        job: What to train.
+        threads: Threads of the rank's process, whose loader this one equals bit for bit.
+        rank: Number of the rank, for the log.
+    """
+    logs.setup(f"[rank {rank}, loader]", rank=str(rank))
+    torch.set_num_threads(threads)
+    task = job.known_task.build(job.seed)
+    task.prepare_draws()
+    return Loader(open_set(job, "train", checked=True), task, torch.device("cpu"))
 
 
 @dataclass

@@ -48,6 +48,12 @@ class TrainingBatch(Protocol):
     def pinned(self) -> Self:
         """Copy to page-locked memory, from which copies to a GPU are asynchronous."""
 
+    def tensors(self) -> list[Tensor]:
+        """All its tensors, those of draws included."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a function to each of `tensors`, in an order that depends on their names only."""
+
 
 class TrainingSet(Protocol):
     """A set's utterances, by row of its index.
@@ -116,6 +122,9 @@ B = TypeVar("B")
 
 class DrawingTask(Protocol[B]):
     """What loading a batch needs of a task; the threads that do so share it."""
+
+    def prepare_draws(self) -> None:
+        """Compute now what draws share and what depends on the number of torch's threads."""
 
     def drawn(self, batch: B, epoch: int) -> B:
         """Add the random draws of an epoch's augmentation to a batch."""
@@ -189,6 +198,7 @@ class TaskConfig(Protocol):
         cache: Path,
         cache_bytes: int | None,
         quarantine: Callable[[int], ShardQuarantine],
+        checked: bool = False,
     ) -> TrainingSet:
         """Open the training or validation set.
 
@@ -197,6 +207,7 @@ class TaskConfig(Protocol):
             cache: Local folder for copies of remote shards.
             cache_bytes: Limit of the cache; None for the folder's own.
             quarantine: Makes the record of damaged shards, given the number of utterances.
+            checked: Another process has checked what is found in the index, such as the transcripts.
         """
 
     def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from training.node.stepper import Rows, Stepped, Stepper
 Orders = dict[str, Any]
 
 READ_AHEAD = 3
-"""Batches loaded ahead with one loader thread; each further thread adds one."""
+"""Batches loaded ahead with one loader thread or process; each further one adds one."""
 FETCH_AHEAD = 200
 """Batches whose shards are fetched ahead, as far as the cache has room."""
 FETCH_EVERY = 16
@@ -84,7 +84,7 @@ class Scheduler:
         self.job, self.cfg, self.client, self.data, self.draws = job, job.train, client, data, draws
         self.stepper, self.replica_writer, self.counters = stepper, replica_writer, counters
         self.stop_requested = threading.Event()
-        self._ahead = READ_AHEAD - 1 + self.cfg.loader_threads
+        self._ahead = READ_AHEAD - 1 + self.cfg.loaders
         self._given: list[Assignment] = []
         self._held: Assignment | None = None
         self._mean_batch = len(data) / batches

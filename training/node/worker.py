@@ -8,9 +8,11 @@ import json
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from devices.choice import claim
 from storage.batching import derive_seed
@@ -21,8 +23,8 @@ from training.coordinator.node_client import NodeClient
 from training.exchange.base import Exchange
 from training.job import TrainJob
 from training.learner.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
-from training.learner.compute import Learner, open_set
-from training.learner.prefetch import Loader, Prefetcher
+from training.learner.compute import Learner, open_loader, open_set
+from training.learner.prefetch import Loader, LoaderProcesses, Prefetcher
 from training.learner.sampling import Draws
 from training.learner.task import TrainingBatch
 from training.node.node_exchange import NodeExchange
@@ -86,9 +88,7 @@ class Worker:
         self.draws = Draws(self.data.index, self.cfg.sampling, job.seed)
         batches = count_batches(job, self.data, self.draws)
         self.stepper = build_stepper(job, self.ring, learner, server, shared, batches / self.cfg.nodes)
-        # a new thread's current device is the first GPU, where page-locking would open a context of this process
-        load = Loader(self.data, learner.task, learner.device)
-        self.prefetch = Prefetcher(load, self.cfg.loader_threads, begin=lambda: claim(learner.device))
+        self.prefetch = self._open_prefetcher()
         self.step = 0
         self.replica_writer = ReplicaWriter(node, self.stepper, group, self.output, client)
         self.counters: StepCounters | None = None
@@ -101,6 +101,20 @@ class Worker:
         self.stop_requested = self.scheduler.stop_requested if self.scheduler else threading.Event()
         self._bad = self._recoveries = 0
         self._ids = open_replica_writer(self.name)
+
+    def _open_prefetcher(self) -> Prefetcher:
+        device, loaders = self.learner.device, self.cfg.loaders
+        load = Loader(self.data, self.learner.task, device)
+
+        # a new thread's current device is the first GPU, where page-locking would open a context of this process
+        def begin() -> None:
+            claim(device)
+
+        if not self.cfg.loader_processes:
+            return Prefetcher(load, loaders, begin)
+        opened = partial(open_loader, self.job, torch.get_num_threads(), self.group.rank)
+        processes = LoaderProcesses(load, opened, loaders)
+        return Prefetcher(processes, loaders, begin, processes.close)
 
     # --- joining
 

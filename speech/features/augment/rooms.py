@@ -24,6 +24,7 @@ SPEED_OF_SOUND = 343.0
 """Metres per second."""
 _SMALLEST, _LARGEST = (3.0, 2.5, 2.4), (9.0, 7.0, 3.5)  # rooms, metres
 _WALL = 0.3  # nearest that speaker and microphone come to a wall, metres
+_UNSHARED = 32_768  # values that one thread adds up (at::internal::GRAIN_SIZE)
 _MAX_IMAGES = 60_000  # of one octant: then the tail is a matter of statistics, and of time
 
 
@@ -44,7 +45,9 @@ def decay_response(rt60: float, direct_db: float, sample_rate: int, generator: t
     num_samples = max(2, int(rt60 * sample_rate))
     times = torch.arange(1, num_samples) / sample_rate
     tail = torch.randn(num_samples - 1, generator=generator) * torch.exp(-3 * math.log(10) * times / rt60)
-    tail = tail * (10 ** (-direct_db / 20) / tail.square().sum().sqrt().clamp(min=1e-12))
+    # in parts that torch does not share among threads: the sum's rounding would depend on their number
+    energy = torch.stack([part.sum() for part in torch.split(tail.square(), _UNSHARED)]).sum()
+    tail = tail * (10 ** (-direct_db / 20) / energy.sqrt().clamp(min=1e-12))
     return torch.cat([torch.ones(1), tail])
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 
 def refuse_import_by_workers() -> None:
@@ -41,6 +42,7 @@ def starting_workers() -> Iterator[None]:
     Otherwise each would print a traceback from its imports. For this process the signal is delivered when the block
     ends.
     """
+    resource_tracker.ensure_running()  # its start, with that of the first worker, would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -52,8 +54,18 @@ def begin_worker() -> None:
     """Make this pool process end with its parent, even by SIGKILL, and end silently on Ctrl-C.
 
     Suitable as a pool's `initializer`. A worker holds both ends of the pool's queue, so it would wait forever after its
-    parent was killed. A thread watches the parent, because Linux's parent-death signal is sent when the thread that
-    started the worker ends, which is not always the main thread.
+    parent was killed.
+    """
+    follow_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def follow_parent() -> None:
+    """Make this process end with the one that started it by multiprocessing, even by SIGKILL.
+
+    A thread watches the parent, because Linux's parent-death signal is sent when the thread that started this process
+    ends, which is not always the main thread.
     """
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -63,5 +75,3 @@ def begin_worker() -> None:
             os._exit(1)
 
         threading.Thread(target=follow, name="parent", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

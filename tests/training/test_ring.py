@@ -400,7 +400,7 @@ def silent_coordinator(monkeypatch):
 
 def test_coordinator_of_a_folder_is_asked_again_and_one_of_an_address_is_not(tmp_path, silent_coordinator):
     with Ring(*make(), folder=tmp_path), (tmp_path / "learners.lock").open() as lock:
-        assert len(silent_coordinator) == 3
+        assert len(set(silent_coordinator)) == 3  # one that does not answer is replaced if nobody else uses it
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     kill_coordinator(tmp_path)

@@ -191,7 +191,7 @@ def test_possible_settings_are_kept_as_they_are():
         assert kept == kept | options
     cfg = NgramConfig()
     assert (cfg.order, cfg.cutoffs, cfg.discount_fallback, cfg.vocabulary, cfg.prune) == (3, (), None, None, 0.0)
-    assert not (cfg.compress or cfg.lmplz)
+    assert (cfg.compress, cfg.lmplz) == (False, False)
 
 
 def test_vocabulary_limit_and_pruning_reduce_model_size(tmp_path, lines):

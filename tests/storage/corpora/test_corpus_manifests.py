@@ -289,6 +289,14 @@ class TestWebDataset(CorpusContract):
         assert [(u.id, u.text) for u in self.open(tmp_path / "x.tar")] == [("a", "7"), ("b", "two"), ("c", "3")]
         assert [u.text for u in self.open(tmp_path / "x.tar", text="normalized")] == ["7", "two", "three"]
 
+    def test_only_adjacent_members_are_one_sample(self, tmp_path):
+        audio = write_audio(tmp_path / "x.flac").read_bytes()
+        members = [("a.flac", audio), ("a.txt", b"one"), ("b.flac", audio), ("b.txt", b"two")]
+        write_tar(tmp_path / "x.tar", [*members, ("a.json", b'{"id": "c"}')])
+        reader = self.open(tmp_path / "x.tar")
+        assert [(u.id, u.text) for u in reader] == [("a", "one"), ("b", "two")]
+        assert [(p.id, p.reason) for p in reader.problems] == [("a", "missing-audio")]
+
     def test_names_are_never_paths(self, tmp_path):
         audio = write_audio(tmp_path / "x.flac").read_bytes()
         write_tar(tmp_path / "in" / "x.tar", [("../../evil.flac", audio), ("../../evil.txt", b"X")])

@@ -12,7 +12,7 @@ def test_one_thing_is_singular_and_large_numbers_have_separators():
 def test_unknown_name_is_answered_with_the_most_similar_one():
     known = ["learning_rate", "Kernel", "lr", "batch_seconds"]
     assert similar("learningrat", known) == "learning_rate"
-    assert similar("KERNAL", known) == "Kernel"
+    assert similar("KERNELS", known) == "Kernel"
     assert similar("base_seconds", known) == nearest("base_seconds", known)[16:-2] == "batch_seconds"
     assert similar("training_step", ["learning_rate"]) == "learning_rate"  # by 0.62
     assert similar("training_step", ["learning_rate"], cutoff=0.7) == ""

@@ -239,6 +239,30 @@ def test_backup_of_the_other_profile_is_refused(filled, tmp_path, monkeypatch):
         restore(url, force=True)
 
 
+@pytest.mark.parametrize(
+    ("profile", "allowed", "refused"),
+    [
+        ("", ["sqlite", "postgresql"], []),
+        ("small", ["sqlite"], ["postgresql"]),
+        ("production", ["postgresql"], ["sqlite"]),
+        ("production elsewhere", ["postgresql"], ["sqlite"]),
+    ],
+)
+def test_backup_fits_data_folders_of_its_profile_and_new_ones(home, monkeypatch, profile, allowed, refused):
+    if profile == "small":
+        (home / "mlflow").mkdir(parents=True)
+        (home / "mlflow" / "mlflow.db").touch()
+    elif profile == "production":
+        module.production.postgres_folder().mkdir(parents=True)
+    elif profile:
+        monkeypatch.setenv(module.POSTGRES, "127.0.0.1:1")
+    for kind in allowed:
+        module._check_kind(kind)
+    for kind in refused:
+        with pytest.raises(BackupError, match=f"{kind} database, .* is of the {profile.split()[0]} profile"):
+            module._check_kind(kind)
+
+
 def test_restore_is_refused_while_servers_run(filled, tmp_path, monkeypatch):
     url, _ = backup(str(tmp_path / "backups"))
     monkeypatch.setattr(module.services, "running_services", lambda: {"prefect": "http://127.0.0.1:4200"})

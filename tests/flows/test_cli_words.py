@@ -121,3 +121,52 @@ def test_any_file_completes(words, folder):
 def test_shell_receives_the_completions(folder):
     shell = {"_STARLING_COMPLETE": "complete_bash", "COMP_WORDS": "starling run mine", "COMP_CWORD": "2"}
     assert CliRunner().invoke(app, [], env=shell, prog_name="starling").stdout.split() == ["mine.yaml"]
+
+
+# --- defaults
+
+NUMBERS = {
+    "run folds": 0,
+    "evaluate limit": 0,
+    "align deviations": 5.0,
+    "runs limit": 20,
+    "transcribe nbest": 1,
+    "top every": 1.0,
+    "simulate timeout_s": 5.0,
+    "simulate parameters": 43_000_000,
+    "simulate steps": 100,
+    "simulate epochs": 0,
+    "simulate border_mb": 8.0,
+    "simulate step_s": 0.1,
+    "simulate jitter": 0.0,
+    "simulate per_machine": 1,
+    "simulate link_gbit": 10.0,
+    "simulate link_ms": 0.05,
+    "simulate seed": 0,
+    "plan parameters": 0,
+    "plan step_s": 0.0,
+    "plan overhead_s": 0.0,
+    "plan batch_seconds": 0.0,
+    "plan data_hours": 0.0,
+    "plan nodes": 1,
+    "plan gpus_per_node": 1,
+    "plan link_gbit": 10.0,
+    "plan link_ms": 0.05,
+    "plan local_gbit": 200.0,
+    "plan losses_per_day": 0.0,
+    "plan restart_s": 60.0,
+    "plan layers": 0,
+    "plan border_mb": 0.0,
+    "up prefect_port": 4200,
+    "up mlflow_port": 5000,
+    "up postgres_port": 5433,
+    "up s3_port": 8333,
+    "corpus inspect limit": 0,
+    "storage gc min_age": 72.0,
+}
+
+
+def test_numbers_of_commands_have_these_defaults_and_flags_are_off():
+    given = {f"{' '.join(words)} {one.name}": one.default for words, command in ALL.items() for one in command.params}
+    assert {name: value for name, value in given.items() if type(value) in (int, float)} == NUMBERS
+    assert [name for name, value in given.items() if value is True] == []

@@ -110,6 +110,7 @@ def test_evaluation_ends_at_once_without_a_waiting_challenger(config, monkeypatc
 
 def test_log_of_a_pipeline_has_the_lines_of_the_stages_that_nested_runs_execute(config, monkeypatch, caplog):
     run = SimpleNamespace(flow_run_url="")
+    monkeypatch.setattr(pipeline, "flow_run", SimpleNamespace(ui_url="http://ui/1"))
     monkeypatch.setattr(pipeline, "check_servers", lambda *_: None)
     monkeypatch.setattr(pipeline, "open_run", lambda *_: run)
     monkeypatch.setattr(pipeline, "publish_summary", lambda _: None)
@@ -120,6 +121,23 @@ def test_log_of_a_pipeline_has_the_lines_of_the_stages_that_nested_runs_execute(
         pipeline.pipeline.fn(config)
         progress.announce("train", "of another run")
     assert [entry.message for entry in caplog.records] == ["ingest: done", "train: done", "evaluate: done"]
+    assert run.flow_run_url.startswith("http://ui/1")
+
+
+def test_run_is_linked_to_the_flow_run_that_opened_it_and_closed_by_it(config, monkeypatch):
+    opened, closed = SimpleNamespace(run_id="a-run", flow_run_url=""), []
+    monkeypatch.setattr(pipeline, "check_servers", lambda *_: None)
+    monkeypatch.setattr(pipeline, "open_run", lambda *_: opened)
+    monkeypatch.setattr(pipeline, "close_run", closed.append)
+    monkeypatch.setattr(pipeline, "lasting_url", lambda url: f"{url}?lasting")
+    monkeypatch.setattr(pipeline, "flow_run", SimpleNamespace(ui_url="http://ui/1"))
+    with pipeline._run(config, "", "", "report") as run:
+        assert (run.flow_run_url, closed) == ("http://ui/1?lasting", [])
+    assert closed == ["a-run"]
+    monkeypatch.setattr(pipeline, "flow_run", SimpleNamespace(ui_url="http://ui/2"))
+    with pipeline._run(config, "a-run", "", "report") as run:
+        assert run.flow_run_url == "http://ui/1?lasting"
+    assert closed == ["a-run"]
 
 
 def test_finished_and_later_stages_are_skipped(monkeypatch):

@@ -27,6 +27,7 @@ def a_server(home, code=SERVER):
 
 def test_service_is_awaited_and_stopped(home):
     service = a_server(home).wait(30)
+    assert service.health == service.url + "/"
     assert answers(service.health)
     service.stop()
     assert service.process.returncode is not None

@@ -114,6 +114,19 @@ def test_every_value_is_in_the_column_of_its_header():
     ]
 
 
+def test_stages_are_listed_with_their_time_or_as_cached(finished):
+    stages = [
+        {"name": "prepare", "cached": False, "seconds": 1.26, "counts": {"read": 1200}},
+        {"name": "shard", "cached": True, "seconds": 9.0, "counts": {}},
+    ]
+    shown = printed(summarize(finished) | {"stages": stages}).splitlines()
+    assert next(line for line in shown if "┃" in line).replace("┃", " ").split() == ["stage", "time", "counts"]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown if "│" in line]
+    assert rows[0][:2] == ["prepare", "1.3 s"]
+    assert "1,200" in rows[0][2]
+    assert rows[1] == ["shard", "cached", ""]
+
+
 def test_summary_shows_several_learners_and_warnings(finished):
     found = summarize(finished)
     assert "strategy" not in printed(found)

@@ -33,6 +33,7 @@ def test_a_process_is_known_by_its_start_and_not_by_its_id(stranger):
     assert ProcessIdentity.read(json.loads(json.dumps(vars(known) | {"address": "a:1"}))) == known
     assert (known.alive(), earlier.alive(), elsewhere.alive()) == (True, False, False)
     assert (known.gone(), earlier.gone(), elsewhere.gone()) == (False, True, False)
+    assert ProcessIdentity.read({}) == ProcessIdentity.read("1") == ProcessIdentity()
     for other in (earlier, elsewhere, ProcessIdentity.read({"pid": stranger.pid}), ProcessIdentity.read(["x"])):
         assert not other.signal(signal.SIGKILL)
     assert stranger.poll() is None

@@ -158,6 +158,18 @@ def test_half_migrated_database_is_refused_with_a_working_remedy(database, home,
     assert names() == {"Default"}
 
 
+def test_database_whose_migration_leaves_tables_missing_is_refused_if_it_holds_something(database, made_fast):
+    change(database, "DROP TABLE trace_tags")
+    before = database.read_bytes()
+    with pytest.raises(
+        EmbeddedDatabaseError, match=r"is damaged \(its migration was not completed: tables are missing"
+    ):
+        make_ready(database)
+    assert database.read_bytes() == before
+    change(database, "DELETE FROM experiments WHERE name = 'kept'")
+    assert names() == {"Default"}
+
+
 def test_destroyed_database_is_refused_and_restored_from_backup(database, home, tmp_path):
     copy_database(database, home / "prefect" / "prefect.db")  # any database will do
     made = CliRunner().invoke(app, ["backup", "--to", str(tmp_path / "backups")])
@@ -173,6 +185,41 @@ def test_destroyed_database_is_refused_and_restored_from_backup(database, home, 
     told = CliRunner().invoke(app, ["restore", "--force", "--from", str(tmp_path / "backups")])
     assert told.exit_code == 0, told.output
     assert names() == {"Default", "kept"}
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (sqlite3.SQLITE_FULL, "free space in"),
+        (sqlite3.SQLITE_IOERR_WRITE, "free space in"),
+        (sqlite3.SQLITE_READONLY_DIRECTORY, "right to write into"),
+        (sqlite3.SQLITE_CANTOPEN, "right to write into"),
+        (sqlite3.SQLITE_PERM, "right to write into"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, "is in use .* stop what uses it"),
+        (sqlite3.SQLITE_LOCKED, "is in use .* stop what uses it"),
+        (sqlite3.SQLITE_CORRUPT, "is damaged .*: restore a backup"),
+        (None, "is damaged .*: restore a backup"),
+    ],
+)
+def test_errors_of_sqlite_name_their_remedy(path, code, remedy):
+    error = sqlite3.DatabaseError("it failed")
+    if code is not None:
+        error.sqlite_errorcode = code
+    with pytest.raises(EmbeddedDatabaseError, match=remedy), embedded_database._explained(path):
+        raise error
+
+
+def test_errors_of_the_system_name_their_remedy(path):
+    for error, remedy in ((PermissionError("no"), "right to write into"), (OSError("no"), "free space in")):
+        with pytest.raises(EmbeddedDatabaseError, match=remedy), embedded_database._explained(path):
+            raise error
+
+
+def test_only_files_are_embedded_databases():
+    found = [embedded_database.database_of(uri) for uri in ("sqlite:////a/m.db?timeout=5", "sqlite:///m.db")]
+    assert [str(path) for path in found] == ["/a/m.db", "m.db"]
+    for uri in ("sqlite:///", "sqlite:///:memory:", "http://server:5000", "postgresql:///m.db"):
+        assert embedded_database.database_of(uri) is None
 
 
 def test_newer_mlflow_database_is_refused_with_a_working_remedy(database, made_fast):

@@ -79,7 +79,7 @@ def test_long_noise_is_cut_and_short_noise_is_repeated(noises):
 
 def test_tables_of_recordings_are_read(noises):
     rows = [{"audio_filepath": "deeper/long.flac", "offset": 1.0, "duration": 0.5}, {"audio_filepath": "short.wav"}]
-    (noises / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (noises / "rows.jsonl").write_text("\n \n".join(map(json.dumps, rows)) + "\n")
     (noises / "rows.csv").write_text("path,speaker\nshort.wav,x\ndeeper/long.flac,y\n")
     (noises / "rows.tsv").write_text("audio\toffset\tduration\nshort.wav\t\t\n")
     (noises / "rows.txt").write_text("short.wav\n\n")

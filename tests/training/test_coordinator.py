@@ -60,7 +60,7 @@ def test_heartbeat_reply_has_only_what_the_node_lacks(tmp_path):
 
 
 def rejoin(coordinator, node, name, kept):
-    return join(coordinator, node, incarnation=name, kept=kept)["source"]
+    return join(coordinator, node, incarnation=name, previous=f"n{node}", kept=kept)["source"]
 
 
 def drop_all_nodes(coordinator, clock):

@@ -56,13 +56,7 @@ class Stages:
 
     def __init__(self, clock: Clock, links: LinkModel, stages: int) -> None:
         self._clock, self._links, self._stages = clock, links, stages
-        self._orders: list[list[Pass]] = []
-        self._seconds: Sequence[float] = ()
-        self._message = 0.0
-        self._place = [0] * stages
         self._busy = [False] * stages
-        self._held = [0.0] * stages
-        self._here: set[tuple[int, Pass]] = set()
 
     def run(self, kind: Kind, micro_batches: int, seconds: Sequence[float], num_bytes: float) -> None:
         """Run one batch, and advance the clock to the end of the last pass.
@@ -76,7 +70,8 @@ class Stages:
         self._orders = [schedule(kind, stage, self._stages, micro_batches) for stage in range(self._stages)]
         self._seconds = [one / micro_batches for one in seconds]
         self._message = num_bytes / micro_batches
-        self._place, self._here = [0] * self._stages, set()
+        self._place = [0] * self._stages
+        self._here: set[tuple[int, Pass]] = set()
         self._held = [self._clock.now] * self._stages
         # 1F1B fuses sends and receives from the last pass of its warm-up phase to its last forward pass
         turns = [range(self._stages - stage - 1, 2 * micro_batches - self._stages + stage) for stage in self._all]

@@ -166,8 +166,11 @@ def test_text_may_be_a_list_of_paths():
     [
         {"order": 0},
         {"cutoffs": (1, 0)},
+        {"cutoffs": (-1, 0)},
         {"order": 2, "cutoffs": (0, 0, 1)},
         {"discount_fallback": (2.0, 1.0, 1.0)},
+        {"discount_fallback": (0.0, 2.1, 1.0)},
+        {"discount_fallback": (0.0, -0.1, 1.0)},
         {"lmplz": True, "smoothing": "witten-bell"},
         {"prune": 1.0},
         {"kind": "unigram", "order": 2},
@@ -176,6 +179,19 @@ def test_text_may_be_a_list_of_paths():
 def test_impossible_settings_are_refused(options):
     with pytest.raises(ValidationError):
         Holder.model_validate({"lm": options})
+
+
+def test_possible_settings_are_kept_as_they_are():
+    for options in (
+        {"order": 12, "cutoffs": (0, 0, 1), "discount_fallback": (1.0, 2.0, 3.0)},
+        {"order": 3, "cutoffs": (1, 1, 1), "discount_fallback": (0.0, 0.0, 0.0), "lmplz": True},
+        {"order": 1, "cutoffs": (), "discount_fallback": None, "smoothing": "witten-bell", "vocabulary": 1},
+    ):
+        kept = NgramConfig(**options).model_dump()
+        assert kept == kept | options
+    cfg = NgramConfig()
+    assert (cfg.order, cfg.cutoffs, cfg.discount_fallback, cfg.vocabulary, cfg.prune) == (3, (), None, None, 0.0)
+    assert (cfg.compress, cfg.lmplz) == (False, False)
 
 
 def test_vocabulary_limit_and_pruning_reduce_model_size(tmp_path, lines):

@@ -289,6 +289,23 @@ class TestWebDataset(CorpusContract):
         assert [(u.id, u.text) for u in self.open(tmp_path / "x.tar")] == [("a", "7"), ("b", "two"), ("c", "3")]
         assert [u.text for u in self.open(tmp_path / "x.tar", text="normalized")] == ["7", "two", "three"]
 
+    def test_tars_folders_with_tars_and_patterns_of_tars_are_recognised(self, path, tmp_path):
+        (tmp_path / "x.tar").touch()
+        (tmp_path / "x.flac").touch()
+        (tmp_path / "empty").mkdir()
+        recognised = [path, tmp_path / "x.tar", path / "shard-{000000..000001}.tar", path / "shard-*.tar"]
+        others = [tmp_path / "x.flac", tmp_path / "empty", path / "shard-*.flac", tmp_path / "missing.tar"]
+        assert all(type(self.open(path)).recognises(root) for root in recognised)
+        assert not any(type(self.open(path)).recognises(root) for root in others)
+
+    def test_only_adjacent_members_are_one_sample(self, tmp_path):
+        audio = write_audio(tmp_path / "x.flac").read_bytes()
+        members = [("a.flac", audio), ("a.txt", b"one"), ("b.flac", audio), ("b.txt", b"two")]
+        write_tar(tmp_path / "x.tar", [*members, ("a.json", b'{"id": "c"}')])
+        reader = self.open(tmp_path / "x.tar")
+        assert [(u.id, u.text) for u in reader] == [("a", "one"), ("b", "two")]
+        assert [(p.id, p.reason) for p in reader.problems] == [("a", "missing-audio")]
+
     def test_names_are_never_paths(self, tmp_path):
         audio = write_audio(tmp_path / "x.flac").read_bytes()
         write_tar(tmp_path / "in" / "x.tar", [("../../evil.flac", audio), ("../../evil.txt", b"X")])

@@ -470,7 +470,7 @@ def fed(place: Place) -> None:
         fields = {"batch_seconds": 64.0, "cuda_graphs": place.gpu}
         job = packed_job(place, "libri" if place.gpu else "fsdd", Path(folder), **fields)
         device = torch.device("cuda", 0) if place.gpu else torch.device("cpu")
-        learner, dataset = Learner(job, device), open_set(job, job.train_url)
+        learner, dataset = Learner(job, device), open_set(job, "train")
         load = Loader(dataset, learner.task, device)
         planned = plan_epoch(dataset.durations, batch_seconds=64.0, max_batch=64, seed=1, epoch=3)
         _fed(place, learner, load, planned, 4)  # shapes are recorded when they come for the first time

@@ -182,8 +182,8 @@ def steps(learner, stepper, strict=nullcontext):
         strict: Makes a context for the last time.
     """
     stepper.start(0)
-    data = open_set(learner.job, learner.job.train_url)
-    load = Loader(data, learner.augmenter, learner.device)
+    data = open_set(learner.job, "train")
+    load = Loader(data, learner.task, learner.device)
     found = []
     for context in (nullcontext, nullcontext, strict):
         batch = load([0, 3, 5, 9, 20, 31][: len(data)], 1)

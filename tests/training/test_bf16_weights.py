@@ -37,7 +37,7 @@ def learners(corpus, folder, kind, device=CPU, model=None, **fields):
 
 
 def batches(learner):
-    load = Loader(open_set(learner.job, learner.job.train_url), learner.augmenter, learner.device)
+    load = Loader(open_set(learner.job, "train"), learner.task, learner.device)
     return [load(list(rows), 0) for rows in ROWS]
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from running_training import QUICK, Running
 from support import wait_until
-from tones import train, train_here
+from tones import train, train_here, with_task
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -151,7 +151,7 @@ class TestRemote:
             for file in (speech / name).glob("*.*"):
                 ObjectStore(urls[f"{name}_url"]).write_file(file.name, file)
         job = make_job(corpus, speech)
-        return job.model_copy(update={"task": job.task.model_copy(update=urls)})
+        return with_task(job, **urls)
 
     def copies(self, job):
         return {path.stem: path for path in job.cache.glob("*.tar")}

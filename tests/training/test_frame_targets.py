@@ -25,8 +25,7 @@ from training.node.evaluator import Evaluator
 
 def with_spec(job, **changes):
     """The job with other fields of what is trained."""
-    task = job.task.model_copy(update={"spec": job.task.spec.model_copy(update=changes)})
-    return job.model_copy(update={"task": task})
+    return tones.with_task(job, spec=job.task.spec.model_copy(update=changes))
 
 
 CPU = torch.device("cpu")

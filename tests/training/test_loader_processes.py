@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from support import ROOT, end_processes, environment, processes_naming, wait_until
-from tones import train_here
+from tones import train_here, with_task
 
 from recognition.data.dataset import Batch
 from speech.features.augment.noise import generated
@@ -130,7 +130,7 @@ def test_processes_that_cannot_open_the_set_are_given_up(corpus, tmp_path, caplo
     job = corpus.job(tmp_path)
     processes = LoaderProcesses(
         open_here(job),
-        partial(open_loader, job.model_copy(update={"task": job.task.model_copy(update={"train_url": ""})}), 1, 0),
+        partial(open_loader, with_task(job, train_url=""), 1, 0),
         2,
     )
     try:

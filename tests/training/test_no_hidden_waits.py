@@ -6,7 +6,7 @@ import pytest
 import torch
 from aligned_tones import align_corpus, state_job
 from emulated_gpu import GPU, OnGpu, as_kind, emulated_gpu, move_to_gpu, node_of_one, steps
-from tones import RATE, bare
+from tones import RATE, bare, with_task
 
 from devices.transfers import known_on_host, on_host, without_host_values
 from speech.features import FEATURES, CmvnStats
@@ -39,7 +39,7 @@ def make_job(corpus, tmp_path_factory):
             spec = corpus.spec(kind, model=bare(kind))
             return corpus.job(tmp_path_factory.mktemp("job"), spec=spec, augment=EVERYTHING, **fields)
         job = state_job(corpus, tmp_path_factory.mktemp("job"), folder, kind, **fields)
-        return job.model_copy(update={"spec": job.spec.model_copy(update={"model": bare(kind)})})
+        return with_task(job, spec=job.task.spec.model_copy(update={"model": bare(kind)}))
 
     return make
 

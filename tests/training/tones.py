@@ -167,6 +167,11 @@ class Corpus:
         return TrainJob.model_validate(values)
 
 
+def with_task(job: TrainJob, **changes: object) -> TrainJob:
+    """A job whose task has some other fields."""
+    return job.model_copy(update={"task": job.task.model_copy(update=changes)})
+
+
 def make_corpus(folder: Path) -> Corpus:
     """48 training and 12 validation utterances, half a second each."""
     train = speak_set(str(folder / "train"), 48, 1, "t")

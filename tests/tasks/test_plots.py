@@ -91,6 +91,15 @@ def test_labels_are_large_and_inside_the_figure(tmp_path, monkeypatch):
     steps = [step(n, learner=f"{rank}.0", distance=0.01, staleness=1.0) for n in range(1, 9) for rank in (0, 1)]
     learning_curves([*steps, VALID | {"replicas": {"0": 1.0, "1": 1.1}}], tmp_path / "curves.png")
     [(figure, dpi)] = saved
+    loss, rates, rate, throughput = figure.axes[:4]
+    assert (loss.get_title(), rate.get_title(), throughput.get_title()) == ("Loss", "Learning rate", "Throughput")
+    assert rates.get_title()
+    assert [line.get_label() for line in loss.get_lines() if not line.get_label().startswith("_")] == [
+        "one learner",
+        "training, mean of 2 learners",
+        "validation, one replica",
+        "validation",
+    ]
     figure.set_dpi(dpi)
     figure.draw_without_rendering()
     width, height = figure.get_size_inches() * dpi

@@ -4,7 +4,6 @@ Parts of a configuration that were empty without their defaults were dropped, al
 default than the class `ScheduleConfig`: the run took the other model.
 """
 
-from speech.features import AugmentConfig
 from tasks.config.lm_training import LmTrainConfig, lm_training
 from tasks.stages.train import training_content
 from training.config import ScheduleConfig
@@ -15,4 +14,3 @@ def test_a_part_with_the_defaults_of_its_class_is_not_the_default_of_the_field()
     constant = training_content(LmTrainConfig(schedule=ScheduleConfig()))
     assert constant != default
     assert training_content(LmTrainConfig(schedule=LmTrainConfig().schedule)) == default
-    assert training_content(LmTrainConfig(augment=AugmentConfig(enabled=False, time_masks=3))) != default

@@ -256,11 +256,7 @@ def test_impossible_configurations_name_their_field(given, message):
         AugmentConfig(**given)
 
 
-def test_unused_parts_do_not_change_the_address_of_outputs():
-    assert set(AugmentConfig().model_dump()) == {
-        *("enabled", "time_masks", "time_mask_frames", "time_mask_share", "freq_masks", "freq_mask_bins"),
-        *("speed_factors", "noise_snr_db", "gain_db"),
-    }
+def test_configuration_survives_a_round_trip():
     config = AugmentConfig(reverb=ReverbConfig(), time_warp_frames=3)
     assert AugmentConfig.model_validate_json(config.model_dump_json()) == config
 

@@ -65,8 +65,3 @@ def test_levels_that_cannot_be_known_are_refused():
         LogMelConfig(level_db=-20, cmvn="sliding", cmvn_center=False)
     with pytest.raises(ValidationError, match="level_db belongs to"):
         FmllrConfig(level_db=-20)
-
-
-def test_addresses_of_other_features_are_unchanged():
-    assert "level_db" not in LogMelConfig().model_dump()
-    assert LogMelConfig(level_db=-20).model_dump()["level_db"] == -20

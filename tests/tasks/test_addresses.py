@@ -29,16 +29,17 @@ from speech.tokens import TokenConfig, train_tokenizer
 fields = load_beside(__file__, "addresses.py")
 FILE = Path(__file__).with_name("address_defaults.json")
 _RUNS_ONLY = (
-    *("threads", "loader_threads", "max_unreadable", "compile", "cuda_graphs", "machines_per_node", "learner_metrics"),
+    *("threads", "loader_threads", "loader_processes", "max_unreadable", "machines_per_node", "learner_metrics"),
+    *("compile", "cuda_graphs", "flat_bf16"),
     *("checkpoint_steps", "checkpoint_keep", "log_steps", "launch", "membership", "strategy.newcomer"),
     *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons"),
-    "objective.alignments",  # their digest counts
 )
 WITHOUT_EFFECT = {
     *("runner", "slots", "storage.url", "storage.workers", "storage.credentials", "storage.cache_gb"),
     *("data.fold", "data.sources.0.licence", "align.device", "align.shard_frames"),
     *("lm.text.block_bytes", "rescoring.text.block_bytes"),
     *(f"{section}.{name}" for section in ("train", "lm_train") for name in _RUNS_ONLY),
+    "train.objective.alignments",  # their digest counts
     *("register_as.promote", "register_as.accept_untrained"),
 }
 """Fields that change no output, and parts of which no field does."""

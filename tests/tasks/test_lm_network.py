@@ -245,10 +245,13 @@ def test_address_of_n_gram_model_ignores_the_seed(continued):
     [
         ({"lm": {}, "lm_train": {}}, "lm.kind is ngram: remove lm_train"),
         ({"lm_train": {}}, "lm.kind is none: remove lm_train"),
-        ({"lm": LSTM, "lm_train": {"objective": "ctc"}}, "objective ctc is for recognizers"),
-        ({"lm": LSTM, "lm_train": {"augment": {"time_masks": 1}}}, "augment is for audio"),
+        ({"lm": LSTM, "lm_train": {"objective": "ctc"}}, "lm_train.objective: there is no such field"),
+        ({"lm": LSTM, "lm_train": {"augment": {"time_masks": 1}}}, "lm_train.augment: there is no such field"),
         ({"lm": LSTM, "lm_train": {"launch": {"kind": "external"}}}, "trained on one machine: use local"),
-        ({"lm": LSTM, "lm_train": {"strategy": "pipeline", "learners_per_node": 2}}, "not the inputs that next_word"),
+        (
+            {"lm": LSTM, "lm_train": {"strategy": "pipeline", "learners_per_node": 2}},
+            "pipeline splits acoustic models",
+        ),
         ({"train": {"objective": "next_word"}}, "next_word is for language models .lm_train.: use ctc"),
         ({"lm": LSTM, "decode": {"kind": "words"}}, "lm.kind lstm makes none: use lm.kind ngram"),
     ],

@@ -140,7 +140,8 @@ class EmulatedGpu(TorchFunctionMode):
             self._wait(f"{name} that blocks" if locked else f"{name} from pageable memory")
 
     def _wait(self, what):
-        ours = [one for one in traceback.extract_stack() if "/speech/" in one.filename or "/training/" in one.filename]
+        rooms = ("/devices/", "/speech/", "/recognition/", "/training/")
+        ours = [one for one in traceback.extract_stack() if any(room in one.filename for room in rooms)]
         ours = [one for one in ours if "/tests/" not in one.filename]
         place = f"{what} in {ours[-1].filename.split('/')[-1]}: {ours[-1].name}" if ours else what
         if self.mode:

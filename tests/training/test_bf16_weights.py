@@ -11,9 +11,10 @@ from torch._dynamo.utils import counters
 
 from benchmarks.operations import CONVERSION, Operations, count
 from benchmarks.published_model import Bench, Options
+from devices import precision
 from speech.lm.lstm import LstmConfig
 from speech.models import ConformerConfig, build_model
-from speech.models.networks import lstm, precision
+from speech.models.networks import lstm
 from training.config import TrainConfig
 from training.learner import bf16_weights, compute
 from training.learner.bf16_weights import Bf16Weights

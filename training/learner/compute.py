@@ -30,7 +30,7 @@ from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
 from training.learner.prefetch import Loader
-from training.learner.task import ConstrainedNetwork, Network, SetName, Task, TrainingBatch, TrainingSet
+from training.learner.task import ConstrainedNetwork, SetName, Task, TrainedNetwork, TrainingBatch, TrainingSet
 from training.processes import logs
 
 log = logging.getLogger(__name__)
@@ -147,8 +147,7 @@ class Learner:
         self._network = self._compiled() if self.cfg.compile else self.model
         self._weights = Bf16Weights(self.flat).in_use if self.cfg.flat_bf16 and self.amp else nullcontext
         graphs = self.cfg.cuda_graphs and device.type == "cuda"
-        forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
-        self._outputs = PaddedNetwork(forward, cast(Network, self.model).num_frames, self.frame_multiple)
+        self._forward = GraphedForward(self._scores, self.flat) if graphs else self._scores
 
     def _compiled(self) -> Callable[..., Any]:
         if self.device.type == "cuda":
@@ -245,7 +244,8 @@ class Learner:
     def _backward(self, batch: TrainingBatch, seed: int) -> tuple[float, int]:
         """Add a batch's gradient; returns its summed loss and the number of unalignable utterances."""
         torch.manual_seed(seed)
-        losses, unalignable = self.task.losses(self._outputs, batch, self.device)
+        network = PaddedNetwork(self._forward, cast(TrainedNetwork, self.model).num_frames, self.frame_multiple)
+        losses, unalignable = self.task.losses(network, batch, self.device)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
         # one wait for the device, after everything has been launched

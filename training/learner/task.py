@@ -92,7 +92,7 @@ class TrainingSet(Protocol):
         """
 
 
-class Network(Protocol):
+class TrainedNetwork(Protocol):
     """What is trained, as its task calls it; the engine adds its precision, compiled code and the like.
 
     A `torch.nn.Module` that offers this is a network.
@@ -145,7 +145,7 @@ class Task(DrawingTask[B], Protocol[B]):
             epoch: The epoch.
         """
 
-    def losses(self, network: Network, batch: B, device: torch.device) -> tuple[Tensor, int]:
+    def losses(self, network: TrainedNetwork, batch: B, device: torch.device) -> tuple[Tensor, int]:
         """Losses of a batch with its draws.
 
         Args:

@@ -57,12 +57,12 @@ class Objective(ABC):
     Attributes:
         config: Class of its configuration.
         outputs: What models trained with it put out; decoders that read that have it as `Decoder.reads`.
-        needs: Targets that it needs: `tokens` of the transcripts, `states` of forced alignments, or the `inputs`.
+        needs: Targets that it needs: `tokens` of the transcripts, or `states` of forced alignments.
     """
 
     config: ClassVar[type[ObjectiveConfig]]
     outputs: ClassVar[str]
-    needs: ClassVar[Literal["tokens", "states", "inputs"]] = "tokens"
+    needs: ClassVar[Literal["tokens", "states"]] = "tokens"
 
     def __init__(self, cfg: ObjectiveConfig) -> None:
         self.cfg = cfg

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,9 +18,11 @@ class ModelConfig(Choice, ABC):
 
     Attributes:
         can_be_split: Whether the network has `AcousticModel.stage`, which the strategy `pipeline` needs.
+        tiny: Fields of a network that trains in a moment: the tests of all models build it, whatever its kind.
     """
 
     can_be_split: ClassVar[bool] = False
+    tiny: ClassVar[dict[str, Any]] = {"dim": 16, "layers": 1, "subsampling": 2, "channels": 4}
 
     dim: int = Field(default=144, ge=8)
     """Width: model dimension of a Conformer or TDNN, cells per direction of a BLSTM."""

@@ -35,6 +35,11 @@ class ModelConfig(Choice, ABC):
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability throughout the encoder."""
 
+    @property
+    def halvings(self) -> int:
+        """How often the front end halves the number of frames; each halving rounds up."""
+        return self.subsampling.bit_length() - 1
+
     @abstractmethod
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:
         """Make an initialized model.

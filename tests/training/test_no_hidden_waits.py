@@ -65,8 +65,9 @@ def test_step_waits_for_the_gpu_at_its_end_only(make_job, kind, objective, monke
 @pytest.mark.parametrize("cmvn", ["global", "speaker", "utterance", "sliding", "none"])
 @pytest.mark.parametrize("kind", sorted(kind for kind, one in FEATURES.items() if not one.adapted))
 def test_no_features_are_waited_for_and_the_host_knows_their_number(kind, cmvn, monkeypatch):
-    levels = {} if kind == "fber" or cmvn == "none" else {"cmvn_gate_db": 30.0}
-    cfg = FEATURES[kind](cmvn=cmvn, num_mels=20, delta_order=1, splice_left=1, stride=2, level_db=-20.0, **levels)
+    levels = {"cmvn_gate_db": 30.0} if FEATURES[kind].has_levels and cmvn != "none" else {}
+    own = FEATURES[kind].tiny
+    cfg = FEATURES[kind](cmvn=cmvn, delta_order=1, splice_left=1, stride=2, level_db=-20.0, **levels, **own)
     stats = CmvnStats(cfg.width).add(torch.randn(1, 50, cfg.width))
     frontend = FrontEnd(cfg, RATE, stats, {"a": stats})
     waves, lengths = torch.randn(3, 5000), torch.tensor([5000, 3210, 70])

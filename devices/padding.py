@@ -39,20 +39,20 @@ class PaddedNetwork:
     """A network for inputs of any length, which are padded to few distinct ones.
 
     Args:
-        forward: Outputs and their frames for inputs [B, T, ...] and theirs [B].
+        forward: Outputs and their frames for inputs [B, T, ...], theirs [B], and further tensors.
         num_frames: Output frames for each number of input frames.
         multiple: Inputs are padded to a multiple of this number of frames.
     """
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        forward: Callable[..., tuple[Tensor, Tensor]],
         num_frames: Callable[[Tensor], Tensor],
         multiple: int,
     ) -> None:
         self._forward, self._multiple = forward, multiple
         self.num_frames = num_frames
 
-    def __call__(self, inputs: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [B, T', ...] and their frames [B]."""
-        return self._forward(rounded_up(inputs, self._multiple), frames)
+    def __call__(self, inputs: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [B, T', ...] and their frames [B]; further tensors are passed on as they are."""
+        return self._forward(rounded_up(inputs, self._multiple), frames, *others)

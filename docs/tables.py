@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from speech.decoding import DECODERS
-from speech.features.config import FeatureConfig
+from speech.features.config import FilterBankConfig
 from speech.features.registry import FEATURES
 from speech.lm import LANGUAGE_MODELS, LmConfig
 from storage.corpora import READERS, reader_class
@@ -69,7 +69,11 @@ def features() -> Iterator[Row]:
     """Kinds of features, each with the options that not all have."""
     yield "kind", "features of a frame", "its own options"
     for kind, config in FEATURES.items():
-        yield f"`{kind}`", _phrase(config), _own(config, FeatureConfig)
+        yield (
+            f"`{kind}`",
+            _phrase(config),
+            _own(config, FilterBankConfig),
+        )
 
 
 def language_models() -> Iterator[Row]:

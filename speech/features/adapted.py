@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import model_validator
 from typing_extensions import override
 
-from speech.features.config import FeatureConfig
+from speech.features.config import FilterBankConfig
 from speech.features.mel import FeatureError
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
 
 _OF_THE_GAUSSIANS = ("num_mels", "frame_ms", "low_freq", "high_freq", "level_db", "dither", "preemphasis", "scale")
-_NEED_LEVELS = ("cmvn_gate_db", "trim_db")
 
 
-class AdaptedConfig(FeatureConfig):
+class AdaptedConfig(FilterBankConfig):
     """Features that are adapted to speakers."""
 
     adapted: ClassVar[bool] = True
+    has_levels: ClassVar[bool] = False
 
     @model_validator(mode="after")
     def _check_options(self) -> AdaptedConfig:
@@ -34,9 +34,6 @@ class AdaptedConfig(FeatureConfig):
         for option in _OF_THE_GAUSSIANS:
             if getattr(self, option) != fields[option].default:
                 raise ValueError(f"{option} belongs to {self.source_of_options}")
-        for option in _NEED_LEVELS:
-            if getattr(self, option):
-                raise ValueError(f"{option} needs the level of frames, and adapted features have none: remove it")
         if self.stored:
             raise ValueError("stored is for other kinds: adapted features are always stored: remove it")
         if self.cmvn == "speaker":

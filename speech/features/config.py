@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from configurable.choices import Choice
 
@@ -22,30 +23,24 @@ class FeatureConfig(Choice, ABC):
 
     Attributes:
         adapted: Whether they are those of the speaker-adapted GMM-HMM, which one waveform does not determine.
+        has_levels: Whether the energy of a frame can be told from them, which `cmvn_gate_db` and `trim_db` need.
+        tiny: Fields of small features at 8 kHz: the tests of all kinds compute them.
     """
 
     adapted: ClassVar[bool] = False
+    has_levels: ClassVar[bool] = True
+    tiny: ClassVar[dict[str, Any]] = {}
 
-    num_mels: int = Field(default=80, ge=3)
-    """Number of filters (Kaldi's MFCC use 23, its `hires` setup 40)."""
     frame_ms: float = Field(default=25.0, gt=0, le=1000)
     """Length of a frame in milliseconds."""
     hop_ms: float = Field(default=10.0, gt=0, le=1000)
     """Distance between the starts of two frames in milliseconds."""
-    low_freq: float = Field(default=20.0, ge=0)
-    """Lower edge of the first filter in Hz."""
-    high_freq: float = 0.0
-    """Upper edge of the last filter in Hz; 0 or less is an offset from the Nyquist frequency."""
     dither: float = Field(default=0.0, ge=0)
     """Standard deviation of the noise added to each frame, on the scale of 16-bit samples; 0 adds none, Kaldi uses
     1."""
-    preemphasis: float = Field(default=0.97, ge=0, le=1)
-    """Coefficient of the first-order pre-emphasis filter."""
     level_db: float = Field(default=0.0, ge=-60, le=0)
     """Scale each utterance so that its loudest frames have this level in dB of full scale (for example -20): quiet
     recordings look like loud ones; 0 leaves levels as they are."""
-    scale: Literal["mel", "linear"] = "mel"
-    """Scale on which the filters are equally wide: mel, or linear in Hz."""
     cmvn: Literal["none", "global", "speaker", "utterance", "sliding"] = "global"
     """Normalization of mean and variance: none, over the training set, each speaker, each utterance, or a sliding
     window."""
@@ -84,6 +79,9 @@ class FeatureConfig(Choice, ABC):
 
     @model_validator(mode="after")
     def _check_statistics(self) -> FeatureConfig:
+        for option in ("cmvn_gate_db", "trim_db"):
+            if getattr(self, option) and not self.has_levels:
+                raise ValueError(f"{option} needs the level of frames, and features {self.kind} have none: remove it")
         for option in ("cmvn_gate_db", "cmvn_floor"):
             if getattr(self, option) and self.cmvn == "none":
                 raise ValueError(f"{option} needs CMVN statistics, and cmvn is 'none': remove it or change cmvn")
@@ -106,12 +104,12 @@ class FeatureConfig(Choice, ABC):
         return (self,)
 
     @property
+    @abstractmethod
     def width(self) -> int:
         """Features of a frame, before deltas and splicing."""
-        return self.num_mels
 
     def tables(self, sample_rate: int) -> dict[str, Tensor]:
-        """Constant tensors that the formulas need beside the filters, by name; they are buffers of the `FilterBank`.
+        """Constant tensors that the formulas need beside filters, by name; they are buffers of the `FilterBank`.
 
         Args:
             sample_rate: Sample rate of the waveforms, Hz.
@@ -126,16 +124,13 @@ class FeatureConfig(Choice, ABC):
         """Frames of samples `[..., frame_length]` to features `[..., width]`.
 
         Args:
-            bank: The filters, and the steps that kinds share.
+            bank: The filters, if the kind has any, and the steps that kinds share.
             frames: As cut from the waveforms.
         """
 
+    @abstractmethod
     def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
-        """Natural logarithm of the energy of each frame of speech, for features `[..., width]`: `[...]`.
-
-        By default the features are logarithms of the filters' energies.
-        """
-        return bank.level(feats)
+        """Natural logarithm of the energy of each frame of speech, for features `[..., width]`: `[...]`."""
 
     @property
     def frame_factor(self) -> int:
@@ -143,7 +138,34 @@ class FeatureConfig(Choice, ABC):
         return (self.delta_order + 1) * (self.splice_left + 1 + self.splice_right)
 
 
-class FrameEnergyConfig(FeatureConfig):
+class FilterBankConfig(FeatureConfig):
+    """Features that are computed from the energies of a bank of filters."""
+
+    tiny: ClassVar[dict[str, Any]] = {"num_mels": 15}
+
+    num_mels: int = Field(default=80, ge=3)
+    """Number of filters (Kaldi's MFCC use 23, its `hires` setup 40)."""
+    low_freq: float = Field(default=20.0, ge=0)
+    """Lower edge of the first filter in Hz."""
+    high_freq: float = 0.0
+    """Upper edge of the last filter in Hz; 0 or less is an offset from the Nyquist frequency."""
+    preemphasis: float = Field(default=0.97, ge=0, le=1)
+    """Coefficient of the first-order pre-emphasis filter."""
+    scale: Literal["mel", "linear"] = "mel"
+    """Scale on which the filters are equally wide: mel, or linear in Hz."""
+
+    @property
+    @override
+    def width(self) -> int:
+        return self.num_mels
+
+    @override
+    def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
+        # unless a kind differs, the features are logarithms of the filters' energies
+        return bank.level(feats)
+
+
+class FrameEnergyConfig(FilterBankConfig):
     """Features that may include the frame's energy."""
 
     use_energy: bool = False

@@ -6,12 +6,11 @@ recording; ε, Kaldi's floor, makes them equal in digital silence. With `log_ene
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import model_validator
 from typing_extensions import override
 
-from speech.features.config import FeatureConfig
+from speech.features.config import FilterBankConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,19 +18,13 @@ if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
 
 
-class FberConfig(FeatureConfig):
+class FberConfig(FilterBankConfig):
     """Filter-bank energy ratios: each band's share of the frame's energy; they add up to one."""
 
     kind: Literal["fber"] = "fber"
+    has_levels: ClassVar[bool] = False
     log_energies: bool = False
     """Logarithms of the ratios."""
-
-    @model_validator(mode="after")
-    def _check_levels(self) -> FberConfig:
-        for option in ("cmvn_gate_db", "trim_db"):
-            if getattr(self, option):
-                raise ValueError(f"{option} needs the level of frames, and energy ratios have none: remove it")
-        return self
 
     @override
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from devices.padding import frame_multiple
 from speech.features.cmvn import loud_frames, tenth_loudest
-from speech.features.config import FeatureConfig
+from speech.features.config import FeatureConfig, FilterBankConfig
 from speech.features.mel import FeatureError, mel_filter_bank, povey_window
 
 _CPU_CHUNK_FRAMES = 1024  # 2 MB of padded float32 samples: fits the cache, and amortizes the cost of the calls
@@ -67,6 +67,14 @@ class FilterBank(nn.Module):
                 f"frames of {config.frame_ms} ms every {config.hop_ms} ms are too short at {sample_rate} Hz: "
                 f"raise features.frame_ms and features.hop_ms"
             )
+        if isinstance(config, FilterBankConfig):
+            self._add_filters(config)
+        for name, table in config.tables(sample_rate).items():
+            self.register_buffer(name, table.float(), persistent=False)
+
+    def _add_filters(self, config: FilterBankConfig) -> None:
+        """Make the window, the filters, and their weights in the level of a frame."""
+        sample_rate, self._preemphasis = self.sample_rate, config.preemphasis
         self.fft_size = 1 << (self.frame_length - 1).bit_length()
         count = 1 if config.adapted else config.num_mels  # adapted features are not computed here
         if self.fft_size * count > _LARGEST_BANK:
@@ -81,8 +89,6 @@ class FilterBank(nn.Module):
         hz = torch.arange(len(filters), dtype=torch.float64) * sample_rate / self.fft_size
         centres = hz @ filters / filters.sum(0)
         self.register_buffer("loudness", -torch.log1p((centres / _LOUD_HZ).square()).float(), persistent=False)
-        for name, table in config.tables(sample_rate).items():
-            self.register_buffer(name, table.float(), persistent=False)
 
     def speech_frames(self, feats: Tensor, lengths: Tensor) -> Tensor | None:
         """Mask of the frames used for CMVN statistics according to `cmvn_gate_db`: bool `[B, T]`; None for all frames.
@@ -187,15 +193,20 @@ class FilterBank(nn.Module):
             stop = min(start + chunk, total)
             out[..., start:stop, :] = self.config.compute(self, frames[..., start:stop, :])
 
-    def centred(self, frames: Tensor) -> Tensor:
-        """Frames with dither and without their mean."""
+    def dithered(self, frames: Tensor) -> Tensor:
+        """Frames with dither."""
         if self.config.dither:
             frames = frames + torch.randn_like(frames) * (self.config.dither / _INT16_SCALE)
+        return frames
+
+    def centred(self, frames: Tensor) -> Tensor:
+        """Frames with dither and without their mean."""
+        frames = self.dithered(frames)
         return frames - frames.mean(-1, keepdim=True)
 
     def energies(self, centred: Tensor) -> Tensor:
         """Centred frames `[..., frame_length]` to the filters' energies `[..., num_mels]`."""
-        size, coefficient = self.frame_length, self.config.preemphasis
+        size, coefficient = self.frame_length, self._preemphasis
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)
         padded[..., size:] = 0.0
         padded[..., 0] = centred[..., 0] * (1.0 - coefficient)  # as in Kaldi, the first sample is its own predecessor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
-from speech.features.config import FeatureConfig
+from speech.features.config import FilterBankConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
 
 
-class LogMelConfig(FeatureConfig):
+class LogMelConfig(FilterBankConfig):
     """Log-mel filter-bank energies."""
 
     kind: Literal["logmel"] = "logmel"

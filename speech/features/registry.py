@@ -14,6 +14,7 @@ from speech.features.ivector import IvectorConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mfcc import MfccConfig
 from speech.features.plp import PlpConfig
+from speech.features.waveform import WaveformConfig
 
 if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
@@ -24,6 +25,7 @@ FEATURES: dict[str, type[FeatureConfig]] = {
     "plp": PlpConfig,
     "fbank": FbankConfig,
     "fber": FberConfig,
+    "waveform": WaveformConfig,
     "fmllr": FmllrConfig,
     "ivector": IvectorConfig,
     "appended": AppendedConfig,

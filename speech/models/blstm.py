@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -18,6 +18,7 @@ class BlstmConfig(ModelConfig):
 
     kind: Literal["blstm"] = "blstm"
     can_be_split: ClassVar[bool] = True
+    tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"dim": 24}
     bottleneck: int = Field(default=0, ge=0)
     """Width of the linear bottleneck before the output layer (published: 256); 0 for none."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,9 +18,11 @@ class ModelConfig(Choice, ABC):
 
     Attributes:
         can_be_split: Whether the network has `AcousticModel.stage`, which the strategy `pipeline` needs.
+        tiny: Fields of a network that trains in a moment: the tests of all models build it, whatever its kind.
     """
 
     can_be_split: ClassVar[bool] = False
+    tiny: ClassVar[dict[str, Any]] = {"dim": 16, "layers": 1, "subsampling": 2, "channels": 4}
 
     dim: int = Field(default=144, ge=8)
     """Width: model dimension of a Conformer or TDNN, cells per direction of a BLSTM."""
@@ -32,6 +34,11 @@ class ModelConfig(Choice, ABC):
     """Channels of the subsampling convolutions."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout probability throughout the encoder."""
+
+    @property
+    def halvings(self) -> int:
+        """How often the front end halves the number of frames; each halving rounds up."""
+        return self.subsampling.bit_length() - 1
 
     @abstractmethod
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

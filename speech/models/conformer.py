@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -18,6 +18,7 @@ class ConformerConfig(ModelConfig):
 
     kind: Literal["conformer"] = "conformer"
     can_be_split: ClassVar[bool] = True
+    tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"heads": 2, "kernel": 5, "feed_forward": 2}
     heads: int = Field(default=4, ge=1)
     """Attention heads per layer; `dim` must be a multiple of twice this number."""
     kernel: int = Field(default=15, ge=3)

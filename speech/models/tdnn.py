@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -18,6 +18,7 @@ class TdnnConfig(ModelConfig):
 
     kind: Literal["tdnn"] = "tdnn"
     can_be_split: ClassVar[bool] = True
+    tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"dim": 24, "layers": 2, "bottleneck": 8, "prefinal": 12}
     dim: int = Field(default=448, ge=8)
     """Width of a layer."""
     layers: int = Field(default=10, ge=1)

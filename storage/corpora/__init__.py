@@ -3,7 +3,7 @@
     for utterance in open_corpus("librispeech", "LibriSpeech/train-clean-5"):
         ...
 
-To add a layout, add a module and a line in `READERS`.
+To add a layout, add a module and a line in `READERS`; the tests of all layouts read the reader's `EXAMPLE`.
 """
 
 import difflib

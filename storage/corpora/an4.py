@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -20,6 +21,14 @@ class An4Reader(CorpusReader):
     """
 
     LAYOUT = "AN4 and SphinxTrain's layout: `etc/*.fileids`, `etc/*.transcription`, `wav/` or `raw/`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "etc/an4_train.fileids": "an4_clstk/fash/an251-fash-b\n",
+        "etc/an4_train.transcription": "<s> YES </s> (an251-fash-b)\n",
+        "etc/an4_test.fileids": "an4test_clstk/fjlp/cen1-fjlp-b\n",
+        "etc/an4_test.transcription": "GOOD NIGHT (cen1-fjlp-b)\n",
+        "wav/an4_clstk/fash/an251-fash-b.sph": "",
+        "wav/an4test_clstk/fjlp/cen1-fjlp-b.sph": "",
+    }
     HAS_SETS = True
 
     @classmethod

@@ -179,6 +179,10 @@ class CorpusReader(ABC):
 
     Attributes:
         LAYOUT: what the corpus looks like on disk, in a phrase for lists of the layouts; file names in backticks.
+        EXAMPLE: a tiny corpus of the layout, at least two recordings of an utterance or more: each file's text by its
+            name; an audio file's is empty, for silence of six seconds; `X.tar/NAME` is a member of a tar; a Parquet
+            file's text are its rows as JSON lines. It is the folder that is opened, or else the first file. The tests
+            of all layouts read it.
         HAS_SETS: whether the layout says to which set an utterance belongs, so that `starling init` takes a corpus as a
             whole.
         OPTIONS: names of its options, besides `tags`, which all have: `remove` the tags of transcripts (default), or
@@ -192,6 +196,7 @@ class CorpusReader(ABC):
     """
 
     LAYOUT: ClassVar[str]
+    EXAMPLE: ClassVar[dict[str, str]]
     HAS_SETS: ClassVar[bool] = False
     OPTIONS: ClassVar[frozenset[str]] = frozenset()
 

@@ -5,6 +5,7 @@ Source: Ardila et al. 2020, "Common Voice: A Massively-Multilingual Speech Corpu
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, RequiredValues, Utterance, read_lines
 
@@ -25,6 +26,12 @@ class CommonVoiceReader(CorpusReader):
     """
 
     LAYOUT = "Common Voice, a language's folder: `clips/*.mp3`, `train.tsv`, `dev.tsv`, `test.tsv`, `validated.tsv`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "train.tsv": "client_id\tpath\tsentence\tlocale\n1f3a\tcommon_voice_en_1.mp3\tGood morning.\ten\n",
+        "test.tsv": "client_id\tpath\tsentence\tlocale\n9c2e\tcommon_voice_en_2.mp3\tGood night.\ten\n",
+        "clips/common_voice_en_1.mp3": "",
+        "clips/common_voice_en_2.mp3": "",
+    }
     HAS_SETS = True
     OPTIONS = frozenset({"tables", "where"})
 

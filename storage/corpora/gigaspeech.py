@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number, as_text, checked_times, first_field
 
@@ -33,6 +33,15 @@ class GigaSpeechReader(CorpusReader):
     """
 
     LAYOUT = "`GigaSpeech.json`: long recordings with segments"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "GigaSpeech.json": '{"dataset": "GigaSpeech", "language": "EN", "audios": [\n'
+        '{"aid": "A1", "path": "audio/youtube/A1.opus", "segments": [{"sid": "A1-0", "speaker": "N/A", '
+        '"begin_time": 0.0, "end_time": 1.5, "subsets": ["{XL}"], "text_tn": "GOOD MORNING"}]},\n'
+        '{"aid": "A2", "path": "audio/youtube/A2.opus", "segments": [{"sid": "A2-0", "speaker": "N/A", '
+        '"begin_time": 1.0, "end_time": 3.0, "subsets": ["{XL}", "{TEST}"], "text_tn": "GOOD NIGHT <PERIOD>"}]}]}\n',
+        "audio/youtube/A1.opus": "",
+        "audio/youtube/A2.opus": "",
+    }
     HAS_SETS = True
     OPTIONS = frozenset({"subset", "punctuation"})
 

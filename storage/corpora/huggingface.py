@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -29,6 +30,12 @@ class HuggingFaceReader(CorpusReader):
     """
 
     LAYOUT = "a data set of Hugging Face: `data/train-00000-of-00002.parquet` and its like, with the audio inside"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "data/train-00000-of-00001.parquet": '{"audio": {"bytes": "RIFF", "path": "a.wav"}, "text": "good morning", '
+        '"speaker_id": "ann"}\n',
+        "data/test-00000-of-00001.parquet": '{"audio": {"bytes": "RIFF", "path": "b.wav"}, "text": "good night", '
+        '"speaker_id": "bob"}\n',
+    }
     HAS_SETS = True
     OPTIONS = TableReader.OPTIONS
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from storage.corpora.base import CorpusError, CorpusReader, Utterance, is_file, read_lines
 
@@ -34,6 +35,13 @@ class KaldiReader(CorpusReader):
     """
 
     LAYOUT = "any Kaldi data folder: `wav.scp`, `text`, `utt2spk`, optionally `segments`, `reco2file_and_channel`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "wav.scp": "ann-1 wav/ann-1.wav\nbob-1 wav/bob-1.wav\n",
+        "text": "ann-1 good morning\nbob-1 good night\n",
+        "utt2spk": "ann-1 ann\nbob-1 bob\n",
+        "wav/ann-1.wav": "",
+        "wav/bob-1.wav": "",
+    }
     OPTIONS = frozenset({"root"})
 
     @classmethod

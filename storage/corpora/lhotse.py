@@ -6,7 +6,7 @@ Source: Żelasko et al. 2021, "Lhotse: a speech data representation library for 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from storage.corpora.base import (
     OVERSHOOT_S,
@@ -49,6 +49,18 @@ class LhotseReader(CorpusReader):
     """
 
     LAYOUT = "lhotse's and icefall's recordings and supervisions, or cuts (`.jsonl`, `.jsonl.gz`)"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "recordings.jsonl": '{"id": "r1", "sources": [{"type": "file", "channels": [0], "source": "a.wav"}], '
+        '"sampling_rate": 8000, "num_samples": 48000, "duration": 6.0}\n'
+        '{"id": "r2", "sources": [{"type": "file", "channels": [0], "source": "b.wav"}], '
+        '"sampling_rate": 8000, "num_samples": 48000, "duration": 6.0}\n',
+        "supervisions.jsonl": '{"id": "ann-1", "recording_id": "r1", "start": 0.0, "duration": 1.5, "channel": 0, '
+        '"text": "good morning", "speaker": "ann"}\n'
+        '{"id": "bob-1", "recording_id": "r2", "start": 1.0, "duration": 2.0, "channel": 0, '
+        '"text": "good night", "speaker": "bob"}\n',
+        "a.wav": "",
+        "b.wav": "",
+    }
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

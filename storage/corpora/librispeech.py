@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -21,6 +22,11 @@ class LibriSpeechReader(CorpusReader):
     """
 
     LAYOUT = "`SPEAKER/CHAPTER/*.flac` (or opus, ogg, wav, mp3) with `SPEAKER-CHAPTER.trans.txt`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "19/198/19-198.trans.txt": "19-198-0000 GOOD MORNING\n19-198-0001 GOOD NIGHT\n",
+        "19/198/19-198-0000.flac": "",
+        "19/198/19-198-0001.flac": "",
+    }
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

@@ -5,6 +5,7 @@ Source: Ito and Johnson 2017, "The LJ Speech Dataset"; also that of M-AILABS' bo
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -22,6 +23,11 @@ class LJSpeechReader(CorpusReader):
     """
 
     LAYOUT = "LJSpeech: `metadata.csv` without a header: ID, text, normalized text between vertical bars; `wavs/ID.wav`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "metadata.csv": "LJ001-0001|At 6 pm,|At six pm,\nLJ001-0002|good night|good night\n",
+        "wavs/LJ001-0001.wav": "",
+        "wavs/LJ001-0002.wav": "",
+    }
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

@@ -6,6 +6,7 @@ Source: Pratap et al. 2020, "MLS: A Large-Scale Multilingual Dataset for Speech 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -35,6 +36,12 @@ class MlsReader(CorpusReader):
     """
 
     LAYOUT = "Multilingual LibriSpeech: `mls_LANGUAGE/{train,dev,test}/transcripts.txt`, `audio/SPEAKER/BOOK/`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "mls_german/train/transcripts.txt": "1_10_000000\tguten morgen\n",
+        "mls_german/test/transcripts.txt": "2_20_000000\tgute nacht\n",
+        "mls_german/train/audio/1/10/1_10_000000.flac": "",
+        "mls_german/test/audio/2/20/2_20_000000.flac": "",
+    }
     HAS_SETS = True
     OPTIONS = frozenset({"handles"})
 

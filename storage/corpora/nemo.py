@@ -6,7 +6,7 @@ Source: NVIDIA NeMo's documentation of ASR datasets. A tarred set has `shard_id`
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from storage.corpora.base import (
     CorpusError,
@@ -36,6 +36,12 @@ class NemoReader(CorpusReader):
     """
 
     LAYOUT = "a NeMo manifest: JSON lines with `audio_filepath`, `offset`, `duration`, `text`; tarred or not"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "manifest.json": '{"audio_filepath": "wav/a.wav", "duration": 6.0, "text": "good morning", "speaker": "ann"}\n'
+        '{"audio_filepath": "wav/b.wav", "offset": 1.0, "duration": 2.0, "text": "good night", "speaker": "bob"}\n',
+        "wav/a.wav": "",
+        "wav/b.wav": "",
+    }
     OPTIONS = frozenset({"tars"})
 
     @classmethod

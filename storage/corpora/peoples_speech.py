@@ -7,7 +7,7 @@ objects. The later, flat format (one utterance per line) is supported, too.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from storage.corpora.base import (
     SET_OF_SPLIT,
@@ -37,6 +37,12 @@ class PeoplesSpeechReader(CorpusReader):
     """
 
     LAYOUT = "The People's Speech: JSON lines with `training_data`; audio in folders or uncompressed tars"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "train/clean.json": '{"identifier": "talk-1", "training_data": {"duration_ms": [6000, 6000], '
+        '"label": ["good morning", "good night"], "name": ["talk-1/a.flac", "talk-1/b.flac"]}}\n',
+        "train/clean/talk-1/a.flac": "",
+        "train/clean/talk-1/b.flac": "",
+    }
     HAS_SETS = True
 
     @classmethod

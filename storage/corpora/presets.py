@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -19,6 +20,16 @@ class SpeechOceanReader(CorpusReader):
     """
 
     LAYOUT = "speechocean762: Kaldi data folders `train` and `test` beside `WAVE/`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "train/wav.scp": "a1\tWAVE/SPEAKER1/a1.wav\n",
+        "train/text": "a1\tGOOD MORNING\n",
+        "train/utt2spk": "a1\t1\n",
+        "test/wav.scp": "b1\tWAVE/SPEAKER2/b1.wav\n",
+        "test/text": "b1\tGOOD NIGHT\n",
+        "test/utt2spk": "b1\t2\n",
+        "WAVE/SPEAKER1/a1.wav": "",
+        "WAVE/SPEAKER2/b1.wav": "",
+    }
     HAS_SETS = True
 
     @classmethod
@@ -58,6 +69,7 @@ class FsddReader(CorpusReader):
     """Free Spoken Digit Dataset: recordings/DIGIT_SPEAKER_TAKE.wav; takes 0 to 4 are the official test set."""
 
     LAYOUT = "Free Spoken Digit Dataset: `recordings/DIGIT_SPEAKER_TAKE.wav`"
+    EXAMPLE: ClassVar[dict[str, str]] = {"recordings/7_jackson_0.wav": "", "recordings/7_theo_9.wav": ""}
     HAS_SETS = True
 
     @classmethod
@@ -93,6 +105,15 @@ class TelephoneReader(KaldiReader):
     """Switchboard or Fisher as a Kaldi data folder: segments, and files with one channel per side."""
 
     LAYOUT = "Switchboard, Fisher and the like as a Kaldi data folder with `segments` and two channels"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "wav.scp": "c1-A sph2pipe -f wav -p -c 1 c1.sph |\nc2-B sph2pipe -f wav -p -c 2 c2.sph |\n",
+        "reco2file_and_channel": "c1-A c1 A\nc2-B c2 B\n",
+        "segments": "c1-A-0 c1-A 0.5 2\nc2-B-0 c2-B 1 3\n",
+        "text": "c1-A-0 good morning\nc2-B-0 good night\n",
+        "utt2spk": "c1-A-0 ann\nc2-B-0 bob\n",
+        "c1.sph": "",
+        "c2.sph": "",
+    }
 
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -23,6 +24,12 @@ class SidecarReader(CorpusReader):
         "a folder of audio files, each with a text file of its name beside it (`NAME.wav`, `NAME.txt` or "
         "`NAME.lab`); the folder is the speaker"
     )
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "ann/1.wav": "",
+        "ann/1.txt": "good morning\n",
+        "bob/1.wav": "",
+        "bob/1.txt": "good night\n",
+    }
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

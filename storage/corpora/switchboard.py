@@ -8,6 +8,7 @@ recognition of conversational speech over the telephone".
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -34,6 +35,12 @@ class SwitchboardReader(CorpusReader):
         "Switchboard-1 (LDC97S62): `.sph` files of the discs and `swb_ms98_transcriptions/`; a side of a call is "
         "a speaker"
     )
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "swb_ms98_transcriptions/20/2001/sw2001A-ms98-a-trans.text": "sw2001A-ms98-a-0001 0.5 2.0 [laughter-yes]\n",
+        "swb_ms98_transcriptions/20/2005/sw2005B-ms98-a-trans.text": "sw2005B-ms98-a-0001 1.0 3.0 good night\n",
+        "swb1_d1/data/sw02001.sph": "",
+        "swb1_d1/data/sw02005.sph": "",
+    }
     OPTIONS = frozenset({"fragments"})
 
     def __init__(
@@ -130,6 +137,12 @@ class Hub5Reader(CorpusReader):
         "Hub5 2000 (LDC2002S09, LDC2002T43): `hub5e00.*.stm` and `.sph` files; the domains are `switchboard` and "
         "`callhome`"
     )
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "hub5e00.english.000405.stm": "en_4156 A en_4156_A 0.5 2.0 <O,en,F,en-F> (%hesitation) good morning\n"
+        "sw_4390 B sw_4390_B 1.0 3.0 <O,sw,M,sw-M> { i am / i'm } fine\n",
+        "hub5e_00/english/en_4156.sph": "",
+        "hub5e_00/english/sw_4390.sph": "",
+    }
 
     @classmethod
     def recognises(cls, root: Path) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from storage.corpora.base import (
     CorpusError,
@@ -69,6 +69,11 @@ class TableReader(CorpusReader):
     LAYOUT = (
         "CSV, TSV, JSON lines or Parquet, one row per utterance: audio path, text, and optionally speaker, id, split, …"
     )
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "metadata.csv": "audio,text,speaker\nwav/a.wav,good morning,ann\nwav/b.wav,good night,bob\n",
+        "wav/a.wav": "",
+        "wav/b.wav": "",
+    }
     OPTIONS = frozenset({"columns", "where"})
 
     def __init__(

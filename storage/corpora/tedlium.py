@@ -6,6 +6,7 @@ Sources: Rousseau et al. 2014, "Enhancing the TED-LIUM Corpus …"; Hernandez et
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -29,6 +30,12 @@ class TedliumReader(CorpusReader):
     """
 
     LAYOUT = "TED-LIUM 1 to 3: `stm/*.stm`, `sph/*.sph` (or `wav`, `flac`)"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "train/stm/AnnLee_2010.stm": "AnnLee_2010 1 AnnLee 0.5 2.0 <o,f0,female> good morning <unk>\n",
+        "test/stm/BobRay_2010.stm": "BobRay_2010 1 BobRay 1.0 3.0 <o,f0,male> good night\n",
+        "train/sph/AnnLee_2010.sph": "",
+        "test/sph/BobRay_2010.sph": "",
+    }
     HAS_SETS = True
     OPTIONS = frozenset({"unknown"})
 

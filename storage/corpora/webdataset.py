@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -40,6 +40,12 @@ class WebDatasetReader(CorpusReader):
     """
 
     LAYOUT = "uncompressed tars of `KEY.flac` (or wav, mp3, …) with `KEY.json`, `KEY.txt` or `KEY.cls`"
+    EXAMPLE: ClassVar[dict[str, str]] = {
+        "train-000000.tar/a.flac": "",
+        "train-000000.tar/a.json": '{"text": "good morning", "speaker": "ann"}',
+        "train-000001.tar/b.flac": "",
+        "train-000001.tar/b.txt": "good night",
+    }
     OPTIONS = frozenset({"text"})
 
     def __init__(

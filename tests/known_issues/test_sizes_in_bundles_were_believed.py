@@ -16,13 +16,8 @@ from speech.lm.base import LmError
 from speech.lm.lstm import LstmConfig
 from speech.lm.network import HEADER, MODEL, LmSpec, read_network
 from speech.lm.vocabulary import SPECIAL
-from speech.models import BlstmConfig, ConformerConfig, TdnnConfig
+from speech.models import MODELS
 
-MODELS = {
-    "blstm": BlstmConfig(dim=8, layers=1, channels=2),
-    "conformer": ConformerConfig(dim=8, layers=1, heads=2, kernel=3, channels=2),
-    "tdnn": TdnnConfig(dim=8, layers=1, bottleneck=4, prefinal=4, channels=2, subsampling=2),
-}
 HUGE, ENDLESS = 10**6, 10**30  # a million layers; a size that no tensor counts
 
 
@@ -32,7 +27,7 @@ def write(folder, kind="conformer", **changes):
         features=LogMelConfig(num_mels=6),
         stats=CmvnStats(6).add(torch.randn(40, 6)).to_dict(),
         tokenizer={"kind": "characters", "symbols": ["<blank>", "a"]},
-        model=MODELS[kind],
+        model=MODELS[kind].model_validate(MODELS[kind].tiny),
     ).model_copy(update=changes)
     save_bundle(folder, spec, spec.build_model().state_dict())
 

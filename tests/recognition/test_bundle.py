@@ -8,15 +8,12 @@ import torch
 from recognition.bundle import BundleError, BundleSpec, load_bundle, load_spec, save_bundle
 from speech.decoding import BeamConfig
 from speech.features import CmvnStats, LogMelConfig
-from speech.models import BlstmConfig, ConformerConfig
+from speech.models import MODELS
 from speech.text import NormalizerConfig
 from speech.tokens import TokenConfig, train_tokenizer
 
 TEXTS = ["one two three", "four five six", "seven eight nine", "ten eleven twelve", "it's half past one"]
-MODELS = {
-    "blstm": BlstmConfig(dim=8, layers=2, bottleneck=5, channels=2),
-    "conformer": ConformerConfig(dim=8, layers=1, heads=2, kernel=3, channels=2),
-}
+TINY = {kind: config.model_validate(config.tiny) for kind, config in MODELS.items()}
 
 
 def make_spec(kind="blstm", tokens="characters", **changes):
@@ -26,7 +23,7 @@ def make_spec(kind="blstm", tokens="characters", **changes):
         "features": LogMelConfig(num_mels=6),
         "stats": stats.to_dict(),
         "tokenizer": train_tokenizer(TokenConfig(kind=tokens, vocab_size=30), TEXTS).to_dict(),
-        "model": MODELS[kind],
+        "model": TINY[kind],
         "normalizer": NormalizerConfig(case="lower"),
         "decode": BeamConfig(beam=7),
         "provenance": {"run": "r", "epochs": [1, 2], "note": "naïve – ✓"},
@@ -134,7 +131,7 @@ def test_mismatched_weights_are_named(tmp_path, damage):
     if damage == "missing":
         path.unlink()
     elif damage == "other sizes":
-        write(tmp_path / "other", make_spec(model=MODELS["blstm"].model_copy(update={"dim": 9})))
+        write(tmp_path / "other", make_spec(model=TINY["blstm"].model_copy(update={"dim": 9})))
         path.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
     elif damage == "pickle":
         torch.save({"weight": torch.zeros(3)}, path)

@@ -6,8 +6,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from speech.features.cmvn import frame_mask
 from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelChoice, ModelConfig, TdnnConfig, build_model
+from speech.models.networks.attention import rotary_tables, rotate
 from speech.models.networks.base import AcousticModel, Subsampling
-from speech.models.networks.conformer import rotary_tables, rotate
 from speech.models.networks.tdnn import semi_orthogonal_step
 from training.simulation.model import Stack
 
@@ -278,7 +278,7 @@ class TestTdnn(AcousticModelContract):
 
 def contract_of(kind):
     """The contract's tests for a kind that has none of its own."""
-    config = MODELS[kind](dim=16, layers=2, subsampling=2, channels=4, dropout=0.2)
+    config = MODELS[kind].model_validate({**MODELS[kind].tiny, "layers": 2, "dropout": 0.2})
     return type(f"Test{kind.title()}", (AcousticModelContract,), {"config": config})
 
 

@@ -175,7 +175,7 @@ def test_gate_is_refused_where_it_cannot_apply(options, message):
 
 
 def test_energy_ratios_cannot_be_gated():
-    with pytest.raises(ValidationError, match="cmvn_gate_db needs the level of frames, and energy ratios have none"):
+    with pytest.raises(ValidationError, match="cmvn_gate_db needs the level of frames, and features fber have none"):
         FberConfig(cmvn_gate_db=20)
 
 

@@ -128,5 +128,5 @@ def test_deltas_and_stride_apply_to_the_trimmed_recording():
 
 
 def test_energy_ratios_cannot_be_trimmed():
-    with pytest.raises(ValidationError, match="trim_db needs the level of frames, and energy ratios have none"):
+    with pytest.raises(ValidationError, match="trim_db needs the level of frames, and features fber have none"):
         FberConfig(trim_db=30)

@@ -41,4 +41,4 @@ def state_job(corpus, folder, alignments, kind="tdnn", **changes):
     counts = AlignmentTable.read(alignments / "train.parquet").counts()
     states = TiedStates(model="ab" * 32, frame_shift_ms=10.0, log_priors=log_priors(counts))
     spec = corpus.spec(kind, states=states)
-    return corpus.job(folder, spec=spec, objective=OBJECTIVE, alignments_url=str(alignments), **changes)
+    return corpus.job(folder, **{"spec": spec, "objective": OBJECTIVE, "alignments_url": str(alignments), **changes})

@@ -117,6 +117,23 @@ def test_a_shape_that_cannot_be_recorded_is_computed_and_logged_once(caplog, mad
     assert sum("not permitted" in message for message in caplog.messages) == 1
 
 
+class Scaled(Line):
+    """The scores depend on a third tensor, too."""
+
+    def forward(self, feats, frames, scale):
+        return feats * self.weight * scale, frames
+
+
+def test_network_that_reads_more_than_features_is_not_recorded_and_this_is_logged_once(caplog, made):
+    """A recording would repeat the third tensor of the batch that it was made of."""
+    model = Scaled()
+    forward = GraphedForward(model, graphs.FlatParameters(model), HostRecording)
+    for number in range(4):
+        assert (forward(*lines(1), torch.tensor(float(number)))[0] == number).all()
+    assert not made
+    assert sum("no CUDA graphs" in message for message in caplog.messages) == 1
+
+
 def test_lack_of_memory_is_left_to_the_division_of_batches():
     def refuse(run, feats, lengths):
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -5,7 +5,7 @@ import torch
 from tones import bare
 
 from devices.padding import frame_multiple, rounded_up
-from speech.models.networks import conformer
+from speech.models.networks import attention
 from training.learner.compute import Learner, open_set
 from training.learner.prefetch import Loader
 
@@ -39,6 +39,31 @@ def test_longer_padding_does_not_change_gradients(corpus, tmp_path, kind):
     torch.testing.assert_close(padded.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)
 
 
+def test_network_that_reads_tokens_gets_them_beside_the_padded_features(corpus, tmp_path, monkeypatch):
+    """As an attention decoder does."""
+    learner, seen = Learner(corpus.job(tmp_path, "conformer"), CPU), []
+    batch = Loader(open_set(learner.job, "train"), learner.task, CPU)(range(5), 1)
+    learner.frame_multiple = 64
+    forward, losses = learner.model.forward, learner.task.losses
+
+    def read_tokens(feats, frames, tokens):
+        seen.append((feats.shape[1] % 64, tokens))
+        return forward(feats, frames)
+
+    class GivesTokens:
+        def __init__(self, network):
+            self.network, self.num_frames = network, network.num_frames
+
+        def __call__(self, feats, frames):
+            return self.network(feats, frames, batch.tokens)
+
+    learner.model.forward = read_tokens
+    monkeypatch.setattr(learner.task, "losses", lambda network, *rest: losses(GivesTokens(network), *rest))
+    assert learner.gradient(batch, 3).loss > 0
+    assert seen == [(0, batch.tokens)]
+    assert learner.flat.grads.any()
+
+
 def test_attention_heads_are_padded_to_multiples_of_eight_without_effect(monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 9, 36, requires_grad=True).unbind(0)
@@ -50,10 +75,10 @@ def test_attention_heads_are_padded_to_multiples_of_eight_without_effect(monkeyp
         widths.append(q.shape[-1])
         return real(q, k, v, **fields)
 
-    monkeypatch.setattr(conformer.F, "scaled_dot_product_attention", spy)
-    found = conformer.attend(q, k, v, mask, multiple=8)
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
+    found = attention.attend(q, k, v, mask, multiple=8)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    assert torch.equal(conformer.attend(q, k, v, mask), wanted)
+    assert torch.equal(attention.attend(q, k, v, mask), wanted)
     assert widths == [40, 36]
 
 
@@ -64,4 +89,4 @@ def test_heads_of_any_width_use_a_fused_kernel_on_a_gpu():
     q, k, v = torch.randn(3, 2, 4, 64, 36, device="cuda", dtype=torch.bfloat16).unbind(0)
     mask = torch.ones(2, 1, 1, 64, dtype=torch.bool, device="cuda")
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-        assert conformer.attend(q, k, v, mask).shape == q.shape
+        assert attention.attend(q, k, v, mask).shape == q.shape

@@ -20,7 +20,7 @@ from recognition.bundle import BundleSpec
 from recognition.systems.acoustic import AcousticTaskConfig
 from speech.audio import decode_audio, encode_flac
 from speech.features import CmvnStats, LogMelConfig, build_features
-from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelConfig, TdnnConfig
+from speech.models import MODELS, ModelConfig
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -48,18 +48,7 @@ know_tasks()
 WORDS = ("ba", "ce", "di", "fu", "gu", "ly")
 RATE = 8000
 FEATURES = LogMelConfig(num_mels=16)
-TINY = {
-    "blstm": BlstmConfig(dim=24, layers=1, subsampling=2, channels=4, dropout=0.1),
-    "conformer": ConformerConfig(
-        dim=16, layers=1, heads=2, kernel=5, feed_forward=2, subsampling=2, channels=4, dropout=0.1
-    ),
-    "tdnn": TdnnConfig(dim=24, layers=2, bottleneck=8, prefinal=12, subsampling=2, channels=4, dropout=0.1),
-}
-TINY |= {
-    kind: config(dim=16, layers=1, subsampling=2, channels=4, dropout=0.1)
-    for kind, config in MODELS.items()
-    if kind not in TINY
-}
+TINY = {kind: config.model_validate({**config.tiny, "dropout": 0.1}) for kind, config in MODELS.items()}
 
 
 def speak(words: list[str], rng: np.random.Generator) -> torch.Tensor:

@@ -253,10 +253,10 @@ class Learner:
         self.norm = norm[0] if norm else None
         return loss, unalignable
 
-    def _scores(self, feats_BTF: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [B, T', V] and output frames [B] of features."""
+    def _scores(self, feats_BTF: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [B, T', V] and output frames [B] of features and what else the network reads."""
         with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            found: tuple[Tensor, Tensor] = self._network(feats_BTF, frames)
+            found: tuple[Tensor, Tensor] = self._network(feats_BTF, frames, *others)
         return found
 
     def _grad_norm(self) -> float:

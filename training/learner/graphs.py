@@ -23,8 +23,8 @@ from training.learner.flat import FlatParameters
 
 log = logging.getLogger(__name__)
 
-Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Features [B, T, F] and frames [B] to scores [B, T', V] and output frames [B]."""
+Forward = Callable[..., tuple[Tensor, Tensor]]
+"""Features [B, T, F] and frames [B], with what else a network reads, to scores [B, T', V] and output frames [B]."""
 Shape = tuple[int, int, int]
 
 MAX_GRAPHS = 64
@@ -150,11 +150,20 @@ class GraphedForward:
         self.recordings: OrderedDict[Shape, PassRecording] = OrderedDict()
         self._seen: set[Shape] = set()
         self._refused: set[Shape] = set()
+        self._told = False
         self._memory = self._addresses()
         self._anchor = torch.zeros((), device=flat.weights.device, requires_grad=True)
 
-    def __call__(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """As `run`; a shape that occurs for the first time, or that cannot be recorded, is computed by `run` itself."""
+    def __call__(self, feats_BTF: Tensor, lengths: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        """As `run`; a shape that occurs for the first time, or that cannot be recorded, is computed by `run` itself.
+
+        So is a network that reads other tensors, too: a recording has no memory for these.
+        """
+        if others:
+            if not self._told:
+                log.warning("no CUDA graphs: the network reads more than features and their lengths")
+                self._told = True
+            return self._run(feats_BTF, lengths, *others)
         size, time, dim = feats_BTF.shape
         shape = self._size(size), self._size(time), dim
         feats, frames = _padded(feats_BTF, lengths, shape)

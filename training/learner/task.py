@@ -98,8 +98,14 @@ class TrainedNetwork(Protocol):
     A `torch.nn.Module` that offers this is a network.
     """
 
-    def __call__(self, inputs: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [batch, output frames, ...] and their frames [batch] for inputs [batch, frames, ...] and theirs."""
+    def __call__(self, inputs: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [batch, output frames, ...] and their frames [batch] for inputs [batch, frames, ...] and theirs.
+
+        Args:
+            inputs: Features, words, ...
+            frames: Length of each input.
+            *others: What else the network reads, such as the tokens so far of an attention decoder [batch, ...].
+        """
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of input frames [batch]; on the host if they are there."""

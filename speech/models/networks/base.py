@@ -123,12 +123,14 @@ class AcousticModel(TrainableNetwork, ABC):
         self.cfg = cfg
         self.num_features = num_features
         self.vocab_size = vocab_size
-        self.subsampling = Subsampling(num_features, self.encoder_input_dim(cfg), cfg.subsampling, cfg.channels)
+        self.subsampling = self.front_end()
 
-    @staticmethod
-    def encoder_input_dim(cfg: ModelConfig) -> int:
-        """Width that the subsampling front end hands to the encoder."""
-        return cfg.dim
+    def front_end(self) -> nn.Module:
+        """Make what shortens features [B, T, F] of lengths [B] by `cfg.subsampling`, to [B, T', dim] and lengths [B].
+
+        A model of raw audio has its own convolutions here.
+        """
+        return Subsampling(self.num_features, self.cfg.dim, self.cfg.subsampling, self.cfg.channels)
 
     @abstractmethod
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
@@ -151,7 +153,7 @@ class AcousticModel(TrainableNetwork, ABC):
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:
-        return halved(lengths, len(self.subsampling.convs))
+        return halved(lengths, self.cfg.halvings)
 
     @property
     def hidden_width(self) -> int:
@@ -190,14 +192,13 @@ class ModelStage(nn.Module, ABC):
         self.in_width = model.num_features if self.is_first else model.hidden_width
         self.out_width = model.vocab_size if self.is_last else model.hidden_width
         self.subsampling = model.subsampling if self.is_first else None
-        self._halvings = len(model.subsampling.convs)
 
     def constrain(self) -> None:
         """What `AcousticModel.constrain` does, for these layers."""
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of feature frames."""
-        return halved(lengths, self._halvings)
+        return halved(lengths, self.cfg.halvings)
 
     @abstractmethod
     def run(self, x: Tensor, frames: Tensor) -> Tensor:

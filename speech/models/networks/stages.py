@@ -19,7 +19,7 @@ def border_bytes(model: AcousticModel, utterances: int, frames: int) -> float:
         utterances: Of the batch.
         frames: Feature frames that it is padded to.
     """
-    inner = int(halved(torch.tensor(max(1, frames)), len(model.subsampling.convs)))
+    inner = int(halved(torch.tensor(max(1, frames)), model.cfg.halvings))
     return 4.0 * utterances * inner * model.hidden_width
 
 

@@ -79,7 +79,6 @@ class TestTelephone(CorpusContract):
     """Two-channel calls in sph, with segments, as the recipes for Switchboard and Fisher prepare them."""
 
     kind = "telephone"
-    guessed = "kaldi"
 
     def make(self, folder):
         folder.mkdir()

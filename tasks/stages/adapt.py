@@ -30,11 +30,12 @@ from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.shards import Sample, load_part, write_shard
 from storage.stages import StageOutput
+from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
 from tasks.stages.align import aligned_sets, config_of
 from tasks.stages.align_data import FeatureSet, compute_features, opened
 from tasks.stages.align_model import chain_and_transforms
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
 from tasks.stages.features import (
     feature_sample,
     found_whole,
@@ -234,4 +235,8 @@ def _extractor(adapt: str, digest: str) -> IvectorExtractor:
         return IvectorExtractor.load(ObjectStore(adapt).fetch(EXTRACTOR, Path(folder)))
 
 
-ADAPT = Stage("adapt", 1, _inputs, _work, found_whole, pieces=_WORK)
+def _runs(config: PipelineConfig) -> bool:
+    return config.features.adapted and has_network(config)
+
+
+ADAPT = Stage("adapt", 1, _inputs, _work, found_whole, pieces=_WORK, runs=_runs)

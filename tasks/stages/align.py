@@ -268,4 +268,4 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-ALIGN = Stage("align", 3, _inputs, _work, found_whole, pieces=_WORK)
+ALIGN = Stage("align", 3, _inputs, _work, found_whole, pieces=_WORK, runs=lambda config: config.align is not None)

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tasks.config.decoding import grid_of
 from tasks.config.home import home
 from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult
 from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
 from tasks.stages.decode_adapted import decode_by_speaker
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
@@ -36,7 +36,7 @@ from tasks.stages.folds import is_tested
 from tasks.stages.prepare import write_table
 from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
-from tasks.stages.tuning import VALID, tune_on_validation
+from tasks.stages.tuning import VALID, figures, tune_on_validation, tuned_text
 
 _WORK = "work"
 _SCHEMA = pa.schema(
@@ -277,4 +277,21 @@ def set_quarantine(run: Run, name: str, store: ObjectStore) -> ShardQuarantine:
     return quarantine
 
 
-DECODE = Stage("decode", 5, _inputs, _work, found_whole, pieces=_WORK)
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    if tuning := result.record.get("tuning"):
+        yield Artifact(tuning["table"], f"{result.markdown}\n\n{tuned_text(tuning)}")
+    else:
+        yield Artifact(result.markdown)
+
+
+DECODE = Stage(
+    "decode",
+    5,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    artifacts=_artifacts,
+    figures=figures,
+    evaluates=True,
+)

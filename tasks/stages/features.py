@@ -336,4 +336,4 @@ def set_digest(run: Run, name: str, recognition: bool = False) -> str:
     return digest
 
 
-FEATURES = Stage("features", 1, _inputs, _work, found_whole, pieces="")
+FEATURES = Stage("features", 1, _inputs, _work, found_whole, pieces="", evaluates=True)

@@ -17,7 +17,7 @@ from speech.hmm.graph_files import WORDS, save_graph, write_graph
 from speech.hmm.model import ModelError, model_digest
 from speech.hmm.word_graph import WordGraphError, word_graph
 from storage.stages import StageOutput
-from tasks.config.pipeline import RunnerConfig
+from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.stages import progress
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError
@@ -124,4 +124,8 @@ def graph_piece(piece: Piece) -> dict[str, Any]:
         raise StageError(f"{piece['field']}: {error}") from error
 
 
-GRAPH = Stage("graph", 2, _inputs, _work)
+def _runs(config: PipelineConfig) -> bool:
+    return config.recognizer == "gmm" or config.decode.makes_graph
+
+
+GRAPH = Stage("graph", 2, _inputs, _work, runs=_runs)

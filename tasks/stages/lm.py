@@ -26,7 +26,7 @@ from tasks.dataset.sets import is_trained
 from tasks.dataset.splits import TRAIN
 from tasks.dataset.words import set_transcripts
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.decoder_files import publish_files, with_digests
 from tasks.stages.features import set_texts
 from tasks.stages.folds import is_tested, train_folder
@@ -202,4 +202,15 @@ def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     yield "protected", float(about["text"].get("protected", 0))
 
 
-LM = Stage("lm", 3, _inputs, _work)
+def lm_artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    """A table with the figures of the language model, and the lines of its text by what became of them."""
+    lines = {f"text: {name}": value for name, value in result.record["lm"]["text"].items()}
+    shown = figures(result.record, result.name) | lines
+    yield Artifact([{"figure": name, "value": _number(value)} for name, value in shown.items()], result.markdown)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"
+
+
+LM = Stage("lm", 3, _inputs, _work, runs=lambda config: config.lm is not None, artifacts=lm_artifacts, figures=figures)

@@ -36,6 +36,7 @@ from tasks.dataset.duplicates import (
     SAME,
     DuplicateError,
     Fingerprints,
+    data_warnings,
     treat_doubles,
 )
 from tasks.dataset.manifest import MANIFEST as MANIFEST
@@ -51,14 +52,14 @@ from tasks.dataset.manifest import (
 )
 from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets, check_strata, source_numbers
 from tasks.dataset.sources import is_name
-from tasks.dataset.speakers import SetSpeakers
+from tasks.dataset.speakers import SetSpeakers, set_rows
 from tasks.dataset.tables import TableWriter
 from tasks.dataset.tables import read_table as read_table
 from tasks.dataset.tables import write_table as write_table
 from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult
 from tasks.stages.sources import left_out, open_numbered, select, selects_nothing
 
 _NOT_CONTENT = ("fold", "speeds", "lone_copies", "pauses", "sources.licence")
@@ -347,4 +348,9 @@ def _check_each_source(path: Path, used: Mask, data: DataConfig, refused: Quaran
             )
 
 
-PREPARE = Stage("prepare", 7, _inputs, _work)
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    text = "\n\n".join([result.markdown, *data_warnings(result.record, run.config.data)])
+    yield Artifact(set_rows(result.record), text)
+
+
+PREPARE = Stage("prepare", 7, _inputs, _work, artifacts=_artifacts, evaluates=True)

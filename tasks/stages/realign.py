@@ -29,11 +29,12 @@ from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.home import home
+from tasks.config.pipeline import PipelineConfig
 from tasks.config.realign import RealignConfig
 from tasks.stages import progress
 from tasks.stages.align import aligned_sets
 from tasks.stages.align_model import AlignmentModel
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
 from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.process_cache import cached_once
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
@@ -210,4 +211,8 @@ def _opened(network: str, align: str, device: str) -> tuple[StateNetwork, Alignm
         )
 
 
-REALIGN = Stage("realign", 1, _inputs, _work, found_whole, pieces=_WORK)
+def _runs(config: PipelineConfig) -> bool:
+    return config.realign is not None and has_network(config)
+
+
+REALIGN = Stage("realign", 1, _inputs, _work, found_whole, pieces=_WORK, runs=_runs)

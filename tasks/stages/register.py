@@ -36,12 +36,10 @@ from speech.decoding import DECODERS
 from speech.vad import SileroVad
 from storage.stages import StageOutput
 from tasks import pyfunc_path
-from tasks.stages import lm, tuning
-from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, get_stage, has_network
 from tasks.stages.bundles import own_bundle
 from tasks.stages.decode import scored_sets
 from tasks.stages.decoder_files import decoder_of, with_digests
-from tasks.stages.score import figures
 from tasks.stages.train import forward_note, training_run
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest
@@ -49,7 +47,7 @@ from tasks.tracking.model_card import card, card_tags, contents
 from tasks.tracking.plots import learning_curves
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
-from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, waiting_challenger
+from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, record_links, waiting_challenger
 from tasks.tracking.runs import (
     DECISION_TAG,
     KEY_TAG,
@@ -79,11 +77,8 @@ _NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect", "fsspec",
 
 
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
-    """Scores of the test sets, tuned parameters, and figures of the language models, at the training's last step."""
-    found = figures(run.result("score").record) | tuning.figures(run.result("decode").record)
-    for stage in ("lm", "rescoring"):
-        if stage in run.results:
-            found |= lm.figures(run.result(stage).record, stage)
+    """Figures of the stages, such as scores of the test sets and tuned parameters, at the training's last step."""
+    found = {k: v for name, result in run.results.items() for k, v in get_stage(name).figures(result.record).items()}
     return [Metric(name, value, at_ms, _last_step(run)) for name, value in found.items()]
 
 
@@ -300,4 +295,15 @@ def _still_there(run: Run, record: dict[str, Any]) -> bool:
     return waiting is None or str(waiting.version) != str(record["version"])
 
 
-REGISTER = Stage("register", 2, _inputs, _work, _still_there)
+def registered_text(result: StageResult) -> str:
+    """The registered version, the reason for its promotion or against it, and links to MLflow, as Markdown."""
+    links = record_links(result.record)
+    lines = [f"**{result.record['model_uri']}**", result.record["decision"]["reason"]]
+    return "\n\n".join([*lines, *(f"[{name}]({url})" for name, url in links.items())])
+
+
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    yield Artifact(registered_text(result), "Registered model")
+
+
+REGISTER = Stage("register", 2, _inputs, _work, _still_there, runs=has_network, artifacts=_artifacts)

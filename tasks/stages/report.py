@@ -1,6 +1,7 @@
 """Stage report: one self-contained HTML page per run, and its texts for the Prefect UI."""
 
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from tasks.dataset.duplicates import data_warnings, doubles_of
 from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, counts_text
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, counts_text, has_network
 from tasks.stages.report_charts import set_histograms
 from tasks.stages.report_details import WORST, changes_of, set_details
 from tasks.stages.score import GROUPS
 from tasks.tracking.model_card import compute_text, learners_text
 from tasks.tracking.plots import curves_png, stored_journal
 from tasks.tracking.provenance import provenance
+from tasks.tracking.registry import report_text
 from tasks.tracking.runs import REPORT_FILE, client
 
 _CONFUSIONS = 15
@@ -185,4 +187,13 @@ def _attach(run: Run, page: str) -> None:
         progress.announce("report", f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 9, _inputs, _work)
+def report_link(run: Run) -> str:
+    """Where the report is, as Markdown."""
+    return report_text(run.result("register").record, run.result("report").record["report"])
+
+
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    yield Artifact(report_link(run), "HTML report")
+
+
+REPORT = Stage("report", 9, _inputs, _work, runs=has_network, artifacts=_artifacts)

@@ -5,12 +5,13 @@ transcripts and the text that its own section names; pronunciations are the firs
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from speech.lexicon import GraphemesConfig
 from storage.stages import StageOutput
 from tasks.stages.base import Inputs, Run, Stage
-from tasks.stages.lm import LM
+from tasks.stages.lm import LM, figures, lm_artifacts
 
 
 def _with_second(run: Run) -> Run:
@@ -26,4 +27,12 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     return LM.work(_with_second(run), output)
 
 
-RESCORING = Stage("rescoring", 3, _inputs, _work)
+RESCORING = Stage(
+    "rescoring",
+    3,
+    _inputs,
+    _work,
+    runs=lambda config: config.rescoring is not None,
+    artifacts=lm_artifacts,
+    figures=partial(figures, stage="rescoring"),
+)

@@ -1,6 +1,7 @@
 """Stage score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,8 @@ from speech.scoring import (
     worst_utterances,
 )
 from storage.stages import StageOutput, digest_json
-from tasks.stages.base import Inputs, Run, Stage
+from tasks.figures import percent
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.prepare import read_table
 
 Row = dict[str, Any]
@@ -142,4 +144,22 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     return record
 
 
-SCORE = Stage("score", 4, _inputs, _work)
+def score_table(result: StageResult) -> list[dict[str, Any]]:
+    """Rows of a table: sets, and below them their corpora and domains where they have several."""
+    rows = [
+        {"set": name, **{k: percent(v) if k in RATES else v for k, v in scores.items()}}
+        for name, scores in result.record["sets"].items()
+    ]
+    for name, kinds in result.record.get("groups", {}).items():
+        for kind, members in kinds.items():
+            for member, counts in members.items():
+                place = f"{name}, {GROUPS[kind]} {member or '–'}"
+                rows.append({"set": place, "wer": percent(counts["wer"]), "words": counts["ref_words"]})
+    return rows
+
+
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    yield Artifact(score_table(result), "Word error rates")
+
+
+SCORE = Stage("score", 4, _inputs, _work, artifacts=_artifacts, figures=figures, evaluates=True)

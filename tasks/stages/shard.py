@@ -325,4 +325,4 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     }
 
 
-SHARD = Stage("shard", 3, _inputs, _work, pieces="")
+SHARD = Stage("shard", 3, _inputs, _work, pieces="", evaluates=True)

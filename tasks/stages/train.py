@@ -26,15 +26,17 @@ from storage.stages import StageOutput, digest_json
 from tasks.config.home import home
 from tasks.dataset.augment_files import augment_digest
 from tasks.engine import know_tasks
+from tasks.figures import percent
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
 from tasks.stages.features import quarantine_record, set_digest, set_texts, set_url, train_stats
 from tasks.stages.preflight import run_preflight
 from tasks.stages.reporter import Reporter
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import Forwarder, Sender
+from tasks.tracking.metrics import is_number
 from tasks.tracking.provenance import run_tags
 from tasks.tracking.runs import TrainingRun, flatten
 from training.config import TrainConfig
@@ -61,6 +63,8 @@ _NOT_CONTENT = (
 """Fields that affect how training runs, but not its result."""
 _FEW_LEARNERS = 8
 """Maximum number of learners whose own curves are worth a look."""
+_EPOCHS = 50
+"""Maximum number of epochs in a table."""
 _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
@@ -317,4 +321,35 @@ def model_digest(store: ObjectStore) -> str:
     return both.hexdigest()
 
 
-TRAIN = Stage("train", 5, _inputs, _work)
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    """A table of the training's validations, and its curves."""
+    from tasks.tracking.plots import curves_png, stored_journal  # imports matplotlib
+
+    journal = stored_journal(result.output)
+    yield Artifact(f"{result.markdown}\n\n{validation_table(journal)}", "Training by epoch")
+    yield Artifact(curves_png(journal), "Curves of the training", name="curves")
+
+
+def validation_table(journal: list[dict[str, Any]]) -> str:
+    """Losses and rates of a training's last epochs, as Markdown.
+
+    Args:
+        journal: Valid entries, in order.
+    """
+    columns = {"valid_wer": "WER", "valid_frame_accuracy": "frame accuracy"}
+    rows = [entry for entry in journal if entry["kind"] == "valid"]
+    shown = {name: label for name, label in columns.items() if any(row.get(name) is not None for row in rows)}
+    heads = ["epoch", "training loss", "validation loss", *shown.values()]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---:|" * len(heads)]
+    for row in rows[-_EPOCHS:]:
+        losses = (_loss(row.get(name)) for name in ("train_loss", "valid_loss"))
+        cells = [str(row["epoch"]), *losses, *(percent(row.get(name)) for name in shown)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _loss(value: Any) -> str:
+    return f"{value:.3f}" if is_number(value) else "–"
+
+
+TRAIN = Stage("train", 5, _inputs, _work, runs=has_network, artifacts=_artifacts)

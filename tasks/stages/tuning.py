@@ -11,6 +11,7 @@ from speech.decoding import build_decoder
 from speech.features.cmvn import CmvnStats
 from storage.reading import ShardError
 from tasks.config.decoding import grid_of
+from tasks.figures import percent
 from tasks.locking.slots import run_log
 from tasks.stages import progress
 from tasks.stages.base import Run
@@ -69,6 +70,16 @@ def _report(done: int, total: int) -> None:
 
 def _warn(error: ShardError) -> None:
     run_log().warning("tuning leaves out a damaged shard of the validation set: %s", error)
+
+
+def tuned_text(tuning: dict[str, Any]) -> str:
+    """The chosen values, and what they were chosen on.
+
+    Args:
+        tuning: Part of the decode stage's record.
+    """
+    chosen = ", ".join(f"{name} {value:g}" for name, value in tuning["chosen"].items())
+    return f"chosen on {tuning['utterances']} utterances of {tuning['set']}: {chosen}, WER {percent(tuning['wer'])}"
 
 
 def figures(record: dict[str, Any]) -> dict[str, float]:

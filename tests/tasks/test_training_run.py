@@ -10,9 +10,8 @@ from support import copy_outputs, finished, give_mlflow, tiny_document
 from recognition.bundle import save_bundle
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
-from tasks.orchestration.stage_tasks import ALL
 from tasks.stages import train as module
-from tasks.stages.base import Run, position, stages_of
+from tasks.stages.base import Run, get_stage, position, stages_of
 from tasks.stages.register import REGISTER
 from tasks.stages.reporter import Reporter
 from tasks.stages.train import TRAIN, work_folder
@@ -71,7 +70,7 @@ def a_run(name="r", force_from="", **fields):
 def until(run, last):
     for name in stages_of(run.config):
         if position(name) <= position(last):
-            ALL[name].execute(run)
+            get_stage(name).execute(run)
     return run
 
 

@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from configurable.addresses import address_content
-from recognition.bundle import IVECTOR_FILE
 from speech.features import CmvnStats, FeatureChoice, FeatureConfig
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.ivector import IvectorExtractor
@@ -32,26 +31,17 @@ from storage.shards import Sample, load_part, write_shard
 from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
-from tasks.stages.align import aligned_sets, config_of
-from tasks.stages.align_data import FeatureSet, compute_features, opened
+from tasks.stages.align_data import FeatureSet, compute_features, config_of, opened
 from tasks.stages.align_model import chain_and_transforms
 from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
-from tasks.stages.features import (
-    feature_sample,
-    found_whole,
-    has_note,
-    note_name,
-    quarantine_record,
-    read_note,
-    stored_index,
-)
-from tasks.stages.ivectors import IvectorTraining
+from tasks.stages.feature_shards import feature_sample, has_note, note_name, read_note, stored_index
+from tasks.stages.ivectors import EXTRACTOR, IvectorTraining
+from tasks.stages.quarantined import found_whole, quarantine_record
+from tasks.stages.run_sets import aligned_sets
 from tasks.stages.runner import Piece, Workers, map_pieces, piece_name, share_out
 from tasks.tracking.stage_runs import log_stage
 
 _WORK = "work"
-EXTRACTOR = Path(IVECTOR_FILE).name
-"""Name of the object with the extractor of i-vectors."""
 
 
 def _inputs(run: Run) -> Inputs:

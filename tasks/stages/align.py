@@ -32,33 +32,22 @@ from speech.hmm.utterances import make_shards
 from speech.lexicon import Built, LexiconError, build_lexicon
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
+from tasks.config.home import work_folder
 from tasks.dataset.speeds import is_copy
 from tasks.stages import progress
-from tasks.stages.align_data import FeatureSet, compute_features, work_folder
+from tasks.stages.align_data import FeatureSet, compute_features, config_of
 from tasks.stages.align_model import write_config
 from tasks.stages.align_steps import StepMapper
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.decoder_files import file_digest, with_digests
-from tasks.stages.features import found_whole, quarantine_record, set_texts
 from tasks.stages.folds import train_folder
+from tasks.stages.quarantined import found_whole, quarantine_record
+from tasks.stages.run_sets import aligned_sets, set_texts
 from tasks.tracking.stage_runs import log_stage
 
-SETS = ("train", "valid")
 _NAMED = 100
 """Failed utterances and unknown words that the record names."""
 _WORK = "work"
-
-
-def config_of(run: Run) -> AlignConfig:
-    """The stage's configuration; the stage runs only if there is one."""
-    assert run.config.align is not None
-    return run.config.align
-
-
-def aligned_sets(run: Run) -> list[str]:
-    """The sets that are aligned."""
-    present = run.result("shard").record["sets"]
-    return [name for name in SETS if name == "train" or name in present]
 
 
 class IterationLog:
@@ -136,7 +125,7 @@ def _trained(run: Run, train: FeatureSet, built: Built, mapper: StepMapper, log:
     phones = PhoneSet.of((one for ones in word_pronunciations(built.lexicon).values() for one in ones), cfg.positions)
     lexicon = word_pronunciations(built.lexicon, sorted(words))
     try:
-        trainer = Trainer(utterances, lexicon, cfg, work_folder(key), log, mapper, phones, cfg.device)
+        trainer = Trainer(utterances, lexicon, cfg, work_folder("align", key), log, mapper, phones, cfg.device)
         return trainer.run(cfg.stage)
     except TrainingError as error:
         raise StageError(str(error)) from error
@@ -199,7 +188,7 @@ def _publish(output: StageOutput, folder: Path) -> None:
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    cfg, work = config_of(run), work_folder(output.key)
+    cfg, work = config_of(run), work_folder("align", output.key)
     if run.config.recognizer == "gmm" and cfg.recognize.arpa:
         file_digest(cfg.recognize.arpa, "align.recognize.arpa")  # a missing file is named before hours of training
     if run.forced("align"):

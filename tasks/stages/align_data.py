@@ -3,7 +3,6 @@
 import io
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from speech.features import CmvnStats, FeatureConfig
 from speech.features.cmvn import normalize_frames
+from speech.hmm.config import AlignConfig
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
@@ -18,10 +18,16 @@ from storage.reading import ShardReader
 from tasks.config.home import home
 from tasks.dataset.splits import TRAIN
 from tasks.stages.base import Run
-from tasks.stages.features import features_of_set
+from tasks.stages.feature_shards import features_of_set
 from tasks.stages.folds import train_folder
 
 _NORMALIZATION = "normalization.json"
+
+
+def config_of(run: Run) -> AlignConfig:
+    """The section `align`; the stage runs only with it."""
+    assert run.config.align is not None
+    return run.config.align
 
 
 class FeatureSet:
@@ -124,8 +130,3 @@ def compute_features(
     speakers = {who: value.to_dict() for who, value in sorted(stats.items())}
     target.write_json(_NORMALIZATION, {"floor": cfg.cmvn_floor, "speakers": speakers})
     return FeatureSet(target.url), damaged
-
-
-def work_folder(key: str) -> Path:
-    """Local folder with the checkpoints of a training."""
-    return home() / "work" / f"align-{key}"

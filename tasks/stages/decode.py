@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from configurable.addresses import address_content
-from configurable.wording import similar
 from devices.choice import best_device
 from recognition.bundle import bundle_digest, load_spec
 from recognition.inference import Decoded, decode_set
@@ -25,18 +24,18 @@ from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.decoding import grid_of
 from tasks.config.home import home
-from tasks.config.pipeline import PipelineConfig
+from tasks.dataset.sets import VALID
+from tasks.dataset.tables import write_table
 from tasks.stages import progress
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
 from tasks.stages.decode_adapted import decode_by_speaker
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
-from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
-from tasks.stages.folds import is_tested
-from tasks.stages.prepare import write_table
 from tasks.stages.process_cache import cached_once
+from tasks.stages.quarantined import found_whole, quarantine_record
+from tasks.stages.run_sets import scored_sets, set_digest, set_url
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
-from tasks.stages.tuning import VALID, figures, tune_on_validation, tuned_text
+from tasks.stages.tuning import check_tuning, figures, tune_on_validation, tuned_text
 
 _WORK = "work"
 _SCHEMA = pa.schema(
@@ -45,41 +44,6 @@ _SCHEMA = pa.schema(
         *[(name, pa.float64()) for name in ("score", "confidence", "duration")],
     ]
 )
-
-
-def scored_sets(run: Run) -> list[str]:
-    """Sets to decode: those of `score.sets`, else every test set, else the validation set.
-
-    Raises:
-        StageError: If a set of `score.sets` does not exist.
-    """
-    present = sorted(run.result("shard").record["sets"])
-    check_scored_sets(run.config, present, of_corpus=run.bundle is not None)
-    tests = [name for name in present if is_tested(name, run.config.data)]
-    return list(run.config.score.sets) or tests or ["valid"]
-
-
-def check_scored_sets(config: PipelineConfig, present: Sequence[str], *, of_corpus: bool = False) -> None:
-    """Check that the sets of `score.sets` are among those of the data.
-
-    Args:
-        config: The configuration.
-        present: Sets of the data.
-        of_corpus: Whether `starling evaluate` names them, which scores the parts of a corpus.
-
-    Raises:
-        StageError: If one is not.
-    """
-    for name in config.score.sets:
-        if name in present:
-            continue
-        if of_corpus:
-            raise StageError(
-                f"the corpus has no part of its own that is called {name!r}, only {', '.join(present)}: leave out "
-                "--split to score all of it. Sets that a run has made by dividing it are scored by that run alone"
-            )
-        hint = f"; did you mean {near!r}?" if (near := similar(name, present)) else ""
-        raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}{hint}")
 
 
 def decode_with(
@@ -154,19 +118,6 @@ def _model_digest(run: Run) -> str:
         return bundle_digest(run.bundle)
     digest: str = run.result("train").record["digest"]
     return digest
-
-
-def check_tuning(run: Run) -> None:
-    """Check that parameters are not tuned on a set that is scored.
-
-    Raises:
-        StageError: If they are, or there is no validation set.
-    """
-    if run.config.tune is not None and VALID in scored_sets(run):
-        raise StageError(
-            "tune chooses the decoder's parameters on the validation set, which is scored, too, and its error rate "
-            "would be too low. Give the data a test set, or remove the section tune and set the parameters in decode"
-        )
 
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:

@@ -22,15 +22,15 @@ from speech.hmm.model import HmmModel
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
-from tasks.stages.align import config_of
-from tasks.stages.align_data import FeatureSet, compute_features, opened
+from tasks.stages.align_data import FeatureSet, compute_features, config_of, opened
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run
 from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_pieces
-from tasks.stages.decode import publish_hypotheses, scored_sets
+from tasks.stages.decode import publish_hypotheses
 from tasks.stages.decoder_files import graph_files, local_files
-from tasks.stages.features import quarantine_record
 from tasks.stages.process_cache import cached_once
+from tasks.stages.quarantined import quarantine_record
+from tasks.stages.run_sets import scored_sets
 from tasks.stages.runner import Piece, map_pieces
 
 _WORK = "work"

@@ -19,19 +19,18 @@ from speech.lm import WORDS, LmConfig, NetworkConfig, Sources, arpa_of, estimate
 from speech.lm.network import MODEL
 from speech.tokens import Tokenizer
 from storage.stages import StageOutput, digest_json
-from tasks.config.home import home
-from tasks.config.pipeline import PipelineConfig
+from tasks.config.home import work_folder
+from tasks.config.pipeline import PipelineConfig, worker_count
 from tasks.dataset.manifest import scratch_folder
-from tasks.dataset.sets import is_trained
+from tasks.dataset.sets import VALID, is_trained
 from tasks.dataset.splits import TRAIN
 from tasks.dataset.words import set_transcripts
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.decoder_files import publish_files, with_digests
-from tasks.stages.features import set_texts
 from tasks.stages.folds import is_tested, train_folder
-from tasks.stages.lm_network import VALID, engine_trainer, network_content
-from tasks.stages.prepare import worker_count
+from tasks.stages.lm_network import engine_trainer, network_content
+from tasks.stages.run_sets import set_texts
 
 LEXICON = "lexicon.txt"
 
@@ -119,7 +118,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     tokenizer = _tokenizer(run)
     # named after the output, whose lock one process holds at a time: remains of a killed process are removed
     with (
-        scratch_folder(home() / "work" / f"lm-{output.key}") as folder,
+        scratch_folder(work_folder("lm", output.key)) as folder,
         engine_trainer(run, output, tokenizer) as trainer,
     ):
         progress.report(output.stage, 0, 2, "estimating")

@@ -6,7 +6,6 @@ utterance never stops a corpus; too many stop the run.
 """
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,8 @@ from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput
 from tasks.config.data import DataConfig
-from tasks.config.home import home
+from tasks.config.home import work_folder
+from tasks.config.pipeline import worker_count
 from tasks.dataset.audio import load_utterance_audio
 from tasks.dataset.duplicates import (
     DUPLICATES,
@@ -54,12 +54,11 @@ from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets, check_strata, so
 from tasks.dataset.sources import is_name
 from tasks.dataset.speakers import SetSpeakers, set_rows
 from tasks.dataset.tables import TableWriter
-from tasks.dataset.tables import read_table as read_table
-from tasks.dataset.tables import write_table as write_table
 from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
 from tasks.figures import percent
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult
+from tasks.stages.quarantined import QuarantineError
 from tasks.stages.sources import left_out, open_numbered, select, selects_nothing
 
 _NOT_CONTENT = ("fold", "speeds", "lone_copies", "pauses", "sources.licence")
@@ -82,10 +81,6 @@ _SCHEMA = pa.schema(
 
 
 CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32()))
-
-
-class QuarantineError(StageError):
-    """The share of unusable utterances is larger than the configuration allows."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +156,6 @@ def check_all(utterances: Iterable[Utterance], data: DataConfig, workers: int) -
     with ThreadPoolExecutor(workers) as pool:
         while window := list(islice(source, _WINDOW)):
             yield from pool.map(lambda u: check(u, data, normalizer), window)
-
-
-def worker_count(configured: int) -> int:
-    """Threads to use: the configured number, or one per core."""
-    return configured or os.cpu_count() or 1
 
 
 def _row(checked: Checked, source: int) -> dict[str, Any]:
@@ -277,7 +267,7 @@ def _treat_doubles(
 
 def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     # named after the output, whose lock one process holds at a time: remains of a killed process are removed
-    with scratch_folder(home() / "work" / f"prepare-{output.key}") as folder:
+    with scratch_folder(work_folder("prepare", output.key)) as folder:
         return _prepare(run, output, folder)
 
 

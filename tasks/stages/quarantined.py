@@ -1,4 +1,4 @@
-"""What a stage has quarantined, in lines for people: the reasons with counts, the first names, and where all are."""
+"""What a stage has quarantined: fields of its record, and lines with the reasons, first names, and where all are."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,14 +9,33 @@ from typing import Any
 
 from configurable.wording import counted
 from storage.intact import DamagedObjectError
+from storage.quarantine import QuarantinedShard
 from storage.stages import DONE, StageOutput
 from tasks.dataset.manifest import QUARANTINE
 from tasks.dataset.tables import batches
+from tasks.stages.base import Run, StageError
 
 EXAMPLES = 3
 """Entries of each reason that are named."""
 _TAGS = 8
 """Kinds of tags and of files that are named."""
+
+
+class QuarantineError(StageError):
+    """The share of unusable utterances is larger than the configuration allows."""
+
+
+def quarantine_record(counts: dict[str, int], damaged: list[QuarantinedShard]) -> dict[str, Any]:
+    """Fields of a stage's record for damaged shards: their list, and the updated counts; empty if there are none."""
+    if not damaged:
+        return {}
+    quarantined = {"quarantined": sum(entry.utterances for entry in damaged)}
+    return {"counts": counts | quarantined, "quarantined_shards": [entry.summary() for entry in damaged]}
+
+
+def found_whole(run: Run, record: dict[str, Any]) -> bool:
+    """Whether a record has no damaged shards; otherwise the stage runs again, since they may have been repaired."""
+    return not record.get("quarantined_shards")
 
 
 def examples_text(examples: Iterable[tuple[str, str]], count: int) -> str:

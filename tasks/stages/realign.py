@@ -32,11 +32,11 @@ from tasks.config.home import home
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.realign import RealignConfig
 from tasks.stages import progress
-from tasks.stages.align import aligned_sets
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
-from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
 from tasks.stages.process_cache import cached_once
+from tasks.stages.quarantined import found_whole, quarantine_record
+from tasks.stages.run_sets import aligned_sets, set_digest, set_url
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.stage_runs import log_stage

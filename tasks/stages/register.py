@@ -38,8 +38,8 @@ from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, get_stage, has_network
 from tasks.stages.bundles import own_bundle
-from tasks.stages.decode import scored_sets
 from tasks.stages.decoder_files import decoder_of, with_digests
+from tasks.stages.run_sets import scored_sets
 from tasks.stages.train import forward_note, training_run
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest

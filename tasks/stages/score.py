@@ -15,9 +15,9 @@ from speech.scoring import (
     worst_utterances,
 )
 from storage.stages import StageOutput, digest_json
+from tasks.dataset.tables import read_table
 from tasks.figures import percent
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
-from tasks.stages.prepare import read_table
 
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain"}

@@ -24,9 +24,9 @@ from storage.disks import free_bytes, size_text
 from storage.index import ShardIndex
 from storage.intact import DamagedObjectError, readable
 from storage.objects import ObjectMissingError, ObjectStore
-from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
+from storage.shards import Sample, ShardPart, build_index, load_part, shard_name, write_shard
 from storage.stages import StageOutput
-from tasks.config.home import home
+from tasks.config.home import work_folder
 from tasks.dataset.audio import load_utterance_audio, untouched_flac
 from tasks.dataset.manifest import MANIFEST, scratch_folder
 from tasks.dataset.pauses import ShardPauses
@@ -36,7 +36,7 @@ from tasks.dataset.tables import TableWriter, batches
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.folds import write_unions
-from tasks.stages.prepare import QuarantineError
+from tasks.stages.quarantined import QuarantineError
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 
 _log = logging.getLogger(__name__)
@@ -104,11 +104,6 @@ def make_sample(row: Row, sample_rate: int, pauses: ShardPauses | None = None) -
     fields = {name: row[name] for name in _INDEX_FIELDS}
     fields |= {"duration": samples / sample_rate, "num_frames": samples, "sample_rate": sample_rate}
     return Sample(id=row["id"], members={"flac": flac}, row=fields)
-
-
-def shard_name(number: int) -> str:
-    """Name of a shard in its set's folder."""
-    return f"shard-{number:06d}.tar"
 
 
 def _note(number: int) -> str:
@@ -291,7 +286,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     warn_of_room(output.store, seconds, run.config.data.sample_rate)
     sets: dict[str, Any] = {}
     quarantined: list[Row] = []
-    with scratch_folder(home() / "work" / f"shard-{output.key}") as folder:
+    with scratch_folder(work_folder("shard", output.key)) as folder:
         manifest = run.result("prepare").output.fetch(MANIFEST, folder)
         for name in sorted(prepared):
             index, bad = shard_set(output.store.child(name), run, name, manifest, folder)

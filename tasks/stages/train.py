@@ -23,7 +23,8 @@ from storage.intact import readable
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
-from tasks.config.home import home
+from tasks.config.home import work_folder
+from tasks.config.training import training_content
 from tasks.dataset.augment_files import augment_digest
 from tasks.engine import know_tasks
 from tasks.figures import percent
@@ -31,9 +32,10 @@ from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
-from tasks.stages.features import quarantine_record, set_digest, set_texts, set_url, train_stats
 from tasks.stages.preflight import run_preflight
+from tasks.stages.quarantined import quarantine_record
 from tasks.stages.reporter import Reporter
+from tasks.stages.run_sets import set_digest, set_texts, set_url, train_stats
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import Forwarder, Sender
 from tasks.tracking.metrics import is_number
@@ -45,22 +47,6 @@ from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
 
-_NOT_CONTENT = (
-    *(
-        "threads",
-        "checkpoint_steps",
-        "checkpoint_keep",
-        "log_steps",
-        "launch",
-        "membership",
-        "loader_threads",
-        "loader_processes",
-    ),
-    *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "flat_bf16", "learner_metrics"),
-    *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
-    "objective.alignments",  # their digest counts
-)
-"""Fields that affect how training runs, but not its result."""
 _FEW_LEARNERS = 8
 """Maximum number of learners whose own curves are worth a look."""
 _EPOCHS = 50
@@ -85,11 +71,6 @@ def _content(run: Run) -> dict[str, Any]:
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
-
-
-def training_content(train: TrainConfig) -> dict[str, Any]:
-    """What an address holds of a training's configuration: the fields that affect its model."""
-    return address_content(train, without=_NOT_CONTENT if train.traits.exchange else (*_NOT_CONTENT, "exchange"))
 
 
 def _inputs(run: Run) -> Inputs:
@@ -140,14 +121,9 @@ def tied_states(run: Run) -> TiedStates | None:
     return TiedStates(model=table.info.model, frame_shift_ms=table.info.frame_shift_ms, log_priors=priors)
 
 
-def work_folder(key: str, stage: str = "train") -> Path:
-    """Local folder of a training: journal, job, logs, the ring's key."""
-    return home() / "work" / f"{stage}-{key}"
-
-
 def forward_note(key: str, training: str) -> Path:
     """File that records which part of a training's journal MLflow has acknowledged."""
-    folder = work_folder(key)
+    folder = work_folder("train", key)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"forward-{hashlib.sha256(training.encode()).hexdigest()[:12]}.json"
 
@@ -180,7 +156,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
             alignments_url=alignments(run).url if uses_alignments(run) else "",
         ),
         output_url=output.store.url,
-        journal=work_folder(output.key) / "journal.jsonl",
+        journal=work_folder("train", output.key) / "journal.jsonl",
         cache=run.cache_folder,
         cache_bytes=int(run.config.storage.cache_gb * 1e9),
     )

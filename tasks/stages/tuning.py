@@ -11,14 +11,26 @@ from speech.decoding import build_decoder
 from speech.features.cmvn import CmvnStats
 from storage.reading import ShardError
 from tasks.config.decoding import grid_of
+from tasks.dataset.sets import VALID
 from tasks.figures import percent
 from tasks.locking.slots import run_log
 from tasks.stages import progress
-from tasks.stages.base import Run
+from tasks.stages.base import Run, StageError
 from tasks.stages.decoder_files import decoder_of
-from tasks.stages.features import set_url
+from tasks.stages.run_sets import scored_sets, set_url
 
-VALID = "valid"
+
+def check_tuning(run: Run) -> None:
+    """Check that parameters are not tuned on a set that is scored.
+
+    Raises:
+        StageError: If they are, or there is no validation set.
+    """
+    if run.config.tune is not None and VALID in scored_sets(run):
+        raise StageError(
+            "tune chooses the decoder's parameters on the validation set, which is scored, too, and its error rate "
+            "would be too low. Give the data a test set, or remove the section tune and set the parameters in decode"
+        )
 
 
 def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from tasks.config.decoding import uses_stage
 from tasks.dataset.sources import SourceConfig
 from tasks.figures import percent
 from tasks.stages.base import Run
-from tasks.stages.decode import scored_sets
 from tasks.stages.decoder_files import decoder_of
-from tasks.stages.features import set_digest
+from tasks.stages.run_sets import scored_sets, set_digest
 from tasks.tracking.provenance import provenance
 
 CARD_LENGTH = 4900

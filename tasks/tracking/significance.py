@@ -21,10 +21,11 @@ from speech.decoding import DecodeConfig
 from speech.scoring import UtteranceScore, compare_systems
 from storage.reading import ShardError
 from tasks.config.decoding import uses_stage
+from tasks.dataset.tables import read_table
 from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run
-from tasks.stages.decode import decode_with, scored_sets
-from tasks.stages.prepare import read_table
+from tasks.stages.decode import decode_with
+from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import LEARN_MORE, learned_nothing, score_rows
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.model_card import tests_of

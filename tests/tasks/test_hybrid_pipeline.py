@@ -9,12 +9,12 @@ from support import environment, give_mlflow, load_beside, tiny_document
 from recognition.bundle import check_files, load_spec, own_decoder
 from tasks.config.home import home
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run, get_stage
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.evaluation import evaluation_config, use_model
-from tasks.stages.prepare import read_table
 
 pytestmark = pytest.mark.slow
 

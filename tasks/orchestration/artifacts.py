@@ -21,6 +21,7 @@ from tasks.stages import progress
 from tasks.stages.base import Run, StageResult, counts_text, get_stage
 from tasks.stages.register import registered_text
 from tasks.stages.report import report_link
+from tasks.stages.score import SCORE
 
 _UPDATE_S = 5.0  # an update costs the server some 30 ms
 
@@ -64,7 +65,7 @@ def publish_summary(run: Run) -> None:
         lines.append(f"| {result.name} | {took} | {counts_text(result.counts)} |")
     if "score" in run.results:
         lines += ["", "| set | WER | words |", "|---|---:|---:|"]
-        sets = run.result("score").record["sets"]
+        sets = SCORE.record(run)["sets"]
         lines += [f"| {name} | {percent(scores['wer'])} | {scores['words']:,} |" for name, scores in sets.items()]
     if "register" in run.results:
         lines += ["", registered_text(run.result("register"))]

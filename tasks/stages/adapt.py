@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -31,13 +31,12 @@ from storage.shards import Sample, load_part, write_shard
 from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
-from tasks.stages.align_data import FeatureSet, compute_features, config_of, opened
+from tasks.stages.align_data import FeatureSet, aligned_sets, compute_features, config_of, opened
 from tasks.stages.align_model import chain_and_transforms
 from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
 from tasks.stages.feature_shards import feature_sample, has_note, note_name, read_note, stored_index
 from tasks.stages.ivectors import EXTRACTOR, IvectorTraining
-from tasks.stages.quarantined import found_whole, quarantine_record
-from tasks.stages.run_sets import aligned_sets
+from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.runner import Piece, Workers, map_pieces, piece_name, share_out
 from tasks.tracking.stage_runs import log_stage
 
@@ -62,13 +61,26 @@ class _SetParts:
     """Features of other kinds, by their position among the parts."""
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class AdaptRecord(DamageRecord):
+    """Sets of features that are adapted to speakers."""
+
+    sets: dict[str, dict[str, Any]]
+    """Number of utterances, and digest of the index of each set."""
+    stats: NotRequired[dict[str, Any]]
+    """Statistics of the training set (`CmvnStats`)."""
+    ivectors: NotRequired[dict[str, Any]]
+    """Gaussians and log-likelihoods of the training of i-vectors."""
+    tracking: NotRequired[dict[str, Any]]
+    """The MLflow run."""
+
+
+def _work(run: Run, output: StageOutput) -> AdaptRecord:
     work, width = output.store.child(_WORK), run.config.features.width
     counts = {"utterances": 0, "frames": 0, "dimensions": width}
     damaged: list[QuarantinedShard] = []
     sets = {name: _parts(run, name, work, damaged) for name in aligned_sets(run)}
-    ivectors, record = _ivectors(run, sets, output, work.child("ivectors"))
-    record["sets"] = {}
+    ivectors, about = _ivectors(run, sets, output, work.child("ivectors"))
+    record: AdaptRecord = {"counts": counts, "sets": {}}
     for name, parts in sets.items():
         index, stats = _adapted_set(run, parts, name, output.store.child(name), ivectors | {"set": name})
         counts["utterances"] += len(index)
@@ -76,10 +88,12 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         record["sets"][name] = {"utterances": len(index), "digest": index.digest}
         if name == "train":
             record["stats"] = stats.to_dict()
-    if "ivectors" in record:
-        record["tracking"] = log_stage(run, "align", run.result("align").key, _figures(record["ivectors"]))
+    if about:
+        record["ivectors"] = about
+        record["tracking"] = log_stage(run, "align", run.result("align").key, _figures(about))
     work.delete_tree("")
-    return record | {"counts": counts} | quarantine_record(counts, damaged)
+    add_damaged(record, damaged)
+    return record
 
 
 def _figures(about: Mapping[str, Any]) -> dict[str, float]:
@@ -127,9 +141,8 @@ def _ivectors(
         extractor.save(Path(folder) / EXTRACTOR)
         output.store.write_file(EXTRACTOR, Path(folder) / EXTRACTOR)
         digest = hashlib.sha256((Path(folder) / EXTRACTOR).read_bytes()).hexdigest()
-    about = {"gaussians": extractor.model.num_components, "log_likelihoods": likelihoods}
     given: dict[str, Any] = {"extractor": [output.store.url, digest], "ivectors": [work.url, names]}
-    return given, {"ivectors": about}
+    return given, {"gaussians": extractor.model.num_components, "log_likelihoods": likelihoods}
 
 
 def _adapted_set(

@@ -16,10 +16,12 @@ from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.reading import ShardReader
 from tasks.config.home import home
+from tasks.dataset.sets import VALID
 from tasks.dataset.splits import TRAIN
 from tasks.stages.base import Run
 from tasks.stages.feature_shards import features_of_set
 from tasks.stages.folds import train_folder
+from tasks.stages.shard import SHARD
 
 _NORMALIZATION = "normalization.json"
 
@@ -28,6 +30,12 @@ def config_of(run: Run) -> AlignConfig:
     """The section `align`; the stage runs only with it."""
     assert run.config.align is not None
     return run.config.align
+
+
+def aligned_sets(run: Run) -> list[str]:
+    """The sets that are aligned."""
+    present = SHARD.record(run)["sets"]
+    return [name for name in (TRAIN, VALID) if name == TRAIN or name in present]
 
 
 class FeatureSet:

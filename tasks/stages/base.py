@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
 
 from configurable.wording import counted
 from devices.worker_processes import refuse_import_by_workers
@@ -50,14 +50,14 @@ def position(stage: str) -> int:
     return STAGES.index(stage)
 
 
-def get_stage(name: str) -> "Stage":
+def get_stage(name: str) -> "Stage[Any]":
     """The stage of this name, as its file declares it; imports the file, which takes seconds the first time.
 
     Raises:
         StageError: If there is no such stage.
     """
     position(name)
-    found: Stage = getattr(import_module(f"tasks.stages.{name}"), name.upper())
+    found: Stage[Any] = getattr(import_module(f"tasks.stages.{name}"), name.upper())
     return found
 
 
@@ -221,19 +221,29 @@ def _result_artifact(run: Run, result: StageResult) -> Iterable[Artifact]:
     return [Artifact(result.markdown)]
 
 
-def _no_figures(record: dict[str, Any]) -> dict[str, float]:
+class StageRecord(TypedDict):
+    """What the record of every stage has."""
+
+    counts: dict[str, int]
+    """Numbers of things that the stage has processed."""
+
+
+RecordT = TypeVar("RecordT", bound=StageRecord)
+
+
+def _no_figures(record: Any) -> dict[str, float]:
     return {}
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage of the pipeline.
+class Stage(Generic[RecordT]):
+    """A stage of the pipeline; `RecordT` is what its record has, which later stages read by `record`.
 
     Args:
         name: One of STAGES; the module `tasks.stages.<name>` has it under this name in capitals.
         version: Must be raised whenever the same configuration and inputs give a different output.
         inputs: Returns the configuration that affects the output, and the digests of its inputs.
-        work: Does the work in the output's store and returns the record: `counts`, and what later stages need.
+        work: Does the work in the output's store and returns the record.
         still_valid: Whether a published record may be used; for records that refer to data outside the object store.
         runs: Whether the pipeline of a configuration has the stage; by default always.
         artifacts: What the Prefect UI shows of its result; by default name, counts and place.
@@ -244,15 +254,19 @@ class Stage:
     name: str
     version: int
     inputs: Callable[[Run], Inputs]
-    work: Callable[[Run, StageOutput], dict[str, Any]]
+    work: Callable[[Run, StageOutput], RecordT]
     still_valid: Callable[[Run, dict[str, Any]], bool] | None = None
     pieces: str | None = None
     """Folder of the output with what an interrupted attempt has finished and the next one keeps; "" is the whole
     output. None if the work starts again, or tells itself where it resumes."""
     runs: Callable[[PipelineConfig], bool] = _always
     artifacts: Callable[[Run, StageResult], Iterable[Artifact]] = _result_artifact
-    figures: Callable[[dict[str, Any]], dict[str, float]] = _no_figures
+    figures: Callable[[RecordT], dict[str, float]] = _no_figures
     evaluates: bool = False
+
+    def record(self, run: Run) -> RecordT:
+        """The record of this stage in a run that has executed it."""
+        return cast("RecordT", run.result(self.name).record)
 
     def output(self, run: Run) -> StageOutput:
         """The output of this stage for a run, whether it exists or not."""

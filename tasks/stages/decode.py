@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import pyarrow as pa
 from pydantic import TypeAdapter
@@ -31,10 +31,12 @@ from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
 from tasks.stages.decode_adapted import decode_by_speaker
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
+from tasks.stages.features import FEATURES
 from tasks.stages.process_cache import cached_once
-from tasks.stages.quarantined import found_whole, quarantine_record
+from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.run_sets import scored_sets, set_digest, set_url
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+from tasks.stages.train import TRAIN
 from tasks.stages.tuning import check_tuning, figures, tune_on_validation, tuned_text
 
 _WORK = "work"
@@ -66,7 +68,7 @@ def decode_with(
             damaged shard raises.
     """
     same_features = own or load_spec(bundle).features == run.config.features.model_copy(update={"stored": False})
-    speakers = run.result("features").record["speakers"] if same_features else {}
+    speakers = FEATURES.record(run)["speakers"] if same_features else {}
     return decode_set(
         bundle,
         set_url(run, name, recognition=True) if own else run.result("shard").store.child(name).url,
@@ -78,6 +80,17 @@ def decode_with(
         on_damage=on_damage,
         processes=run.runner.count,
     )
+
+
+class DecodeRecord(DamageRecord):
+    """What was decoded, how fast, and with which values."""
+
+    sets: list[str]
+    """The decoded sets."""
+    speed: NotRequired[dict[str, dict[str, float]]]
+    """Seconds of decoding and of audio by set, except of a resumed stage."""
+    tuning: NotRequired[dict[str, Any]]
+    """What `tune_on_validation` found, with a section `tune`."""
 
 
 def publish_hypotheses(output: StageOutput, name: str, found: list[Decoded], counts: dict[str, int]) -> None:
@@ -116,11 +129,10 @@ def _model_digest(run: Run) -> str:
     """Digest of the model that the run trained, or that it evaluates."""
     if run.bundle is not None:
         return bundle_digest(run.bundle)
-    digest: str = run.result("train").record["digest"]
-    return digest
+    return TRAIN.record(run)["digest"]
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+def _work(run: Run, output: StageOutput) -> DecodeRecord:
     if run.config.recognizer == "gmm":
         from tasks.stages.decode_gmm import decode_with_gmm
 
@@ -129,7 +141,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     damaged: list[QuarantinedShard] = []
     speed: dict[str, dict[str, float]] = {}
     resumed = bool(output.store.list(_WORK))  # then only a part is decoded here, and its time says nothing
-    record: dict[str, Any] = {"sets": scored_sets(run), "speed": speed}
+    record: DecodeRecord = {"counts": counts, "sets": scored_sets(run), "speed": speed}
     with tempfile.TemporaryDirectory() as folder:
         bundle = run.bundle or own_bundle(run, Path(folder))
         chosen: dict[str, Any] = {}
@@ -146,7 +158,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             damaged += quarantine.entries()
             publish_hypotheses(output, name, found, counts)
     output.store.delete_tree(_WORK)
-    return record | {"counts": counts} | quarantine_record(counts, damaged)
+    add_damaged(record, damaged)
+    return record
 
 
 def _decode(
@@ -171,12 +184,12 @@ def _decode(
     index = ShardIndex.read(ObjectStore(url))
     common = {
         "model": run.result("train").url,
-        "digest": run.result("train").record["digest"],
+        "digest": TRAIN.record(run)["digest"],
         "url": url,
         "decode": decode.model_dump(mode="json"),
         "files": source,  # fetched by each worker, which may be on another machine
         "device": run.config.train.device,
-        "speakers": run.result("features").record["speakers"],
+        "speakers": FEATURES.record(run)["speakers"],
     }
     if adaptation:
         common["adaptation"] = adaptation

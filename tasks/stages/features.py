@@ -15,7 +15,23 @@ from tasks.dataset.sets import fold_name, is_trained
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.feature_shards import features_of_set
 from tasks.stages.folds import union_name, write_unions
-from tasks.stages.quarantined import found_whole, quarantine_record
+from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
+from tasks.stages.shard import SHARD
+
+
+class FeaturesRecord(DamageRecord):
+    """Statistics of the audio's features, and the sets of stored ones."""
+
+    stats: dict[str, Any] | None
+    """Statistics of the training set (`CmvnStats`), if features are normalized by them."""
+    fold_stats: dict[str, dict[str, Any] | None]
+    """The same of all folds but one, by the folder of their index."""
+    speakers: dict[str, dict[str, Any]]
+    """Statistics of each speaker, if features are normalized by them."""
+    sets: dict[str, dict[str, Any]]
+    """Number of utterances, bytes, and digest of the index of each set of stored features."""
+    unions: dict[str, dict[str, Any]]
+    """The same of the indexes over all folds but one."""
 
 
 def _needed(cfg: FeatureConfig, sets: list[str]) -> list[str]:
@@ -28,7 +44,7 @@ def _needed(cfg: FeatureConfig, sets: list[str]) -> list[str]:
 
 
 def _inputs(run: Run) -> Inputs:
-    sets = run.result("shard").record["sets"]
+    sets = SHARD.record(run)["sets"]
     if run.bundle is None and not any(is_trained(name) for name in sets):
         raise StageError(
             f"there is no training set, only {', '.join(sorted(sets))}: check data.sources.*.set. The shards are "
@@ -38,7 +54,7 @@ def _inputs(run: Run) -> Inputs:
     return config, {name: entry["digest"] for name, entry in sets.items()}
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+def _work(run: Run, output: StageOutput) -> FeaturesRecord:
     cfg = run.config.features
     shards = run.result("shard")
     sets: dict[str, Any] = {}
@@ -60,10 +76,16 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     if sets:
         counts["stored"] = sum(entry["utterances"] for entry in sets.values())
     folds = run.config.data.folds
-    record = {"counts": counts, "stats": _train_stats(global_stats), "speakers": speakers, "sets": sets}
-    record["fold_stats"] = {union_name(n): _train_stats(global_stats, n) for n in range(1, folds + 1)}
-    record["unions"] = write_unions(output.store, folds) if folds and cfg.stored else {}
-    return record | quarantine_record(counts, damaged)
+    record: FeaturesRecord = {
+        "counts": counts,
+        "stats": _train_stats(global_stats),
+        "fold_stats": {union_name(n): _train_stats(global_stats, n) for n in range(1, folds + 1)},
+        "speakers": speakers,
+        "sets": sets,
+        "unions": write_unions(output.store, folds) if folds and cfg.stored else {},
+    }
+    add_damaged(record, damaged)
+    return record
 
 
 def _train_stats(stats: dict[str, CmvnStats], without: int = 0) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from tasks.orchestration.nodes_api import check_pool
 from tasks.stages.base import Run, StageError, stages_of
 from tasks.stages.decoder_files import check_files
 from tasks.stages.folds import is_tested
+from tasks.stages.prepare import PREPARE
 from tasks.stages.run_sets import check_scored_sets, set_url
 from tasks.stages.tuning import check_tuning
 from training.config import TrainConfig
@@ -61,7 +62,7 @@ def check_names(run: Run) -> None:
         StageError: If `score.sets` names a set that the data have not.
         SamplingError: If the weights of `train.sampling` are not those of the training set's groups.
     """
-    present = sorted(run.result("prepare").record["sets"])
+    present = sorted(PREPARE.record(run)["sets"])
     check_scored_sets(run.config, present, of_corpus=run.bundle is not None)
     sampling, data = run.config.train.sampling, run.config.data
     # copies at other speeds are made later, as other speakers

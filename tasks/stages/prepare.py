@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ from tasks.dataset.tables import TableWriter
 from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageRecord, StageResult
 from tasks.stages.quarantined import QuarantineError
 from tasks.stages.sources import left_out, open_numbered, select, selects_nothing
 
@@ -265,13 +265,49 @@ def _treat_doubles(
     return {"duplicates": treated.counts, "contaminated": heard}
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class PreparedSet(TypedDict):
+    """A set of utterances."""
+
+    utterances: int
+    """Their number."""
+    seconds: float
+    """Of audio."""
+    speakers: int
+    """Number of known speakers."""
+    unnamed: NotRequired[int]
+    """Number of utterances whose speaker is unknown."""
+
+
+class PrepareRecord(StageRecord):
+    """The sets of utterances, and what is not in them."""
+
+    sets: dict[str, PreparedSet]
+    """The sets by name."""
+    digest: str
+    """Of the utterances: what shards are made from."""
+    reasons: dict[str, int]
+    """Number of quarantined utterances by reason."""
+    duplicates: dict[str, Any]
+    """Number of duplicates by kind."""
+    contaminated: dict[str, Any]
+    """Number of utterances of each test set that are in the training set, too."""
+    shared_speakers: dict[str, Any]
+    """Speakers of each test set that are in the training set, too."""
+    text: dict[str, Any]
+    """How normalization has changed transcripts."""
+    tags: NotRequired[dict[str, int]]
+    """Tags that were removed from transcripts."""
+    passed_over: NotRequired[dict[str, Any]]
+    """Files in the folders of the corpus that belong to no utterance."""
+
+
+def _work(run: Run, output: StageOutput) -> PrepareRecord:
     # named after the output, whose lock one process holds at a time: remains of a killed process are removed
     with scratch_folder(work_folder("prepare", output.key)) as folder:
         return _prepare(run, output, folder)
 
 
-def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
+def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
     data, checked = run.config.data, folder / "checked.parquet"
     check_languages(data)
     check_strata(data, CHECKED_SCHEMA.names)
@@ -294,7 +330,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     written = about.pop("written")
     for name, found in speakers.counts().items():
         about["sets"][name] |= found
-    return {
+    record = {
         "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
         "reasons": dict(refused.reasons),
         **doubles,
@@ -303,6 +339,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
         **unused,
         **about,
     }
+    return cast("PrepareRecord", record)
 
 
 def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: ObjectStore) -> None:

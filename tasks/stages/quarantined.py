@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NotRequired
 
 from configurable.wording import counted
 from storage.intact import DamagedObjectError
@@ -13,7 +13,7 @@ from storage.quarantine import QuarantinedShard
 from storage.stages import DONE, StageOutput
 from tasks.dataset.manifest import QUARANTINE
 from tasks.dataset.tables import batches
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Run, StageError, StageRecord
 
 EXAMPLES = 3
 """Entries of each reason that are named."""
@@ -25,12 +25,18 @@ class QuarantineError(StageError):
     """The share of unusable utterances is larger than the configuration allows."""
 
 
-def quarantine_record(counts: dict[str, int], damaged: list[QuarantinedShard]) -> dict[str, Any]:
-    """Fields of a stage's record for damaged shards: their list, and the updated counts; empty if there are none."""
-    if not damaged:
-        return {}
-    quarantined = {"quarantined": sum(entry.utterances for entry in damaged)}
-    return {"counts": counts | quarantined, "quarantined_shards": [entry.summary() for entry in damaged]}
+class DamageRecord(StageRecord):
+    """What the record of a stage that reads shards has besides: the damaged ones, if there are any."""
+
+    quarantined_shards: NotRequired[list[dict[str, Any]]]
+    """Name, number of utterances, and reason of each."""
+
+
+def add_damaged(record: DamageRecord, damaged: list[QuarantinedShard]) -> None:
+    """Note damaged shards in a stage's record, and count their utterances; nothing if there are none."""
+    if damaged:
+        record["counts"] = record["counts"] | {"quarantined": sum(entry.utterances for entry in damaged)}
+        record["quarantined_shards"] = [entry.summary() for entry in damaged]
 
 
 def found_whole(run: Run, record: dict[str, Any]) -> bool:

@@ -36,11 +36,13 @@ from speech.decoding import DECODERS
 from speech.vad import SileroVad
 from storage.stages import StageOutput
 from tasks import pyfunc_path
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, get_stage, has_network
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, get_stage, has_network
 from tasks.stages.bundles import own_bundle
+from tasks.stages.decode import DECODE
 from tasks.stages.decoder_files import decoder_of, with_digests
 from tasks.stages.run_sets import scored_sets
-from tasks.stages.train import forward_note, training_run
+from tasks.stages.score import SCORE
+from tasks.stages.train import TRAIN, forward_note, training_run
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest
 from tasks.tracking.model_card import card, card_tags, contents
@@ -83,13 +85,13 @@ def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
 
 
 def _last_step(run: Run) -> int:
-    return int(run.result("train").record["result"]["step"])
+    return int(TRAIN.record(run)["result"]["step"])
 
 
 def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str]:
     return {
         KEY_TAG: output.key,
-        "starling.model_digest": run.result("train").record["digest"],
+        "starling.model_digest": TRAIN.record(run)["digest"],
         TESTS_TAG: tests_tag(run),
         **version_tags(run),
         **card_tags(about),
@@ -98,7 +100,7 @@ def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str
 
 def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> TrainingRun:
     """The training's MLflow run; a new one if another registration has completed it."""
-    tracking = run.result("train").record.get("tracking", {})
+    tracking = TRAIN.record(run).get("tracking", {})
     about = training_run(run, tracking.get("training", ""))
     found = find_training_run(api, about) if about.training else None
     tags = found.data.tags if found else {}
@@ -113,14 +115,14 @@ def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> N
     known = api.get_run(run_id)
     log_params(api, known, flatten(config))
     log_inputs(api, known, set_inputs(run, dict.fromkeys(["train", "valid", *scored_sets(run)])))
-    elapsed_ms = int(1000 * float(run.result("train").record["result"].get("elapsed", 0.0)))
+    elapsed_ms = int(1000 * float(TRAIN.record(run)["result"].get("elapsed", 0.0)))
     api.log_batch(run_id, metrics=_late_metrics(run, known.info.start_time + elapsed_ms))
     learning_curves(read_journal(folder / "journal.jsonl"), folder / "learning_curves.png")
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     versions = {name: metadata.version(name) for name in _NOTED}
     save_stages(run, folder)
     (folder / "environment.json").write_text(json.dumps(versions | provenance(), indent=2), encoding="utf-8")
-    if found := run.result("decode").record.get("tuning"):
+    if found := DECODE.record(run).get("tuning"):
         (folder / "tuning.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
     for name in scored_sets(run):
         text = run.result("score").output.read(f"{name}.alignments.txt")
@@ -200,7 +202,7 @@ def _inputs(run: Run) -> Inputs:
         "model": run.config.model_name,
         "decode": address_content(with_digests(run.config.decode)),
     }
-    return config, {"train": run.result("train").record["digest"], "score": run.result("score").key}
+    return config, {"train": TRAIN.record(run)["digest"], "score": run.result("score").key}
 
 
 def _make_version(
@@ -231,7 +233,7 @@ def _make_version(
 
 def _scores(run: Run) -> dict[str, str]:
     """The tags of a version that tell its scores."""
-    return flatten(run.result("score").record["sets"])
+    return flatten(SCORE.record(run)["sets"])
 
 
 def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, contained: dict[str, Any]) -> None:
@@ -249,7 +251,22 @@ def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, con
     set_tags(api, run_id, {NOTE_TAG: "  \n".join(lines)})
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class RegisterRecord(StageRecord):
+    """The registered version."""
+
+    model: str
+    """Name in the registry."""
+    version: str
+    """Its number."""
+    model_uri: str
+    """`models:/NAME/VERSION`."""
+    mlflow_run: str
+    """Id of the MLflow run that the version belongs to."""
+    decision: dict[str, Any]
+    """Whether it became champion, and why (`Decision`)."""
+
+
+def _work(run: Run, output: StageOutput) -> RegisterRecord:
     api, name, contained = client(), run.config.model_name, contents(run)
     found = find_version(api, name, output.key)
     if found is None or run.forced("register"):

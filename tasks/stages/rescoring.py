@@ -6,12 +6,11 @@ transcripts and the text that its own section names; pronunciations are the firs
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from speech.lexicon import GraphemesConfig
 from storage.stages import StageOutput
 from tasks.stages.base import Inputs, Run, Stage
-from tasks.stages.lm import LM, figures, lm_artifacts
+from tasks.stages.lm import LM, LmRecord, figures, lm_artifacts
 
 
 def _with_second(run: Run) -> Run:
@@ -23,7 +22,7 @@ def _inputs(run: Run) -> Inputs:
     return LM.inputs(_with_second(run))
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+def _work(run: Run, output: StageOutput) -> LmRecord:
     return LM.work(_with_second(run), output)
 
 

@@ -6,11 +6,13 @@ from typing import Any
 from configurable.wording import similar
 from storage.index import ShardIndex
 from tasks.config.pipeline import PipelineConfig
-from tasks.dataset.sets import VALID
 from tasks.dataset.speeds import is_copy
 from tasks.dataset.splits import TRAIN
+from tasks.stages.adapt import ADAPT
 from tasks.stages.base import Run, StageError
+from tasks.stages.features import FEATURES
 from tasks.stages.folds import is_tested, train_folder
+from tasks.stages.shard import SHARD
 
 
 def scored_sets(run: Run) -> list[str]:
@@ -19,7 +21,7 @@ def scored_sets(run: Run) -> list[str]:
     Raises:
         StageError: If a set of `score.sets` does not exist.
     """
-    present = sorted(run.result("shard").record["sets"])
+    present = sorted(SHARD.record(run)["sets"])
     check_scored_sets(run.config, present, of_corpus=run.bundle is not None)
     tests = [name for name in present if is_tested(name, run.config.data)]
     return list(run.config.score.sets) or tests or ["valid"]
@@ -48,17 +50,11 @@ def check_scored_sets(config: PipelineConfig, present: Sequence[str], *, of_corp
         raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}{hint}")
 
 
-def aligned_sets(run: Run) -> list[str]:
-    """The sets that are aligned."""
-    present = run.result("shard").record["sets"]
-    return [name for name in (TRAIN, VALID) if name == TRAIN or name in present]
-
-
 def _set_source(run: Run, name: str, recognition: bool) -> tuple[str, str]:
     """The stage that made the shards of a set, and their folder in its output."""
     cfg = run.config.features
     folder = train_folder(run.config.data) if name == TRAIN else name
-    if cfg.adapted and not recognition and name in run.result("adapt").record["sets"]:
+    if cfg.adapted and not recognition and name in ADAPT.record(run)["sets"]:
         return "adapt", name
     return ("features" if cfg.stored else "shard"), folder
 
@@ -96,8 +92,6 @@ def set_texts(run: Run, name: str) -> Iterator[str]:
 def train_stats(run: Run) -> dict[str, Any] | None:
     """Global statistics of the run's training set; None if the features do not need them."""
     if run.config.features.adapted:
-        adapted: dict[str, Any] = run.result("adapt").record["stats"]
-        return adapted if run.config.features.cmvn == "global" else None
-    record, folder = run.result("features").record, train_folder(run.config.data)
-    found: dict[str, Any] | None = record["stats"] if folder == TRAIN else record["fold_stats"][folder]
-    return found
+        return ADAPT.record(run)["stats"] if run.config.features.cmvn == "global" else None
+    record, folder = FEATURES.record(run), train_folder(run.config.data)
+    return record["stats"] if folder == TRAIN else record["fold_stats"][folder]

@@ -32,10 +32,12 @@ from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
+from tasks.stages.features import FEATURES
 from tasks.stages.preflight import run_preflight
-from tasks.stages.quarantined import quarantine_record
+from tasks.stages.quarantined import DamageRecord, add_damaged
 from tasks.stages.reporter import Reporter
 from tasks.stages.run_sets import set_digest, set_texts, set_url, train_stats
+from tasks.stages.shard import SHARD
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import Forwarder, Sender
 from tasks.tracking.metrics import is_number
@@ -74,13 +76,13 @@ def _content(run: Run) -> dict[str, Any]:
 
 
 def _inputs(run: Run) -> Inputs:
-    if "valid" not in run.result("shard").record["sets"]:
+    if "valid" not in SHARD.record(run)["sets"]:
         raise StageError(
             "there is no validation set: give a source `set: valid`, or remove `set: train` from one and set "
             f"data.valid_share above 0 (it is {run.config.data.valid_share:g}): its speakers are then divided"
         )
     # the statistics themselves, not the features stage's key: a forced rerun with the same result changes nothing
-    stats = {"stats": train_stats(run), "speakers": run.result("features").record["speakers"]}
+    stats = {"stats": train_stats(run), "speakers": FEATURES.record(run)["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
     augment = run.config.train.augment
     if augment.file_lists():
@@ -130,7 +132,7 @@ def forward_note(key: str, training: str) -> Path:
 
 def make_job(run: Run, output: StageOutput) -> TrainJob:
     """The training job of a run; the tokens come from the training transcripts."""
-    config, features = run.config, run.result("features").record
+    config, features = run.config, FEATURES.record(run)
     tokenizer = train_tokenizer(config.tokens, set_texts(run, "train"))
     spec = BundleSpec(
         sample_rate=config.data.sample_rate,
@@ -242,7 +244,18 @@ def cut_segments(run: Run, store: ObjectStore) -> None:
     cut_set(source, store.child(_SEGMENTS), segments, hop_s, run.cache_folder, damaged)
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class TrainRecord(DamageRecord):
+    """What a training has made."""
+
+    result: dict[str, Any]
+    """The engine's `result.json`: epoch, step, utterances, parameters, elapsed seconds, device, and more."""
+    tracking: dict[str, Any]
+    """`training`: identity of the training, by which its MLflow run is found."""
+    digest: str
+    """SHA-256 of the model's files."""
+
+
+def _work(run: Run, output: StageOutput) -> TrainRecord:
     if output.store.url.startswith("memory:"):
         raise StageError(
             "storage.url is memory://, which the training process cannot see: use a folder or s3:// (memory:// serves "
@@ -269,8 +282,14 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         counts["repeated"] = result.get("repeated", 0)
     if result.get("unreadable"):
         counts["unreadable"] = result["unreadable"]
-    record = {"counts": counts, "result": result, "tracking": {"training": training}, "digest": model_digest(store)}
-    return record | damage_record(store, counts)
+    record: TrainRecord = {
+        "counts": counts,
+        "result": result,
+        "tracking": {"training": training},
+        "digest": model_digest(store),
+    }
+    add_damage(record, store)
+    return record
 
 
 def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:
@@ -283,11 +302,13 @@ def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:
     return ShardQuarantine(store, 0, folder=damage_folder(name))
 
 
-def damage_record(store: ObjectStore, counts: dict[str, int]) -> dict[str, Any]:
-    """Fields of a training's record for damaged shards; its model stays valid even if they are repaired later."""
+def add_damage(record: TrainRecord, store: ObjectStore) -> None:
+    """Note damaged shards in a training's record; its model stays valid even if they are repaired later."""
     found = [(name, entry) for name in ("train", "valid") for entry in damaged_shards(store, name).entries()]
-    shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in found]
-    return quarantine_record(counts, [entry for _, entry in found]) | ({"quarantined_shards": shards} if found else {})
+    add_damaged(record, [entry for _, entry in found])
+    if found:
+        shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in found]
+        record["quarantined_shards"] = shards
 
 
 def model_digest(store: ObjectStore) -> str:

@@ -1,5 +1,6 @@
 """Tuning of the decoder's parameters on the validation set, for the decode stage."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tasks.locking.slots import run_log
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
 from tasks.stages.decoder_files import decoder_of
+from tasks.stages.features import FEATURES
 from tasks.stages.run_sets import scored_sets, set_url
 
 
@@ -50,7 +52,7 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
     grid = grid_of(run.config.decode, tune)
     configured = {name: getattr(decode, name) for name in grid}
     spec = load_spec(bundle)
-    speakers = run.result("features").record["speakers"]
+    speakers = FEATURES.record(run)["speakers"]
     scored = score_some(
         bundle,
         set_url(run, VALID, recognition=True),
@@ -94,7 +96,7 @@ def tuned_text(tuning: dict[str, Any]) -> str:
     return f"chosen on {tuning['utterances']} utterances of {tuning['set']}: {chosen}, WER {percent(tuning['wer'])}"
 
 
-def figures(record: dict[str, Any]) -> dict[str, float]:
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of a decode stage's record: the chosen values, and the validation error rate with them."""
     tuning = record.get("tuning")
     if not tuning:

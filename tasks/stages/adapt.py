@@ -242,4 +242,15 @@ def _runs(config: PipelineConfig) -> bool:
     return config.features.adapted and has_network(config)
 
 
-ADAPT = Stage("adapt", 1, _inputs, _work, found_whole, pieces=_WORK, runs=_runs)
+ADAPT = Stage(
+    "adapt",
+    1,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    runs=_runs,
+    reads="the output of align, training and validation shards",
+    writes="feature shards adapted to speakers, their statistics; `ivector.safetensors` with i-vectors",
+    only="with `features.kind: fmllr` or `appended`",
+)

@@ -282,4 +282,15 @@ def figures(record: AlignRecord) -> dict[str, float]:
     return found
 
 
-ALIGN = Stage("align", 3, _inputs, _work, found_whole, pieces=_WORK, runs=lambda config: config.align is not None)
+ALIGN = Stage(
+    "align",
+    3,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    runs=lambda config: config.align is not None,
+    reads="training and validation shards, lexicon",
+    writes="GMM-HMM in `model/`, `alignments/`, `lexicon/`, `speakers.safetensors`",
+    only="with a section `align`",
+)

@@ -249,6 +249,9 @@ class Stage(Generic[RecordT]):
         artifacts: What the Prefect UI shows of its result; by default name, counts and place.
         figures: Metrics of its record, which the stage register logs with the model.
         evaluates: Whether it is also a stage of `starling evaluate`, which scores an existing model.
+        reads: What it reads, for the documentation.
+        writes: What its output holds, likewise.
+        only: When it runs, likewise, such as `with a section ...`; empty if always.
     """
 
     name: str
@@ -263,6 +266,9 @@ class Stage(Generic[RecordT]):
     artifacts: Callable[[Run, StageResult], Iterable[Artifact]] = _result_artifact
     figures: Callable[[RecordT], dict[str, float]] = _no_figures
     evaluates: bool = False
+    reads: str = ""
+    writes: str = ""
+    only: str = ""
 
     def record(self, run: Run) -> RecordT:
         """The record of this stage in a run that has executed it."""

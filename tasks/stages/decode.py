@@ -258,4 +258,6 @@ DECODE = Stage(
     artifacts=_artifacts,
     figures=figures,
     evaluates=True,
+    reads="test sets, model, language model or graph",
+    writes="per set: `.hyp.trn`, `.ref.trn`, Parquet with scores",
 )

@@ -94,4 +94,14 @@ def _train_stats(stats: dict[str, CmvnStats], without: int = 0) -> dict[str, Any
     return sum(chosen[1:], chosen[0]).to_dict() if chosen else None
 
 
-FEATURES = Stage("features", 1, _inputs, _work, found_whole, pieces="", evaluates=True)
+FEATURES = Stage(
+    "features",
+    1,
+    _inputs,
+    _work,
+    found_whole,
+    pieces="",
+    evaluates=True,
+    reads="shards",
+    writes="CMVN statistics; feature shards if `features.stored`",
+)

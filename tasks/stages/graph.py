@@ -127,4 +127,13 @@ def _runs(config: PipelineConfig) -> bool:
     return config.recognizer == "gmm" or config.decode.makes_graph
 
 
-GRAPH = Stage("graph", 2, _inputs, _work, runs=_runs)
+GRAPH = Stage(
+    "graph",
+    2,
+    _inputs,
+    _work,
+    runs=_runs,
+    reads="HMMs, lexicon, language model",
+    writes="`graph.fst` (HCLG), `graph-words.txt`",
+    only="with decoder `graph` or `recognizer: gmm`",
+)

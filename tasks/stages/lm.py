@@ -232,4 +232,15 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"
 
 
-LM = Stage("lm", 3, _inputs, _work, runs=lambda config: config.lm is not None, artifacts=lm_artifacts, figures=figures)
+LM = Stage(
+    "lm",
+    3,
+    _inputs,
+    _work,
+    runs=lambda config: config.lm is not None,
+    artifacts=lm_artifacts,
+    figures=figures,
+    reads="transcripts, text",
+    writes="`lm.arpa` or the model's other files, `words.txt`, `lexicon.txt`",
+    only="with a section `lm`",
+)

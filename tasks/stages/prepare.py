@@ -380,4 +380,13 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
     yield Artifact(set_rows(result.record), text)
 
 
-PREPARE = Stage("prepare", 7, _inputs, _work, artifacts=_artifacts, evaluates=True)
+PREPARE = Stage(
+    "prepare",
+    7,
+    _inputs,
+    _work,
+    artifacts=_artifacts,
+    evaluates=True,
+    reads="corpora",
+    writes="`utterances.parquet`, `text-changes.parquet`, `quarantine.parquet`, `duplicates.parquet`",
+)

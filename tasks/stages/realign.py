@@ -228,4 +228,15 @@ def _runs(config: PipelineConfig) -> bool:
     return config.realign is not None and has_network(config)
 
 
-REALIGN = Stage("realign", 1, _inputs, _work, found_whole, pieces=_WORK, runs=_runs)
+REALIGN = Stage(
+    "realign",
+    1,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    runs=_runs,
+    reads="the output of align, training and validation shards, a trained network",
+    writes="`alignments/`",
+    only="with a section `realign`",
+)

@@ -323,4 +323,14 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
     yield Artifact(registered_text(result), "Registered model")
 
 
-REGISTER = Stage("register", 2, _inputs, _work, _still_there, runs=has_network, artifacts=_artifacts)
+REGISTER = Stage(
+    "register",
+    2,
+    _inputs,
+    _work,
+    _still_there,
+    runs=has_network,
+    artifacts=_artifacts,
+    reads="model, scores",
+    writes="MLflow run, registered version, aliases",
+)

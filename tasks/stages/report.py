@@ -205,4 +205,13 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
     yield Artifact(report_link(run), "HTML report")
 
 
-REPORT = Stage("report", 9, _inputs, _work, runs=has_network, artifacts=_artifacts)
+REPORT = Stage(
+    "report",
+    9,
+    _inputs,
+    _work,
+    runs=has_network,
+    artifacts=_artifacts,
+    reads="all",
+    writes="one self-contained HTML page",
+)

@@ -34,4 +34,7 @@ RESCORING = Stage(
     runs=lambda config: config.rescoring is not None,
     artifacts=lm_artifacts,
     figures=partial(figures, stage="rescoring"),
+    reads="transcripts, text",
+    writes="as of lm, without a lexicon",
+    only="with a section `rescoring`",
 )

@@ -173,4 +173,14 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
     yield Artifact(score_table(result), "Word error rates")
 
 
-SCORE = Stage("score", 4, _inputs, _work, artifacts=_artifacts, figures=figures, evaluates=True)
+SCORE = Stage(
+    "score",
+    4,
+    _inputs,
+    _work,
+    artifacts=_artifacts,
+    figures=figures,
+    evaluates=True,
+    reads="hypotheses",
+    writes="`scores.json`, alignments with every error marked",
+)

@@ -347,4 +347,13 @@ def _work(run: Run, output: StageOutput) -> ShardsRecord:
     }
 
 
-SHARD = Stage("shard", 3, _inputs, _work, pieces="", evaluates=True)
+SHARD = Stage(
+    "shard",
+    3,
+    _inputs,
+    _work,
+    pieces="",
+    evaluates=True,
+    reads="utterances",
+    writes="per set: `shard-*.tar` (FLAC and JSON, WebDataset's convention), `index.parquet`",
+)

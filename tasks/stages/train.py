@@ -349,4 +349,13 @@ def _loss(value: Any) -> str:
     return f"{value:.3f}" if is_number(value) else "–"
 
 
-TRAIN = Stage("train", 5, _inputs, _work, runs=has_network, artifacts=_artifacts)
+TRAIN = Stage(
+    "train",
+    5,
+    _inputs,
+    _work,
+    runs=has_network,
+    artifacts=_artifacts,
+    reads="shards, statistics",
+    writes="`model/` (safetensors and JSON), `journal.jsonl`, `result.json`",
+)

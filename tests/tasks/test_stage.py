@@ -90,8 +90,8 @@ def test_list_of_stages_names_what_the_files_declare():
     files = Path(base.__file__).parent.glob("*.py")
     declared = {path.stem for path in files if re.search(r"^[A-Z]+ = Stage\(", path.read_text(), re.MULTILINE)}
     assert declared == set(STAGES)
-    with pytest.raises(StageError, match="'prepair' is not a stage; stages are: prepare, shard"):
-        get_stage("prepair")
+    with pytest.raises(StageError, match="'preparation' is not a stage; stages are: prepare, shard"):
+        get_stage("preparation")
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks.faults_processes import COMMAND, EVERYTHING, GROUP, OTHER, Found
 from storage.stages import DONE
-from tasks import OPTIONAL, STAGES
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import stages_of
 from training.coordinator.journal import read_journal
 
 STOP_S = (1.0, 20.0)
@@ -26,8 +27,8 @@ _SIGNALS = {
 }
 _SIGNALS_OF_CHILDREN = ("KILL", "STOP", "TERM")
 
-_STAGES = tuple(name for name in STAGES if name not in OPTIONAL)
-"""The stages of the battery's pipelines."""
+BATTERY_STAGES = stages_of(parse_config({"name": "battery", "data": {"sources": [{"kind": "synthetic"}]}}))
+"""The stages of the battery's pipelines, which have none that is optional."""
 
 Pair = tuple[str, str]
 """Role and signal."""
@@ -43,7 +44,7 @@ class Progress:
     """Number of closed epochs of the running training."""
 
     def __str__(self) -> str:
-        stage = _STAGES[self.stages] if self.stages < len(_STAGES) else "end"
+        stage = BATTERY_STAGES[self.stages] if self.stages < len(BATTERY_STAGES) else "end"
         return f"{stage} {self.epochs}" if self.epochs else stage
 
 
@@ -51,9 +52,9 @@ def progress_of(home: Path) -> Progress:
     """Progress of the pipeline in a data folder."""
     objects = home / "objects"
     done = 0
-    while done < len(_STAGES) and any(objects.glob(f"{_STAGES[done]}/*/{DONE}")):
+    while done < len(BATTERY_STAGES) and any(objects.glob(f"{BATTERY_STAGES[done]}/*/{DONE}")):
         done += 1
-    if done >= len(_STAGES) or _STAGES[done] != "train":
+    if done >= len(BATTERY_STAGES) or BATTERY_STAGES[done] != "train":
         return Progress(done)
     journals = (home / "work").glob("train-*/journal.jsonl")
     return Progress(done, sum(entry["kind"] == "epoch" for path in journals for entry in read_journal(path)))

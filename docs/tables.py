@@ -17,9 +17,11 @@ from speech.features.config import FilterBankConfig
 from speech.features.registry import FEATURES
 from speech.lm import LANGUAGE_MODELS, LmConfig
 from storage.corpora import READERS, reader_class
+from tasks import STAGES
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.reference import reference, summary
 from tasks.dataset.sources import layouts
+from tasks.stages.base import get_stage
 from training.config import TrainConfig
 from training.strategies.registry import STRATEGIES, STRATEGY_CONFIGS
 from training.strategies.strategy import Traits
@@ -92,6 +94,13 @@ def tuning_grids() -> Iterator[Row]:
             yield f"`{kind}`", "; ".join(fields)
 
 
+def stages() -> Iterator[Row]:
+    """Stages in order, with what they read and write."""
+    yield "stage", "reads", "writes"
+    for stage in map(get_stage, STAGES):
+        yield stage.name + (f" (only {stage.only})" if stage.only else ""), stage.reads, stage.writes
+
+
 def _phrase(config: type[BaseModel]) -> str:
     """A class's summary without its full stop, as a phrase."""
     line = summary(config).removesuffix(".")
@@ -129,6 +138,7 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "features": features,
     "language-models": language_models,
     "tuning-grids": tuning_grids,
+    "stages": stages,
 }
 
 

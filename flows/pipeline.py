@@ -27,7 +27,7 @@ from tasks.orchestration.artifacts import publish_summary
 from tasks.orchestration.reachable import check_servers
 from tasks.orchestration.stage_tasks import close_run, lines_logged, open_run, run_plainly, run_stage
 from tasks.stages.base import Run, position, stages_of
-from tasks.stages.evaluation import EVALUATION, use_model
+from tasks.stages.evaluation import evaluation_stages, use_model
 
 INGEST, TRAIN = STAGES[: STAGES.index("train")], ("train",)
 _ABOUT = "{config.corpora}, {config.model.kind}"
@@ -116,7 +116,7 @@ def evaluate(
     with _run(config, run_id, force_from, "score" if model else until) as run:
         if model:
             use_model(run, fetch_model(model_uri(model)), as_configured)
-            _stages(run, EVALUATION, "score")
+            _stages(run, evaluation_stages(), "score")
             return summarize_evaluation(run, model)
         _stages(run, STAGES, until)
         return summarize(run)
@@ -125,7 +125,7 @@ def evaluate(
 def evaluate_plainly(config: PipelineConfig, model: str) -> dict[str, Any]:
     """Decode and score the test sets with an existing model, without Prefect."""
     run = Run(config, new_run_id(config), bundle=fetch_model(model))
-    run_plainly(run, "score", EVALUATION)
+    run_plainly(run, "score", evaluation_stages())
     return summarize_evaluation(run, model)
 
 

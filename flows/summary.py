@@ -14,7 +14,8 @@ from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
 from tasks.stages.report import interval, local_report
-from tasks.stages.score import GROUPS, LEARN_MORE, nothing_correct
+from tasks.stages.score import GROUPS, LEARN_MORE, SCORE, nothing_correct
+from tasks.stages.train import TRAIN
 from tasks.tracking.registry import current_aliases
 
 
@@ -46,8 +47,8 @@ def summarize(run: Run) -> dict[str, Any]:
     if "train" in results:
         summary["training"] = _training(run)
     if "score" in results:
-        summary["sets"] = results["score"].record["sets"]
-        summary["groups"] = results["score"].record["groups"]
+        summary["sets"] = SCORE.record(run)["sets"]
+        summary["groups"] = SCORE.record(run)["groups"]
     if "register" in results:
         record = results["register"].record
         summary["model_uri"], summary["model_aliases"] = record["model_uri"], current_aliases(record)
@@ -66,14 +67,15 @@ def summarize_evaluation(run: Run, model: str) -> dict[str, Any]:
 
 def _training(run: Run) -> dict[str, Any]:
     """The training's strategy and learners, and utterances repeated because a node was lost."""
-    cfg, result = run.config.train, run.result("train").record["result"]
+    cfg, record = run.config.train, TRAIN.record(run)
+    result = record["result"]
     return {
         "strategy": cfg.strategy.kind,
         "nodes": cfg.nodes,
         "learners_per_node": cfg.learners_per_node,
         "utterances": result["utterances"],
         "repeated": result.get("repeated", 0),
-        "identity": run.result("train").record.get("tracking", {}).get("training", ""),
+        "identity": record.get("tracking", {}).get("training", ""),
     }
 
 

@@ -34,6 +34,11 @@ class ShardWriteError(ValueError):
     """A sample or a name that cannot be written to a shard."""
 
 
+def shard_name(number: int) -> str:
+    """Name of a shard in its set's folder."""
+    return f"shard-{number:06d}.tar"
+
+
 @dataclass(frozen=True)
 class Sample:
     """One utterance to be written.

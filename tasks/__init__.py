@@ -3,13 +3,23 @@
 from pathlib import Path
 
 STAGES = (
-    "prepare", "shard", "features", "align", "adapt", "realign", "train", "lm", "rescoring", "graph", "decode",
-    "score", "register", "report",
-)  # fmt: skip
-"""The stages in order; defined here because the command line needs them before the slow imports."""
-OPTIONAL = ("align", "adapt", "realign", "lm", "rescoring", "graph")
-"""Stages that run only if the configuration needs them: it has a section of their name, features that are adapted to
-speakers, or a graph that has to be made."""
+    "prepare",
+    "shard",
+    "features",
+    "align",
+    "adapt",
+    "realign",
+    "train",
+    "lm",
+    "rescoring",
+    "graph",
+    "decode",
+    "score",
+    "register",
+    "report",
+)
+"""The stages in order. `tasks/stages/<name>.py` declares the stage, in capitals: `tasks.stages.base.get_stage` returns
+it. Here are only the names, since the command line needs them before the slow imports."""
 
 
 def pyfunc_path() -> Path:

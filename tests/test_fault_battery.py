@@ -28,16 +28,15 @@ from benchmarks.faults_checks import (
     registered_once,
     weights_finite,
 )
-from benchmarks.faults_plan import Progress, Sample, draw, pairs_of, progress_of
+from benchmarks.faults_plan import BATTERY_STAGES, Progress, Sample, draw, pairs_of, progress_of
 from benchmarks.faults_processes import COMMAND, EVERYTHING, GROUP, MODULES, OTHER, WORKER, Household, role_of
 from benchmarks.faults_recipe import EPOCHS, NAME, TRAIN_UTTERANCES, VARIANTS, make_corpus
 from benchmarks.faults_trial import Attempt, Given, Outcome, Trial, last_word
 from storage.locks import file_lock
-from tasks import OPTIONAL, STAGES
 from tasks.config.pipeline import parse_config
 from tasks.locking.lock_owner import LockOwner
 
-TRAIN = [name for name in STAGES if name not in OPTIONAL].index("train")
+TRAIN = BATTERY_STAGES.index("train")
 """Position of the training among the stages of the battery's pipelines."""
 
 PYTHON = sys.executable

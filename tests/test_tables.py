@@ -9,6 +9,7 @@ from speech.decoding import DECODERS
 from speech.features.registry import FEATURES
 from speech.lm import LANGUAGE_MODELS
 from storage.corpora import READERS
+from tasks import STAGES
 from training.strategies.registry import STRATEGIES, STRATEGY_CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,8 +47,9 @@ def test_tables_have_every_kind_and_no_empty_property():
     assert kinds["strategy-fields"] == list(STRATEGY_CONFIGS)
     assert kinds["features"] == list(FEATURES)
     assert kinds["language-models"] == list(LANGUAGE_MODELS)
+    assert [row.partition(" ")[0] for row in kinds["stages"]] == list(STAGES)
     assert kinds["tuning-grids"] == [kind for kind, decoder in DECODERS.items() if decoder.config.grid]
-    assert all(all(row) for row in tables.strategies())
+    assert all(all(row) for row in [*tables.strategies(), *tables.stages()])
     assert all(what for name in ("features", "language-models") for _, what, _ in tables.TABLES[name]())
 
 

@@ -70,8 +70,9 @@ def inspect(
     json_output: JsonOption = False,
 ) -> None:
     """Read a corpus, check every utterance, and report what would be used and what would be quarantined."""
+    from tasks.config.pipeline import worker_count
     from tasks.dataset.policies import DuplicatesConfig
-    from tasks.stages.prepare import Checked, check_all, worker_count
+    from tasks.stages.prepare import Checked, check_all
     from tasks.stages.sources import left_out, open_source, select
 
     data = corpus_data(path, kind).model_copy(update={"duplicates": DuplicatesConfig(fingerprint=False)})

@@ -215,8 +215,8 @@ def training_job(config_path: Path, overrides: list[str]) -> "TrainJob":
     from storage.stages import StageOutput
     from tasks.config.home import home
     from tasks.config.pipeline import load_config
-    from tasks.orchestration.stage_tasks import ALL, run_plainly
-    from tasks.stages.base import Run, position, stages_of
+    from tasks.orchestration.stage_tasks import run_plainly
+    from tasks.stages.base import Run, get_stage, position, stages_of
     from tasks.stages.train import cut_segments, make_job
     from training.learner.compute import use_threads
 
@@ -225,7 +225,7 @@ def training_job(config_path: Path, overrides: list[str]) -> "TrainJob":
         use_threads(config.train.threads)
         run = Run(config, new_run_id(config), "")
         run_plainly(run, stages=[name for name in stages_of(config) if position(name) < position("train")])
-        output = StageOutput(ObjectStore(str(home() / "work")), "simulate", ALL["train"].output(run).key)
+        output = StageOutput(ObjectStore(str(home() / "work")), "simulate", get_stage("train").output(run).key)
         cut_segments(run, output.store)
         return make_job(run, output)
 

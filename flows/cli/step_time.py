@@ -17,8 +17,7 @@ from speech.models.networks.base import AcousticModel
 from speech.models.networks.stages import border_bytes
 from storage.batching import plan_epoch
 from tasks.config.pipeline import PipelineConfig
-from tasks.orchestration.stage_tasks import ALL
-from tasks.stages.base import Run, StageResult, stages_of
+from tasks.stages.base import Run, StageResult, get_stage, stages_of
 from tasks.stages.sources import synthetic_table
 from tasks.stages.train import make_job
 from training.learner.compute import Learner, open_set, use_threads
@@ -75,11 +74,11 @@ def _prepared(config: PipelineConfig) -> "TrainJob | None":
         for name in stages_of(config):
             if name == "train":
                 break
-            output = ALL[name].output(run)
+            output = get_stage(name).output(run)
             if (record := output.record()) is None:
                 return None
             run.results[name] = StageResult(name, output.key, output.store.url, 0.0, True, {}, record)
-        return make_job(run, ALL["train"].output(run))
+        return make_job(run, get_stage("train").output(run))
     except OSError:  # the sources are not on this machine
         return None
 

@@ -35,6 +35,16 @@ def own_disks_named(*more: Path) -> Iterator[None]:
         yield
 
 
+def work_folder(stage: str, key: str) -> Path:
+    """Local folder of what a stage keeps while it makes an output: scratch files; of a training, its journal and logs.
+
+    Args:
+        stage: The stage, or what else works there.
+        key: Address of the output.
+    """
+    return home() / "work" / f"{stage}-{key}"
+
+
 def objects_url(configured: str) -> str:
     """The object store's URL: the configured one, $STARLING_OBJECTS, or the folder `objects` in the data folder."""
     return configured or os.environ.get("STARLING_OBJECTS") or str(home() / "objects")

@@ -66,6 +66,11 @@ class StorageConfig(BaseModel):
         return url
 
 
+def worker_count(configured: int) -> int:
+    """Threads to use: the configured number, or one per core."""
+    return configured or os.cpu_count() or 1
+
+
 class RunnerConfig(BaseModel):
     """Where shards are made, looked at and decoded."""
 
@@ -89,7 +94,7 @@ class RunnerConfig(BaseModel):
     @property
     def count(self) -> int:
         """Pieces at once; many on a cluster of unknown size."""
-        return self.workers or (_CLUSTER_WORKERS if self.address else os.cpu_count() or 1)
+        return self.workers or (_CLUSTER_WORKERS if self.address else worker_count(0))
 
     @property
     def cluster(self) -> bool:

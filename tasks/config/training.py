@@ -1,11 +1,36 @@
 """How acoustic models are trained: the engine's configuration, the objective, and the training data's augmentation."""
 
+from typing import Any
+
 from pydantic import model_validator
 
+from configurable.addresses import address_content
 from recognition.data.segments import SegmentConfig
 from speech.features.augment import AugmentConfig
 from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
 from training.config import TrainConfig
+
+_NOT_CONTENT = (
+    *(
+        "threads",
+        "checkpoint_steps",
+        "checkpoint_keep",
+        "log_steps",
+        "launch",
+        "membership",
+        "loader_threads",
+        "loader_processes",
+    ),
+    *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "flat_bf16", "learner_metrics"),
+    *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
+    "objective.alignments",  # their digest counts
+)
+"""Fields that affect how training runs, but not its result."""
+
+
+def training_content(train: TrainConfig) -> dict[str, Any]:
+    """What an address holds of a training's configuration: the fields that affect its model."""
+    return address_content(train, without=_NOT_CONTENT if train.traits.exchange else (*_NOT_CONTENT, "exchange"))
 
 
 class AcousticTrainConfig(TrainConfig):

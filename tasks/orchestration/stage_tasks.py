@@ -22,32 +22,10 @@ from tasks.failures import DELAYS_S, JITTER, RETRIES, retry_when_passing
 from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
 from tasks.stages import progress
-from tasks.stages.adapt import ADAPT
-from tasks.stages.align import ALIGN
-from tasks.stages.base import Run, Stage, counts_text, position, stages_of
-from tasks.stages.decode import DECODE
-from tasks.stages.features import FEATURES
-from tasks.stages.graph import GRAPH
-from tasks.stages.lm import LM
+from tasks.stages.base import Run, Stage, counts_text, get_stage, position, stages_of
 from tasks.stages.preflight import check_names
 from tasks.stages.prepare import PREPARE
-from tasks.stages.realign import REALIGN
-from tasks.stages.register import REGISTER
-from tasks.stages.report import REPORT
-from tasks.stages.rescoring import RESCORING
 from tasks.stages.runner import check_runner
-from tasks.stages.score import SCORE
-from tasks.stages.shard import SHARD
-from tasks.stages.train import TRAIN
-
-ALL: dict[str, Stage] = {
-    stage.name: stage
-    for stage in (
-        *(PREPARE, SHARD, FEATURES, ALIGN, ADAPT, REALIGN, TRAIN),
-        *(LM, RESCORING, GRAPH, DECODE, SCORE, REGISTER, REPORT),
-    )
-}
-assert tuple(ALL) == STAGES
 
 _runs: dict[str, Run] = {}
 
@@ -124,7 +102,7 @@ def stage_task(stage: Stage) -> Callable[[str], Any]:
     return decorated
 
 
-TASKS: dict[str, Callable[[str], Any]] = {name: stage_task(stage) for name, stage in ALL.items()}
+TASKS: dict[str, Callable[[str], Any]] = {name: stage_task(get_stage(name)) for name in STAGES}
 
 
 def run_stage(name: str, run: Run) -> None:
@@ -142,7 +120,7 @@ def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = 
     for name in stages_of(run.config) if stages is None else stages:
         if position(name) > position(until):
             break
-        ALL[name].execute(run)
+        get_stage(name).execute(run)
         if name == PREPARE.name:
             _tell_sets(run, logging.getLogger(__name__))
             check_names(run)

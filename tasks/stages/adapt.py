@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import numpy as np
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from configurable.addresses import address_content
-from recognition.bundle import IVECTOR_FILE
 from speech.features import CmvnStats, FeatureChoice, FeatureConfig
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.ivector import IvectorExtractor
@@ -30,27 +29,18 @@ from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.shards import Sample, load_part, write_shard
 from storage.stages import StageOutput
+from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
-from tasks.stages.align import aligned_sets, config_of
-from tasks.stages.align_data import FeatureSet, compute_features, opened
+from tasks.stages.align_data import FeatureSet, aligned_sets, compute_features, config_of, opened
 from tasks.stages.align_model import chain_and_transforms
-from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.features import (
-    feature_sample,
-    found_whole,
-    has_note,
-    note_name,
-    quarantine_record,
-    read_note,
-    stored_index,
-)
-from tasks.stages.ivectors import IvectorTraining
+from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
+from tasks.stages.feature_shards import feature_sample, has_note, note_name, read_note, stored_index
+from tasks.stages.ivectors import EXTRACTOR, IvectorTraining
+from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.runner import Piece, Workers, map_pieces, piece_name, share_out
 from tasks.tracking.stage_runs import log_stage
 
 _WORK = "work"
-EXTRACTOR = Path(IVECTOR_FILE).name
-"""Name of the object with the extractor of i-vectors."""
 
 
 def _inputs(run: Run) -> Inputs:
@@ -71,13 +61,26 @@ class _SetParts:
     """Features of other kinds, by their position among the parts."""
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class AdaptRecord(DamageRecord):
+    """Sets of features that are adapted to speakers."""
+
+    sets: dict[str, dict[str, Any]]
+    """Number of utterances, and digest of the index of each set."""
+    stats: NotRequired[dict[str, Any]]
+    """Statistics of the training set (`CmvnStats`)."""
+    ivectors: NotRequired[dict[str, Any]]
+    """Gaussians and log-likelihoods of the training of i-vectors."""
+    tracking: NotRequired[dict[str, Any]]
+    """The MLflow run."""
+
+
+def _work(run: Run, output: StageOutput) -> AdaptRecord:
     work, width = output.store.child(_WORK), run.config.features.width
     counts = {"utterances": 0, "frames": 0, "dimensions": width}
     damaged: list[QuarantinedShard] = []
     sets = {name: _parts(run, name, work, damaged) for name in aligned_sets(run)}
-    ivectors, record = _ivectors(run, sets, output, work.child("ivectors"))
-    record["sets"] = {}
+    ivectors, about = _ivectors(run, sets, output, work.child("ivectors"))
+    record: AdaptRecord = {"counts": counts, "sets": {}}
     for name, parts in sets.items():
         index, stats = _adapted_set(run, parts, name, output.store.child(name), ivectors | {"set": name})
         counts["utterances"] += len(index)
@@ -85,10 +88,12 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         record["sets"][name] = {"utterances": len(index), "digest": index.digest}
         if name == "train":
             record["stats"] = stats.to_dict()
-    if "ivectors" in record:
-        record["tracking"] = log_stage(run, "align", run.result("align").key, _figures(record["ivectors"]))
+    if about:
+        record["ivectors"] = about
+        record["tracking"] = log_stage(run, "align", run.result("align").key, _figures(about))
     work.delete_tree("")
-    return record | {"counts": counts} | quarantine_record(counts, damaged)
+    add_damaged(record, damaged)
+    return record
 
 
 def _figures(about: Mapping[str, Any]) -> dict[str, float]:
@@ -136,9 +141,8 @@ def _ivectors(
         extractor.save(Path(folder) / EXTRACTOR)
         output.store.write_file(EXTRACTOR, Path(folder) / EXTRACTOR)
         digest = hashlib.sha256((Path(folder) / EXTRACTOR).read_bytes()).hexdigest()
-    about = {"gaussians": extractor.model.num_components, "log_likelihoods": likelihoods}
     given: dict[str, Any] = {"extractor": [output.store.url, digest], "ivectors": [work.url, names]}
-    return given, {"ivectors": about}
+    return given, {"gaussians": extractor.model.num_components, "log_likelihoods": likelihoods}
 
 
 def _adapted_set(
@@ -234,4 +238,19 @@ def _extractor(adapt: str, digest: str) -> IvectorExtractor:
         return IvectorExtractor.load(ObjectStore(adapt).fetch(EXTRACTOR, Path(folder)))
 
 
-ADAPT = Stage("adapt", 1, _inputs, _work, found_whole, pieces=_WORK)
+def _runs(config: PipelineConfig) -> bool:
+    return config.features.adapted and has_network(config)
+
+
+ADAPT = Stage(
+    "adapt",
+    1,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    runs=_runs,
+    reads="the output of align, training and validation shards",
+    writes="feature shards adapted to speakers, their statistics; `ivector.safetensors` with i-vectors",
+    only="with `features.kind: fmllr` or `appended`",
+)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 from torch import Tensor
 
@@ -32,33 +32,23 @@ from speech.hmm.utterances import make_shards
 from speech.lexicon import Built, LexiconError, build_lexicon
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
+from tasks.config.home import work_folder
 from tasks.dataset.speeds import is_copy
 from tasks.stages import progress
-from tasks.stages.align_data import FeatureSet, compute_features, work_folder
+from tasks.stages.align_data import FeatureSet, aligned_sets, compute_features, config_of
 from tasks.stages.align_model import write_config
 from tasks.stages.align_steps import StepMapper
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.decoder_files import file_digest, with_digests
-from tasks.stages.features import found_whole, quarantine_record, set_texts
 from tasks.stages.folds import train_folder
+from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
+from tasks.stages.run_sets import set_texts
+from tasks.stages.shard import SHARD
 from tasks.tracking.stage_runs import log_stage
 
-SETS = ("train", "valid")
 _NAMED = 100
 """Failed utterances and unknown words that the record names."""
 _WORK = "work"
-
-
-def config_of(run: Run) -> AlignConfig:
-    """The stage's configuration; the stage runs only if there is one."""
-    assert run.config.align is not None
-    return run.config.align
-
-
-def aligned_sets(run: Run) -> list[str]:
-    """The sets that are aligned."""
-    present = run.result("shard").record["sets"]
-    return [name for name in SETS if name == "train" or name in present]
 
 
 class IterationLog:
@@ -104,7 +94,7 @@ class IterationLog:
 
 
 def _inputs(run: Run) -> Inputs:
-    sets = run.result("shard").record
+    sets = SHARD.record(run)
     config = {
         "align": address_content(config_of(run), without=("device", "shard_frames", "recognize")),
         "lexicon": address_content(with_digests(run.config.lexicon, "lexicon")),
@@ -136,7 +126,7 @@ def _trained(run: Run, train: FeatureSet, built: Built, mapper: StepMapper, log:
     phones = PhoneSet.of((one for ones in word_pronunciations(built.lexicon).values() for one in ones), cfg.positions)
     lexicon = word_pronunciations(built.lexicon, sorted(words))
     try:
-        trainer = Trainer(utterances, lexicon, cfg, work_folder(key), log, mapper, phones, cfg.device)
+        trainer = Trainer(utterances, lexicon, cfg, work_folder("align", key), log, mapper, phones, cfg.device)
         return trainer.run(cfg.stage)
     except TrainingError as error:
         raise StageError(str(error)) from error
@@ -198,8 +188,29 @@ def _publish(output: StageOutput, folder: Path) -> None:
             output.store.write_file(path.relative_to(folder).as_posix(), path)
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    cfg, work = config_of(run), work_folder(output.key)
+class AlignRecord(DamageRecord):
+    """Figures of the GMM-HMM's training and of its alignments."""
+
+    log_likelihood: float
+    """Of a frame, in the last iteration."""
+    silence_probability: float
+    """Between two words."""
+    sets: dict[str, dict[str, Any]]
+    """Aligned and failed utterances, frames, score, and digest of each set's table."""
+    failures: dict[str, dict[str, str]]
+    """Why the first utterances of each set could not be aligned."""
+    unknown: dict[str, int]
+    """The most frequent words without a pronunciation of the lexicon's source, with their counts."""
+    unknown_running: int
+    """Occurrences of all such words."""
+    lexicon: dict[str, Any]
+    """Where the pronunciations come from."""
+    tracking: NotRequired[dict[str, Any]]
+    """The MLflow run."""
+
+
+def _work(run: Run, output: StageOutput) -> AlignRecord:
+    cfg, work = config_of(run), work_folder("align", output.key)
     if run.config.recognizer == "gmm" and cfg.recognize.arpa:
         file_digest(cfg.recognize.arpa, "align.recognize.arpa")  # a missing file is named before hours of training
     if run.forced("align"):
@@ -229,7 +240,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     record["tracking"] = log_stage(run, "align", output.key, figures(record), log.rows())
     store.delete_tree("")
     shutil.rmtree(work, ignore_errors=True)
-    return record | quarantine_record(record["counts"], damaged)
+    add_damaged(record, damaged)
+    return record
 
 
 def _record(
@@ -239,7 +251,7 @@ def _record(
     built: Built,
     spoken: GraphOptions,
     log_likelihood: float,
-) -> dict[str, Any]:
+) -> AlignRecord:
     unknown = built.coverage.unknown
     return {
         "counts": {
@@ -259,13 +271,26 @@ def _record(
     }
 
 
-def figures(record: dict[str, Any]) -> dict[str, float]:
+def figures(record: AlignRecord) -> dict[str, float]:
     """Metrics of the stage's record."""
     found = {f"align.{name}": float(value) for name, value in record["counts"].items()}
-    found |= {f"align.{name}": record[name] for name in ("log_likelihood", "silence_probability", "unknown_running")}
+    found["align.log_likelihood"] = record["log_likelihood"]
+    found["align.silence_probability"] = record["silence_probability"]
+    found["align.unknown_running"] = record["unknown_running"]
     for name, entry in record["sets"].items():
         found |= {f"align.{name}.{figure}": entry[figure] for figure in ("aligned", "failed", "frames", "score")}
     return found
 
 
-ALIGN = Stage("align", 3, _inputs, _work, found_whole, pieces=_WORK)
+ALIGN = Stage(
+    "align",
+    3,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    runs=lambda config: config.align is not None,
+    reads="training and validation shards, lexicon",
+    writes="GMM-HMM in `model/`, `alignments/`, `lexicon/`, `speakers.safetensors`",
+    only="with a section `align`",
+)

@@ -3,7 +3,6 @@
 import io
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,17 +10,32 @@ from torch import Tensor
 
 from speech.features import CmvnStats, FeatureConfig
 from speech.features.cmvn import normalize_frames
+from speech.hmm.config import AlignConfig
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.reading import ShardReader
 from tasks.config.home import home
+from tasks.dataset.sets import VALID
 from tasks.dataset.splits import TRAIN
 from tasks.stages.base import Run
-from tasks.stages.features import features_of_set
+from tasks.stages.feature_shards import features_of_set
 from tasks.stages.folds import train_folder
+from tasks.stages.shard import SHARD
 
 _NORMALIZATION = "normalization.json"
+
+
+def config_of(run: Run) -> AlignConfig:
+    """The section `align`; the stage runs only with it."""
+    assert run.config.align is not None
+    return run.config.align
+
+
+def aligned_sets(run: Run) -> list[str]:
+    """The sets that are aligned."""
+    present = SHARD.record(run)["sets"]
+    return [name for name in (TRAIN, VALID) if name == TRAIN or name in present]
 
 
 class FeatureSet:
@@ -124,8 +138,3 @@ def compute_features(
     speakers = {who: value.to_dict() for who, value in sorted(stats.items())}
     target.write_json(_NORMALIZATION, {"floor": cfg.cmvn_floor, "speakers": speakers})
     return FeatureSet(target.url), damaged
-
-
-def work_folder(key: str) -> Path:
-    """Local folder with the checkpoints of a training."""
-    return home() / "work" / f"align-{key}"

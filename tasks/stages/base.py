@@ -5,12 +5,13 @@ record, the stage is cached. If not, one process does the work and publishes the
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
 
 from configurable.wording import counted
 from devices.worker_processes import refuse_import_by_workers
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from tasks.locking.leases import LockLease
 
 LOCK_WAIT_S = 12 * 3600.0
-_OF_NETWORKS = ("train", "register", "report")
-"""Stages that a pipeline without a network does not have."""
 _RARE = ("unalignable",)
 """Counts that are left out of a line if they are 0, as nearly always."""
 
@@ -51,19 +50,25 @@ def position(stage: str) -> int:
     return STAGES.index(stage)
 
 
+def get_stage(name: str) -> "Stage[Any]":
+    """The stage of this name, as its file declares it; imports the file, which takes seconds the first time.
+
+    Raises:
+        StageError: If there is no such stage.
+    """
+    position(name)
+    found: Stage[Any] = getattr(import_module(f"tasks.stages.{name}"), name.upper())
+    return found
+
+
 def stages_of(config: PipelineConfig) -> tuple[str, ...]:
     """The stages that a configuration has, in order."""
-    gmm = config.recognizer == "gmm"
-    needed = {
-        **dict.fromkeys(_OF_NETWORKS, not gmm),
-        "align": config.align is not None,
-        "adapt": config.features.adapted and not gmm,
-        "realign": config.realign is not None and not gmm,
-        "lm": config.lm is not None,
-        "rescoring": config.rescoring is not None,
-        "graph": gmm or config.decode.makes_graph,
-    }
-    return tuple(name for name in STAGES if needed.get(name, True))
+    return tuple(name for name in STAGES if get_stage(name).runs(config))
+
+
+def has_network(config: PipelineConfig) -> bool:
+    """Whether a configuration's recognizer is a network, which is trained and registered."""
+    return config.recognizer == "network"
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,11 @@ class StageResult:
     def line(self) -> str:
         """Counts and duration in one line."""
         return f"{counts_text(self.counts)} ({'cached' if self.cached else f'{self.seconds:.1f} s'})"
+
+    @property
+    def markdown(self) -> str:
+        """Name, counts and place as Markdown."""
+        return f"**{self.name}**: {counts_text(self.counts)}\n\n`{self.url}`" + (" (cached)" if self.cached else "")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -192,25 +202,77 @@ Inputs = tuple[dict[str, Any], dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage of the pipeline.
+class Artifact:
+    """What the Prefect UI shows of a finished stage."""
+
+    content: str | list[dict[str, Any]] | bytes
+    """Markdown, the rows of a table, or a PNG image."""
+    description: str | None = None
+    """Markdown above it."""
+    name: str = ""
+    """End of its key; by default the stage's name."""
+
+
+def _always(config: PipelineConfig) -> bool:
+    return True
+
+
+def _result_artifact(run: Run, result: StageResult) -> Iterable[Artifact]:
+    return [Artifact(result.markdown)]
+
+
+class StageRecord(TypedDict):
+    """What the record of every stage has."""
+
+    counts: dict[str, int]
+    """Numbers of things that the stage has processed."""
+
+
+RecordT = TypeVar("RecordT", bound=StageRecord)
+
+
+def _no_figures(record: Any) -> dict[str, float]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Stage(Generic[RecordT]):
+    """A stage of the pipeline; `RecordT` is what its record has, which later stages read by `record`.
 
     Args:
-        name: One of STAGES.
+        name: One of STAGES; the module `tasks.stages.<name>` has it under this name in capitals.
         version: Must be raised whenever the same configuration and inputs give a different output.
         inputs: Returns the configuration that affects the output, and the digests of its inputs.
-        work: Does the work in the output's store and returns the record: `counts`, and what later stages need.
+        work: Does the work in the output's store and returns the record.
         still_valid: Whether a published record may be used; for records that refer to data outside the object store.
+        runs: Whether the pipeline of a configuration has the stage; by default always.
+        artifacts: What the Prefect UI shows of its result; by default name, counts and place.
+        figures: Metrics of its record, which the stage register logs with the model.
+        evaluates: Whether it is also a stage of `starling evaluate`, which scores an existing model.
+        reads: What it reads, for the documentation.
+        writes: What its output holds, likewise.
+        only: When it runs, likewise, such as `with a section ...`; empty if always.
     """
 
     name: str
     version: int
     inputs: Callable[[Run], Inputs]
-    work: Callable[[Run, StageOutput], dict[str, Any]]
+    work: Callable[[Run, StageOutput], RecordT]
     still_valid: Callable[[Run, dict[str, Any]], bool] | None = None
     pieces: str | None = None
     """Folder of the output with what an interrupted attempt has finished and the next one keeps; "" is the whole
     output. None if the work starts again, or tells itself where it resumes."""
+    runs: Callable[[PipelineConfig], bool] = _always
+    artifacts: Callable[[Run, StageResult], Iterable[Artifact]] = _result_artifact
+    figures: Callable[[RecordT], dict[str, float]] = _no_figures
+    evaluates: bool = False
+    reads: str = ""
+    writes: str = ""
+    only: str = ""
+
+    def record(self, run: Run) -> RecordT:
+        """The record of this stage in a run that has executed it."""
+        return cast("RecordT", run.result(self.name).record)
 
     def output(self, run: Run) -> StageOutput:
         """The output of this stage for a run, whether it exists or not."""

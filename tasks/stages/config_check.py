@@ -9,10 +9,10 @@ from storage.objects import ObjectNameError, ObjectStore
 from tasks.config.home import objects_url
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sets import check_strata
-from tasks.stages.decode import check_scored_sets
 from tasks.stages.decoder_files import check_files
 from tasks.stages.preflight import check_devices, check_launch, check_layers
 from tasks.stages.prepare import CHECKED_SCHEMA
+from tasks.stages.run_sets import check_scored_sets
 from tasks.stages.sources import source_problems
 
 

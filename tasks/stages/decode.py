@@ -2,16 +2,15 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import pyarrow as pa
 from pydantic import TypeAdapter
 
 from configurable.addresses import address_content
-from configurable.wording import similar
 from devices.choice import best_device
 from recognition.bundle import bundle_digest, load_spec
 from recognition.inference import Decoded, decode_set
@@ -25,18 +24,20 @@ from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.decoding import grid_of
 from tasks.config.home import home
-from tasks.config.pipeline import PipelineConfig
+from tasks.dataset.sets import VALID
+from tasks.dataset.tables import write_table
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
 from tasks.stages.decode_adapted import decode_by_speaker
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
-from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
-from tasks.stages.folds import is_tested
-from tasks.stages.prepare import write_table
+from tasks.stages.features import FEATURES
 from tasks.stages.process_cache import cached_once
+from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
+from tasks.stages.run_sets import scored_sets, set_digest, set_url
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
-from tasks.stages.tuning import VALID, tune_on_validation
+from tasks.stages.train import TRAIN
+from tasks.stages.tuning import check_tuning, figures, tune_on_validation, tuned_text
 
 _WORK = "work"
 _SCHEMA = pa.schema(
@@ -45,41 +46,6 @@ _SCHEMA = pa.schema(
         *[(name, pa.float64()) for name in ("score", "confidence", "duration")],
     ]
 )
-
-
-def scored_sets(run: Run) -> list[str]:
-    """Sets to decode: those of `score.sets`, else every test set, else the validation set.
-
-    Raises:
-        StageError: If a set of `score.sets` does not exist.
-    """
-    present = sorted(run.result("shard").record["sets"])
-    check_scored_sets(run.config, present, of_corpus=run.bundle is not None)
-    tests = [name for name in present if is_tested(name, run.config.data)]
-    return list(run.config.score.sets) or tests or ["valid"]
-
-
-def check_scored_sets(config: PipelineConfig, present: Sequence[str], *, of_corpus: bool = False) -> None:
-    """Check that the sets of `score.sets` are among those of the data.
-
-    Args:
-        config: The configuration.
-        present: Sets of the data.
-        of_corpus: Whether `starling evaluate` names them, which scores the parts of a corpus.
-
-    Raises:
-        StageError: If one is not.
-    """
-    for name in config.score.sets:
-        if name in present:
-            continue
-        if of_corpus:
-            raise StageError(
-                f"the corpus has no part of its own that is called {name!r}, only {', '.join(present)}: leave out "
-                "--split to score all of it. Sets that a run has made by dividing it are scored by that run alone"
-            )
-        hint = f"; did you mean {near!r}?" if (near := similar(name, present)) else ""
-        raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}{hint}")
 
 
 def decode_with(
@@ -102,7 +68,7 @@ def decode_with(
             damaged shard raises.
     """
     same_features = own or load_spec(bundle).features == run.config.features.model_copy(update={"stored": False})
-    speakers = run.result("features").record["speakers"] if same_features else {}
+    speakers = FEATURES.record(run)["speakers"] if same_features else {}
     return decode_set(
         bundle,
         set_url(run, name, recognition=True) if own else run.result("shard").store.child(name).url,
@@ -114,6 +80,17 @@ def decode_with(
         on_damage=on_damage,
         processes=run.runner.count,
     )
+
+
+class DecodeRecord(DamageRecord):
+    """What was decoded, how fast, and with which values."""
+
+    sets: list[str]
+    """The decoded sets."""
+    speed: NotRequired[dict[str, dict[str, float]]]
+    """Seconds of decoding and of audio by set, except of a resumed stage."""
+    tuning: NotRequired[dict[str, Any]]
+    """What `tune_on_validation` found, with a section `tune`."""
 
 
 def publish_hypotheses(output: StageOutput, name: str, found: list[Decoded], counts: dict[str, int]) -> None:
@@ -152,24 +129,10 @@ def _model_digest(run: Run) -> str:
     """Digest of the model that the run trained, or that it evaluates."""
     if run.bundle is not None:
         return bundle_digest(run.bundle)
-    digest: str = run.result("train").record["digest"]
-    return digest
+    return TRAIN.record(run)["digest"]
 
 
-def check_tuning(run: Run) -> None:
-    """Check that parameters are not tuned on a set that is scored.
-
-    Raises:
-        StageError: If they are, or there is no validation set.
-    """
-    if run.config.tune is not None and VALID in scored_sets(run):
-        raise StageError(
-            "tune chooses the decoder's parameters on the validation set, which is scored, too, and its error rate "
-            "would be too low. Give the data a test set, or remove the section tune and set the parameters in decode"
-        )
-
-
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+def _work(run: Run, output: StageOutput) -> DecodeRecord:
     if run.config.recognizer == "gmm":
         from tasks.stages.decode_gmm import decode_with_gmm
 
@@ -178,7 +141,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     damaged: list[QuarantinedShard] = []
     speed: dict[str, dict[str, float]] = {}
     resumed = bool(output.store.list(_WORK))  # then only a part is decoded here, and its time says nothing
-    record: dict[str, Any] = {"sets": scored_sets(run), "speed": speed}
+    record: DecodeRecord = {"counts": counts, "sets": scored_sets(run), "speed": speed}
     with tempfile.TemporaryDirectory() as folder:
         bundle = run.bundle or own_bundle(run, Path(folder))
         chosen: dict[str, Any] = {}
@@ -195,7 +158,8 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             damaged += quarantine.entries()
             publish_hypotheses(output, name, found, counts)
     output.store.delete_tree(_WORK)
-    return record | {"counts": counts} | quarantine_record(counts, damaged)
+    add_damaged(record, damaged)
+    return record
 
 
 def _decode(
@@ -220,12 +184,12 @@ def _decode(
     index = ShardIndex.read(ObjectStore(url))
     common = {
         "model": run.result("train").url,
-        "digest": run.result("train").record["digest"],
+        "digest": TRAIN.record(run)["digest"],
         "url": url,
         "decode": decode.model_dump(mode="json"),
         "files": source,  # fetched by each worker, which may be on another machine
         "device": run.config.train.device,
-        "speakers": run.result("features").record["speakers"],
+        "speakers": FEATURES.record(run)["speakers"],
     }
     if adaptation:
         common["adaptation"] = adaptation
@@ -277,4 +241,23 @@ def set_quarantine(run: Run, name: str, store: ObjectStore) -> ShardQuarantine:
     return quarantine
 
 
-DECODE = Stage("decode", 5, _inputs, _work, found_whole, pieces=_WORK)
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    if tuning := result.record.get("tuning"):
+        yield Artifact(tuning["table"], f"{result.markdown}\n\n{tuned_text(tuning)}")
+    else:
+        yield Artifact(result.markdown)
+
+
+DECODE = Stage(
+    "decode",
+    5,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    artifacts=_artifacts,
+    figures=figures,
+    evaluates=True,
+    reads="test sets, model, language model or graph",
+    writes="per set: `.hyp.trn`, `.ref.trn`, Parquet with scores",
+)

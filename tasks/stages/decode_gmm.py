@@ -7,7 +7,6 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -22,16 +21,17 @@ from speech.hmm.model import HmmModel
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
-from tasks.stages.align import config_of
-from tasks.stages.align_data import FeatureSet, compute_features, opened
+from tasks.stages.align_data import FeatureSet, compute_features, config_of, opened
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run
 from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_pieces
-from tasks.stages.decode import publish_hypotheses, scored_sets
+from tasks.stages.decode import DecodeRecord, publish_hypotheses
 from tasks.stages.decoder_files import graph_files, local_files
-from tasks.stages.features import quarantine_record
 from tasks.stages.process_cache import cached_once
+from tasks.stages.quarantined import add_damaged
+from tasks.stages.run_sets import scored_sets
 from tasks.stages.runner import Piece, map_pieces
+from tasks.stages.shard import SHARD
 
 _WORK = "work"
 
@@ -44,12 +44,12 @@ def search_of(run: Run) -> GraphSearchConfig:
 def gmm_inputs(run: Run) -> Inputs:
     """Configuration and inputs of the stage decode."""
     config = {"gmm": address_content(search_of(run), without=("arpa",)), "prior": PRIOR_FRAMES}
-    sets = run.result("shard").record["sets"]
+    sets = SHARD.record(run)["sets"]
     digests = {name: sets[name]["digest"] for name in scored_sets(run)}
     return config, digests | {"model": run.result("align").key, "graph": run.result("graph").key}
 
 
-def decode_with_gmm(run: Run, output: StageOutput) -> dict[str, Any]:
+def decode_with_gmm(run: Run, output: StageOutput) -> DecodeRecord:
     """Decode the test sets; returns the record of the stage decode."""
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
@@ -59,7 +59,9 @@ def decode_with_gmm(run: Run, output: StageOutput) -> dict[str, Any]:
         damaged += bad
         publish_hypotheses(output, name, _decoded(run, work, features, name), counts)
     work.delete_tree("")
-    return {"counts": counts, "sets": scored_sets(run)} | quarantine_record(counts, damaged)
+    record: DecodeRecord = {"counts": counts, "sets": scored_sets(run)}
+    add_damaged(record, damaged)
+    return record
 
 
 def _decoded(run: Run, work: ObjectStore, features: FeatureSet, name: str) -> list[Decoded]:

@@ -5,13 +5,13 @@ import tempfile
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from configurable.choices import ChoiceWithFiles
 from speech.decoding import DecodeConfig
 from storage.stages import StageOutput, digest_json
 from tasks.config.decoding import uses_stage
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Run, StageError, StageRecord
 from tasks.stages.process_cache import cached_once
 
 Named = TypeVar("Named", bound=ChoiceWithFiles)
@@ -112,7 +112,25 @@ def _folder(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="starling-lm-")
 
 
-def publish_files(output: StageOutput, files: Iterable[Path]) -> dict[str, Any]:
+class FilesRecord(StageRecord):
+    """What the record of a stage has whose files a decoder reads."""
+
+    files: dict[str, str]
+    """Names of the files by field of the decoder."""
+    sha256: dict[str, str]
+    """Of each file by name."""
+    bytes: dict[str, int]
+    """Of each file by name."""
+
+
+class Published(TypedDict):
+    """Digests and sizes of published files, by name."""
+
+    sha256: dict[str, str]
+    bytes: dict[str, int]
+
+
+def publish_files(output: StageOutput, files: Iterable[Path]) -> Published:
     """Write files to a stage's output; returns the fields of its record that `stage_files` and model cards read."""
     paths = list(files)
     for path in paths:

@@ -10,17 +10,16 @@ from recognition.bundle import SPEC, BundleError, load_spec, own_decoder
 from speech.decoding import DecodeConfig, GreedyConfig
 from speech.lm import LmConfig
 from speech.objectives import objective_of
+from tasks import STAGES
 from tasks.config.assignments import assign
 from tasks.config.decoding import uses_stage
 from tasks.config.home import home
 from tasks.config.mistakes import choices
 from tasks.config.pipeline import ConfigError, PipelineConfig, parse_config
 from tasks.dataset.sources import SourceConfig
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Run, StageError, get_stage
 from tasks.stages.report import render_evaluation
 
-EVALUATION = ("prepare", "shard", "features", "decode", "score")
-"""The stages of an evaluation."""
 TEST = "test"
 """The set of an evaluated corpus whose own parts are not asked for."""
 
@@ -100,6 +99,11 @@ def _is_part(source: SourceConfig, split: str) -> bool:
     """Whether a source is the part of that name: its set, or what its folder, file or rows are called in the corpus."""
     path = Path(source.path)
     return split in (source.set, path.name, path.stem, *source.where.values())
+
+
+def evaluation_stages() -> tuple[str, ...]:
+    """The stages of an evaluation, in order."""
+    return tuple(name for name in STAGES if get_stage(name).evaluates)
 
 
 def use_model(run: Run, bundle: Path, as_configured: bool = False) -> None:

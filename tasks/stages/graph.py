@@ -17,11 +17,12 @@ from speech.hmm.graph_files import WORDS, save_graph, write_graph
 from speech.hmm.model import ModelError, model_digest
 from speech.hmm.word_graph import WordGraphError, word_graph
 from storage.stages import StageOutput
-from tasks.config.pipeline import RunnerConfig
+from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.stages import progress
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.decoder_files import file_digest, publish_files
+from tasks.stages.decoder_files import FilesRecord, file_digest, publish_files
+from tasks.stages.lm import LM
 from tasks.stages.runner import Piece, Workers
 
 _SMALL = 1_000_000
@@ -48,9 +49,8 @@ def _field(run: Run) -> str:
 def _lm_digest(run: Run) -> str:
     if named := _named(run).get("lm"):
         return file_digest(named, _field(run))
-    made = run.result("lm").record
-    digest: str = made["sha256"][made["files"]["lm"]]
-    return digest
+    made = LM.record(run)
+    return made["sha256"][made["files"]["lm"]]
 
 
 def _inputs(run: Run) -> Inputs:
@@ -72,7 +72,7 @@ def _silence(run: Run) -> float:
     return decode.silence_probability
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+def _work(run: Run, output: StageOutput) -> FilesRecord:
     progress.report("graph", 0, 1, "composing the decoding graph")
     named = _named(run)
     with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
@@ -88,12 +88,11 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         }
         made = _made(run, piece)
         published = publish_files(output, (Path(folder) / name for name in (TRANSDUCER, WORDS)))
-        return made | published | {"files": {"graph": TRANSDUCER, "words": WORDS}}
+        return {"counts": made["counts"], "files": {"graph": TRANSDUCER, "words": WORDS}, **published}
 
 
 def _fetch_lm(run: Run, folder: Path) -> str:
-    made = run.result("lm")
-    return str(made.output.fetch(made.record["files"]["lm"], folder))
+    return str(run.result("lm").output.fetch(LM.record(run)["files"]["lm"], folder))
 
 
 def _made(run: Run, piece: Piece) -> dict[str, Any]:
@@ -124,4 +123,17 @@ def graph_piece(piece: Piece) -> dict[str, Any]:
         raise StageError(f"{piece['field']}: {error}") from error
 
 
-GRAPH = Stage("graph", 2, _inputs, _work)
+def _runs(config: PipelineConfig) -> bool:
+    return config.recognizer == "gmm" or config.decode.makes_graph
+
+
+GRAPH = Stage(
+    "graph",
+    2,
+    _inputs,
+    _work,
+    runs=_runs,
+    reads="HMMs, lexicon, language model",
+    writes="`graph.fst` (HCLG), `graph-words.txt`",
+    only="with decoder `graph` or `recognizer: gmm`",
+)

@@ -7,12 +7,14 @@ after each iteration of EM: after a kill, neither is computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recognition.bundle import IVECTOR_FILE
 from speech.features import IvectorConfig
 from speech.hmm.ivector import BaumWelch, IvectorExtractor, VariabilityStatistics, statistics
 from speech.hmm.serialization import dump_value, load_value
@@ -21,12 +23,13 @@ from speech.hmm.ubm import BackgroundModel, component_schedule
 from speech.hmm.utterances import by_speaker
 from storage.objects import ObjectStore
 from tasks.stages import progress
-from tasks.stages.align import config_of
-from tasks.stages.align_data import FeatureSet, opened
+from tasks.stages.align_data import FeatureSet, config_of, opened
 from tasks.stages.align_model import chain_and_transforms
 from tasks.stages.base import Run
 from tasks.stages.runner import Piece, Workers
 
+EXTRACTOR = Path(IVECTOR_FILE).name
+"""Name of the object with the extractor of i-vectors."""
 M = TypeVar("M")
 History = list[float]
 """Log-likelihood before each iteration: of a frame (background model), or of a speaker (total variability)."""

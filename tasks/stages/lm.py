@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, cast
 
 from configurable.addresses import address_content
 from recognition.bundle import SPEC, load_spec
@@ -19,19 +19,19 @@ from speech.lm import WORDS, LmConfig, NetworkConfig, Sources, arpa_of, estimate
 from speech.lm.network import MODEL
 from speech.tokens import Tokenizer
 from storage.stages import StageOutput, digest_json
-from tasks.config.home import home
-from tasks.config.pipeline import PipelineConfig
+from tasks.config.home import work_folder
+from tasks.config.pipeline import PipelineConfig, worker_count
 from tasks.dataset.manifest import scratch_folder
-from tasks.dataset.sets import is_trained
+from tasks.dataset.sets import VALID, is_trained
 from tasks.dataset.splits import TRAIN
 from tasks.dataset.words import set_transcripts
-from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage
-from tasks.stages.decoder_files import publish_files, with_digests
-from tasks.stages.features import set_texts
+from tasks.stages import progress, train
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
+from tasks.stages.decoder_files import FilesRecord, publish_files, with_digests
 from tasks.stages.folds import is_tested, train_folder
-from tasks.stages.lm_network import VALID, engine_trainer, network_content
-from tasks.stages.prepare import worker_count
+from tasks.stages.lm_network import engine_trainer, network_content
+from tasks.stages.run_sets import set_texts
+from tasks.stages.shard import SHARD
 
 LEXICON = "lexicon.txt"
 
@@ -44,7 +44,7 @@ def language_model(run: Run) -> LmConfig:
 
 def protected_sets(run: Run) -> list[str]:
     """The sets whose transcripts must not be in the text: all that this run does not train on."""
-    names = sorted(run.result("shard").record["sets"])
+    names = sorted(SHARD.record(run)["sets"])
     return [name for name in names if not is_trained(name) or is_tested(name, run.config.data)]
 
 
@@ -77,7 +77,7 @@ def coming_words(config: PipelineConfig, prepared: StageOutput) -> list[str]:
 
 
 def _set_digests(run: Run) -> dict[str, str]:
-    record, folder = run.result("shard").record, train_folder(run.config.data)
+    record, folder = SHARD.record(run), train_folder(run.config.data)
     digests = {name: record["sets"][name]["digest"] for name in protected_sets(run)}
     trained = record["sets"] if folder == TRAIN else record["unions"]
     return digests | {TRAIN: trained[folder]["digest"]}
@@ -101,7 +101,7 @@ def _inputs(run: Run) -> Inputs:
     if cfg.text.paths:
         inputs["text"] = digest_json(text_digests(cfg.text))
     if unit_of(cfg) == "token":
-        inputs["model"] = run.result("train").record["digest"]
+        inputs["model"] = train.TRAIN.record(run)["digest"]
     return config, inputs
 
 
@@ -114,16 +114,25 @@ def _tokenizer(run: Run) -> Tokenizer | None:
         return load_spec(Path(folder)).build_tokenizer()
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class LmRecord(FilesRecord):
+    """A language model's files, and what is known of them."""
+
+    lm: dict[str, Any]
+    """The estimator's figures: perplexity, sizes, lines of the text by what became of them."""
+    lexicon: NotRequired[dict[str, Any]]
+    """Where the pronunciations come from, if it has some."""
+
+
+def _work(run: Run, output: StageOutput) -> LmRecord:
     cfg = language_model(run)
     tokenizer = _tokenizer(run)
     # named after the output, whose lock one process holds at a time: remains of a killed process are removed
     with (
-        scratch_folder(home() / "work" / f"lm-{output.key}") as folder,
+        scratch_folder(work_folder("lm", output.key)) as folder,
         engine_trainer(run, output, tokenizer) as trainer,
     ):
         progress.report(output.stage, 0, 2, "estimating")
-        held_out = {VALID: set_texts(run, VALID)} if VALID in run.result("shard").record["sets"] else {}
+        held_out = {VALID: set_texts(run, VALID)} if VALID in SHARD.record(run)["sets"] else {}
         sources = Sources(
             transcripts=set_texts(run, TRAIN),
             protected=chain.from_iterable(set_texts(run, name) for name in protected_sets(run)),
@@ -133,17 +142,26 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
             train=trainer,
         )
         about = _finite(estimate(sources, cfg, folder, worker_count(run.config.storage.workers)))
-        record: dict[str, Any] = {"lm": about, "files": {"words": WORDS}}
+        files, lexicon = {"words": WORDS}, None
         if arpa := arpa_of(cfg):
-            record["files"]["lm"] = arpa
+            files["lm"] = arpa
         if isinstance(cfg, NetworkConfig):
-            record["files"]["network"] = MODEL
+            files["network"] = MODEL
         if _has_lexicon(run):
             progress.report(output.stage, 1, 2, "lexicon")
-            record["lexicon"] = _write_lexicon(run, folder)
-            record["files"]["lexicon"] = LEXICON
-        record |= publish_files(output, sorted(path for path in folder.iterdir() if path.is_file()))
-    return record | {"counts": _counts(about)}
+            lexicon = _write_lexicon(run, folder)
+            files["lexicon"] = LEXICON
+        published = publish_files(output, sorted(path for path in folder.iterdir() if path.is_file()))
+    record: LmRecord = {
+        "counts": _counts(about),
+        "lm": about,
+        "files": files,
+        "sha256": published["sha256"],
+        "bytes": published["bytes"],
+    }
+    if lexicon is not None:
+        record["lexicon"] = lexicon
+    return record
 
 
 def _counts(about: dict[str, Any]) -> dict[str, int]:
@@ -176,7 +194,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def figures(record: dict[str, Any], stage: str = "lm") -> dict[str, float]:
+def figures(record: LmRecord, stage: str = "lm") -> dict[str, float]:
     """Metrics of a record: perplexity and unknown words on the validation set, sizes, protected lines.
 
     Args:
@@ -186,7 +204,7 @@ def figures(record: dict[str, Any], stage: str = "lm") -> dict[str, float]:
     return {f"{stage}.{name}": value for name, value in _figures(record)}
 
 
-def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def _figures(record: LmRecord) -> Iterator[tuple[str, float]]:
     about = record["lm"]
     for name, found in about["perplexity"].items():
         for figure in ("perplexity_with_unknown", "perplexity_without_unknown", "unknown_rate"):
@@ -202,4 +220,27 @@ def _figures(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
     yield "protected", float(about["text"].get("protected", 0))
 
 
-LM = Stage("lm", 3, _inputs, _work)
+def lm_artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    """A table with the figures of the language model, and the lines of its text by what became of them."""
+    record = cast("LmRecord", result.record)
+    lines = {f"text: {name}": value for name, value in record["lm"]["text"].items()}
+    shown = figures(record, result.name) | lines
+    yield Artifact([{"figure": name, "value": _number(value)} for name, value in shown.items()], result.markdown)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"
+
+
+LM = Stage(
+    "lm",
+    3,
+    _inputs,
+    _work,
+    runs=lambda config: config.lm is not None,
+    artifacts=lm_artifacts,
+    figures=figures,
+    reads="transcripts, text",
+    writes="`lm.arpa` or the model's other files, `words.txt`, `lexicon.txt`",
+    only="with a section `lm`",
+)

@@ -22,19 +22,20 @@ from storage.index import INDEX_NAME, ShardIndex
 from storage.objects import ObjectStore
 from storage.shards import Sample, build_index, load_part, write_shard
 from storage.stages import StageOutput
+from tasks.config.home import work_folder
 from tasks.config.lm_training import LmTrainConfig, lm_training
+from tasks.config.training import training_content
+from tasks.dataset.sets import VALID
 from tasks.dataset.splits import TRAIN
 from tasks.engine import know_tasks
 from tasks.locking.slots import training_slot
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
-from tasks.stages.features import set_texts
 from tasks.stages.reporter import Reporter
-from tasks.stages.train import training_content, work_folder
+from tasks.stages.run_sets import set_texts
 from training.job import TrainJob
 from training.launch.training_process import run_training
 
-VALID = "valid"
 _TEXT, _TRAINING = "text", "training"
 _BLOCK_WORDS = 256
 """Greatest length of a block, special words included, unless a single sentence is longer."""
@@ -110,7 +111,7 @@ class EngineTrainer:
                 valid_url=sets.child(VALID).url,
             ),
             output_url=self.output.store.child(_TRAINING).url,
-            journal=work_folder(self.output.key, "lm-train") / "journal.jsonl",
+            journal=work_folder("lm-train", self.output.key) / "journal.jsonl",
             cache=run.cache_folder,
             cache_bytes=int(run.config.storage.cache_gb * 1e9),
         )

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 from speech.lm import NetworkConfig, check_sources
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from tasks.config.home import home
+from tasks.config.home import work_folder
 from tasks.config.lm_training import lm_training
 from tasks.dataset.manifest import iter_manifest, scratch_folder
 from tasks.dataset.sets import is_trained
 from tasks.orchestration.nodes_api import check_pool
 from tasks.stages.base import Run, StageError, stages_of
-from tasks.stages.decode import check_scored_sets, check_tuning
 from tasks.stages.decoder_files import check_files
-from tasks.stages.features import set_url
 from tasks.stages.folds import is_tested
+from tasks.stages.prepare import PREPARE
+from tasks.stages.run_sets import check_scored_sets, set_url
+from tasks.stages.tuning import check_tuning
 from training.config import TrainConfig
 from training.learner.sampling import check_weights
 
@@ -61,13 +62,13 @@ def check_names(run: Run) -> None:
         StageError: If `score.sets` names a set that the data have not.
         SamplingError: If the weights of `train.sampling` are not those of the training set's groups.
     """
-    present = sorted(run.result("prepare").record["sets"])
+    present = sorted(PREPARE.record(run)["sets"])
     check_scored_sets(run.config, present, of_corpus=run.bundle is not None)
     sampling, data = run.config.train.sampling, run.config.data
     # copies at other speeds are made later, as other speakers
     if sampling.kind != "weights" or "train" not in stages_of(run.config) or (sampling.by == "speaker" and data.speeds):
         return
-    with scratch_folder(home() / "work" / f"names-{run.run_id}") as folder:
+    with scratch_folder(work_folder("names", run.run_id)) as folder:
         rows = iter_manifest(run.result("prepare").store, folder, columns=["set", sampling.by])
         trained = {row[sampling.by] for row in rows if is_trained(row["set"]) and not is_tested(row["set"], data)}
     if trained:

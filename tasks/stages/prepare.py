@@ -6,14 +6,13 @@ utterance never stops a corpus; too many stop the run.
 """
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,8 @@ from storage.objects import ObjectStore
 from storage.shards import ShardWriteError, member_key
 from storage.stages import StageOutput
 from tasks.config.data import DataConfig
-from tasks.config.home import home
+from tasks.config.home import work_folder
+from tasks.config.pipeline import worker_count
 from tasks.dataset.audio import load_utterance_audio
 from tasks.dataset.duplicates import (
     DUPLICATES,
@@ -36,6 +36,7 @@ from tasks.dataset.duplicates import (
     SAME,
     DuplicateError,
     Fingerprints,
+    data_warnings,
     treat_doubles,
 )
 from tasks.dataset.manifest import MANIFEST as MANIFEST
@@ -51,14 +52,13 @@ from tasks.dataset.manifest import (
 )
 from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets, check_strata, source_numbers
 from tasks.dataset.sources import is_name
-from tasks.dataset.speakers import SetSpeakers
+from tasks.dataset.speakers import SetSpeakers, set_rows
 from tasks.dataset.tables import TableWriter
-from tasks.dataset.tables import read_table as read_table
-from tasks.dataset.tables import write_table as write_table
 from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageRecord, StageResult
+from tasks.stages.quarantined import QuarantineError
 from tasks.stages.sources import left_out, open_numbered, select, selects_nothing
 
 _NOT_CONTENT = ("fold", "speeds", "lone_copies", "pauses", "sources.licence")
@@ -81,10 +81,6 @@ _SCHEMA = pa.schema(
 
 
 CHECKED_SCHEMA = _SCHEMA.append(pa.field(SOURCE, pa.int32()))
-
-
-class QuarantineError(StageError):
-    """The share of unusable utterances is larger than the configuration allows."""
 
 
 @dataclass(frozen=True)
@@ -160,11 +156,6 @@ def check_all(utterances: Iterable[Utterance], data: DataConfig, workers: int) -
     with ThreadPoolExecutor(workers) as pool:
         while window := list(islice(source, _WINDOW)):
             yield from pool.map(lambda u: check(u, data, normalizer), window)
-
-
-def worker_count(configured: int) -> int:
-    """Threads to use: the configured number, or one per core."""
-    return configured or os.cpu_count() or 1
 
 
 def _row(checked: Checked, source: int) -> dict[str, Any]:
@@ -274,13 +265,49 @@ def _treat_doubles(
     return {"duplicates": treated.counts, "contaminated": heard}
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class PreparedSet(TypedDict):
+    """A set of utterances."""
+
+    utterances: int
+    """Their number."""
+    seconds: float
+    """Of audio."""
+    speakers: int
+    """Number of known speakers."""
+    unnamed: NotRequired[int]
+    """Number of utterances whose speaker is unknown."""
+
+
+class PrepareRecord(StageRecord):
+    """The sets of utterances, and what is not in them."""
+
+    sets: dict[str, PreparedSet]
+    """The sets by name."""
+    digest: str
+    """Of the utterances: what shards are made from."""
+    reasons: dict[str, int]
+    """Number of quarantined utterances by reason."""
+    duplicates: dict[str, Any]
+    """Number of duplicates by kind."""
+    contaminated: dict[str, Any]
+    """Number of utterances of each test set that are in the training set, too."""
+    shared_speakers: dict[str, Any]
+    """Speakers of each test set that are in the training set, too."""
+    text: dict[str, Any]
+    """How normalization has changed transcripts."""
+    tags: NotRequired[dict[str, int]]
+    """Tags that were removed from transcripts."""
+    passed_over: NotRequired[dict[str, Any]]
+    """Files in the folders of the corpus that belong to no utterance."""
+
+
+def _work(run: Run, output: StageOutput) -> PrepareRecord:
     # named after the output, whose lock one process holds at a time: remains of a killed process are removed
-    with scratch_folder(home() / "work" / f"prepare-{output.key}") as folder:
+    with scratch_folder(work_folder("prepare", output.key)) as folder:
         return _prepare(run, output, folder)
 
 
-def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
+def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
     data, checked = run.config.data, folder / "checked.parquet"
     check_languages(data)
     check_strata(data, CHECKED_SCHEMA.names)
@@ -303,7 +330,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
     written = about.pop("written")
     for name, found in speakers.counts().items():
         about["sets"][name] |= found
-    return {
+    record = {
         "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
         "reasons": dict(refused.reasons),
         **doubles,
@@ -312,6 +339,7 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> dict[str, Any]:
         **unused,
         **about,
     }
+    return cast("PrepareRecord", record)
 
 
 def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: ObjectStore) -> None:
@@ -347,4 +375,18 @@ def _check_each_source(path: Path, used: Mask, data: DataConfig, refused: Quaran
             )
 
 
-PREPARE = Stage("prepare", 7, _inputs, _work)
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    text = "\n\n".join([result.markdown, *data_warnings(result.record, run.config.data)])
+    yield Artifact(set_rows(result.record), text)
+
+
+PREPARE = Stage(
+    "prepare",
+    7,
+    _inputs,
+    _work,
+    artifacts=_artifacts,
+    evaluates=True,
+    reads="corpora",
+    writes="`utterances.parquet`, `text-changes.parquet`, `quarantine.parquet`, `duplicates.parquet`",
+)

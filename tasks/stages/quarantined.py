@@ -1,22 +1,47 @@
-"""What a stage has quarantined, in lines for people: the reasons with counts, the first names, and where all are."""
+"""What a stage has quarantined: fields of its record, and lines with the reasons, first names, and where all are."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NotRequired
 
 from configurable.wording import counted
 from storage.intact import DamagedObjectError
+from storage.quarantine import QuarantinedShard
 from storage.stages import DONE, StageOutput
 from tasks.dataset.manifest import QUARANTINE
 from tasks.dataset.tables import batches
+from tasks.stages.base import Run, StageError, StageRecord
 
 EXAMPLES = 3
 """Entries of each reason that are named."""
 _TAGS = 8
 """Kinds of tags and of files that are named."""
+
+
+class QuarantineError(StageError):
+    """The share of unusable utterances is larger than the configuration allows."""
+
+
+class DamageRecord(StageRecord):
+    """What the record of a stage that reads shards has besides: the damaged ones, if there are any."""
+
+    quarantined_shards: NotRequired[list[dict[str, Any]]]
+    """Name, number of utterances, and reason of each."""
+
+
+def add_damaged(record: DamageRecord, damaged: list[QuarantinedShard]) -> None:
+    """Note damaged shards in a stage's record, and count their utterances; nothing if there are none."""
+    if damaged:
+        record["counts"] = record["counts"] | {"quarantined": sum(entry.utterances for entry in damaged)}
+        record["quarantined_shards"] = [entry.summary() for entry in damaged]
+
+
+def found_whole(run: Run, record: dict[str, Any]) -> bool:
+    """Whether a record has no damaged shards; otherwise the stage runs again, since they may have been repaired."""
+    return not record.get("quarantined_shards")
 
 
 def examples_text(examples: Iterable[tuple[str, str]], count: int) -> str:

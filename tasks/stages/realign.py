@@ -29,14 +29,18 @@ from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.home import home
+from tasks.config.pipeline import PipelineConfig
 from tasks.config.realign import RealignConfig
 from tasks.stages import progress
-from tasks.stages.align import aligned_sets
+from tasks.stages.align_data import aligned_sets
 from tasks.stages.align_model import AlignmentModel
-from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.features import found_whole, quarantine_record, set_digest, set_url
+from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
+from tasks.stages.features import FEATURES
 from tasks.stages.process_cache import cached_once
+from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
+from tasks.stages.run_sets import set_digest, set_url
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+from tasks.stages.shard import SHARD
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.stage_runs import log_stage
 
@@ -71,7 +75,16 @@ def _inputs(run: Run) -> Inputs:
     return address_content(cfg, without=("model",)), digests
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class RealignRecord(DamageRecord):
+    """Figures of a network's alignments."""
+
+    sets: dict[str, dict[str, Any]]
+    """Aligned and failed utterances, the share of moved frames, and the digest of each set's table."""
+    tracking: dict[str, Any]
+    """The MLflow run."""
+
+
+def _work(run: Run, output: StageOutput) -> RealignRecord:
     bundle, work = _fetched(config_of(run).model), output.store.child(_WORK)
     before = {name: read_alignments(run.result("align").store.child("alignments"), name) for name in aligned_sets(run)}
     info = before["train"].info
@@ -85,12 +98,12 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         copy_network(bundle, Path(folder))
         for name in BundleSpec.members:
             work.write_file(f"{_NETWORK}/{name}", Path(folder) / name)
-    work.write_json(f"{_NETWORK}/{_SPEAKERS}", run.result("features").record["speakers"])
+    work.write_json(f"{_NETWORK}/{_SPEAKERS}", FEATURES.record(run)["speakers"])
     counts = {"aligned": 0, "failed": 0}
     sets: dict[str, Any] = {}
     damaged: list[QuarantinedShard] = []
     for name in aligned_sets(run):
-        total, limit = run.result("shard").record["sets"][name]["utterances"], run.config.data.max_quarantined
+        total, limit = SHARD.record(run)["sets"][name]["utterances"], run.config.data.max_quarantined
         quarantine = ShardQuarantine(output.store, total, limit, f"damaged-shards-{name}")
         failures = _align_set(run, output, name, info, quarantine)
         table = read_alignments(output.store.child("alignments"), name)
@@ -101,10 +114,11 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         damaged += quarantine.entries()
     figures = {f"realign.{name}": float(value) for name, value in counts.items()}
     figures |= {f"realign.moved.{name}": one["moved"] for name, one in sets.items()}
-    record = {"counts": counts, "sets": sets}
-    record["tracking"] = log_stage(run, "align", run.result("align").key, figures)
+    tracking = log_stage(run, "align", run.result("align").key, figures)
+    record: RealignRecord = {"counts": counts, "sets": sets, "tracking": tracking}
     work.delete_tree("")
-    return record | quarantine_record(counts, damaged)
+    add_damaged(record, damaged)
+    return record
 
 
 def moved_share(before: AlignmentTable, after: AlignmentTable) -> float:
@@ -210,4 +224,19 @@ def _opened(network: str, align: str, device: str) -> tuple[StateNetwork, Alignm
         )
 
 
-REALIGN = Stage("realign", 1, _inputs, _work, found_whole, pieces=_WORK)
+def _runs(config: PipelineConfig) -> bool:
+    return config.realign is not None and has_network(config)
+
+
+REALIGN = Stage(
+    "realign",
+    1,
+    _inputs,
+    _work,
+    found_whole,
+    pieces=_WORK,
+    runs=_runs,
+    reads="the output of align, training and validation shards, a trained network",
+    writes="`alignments/`",
+    only="with a section `realign`",
+)

@@ -36,20 +36,20 @@ from speech.decoding import DECODERS
 from speech.vad import SileroVad
 from storage.stages import StageOutput
 from tasks import pyfunc_path
-from tasks.stages import lm, tuning
-from tasks.stages.base import Inputs, Run, Stage
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, get_stage, has_network
 from tasks.stages.bundles import own_bundle
-from tasks.stages.decode import scored_sets
+from tasks.stages.decode import DECODE
 from tasks.stages.decoder_files import decoder_of, with_digests
-from tasks.stages.score import figures
-from tasks.stages.train import forward_note, training_run
+from tasks.stages.run_sets import scored_sets
+from tasks.stages.score import SCORE
+from tasks.stages.train import TRAIN, forward_note, training_run
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest
 from tasks.tracking.model_card import card, card_tags, contents
 from tasks.tracking.plots import learning_curves
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
-from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, waiting_challenger
+from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, record_links, waiting_challenger
 from tasks.tracking.runs import (
     DECISION_TAG,
     KEY_TAG,
@@ -79,22 +79,19 @@ _NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect", "fsspec",
 
 
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
-    """Scores of the test sets, tuned parameters, and figures of the language models, at the training's last step."""
-    found = figures(run.result("score").record) | tuning.figures(run.result("decode").record)
-    for stage in ("lm", "rescoring"):
-        if stage in run.results:
-            found |= lm.figures(run.result(stage).record, stage)
+    """Figures of the stages, such as scores of the test sets and tuned parameters, at the training's last step."""
+    found = {k: v for name, result in run.results.items() for k, v in get_stage(name).figures(result.record).items()}
     return [Metric(name, value, at_ms, _last_step(run)) for name, value in found.items()]
 
 
 def _last_step(run: Run) -> int:
-    return int(run.result("train").record["result"]["step"])
+    return int(TRAIN.record(run)["result"]["step"])
 
 
 def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str]:
     return {
         KEY_TAG: output.key,
-        "starling.model_digest": run.result("train").record["digest"],
+        "starling.model_digest": TRAIN.record(run)["digest"],
         TESTS_TAG: tests_tag(run),
         **version_tags(run),
         **card_tags(about),
@@ -103,7 +100,7 @@ def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str
 
 def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> TrainingRun:
     """The training's MLflow run; a new one if another registration has completed it."""
-    tracking = run.result("train").record.get("tracking", {})
+    tracking = TRAIN.record(run).get("tracking", {})
     about = training_run(run, tracking.get("training", ""))
     found = find_training_run(api, about) if about.training else None
     tags = found.data.tags if found else {}
@@ -118,14 +115,14 @@ def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> N
     known = api.get_run(run_id)
     log_params(api, known, flatten(config))
     log_inputs(api, known, set_inputs(run, dict.fromkeys(["train", "valid", *scored_sets(run)])))
-    elapsed_ms = int(1000 * float(run.result("train").record["result"].get("elapsed", 0.0)))
+    elapsed_ms = int(1000 * float(TRAIN.record(run)["result"].get("elapsed", 0.0)))
     api.log_batch(run_id, metrics=_late_metrics(run, known.info.start_time + elapsed_ms))
     learning_curves(read_journal(folder / "journal.jsonl"), folder / "learning_curves.png")
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     versions = {name: metadata.version(name) for name in _NOTED}
     save_stages(run, folder)
     (folder / "environment.json").write_text(json.dumps(versions | provenance(), indent=2), encoding="utf-8")
-    if found := run.result("decode").record.get("tuning"):
+    if found := DECODE.record(run).get("tuning"):
         (folder / "tuning.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
     for name in scored_sets(run):
         text = run.result("score").output.read(f"{name}.alignments.txt")
@@ -205,7 +202,7 @@ def _inputs(run: Run) -> Inputs:
         "model": run.config.model_name,
         "decode": address_content(with_digests(run.config.decode)),
     }
-    return config, {"train": run.result("train").record["digest"], "score": run.result("score").key}
+    return config, {"train": TRAIN.record(run)["digest"], "score": run.result("score").key}
 
 
 def _make_version(
@@ -236,7 +233,7 @@ def _make_version(
 
 def _scores(run: Run) -> dict[str, str]:
     """The tags of a version that tell its scores."""
-    return flatten(run.result("score").record["sets"])
+    return flatten(SCORE.record(run)["sets"])
 
 
 def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, contained: dict[str, Any]) -> None:
@@ -254,7 +251,22 @@ def _describe(api: mlflow.MlflowClient, run: Run, run_id: str, version: str, con
     set_tags(api, run_id, {NOTE_TAG: "  \n".join(lines)})
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class RegisterRecord(StageRecord):
+    """The registered version."""
+
+    model: str
+    """Name in the registry."""
+    version: str
+    """Its number."""
+    model_uri: str
+    """`models:/NAME/VERSION`."""
+    mlflow_run: str
+    """Id of the MLflow run that the version belongs to."""
+    decision: dict[str, Any]
+    """Whether it became champion, and why (`Decision`)."""
+
+
+def _work(run: Run, output: StageOutput) -> RegisterRecord:
     api, name, contained = client(), run.config.model_name, contents(run)
     found = find_version(api, name, output.key)
     if found is None or run.forced("register"):
@@ -300,4 +312,25 @@ def _still_there(run: Run, record: dict[str, Any]) -> bool:
     return waiting is None or str(waiting.version) != str(record["version"])
 
 
-REGISTER = Stage("register", 2, _inputs, _work, _still_there)
+def registered_text(result: StageResult) -> str:
+    """The registered version, the reason for its promotion or against it, and links to MLflow, as Markdown."""
+    links = record_links(result.record)
+    lines = [f"**{result.record['model_uri']}**", result.record["decision"]["reason"]]
+    return "\n\n".join([*lines, *(f"[{name}]({url})" for name, url in links.items())])
+
+
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    yield Artifact(registered_text(result), "Registered model")
+
+
+REGISTER = Stage(
+    "register",
+    2,
+    _inputs,
+    _work,
+    _still_there,
+    runs=has_network,
+    artifacts=_artifacts,
+    reads="model, scores",
+    writes="MLflow run, registered version, aliases",
+)

@@ -1,6 +1,7 @@
 """Stage report: one self-contained HTML page per run, and its texts for the Prefect UI."""
 
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from tasks.dataset.duplicates import data_warnings, doubles_of
 from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, counts_text
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text, has_network
+from tasks.stages.register import REGISTER
 from tasks.stages.report_charts import set_histograms
 from tasks.stages.report_details import WORST, changes_of, set_details
 from tasks.stages.score import GROUPS
+from tasks.stages.train import TRAIN
 from tasks.tracking.model_card import compute_text, learners_text
 from tasks.tracking.plots import curves_png, stored_journal
 from tasks.tracking.provenance import provenance
+from tasks.tracking.registry import report_text
 from tasks.tracking.runs import REPORT_FILE, client
 
 _CONFUSIONS = 15
@@ -91,8 +95,8 @@ def render(run: Run, curves: bytes) -> str:
         run: The run, with the results of all earlier stages.
         curves: Plot of the learning curves, PNG.
     """
-    register = run.result("register").record
-    training = run.result("train").record["result"]
+    register = REGISTER.record(run)
+    training = TRAIN.record(run)["result"]
     facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}
     facts |= {
         "parameters": f"{training['parameters']:,}",
@@ -159,7 +163,14 @@ def _inputs(run: Run) -> Inputs:
     }
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class ReportRecord(StageRecord):
+    """The written report."""
+
+    report: str
+    """Path of the copy in the data folder."""
+
+
+def _work(run: Run, output: StageOutput) -> ReportRecord:
     curves = curves_png(stored_journal(run.result("train").output))
     page = render(run, curves)
     output.store.write("learning_curves.png", curves)
@@ -180,9 +191,27 @@ def local_report(store: ObjectStore, name: str, key: str) -> Path:
 def _attach(run: Run, page: str) -> None:
     """Attach the report to the model's MLflow run; a failure to do so is only reported."""
     try:
-        client().log_text(run.result("register").record["mlflow_run"], page, REPORT_FILE)
+        client().log_text(REGISTER.record(run)["mlflow_run"], page, REPORT_FILE)
     except Exception as error:  # any tracking error: the report itself is in the object store
         progress.announce("report", f"not attached to MLflow at {shown_mlflow_uri()}: {type(error).__name__}")
 
 
-REPORT = Stage("report", 9, _inputs, _work)
+def report_link(run: Run) -> str:
+    """Where the report is, as Markdown."""
+    return report_text(run.result("register").record, REPORT.record(run)["report"])
+
+
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    yield Artifact(report_link(run), "HTML report")
+
+
+REPORT = Stage(
+    "report",
+    9,
+    _inputs,
+    _work,
+    runs=has_network,
+    artifacts=_artifacts,
+    reads="all",
+    writes="one self-contained HTML page",
+)

@@ -5,12 +5,12 @@ transcripts and the text that its own section names; pronunciations are the firs
 """
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from speech.lexicon import GraphemesConfig
 from storage.stages import StageOutput
 from tasks.stages.base import Inputs, Run, Stage
-from tasks.stages.lm import LM
+from tasks.stages.lm import LM, LmRecord, figures, lm_artifacts
 
 
 def _with_second(run: Run) -> Run:
@@ -22,8 +22,19 @@ def _inputs(run: Run) -> Inputs:
     return LM.inputs(_with_second(run))
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+def _work(run: Run, output: StageOutput) -> LmRecord:
     return LM.work(_with_second(run), output)
 
 
-RESCORING = Stage("rescoring", 3, _inputs, _work)
+RESCORING = Stage(
+    "rescoring",
+    3,
+    _inputs,
+    _work,
+    runs=lambda config: config.rescoring is not None,
+    artifacts=lm_artifacts,
+    figures=partial(figures, stage="rescoring"),
+    reads="transcripts, text",
+    writes="as of lm, without a lexicon",
+    only="with a section `rescoring`",
+)

@@ -1,8 +1,9 @@
 """Stage score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
 
 import re
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired
 
 from speech.scoring import (
     ErrorCounts,
@@ -14,8 +15,9 @@ from speech.scoring import (
     worst_utterances,
 )
 from storage.stages import StageOutput, digest_json
-from tasks.stages.base import Inputs, Run, Stage
-from tasks.stages.prepare import read_table
+from tasks.dataset.tables import read_table
+from tasks.figures import percent
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
 
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain"}
@@ -71,7 +73,7 @@ def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
     }
 
 
-def figures(record: dict[str, Any]) -> dict[str, float]:
+def figures(record: "ScoreRecord") -> dict[str, float]:
     """Metrics of a score stage's record: rates of each set, and of its corpora and domains if it has several.
 
     Names are like `test.wer` and `test.domain.read.wer`; characters not allowed in a metric's name become underscores.
@@ -92,7 +94,7 @@ def nothing_correct(scores: dict[str, Any]) -> bool:
 
 def learned_nothing(run: Run) -> str:
     """What the test sets show of a model that has learned nothing; empty for one that has learned something."""
-    sets = run.result("score").record["sets"]
+    sets = SCORE.record(run)["sets"]
     if nothing_correct({part: sum(scores[part] for scores in sets.values()) for part in ("words", "sub", "del")}):
         return "no word of the test sets was recognized correctly"
     decoded = run.result("decode").output
@@ -109,7 +111,18 @@ def _inputs(run: Run) -> Inputs:
     return config, {"decode": decoded.key} | ({"damaged": digest_json(damaged)} if damaged else {})
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class ScoreRecord(StageRecord):
+    """Error rates of the scored sets."""
+
+    sets: dict[str, dict[str, Any]]
+    """What `summarize` returns for each set."""
+    groups: dict[str, dict[str, dict[str, dict[str, Any]]]]
+    """Error counts by set, kind of group (`corpora`, `domains`) and group, where a set has several."""
+    tracking: NotRequired[dict[str, Any]]
+    """The MLflow run, if no registration follows."""
+
+
+def _work(run: Run, output: StageOutput) -> ScoreRecord:
     decoded = run.result("decode")
     sets: dict[str, Any] = {}
     details: dict[str, Any] = {}
@@ -130,7 +143,7 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     words = sum(entry["words"] for entry in sets.values())
     groups = {name: {kind: details[name][kind] for kind in GROUPS} for name in sets}
     groups = {name: {kind: by for kind, by in found.items() if len(by) > 1} for name, found in groups.items()}
-    record = {
+    record: ScoreRecord = {
         "counts": {"words": words, "errors": errors},
         "sets": sets,
         "groups": {name: found for name, found in groups.items() if found},
@@ -142,4 +155,32 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     return record
 
 
-SCORE = Stage("score", 4, _inputs, _work)
+def score_table(result: StageResult) -> list[dict[str, Any]]:
+    """Rows of a table: sets, and below them their corpora and domains where they have several."""
+    rows = [
+        {"set": name, **{k: percent(v) if k in RATES else v for k, v in scores.items()}}
+        for name, scores in result.record["sets"].items()
+    ]
+    for name, kinds in result.record.get("groups", {}).items():
+        for kind, members in kinds.items():
+            for member, counts in members.items():
+                place = f"{name}, {GROUPS[kind]} {member or '–'}"
+                rows.append({"set": place, "wer": percent(counts["wer"]), "words": counts["ref_words"]})
+    return rows
+
+
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    yield Artifact(score_table(result), "Word error rates")
+
+
+SCORE = Stage(
+    "score",
+    4,
+    _inputs,
+    _work,
+    artifacts=_artifacts,
+    figures=figures,
+    evaluates=True,
+    reads="hypotheses",
+    writes="`scores.json`, alignments with every error marked",
+)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,9 @@ from storage.disks import free_bytes, size_text
 from storage.index import ShardIndex
 from storage.intact import DamagedObjectError, readable
 from storage.objects import ObjectMissingError, ObjectStore
-from storage.shards import Sample, ShardPart, build_index, load_part, write_shard
+from storage.shards import Sample, ShardPart, build_index, load_part, shard_name, write_shard
 from storage.stages import StageOutput
-from tasks.config.home import home
+from tasks.config.home import work_folder
 from tasks.dataset.audio import load_utterance_audio, untouched_flac
 from tasks.dataset.manifest import MANIFEST, scratch_folder
 from tasks.dataset.pauses import ShardPauses
@@ -34,9 +34,10 @@ from tasks.dataset.speeds import SPEED, with_copies
 from tasks.dataset.splits import TRAIN
 from tasks.dataset.tables import TableWriter, batches
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Inputs, Run, Stage, StageError, StageRecord
 from tasks.stages.folds import write_unions
-from tasks.stages.prepare import QuarantineError
+from tasks.stages.prepare import PREPARE
+from tasks.stages.quarantined import QuarantineError
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 
 _log = logging.getLogger(__name__)
@@ -104,11 +105,6 @@ def make_sample(row: Row, sample_rate: int, pauses: ShardPauses | None = None) -
     fields = {name: row[name] for name in _INDEX_FIELDS}
     fields |= {"duration": samples / sample_rate, "num_frames": samples, "sample_rate": sample_rate}
     return Sample(id=row["id"], members={"flac": flac}, row=fields)
-
-
-def shard_name(number: int) -> str:
-    """Name of a shard in its set's folder."""
-    return f"shard-{number:06d}.tar"
 
 
 def _note(number: int) -> str:
@@ -279,19 +275,45 @@ def _inputs(run: Run) -> Inputs:
         "storage": address_content(run.config.storage, only=("shard_seconds",)),
         "seed": run.config.seed,
     }
-    return config, {"prepare": run.result("prepare").record["digest"]}
+    return config, {"prepare": PREPARE.record(run)["digest"]}
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
-    prepared = run.result("prepare").record["sets"]
+class ShardedSet(TypedDict):
+    """A set of shards."""
+
+    utterances: int
+    """Their number."""
+    shards: int
+    """Their number."""
+    seconds: float
+    """Of audio."""
+    bytes: int
+    """Of all shards."""
+    digest: str
+    """Of the index."""
+
+
+class ShardsRecord(StageRecord):
+    """The sets, and what is not in them."""
+
+    sets: dict[str, ShardedSet]
+    """Those with shards of their own."""
+    unions: dict[str, dict[str, Any]]
+    """Number of utterances and shards, and digest, of the indexes over all folds but one."""
+    quarantined: list[Row]
+    """Utterances that could be read when they were prepared, and no longer."""
+
+
+def _work(run: Run, output: StageOutput) -> ShardsRecord:
+    prepared = PREPARE.record(run)["sets"]
     folds = run.config.data.folds
     speeds = run.config.data.speeds
     seconds = sum(entry["seconds"] for entry in prepared.values())
     seconds += sum(prepared[TRAIN]["seconds"] / speed for speed in speeds)
     warn_of_room(output.store, seconds, run.config.data.sample_rate)
-    sets: dict[str, Any] = {}
+    sets: dict[str, ShardedSet] = {}
     quarantined: list[Row] = []
-    with scratch_folder(home() / "work" / f"shard-{output.key}") as folder:
+    with scratch_folder(work_folder("shard", output.key)) as folder:
         manifest = run.result("prepare").output.fetch(MANIFEST, folder)
         for name in sorted(prepared):
             index, bad = shard_set(output.store.child(name), run, name, manifest, folder)
@@ -325,4 +347,13 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
     }
 
 
-SHARD = Stage("shard", 3, _inputs, _work, pieces="")
+SHARD = Stage(
+    "shard",
+    3,
+    _inputs,
+    _work,
+    pieces="",
+    evaluates=True,
+    reads="utterances",
+    writes="per set: `shard-*.tar` (FLAC and JSON, WebDataset's convention), `index.parquet`",
+)

@@ -13,12 +13,13 @@ import yaml
 from configurable.wording import counted
 from storage.corpora import CorpusError, CorpusReader, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
+from tasks.config.pipeline import worker_count
 from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
 from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.figures import percent
-from tasks.stages.prepare import Checked, check_all, worker_count
+from tasks.stages.prepare import Checked, check_all
 from tasks.stages.quarantined import EXAMPLES
 from tasks.stages.sources import left_out, open_source
 

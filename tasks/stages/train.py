@@ -23,18 +23,24 @@ from storage.intact import readable
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
-from tasks.config.home import home
+from tasks.config.home import work_folder
+from tasks.config.training import training_content
 from tasks.dataset.augment_files import augment_digest
 from tasks.engine import know_tasks
+from tasks.figures import percent
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.features import quarantine_record, set_digest, set_texts, set_url, train_stats
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
+from tasks.stages.features import FEATURES
 from tasks.stages.preflight import run_preflight
+from tasks.stages.quarantined import DamageRecord, add_damaged
 from tasks.stages.reporter import Reporter
+from tasks.stages.run_sets import set_digest, set_texts, set_url, train_stats
+from tasks.stages.shard import SHARD
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import Forwarder, Sender
+from tasks.tracking.metrics import is_number
 from tasks.tracking.provenance import run_tags
 from tasks.tracking.runs import TrainingRun, flatten
 from training.config import TrainConfig
@@ -43,24 +49,10 @@ from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
 
-_NOT_CONTENT = (
-    *(
-        "threads",
-        "checkpoint_steps",
-        "checkpoint_keep",
-        "log_steps",
-        "launch",
-        "membership",
-        "loader_threads",
-        "loader_processes",
-    ),
-    *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "flat_bf16", "learner_metrics"),
-    *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
-    "objective.alignments",  # their digest counts
-)
-"""Fields that affect how training runs, but not its result."""
 _FEW_LEARNERS = 8
 """Maximum number of learners whose own curves are worth a look."""
+_EPOCHS = 50
+"""Maximum number of epochs in a table."""
 _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
@@ -83,19 +75,14 @@ def _content(run: Run) -> dict[str, Any]:
     }
 
 
-def training_content(train: TrainConfig) -> dict[str, Any]:
-    """What an address holds of a training's configuration: the fields that affect its model."""
-    return address_content(train, without=_NOT_CONTENT if train.traits.exchange else (*_NOT_CONTENT, "exchange"))
-
-
 def _inputs(run: Run) -> Inputs:
-    if "valid" not in run.result("shard").record["sets"]:
+    if "valid" not in SHARD.record(run)["sets"]:
         raise StageError(
             "there is no validation set: give a source `set: valid`, or remove `set: train` from one and set "
             f"data.valid_share above 0 (it is {run.config.data.valid_share:g}): its speakers are then divided"
         )
     # the statistics themselves, not the features stage's key: a forced rerun with the same result changes nothing
-    stats = {"stats": train_stats(run), "speakers": run.result("features").record["speakers"]}
+    stats = {"stats": train_stats(run), "speakers": FEATURES.record(run)["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
     augment = run.config.train.augment
     if augment.file_lists():
@@ -136,21 +123,16 @@ def tied_states(run: Run) -> TiedStates | None:
     return TiedStates(model=table.info.model, frame_shift_ms=table.info.frame_shift_ms, log_priors=priors)
 
 
-def work_folder(key: str, stage: str = "train") -> Path:
-    """Local folder of a training: journal, job, logs, the ring's key."""
-    return home() / "work" / f"{stage}-{key}"
-
-
 def forward_note(key: str, training: str) -> Path:
     """File that records which part of a training's journal MLflow has acknowledged."""
-    folder = work_folder(key)
+    folder = work_folder("train", key)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"forward-{hashlib.sha256(training.encode()).hexdigest()[:12]}.json"
 
 
 def make_job(run: Run, output: StageOutput) -> TrainJob:
     """The training job of a run; the tokens come from the training transcripts."""
-    config, features = run.config, run.result("features").record
+    config, features = run.config, FEATURES.record(run)
     tokenizer = train_tokenizer(config.tokens, set_texts(run, "train"))
     spec = BundleSpec(
         sample_rate=config.data.sample_rate,
@@ -176,7 +158,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
             alignments_url=alignments(run).url if uses_alignments(run) else "",
         ),
         output_url=output.store.url,
-        journal=work_folder(output.key) / "journal.jsonl",
+        journal=work_folder("train", output.key) / "journal.jsonl",
         cache=run.cache_folder,
         cache_bytes=int(run.config.storage.cache_gb * 1e9),
     )
@@ -262,7 +244,18 @@ def cut_segments(run: Run, store: ObjectStore) -> None:
     cut_set(source, store.child(_SEGMENTS), segments, hop_s, run.cache_folder, damaged)
 
 
-def _work(run: Run, output: StageOutput) -> dict[str, Any]:
+class TrainRecord(DamageRecord):
+    """What a training has made."""
+
+    result: dict[str, Any]
+    """The engine's `result.json`: epoch, step, utterances, parameters, elapsed seconds, device, and more."""
+    tracking: dict[str, Any]
+    """`training`: identity of the training, by which its MLflow run is found."""
+    digest: str
+    """SHA-256 of the model's files."""
+
+
+def _work(run: Run, output: StageOutput) -> TrainRecord:
     if output.store.url.startswith("memory:"):
         raise StageError(
             "storage.url is memory://, which the training process cannot see: use a folder or s3:// (memory:// serves "
@@ -289,8 +282,14 @@ def _work(run: Run, output: StageOutput) -> dict[str, Any]:
         counts["repeated"] = result.get("repeated", 0)
     if result.get("unreadable"):
         counts["unreadable"] = result["unreadable"]
-    record = {"counts": counts, "result": result, "tracking": {"training": training}, "digest": model_digest(store)}
-    return record | damage_record(store, counts)
+    record: TrainRecord = {
+        "counts": counts,
+        "result": result,
+        "tracking": {"training": training},
+        "digest": model_digest(store),
+    }
+    add_damage(record, store)
+    return record
 
 
 def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:
@@ -303,11 +302,13 @@ def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:
     return ShardQuarantine(store, 0, folder=damage_folder(name))
 
 
-def damage_record(store: ObjectStore, counts: dict[str, int]) -> dict[str, Any]:
-    """Fields of a training's record for damaged shards; its model stays valid even if they are repaired later."""
+def add_damage(record: TrainRecord, store: ObjectStore) -> None:
+    """Note damaged shards in a training's record; its model stays valid even if they are repaired later."""
     found = [(name, entry) for name in ("train", "valid") for entry in damaged_shards(store, name).entries()]
-    shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in found]
-    return quarantine_record(counts, [entry for _, entry in found]) | ({"quarantined_shards": shards} if found else {})
+    add_damaged(record, [entry for _, entry in found])
+    if found:
+        shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in found]
+        record["quarantined_shards"] = shards
 
 
 def model_digest(store: ObjectStore) -> str:
@@ -317,4 +318,44 @@ def model_digest(store: ObjectStore) -> str:
     return both.hexdigest()
 
 
-TRAIN = Stage("train", 5, _inputs, _work)
+def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
+    """A table of the training's validations, and its curves."""
+    from tasks.tracking.plots import curves_png, stored_journal  # imports matplotlib
+
+    journal = stored_journal(result.output)
+    yield Artifact(f"{result.markdown}\n\n{validation_table(journal)}", "Training by epoch")
+    yield Artifact(curves_png(journal), "Curves of the training", name="curves")
+
+
+def validation_table(journal: list[dict[str, Any]]) -> str:
+    """Losses and rates of a training's last epochs, as Markdown.
+
+    Args:
+        journal: Valid entries, in order.
+    """
+    columns = {"valid_wer": "WER", "valid_frame_accuracy": "frame accuracy"}
+    rows = [entry for entry in journal if entry["kind"] == "valid"]
+    shown = {name: label for name, label in columns.items() if any(row.get(name) is not None for row in rows)}
+    heads = ["epoch", "training loss", "validation loss", *shown.values()]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---:|" * len(heads)]
+    for row in rows[-_EPOCHS:]:
+        losses = (_loss(row.get(name)) for name in ("train_loss", "valid_loss"))
+        cells = [str(row["epoch"]), *losses, *(percent(row.get(name)) for name in shown)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _loss(value: Any) -> str:
+    return f"{value:.3f}" if is_number(value) else "–"
+
+
+TRAIN = Stage(
+    "train",
+    5,
+    _inputs,
+    _work,
+    runs=has_network,
+    artifacts=_artifacts,
+    reads="shards, statistics",
+    writes="`model/` (safetensors and JSON), `journal.jsonl`, `result.json`",
+)

@@ -1,5 +1,6 @@
 """Tuning of the decoder's parameters on the validation set, for the decode stage."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,27 @@ from speech.decoding import build_decoder
 from speech.features.cmvn import CmvnStats
 from storage.reading import ShardError
 from tasks.config.decoding import grid_of
+from tasks.dataset.sets import VALID
+from tasks.figures import percent
 from tasks.locking.slots import run_log
 from tasks.stages import progress
-from tasks.stages.base import Run
+from tasks.stages.base import Run, StageError
 from tasks.stages.decoder_files import decoder_of
-from tasks.stages.features import set_url
+from tasks.stages.features import FEATURES
+from tasks.stages.run_sets import scored_sets, set_url
 
-VALID = "valid"
+
+def check_tuning(run: Run) -> None:
+    """Check that parameters are not tuned on a set that is scored.
+
+    Raises:
+        StageError: If they are, or there is no validation set.
+    """
+    if run.config.tune is not None and VALID in scored_sets(run):
+        raise StageError(
+            "tune chooses the decoder's parameters on the validation set, which is scored, too, and its error rate "
+            "would be too low. Give the data a test set, or remove the section tune and set the parameters in decode"
+        )
 
 
 def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
@@ -37,7 +52,7 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
     grid = grid_of(run.config.decode, tune)
     configured = {name: getattr(decode, name) for name in grid}
     spec = load_spec(bundle)
-    speakers = run.result("features").record["speakers"]
+    speakers = FEATURES.record(run)["speakers"]
     scored = score_some(
         bundle,
         set_url(run, VALID, recognition=True),
@@ -71,7 +86,17 @@ def _warn(error: ShardError) -> None:
     run_log().warning("tuning leaves out a damaged shard of the validation set: %s", error)
 
 
-def figures(record: dict[str, Any]) -> dict[str, float]:
+def tuned_text(tuning: dict[str, Any]) -> str:
+    """The chosen values, and what they were chosen on.
+
+    Args:
+        tuning: Part of the decode stage's record.
+    """
+    chosen = ", ".join(f"{name} {value:g}" for name, value in tuning["chosen"].items())
+    return f"chosen on {tuning['utterances']} utterances of {tuning['set']}: {chosen}, WER {percent(tuning['wer'])}"
+
+
+def figures(record: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of a decode stage's record: the chosen values, and the validation error rate with them."""
     tuning = record.get("tuning")
     if not tuning:

@@ -14,9 +14,12 @@ from tasks.config.decoding import uses_stage
 from tasks.dataset.sources import SourceConfig
 from tasks.figures import percent
 from tasks.stages.base import Run
-from tasks.stages.decode import scored_sets
 from tasks.stages.decoder_files import decoder_of
-from tasks.stages.features import set_digest
+from tasks.stages.lm import LM
+from tasks.stages.run_sets import scored_sets, set_digest
+from tasks.stages.score import SCORE
+from tasks.stages.shard import SHARD
+from tasks.stages.train import TRAIN
 from tasks.tracking.provenance import provenance
 
 CARD_LENGTH = 4900
@@ -59,8 +62,8 @@ def tests_of(run: Run) -> dict[str, str]:
 
 def contents(run: Run) -> dict[str, Any]:
     """The description of a version, as JSON values."""
-    shard, train, score = (run.result(name).record for name in ("shard", "train", "score"))
-    config, result, decode = run.config, train["result"], decoder_of(run)
+    config, train, decode = run.config, TRAIN.record(run), decoder_of(run)
+    result = train["result"]
     return {
         "name": config.model_name,
         "run": run.run_id,
@@ -68,11 +71,11 @@ def contents(run: Run) -> dict[str, Any]:
         "code": {name: str(value) for name, value in provenance().items()},  # torch's version is a subclass of str
         "datasets": {
             name: {"digest": set_digest(run, name), "utterances": entry["utterances"], "seconds": entry["seconds"]}
-            for name, entry in shard["sets"].items()
+            for name, entry in SHARD.record(run)["sets"].items()
         },
         "corpora": corpora(config.data.sources),
         "tests": tests_of(run),
-        "scores": score["sets"],
+        "scores": SCORE.record(run)["sets"],
         "features": config.features.model_dump(mode="json"),
         "sample_rate": config.data.sample_rate,
         "normalizer": config.data.normalizer.model_dump(mode="json"),
@@ -100,7 +103,7 @@ def language_model(run: Run) -> dict[str, Any] | None:
     """Figures of the language model that the decoder takes from the stage `lm`; None if it takes none."""
     if not uses_stage(run.config.decode, run.config.lm):
         return None
-    found = run.result("lm").record["lm"]
+    found = LM.record(run)["lm"]
     return {name: found.get(name) for name in ("kind", "words", "ngrams", "text", "protection", "perplexity")}
 
 

@@ -21,10 +21,11 @@ from speech.decoding import DecodeConfig
 from speech.scoring import UtteranceScore, compare_systems
 from storage.reading import ShardError
 from tasks.config.decoding import uses_stage
+from tasks.dataset.tables import read_table
 from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run
-from tasks.stages.decode import decode_with, scored_sets
-from tasks.stages.prepare import read_table
+from tasks.stages.decode import DECODE, decode_with
+from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import LEARN_MORE, learned_nothing, score_rows
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.model_card import tests_of
@@ -115,7 +116,7 @@ def known_damage(run: Run) -> Callable[[ShardError], None]:
     """Returns a function that ignores damaged shards which this run's model has skipped, too, and raises for others."""
 
     def check(error: ShardError) -> None:
-        known = {entry["shard"] for entry in run.result("decode").record.get("quarantined_shards", ())}
+        known = {entry["shard"] for entry in DECODE.record(run).get("quarantined_shards", ())}
         if error.shard is None or error.shard.name not in known:
             raise error
 

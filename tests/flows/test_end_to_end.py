@@ -23,9 +23,10 @@ from support import (
 )
 
 from flows.servers.services import note_path, running_services, start_mlflow, start_prefect
-from tasks import OPTIONAL, STAGES
+from tasks.config.pipeline import parse_config
+from tasks.stages.base import stages_of
 
-ALWAYS = [name for name in STAGES if name not in OPTIONAL]
+ALWAYS = [*stages_of(parse_config(tiny_document()))]
 """Stages that need no section of their own in the configuration."""
 RUN_FIELDS = {"run_id", "stages", "utterances", "sets", "model_uri", "model_aliases", "report"}
 SET_FIELDS = {"wer", "wer_low", "wer_high", "cer", "sub", "ins", "del", "words", "utterances"}

@@ -13,7 +13,8 @@ from tasks.dataset.sources import SourceConfig
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run, StageError
 from tasks.stages.config_check import find_problems
-from tasks.stages.prepare import PREPARE, QuarantineError
+from tasks.stages.prepare import PREPARE
+from tasks.stages.quarantined import QuarantineError
 from tasks.stages.sources import open_source, select
 from training.learner.sampling import SamplingError
 

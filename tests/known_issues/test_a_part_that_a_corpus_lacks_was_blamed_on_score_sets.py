@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.stages.base import StageError
-from tasks.stages.decode import scored_sets
+from tasks.stages.run_sets import scored_sets
 
 
 def _run(bundle):

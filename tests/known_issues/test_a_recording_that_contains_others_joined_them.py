@@ -25,9 +25,10 @@ from tasks.dataset.duplicates import (
 )
 from tasks.dataset.sets import Sets
 from tasks.dataset.speakers import set_rows
+from tasks.dataset.tables import read_table
 from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run
-from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE
 
 RATE = 8000
 

@@ -19,8 +19,9 @@ from speech.features.augment.bank import Bank, BankError
 from storage.corpora import CorpusError, open_corpus
 from storage.corpora.csv_rows import MOST_LINES, read_header, read_rows
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
-from tasks.stages.prepare import PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import PREPARE, QUARANTINE
 
 HEADER = ["id", "path", "text", "speaker"]
 CELL = st.text(st.sampled_from("ab,\"' é"), max_size=12)

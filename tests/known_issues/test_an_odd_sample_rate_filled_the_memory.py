@@ -14,8 +14,9 @@ from speech import audio
 from speech.audio import AudioError, decode_audio, resample, stream_audio
 from tasks.config.pipeline import parse_config
 from tasks.dataset.audio import load_utterance_audio
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
-from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE
 from tasks.stages.shard import make_sample
 
 ODD = [(8001, 8000), (8000, 8001), (47_999, 16_000), (192_001, 16_000), (22_255, 16_000), (768_000, 4000)]

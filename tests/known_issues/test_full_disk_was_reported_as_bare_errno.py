@@ -23,8 +23,7 @@ from storage.objects import ObjectStore, ObjectStoreError
 from storage.retries import DiskError, check_disk, disk_named
 from tasks.config.pipeline import parse_config
 from tasks.failures import passes
-from tasks.orchestration.stage_tasks import ALL
-from tasks.stages.base import Run
+from tasks.stages.base import Run, get_stage
 from tasks.stages.shard import warn_of_room
 from training.processes.exit_reason import leave_reason, read_reason, reserve_note
 
@@ -63,16 +62,16 @@ def test_stage_names_the_full_disk_and_finishes_once_space_is_free(disk, tmp_pat
     run = Run(parse_config(config_of(tmp_path)), "full")
     names = ["prepare", "shard"]
     for name in names[: names.index(stage)]:
-        ALL[name].execute(run)
+        get_stage(name).execute(run)
     for room in (0, 8192):
         hog = fill(disk, leave=room)
         said = rf"{disk}/home/.*no space is left.* of 2\.1 MB free\)\. {REMEDY}"
         with pytest.raises(DiskError, match=said) as caught:
-            ALL[stage].execute(run)
+            get_stage(stage).execute(run)
         assert not passes(caught.value)
         hog.unlink()
     assert not list((disk / "home" / "objects" / stage).rglob("done.json"))
-    result = ALL[stage].execute(run)
+    result = get_stage(stage).execute(run)
     assert (result.cached, result.counts["written"]) == (False, 12)
     assert not list((disk / "home").rglob(".tmp-*"))
 

@@ -6,8 +6,9 @@ import pytest
 from support import write_tone
 
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
-from tasks.stages.prepare import PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import PREPARE, QUARANTINE
 from tasks.stages.shard import SHARD
 
 

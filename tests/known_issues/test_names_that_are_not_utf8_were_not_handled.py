@@ -10,8 +10,9 @@ from support import write_tone
 
 from storage.corpora import open_corpus
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
-from tasks.stages.prepare import PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import PREPARE, QUARANTINE
 
 CAFE = os.fsdecode(b"caf\xe9")
 

@@ -16,9 +16,9 @@ from tasks.dataset.policies import SlotsConfig
 from tasks.locking import slots
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, WaitNotice, machine_lock
-from tasks.orchestration.stage_tasks import ALL, run_plainly
+from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages import progress, runner
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Run, StageError, get_stage
 
 
 class Cluster:
@@ -102,7 +102,7 @@ def test_time_out_of_a_piece_is_not_taken_for_waiting(monkeypatch):
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_cluster_without_prefect_is_refused_before_any_stage(home, monkeypatch, kind):
     run = Run(parse_config(tiny_document(runner={"kind": kind})), "r")
-    monkeypatch.setattr(type(ALL["prepare"]), "execute", lambda *_: pytest.fail("a stage has run"))
+    monkeypatch.setattr(type(get_stage("prepare")), "execute", lambda *_: pytest.fail("a stage has run"))
     with pytest.raises(StageError, match=f"runner.kind {kind} needs a flow run: leave out --no-prefect"):
         run_plainly(run)
 
@@ -139,12 +139,12 @@ def test_wait_for_a_lock_is_said_without_prefect(tmp_path, monkeypatch):
 
 def test_object_that_an_output_lacks_is_named_without_prefect(home, tmp_path):
     run = Run(parse_config(tiny_document(storage={"url": str(tmp_path / "objects")})), "r")
-    ALL["prepare"].execute(run)
+    get_stage("prepare").execute(run)
     output = run.result("prepare").output
     lost = next(name for name in output.store.list() if name.endswith(".parquet"))
     output.store.delete(lost)
     with lines_said() as lines:
-        ALL["prepare"].execute(Run(run.config, "again"))
+        get_stage("prepare").execute(Run(run.config, "again"))
     text = f"{output.store.join(lost)} missing or truncated: runs again and keeps the intact objects"
     assert ("prepare", text) in lines
     assert output.store.exists(DONE)

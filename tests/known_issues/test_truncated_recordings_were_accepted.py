@@ -16,8 +16,9 @@ from support import tone, write_table, write_tone
 from speech.audio import AudioError, check_samples, decode_audio, stream_audio
 from speech.truncation import announced_times
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
-from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE
 
 RATE = 16000
 FORMATS = [

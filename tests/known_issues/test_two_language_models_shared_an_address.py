@@ -5,7 +5,7 @@ default than the class `ScheduleConfig`: the run took the other model.
 """
 
 from tasks.config.lm_training import LmTrainConfig, lm_training
-from tasks.stages.train import training_content
+from tasks.config.training import training_content
 from training.config import ScheduleConfig
 
 

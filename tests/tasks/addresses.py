@@ -7,7 +7,6 @@ interpreter where every configuration class has one more field.
 import json
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin
@@ -52,11 +51,10 @@ from tasks.config.realign import RealignConfig  # noqa: E402
 from tasks.config.training import AcousticTrainConfig  # noqa: E402
 from tasks.dataset.sources import SourceConfig  # noqa: E402
 from tasks.stages import prepare, realign, train  # noqa: E402
-from tasks.stages.base import Run, StageResult, stages_of  # noqa: E402
+from tasks.stages.base import Run, StageResult, get_stage, stages_of  # noqa: E402
 from tasks.stages.sources import synthetic_table  # noqa: E402
 from training.strategies.registry import STRATEGY_CONFIGS  # noqa: E402
 
-STAGE = {name: getattr(import_module(f"tasks.stages.{name}"), name.upper()) for name in STAGES}
 SYNTHESIS = "synthetic speech"
 _SETS = {name: {"digest": f"{name} digest"} for name in ("train", "valid", "test")}
 _MADE = {"lm": "lm.arpa", "network": "lm.safetensors", "graph": "HCLG.fst", "words": "words.txt"}
@@ -95,10 +93,10 @@ def addresses(config: PipelineConfig) -> dict[str, str]:
     configuration.
     """
     run = Run(config, "run")
-    for name in STAGE:
+    for name in STAGES:
         run.results[name] = StageResult(name, "key", f"memory://objects/{name}/key", 0.0, True, {}, _RECORD)
     run.results.pop("realign" if config.realign is None else "", None)
-    found = {name: stage_key(name, STAGE[name].version, *STAGE[name].inputs(run)) for name in stages_of(config)}
+    found = {name: stage_key(name, get_stage(name).version, *get_stage(name).inputs(run)) for name in stages_of(config)}
     return found | {SYNTHESIS: synthetic_table(config.data.sources[0]).parent.name}
 
 

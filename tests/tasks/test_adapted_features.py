@@ -30,6 +30,7 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages import adapt, by_speaker, decode
 from tasks.stages.adapt import ADAPT
 from tasks.stages.align_data import compute_features
@@ -37,9 +38,9 @@ from tasks.stages.base import Run, Stage
 from tasks.stages.bundles import adaptation_source, fetch_bundle, own_bundle
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.decoder_files import decoder_of
-from tasks.stages.features import FEATURES, set_digest, set_url, train_stats
+from tasks.stages.features import FEATURES
 from tasks.stages.graph import GRAPH
-from tasks.stages.prepare import read_table
+from tasks.stages.run_sets import set_digest, set_url, train_stats
 from tasks.stages.train import TRAIN, make_job, model_digest
 
 aligning = load_beside(__file__, "aligning.py")

@@ -25,6 +25,8 @@ from speech.features import LogMelConfig
 from speech.models import BlstmConfig
 from speech.synthesis import corpus as synthesis
 from speech.tokens import TokenConfig, train_tokenizer
+from tasks import STAGES
+from tasks.stages.base import get_stage
 
 fields = load_beside(__file__, "addresses.py")
 FILE = Path(__file__).with_name("address_defaults.json")
@@ -181,7 +183,7 @@ def test_configurations_of_one_field_can_be_told_apart():
 
 def recorded_now(found, defaults):
     """Version and defaults of each stage; without those of sections, which are addressed by themselves."""
-    versions = {name: stage.version for name, stage in fields.STAGE.items()} | {fields.SYNTHESIS: synthesis._VERSION}
+    versions = {name: get_stage(name).version for name in STAGES} | {fields.SYNTHESIS: synthesis._VERSION}
     of = {name: {"version": version, "defaults": {}} for name, version in versions.items()}
     for (_, field), stages in found.items():
         for name in stages:

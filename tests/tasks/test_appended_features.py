@@ -18,14 +18,15 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages import ivectors, progress
-from tasks.stages.adapt import ADAPT, EXTRACTOR
+from tasks.stages.adapt import ADAPT
 from tasks.stages.align_data import compute_features
 from tasks.stages.base import Run
 from tasks.stages.decode import decode_with
 from tasks.stages.decoder_files import decoder_of
-from tasks.stages.features import set_url, train_stats
-from tasks.stages.prepare import read_table
+from tasks.stages.ivectors import EXTRACTOR
+from tasks.stages.run_sets import set_url, train_stats
 
 adapted = load_beside(__file__, "test_adapted_features.py")
 home = adapted.home

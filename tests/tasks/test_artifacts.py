@@ -1,7 +1,7 @@
 """What the Prefect UI shows of a stage."""
 
-from tasks.orchestration.artifacts import _score_table
 from tasks.stages.base import StageResult
+from tasks.stages.score import score_table
 from tasks.tracking.runs import client
 
 
@@ -10,10 +10,10 @@ def test_error_rates_of_corpora_and_domains_follow_their_set():
     by = {"digits": {"wer": 0.05, "ref_words": 20}, "": {"wer": 0.45, "ref_words": 20}}
     record = {"sets": {"test": rates}, "groups": {"test": {"domains": by}}}
     result = StageResult("score", "k", "memory://x", 1.0, False, {}, record)
-    rows = _score_table(result)
+    rows = score_table(result)
     assert [row["set"] for row in rows] == ["test", "test, domain digits", "test, domain –"]
     assert [row["wer"] for row in rows] == ["25.00 %", "5.00 %", "45.00 %"]
-    assert _score_table(StageResult("score", "k", "memory://x", 1.0, False, {}, {"sets": {"test": rates}})) == rows[:1]
+    assert score_table(StageResult("score", "k", "memory://x", 1.0, False, {}, {"sets": {"test": rates}})) == rows[:1]
 
 
 def test_progress_shows_the_note_and_links_to_mlflow(monkeypatch):
@@ -111,7 +111,7 @@ def test_report_link_opens_in_a_browser(finished, monkeypatch):
 
 
 def test_epochs_show_the_measured_values():
-    from tasks.orchestration.artifacts import validation_table
+    from tasks.stages.train import validation_table
 
     valid = {"kind": "valid", "epoch": 1, "train_loss": 2.0, "valid_loss": float("nan")}
     assert validation_table([{"kind": "start"}, valid]).splitlines()[-1] == "| 1 | 2.000 | – |"

@@ -4,9 +4,10 @@ from support import copy_finished, tiny_document
 from speech.scoring import parse_trn
 from storage.index import ShardIndex
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run, StageError
-from tasks.stages.decode import DECODE, scored_sets
-from tasks.stages.prepare import read_table
+from tasks.stages.decode import DECODE
+from tasks.stages.run_sets import scored_sets
 
 
 def variant(finished, **fields):

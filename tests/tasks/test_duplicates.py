@@ -12,8 +12,9 @@ from tasks.config.pipeline import parse_config
 from tasks.dataset.duplicates import NEAR, TEXT, DuplicateError, DuplicateGroups, doubles_text, find_doubles
 from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sets import Sets
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
-from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE
 
 
 def corpus(folder):

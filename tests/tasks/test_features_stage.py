@@ -13,10 +13,11 @@ from speech.frontend import FrontEnd
 from storage.index import ShardIndex
 from storage.reading import ShardReader
 from tasks.config.pipeline import ConfigError, load_config, parse_config
-from tasks.stages import features as module
+from tasks.stages import feature_shards, features
 from tasks.stages.base import Run
-from tasks.stages.features import FEATURES, set_digest, set_url
+from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
+from tasks.stages.run_sets import set_digest, set_url
 from tasks.stages.shard import SHARD
 
 
@@ -99,7 +100,7 @@ def test_speaker_statistics_cover_every_speaker_of_every_set(extracted):
 
 @pytest.mark.parametrize("cmvn", ["utterance", "none"])
 def test_without_statistics_no_audio_is_read(extracted, cmvn, monkeypatch):
-    monkeypatch.setattr(module, "features_of_set", None)
+    monkeypatch.setattr(features, "features_of_set", None)
     result, _ = extracted(cmvn=cmvn)
     assert result.counts == {"frames": 0, "dimensions": 20}
     assert (result.record["stats"], result.record["speakers"]) == (None, {})
@@ -132,7 +133,7 @@ def test_training_reads_stored_features_if_there_are_any(extracted):
 
 
 def test_restarted_stage_reuses_finished_shards(extracted, monkeypatch):
-    work, calls = module.Extractor.features, []
+    work, calls = feature_shards.Extractor.features, []
 
     def failing(self, payload):
         calls.append(payload)
@@ -140,7 +141,7 @@ def test_restarted_stage_reuses_finished_shards(extracted, monkeypatch):
             raise KeyboardInterrupt
         return work(self, payload)
 
-    monkeypatch.setattr(module.Extractor, "features", failing)
+    monkeypatch.setattr(feature_shards.Extractor, "features", failing)
     with pytest.raises(KeyboardInterrupt):
         extracted(stored=True)
     result, _ = extracted(stored=True)

@@ -7,9 +7,10 @@ from storage.reading import ShardReader
 from storage.union import union_index
 from tasks.config.pipeline import parse_config
 from tasks.stages.base import Run
-from tasks.stages.features import FEATURES, set_digest, set_url, train_stats
+from tasks.stages.features import FEATURES
 from tasks.stages.folds import FoldError, combine, fold_configs
 from tasks.stages.prepare import PREPARE
+from tasks.stages.run_sets import set_digest, set_url, train_stats
 from tasks.stages.shard import SHARD
 
 

@@ -15,8 +15,7 @@ from storage.objects import ObjectStore
 from storage.retries import DiskError
 from tasks import STAGES
 from tasks.config.pipeline import parse_config
-from tasks.orchestration.stage_tasks import ALL
-from tasks.stages.base import Run, stages_of
+from tasks.stages.base import Run, get_stage, stages_of
 from tasks.tracking.runs import client
 from training.launch.training_process import TrainingFailedError
 
@@ -36,7 +35,7 @@ def disk(tmp_path, monkeypatch):
 def attempt(run, name):
     """Execute a stage that may fail because the disk is full, and for no other reason."""
     try:
-        ALL[name].execute(run)
+        get_stage(name).execute(run)
         return ""
     except (DiskError, TrainingFailedError) as error:
         return str(error)
@@ -57,7 +56,7 @@ def test_every_stage_names_full_disk_and_finishes_once_space_is_free(disk, caplo
             assert not said or ("no space is left on" in said and str(disk) in said and " MB free)" in said), said
             assert "Traceback" not in said
             assert not said or not list((disk / "home" / "objects" / name).rglob("done.json"))
-        ALL[name].execute(run)
+        get_stage(name).execute(run)
     assert min(refused.values()) >= 1, refused
     assert not [record for record in caplog.records if record.exc_info]
     store = ObjectStore(disk / "home" / "objects")
@@ -76,7 +75,7 @@ def test_training_on_full_disk_names_the_reason_and_resumes(disk, nodes, sign):
     fields["strategy"] = "single" if nodes == 1 else "adpsgd"
     run = Run(parse_config(tiny_document(train=fields)), "fills")
     for name in STAGES[:3]:
-        ALL[name].execute(run)
+        get_stage(name).execute(run)
     over, hogs = threading.Event(), []
 
     def fill_at_the_sign():
@@ -93,7 +92,7 @@ def test_training_on_full_disk_names_the_reason_and_resumes(disk, nodes, sign):
     if said:  # otherwise it finished before the disk was full
         assert "no space is left on" in said
         assert "STARLING_HOME" in said
-    result = ALL["train"].execute(run)
+    result = get_stage("train").execute(run)
     assert result.counts["utterances"] == 4 * 24
 
 

@@ -9,12 +9,12 @@ from support import environment, give_mlflow, load_beside, tiny_document
 from recognition.bundle import check_files, load_spec, own_decoder
 from tasks.config.home import home
 from tasks.config.pipeline import parse_config
-from tasks.orchestration.stage_tasks import ALL, run_plainly
-from tasks.stages.base import Run
+from tasks.dataset.tables import read_table
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run, get_stage
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.evaluation import evaluation_config, use_model
-from tasks.stages.prepare import read_table
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_registered_model_includes_the_graph_and_decodes_alike(run, tmp_path):
     other.results |= {name: run.results[name] for name in ("prepare", "shard")}
     use_model(other, bundle)
     for name in ("features", "decode"):
-        ALL[name].execute(other)
+        get_stage(name).execute(other)
     assert {row["id"]: row["hyp"] for row in read_table(other.result("decode").store, "test.parquet")} == stored
 
 

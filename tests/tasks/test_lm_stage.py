@@ -13,13 +13,13 @@ from support import ROOT, copy_finished, tiny_document, wait_until
 
 from speech.decoding.language_model import arpa_words, read_words
 from speech.lm import LmError, NgramConfig, load
-from tasks import OPTIONAL, STAGES
+from tasks import STAGES
 from tasks.config.pipeline import ConfigError, load_config, parse_config
-from tasks.orchestration.stage_tasks import ALL, run_plainly
-from tasks.stages.base import Run, stages_of
-from tasks.stages.features import set_texts
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run, get_stage, stages_of
 from tasks.stages.lm import LM, figures, protected_sets
 from tasks.stages.preflight import run_preflight
+from tasks.stages.run_sets import set_texts
 from tasks.stages.train import TRAIN
 
 BIGRAM = {"order": 2, "smoothing": "witten-bell"}
@@ -48,7 +48,7 @@ def test_pipeline_without_section_lm_has_no_stage(finished):
     assert "lm" in STAGES
     assert "lm" not in stages_of(finished.config)
     assert "lm" not in finished.results
-    assert set(stages_of(parse_config(tiny_document(lm={})))) == {"lm"} | set(STAGES) - set(OPTIONAL)
+    assert set(stages_of(parse_config(tiny_document(lm={})))) == {"lm", *stages_of(parse_config(tiny_document()))}
 
 
 def test_model_is_estimated_from_training_transcripts(continued):
@@ -210,7 +210,7 @@ def test_killed_stage_leaves_no_record_and_next_run_completes_it(continued, tmp_
     assert not result.cached
     assert output.lacking() == []
     assert not list((tmp_path / "home" / "work").glob("lm-*"))
-    assert ALL["lm"].execute(continued(BIGRAM)).cached
+    assert get_stage("lm").execute(continued(BIGRAM)).cached
 
 
 def test_text_of_the_tested_fold_is_excluded(home):

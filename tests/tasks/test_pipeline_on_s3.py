@@ -15,8 +15,8 @@ from tasks.config import credentials
 from tasks.config.credentials_block import StorageCredentials
 from tasks.config.home import home as data_folder
 from tasks.config.pipeline import parse_config
-from tasks.orchestration.stage_tasks import ALL, run_plainly
-from tasks.stages.base import Run, StageError, stages_of
+from tasks.orchestration.stage_tasks import run_plainly
+from tasks.stages.base import Run, StageError, get_stage, stages_of
 from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD
 from tasks.tracking.runs import client
@@ -153,7 +153,7 @@ def test_every_stage_survives_restarts_of_the_server(home, s3_server):
     run = Run(on_s3("disturbed"), "disturbed")
     for name in stages_of(run.config):
         with restarts(s3_server):
-            ALL[name].execute(run)
+            get_stage(name).execute(run)
     assert run.result("train").record["digest"] == calm.result("train").record["digest"]
     assert run.result("score").record["sets"] == calm.result("score").record["sets"]
     api = client()
@@ -170,17 +170,17 @@ def test_lasting_outage_stops_a_stage_and_next_run_completes_it(home, s3_server,
     run = Run(on_s3(f"lasting-{stage}"), "interrupted")
     names = stages_of(run.config)
     for name in names[: names.index(stage)]:
-        ALL[name].execute(run)
+        get_stage(name).execute(run)
     gone = threading.Timer(1.5 if stage == "train" else 0.2, s3_server.kill)
     gone.start()
     try:
         with pytest.raises((RuntimeError, OSError)):
-            ALL[stage].execute(run)
+            get_stage(stage).execute(run)
     finally:
         gone.join()
         s3_server.start()
-    assert ALL[stage].output(run).record() is None
+    assert get_stage(stage).output(run).record() is None
     for name in names[names.index(stage) :]:
-        ALL[name].execute(run)
+        get_stage(name).execute(run)
     assert run.result("train").record["digest"] == calm.result("train").record["digest"]
     assert len(client().search_model_versions(f"name = '{run.config.model_name}'")) == 1

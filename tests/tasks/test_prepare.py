@@ -10,8 +10,10 @@ from support import small_corpus, tone, write_table, write_tone
 from storage.locks import LockTimeoutError, file_lock
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.sources import SourceConfig
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run, StageError
-from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, QuarantineError, read_table
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE
+from tasks.stages.quarantined import QuarantineError
 from tasks.stages.sources import open_source, select
 
 GOOD = {

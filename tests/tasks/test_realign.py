@@ -19,8 +19,8 @@ from tasks.config.pipeline import ConfigError, parse_config
 from tasks.config.realign import RealignConfig
 from tasks.stages import realign
 from tasks.stages.base import StageError, stages_of
-from tasks.stages.features import set_url
 from tasks.stages.realign import REALIGN, moved_share
+from tasks.stages.run_sets import set_url
 from tasks.stages.train import TRAIN, make_job
 
 adapted = load_beside(__file__, "test_adapted_features.py")

@@ -11,11 +11,11 @@ from recognition.inference import Decoded
 from speech.decoding import BeamConfig
 from storage.stages import StageOutput
 from tasks.config.pipeline import parse_config
+from tasks.dataset.tables import read_table, write_table
 from tasks.stages import register
 from tasks.stages.base import Run, StageResult
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.decode import _SCHEMA
-from tasks.stages.prepare import read_table, write_table
 from tasks.stages.register import REGISTER
 from tasks.stages.score import SCORE
 from tasks.stages.train import model_digest

@@ -10,10 +10,11 @@ from support import ROOT, environment, tiny_document, write_config
 
 from storage.index import ShardIndex
 from tasks.config.pipeline import RunnerConfig, parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run, StageError
 from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
-from tasks.stages.prepare import PREPARE, read_table
+from tasks.stages.prepare import PREPARE
 from tasks.stages.runner import Workers, find_work, map_pieces, share_out
 from tasks.stages.shard import SHARD
 
@@ -113,7 +114,7 @@ import json, sys
 from prefect import flow
 from tasks.config.pipeline import load_config
 from tasks.orchestration.stage_tasks import TASKS, open_run
-from tasks.stages.prepare import read_table
+from tasks.dataset.tables import read_table
 from tasks.stages.base import StageResult
 
 @flow

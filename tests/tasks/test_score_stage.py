@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from speech.scoring import score_sets
+from tasks.dataset.tables import read_table
 from tasks.stages import score
-from tasks.stages.prepare import read_table
 from tasks.stages.score import by_corpus, figures, learned_nothing, score_rows, summarize
 
 

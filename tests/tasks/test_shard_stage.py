@@ -15,14 +15,15 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.safety import check_tar
-from storage.shards import load_part
+from storage.shards import load_part, shard_name
 from tasks.config.pipeline import parse_config
 from tasks.dataset.manifest import iter_manifest
 from tasks.stages import shard
 from tasks.stages.base import Run, StageError
 from tasks.stages.features import FEATURES
-from tasks.stages.prepare import PREPARE, QuarantineError
-from tasks.stages.shard import SHARD, make_sample, plan_shards, shard_name, write_one
+from tasks.stages.prepare import PREPARE
+from tasks.stages.quarantined import QuarantineError
+from tasks.stages.shard import SHARD, make_sample, plan_shards, write_one
 
 ROWS = [{"id": f"u{n}", "duration": 1.0 + n % 3} for n in range(50)]
 

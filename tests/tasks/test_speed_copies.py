@@ -17,8 +17,8 @@ from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.speeds import copy_name, is_copy, is_lone
 from tasks.stages import align, shard
 from tasks.stages.base import Run
-from tasks.stages.features import set_texts
 from tasks.stages.prepare import PREPARE
+from tasks.stages.run_sets import set_texts
 from tasks.stages.shard import SHARD
 
 aligning = load_beside(__file__, "aligning.py")

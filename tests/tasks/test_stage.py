@@ -1,6 +1,7 @@
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from support import tiny_document
@@ -8,8 +9,8 @@ from support import tiny_document
 from tasks.config.home import home as data_folder
 from tasks.config.home import mlflow_uri, objects_url
 from tasks.config.pipeline import parse_config
-from tasks.stages import progress
-from tasks.stages.base import STAGES, Run, Stage, StageError
+from tasks.stages import base, progress
+from tasks.stages.base import STAGES, Run, Stage, StageError, get_stage
 
 
 class Counting:
@@ -82,6 +83,15 @@ def test_failed_forced_stage_leaves_no_earlier_record(home):
     with pytest.raises(StageError):
         one.stage.execute(a_run(force_from="prepare"))
     assert one.stage.output(a_run()).record() is None
+
+
+def test_list_of_stages_names_what_the_files_declare():
+    assert tuple(get_stage(name).name for name in STAGES) == STAGES
+    files = Path(base.__file__).parent.glob("*.py")
+    declared = {path.stem for path in files if re.search(r"^[A-Z]+ = Stage\(", path.read_text(), re.MULTILINE)}
+    assert declared == set(STAGES)
+    with pytest.raises(StageError, match="'preparation' is not a stage; stages are: prepare, shard"):
+        get_stage("preparation")
 
 
 @pytest.mark.parametrize("stage", STAGES)

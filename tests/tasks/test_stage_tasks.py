@@ -24,7 +24,7 @@ def done(monkeypatch):
     """What was called, in order."""
     calls = []
     stages = {name: SimpleNamespace(execute=lambda run, name=name: calls.append(name)) for name in STAGES}
-    monkeypatch.setattr(stage_tasks, "ALL", stages)
+    monkeypatch.setattr(stage_tasks, "get_stage", stages.__getitem__)
     monkeypatch.setattr(stage_tasks, "check_names", lambda run: calls.append("check names"))
     monkeypatch.setattr(stage_tasks, "_tell_sets", lambda run, logger: calls.append("tell sets"))
     monkeypatch.setattr(stage_tasks, "publish", lambda run, result: calls.append(f"publish {result.url}"))

@@ -6,9 +6,10 @@ from support import write_tone
 
 from speech.text_log import undo_changes
 from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.tables import read_table
 from tasks.dataset.text_changes import read_text_changes
 from tasks.stages.base import Run
-from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE, read_table
+from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE
 
 TEXTS = {
     "plain": ("en", "hello there"),

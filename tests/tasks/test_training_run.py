@@ -9,13 +9,13 @@ from support import copy_outputs, finished, give_mlflow, tiny_document
 
 from recognition.bundle import save_bundle
 from storage.objects import ObjectStore
+from tasks.config.home import work_folder
 from tasks.config.pipeline import parse_config
-from tasks.orchestration.stage_tasks import ALL
 from tasks.stages import train as module
-from tasks.stages.base import Run, position, stages_of
+from tasks.stages.base import Run, get_stage, position, stages_of
 from tasks.stages.register import REGISTER
 from tasks.stages.reporter import Reporter
-from tasks.stages.train import TRAIN, work_folder
+from tasks.stages.train import TRAIN
 from tasks.tracking.forwarding import Forwarder
 from tasks.tracking.provenance import provenance
 from tasks.tracking.runs import DECISION_TAG, KEY_TAG, TRAINING_TAG, client, experiment_id
@@ -71,7 +71,7 @@ def a_run(name="r", force_from="", **fields):
 def until(run, last):
     for name in stages_of(run.config):
         if position(name) <= position(last):
-            ALL[name].execute(run)
+            get_stage(name).execute(run)
     return run
 
 
@@ -377,5 +377,5 @@ def test_each_epoch_of_a_session_and_its_resume_have_a_progress_line(tmp_path):
 
 
 def test_work_folder_has_one_forwarding_note(trained):
-    folder = work_folder(trained.result("train").key)
+    folder = work_folder("train", trained.result("train").key)
     assert [path.suffix for path in folder.glob("forward-*.json")] == [".json"]

@@ -13,6 +13,7 @@ from speech.decoding import WordsConfig
 from speech.decoding.language_model import arpa_words
 from tasks import STAGES
 from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages import decode, lm, lm_network, tuning
 from tasks.stages.base import Run, StageError, stages_of
 from tasks.stages.bundles import fetch_bundle
@@ -21,7 +22,6 @@ from tasks.stages.decoder_files import decoder_of
 from tasks.stages.evaluation import use_model
 from tasks.stages.lm import LM
 from tasks.stages.preflight import run_preflight
-from tasks.stages.prepare import read_table
 from tasks.stages.register import REGISTER
 from tasks.stages.rescoring import RESCORING
 from tasks.stages.score import SCORE, score_rows

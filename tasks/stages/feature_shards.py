@@ -1,0 +1,209 @@
+"""Features of sets of shards: their statistics by speaker, and shards of stored features."""
+
+import io
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from speech.audio import AudioError, decode_audio
+from speech.features import FeatureChoice, FeatureConfig, build_features
+from speech.features.cmvn import CmvnStats
+from storage.index import ShardIndex
+from storage.intact import DamagedObjectError, damaged, readable
+from storage.objects import ObjectMissingError, ObjectStore
+from storage.quarantine import QuarantinedShard, ShardQuarantine
+from storage.reading import ShardError, ShardReader
+from storage.shards import Sample, build_index, load_part, shard_name, write_shard
+from tasks.config.home import home
+from tasks.stages import progress
+from tasks.stages.base import Run
+from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
+
+_COPIED = ("text", "speaker", "corpus", "domain", "language", "duration", "sample_rate")
+SpeakerStats = dict[str, CmvnStats]
+
+
+class Extractor:
+    """Computes features of audio, and their statistics.
+
+    Args:
+        cfg: Configuration of the features.
+        sample_rate: Sample rate of the audio, Hz.
+    """
+
+    def __init__(self, cfg: FeatureConfig, sample_rate: int) -> None:
+        self.cfg = cfg
+        self.extract = build_features(cfg, sample_rate)
+
+    @torch.inference_mode()
+    def features(self, wave: Tensor) -> Tensor:
+        """Features [frames, F] of one waveform [samples]."""
+        feats, frames = self.extract(wave[None], torch.tensor([len(wave)]))
+        found: Tensor = feats[0, : int(frames[0])]
+        return found
+
+    def samples(self, index: ShardIndex, reader: ShardReader, rows: list[int], stats: SpeakerStats) -> Iterator[Sample]:
+        """Yields feature samples of some rows, and adds their statistics to `stats`."""
+        for i in rows:
+            row = index.row(i)
+            payload = reader.payload(i)
+            try:
+                wave, _ = decode_audio(payload)
+            except AudioError as error:
+                raise reader.undecodable(i, error) from error
+            feats = self.features(wave)
+            stats.setdefault(row["speaker"], CmvnStats(self.extract.dim)).add(feats[self.extract.speech_mask(feats)])
+            yield feature_sample(row, feats)
+
+
+def feature_sample(row: dict[str, Any], feats: Tensor) -> Sample:
+    """An utterance's features [frames, F] as they are stored.
+
+    Args:
+        row: What the index says about the utterance.
+        feats: The features.
+    """
+    data = io.BytesIO()
+    np.save(data, feats.numpy(), allow_pickle=False)
+    fields = {name: row[name] for name in _COPIED} | {"num_frames": len(feats)}
+    return Sample(id=row["id"], members={"npy": data.getvalue()}, row=fields)
+
+
+@lru_cache(maxsize=4)
+def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]:
+    """A set's index and a reader of its shards; cached for further pieces in this process."""
+    store = ObjectStore(url)
+    index = ShardIndex.read(store)
+    return index, ShardReader(store, index, Path(cache))
+
+
+def note_name(shard: str) -> str:
+    """Name of the object with a shard's statistics."""
+    return f"stats/{shard.removesuffix('.tar')}.json"
+
+
+def read_note(store: ObjectStore, shard: str, utterances: int) -> SpeakerStats:
+    """A shard's statistics.
+
+    Raises:
+        DamagedObjectError: They are damaged, or missing although the shard has utterances.
+    """
+    value, url = store.read_json(note_name(shard)), store.join(note_name(shard))
+    with readable(url):
+        if utterances and not value:
+            raise damaged(url, f"it lacks the statistics of {utterances} utterances")
+        return {str(who): CmvnStats.from_dict(stats) for who, stats in value.items()}
+
+
+def has_note(store: ObjectStore, shard: str, utterances: int) -> bool:
+    """Whether a shard's statistics exist and are intact."""
+    try:
+        return bool(read_note(store, shard, utterances)) or not utterances
+    except (ObjectMissingError, DamagedObjectError):
+        return False
+
+
+def features_piece(piece: Piece) -> int:
+    """Compute statistics, and stored features if configured, of some shards of a set; returns the number of shards.
+
+    Damaged shards are quarantined.
+    """
+    cfg, target = TypeAdapter(FeatureChoice).validate_python(piece["features"]), ObjectStore(piece["target"])
+    index, reader = _opened(piece["source"], piece["digest"], str(home() / "cache"))
+    extractor = Extractor(cfg, piece["sample_rate"])
+    damaged = ShardQuarantine(target, len(index), piece["limit"])
+    shard_of = np.asarray(index.column("shard"))
+    for number in piece["numbers"]:
+        rows = np.flatnonzero(shard_of == number).tolist()
+        try:
+            _features_of_shard(extractor, index, reader, target, number, rows)
+        except ShardError as error:
+            damaged.add(error, [index.row(i)["id"] for i in rows])
+    return len(piece["numbers"])
+
+
+def _features_of_shard(
+    extractor: Extractor, index: ShardIndex, reader: ShardReader, target: ObjectStore, number: int, rows: list[int]
+) -> None:
+    stored, name = extractor.cfg.stored, shard_name(number)
+    if has_note(target, name, len(rows)) and (not stored or load_part(target, name) is not None):
+        return
+    stats: SpeakerStats = {}
+    samples = extractor.samples(index, reader, rows, stats)
+    if stored:
+        write_shard(target, name, samples, payload="npy")
+    else:
+        for _ in samples:
+            pass
+    target.write_json(note_name(name), {who: value.to_dict() for who, value in sorted(stats.items())})
+
+
+def _pieces(run: Run, source: ObjectStore, target: ObjectStore, index: ShardIndex) -> Iterator[Piece]:
+    for numbers in share_out(len(index.shards), run.runner):
+        yield {
+            "name": piece_name(numbers),
+            "source": source.url,
+            "digest": index.digest,
+            "target": target.url,
+            "numbers": numbers,
+            "features": run.config.features.model_dump(mode="json"),
+            "sample_rate": run.config.data.sample_rate,
+            "limit": run.config.data.max_quarantined,
+        }
+
+
+def features_of_set(
+    run: Run, name: str, source: ObjectStore, target: ObjectStore, stage: str = "features"
+) -> tuple[SpeakerStats, ShardIndex | None, int, list[QuarantinedShard]]:
+    """Compute statistics, and stored features if configured, of one set.
+
+    Args:
+        run: The run, with the configuration of the features.
+        name: The set.
+        source: Store of its audio shards.
+        target: Store for the output.
+        stage: The stage that reports progress.
+
+    Returns:
+        Statistics by speaker, the feature index (None unless features are stored), the number of frames that the
+        statistics count, and damaged shards.
+    """
+    index = ShardIndex.read(source)
+    damaged = ShardQuarantine(target, len(index), run.config.data.max_quarantined)
+    damaged.clear()  # shards found damaged by an earlier attempt may be repaired
+    pieces = _pieces(run, source, target, index)
+    done = 0
+    for made in map_pieces(run.runner, "tasks.stages.feature_shards:features_piece", pieces, f"features {name}"):
+        done += made
+        progress.report(stage, done, len(index.shards), f"features of {name}" if stage != "features" else name)
+    lost = damaged.entries()
+    names = {entry.shard for entry in lost}
+    whole = [number for number, shard in enumerate(index.shards) if shard.name not in names]
+    total: SpeakerStats = {}
+    for number in whole:
+        for who, stats in read_note(target, shard_name(number), index.shards[number].count).items():
+            total[who] = total[who] + stats if who in total else stats
+    frames = sum(value.count for value in total.values())
+    if not run.config.features.stored:
+        return total, None, frames, lost
+    return total, stored_index(target, name, [shard_name(number) for number in whole]), frames, lost
+
+
+def stored_index(target: ObjectStore, name: str, shards: Iterable[str]) -> ShardIndex:
+    """Write the index of a set of stored features.
+
+    Args:
+        target: Store of the shards.
+        name: The set.
+        shards: Names of its shards.
+    """
+    parts = (part for shard in shards if (part := load_part(target, shard)) is not None)
+    index = build_index(parts, {"payload": "npy", "set": name})
+    index.write(target)
+    return index

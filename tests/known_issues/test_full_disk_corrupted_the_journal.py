@@ -16,8 +16,7 @@ from support import small_disk
 
 from training.coordinator import event_log as store_log
 from training.coordinator.event_log import EventLog
-from training.coordinator.journal import Journal, JournalTail, read_journal
-from training.coordinator.line_file import LineFile
+from training.coordinator.journal import Journal, JournalTail, LineFile, read_journal
 from training.coordinator.node_client import JournalSpool
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.line_file import LineFile
+from training.coordinator.journal import LineFile
 from training.coordinator.membership import View
 from training.coordinator.messages import (
     AveragedModel,

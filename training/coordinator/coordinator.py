@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from training.coordinator.admission import Admission
+from training.coordinator.admission import Admission, NodeNumbers
 from training.coordinator.checkpoint_rounds import CheckpointRounds
 from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
@@ -25,7 +25,6 @@ from training.coordinator.messages import (
     JournalReply,
     StatusReply,
 )
-from training.coordinator.numbers import NodeNumbers
 from training.coordinator.rendezvous import RendezvousService
 from training.coordinator.requests import (
     AnyRequest,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from training.coordinator.admission import Admission, NodeNumbers
-from training.coordinator.checkpoint_rounds import CheckpointRounds
+from training.coordinator.checkpoints import CheckpointRounds
 from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
 from training.coordinator.leasing import Leasing

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from training.coordinator.checkpoint_rounds import CheckpointRounds
+from training.coordinator.checkpoints import CheckpointRounds
 from training.coordinator.journal import Position, read_on
 from training.coordinator.ledger import Ledger
 from training.coordinator.messages import JournalReply, JsonObject, StatusReply

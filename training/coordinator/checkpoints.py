@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from storage.objects import ObjectMissingError, ObjectStore
+from training.coordinator.core import Settings
 from training.coordinator.epochs import ClosedEpoch, Epoch, Repeats, Totals
 from training.coordinator.ledger import Accepted, Books, Counters, Ledger
 from training.coordinator.messages import CoordinatorError, JsonObject, checkpoint_folder
-from training.coordinator.settings import Settings
 
 log = logging.getLogger(__name__)
 _FORMAT = 1

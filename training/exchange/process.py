@@ -17,9 +17,8 @@ from training.exchange.client import MailboxExchange
 from training.exchange.config import ExchangeConfig
 from training.exchange.control import Control
 from training.exchange.mailbox import make_memory
-from training.exchange.messages import MEANING, NOT_READY
+from training.exchange.messages import MEANING, NOT_READY, chunk_weights
 from training.exchange.replicas import ReplicaMemory, replica_bytes, replica_length
-from training.exchange.wire import chunk_weights
 from training.processes.children import Child, stop
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,11 @@ from training.coordinator.membership import View
 from training.exchange.averaging import Averager, Averaging
 from training.exchange.control import Control
 from training.exchange.mailbox import Mailbox
-from training.exchange.messages import AGREE, AVERAGE, FETCH, MISMATCH, NOT_READY, OK, RELEASE, REPLICA, Header
+from training.exchange.messages import AGREE, AVERAGE, FETCH, MISMATCH, NOT_READY, OK, RELEASE, REPLICA, Buffer, Header
 from training.exchange.neighbours import Kind, by_distance, neighbour
 from training.exchange.protocol import ChunkRequest, Protocol
 from training.exchange.replicas import ReplicaGiver
 from training.exchange.reporting import Report
-from training.exchange.wire import Buffer
 from training.exchange.zmq_fetch import Fetching
 from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers
 from training.exchange.zmq_router import Incoming, Router, SealedRouter

@@ -6,11 +6,9 @@ from typing import Any
 
 import zmq
 
-from training.exchange.memory_pool import MemoryPool
-from training.exchange.messages import AGREE, OK, Header, unpack
+from training.exchange.messages import AGREE, OK, Buffer, Header, MemoryPool, unpack
 from training.exchange.protocol import ChunkRequest, Pending
 from training.exchange.sealing import TAG_BYTES, Session, draw
-from training.exchange.wire import Buffer
 from training.processes.keys import RingKey, call_by_name, secure_client
 
 WINDOW_BYTES = 8 * 1024 * 1024

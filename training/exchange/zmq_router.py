@@ -7,9 +7,8 @@ from typing import Any
 
 import zmq
 
-from training.exchange.messages import Header, unpack
+from training.exchange.messages import Buffer, Header, unpack
 from training.exchange.sealing import TAG_BYTES, Session
-from training.exchange.wire import Buffer
 from training.exchange.zmq_peer import receive
 from training.processes.keys import RingKey, admit, dismiss, secure_by_name, secure_server
 

@@ -13,8 +13,8 @@ import torch
 
 from training.exchange.cuda_exchange import CudaExchange
 from training.exchange.device_copies import Copies, CopyEvent
-from training.exchange.device_mover import DeviceMover
 from training.exchange.mailbox import make_memory
+from training.exchange.movers import DeviceMover
 from training.exchange.peer_memory import PeerMemory, PeerMemoryError
 from training.exchange.zmq_exchange import ZmqExchange
 

@@ -8,9 +8,8 @@ from typing_extensions import override
 
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
 from training.exchange.device_copies import CudaCopies
-from training.exchange.device_mover import DeviceMover
 from training.exchange.mailbox import Bell, Mailbox, make_file
-from training.exchange.movers import HostMover, Mover
+from training.exchange.movers import DeviceMover, HostMover, Mover
 
 
 class MailboxExchange(Exchange):

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from training.exchange.cuda_exchange import CudaExchange
-from training.exchange.device_copies import Copies, CopyEvent
+from training.exchange.device import Copies, CopyEvent, PeerMemory, PeerMemoryError
 from training.exchange.mailbox import make_memory
 from training.exchange.movers import DeviceMover
-from training.exchange.peer_memory import PeerMemory, PeerMemoryError
 from training.exchange.zmq_exchange import ZmqExchange
 
 

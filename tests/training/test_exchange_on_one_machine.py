@@ -18,11 +18,10 @@ from benchmarks.peers.starling import exchange_config
 from training.config import TrainConfig
 from training.exchange import ExchangeSetup, build_exchange, peer_averaging
 from training.exchange.config import ExchangeConfig
-from training.exchange.device_copies import CopyEvent
+from training.exchange.device import CopyEvent, PeerMemoryError
 from training.exchange.mailbox import Mailbox
 from training.exchange.messages import NOT_READY, OK, UNREADABLE
 from training.exchange.peer_averaging import PeerAverager, PeerMover
-from training.exchange.peer_memory import PeerMemoryError
 
 MESSAGE = 1024
 

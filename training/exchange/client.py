@@ -7,7 +7,7 @@ import torch
 from typing_extensions import override
 
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
-from training.exchange.device_copies import CudaCopies
+from training.exchange.device import CudaCopies
 from training.exchange.mailbox import Bell, Mailbox, make_file
 from training.exchange.movers import DeviceMover, HostMover, Mover
 

@@ -14,10 +14,9 @@ from training.exchange.base import ExchangeError, ExchangeSetup
 from training.exchange.config import ExchangeConfig
 from training.exchange.control import Control
 from training.exchange.daemon import serve_zmq
-from training.exchange.device_copies import Copies, CudaCopies
+from training.exchange.device import Copies, CudaCopies, CudaPeerMemory, PeerMemory
 from training.exchange.movers import Mover
 from training.exchange.peer_averaging import PeerAverager, PeerMover
-from training.exchange.peer_memory import CudaPeerMemory, PeerMemory
 from training.exchange.process import DaemonExchange
 
 log = logging.getLogger(__name__)

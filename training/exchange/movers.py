@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from training.exchange.device_copies import Copies, CopyEvent, Direction, Points
+from training.exchange.device import Copies, CopyEvent, Direction, Points
 from training.exchange.mailbox import Mailbox
 
 HAND_OVER_S = 0.004

@@ -24,11 +24,10 @@ import torch
 from typing_extensions import override
 
 from training.exchange.averaging import Averaging
-from training.exchange.device_copies import Copies, CopyEvent, Points
+from training.exchange.device import Copies, CopyEvent, Handle, PeerMemory, PeerMemoryError, Points
 from training.exchange.mailbox import Floats, Mailbox
 from training.exchange.messages import MISMATCH, NOT_READY, OK, UNREADABLE, Buffer, Wire
 from training.exchange.movers import DeltaSum, Mover
-from training.exchange.peer_memory import Handle, PeerMemory, PeerMemoryError
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from training.exchange.protocol import ChunkRequest, Protocol
 from training.exchange.replicas import ReplicaGiver
 from training.exchange.reporting import Report
 from training.exchange.zmq_fetch import Fetching
-from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers
-from training.exchange.zmq_router import Incoming, Router, SealedRouter
+from training.exchange.zmq_sockets import WINDOW_BYTES, Address, Incoming, Links, Peer, Peers, Router, SealedRouter
 from training.processes.keys import RingKey
 
 _TURN = 16  # messages from one connection before others are served

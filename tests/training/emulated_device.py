@@ -15,7 +15,7 @@ from training.exchange.cuda_exchange import CudaExchange
 from training.exchange.device import Copies, CopyEvent, PeerMemory, PeerMemoryError
 from training.exchange.mailbox import make_memory
 from training.exchange.movers import DeviceMover
-from training.exchange.zmq_exchange import ZmqExchange
+from training.exchange.process import ProcessExchange
 
 
 class EmulatedPoint(CopyEvent):
@@ -67,7 +67,7 @@ class EmulatedCopies(Copies):
         return point
 
 
-class DeviceExchange(ZmqExchange):
+class DeviceExchange(ProcessExchange):
     """The ZeroMQ exchange of a learner whose weights are on an emulated device."""
 
     copy_s = 0.005

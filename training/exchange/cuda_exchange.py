@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from training.exchange.base import ExchangeError, ExchangeSetup
-from training.exchange.config import ExchangeConfig
+from training.exchange.base import ExchangeError
 from training.exchange.control import Control
 from training.exchange.daemon import serve_zmq
 from training.exchange.device import Copies, CudaCopies, CudaPeerMemory, PeerMemory
@@ -27,18 +26,7 @@ exchange passes the interpreter a dozen times."""
 
 
 class CudaExchange(DaemonExchange):
-    """An exchange whose daemon is a thread of the training process, because only that process may use its GPU memory.
-
-    Raises:
-        ValueError: If encryption is on and there is no key.
-        PortTakenError: If the configured port is in use.
-        ExchangeError: If the daemon cannot start.
-    """
-
-    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
-        if cfg.encrypt and setup.key is None:
-            raise ValueError("encrypt is on but there is no key: give a key file (launch.key_file) or encrypt=false")
-        super().__init__(cfg, setup, {})
+    """An exchange whose daemon is a thread of the training process: only that process may use its GPU memory."""
 
     @override
     def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:

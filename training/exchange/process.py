@@ -31,9 +31,22 @@ _WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104
 
 
 class DaemonExchange(MailboxExchange):
-    """Starts a daemon and communicates with it; subclasses say where it runs."""
+    """Starts a daemon and communicates with it; subclasses say where it runs.
 
-    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup, extra: dict[str, Any]) -> None:
+    The daemon communicates with its neighbours over ZeroMQ; that of `gloo`, a baseline without elasticity, over
+    torch.distributed, with two fixed neighbours in turn: nodes cannot join, and the first lost node ends it.
+
+    Raises:
+        ValueError: If encryption is on and there is no key, or a fixed ring does not support the configuration.
+        PortTakenError: If the configured port is in use.
+        ExchangeError: If the daemon cannot start.
+    """
+
+    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
+        self.elastic = cfg.kind != "gloo"
+        if self.elastic and cfg.encrypt and setup.key is None:
+            raise ValueError("encrypt is on but there is no key: give a key file (launch.key_file) or encrypt=false")
+        ring = {} if self.elastic else {"rendezvous": _fixed_ring(setup)}
         super().__init__(setup.size)
         self._replicas: ReplicaMemory | None = None
         self._rank = setup.rank
@@ -67,7 +80,7 @@ class DaemonExchange(MailboxExchange):
             message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
         ours, theirs = socket.socketpair()
         self._control = Control(ours)
-        self._launch(message | extra, theirs)
+        self._launch(message | ring, theirs)
         try:
             self.endpoint = self._listening()
         except BaseException:
@@ -214,6 +227,21 @@ class ProcessExchange(DaemonExchange):
     @override
     def _tail(self) -> str:
         return self._process.tail()
+
+
+def _fixed_ring(setup: ExchangeSetup) -> dict[str, Any]:
+    """The rendezvous of a fixed ring, for its daemons.
+
+    Raises:
+        ValueError: If a fixed ring does not support the setup.
+    """
+    if setup.rendezvous is None:
+        raise ValueError("gloo needs a rendezvous: give ExchangeSetup.rendezvous")
+    if setup.gossip.neighbours not in ("auto", "ring"):
+        raise ValueError("gloo has fixed neighbours: use strategy.neighbours=ring, or exchange.kind=zmq")
+    if not 0 <= setup.node < setup.rendezvous.nodes:
+        raise ValueError(f"node {setup.node} is not among the {setup.rendezvous.nodes} nodes of the fixed ring")
+    return {"store": setup.rendezvous.store, "nodes": setup.rendezvous.nodes, "serve": setup.rendezvous.serve}
 
 
 def split_host(text: str) -> tuple[str, int]:

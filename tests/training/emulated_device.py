@@ -11,11 +11,11 @@ import time
 import numpy as np
 import torch
 
+from training.exchange.client import ProcessExchange
 from training.exchange.cuda_exchange import CudaExchange
 from training.exchange.device import Copies, CopyEvent, PeerMemory, PeerMemoryError
 from training.exchange.mailbox import make_memory
 from training.exchange.movers import DeviceMover
-from training.exchange.process import ProcessExchange
 
 
 class EmulatedPoint(CopyEvent):

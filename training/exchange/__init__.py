@@ -20,8 +20,8 @@ __all__ = [
 ]
 
 _KINDS = {
-    "zmq": "training.exchange.process:ProcessExchange",
-    "gloo": "training.exchange.process:ProcessExchange",
+    "zmq": "training.exchange.client:ProcessExchange",
+    "gloo": "training.exchange.client:ProcessExchange",
     "cuda": "training.exchange.cuda_exchange:CudaExchange",
 }
 

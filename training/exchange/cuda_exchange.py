@@ -11,12 +11,12 @@ import torch
 from typing_extensions import override
 
 from training.exchange.base import ExchangeError
+from training.exchange.client import DaemonExchange
 from training.exchange.control import Control
 from training.exchange.daemon import serve_zmq
 from training.exchange.device import Copies, CudaCopies, CudaPeerMemory, PeerMemory
 from training.exchange.movers import Mover
 from training.exchange.peer_averaging import PeerAverager, PeerMover
-from training.exchange.process import DaemonExchange
 
 log = logging.getLogger(__name__)
 _END_S = 10.0

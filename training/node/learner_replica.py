@@ -22,8 +22,9 @@ _PAGE = 4096
 
 
 class SharedWeights:
-    """Flat weights, and the number of updates that each learner has made to them.
+    """Flat weights in a file that several processes of one machine map into their memory, for hogwild.
 
+    The file also holds the number of updates that each learner has made to them.
     Each learner has a counter of its own, so counting needs no lock.
 
     Args:

@@ -8,8 +8,7 @@ from training.job import TrainJob
 from training.learner.compute import Learner
 from training.node.learner_replica import SharedWeights
 from training.node.node_exchange import NodeExchange
-from training.node.pipeline_learner import PipelineLearner
-from training.node.pipeline_stepper import PipelineStepper
+from training.node.pipeline import PipelineLearner, PipelineStepper
 from training.node.process_group import NodeGroup
 from training.node.program_stepper import ProgramStepper
 from training.node.stepper import Stepper

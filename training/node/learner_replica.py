@@ -24,8 +24,8 @@ _PAGE = 4096
 class SharedWeights:
     """Flat weights in a file that several processes of one machine map into their memory, for hogwild.
 
-    The file also holds the number of updates that each learner has made to them.
-    Each learner has a counter of its own, so counting needs no lock.
+    The file also holds the number of updates that each learner has made to them. Each has a counter of its own, so
+    counting needs no lock.
 
     Args:
         path: The file; the first learner creates it.

@@ -253,7 +253,7 @@ class PipelineLearner(Learner):
 
 
 class PipelineStepper(Stepper):
-    """Stepper of strategy `pipeline`.
+    """Stepper of strategy `pipeline`: every rank has a stage of the model, and all work on the same batch.
 
     Args:
         learner: This rank's stage.

@@ -23,10 +23,9 @@ from training.job import TrainJob
 from training.launch.managed import ManagedProcess, SupervisorError
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED
 from training.processes import logs
-from training.processes.children import end_of_log, end_with_parent, log_size, on_termination, stop
+from training.processes.children import end_of_log, end_with_parent, engine_command, log_size, on_termination, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 from training.processes.keys import RingKey
-from training.processes.program import engine_command
 from training.processes.sockets import AddressError, split_address
 
 log = logging.getLogger(__name__)

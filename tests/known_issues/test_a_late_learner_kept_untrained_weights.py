@@ -12,8 +12,7 @@ from torch import nn
 from storage.objects import ObjectStore
 from training.coordinator.coordinator import Coordinator
 from training.coordinator.core import Core, Settings
-from training.coordinator.messages import CoordinatorError
-from training.coordinator.requests import LeaveRequest
+from training.coordinator.messages import CoordinatorError, LeaveRequest
 from training.coordinator.server import open_ledger
 from training.ring.config import RingConfig
 from training.ring.folder import ring_job

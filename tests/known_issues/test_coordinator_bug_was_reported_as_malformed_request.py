@@ -7,8 +7,15 @@ from support import load_beside
 
 from training.coordinator.core import Settings
 from training.coordinator.epochs import Epoch
-from training.coordinator.messages import CoordinatorError, CoordinatorFailedError
-from training.coordinator.requests import Heartbeat, JoinRequest, StatusRequest, encode_request, read_reply
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorFailedError,
+    Heartbeat,
+    JoinRequest,
+    StatusRequest,
+    encode_request,
+    read_reply,
+)
 from training.coordinator.server import CoordinatorServer
 
 bookkeeping, emulated_nodes = (

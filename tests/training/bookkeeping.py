@@ -12,8 +12,8 @@ from training.coordinator.coordinator import Coordinator
 from training.coordinator.core import Core, Settings
 from training.coordinator.epochs import ShardMap
 from training.coordinator.ledger import Ledger
+from training.coordinator.messages import read_request
 from training.coordinator.packing import pack_rows
-from training.coordinator.requests import read_request
 
 PER_SHARD = 5
 

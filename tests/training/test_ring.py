@@ -36,9 +36,14 @@ from training.coordinator.coordinator import Coordinator
 from training.coordinator.core import Core, Settings
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import Member, View
-from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, NamedData
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    LeaveRequest,
+    NamedData,
+    NumberRequest,
+)
 from training.coordinator.node_client import NodeClient
-from training.coordinator.requests import LeaveRequest, NumberRequest
 from training.coordinator.server import open_ledger
 from training.exchange.base import ExchangeError, ExchangeStats
 from training.launch.managed import SupervisorError

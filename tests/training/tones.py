@@ -30,8 +30,8 @@ from tasks.engine import know_tasks
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.core import Settings
 from training.coordinator.journal import read_journal
+from training.coordinator.messages import Reply, Request, StopRequest
 from training.coordinator.node_client import NodeClient
-from training.coordinator.requests import Reply, Request, StopRequest
 from training.coordinator.server import NOTE, CoordinatorServer
 from training.coordinator.worklist import Assignment
 from training.job import TrainJob

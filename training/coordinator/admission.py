@@ -13,14 +13,15 @@ from training.coordinator.messages import (
     AveragedModel,
     CoordinatorError,
     JoinReply,
+    JoinRequest,
     JsonObject,
     NamedData,
     NumberReply,
+    NumberRequest,
     Source,
     checkpoint_folder,
 )
 from training.coordinator.packing import pack_bits
-from training.coordinator.requests import JoinRequest, NumberRequest
 
 log = logging.getLogger(__name__)
 MAX_NODES = 4096

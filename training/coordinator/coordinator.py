@@ -19,26 +19,22 @@ from training.coordinator.leasing import Leasing
 from training.coordinator.ledger import Ledger
 from training.coordinator.membership import MemberState
 from training.coordinator.messages import (
+    AnyRequest,
     Done,
     EvaluatedReply,
-    EvaluationsReply,
-    HeartbeatReply,
-    JobReply,
-    JoinReply,
-    JournalReply,
-    JsonObject,
-    StatusReply,
-)
-from training.coordinator.rendezvous import RendezvousService
-from training.coordinator.requests import (
-    AnyRequest,
     EvaluatedRequest,
+    EvaluationsReply,
     EvaluationsRequest,
     FinishedRequest,
     Heartbeat,
+    HeartbeatReply,
+    JobReply,
     JobRequest,
+    JoinReply,
     JoinRequest,
+    JournalReply,
     JournalRequest,
+    JsonObject,
     LeaveRequest,
     NumberRequest,
     RendezvousRequest,
@@ -46,9 +42,11 @@ from training.coordinator.requests import (
     ReturnedBatch,
     SpoolPortion,
     StartedBatch,
+    StatusReply,
     StatusRequest,
     StopRequest,
 )
+from training.coordinator.rendezvous import RendezvousService
 from training.processes.message import Message
 
 log = logging.getLogger(__name__)

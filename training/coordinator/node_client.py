@@ -22,16 +22,20 @@ from training.coordinator.journal import LineFile
 from training.coordinator.membership import View
 from training.coordinator.messages import (
     AveragedModel,
+    CheckpointRecord,
     CoordinatorError,
     CoordinatorFailedError,
     CoordinatorUnreachableError,
+    Counts,
     JoinReply,
+    JoinRequest,
     JsonObject,
+    LeaveRequest,
     NamedData,
     Progress,
+    SpoolPortion,
 )
 from training.coordinator.node_state import COORDINATOR_LOST, NodeState
-from training.coordinator.requests import CheckpointRecord, Counts, JoinRequest, LeaveRequest, SpoolPortion
 from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist, plan_lease
 from training.processes.keys import RingKey
 

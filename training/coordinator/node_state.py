@@ -12,17 +12,21 @@ from numpy.typing import NDArray
 
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import View
-from training.coordinator.messages import CoordinatorError, HeartbeatReply, JoinReply, Progress, Revocation
-from training.coordinator.packing import Rows, pack_rows, unpack_bits
-from training.coordinator.requests import (
+from training.coordinator.messages import (
     CheckpointRecord,
+    CoordinatorError,
     Counts,
     Heartbeat,
+    HeartbeatReply,
+    JoinReply,
+    Progress,
     Report,
     ReturnedBatch,
+    Revocation,
     SpoolPortion,
     StartedBatch,
 )
+from training.coordinator.packing import Rows, pack_rows, unpack_bits
 from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist
 
 COORDINATOR_LOST = "coordinator lost"

@@ -17,8 +17,12 @@ from storage.locks import file_lock
 from storage.objects import ObjectStore
 from training.config import TrainConfig
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.messages import CoordinatorFailedError, CoordinatorUnreachableError
-from training.coordinator.requests import StatusRequest, StopRequest
+from training.coordinator.messages import (
+    CoordinatorFailedError,
+    CoordinatorUnreachableError,
+    StatusRequest,
+    StopRequest,
+)
 from training.job import TrainJob
 from training.launch.managed import ManagedProcess, SupervisorError
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED

@@ -60,8 +60,7 @@ def fetch_job(
         NodeError: If the coordinator does not answer.
     """
     from training.coordinator.client import CoordinatorClient
-    from training.coordinator.messages import CoordinatorUnreachableError
-    from training.coordinator.requests import JobRequest
+    from training.coordinator.messages import CoordinatorUnreachableError, JobRequest
     from training.processes.keys import RingKey
 
     key = RingKey.load(key_file) if key_file else None

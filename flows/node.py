@@ -18,9 +18,8 @@ from tasks.config.pipeline import StorageConfig
 from tasks.engine import know_tasks
 from tasks.stages.preflight import check_key_file, split_address
 from training.node.rank import STOPPED
-from training.processes.children import Child, end_of_log, log_size, stop
+from training.processes.children import Child, end_of_log, engine_command, log_size, stop
 from training.processes.logs import redact
-from training.processes.program import engine_command
 from training.processes.sockets import own_address
 
 _PATIENCE_S = 9.0

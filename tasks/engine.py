@@ -8,7 +8,7 @@ import sys
 
 from recognition.systems import TASK_CONFIGS
 from training.learner.task import TASKS
-from training.processes.program import run_by
+from training.processes.children import run_by
 
 _ENGINE = "training."
 

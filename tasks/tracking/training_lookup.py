@@ -12,8 +12,13 @@ from tasks.stages.preflight import check_key_file
 from tasks.tracking.training_view import TrainingView
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import JournalTail, parse_lines
-from training.coordinator.messages import CoordinatorFailedError, CoordinatorUnreachableError, JsonObject
-from training.coordinator.requests import JournalRequest, StatusRequest
+from training.coordinator.messages import (
+    CoordinatorFailedError,
+    CoordinatorUnreachableError,
+    JournalRequest,
+    JsonObject,
+    StatusRequest,
+)
 from training.processes.keys import RingKey
 
 _ANSWER_S = 2.0

@@ -15,9 +15,9 @@ from flows.cli.live_table import number, picture, render
 from tasks.stages.base import StageError
 from tasks.tracking.training_lookup import LocalTraining, RemoteTraining, WatchError, find_training, is_running
 from tasks.tracking.training_view import clock, training_line
+from training.coordinator.coordinator import journal_portion
 from training.coordinator.journal import Journal
 from training.coordinator.messages import JournalReply
-from training.coordinator.views import journal_portion
 from training.processes.keys import RingKey
 
 tones = load_beside(__file__, "../training/tones.py")

@@ -11,11 +11,9 @@ from torch import nn
 
 from storage.objects import ObjectStore
 from training.coordinator.coordinator import Coordinator
-from training.coordinator.core import Core
-from training.coordinator.messages import CoordinatorError
-from training.coordinator.requests import LeaveRequest
+from training.coordinator.core import Core, Settings
+from training.coordinator.messages import CoordinatorError, LeaveRequest
 from training.coordinator.server import open_ledger
-from training.coordinator.settings import Settings
 from training.ring.config import RingConfig
 from training.ring.folder import ring_job
 from training.ring.learner import RingError

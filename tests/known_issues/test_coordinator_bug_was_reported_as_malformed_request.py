@@ -5,11 +5,18 @@ import json
 import pytest
 from support import load_beside
 
+from training.coordinator.core import Settings
 from training.coordinator.epochs import Epoch
-from training.coordinator.messages import CoordinatorError, CoordinatorFailedError
-from training.coordinator.requests import Heartbeat, JoinRequest, StatusRequest, encode_request, read_reply
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorFailedError,
+    Heartbeat,
+    JoinRequest,
+    StatusRequest,
+    encode_request,
+    read_reply,
+)
 from training.coordinator.server import CoordinatorServer
-from training.coordinator.settings import Settings
 
 bookkeeping, emulated_nodes = (
     load_beside(__file__, f"../training/{name}.py") for name in ("bookkeeping", "emulated_nodes")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.exchange import device_copies
-from training.exchange.device_copies import CudaCopies
+from training.exchange import device
+from training.exchange.device import CudaCopies
 
 GPU = torch.device("cuda", 0)
 
@@ -44,7 +44,7 @@ def test_error_of_page_locking_is_cleared_and_logged_once(monkeypatch, caplog, r
     monkeypatch.setattr(torch.cuda, "Stream", streams.append)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    monkeypatch.setattr(device_copies.torch, "zeros", runtime.kernel)
+    monkeypatch.setattr(device.torch, "zeros", runtime.kernel)
     caplog.set_level(logging.WARNING)
     copies = CudaCopies(GPU, SimpleNamespace(weights=parts[:2], deltas=parts[2:]))
     assert set(streams) == {GPU}
@@ -60,7 +60,7 @@ def test_threads_wait_for_copies_without_keeping_a_core_busy(monkeypatch):
     made = []
     event = SimpleNamespace(record=lambda stream: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda **fields: made.append(fields) or event)
-    device_copies._CudaPoint(None)
+    device._CudaPoint(None)
     assert made == [{"blocking": True}]
 
 

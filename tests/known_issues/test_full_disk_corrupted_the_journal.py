@@ -16,9 +16,8 @@ from support import small_disk
 
 from training.coordinator import event_log as store_log
 from training.coordinator.event_log import EventLog
-from training.coordinator.journal import Journal, JournalTail, read_journal
-from training.coordinator.line_file import LineFile
-from training.coordinator.spool import JournalSpool
+from training.coordinator.journal import Journal, JournalTail, LineFile, read_journal
+from training.coordinator.node_client import JournalSpool
 
 
 @contextmanager
@@ -131,7 +130,7 @@ def test_spool_sends_lines_that_its_disk_cannot_hold(tmp_path):
 
 
 def test_lines_dropped_by_a_spool_are_counted(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("training.coordinator.spool.MOST_WAITING", 120)
+    monkeypatch.setattr("training.coordinator.node_client.MOST_WAITING", 120)
     spool = JournalSpool(tmp_path, "s", "a")
     (file,) = tmp_path.glob("*.jsonl")
     with file_size_limit(file, 20):

@@ -12,8 +12,7 @@ import yaml
 
 from storage.safety import UnsafeTarError, check_tar
 from tasks.config.yaml_text import parse_yaml
-from training.coordinator.messages import CoordinatorError
-from training.coordinator.requests import read_request
+from training.coordinator.messages import CoordinatorError, read_request
 
 
 def header(kind, field):

@@ -5,9 +5,13 @@ import pytest
 from tasks.failures import passes
 from tasks.tracking.training_lookup import LocalTraining
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.messages import CoordinatorError, CoordinatorFailedError, CoordinatorUnreachableError
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorFailedError,
+    CoordinatorUnreachableError,
+    StatusRequest,
+)
 from training.coordinator.node_client import NodeClient
-from training.coordinator.requests import StatusRequest
 from training.node.agent import NodeError, fetch_job
 
 NOBODY = "127.0.0.1:9"

@@ -16,8 +16,7 @@ from storage.index import INDEX_NAME, SCHEMA, ShardIndex, ShardIndexError
 from storage.objects import ObjectStore
 from tasks.config.pipeline import ConfigError, load_config
 from training.coordinator.journal import parse_lines
-from training.coordinator.messages import CoordinatorError
-from training.coordinator.requests import read_request
+from training.coordinator.messages import CoordinatorError, read_request
 from training.job import TrainJob
 
 DEEP = "[" * 100_000

@@ -116,7 +116,7 @@ def test_full_shared_memory_refuses_hogwild_instead_of_killing_it(tmp_path):
     with small_disk(tmp_path / "shm", "1m") as folder:
         code = (
             "import sys; from pathlib import Path; from training.processes.exit_reason import run_with_reason\n"
-            "from training.node.shared_weights import SharedWeights\n"
+            "from training.node.learner_replica import SharedWeights\n"
             f"sys.exit(run_with_reason(lambda: SharedWeights(Path({str(folder / 'weights')!r}), 10**6, 0, 1) and 0, 3))"
         )
         done = subprocess.run(

@@ -9,12 +9,11 @@ import numpy as np
 from storage.objects import ObjectStore
 from training.coordinator.checkpoints import find_checkpoint
 from training.coordinator.coordinator import Coordinator
-from training.coordinator.core import Core
+from training.coordinator.core import Core, Settings
 from training.coordinator.epochs import ShardMap
 from training.coordinator.ledger import Ledger
+from training.coordinator.messages import read_request
 from training.coordinator.packing import pack_rows
-from training.coordinator.requests import read_request
-from training.coordinator.settings import Settings
 
 PER_SHARD = 5
 

@@ -11,12 +11,11 @@ import time
 import numpy as np
 import torch
 
+from training.exchange.client import ProcessExchange
 from training.exchange.cuda_exchange import CudaExchange
-from training.exchange.device_copies import Copies, CopyEvent
-from training.exchange.device_mover import DeviceMover
+from training.exchange.device import Copies, CopyEvent, PeerMemory, PeerMemoryError
 from training.exchange.mailbox import make_memory
-from training.exchange.peer_memory import PeerMemory, PeerMemoryError
-from training.exchange.zmq_exchange import ZmqExchange
+from training.exchange.movers import DeviceMover
 
 
 class EmulatedPoint(CopyEvent):
@@ -68,7 +67,7 @@ class EmulatedCopies(Copies):
         return point
 
 
-class DeviceExchange(ZmqExchange):
+class DeviceExchange(ProcessExchange):
     """The ZeroMQ exchange of a learner whose weights are on an emulated device."""
 
     copy_s = 0.005

@@ -7,7 +7,7 @@ from support import wait_until
 
 from training.exchange.averaging import Averager
 from training.exchange.client import MailboxExchange
-from training.exchange.device_mover import DeviceMover
+from training.exchange.movers import DeviceMover
 
 SIZE, CHUNK = 10, 4
 

@@ -19,8 +19,8 @@ from storage.index import SCHEMA, ShardIndex, ShardRecord
 from storage.objects import ObjectStore
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import read_journal
+from training.coordinator.messages import StatusRequest, read_reply, read_request
 from training.coordinator.node_client import NodeClient
-from training.coordinator.requests import StatusRequest, read_reply, read_request
 from training.processes.keys import RingKey
 
 ROOT = Path(__file__).resolve().parents[2]

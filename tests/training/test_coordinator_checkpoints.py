@@ -4,8 +4,7 @@ import pytest
 from bookkeeping import PER_SHARD, ask, beat, join, make_coordinator, record, report, ring, wait_until_published
 
 from storage.objects import ObjectStore
-from training.coordinator import checkpoint_rounds
-from training.coordinator.checkpoints import Publisher, find_checkpoint, last_number
+from training.coordinator.checkpoints import PATIENCE_S, Publisher, find_checkpoint, last_number
 from training.coordinator.coordinator import FINAL_S
 from training.coordinator.messages import CoordinatorError
 
@@ -24,7 +23,7 @@ def checkpoint_answered_by_node_0(tmp_path, **options):
 
 def test_a_checkpoint_waits_for_all_members(tmp_path):
     coordinator, clock = checkpoint_answered_by_node_0(tmp_path)
-    while clock.now < 100.0 + checkpoint_rounds.PATIENCE_S - 5:
+    while clock.now < 100.0 + PATIENCE_S - 5:
         clock.now += 4.0
         for node in range(2):
             beat(coordinator, node)
@@ -37,7 +36,7 @@ def test_a_checkpoint_waits_for_all_members(tmp_path):
 
 def test_silent_member_is_left_out_of_the_checkpoint_after_a_while(tmp_path):
     coordinator, clock = checkpoint_answered_by_node_0(tmp_path)
-    while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
+    while clock.now <= 100.0 + PATIENCE_S:
         clock.now += 4.0
         for node in range(2):
             beat(coordinator, node)
@@ -56,7 +55,7 @@ def test_checkpoint_does_not_wait_for_a_lost_member(tmp_path):
 def test_checkpoint_without_answers_is_abandoned_and_the_next_succeeds(tmp_path):
     coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1)
     assert beat(coordinator, 0, reports=[report(1, [0])])["checkpoint"] == 1
-    while clock.now <= 100.0 + checkpoint_rounds.PATIENCE_S:
+    while clock.now <= 100.0 + PATIENCE_S:
         clock.now += 4.0
         beat(coordinator, 0)
     assert coordinator.rounds.current is None

@@ -14,10 +14,10 @@ from training.coordinator.checkpoints import make_document, restored_state
 from training.coordinator.epochs import MAX_NAMED, Repeats, ShardMap
 from training.coordinator.event_log import EventLog
 from training.coordinator.journal import read_journal
+from training.coordinator.leasing import Throughput, fair_transfer
 from training.coordinator.messages import CoordinatorError, Lease
+from training.coordinator.node_client import JournalSpool
 from training.coordinator.packing import PackingError, pack_bits, pack_rows, unpack_bits, unpack_rows
-from training.coordinator.spool import JournalSpool
-from training.coordinator.throughput import Throughput, fair_transfer
 from training.coordinator.worklist import Worklist, plan_lease
 
 

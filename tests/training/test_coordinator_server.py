@@ -17,12 +17,11 @@ from emulated_nodes import (
 )
 
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError
+from training.coordinator.core import Settings
+from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, StatusRequest
 from training.coordinator.node_client import NodeClient
 from training.coordinator.node_state import COORDINATOR_LOST
-from training.coordinator.requests import StatusRequest
 from training.coordinator.server import CoordinatorServer
-from training.coordinator.settings import Settings
 from training.processes.keys import RingKey
 
 

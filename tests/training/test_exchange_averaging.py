@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import wait_until
 
-from training.exchange.wire import Wire
+from training.exchange.messages import Wire
 
 EVENTS = st.lists(
     st.tuples(

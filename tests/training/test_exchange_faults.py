@@ -348,7 +348,7 @@ def test_daemon_and_its_memory_end_with_a_killed_training_process(tmp_path):
 
 
 def test_closing_ends_a_stopped_daemon_in_bounded_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.exchange.process.STOP_S", 0.2)
+    monkeypatch.setattr("training.exchange.client.STOP_S", 0.2)
     exchange = build(0, tmp_path)
     os.kill(exchange.pid, signal.SIGSTOP)
     closer = threading.Thread(target=exchange.close)

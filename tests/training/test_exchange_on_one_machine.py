@@ -16,13 +16,12 @@ from support import wait_until
 
 from benchmarks.peers.starling import exchange_config
 from training.config import TrainConfig
-from training.exchange import ExchangeSetup, build_exchange, peer_averaging
+from training.exchange import ExchangeSetup, build_exchange, cuda_exchange
 from training.exchange.config import ExchangeConfig
-from training.exchange.device_copies import CopyEvent
+from training.exchange.cuda_exchange import PeerAverager, PeerMover
+from training.exchange.device import CopyEvent, PeerMemoryError
 from training.exchange.mailbox import Mailbox
 from training.exchange.messages import NOT_READY, OK, UNREADABLE
-from training.exchange.peer_averaging import PeerAverager, PeerMover
-from training.exchange.peer_memory import PeerMemoryError
 
 MESSAGE = 1024
 
@@ -225,21 +224,21 @@ def test_snapshots_given_during_an_exchange_do_not_change_what_the_neighbour_rea
 
 def test_memory_of_an_answer_is_kept_until_the_asker_has_read_it(sides):
     one, two = sides
-    replies = [two.answer(one.request()) for _ in range(peer_averaging._MOST_ANSWERS)]
+    replies = [two.answer(one.request()) for _ in range(cuda_exchange._MOST_ANSWERS)]
     assert two.averager.refusal(one.request()) == NOT_READY
     two.averager.release(replies[3])
     assert two.averager.refusal(one.request()) == OK
-    before = two.averager._open(peer_averaging._read(replies[0])["memory"]).clone()
+    before = two.averager._open(cuda_exchange._read(replies[0])["memory"]).clone()
     two.answer(one.request())
     assert two.averager.refusal(one.request()) == NOT_READY
-    assert torch.equal(two.averager._open(peer_averaging._read(replies[0])["memory"]), before)
+    assert torch.equal(two.averager._open(cuda_exchange._read(replies[0])["memory"]), before)
 
 
 def test_answer_that_was_read_too_late_is_left_out(sides, monkeypatch, caplog):
     one, two = sides
     sent, now = one.request(), time.monotonic()
     reply = two.answer(sent)
-    monkeypatch.setattr(peer_averaging.time, "monotonic", lambda: now + 1.1 * peer_averaging._READ_S)
+    monkeypatch.setattr(cuda_exchange.time, "monotonic", lambda: now + 1.1 * cuda_exchange._READ_S)
     assert two.averager._free_answer() is not None
     assert not two.averager._answers[0].is_free(time.monotonic())
     one.averager.settle(0, sent, reply, 0)
@@ -285,8 +284,8 @@ def test_memory_of_neighbours_is_closed_if_it_was_not_read_for_long(sides, monke
     one, two = sides
     two.answer(one.request())
     assert two.averager._opened
-    later = time.monotonic() + 1.1 * peer_averaging._UNUSED_S
-    monkeypatch.setattr(peer_averaging.time, "monotonic", lambda: later)
+    later = time.monotonic() + 1.1 * cuda_exchange._UNUSED_S
+    monkeypatch.setattr(cuda_exchange.time, "monotonic", lambda: later)
     two.averager.poll()
     assert not two.averager._opened
 

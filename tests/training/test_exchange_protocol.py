@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.coordinator.membership import Member, View
-from training.exchange.memory_pool import MemoryPool
-from training.exchange.messages import AVERAGE, CROSSED, FETCH, MISMATCH, NOT_READY, OK, OUTDATED, Header
+from training.exchange.messages import AVERAGE, CROSSED, FETCH, MISMATCH, NOT_READY, OK, OUTDATED, Header, MemoryPool
 from training.exchange.protocol import Pending, Protocol
 from training.exchange.reporting import Report
 

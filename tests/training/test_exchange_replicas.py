@@ -136,9 +136,9 @@ def test_neighbour_without_matching_optimizer_state_gives_only_weights(nodes, ca
     for neighbour, why in ((fresh, "not ready"), (other, "other weights"), (without, "other weights")):
         newcomer.ring.set_view(view_of(neighbour.exchange.endpoint))
         caplog.clear()
-        with caplog.at_level(logging.INFO, "training.exchange.process"):
+        with caplog.at_level(logging.INFO, "training.exchange.client"):
             assert newcomer.ring.take_from_neighbour()
-        [told] = [record for record in caplog.records if record.name == "training.exchange.process"]
+        [told] = [record for record in caplog.records if record.name == "training.exchange.client"]
         assert why in told.message
         # learners that start together have no state to send, and nothing is wrong
         assert told.levelno == (logging.INFO if neighbour is fresh else logging.WARNING)

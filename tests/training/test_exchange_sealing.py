@@ -7,12 +7,11 @@ import pytest
 import zmq
 from support import wait_until
 
-from training.exchange import zmq_router
+from training.exchange import zmq_sockets
 from training.exchange.messages import AGREE, AVERAGE, MISMATCH, OK, Header, unpack
 from training.exchange.protocol import ChunkRequest
 from training.exchange.sealing import TAG_BYTES, Channel, Session, draw
-from training.exchange.zmq_peer import Address, Links, SealedPeer
-from training.exchange.zmq_router import Router, SealedRouter
+from training.exchange.zmq_sockets import Address, Links, Router, SealedPeer, SealedRouter
 from training.processes.keys import RingKey, call_by_name, secure_client
 
 CHUNK = b"weights " * 8
@@ -175,7 +174,7 @@ def test_repeated_key_agreement_does_not_restart_message_numbers(routers):
 
 
 def test_malformed_keys_are_refused_and_old_sessions_evicted(routers, monkeypatch):
-    monkeypatch.setattr(zmq_router, "_SESSIONS", 2)
+    monkeypatch.setattr(zmq_sockets, "_SESSIONS", 2)
     router = routers[1]
     assert not router.agree(b"too short")
     drawn = [draw() for _ in range(3)]

@@ -20,7 +20,7 @@ from speech.features import CmvnStats
 from speech.tokens import TokenConfig, train_tokenizer
 from training.config import AdamWConfig
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.requests import JobRequest
+from training.coordinator.messages import JobRequest
 from training.job import TrainJob
 from training.learner.flat import FlatParameters
 from training.learner.optim import build_optimizer, set_learning_rate

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support import ROOT
 
-from training.exchange import peer_memory
-from training.exchange.peer_memory import CudaPeerMemory, PeerMemoryError
+from training.exchange import device
+from training.exchange.device import CudaPeerMemory, PeerMemoryError
 
 GPU = torch.device("cuda", 0)
 TUPLE = (0, b"c\0\xff" * 22, 40, 512, b"/torch_1_2_3", 7, b"event", True)
@@ -46,7 +46,7 @@ def calls(monkeypatch):
         cuda=SimpleNamespace(synchronize=lambda device: made.append(("synchronize", device))),
         _C=SimpleNamespace(_accelerator_setAllocatorSettings=lambda text: made.append(("settings", text))),
     )
-    monkeypatch.setattr(peer_memory, "torch", names)
+    monkeypatch.setattr(device, "torch", names)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     return made
@@ -107,7 +107,7 @@ def test_closing_gives_up_memory_that_nobody_has_opened(calls):
 
 OWNER = """
 import json, time, torch
-from training.exchange.peer_memory import CudaPeerMemory
+from training.exchange.device import CudaPeerMemory
 memory, handle = CudaPeerMemory(torch.device("cuda", 0)).allocate(5_000_000)
 memory.fill_(3)
 torch.cuda.synchronize()
@@ -117,7 +117,7 @@ time.sleep(60)
 
 READER = """
 import json, subprocess, sys, torch
-from training.exchange.peer_memory import CudaPeerMemory
+from training.exchange.device import CudaPeerMemory
 torch.zeros(1, device="cuda")
 owner = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
 memory = CudaPeerMemory(torch.device("cuda", 0)).open(json.loads(owner.stdout.readline()), 5_000_000)

@@ -11,7 +11,7 @@ from tones import TINY
 from speech.models import MODELS, build_model
 from speech.models.networks.blstm import Blstm
 from speech.models.networks.stages import balanced, split_model
-from training.node.pipeline_learner import BatchPlan
+from training.node.pipeline import BatchPlan
 from training.node.process_group import NodeGroup
 from training.node.strategy_setup import build_learner
 
@@ -37,7 +37,7 @@ PROGRAM = textwrap.dedent(
     from training.node.process_group import NodeGroup
     from training.job import TrainJob
     from training.learner.optim import load_optimizer_tensors, optimizer_tensors
-    from training.node.pipeline_learner import PipelineLearner
+    from training.node.pipeline import PipelineLearner
 
     from tasks.engine import know_tasks
 

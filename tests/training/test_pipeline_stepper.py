@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from training.learner.compute import Losses
-from training.node.pipeline_stepper import PipelineStepper
+from training.node.pipeline import PipelineStepper
 
 
 def stage(rank, norm=2.0):

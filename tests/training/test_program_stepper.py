@@ -10,8 +10,7 @@ import torch
 from ranks import run_ranks
 
 from training.learner.flat import FlatParameters
-from training.node.learner_replica import LearnerReplica
-from training.node.shared_weights import SharedWeights
+from training.node.learner_replica import LearnerReplica, SharedWeights
 
 PROGRAM = textwrap.dedent(
     """

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from training.coordinator.messages import CoordinatorError
+from training.coordinator.messages import CoordinatorError, read_request
 from training.coordinator.rendezvous import RendezvousService
-from training.coordinator.requests import read_request
 
 
 class Clock:

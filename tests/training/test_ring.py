@@ -30,17 +30,21 @@ import training.ring.group as group_module
 import training.ring.learner as learner_module
 from storage.locks import LockTimeoutError
 from storage.objects import ObjectStore
+from training.coordinator.admission import HELD_S, NodeNumbers
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.coordinator import Coordinator
-from training.coordinator.core import Core
+from training.coordinator.core import Core, Settings
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import Member, View
-from training.coordinator.messages import CoordinatorError, CoordinatorUnreachableError, NamedData
+from training.coordinator.messages import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    LeaveRequest,
+    NamedData,
+    NumberRequest,
+)
 from training.coordinator.node_client import NodeClient
-from training.coordinator.numbers import HELD_S, NodeNumbers
-from training.coordinator.requests import LeaveRequest, NumberRequest
 from training.coordinator.server import open_ledger
-from training.coordinator.settings import Settings
 from training.exchange.base import ExchangeError, ExchangeStats
 from training.launch.managed import SupervisorError
 from training.processes.identity import ProcessIdentity

@@ -7,8 +7,8 @@ from tones import Worker, ask_coordinator, serve_coordinator, speak_set
 
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from training.coordinator.messages import StatusRequest
 from training.coordinator.node_client import NodeClient
-from training.coordinator.requests import StatusRequest
 from training.learner.compute import Learner, open_set
 from training.node.process_group import NodeGroup
 from training.strategies.synchronous import ScpsgdConfig, SingleConfig

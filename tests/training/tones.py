@@ -28,11 +28,11 @@ from storage.shards import Sample, build_index, write_shard
 from tasks.config.training import AcousticTrainConfig
 from tasks.engine import know_tasks
 from training.coordinator.client import CoordinatorClient
+from training.coordinator.core import Settings
 from training.coordinator.journal import read_journal
+from training.coordinator.messages import Reply, Request, StopRequest
 from training.coordinator.node_client import NodeClient
-from training.coordinator.requests import Reply, Request, StopRequest
 from training.coordinator.server import NOTE, CoordinatorServer
-from training.coordinator.settings import Settings
 from training.coordinator.worklist import Assignment
 from training.job import TrainJob
 from training.launch.training_process import run_training

@@ -6,9 +6,8 @@ from typing import Any
 
 import zmq
 
-from training.coordinator.messages import CoordinatorUnreachableError
+from training.coordinator.messages import CoordinatorUnreachableError, Reply, Request, encode_request, read_reply
 from training.coordinator.packing import MAX_MESSAGE
-from training.coordinator.requests import Reply, Request, encode_request, read_reply
 from training.processes.keys import RingKey
 from training.processes.sockets import Connection, end_context
 

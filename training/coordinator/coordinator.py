@@ -7,35 +7,34 @@ which the server commits before it sends the answer.
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from training.coordinator.admission import Admission
-from training.coordinator.checkpoint_rounds import CheckpointRounds
+from training.coordinator.admission import Admission, NodeNumbers
+from training.coordinator.checkpoints import CheckpointRounds
 from training.coordinator.core import Core
 from training.coordinator.evaluations import Evaluations
+from training.coordinator.journal import Position, read_on
 from training.coordinator.leasing import Leasing
+from training.coordinator.ledger import Ledger
 from training.coordinator.membership import MemberState
 from training.coordinator.messages import (
+    AnyRequest,
     Done,
     EvaluatedReply,
-    EvaluationsReply,
-    HeartbeatReply,
-    JobReply,
-    JoinReply,
-    JournalReply,
-    StatusReply,
-)
-from training.coordinator.numbers import NodeNumbers
-from training.coordinator.rendezvous import RendezvousService
-from training.coordinator.requests import (
-    AnyRequest,
     EvaluatedRequest,
+    EvaluationsReply,
     EvaluationsRequest,
     FinishedRequest,
     Heartbeat,
+    HeartbeatReply,
+    JobReply,
     JobRequest,
+    JoinReply,
     JoinRequest,
+    JournalReply,
     JournalRequest,
+    JsonObject,
     LeaveRequest,
     NumberRequest,
     RendezvousRequest,
@@ -43,10 +42,11 @@ from training.coordinator.requests import (
     ReturnedBatch,
     SpoolPortion,
     StartedBatch,
+    StatusReply,
     StatusRequest,
     StopRequest,
 )
-from training.coordinator.views import journal_portion, status
+from training.coordinator.rendezvous import RendezvousService
 from training.processes.message import Message
 
 log = logging.getLogger(__name__)
@@ -325,3 +325,79 @@ class Coordinator:
                 return
         log.info("training ends: %s", why)
         self.core.set(finish=why, last=self.evaluations.last())
+
+
+# --- read-only views: portions of the journal, and the status
+
+
+def journal_portion(path: Path, offset: int) -> JournalReply:
+    """Read complete lines of the journal.
+
+    Args:
+        path: The journal.
+        offset: Bytes that the reader already has; negative means near the end. An offset beyond the end means that the
+            journal was replaced, and reads from its start.
+    """
+    position, lines = read_on(path, Position(offset))
+    text = lines.decode("utf-8", errors="replace")
+    return JournalReply(offset=position.offset - len(lines), end=position.offset, text=text)
+
+
+def status(ledger: Ledger, wanted: int, rounds: CheckpointRounds, to_evaluate: int) -> StatusReply:
+    """The state of the training.
+
+    Args:
+        ledger: The state.
+        wanted: Number of nodes of the job.
+        rounds: Checkpoint rounds.
+        to_evaluate: Number of epochs that are over and not evaluated.
+    """
+    values = ledger.values
+    members = [
+        {"node": state.member.node, "ready": state.ready, "step": state.step, "incarnation": name} | _held(ledger, name)
+        for name, state in ledger.states.items()
+    ]
+    names = ("session", "running", "stopping", "finish", "failure", "view", "restored")
+    return StatusReply(
+        **{name: getattr(values, name) for name in names},
+        members=tuple(sorted(members, key=lambda member: int(member["node"]))),
+        wanted=wanted,
+        pool=_unleased(ledger),
+        progress=ledger.progress(),
+        totals=_totals(ledger),
+        to_evaluate=to_evaluate,
+        checkpoint=rounds.current.number if rounds.current else None,
+        history=tuple(ledger.books.history),
+        result=ledger.books.result,
+    )
+
+
+def _held(ledger: Ledger, incarnation: str) -> JsonObject:
+    """Number of a node's leases, and of the leased utterances that it has not trained."""
+    leases = [lease for epoch in ledger.epochs.values() for lease in epoch.leases.values()]
+    mine = [lease.left for lease in leases if lease.incarnation == incarnation]
+    return {"leases": len(mine), "leased": sum(mine)}
+
+
+def _unleased(ledger: Ledger) -> int:
+    """Number of utterances of the current epoch that are neither trained nor leased."""
+    epoch = ledger.epochs.get(ledger.values.closed)
+    if epoch is None:
+        return 0 if ledger.complete else ledger.size
+    return len(epoch) - epoch.count - sum(lease.left for lease in epoch.leases.values())
+
+
+def _totals(ledger: Ledger) -> JsonObject:
+    """Counters of the whole training, for display and for its result."""
+    totals = ledger.totals
+    return {
+        "step": totals.steps,
+        "epoch": ledger.current,
+        "utterances": totals.utterances,
+        "audio_seconds": totals.seconds,
+        "unalignable": totals.unalignable,
+        "skipped": totals.skipped,
+        "unreadable": totals.unreadable,
+        "repeated": ledger.repeated,
+        "elapsed": ledger.values.elapsed,
+    }

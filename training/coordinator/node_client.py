@@ -4,12 +4,13 @@ During an outage the node continues with the leases that it has, then with its s
 these when the coordinator is back.
 """
 
+import json
 import logging
 import math
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,20 +18,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.heartbeats import HeartbeatThread
+from training.coordinator.journal import LineFile
 from training.coordinator.membership import View
 from training.coordinator.messages import (
     AveragedModel,
+    CheckpointRecord,
     CoordinatorError,
     CoordinatorFailedError,
     CoordinatorUnreachableError,
+    Counts,
     JoinReply,
+    JoinRequest,
+    JsonObject,
+    LeaveRequest,
     NamedData,
     Progress,
+    SpoolPortion,
 )
 from training.coordinator.node_state import COORDINATOR_LOST, NodeState
-from training.coordinator.requests import CheckpointRecord, Counts, JoinRequest, LeaveRequest
-from training.coordinator.spool import JournalSpool
 from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist, plan_lease
 from training.processes.keys import RingKey
 
@@ -352,3 +357,154 @@ class NodeClient:
         if share is not None and queue is not None and planner is not None:
             log.warning("node %d: no answer from the coordinator for %.0f s, taking its share", self._node, silent)
             self._add(queue, queue.take_own(planner, *share))
+
+
+# --- the thread that sends heartbeats
+
+
+class HeartbeatThread:
+    """Calls a function again and again, after a pause or when it is woken.
+
+    Args:
+        beat: Exchanges one heartbeat.
+        pause_s: Returns the seconds until the next one.
+
+    Attributes:
+        lock: Held during a heartbeat: joining and leaving wait for it.
+    """
+
+    def __init__(self, beat: Callable[[], None], pause_s: Callable[[], float]) -> None:
+        self._beat, self._pause_s = beat, pause_s
+        self._wake, self._stopping = threading.Event(), threading.Event()
+        self.lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Send the next heartbeat at once."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Send no more heartbeats."""
+        self._stopping.set()
+        self._wake.set()
+
+    def join(self, patience_s: float) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not None:
+            self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+            with self.lock:
+                if not self._stopping.is_set():
+                    self._beat()
+
+
+# --- the spool of journal lines
+
+
+PORTION = 65536
+"""Maximum bytes of journal lines per message."""
+MOST_WAITING = 1 << 24
+"""Maximum bytes kept in memory while the disk is full: hours of lines."""
+
+
+class JournalSpool:
+    """Files of journal lines, and how much of each the coordinator has received.
+
+    Each line reaches it exactly once, also after an outage.
+
+    Args:
+        folder: The node's folder.
+        session: Name of the session; lines of other sessions are void and are deleted.
+        incarnation: Part of the name of the file that is written.
+    """
+
+    def __init__(self, folder: Path, session: str, incarnation: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        for path in folder.glob("lines-*.jsonl"):
+            if not path.name.startswith(f"lines-{session}-"):
+                path.unlink(missing_ok=True)
+        # an earlier incarnation that was killed may have left lines that the coordinator does not have
+        self._sent = {path.name: 0 for path in folder.glob(f"lines-{session}-*.jsonl")}
+        self._name = f"lines-{session}-{incarnation}.jsonl"
+        self._sent[self._name] = 0
+        self._file = LineFile(folder / self._name)
+        self._waiting = bytearray()
+        """Lines that could not be written to the file yet."""
+        self._failure_logged, self._dropped = False, 0
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line; if the disk is full, it waits in memory and is sent from there."""
+        data = (json.dumps(dict(line)) + "\n").encode()
+        if len(self._waiting) + len(data) > MOST_WAITING:
+            self._dropped += 1
+            return
+        self._waiting += data
+        self._write_out()
+
+    def _write_out(self) -> None:
+        del self._waiting[: self._file.append(bytes(self._waiting))]
+        if self._waiting:
+            if not self._failure_logged:
+                path, why = self._file.path, self._file.trouble
+                log.error("%s cannot be written, journal lines wait in memory: %s", path, why)
+            self._failure_logged = True
+            return
+        if self._failure_logged:
+            log.warning("%s can be written again; %d journal lines are lost", self._file.path, self._dropped)
+        self._failure_logged, self._dropped = False, 0
+
+    def portions(self) -> tuple[SpoolPortion, ...]:
+        """What to send next: lines of one file that the coordinator does not have."""
+        if self._waiting:
+            self._write_out()
+        for name, offset in self._sent.items():
+            data = self._read(name, offset)
+            end = data.rfind(b"\n") + 1
+            if end:
+                lines = [line for text in data[:end].splitlines() if (line := _parse(text)) is not None]
+                return (SpoolPortion(name=name, offset=offset, end=offset + end, lines=tuple(lines)),)
+        return ()
+
+    def _read(self, name: str, offset: int) -> bytes:
+        """Bytes of a file from an offset; lines that wait in memory count as its end."""
+        if name == self._name:
+            written = self._file.read(offset, PORTION)
+            start = offset + len(written) - self._file.size
+            return written + bytes(self._waiting[max(0, start) : max(0, start) + PORTION - len(written)])
+        try:
+            with (self._folder / name).open("rb") as file:
+                file.seek(offset)
+                return file.read(PORTION)
+        except FileNotFoundError:
+            return b""
+
+    def arrived(self, offsets: Mapping[str, int]) -> None:
+        """Record how much of each file the coordinator has received."""
+        for name, offset in offsets.items():
+            if name in self._sent:
+                self._sent[name] = offset
+
+    def close(self) -> None:
+        """Close the file; it is kept until the session ends."""
+        if self._waiting or self._dropped:
+            log.error("journal lines of this node are lost: %s cannot be written", self._file.path)
+        self._file.close()
+
+
+def _parse(text: bytes) -> JsonObject | None:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) else None

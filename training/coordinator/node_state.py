@@ -4,7 +4,7 @@ Pure state; `NodeClient` protects it with a lock and exchanges the messages.
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,21 @@ from numpy.typing import NDArray
 
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import View
-from training.coordinator.messages import CoordinatorError, HeartbeatReply, JoinReply, Progress, Revocation
-from training.coordinator.outbox import REPORTS, Outbox
-from training.coordinator.packing import Rows, unpack_bits
-from training.coordinator.requests import Counts, Heartbeat, SpoolPortion
+from training.coordinator.messages import (
+    CheckpointRecord,
+    CoordinatorError,
+    Counts,
+    Heartbeat,
+    HeartbeatReply,
+    JoinReply,
+    Progress,
+    Report,
+    ReturnedBatch,
+    Revocation,
+    SpoolPortion,
+    StartedBatch,
+)
+from training.coordinator.packing import Rows, pack_rows, unpack_bits
 from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist
 
 COORDINATOR_LOST = "coordinator lost"
@@ -25,6 +36,67 @@ AHEAD_BEATS = 3
 WANT_BEATS = 4
 """Work is requested when less than this many heartbeats' worth is left."""
 _NOT_JOINED = JoinReply(incarnation="", session="", view=View(), job={"seed": 0}, progress=Progress(), source="initial")
+
+
+# --- the outbox
+
+
+REPORTS = 500
+"""Maximum number of reports per message."""
+
+
+@dataclass
+class Outbox:
+    """What the next heartbeat reports; the attributes are fields of `Heartbeat`.
+
+    It is kept until the coordinator has acknowledged it, so that an outage loses nothing.
+    """
+
+    reports: list[Report] = field(default_factory=list)
+    started: list[StartedBatch] = field(default_factory=list)
+    returned: list[ReturnedBatch] = field(default_factory=list)
+    answered: int = 0
+    snapshots: list[int] = field(default_factory=list)
+    records: list[tuple[int, CheckpointRecord]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the next heartbeat."""
+        more = len(self.reports) > REPORTS
+        # a record must not arrive before the reports that its weights contain
+        return vars(self) | {"reports": self.reports[:REPORTS], "records": [] if more else self.records}
+
+    def forget(self, sent: Heartbeat) -> None:
+        """Remove what an acknowledged heartbeat contained."""
+        for name in ("reports", "started", "returned", "snapshots", "records"):
+            del getattr(self, name)[: len(getattr(sent, name))]
+        if self.answered == sent.answered:
+            self.answered = 0
+
+    def renumbered(self) -> "Outbox":
+        """What a new incarnation still has to report: the reports, renumbered from 1, and the replicas."""
+        reports = [report.model_copy(update={"seq": number}) for number, report in enumerate(self.reports, 1)]
+        return Outbox(reports=reports, snapshots=self.snapshots)
+
+    def start(self, assignment: Assignment) -> None:
+        """Add a batch that was started or soon will be."""
+        rows = pack_rows(assignment.rows)
+        self.started.append(StartedBatch(epoch=assignment.epoch, own=assignment.own, rows=rows))
+
+    def report(self, seq: int, assignment: Assignment, counts: Counts) -> None:
+        """Add a trained batch."""
+        self.reports.append(Report(seq=seq, epoch=assignment.epoch, rows=pack_rows(assignment.rows), counts=counts))
+
+    def give_back(self, number: int, assignments: list[Assignment]) -> None:
+        """Add the batches that are returned in answer to a revocation."""
+        self.answered = number
+        for given in assignments:
+            self.returned.append(ReturnedBatch(epoch=given.epoch, lease=int(given.lease), rows=pack_rows(given.rows)))
+
+
+# --- the state
 
 
 class Demand:

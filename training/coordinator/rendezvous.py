@@ -9,9 +9,8 @@ reporting. The state is not stored: machines tell a restarted coordinator which 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from training.coordinator.messages import CoordinatorError, RendezvousReply
-from training.coordinator.requests import RendezvousRequest
-from training.coordinator.settings import Settings
+from training.coordinator.core import Settings
+from training.coordinator.messages import CoordinatorError, RendezvousReply, RendezvousRequest
 
 SILENT = 3
 """Multiple of `dead_after_s` that a machine may be silent: the node's other machines notice most losses at once."""

@@ -21,14 +21,12 @@ import zmq
 
 from storage.objects import ObjectStore
 from training.coordinator.coordinator import Coordinator
-from training.coordinator.core import Core
+from training.coordinator.core import Core, Settings
 from training.coordinator.epochs import ShardMap
 from training.coordinator.event_log import EventLog
 from training.coordinator.ledger import Ledger
-from training.coordinator.messages import CoordinatorError
+from training.coordinator.messages import CoordinatorError, encode_error, encode_reply, read_request
 from training.coordinator.packing import MAX_MESSAGE
-from training.coordinator.requests import encode_error, encode_reply, read_request
-from training.coordinator.settings import Settings
 from training.learner.sampling import Draws
 from training.processes import logs
 from training.processes.children import end_with_parent, on_termination

@@ -20,8 +20,8 @@ __all__ = [
 ]
 
 _KINDS = {
-    "zmq": "training.exchange.zmq_exchange:ZmqExchange",
-    "gloo": "training.exchange.gloo_exchange:GlooExchange",
+    "zmq": "training.exchange.client:ProcessExchange",
+    "gloo": "training.exchange.client:ProcessExchange",
     "cuda": "training.exchange.cuda_exchange:CudaExchange",
 }
 

@@ -17,8 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 from training.exchange.mailbox import Floats, Mailbox, fence
-from training.exchange.messages import OK
-from training.exchange.wire import Buffer, Wire, WireKind
+from training.exchange.messages import OK, Buffer, Wire, WireKind
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # non-finite values are detected explicitly
 

@@ -1,16 +1,33 @@
-"""The training process's side of a mailbox: torch tensors in and out, on a CPU or a GPU."""
+"""The training process's side of an exchange: a mailbox in shared memory, and the daemon that serves it."""
 
+import logging
 import os
+import socket
+import sys
+import time
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from typing_extensions import override
 
-from training.exchange.base import Exchange, ExchangeError, ExchangeStats
-from training.exchange.device_copies import CudaCopies
-from training.exchange.device_mover import DeviceMover
-from training.exchange.mailbox import Bell, Mailbox, make_file
-from training.exchange.movers import HostMover, Mover
+from training.coordinator.membership import Member, View
+from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, FetchedReplica, PortTakenError
+from training.exchange.config import ExchangeConfig
+from training.exchange.control import Control
+from training.exchange.device import CudaCopies
+from training.exchange.mailbox import Bell, Mailbox, make_file, make_memory
+from training.exchange.messages import MEANING, NOT_READY, chunk_weights
+from training.exchange.movers import DeviceMover, HostMover, Mover
+from training.exchange.replicas import ReplicaMemory, replica_bytes, replica_length
+from training.processes.children import Child, stop
+
+log = logging.getLogger(__name__)
+START_S = 60.0
+"""How long a daemon may take to start."""
+STOP_S = 2.0
+"""How long it may take to end before it is killed."""
+_WILDCARDS = ("0.0.0.0", "::", "*")  # noqa: S104
 
 
 class MailboxExchange(Exchange):
@@ -130,3 +147,234 @@ class MailboxExchange(Exchange):
                 f"weights of shape {tuple(weights.shape)} and type {weights.dtype}: "
                 f"the exchange was set up for {self._size} contiguous fp32 values in one dimension"
             )
+
+
+# --- the daemon on the other side
+
+
+class DaemonExchange(MailboxExchange):
+    """Starts a daemon and communicates with it; subclasses say where it runs.
+
+    The daemon communicates with its neighbours over ZeroMQ; that of `gloo`, a baseline without elasticity, over
+    torch.distributed, with two fixed neighbours in turn: nodes cannot join, and the first lost node ends it.
+
+    Raises:
+        ValueError: If encryption is on and there is no key, or a fixed ring does not support the configuration.
+        PortTakenError: If the configured port is in use.
+        ExchangeError: If the daemon cannot start.
+    """
+
+    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
+        self.elastic = cfg.kind != "gloo"
+        if self.elastic and cfg.encrypt and setup.key is None:
+            raise ValueError("encrypt is on but there is no key: give a key file (launch.key_file) or encrypt=false")
+        ring = {} if self.elastic else {"rendezvous": _fixed_ring(setup)}
+        super().__init__(setup.size)
+        self._replicas: ReplicaMemory | None = None
+        self._rank = setup.rank
+        self._fetches = 0
+        self._log = setup.folder / f"exchange-{setup.node}.{setup.rank}.log"
+        host, port = split_host(setup.bind_host)
+        if host in _WILDCARDS and not setup.advertise_host:
+            raise ValueError(f"bind_host {host} is not an address that others can connect to: give advertise_host too")
+        message: dict[str, Any] = {
+            "kind": cfg.kind,
+            "size": setup.size,
+            "node": setup.node,
+            "rank": setup.rank,
+            "seed": setup.seed,
+            "host": host,
+            "port": port + 2 * setup.rank if port else 0,
+            "advertise": setup.advertise_host,
+            "chunk": chunk_weights(setup.size, cfg.chunk_kb),
+            "wire": cfg.wire,
+            "neighbours": setup.gossip.neighbours,
+            "per_step": setup.gossip.per_step,
+            "cpu_share": cfg.cpu_share,
+            "timeout_s": cfg.timeout_s,
+        }
+        if setup.moments and self.elastic:
+            self.moments, length = setup.moments, replica_length(setup.size, setup.moments)
+            self._replica_file = make_memory(replica_bytes(length))
+            self._replicas = ReplicaMemory(self._replica_file, length)
+            message["replica"] = {"file": self._replica_file, "length": length, "optimizer": setup.optimizer}
+        if setup.key is not None and cfg.encrypt:
+            message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
+        ours, theirs = socket.socketpair()
+        self._control = Control(ours)
+        self._launch(message | ring, theirs)
+        try:
+            self.endpoint = self._listening()
+        except BaseException:
+            self.close()
+            raise
+
+    @override
+    def set_view(self, view: View) -> None:
+        if (me := self._rank) > 0:
+            members = (Member(m.node, m.incarnation, m.endpoints[me : me + 1]) for m in view.members)
+            view = View(view.number, tuple(members))
+        self._control.send({"view": view.to_dict()})
+
+    @override
+    def fetch(self, timeout_s: float) -> torch.Tensor | None:
+        if self._fetch(timeout_s):
+            return None
+        weights = torch.from_numpy(self._mailbox.fetched.copy())
+        self._mailbox.forget_fetched()
+        return weights
+
+    @override
+    def fetch_replica(self, timeout_s: float) -> FetchedReplica | None:
+        if self._replicas is None:
+            return None
+        if why := self._fetch(timeout_s, replica=True):
+            # an optimizer without a step has no state: learners that start together have nothing to send
+            level = logging.INFO if why.endswith(MEANING[NOT_READY]) else logging.WARNING
+            log.log(level, "no neighbour sent its optimizer state (%s): fetching weights alone", why)
+            return None
+        values = torch.from_numpy(self._replicas.fetched.copy())
+        self._replicas.forget_fetched()
+        return FetchedReplica(values[:-1].view(1 + self.moments, self._size), float(values[-1]))
+
+    def _fetch(self, timeout_s: float, **what: Any) -> str:
+        """Have the daemon fetch weights or a replica; returns why it failed, or ""."""
+        self._fetches += 1
+        self._control.send({"fetch": self._fetches, "timeout_s": timeout_s, **what})
+        answer = self._await("fetched", timeout_s + 0.5, self._fetches)
+        if answer is None:
+            return "the daemon did not answer"
+        return "" if answer["ok"] else str(answer["why"])
+
+    @override
+    def replica_slot(self) -> torch.Tensor | None:
+        if self._replicas is None or not self._replicas.wanted:
+            return None
+        return torch.from_numpy(self._replicas.given)[:-1].view(1 + self.moments, self._size)
+
+    @override
+    def give_replica(self, steps: float) -> None:
+        assert self._replicas is not None
+        self._replicas.given[-1] = steps
+        self._replicas.give()
+
+    @abstractmethod
+    def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:
+        """Start the daemon.
+
+        Args:
+            setup: What it needs to know.
+            theirs: The daemon's end of the control connection.
+        """
+
+    @abstractmethod
+    def _end(self) -> None:
+        """End the daemon, whose control connection is closed, within a bounded time."""
+
+    @abstractmethod
+    def _tail(self) -> str:
+        """The end of the daemon's log."""
+
+    @override
+    def alive(self) -> bool:
+        return not self._control.closed
+
+    @override
+    def close(self) -> None:
+        self._control.close()
+        self._end()
+        self._close_mailbox()
+        if self._replicas is not None:
+            self._replicas.close()
+            self._replicas = None
+            os.close(self._replica_file)
+
+    def _listening(self) -> str:
+        answer = self._await("listening", START_S)
+        if answer is not None:
+            return str(answer["listening"])
+        tail = self._tail() or "(nothing)"
+        raise ExchangeError(f"the exchange's daemon did not start; the end of {self._log}:\n{tail}")
+
+    def _await(self, name: str, timeout_s: float, value: object = None) -> dict[str, Any] | None:
+        """Wait for the daemon's message of that name (and value); None after a time-out or if the daemon ends."""
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0 and not self._control.closed:
+            self._control.flush()
+            self._control.wait(min(left, 0.2))
+            for message in self._control.receive():
+                if message.get("error") == "taken":
+                    raise PortTakenError(f"the exchange's port is in use: configure another or none ({message['why']})")
+                if "error" in message:
+                    raise ExchangeError(f"the exchange cannot start: {message['why']}")
+                if name in message and value in (None, message[name]):
+                    return message
+        return None
+
+    def _wake(self) -> None:
+        self._control.wake()
+
+
+class ProcessExchange(DaemonExchange):
+    """The daemon is a process of its own, for weights in shared main memory.
+
+    Linux ends the daemon when the *thread* that started it ends, so create this object in a thread that lives as long
+    as the training.
+    """
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process id."""
+        return self._process.pid
+
+    @override
+    def alive(self) -> bool:
+        return self._process.poll() is None and super().alive()
+
+    @override
+    def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:
+        files = (self._file, theirs.fileno(), self._bell.rings)
+        command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
+        # chunk arithmetic gains nothing from threads, and the cores are for training
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        inherited = [*files, *([self._replica_file] if self._replicas else [])]
+        with theirs:
+            self._process = Child(command, self._log, threads, pass_fds=inherited)
+        self._control.send(setup)
+
+    @override
+    def _end(self) -> None:
+        stop(self._process, STOP_S)
+
+    @override
+    def _tail(self) -> str:
+        return self._process.tail()
+
+
+def _fixed_ring(setup: ExchangeSetup) -> dict[str, Any]:
+    """The rendezvous of a fixed ring, for its daemons.
+
+    Raises:
+        ValueError: If a fixed ring does not support the setup.
+    """
+    if setup.rendezvous is None:
+        raise ValueError("gloo needs a rendezvous: give ExchangeSetup.rendezvous")
+    if setup.gossip.neighbours not in ("auto", "ring"):
+        raise ValueError("gloo has fixed neighbours: use strategy.neighbours=ring, or exchange.kind=zmq")
+    if not 0 <= setup.node < setup.rendezvous.nodes:
+        raise ValueError(f"node {setup.node} is not among the {setup.rendezvous.nodes} nodes of the fixed ring")
+    return {"store": setup.rendezvous.store, "nodes": setup.rendezvous.nodes, "serve": setup.rendezvous.serve}
+
+
+def split_host(text: str) -> tuple[str, int]:
+    """Split "host", "host:port", "v6", "[v6]" or "[v6]:port" into host and port (0: any).
+
+    Raises:
+        ValueError: If the port is not a valid port number.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
+        host, port = text, "0"
+    if not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"bind_host {text!r}: give HOST or HOST:PORT with a port below 65536")
+    return host.strip("[]"), int(port)

@@ -13,10 +13,20 @@ from typing import Literal, NamedTuple
 from training.coordinator.membership import View
 from training.exchange.averaging import Averaging
 from training.exchange.mailbox import Mailbox
-from training.exchange.memory_pool import MemoryPool
-from training.exchange.messages import AVERAGE, CROSSED, MEANING, MISMATCH, NOT_READY, OK, OUTDATED, RELEASE, Header
+from training.exchange.messages import (
+    AVERAGE,
+    CROSSED,
+    MEANING,
+    MISMATCH,
+    NOT_READY,
+    OK,
+    OUTDATED,
+    RELEASE,
+    Buffer,
+    Header,
+    MemoryPool,
+)
 from training.exchange.reporting import Report
-from training.exchange.wire import Buffer
 
 Outcome = Literal["ignored", "averaged", "crossed", "refused"]
 """Result of an answer; `crossed`: both sides asked for the same chunk, and the other side's request has priority."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from training.exchange.wire import Buffer
+from training.exchange.messages import Buffer
 
 TAG_BYTES = 16
 """Number of bytes by which a sealed chunk is longer."""

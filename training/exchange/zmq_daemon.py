@@ -1,6 +1,7 @@
 """The exchange over ZeroMQ: one thread asks, answers and averages; ZeroMQ's own threads move the bytes."""
 
 import math
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +11,14 @@ import zmq
 from training.coordinator.membership import View
 from training.exchange.averaging import Averager, Averaging
 from training.exchange.control import Control
-from training.exchange.cpu_budget import CpuBudget
 from training.exchange.mailbox import Mailbox
-from training.exchange.messages import AGREE, AVERAGE, FETCH, MISMATCH, NOT_READY, OK, RELEASE, REPLICA, Header
+from training.exchange.messages import AGREE, AVERAGE, FETCH, MISMATCH, NOT_READY, OK, RELEASE, REPLICA, Buffer, Header
 from training.exchange.neighbours import Kind, by_distance, neighbour
 from training.exchange.protocol import ChunkRequest, Protocol
 from training.exchange.replicas import ReplicaGiver
 from training.exchange.reporting import Report
-from training.exchange.stagger import Stagger
-from training.exchange.wire import Buffer
 from training.exchange.zmq_fetch import Fetching
-from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, Peer, Peers
-from training.exchange.zmq_router import Incoming, Router, SealedRouter
+from training.exchange.zmq_sockets import WINDOW_BYTES, Address, Incoming, Links, Peer, Peers, Router, SealedRouter
 from training.processes.keys import RingKey
 
 _TURN = 16  # messages from one connection before others are served
@@ -29,6 +26,8 @@ _UPDATE_S = 0.1  # maximum time that requests wait for the weights after an upda
 _LATE = 4.0  # delay of an update, in lead times, after which requests are answered with the weights from before it
 _RETRY_S = 0.1  # interval of the search for a neighbour while there is none
 _REFUSED_S = 1.0  # time until a peer that refused is asked again
+_SAVED_S = 1.0  # elapsed time whose unused CPU time accumulates
+_PAUSE_S = 1.0  # maximum delay of a step's first exchange
 
 
 class ZmqDaemon:
@@ -298,3 +297,60 @@ class ZmqDaemon:
         most = 50 if self._protocol.asking or self._fetching else 200
         left_s = self._try_at - time.monotonic() if self._protocol.may_begin else 0.0
         return min(most, math.ceil(1000 * left_s)) if left_s > 0 else most
+
+
+# --- when exchanges start
+
+
+class CpuBudget:
+    """A share of one core for this process; unused time accumulates for at most a second.
+
+    Args:
+        share: CPU time per elapsed time; 1 is a whole core.
+        used_s: Returns the CPU time of the process, in seconds.
+    """
+
+    def __init__(self, share: float, used_s: Callable[[], float] = time.process_time) -> None:
+        self._share, self._used_s = share, used_s
+        self._saved_s = self._at = 0.0
+        self._used = used_s()
+
+    def covers(self, now: float) -> bool:
+        """Whether some of the budget is left.
+
+        Args:
+            now: Monotonic time, in seconds.
+        """
+        used, most = self._used_s(), self._share * _SAVED_S
+        earned = self._share * (now - self._at) if self._at else most
+        # overuse is owed, up to the same limit as savings: requests of other nodes may have caused it
+        self._saved_s = max(-most, min(most, self._saved_s + earned - (used - self._used)))
+        self._used, self._at = used, now
+        return self._saved_s > 0
+
+
+class Stagger:
+    """Draws the delay of a step's first exchange: at most half a step, less the time of an exchange.
+
+    Learners whose steps start at the same moment would otherwise take part in two exchanges at once, one started by
+    either side, and end at the mean of their neighbours without themselves. On an even ring that mixing has an
+    eigenvalue of -1, and with gradients from before it no learning rate is stable (docs/strategies.md).
+
+    Args:
+        seed: Shared by the ring.
+        node: This node.
+        now: Monotonic time, in seconds.
+
+    Attributes:
+        took_s: Duration of the last exchange, in seconds.
+    """
+
+    def __init__(self, seed: int, node: int, now: float) -> None:
+        self.took_s = 0.0
+        self._chance = random.Random(f"starling pause {seed} {node}")
+        self._stepped_at = now
+
+    def pause_s(self, now: float) -> float:
+        """Delay of the first exchange of a step that starts at `now`, in seconds."""
+        step_s, self._stepped_at = now - self._stepped_at, now
+        return self._chance.uniform(0.0, min(_PAUSE_S, max(0.0, step_s / 2 - self.took_s)))

@@ -9,7 +9,7 @@ import zmq
 
 from training.exchange.mailbox import Floats
 from training.exchange.messages import MEANING, OK, WAITING, Header, unpack
-from training.exchange.zmq_peer import WINDOW_BYTES, Address, Links, receive
+from training.exchange.zmq_sockets import WINDOW_BYTES, Address, Links, receive
 
 _AGAIN_S = 0.05  # interval at which a neighbour that is writing its replica is asked
 

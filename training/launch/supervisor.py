@@ -9,23 +9,28 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from storage.locks import file_lock
 from storage.objects import ObjectStore
+from training.config import TrainConfig
 from training.coordinator.client import CoordinatorClient
-from training.coordinator.messages import CoordinatorFailedError, CoordinatorUnreachableError
-from training.coordinator.requests import StatusRequest, StopRequest
+from training.coordinator.messages import (
+    CoordinatorFailedError,
+    CoordinatorUnreachableError,
+    StatusRequest,
+    StopRequest,
+)
 from training.job import TrainJob
 from training.launch.managed import ManagedProcess, SupervisorError
-from training.launch.parameter_servers import await_servers, server_parts
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED
 from training.processes import logs
-from training.processes.children import end_of_log, end_with_parent, log_size, on_termination, stop
+from training.processes.children import end_of_log, end_with_parent, engine_command, log_size, on_termination, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 from training.processes.keys import RingKey
-from training.processes.program import engine_command
+from training.processes.sockets import AddressError, split_address
 
 log = logging.getLogger(__name__)
 PREDECESSOR_S = 300.0
@@ -34,6 +39,8 @@ STOP_S = 6.0
 """How long the nodes may take for a last checkpoint after a stop request."""
 MAX_COORDINATOR_RESTARTS = 20
 MAX_EVALUATOR_RESTARTS = 3
+MAX_SERVER_RESTARTS = 20
+"""Restarts of each process of the parameter server."""
 LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
 RENDEZVOUS = "rendezvous"
@@ -270,6 +277,60 @@ class TrainingSupervisor:
         """Delete the rendezvous files of local nodes: the lock excludes other users, and hogwild's contain a model."""
         for path in self.folder.glob(f"{RENDEZVOUS}-*"):
             path.unlink()
+
+
+# --- the parameter server: processes next to the coordinator
+
+
+def server_parts(cfg: TrainConfig, words: Sequence[str]) -> list[tuple[str, list[str], int]]:
+    """Name, command line and number of restarts of each server.
+
+    Servers listen on the coordinator's host, on free ports or on those after the coordinator's port.
+
+    Args:
+        cfg: Configuration of the training.
+        words: Options that all servers share.
+
+    Raises:
+        AddressError: If there are not enough ports after the coordinator's.
+    """
+    host, port = split_address(cfg.launch.listen, "launch.listen")
+    if port and port + cfg.servers > 65535:
+        raise AddressError(
+            f"launch.listen is {cfg.launch.listen!r} and the {cfg.servers} processes of the parameter server use the "
+            "ports after it: set a lower port, or 0 for free ones"
+        )
+    parts = []
+    for number in range(cfg.servers):
+        own = ["--number", str(number), "--servers", str(cfg.servers), "--fresh"]
+        own += ["--listen", f"{host}:{port and port + 1 + number}"]
+        parts.append(
+            (f"server-{number}", engine_command("training.parameter_server.server", *words, *own), MAX_SERVER_RESTARTS)
+        )
+    return parts
+
+
+def await_servers(parts: Sequence[ManagedProcess], folder: Path, listen: str) -> tuple[str, ...]:
+    """Wait until all servers listen; later restarts use the same addresses.
+
+    Args:
+        parts: The servers, in order.
+        folder: The servers' folder.
+        listen: The coordinator's `launch.listen`.
+
+    Returns:
+        HOST:PORT of each. A loopback address means the coordinator's machine (`sockets.beside`).
+
+    Raises:
+        SupervisorError: If one does not start.
+    """
+    addresses = tuple(part.address(folder / f"{part.name}.json") for part in parts)
+    for part, address in zip(parts, addresses, strict=True):
+        part.go_on_at(f"{listen.rpartition(':')[0]}:{address.rpartition(':')[2]}")
+    return addresses
+
+
+# --- the process
 
 
 def main(argv: list[str]) -> int:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from storage.retries import check_disk
 from training.job import TrainJob
-from training.processes.children import Child, stop
-from training.processes.program import engine_command
+from training.processes.children import Child, engine_command, stop
 
 END_S = 9.0
 """How long training may take to end after a request: time for a last checkpoint."""

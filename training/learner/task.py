@@ -1,7 +1,7 @@
 """What the engine trains: a task has a network, data, a loss and a validation, and the engine knows nothing else of it.
 
 A task's configuration is part of the job, which all processes of a training read. The program that starts them
-registers the kinds of tasks that it knows in `TASKS`, see `training.processes.program`.
+registers the kinds of tasks that it knows in `TASKS`, see `training.processes.children.run_by`.
 """
 
 from __future__ import annotations

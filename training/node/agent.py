@@ -16,9 +16,8 @@ from typing import Any
 
 from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
 from training.processes import logs
-from training.processes.children import Child, end_with_parent, on_termination, stop
+from training.processes.children import Child, end_with_parent, engine_words, on_termination, stop
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
-from training.processes.program import engine_words
 
 log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
@@ -61,8 +60,7 @@ def fetch_job(
         NodeError: If the coordinator does not answer.
     """
     from training.coordinator.client import CoordinatorClient
-    from training.coordinator.messages import CoordinatorUnreachableError
-    from training.coordinator.requests import JobRequest
+    from training.coordinator.messages import CoordinatorUnreachableError, JobRequest
     from training.processes.keys import RingKey
 
     key = RingKey.load(key_file) if key_file else None

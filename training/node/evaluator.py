@@ -21,8 +21,7 @@ from devices.choice import claim, is_out_of_memory, release_memory, spare_device
 from storage.batching import derive_seed
 from storage.objects import ObjectMissingError, ObjectStore
 from storage.quarantine import TooManyShardsError
-from training.coordinator.messages import replica_name
-from training.coordinator.requests import (
+from training.coordinator.messages import (
     EvaluatedRequest,
     EvaluationsRequest,
     FinalResult,
@@ -30,6 +29,7 @@ from training.coordinator.requests import (
     Reply,
     Request,
     StatusRequest,
+    replica_name,
 )
 from training.job import TrainJob
 from training.learner.checkpoint import (

@@ -17,10 +17,9 @@ from training.learner.checkpoint import ReplicaState, cpu_weights
 from training.learner.compute import Learner, Losses
 from training.node.collectives import NodeCollectives
 from training.node.comm_hooks import build_hook, codec_hook
-from training.node.learner_replica import LearnerReplica
+from training.node.learner_replica import LearnerReplica, SharedWeights
 from training.node.node_exchange import NodeExchange
 from training.node.process_group import GradientReducer
-from training.node.shared_weights import SharedWeights
 from training.node.step_counters import StepReport, together
 from training.node.stepper import Stepped, Stepper, Weights, keep
 from training.parameter_server.client import ServerClient

@@ -22,8 +22,8 @@ from training.coordinator.messages import (
     CoordinatorFailedError,
     CoordinatorUnreachableError,
     RendezvousReply,
+    RendezvousRequest,
 )
-from training.coordinator.requests import RendezvousRequest
 from training.node.rank import NodeSetup
 from training.processes.keys import RingKey
 from training.processes.sockets import interface_of, split_address

@@ -6,12 +6,11 @@ import torch
 
 from training.job import TrainJob
 from training.learner.compute import Learner
+from training.node.learner_replica import SharedWeights
 from training.node.node_exchange import NodeExchange
-from training.node.pipeline_learner import PipelineLearner
-from training.node.pipeline_stepper import PipelineStepper
+from training.node.pipeline import PipelineLearner, PipelineStepper
 from training.node.process_group import NodeGroup
 from training.node.program_stepper import ProgramStepper
-from training.node.shared_weights import SharedWeights
 from training.node.stepper import Stepper
 from training.parameter_server.client import ServerClient
 from training.processes.keys import RingKey

@@ -27,11 +27,11 @@ from training.learner.compute import Learner, open_loader, open_set
 from training.learner.prefetch import Loader, LoaderProcesses, Prefetcher
 from training.learner.sampling import Draws
 from training.learner.task import TrainingBatch
+from training.node.learner_replica import SharedWeights
 from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
 from training.node.replica_writer import ReplicaWriter, Wanted, open_replica_writer
 from training.node.scheduler import Orders, Scheduler, count_batches
-from training.node.shared_weights import SharedWeights
 from training.node.step_counters import StepCounters
 from training.node.stepper import Rows, Stepped
 from training.node.strategy_setup import build_stepper

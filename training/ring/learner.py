@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.epochs import ShardMap
 from training.coordinator.membership import View
-from training.coordinator.messages import AveragedModel, CoordinatorUnreachableError, NamedData, Source
+from training.coordinator.messages import AveragedModel, CoordinatorUnreachableError, NamedData, NumberRequest, Source
 from training.coordinator.node_client import NodeClient
 from training.coordinator.packing import Rows
-from training.coordinator.requests import NumberRequest
 from training.coordinator.worklist import Planner
 from training.exchange import ExchangeSetup, build_exchange
 from training.learner.flat import FlatParameters

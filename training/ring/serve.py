@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from training.coordinator.core import Settings
 from training.coordinator.server import NOTE, CoordinatorServer
-from training.coordinator.settings import Settings
 from training.processes.children import on_termination
 from training.processes.keys import RingKey
 from training.processes.sockets import listening_endpoint

@@ -12,11 +12,10 @@ from training.coordinator.membership import View
 from training.exchange.averaging import Averager
 from training.exchange.base import ExchangeStats
 from training.exchange.client import MailboxExchange
-from training.exchange.messages import Header
+from training.exchange.messages import Header, chunk_weights
 from training.exchange.neighbours import Kind, by_distance, hop, resolve, ring_order
 from training.exchange.protocol import Asking, Pending, Protocol
 from training.exchange.reporting import Report
-from training.exchange.wire import chunk_weights
 from training.simulation.clock import Clock
 from training.simulation.network import LinkModel
 

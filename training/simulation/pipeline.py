@@ -17,7 +17,7 @@ from training.strategies.pipeline import PIPELINE, LayerPipelineConfig
 
 
 class PipelineSimulation:
-    """N learners that are the stages of one model (`training.node.pipeline_learner`).
+    """N learners that are the stages of one model (`training.node.pipeline`).
 
     A step takes the batches of all learners together through all stages, and updates the weights once with the mean
     gradient, like `scpsgd`. Every stage has 1/N of the layers, so its computation for all batches takes as long as the

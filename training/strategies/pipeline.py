@@ -1,6 +1,6 @@
 """Pipeline parallelism: the layers of one model are split over the learners.
 
-There is one replica, so learners have no program: `training.node.pipeline_learner` runs the schedule in the engine,
+There is one replica, so learners have no program: `training.node.pipeline` runs the schedule in the engine,
 `training.simulation.pipeline` in the simulator.
 """
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from configurable.choices import ChoiceWithFiles
+from configurable.files import replace_file
 from configurable.wording import counted
-from speech.files import replace_file
 
 UNKNOWN = "<unk>"
 _MANY_UNKNOWN = 0.05

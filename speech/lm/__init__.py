@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from configurable.choices import OneOf
-from speech.files import replace_file
+from configurable.files import replace_file
 from speech.lm.arpa import read_arpa, write_arpa
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexity, TextConfig, Unit
 from speech.lm.classes import ClassConfig, ClassEstimator

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.files import DAMAGED, check_finite, replace_file
+from configurable.files import replace_file
+from speech.files import DAMAGED, check_finite
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, States
 from speech.lm.encoding import encode_text, load_block
 from speech.lm.ngram import LOWEST

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 from typing_extensions import override
 
-from speech.files import check_finite, replace_file
+from configurable.files import replace_file
+from speech.files import check_finite
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Unit
 from speech.lm.encoding import EncodedText, encode_text, load_block
 from speech.lm.sources import Text

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
-from speech.decoding.language_model import LanguageModel, zero_lm
+from speech.decoding.language_model import FlashlightLm, zero_lm
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
 
@@ -67,7 +67,7 @@ class BeamDecoder(Decoder):
         batch = log_probs.cpu().numpy()
         return [self._one(search, batch[row, :count]) for row, count in enumerate(lengths)]
 
-    def _model(self) -> tuple[LanguageModel, float]:
+    def _model(self) -> tuple[FlashlightLm, float]:
         """The language model of tokens, and its weight."""
         return zero_lm(), 0.0
 

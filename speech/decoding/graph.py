@@ -29,8 +29,7 @@ from speech.tokens import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.hmm.decode import GraphSearch
-    from speech.hmm.decode import Hypothesis as GraphPath
+    from speech.hmm.decode import GraphPath, GraphSearch
 
 _SOURCES = ("hmm", "lexicon", "lm")
 """Fields that name what a graph is made from."""

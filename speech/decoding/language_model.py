@@ -53,7 +53,7 @@ class LmState(Protocol):
         ...
 
 
-class LanguageModel(Protocol):
+class FlashlightLm(Protocol):
     """What flashlight-text's decoders ask of a language model; log10 probabilities."""
 
     def start(self, start_with_nothing: bool, /) -> LmState:
@@ -69,15 +69,15 @@ class LanguageModel(Protocol):
         ...
 
 
-def zero_lm() -> LanguageModel:
+def zero_lm() -> FlashlightLm:
     """A language model to which everything is equally likely."""
     from flashlight.lib.text.decoder import ZeroLM
 
-    model: LanguageModel = ZeroLM()
+    model: FlashlightLm = ZeroLM()
     return model
 
 
-def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
+def load_lm(path: str, labels: Sequence[str]) -> FlashlightLm:
     """Read a language model.
 
     Args:
@@ -108,7 +108,7 @@ def load_lm(path: str, labels: Sequence[str]) -> LanguageModel:
         ) from error
 
 
-def _kenlm(path: Path, dictionary: Any) -> LanguageModel:
+def _kenlm(path: Path, dictionary: Any) -> FlashlightLm:
     """The model of a file, or of a copy that KenLM reads.
 
     KenLM refuses unigram models, and back-off weights at the highest order. Of a unigram model, a copy is made as a
@@ -117,7 +117,7 @@ def _kenlm(path: Path, dictionary: Any) -> LanguageModel:
     """
     from flashlight.lib.text.decoder.kenlm import KenLM
 
-    model: LanguageModel
+    model: FlashlightLm
     orders = len(_counted(path))
     if orders != 1 and (not orders or _is_composed(path)):
         try:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, DecodeError
 from speech.decoding.beam import BeamDecoder
-from speech.decoding.language_model import LanguageModel, load_lm
+from speech.decoding.language_model import FlashlightLm, load_lm
 from speech.hmm.priors import StateOutputs
 from speech.tokens import Tokenizer
 
@@ -52,7 +52,7 @@ class TokensDecoder(BeamDecoder):
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         super().__init__(cfg, tokenizer, states)
-        self._lm: LanguageModel | None = None
+        self._lm: FlashlightLm | None = None
 
     @override
     def with_config(self, cfg: DecodeConfig) -> TokensDecoder:
@@ -73,7 +73,7 @@ class TokensDecoder(BeamDecoder):
                 raise DecodeError(lacking)
             self._lm = load_lm(self.cfg.lm, self.tokenizer.symbols)
 
-    def _model(self) -> tuple[LanguageModel, float]:
+    def _model(self) -> tuple[FlashlightLm, float]:
         self.prepare()
         assert self._lm is not None
         return self._lm, self.cfg.lm_weight

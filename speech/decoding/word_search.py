@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from speech.decoding.language_model import LanguageModel
+from speech.decoding.language_model import FlashlightLm
 from speech.decoding.nbest import WordPath
 from speech.decoding.paths import NEVER, emissions_for
 from speech.tokens import SPACE_SYMBOL, Tokenizer
@@ -64,7 +64,7 @@ class WordSearch(ABC):
         tokenizer: Tokenizer,
         words: Sequence[str],
         spellings: Sequence[Sequence[int]],
-        lm: LanguageModel,
+        lm: FlashlightLm,
     ) -> None:
         self.words, self.tokenizer, self.lm = words, tokenizer, lm
         self._index(spellings)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from training.coordinator.packing import pack_rows
-from training.coordinator.requests import CheckpointRecord, Counts, Heartbeat, Report, ReturnedBatch, StartedBatch
+from training.coordinator.requests import CheckpointRecord, Counts, Heartbeat, ReturnedBatch, StartedBatch, TrainedBatch
 from training.coordinator.worklist import Assignment
 
 REPORTS = 500
@@ -15,7 +15,7 @@ REPORTS = 500
 class Outbox:
     """What the next heartbeat reports; the attributes are fields of `Heartbeat`."""
 
-    reports: list[Report] = field(default_factory=list)
+    reports: list[TrainedBatch] = field(default_factory=list)
     started: list[StartedBatch] = field(default_factory=list)
     returned: list[ReturnedBatch] = field(default_factory=list)
     answered: int = 0
@@ -50,7 +50,9 @@ class Outbox:
 
     def report(self, seq: int, assignment: Assignment, counts: Counts) -> None:
         """Add a trained batch."""
-        self.reports.append(Report(seq=seq, epoch=assignment.epoch, rows=pack_rows(assignment.rows), counts=counts))
+        self.reports.append(
+            TrainedBatch(seq=seq, epoch=assignment.epoch, rows=pack_rows(assignment.rows), counts=counts)
+        )
 
     def give_back(self, number: int, assignments: list[Assignment]) -> None:
         """Add the batches that are returned in answer to a revocation."""

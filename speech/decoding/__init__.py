@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from configurable.choices import OneOf
-from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.beam import BeamConfig, BeamDecoder
 from speech.decoding.graph import GraphConfig, GraphDecoder
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
@@ -19,6 +19,7 @@ from speech.decoding.language_model import LanguageModelError
 from speech.decoding.token_lm import TokensConfig, TokensDecoder
 from speech.decoding.words import WordsConfig, WordsDecoder
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import Alternative, DecodeError, Hypothesis
 from speech.tokens import Tokenizer
 
 __all__ = [

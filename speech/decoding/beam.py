@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.language_model import FlashlightLm, zero_lm
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
+from speech.hypotheses import Hypothesis
 
 if TYPE_CHECKING:
     from torch import Tensor

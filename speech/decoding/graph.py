@@ -9,6 +9,7 @@ Where several hypotheses are asked for, or a second language model ranks them ag
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,16 +21,17 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.nbest import WordPath, alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.hmm.priors import StateOutputs, scaled_likelihoods
+from speech.hypotheses import DecodeError, Hypothesis
 from speech.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.hmm.decode import GraphPath, GraphSearch
+    from speech.hmm.decode import DecodeOptions, GraphPath, GraphSearch
 
 _SOURCES = ("hmm", "lexicon", "lm")
 """Fields that name what a graph is made from."""
@@ -145,6 +147,37 @@ class GraphConfig(RescoredConfig):
         write_graph(Path(self.hmm), Path(self.lexicon), Path(self.lm), folder, self.silence_probability)
         return self._finished(str(folder / GRAPH), str(folder / WORDS), self.lm)
 
+    def options(self) -> DecodeOptions:
+        """Parameters of the search."""
+        from speech.hmm.decode import DecodeOptions
+
+        return DecodeOptions(self.beam, self.max_active, self.acoustic_scale)
+
+
+def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
+    """The search that a configuration describes.
+
+    Args:
+        cfg: The configuration; a graph that it only names the sources of is made.
+        num_states: Tied states of the network.
+
+    Raises:
+        DecodeError: The graph is damaged, or of another model.
+    """
+    from speech.hmm.decode import GraphSearch
+    from speech.hmm.graph_files import read_graph
+
+    with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
+        cfg = cfg.prepared(Path(folder))
+        found = read_graph(Path(cfg.graph), Path(cfg.words))
+    search = GraphSearch(found.arrays, found.words, cfg.options())
+    if search.num_states > num_states:
+        raise DecodeError(
+            f"decode.graph has {search.num_states} states, the network {num_states}: make it from the HMMs that "
+            "aligned the network's training data"
+        )
+    return search
+
 
 class GraphDecoder(Decoder):
     """Viterbi beam search in a graph; a graph is read or made before the first utterance.
@@ -177,16 +210,12 @@ class GraphDecoder(Decoder):
     def with_config(self, cfg: DecodeConfig) -> Decoder:
         other = GraphDecoder(cfg, self.tokenizer, self.states)
         if self._search is not None and other.cfg.same_graph(self.cfg):
-            from speech.hmm.decode import last_pass
-
-            other._search, other._rescorer = self._search.with_options(last_pass(other.cfg)), self._rescorer
+            other._search, other._rescorer = self._search.with_options(other.cfg.options()), self._rescorer
         return other
 
     @override
     def prepare(self) -> None:
         if self._search is None:
-            from speech.hmm.graph_files import open_search
-
             search = open_search(self.cfg, self.num_outputs)
             if self.cfg.rescore_lm:
                 first = self.cfg.graph_lm or self.cfg.lm

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.paths import collapse
+from speech.hypotheses import Hypothesis
 
 if TYPE_CHECKING:
     from torch import Tensor

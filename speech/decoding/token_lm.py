@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, DecodeError
+from speech.decoding.base import DecodeConfig
 from speech.decoding.beam import BeamDecoder
 from speech.decoding.language_model import FlashlightLm, load_lm
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import DecodeError
 from speech.tokens import Tokenizer
 
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.language_model import arpa_words, load_lm, read_words
 from speech.decoding.nbest import alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.paths import collapse
 from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordSearch
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import DecodeError, Hypothesis
 from speech.tokens import TokenError, Tokenizer
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kaldi_decoder
 import kaldifst
@@ -24,9 +24,6 @@ from speech.hmm.lattice import LatticeOptions, LatticeSearch
 from speech.hmm.lattice_paths import best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
-
-if TYPE_CHECKING:
-    from speech.decoding.graph import GraphConfig
 
 MINIMUM_FRAMES = 500
 """With fewer frames of speech a speaker is not adapted."""
@@ -54,7 +51,7 @@ def first_pass(cfg: GraphSearchConfig) -> DecodeOptions:
     return DecodeOptions(cfg.first_beam, cfg.first_max_active, cfg.acoustic_scale)
 
 
-def last_pass(cfg: GraphSearchConfig | GraphConfig) -> DecodeOptions:
+def last_pass(cfg: GraphSearchConfig) -> DecodeOptions:
     """Parameters of the pass that gives the result."""
     return DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
 

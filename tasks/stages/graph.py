@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from speech.decoding import GraphConfig
-from speech.decoding.base import DecodeError
 from speech.decoding.language_model import LanguageModelError, arpa_words
 from speech.hmm.graph_files import GRAPH as TRANSDUCER
 from speech.hmm.graph_files import WORDS, save_graph, write_graph
 from speech.hmm.model import ModelError, model_digest
 from speech.hmm.word_graph import WordGraphError, word_graph
+from speech.hypotheses import DecodeError
 from storage.stages import StageOutput
 from tasks.config.pipeline import RunnerConfig
 from tasks.stages import progress

@@ -17,7 +17,7 @@ from recognition.bundle import add_decoder
 from recognition.transcriber import Transcriber, Transcript
 from speech.audio import decode_audio, stream_audio
 from speech.decoding import BeamConfig
-from speech.words import Word
+from speech.hypotheses import Word
 
 pytestmark = pytest.mark.usefixtures("tones_are_speech")
 said = load_beside(__file__, "../recognition/test_transcriber.py")

@@ -15,7 +15,6 @@ from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.beam import BeamConfig, BeamDecoder
 from speech.decoding.graph import GraphConfig, GraphDecoder
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
-from speech.decoding.language_model import LanguageModelError
 from speech.decoding.token_lm import TokensConfig, TokensDecoder
 from speech.decoding.words import WordsConfig, WordsDecoder
 from speech.hmm.priors import StateOutputs
@@ -36,7 +35,6 @@ __all__ = [
     "GreedyConfig",
     "GreedyDecoder",
     "Hypothesis",
-    "LanguageModelError",
     "TokensConfig",
     "TokensDecoder",
     "WordsConfig",

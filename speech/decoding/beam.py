@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from speech.decoding.base import DecodeConfig, Decoder
-from speech.decoding.language_model import FlashlightLm, zero_lm
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
 from speech.hypotheses import Hypothesis
+from speech.lm.kenlm import FlashlightLm, zero_lm
 
 if TYPE_CHECKING:
     from torch import Tensor

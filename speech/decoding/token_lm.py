@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig
 from speech.decoding.beam import BeamDecoder
-from speech.decoding.language_model import FlashlightLm, load_lm
 from speech.hmm.priors import StateOutputs
 from speech.hypotheses import DecodeError
+from speech.lm.kenlm import FlashlightLm, load_lm
 from speech.tokens import Tokenizer
 
 
@@ -66,7 +66,7 @@ class TokensDecoder(BeamDecoder):
         """Read the language model now, not at the first utterance.
 
         Raises:
-            LanguageModelError: It cannot be read.
+            LmError: It cannot be read.
             DecodeError: The configuration names none.
         """
         if self._lm is None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from flashlight.lib.text.decoder import LM, LMState
 
-from speech.decoding.language_model import FlashlightLm, LmState
 from speech.decoding.paths import NEVER
+from speech.lm.kenlm import FlashlightLm, LmState
 
 
 @dataclass(slots=True)

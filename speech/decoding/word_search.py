@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from speech.decoding.language_model import FlashlightLm
 from speech.decoding.nbest import WordPath
 from speech.decoding.paths import NEVER, emissions_for
+from speech.lm.kenlm import FlashlightLm
 from speech.tokens import SPACE_SYMBOL, Tokenizer
 
 _INCOMPLETE = NEVER / 2

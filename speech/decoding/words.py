@@ -12,13 +12,13 @@ from pydantic import Field
 from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, Decoder
-from speech.decoding.language_model import arpa_words, load_lm, read_words
 from speech.decoding.nbest import alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.paths import collapse
 from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordSearch
 from speech.hmm.priors import StateOutputs
 from speech.hypotheses import DecodeError, Hypothesis
+from speech.lm.kenlm import arpa_words, load_lm, read_words
 from speech.tokens import TokenError, Tokenizer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class WordsDecoder(Decoder):
         """Read the files now, not at the first utterance.
 
         Raises:
-            LanguageModelError: One cannot be read.
+            LmError: One cannot be read.
             DecodeError: No word can be spelled in the model's tokens.
         """
         if self._search is None:

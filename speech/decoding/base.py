@@ -17,16 +17,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DecodeConfig(ChoiceWithFiles):
+class DecodeConfig(ChoiceWithFiles, ABC):
     """Base class of decoding configurations.
 
     Attributes:
+        reads: Outputs that the decoder reads (`ObjectiveConfig.outputs`).
+        packages: Python packages that it needs beside the model's.
         lm_unit: What the language model in the field `lm` predicts: `word` or `token`; empty for decoders without one.
         grid: Fields that are worth tuning on a validation set, with the values to try.
     """
 
+    reads: ClassVar[str] = "ctc"
+    packages: ClassVar[tuple[str, ...]] = ()
     lm_unit: ClassVar[str] = ""
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {}
+
+    @abstractmethod
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        """Make the decoder; see `Decoder`."""
 
     def lacking(self) -> str:
         """What the decoder needs and the configuration does not name, with the remedy; empty if nothing is missing."""
@@ -80,17 +88,11 @@ class Decoder(ABC):
         states: The model's tied states, if its outputs are these.
 
     Attributes:
-        config: Class of the decoder's configuration.
-        reads: Outputs that it decodes (`Objective.outputs`).
         slow: Whether it takes longer than the model, so that several processes are worth their start.
-        packages: Python packages that it needs beside the model's.
         native: Attributes with native objects, None until they are read from files; another process reads them again.
     """
 
-    config: ClassVar[type[DecodeConfig]]
-    reads: ClassVar[str] = "ctc"
     slow: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
     native: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

@@ -43,6 +43,9 @@ class GraphConfig(RescoredConfig):
     """The best word sequence of a decoding graph, for models of tied states."""
 
     kind: Literal["graph"] = "graph"
+    reads: ClassVar[str] = "states"
+    packages: ClassVar[tuple[str, ...]] = ("kaldifst", "kaldi-decoder", "kaldilm", "flashlight-text")
+    """The last one reads the second model."""
     hmm: str = ""
     """The `model.json` of the HMMs that aligned the training data, with `model.safetensors` beside it; by default the
     model of the stage `align`."""
@@ -153,6 +156,10 @@ class GraphConfig(RescoredConfig):
 
         return DecodeOptions(self.beam, self.max_active, self.acoustic_scale)
 
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return GraphDecoder(self, tokenizer, states)
+
 
 def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
     """The search that a configuration describes.
@@ -187,11 +194,8 @@ class GraphDecoder(Decoder):
     and after ranking again, each word's is its posterior over the hypotheses.
     """
 
-    config: ClassVar[type[DecodeConfig]] = GraphConfig
-    reads = "states"
     slow = True
     native = ("_search", "_rescorer")
-    packages = ("kaldifst", "kaldi-decoder", "kaldilm", "flashlight-text")  # the last one reads the second model
     cfg: GraphConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.paths import collapse
@@ -14,11 +15,18 @@ from speech.hypotheses import Hypothesis
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from speech.hmm.priors import StateOutputs
+    from speech.tokens import Tokenizer
+
 
 class GreedyConfig(DecodeConfig):
     """Greedy decoding: the best token of every frame."""
 
     kind: Literal["greedy"] = "greedy"
+
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return GreedyDecoder(self, tokenizer, states)
 
 
 class GreedyDecoder(Decoder):
@@ -26,8 +34,6 @@ class GreedyDecoder(Decoder):
 
     It is fast, and nearly as good as a search when the posteriors are sharp.
     """
-
-    config: ClassVar[type[DecodeConfig]] = GreedyConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         if log_probs.shape[1] == 0:

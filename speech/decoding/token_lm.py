@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.beam import BeamDecoder
 from speech.hmm.priors import StateOutputs
 from speech.hypotheses import DecodeError
@@ -20,6 +20,7 @@ class TokensConfig(DecodeConfig):
     """The best token sequence over all its alignments, with a language model of tokens."""
 
     kind: Literal["tokens"] = "tokens"
+    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
     lm: str = ""
     """Language model of tokens, written as the tokenizer writes them (the space is ▁): an ARPA file (also .gz) or a
     KenLM binary. Empty: that of the pipeline's stage `lm`."""
@@ -42,11 +43,14 @@ class TokensConfig(DecodeConfig):
     def lacking(self) -> str:
         return "" if self.lm else "decode.kind tokens needs a language model of tokens: give decode.lm (an ARPA file)"
 
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return TokensDecoder(self, tokenizer, states)
+
 
 class TokensDecoder(BeamDecoder):
     """Prefix beam search with a language model of the model's own tokens: of words, if tokens are words."""
 
-    config: ClassVar[type[DecodeConfig]] = TokensConfig
     slow = True
     native = ("_lm",)
     cfg: TokensConfig  # type: ignore[assignment]

@@ -32,6 +32,7 @@ class WordsConfig(RescoredConfig):
     """The best sequence of known words, with a language model of words."""
 
     kind: Literal["words"] = "words"
+    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
     lm: str = ""
     """Language model of words: an ARPA file (also .gz) or a KenLM binary. Empty: that of the pipeline's stage `lm`;
     without it, all words are equally likely."""
@@ -62,6 +63,10 @@ class WordsConfig(RescoredConfig):
             return ""
         return "decode.kind words needs words: give decode.lm (an ARPA file), decode.words (a list of them), or both"
 
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return WordsDecoder(self, tokenizer, states)
+
 
 class WordsDecoder(Decoder):
     """Prefix beam search over words and all their alignments.
@@ -71,10 +76,8 @@ class WordsDecoder(Decoder):
     language model, the best sequences are ranked again: it takes the share `rescore_weight` of the first one's place.
     """
 
-    config: ClassVar[type[DecodeConfig]] = WordsConfig
     slow = True
     native = ("_search", "_rescorer")
-    packages = ("flashlight-text",)
     cfg: WordsConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

@@ -19,6 +19,12 @@ class NextWordConfig(ObjectiveConfig):
     """Cross-entropy with the following word, for language models."""
 
     kind: Literal["next_word"] = "next_word"
+    outputs: ClassVar[str] = "words"
+    needs: ClassVar[Literal["tokens", "states", "inputs"]] = "inputs"
+
+    @override
+    def build(self) -> Objective:
+        return NextWord(self)
 
 
 @runtime_checkable
@@ -36,10 +42,6 @@ class TextTargets(Protocol):
 
 class NextWord(Objective):
     """The negative log probability of each word and of the sentences' ends, given the words before."""
-
-    config: ClassVar[type[ObjectiveConfig]] = NextWordConfig
-    outputs = "words"
-    needs = "inputs"
 
     @override
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from configurable.lazy import torch
 from devices.transfers import known_on_host
 from speech.lm import LmSpec
-from speech.objectives import NextWord, NextWordConfig
+from speech.lm.next_word import next_word_losses, predicted_words
 from storage.batching import plan_epoch
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -78,9 +78,6 @@ class LanguageModelTaskConfig(BaseModel):
 class LanguageModelTask:
     """A language model's task at one process, see `training.learner.task.Task`."""
 
-    def __init__(self) -> None:
-        self._objective = NextWord(NextWordConfig())
-
     def to(self, device: torch.device) -> None:
         """Nothing is to be moved."""
 
@@ -101,11 +98,11 @@ class LanguageModelTask:
         words = network.num_frames(batch.lengths)
         with known_on_host(frames=words, inputs=batch.inputs):
             outputs, _ = network(inputs, lengths)
-        return self._objective.losses(outputs, words, batch)
+        return next_word_losses(outputs, batch.inputs, batch.lengths), 0
 
     def items(self, batch: Batch) -> int:
         """Number of words that are predicted."""
-        return self._objective.items(batch)
+        return predicted_words(batch.inputs, batch.lengths)
 
     def validate(
         self, network: TrainableNetwork, data: SpeechDataset, limits: Batching, device: torch.device

@@ -13,7 +13,6 @@ from speech.decoding import DECODERS
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 from speech.objectives.ctc import Ctc, CtcConfig
 from speech.objectives.frame_cross_entropy import FrameCrossEntropy, FrameCrossEntropyConfig
-from speech.objectives.next_word import NextWord, NextWordConfig
 
 __all__ = [
     "OBJECTIVES",
@@ -21,8 +20,6 @@ __all__ = [
     "CtcConfig",
     "FrameCrossEntropy",
     "FrameCrossEntropyConfig",
-    "NextWord",
-    "NextWordConfig",
     "Objective",
     "ObjectiveChoice",
     "ObjectiveConfig",
@@ -35,7 +32,6 @@ __all__ = [
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "ctc": CtcConfig,
     "frame_cross_entropy": FrameCrossEntropyConfig,
-    "next_word": NextWordConfig,
 }
 ObjectiveChoice = Annotated[ObjectiveConfig, OneOf(OBJECTIVES, "ctc")]
 """A field that takes the configuration of any objective."""
@@ -58,8 +54,6 @@ def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:
         ValueError: It does not.
     """
     decoders = [kind for kind, one in DECODERS.items() if one.reads == cfg.outputs]
-    if not decoders:
-        raise ValueError(f"train.objective {cfg.kind} is for language models (lm_train): use ctc for a recognizer")
     if decoder not in decoders:
         raise ValueError(
             f"decode.kind is {decoder}, which does not read what models trained with {cfg.kind} say: use "

@@ -20,11 +20,11 @@ class ObjectiveConfig(Choice, ABC):
 
     Attributes:
         outputs: What models trained with it put out; decoders that read that have it as `DecodeConfig.reads`.
-        needs: Targets that it needs: `tokens` of the transcripts, `states` of forced alignments, or the `inputs`.
+        needs: Targets that it needs: `tokens` of the transcripts, or `states` of forced alignments.
     """
 
     outputs: ClassVar[str]
-    needs: ClassVar[Literal["tokens", "states", "inputs"]] = "tokens"
+    needs: ClassVar[Literal["tokens", "states"]] = "tokens"
 
     @abstractmethod
     def build(self) -> Objective:

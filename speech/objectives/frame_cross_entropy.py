@@ -27,7 +27,7 @@ class FrameCrossEntropyConfig(ObjectiveConfig):
 
     kind: Literal["frame_cross_entropy"] = "frame_cross_entropy"
     outputs: ClassVar[str] = "states"
-    needs: ClassVar[Literal["tokens", "states", "inputs"]] = "states"
+    needs: ClassVar[Literal["tokens", "states"]] = "states"
     alignments: str = ""
     """Folder or URL of the alignments: `train.parquet` and `valid.parquet`. Empty: those of the stage `align`."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)

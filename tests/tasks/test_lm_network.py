@@ -252,7 +252,7 @@ def test_address_of_n_gram_model_ignores_the_seed(continued):
             {"lm": LSTM, "lm_train": {"strategy": "pipeline", "learners_per_node": 2}},
             "pipeline splits acoustic models",
         ),
-        ({"train": {"objective": "next_word"}}, "next_word is for language models .lm_train.: use ctc"),
+        ({"train": {"objective": "next_word"}}, "next_word"),
         ({"lm": LSTM, "decode": {"kind": "words"}}, "lm.kind lstm makes none: use lm.kind ngram"),
     ],
 )

@@ -1,7 +1,6 @@
 """Fixtures of the language models' tests."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_lines
 from speech.lm.estimation import smoothed
-from speech.objectives import NextWordConfig, build_objective
+from speech.lm.next_word import next_word_losses, predicted_words
 
 
 def zipf_sentences(count=300, words=40, seed=0):
@@ -31,14 +30,13 @@ def train_in_place(spec, text, folder):
     torch.manual_seed(0)
     network = spec.build_model()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
-    objective = build_objective(NextWordConfig())
     rows = [torch.from_numpy(block) for block in text.blocks()]
     inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).float().unsqueeze(2)
-    targets = SimpleNamespace(inputs=inputs, lengths=torch.tensor([len(row) for row in rows]))
+    lengths = torch.tensor([len(row) for row in rows])
     for _ in range(25):
         optimizer.zero_grad()
-        losses, _ = objective.losses(*network(inputs, targets.lengths), targets)
-        (losses.sum() / objective.items(targets)).backward()
+        losses = next_word_losses(network(inputs, lengths)[0], inputs, lengths)
+        (losses.sum() / predicted_words(inputs, lengths)).backward()
         optimizer.step()
     spec.save(folder, network.state_dict())
     return {"loss": float(losses.sum().detach())}

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -71,13 +71,12 @@ def temporary_file(folder: Path, subject: str = "", mode: int = 0o666) -> Iterat
 
     Args:
         folder: The file's folder.
-        subject: What errors of writing name; by default the file.
+        subject: What errors of opening and writing name; by default the file.
         mode: Its permissions, of which the umask is taken off.
     """
     path = folder / f"{TEMP_PREFIX}{uuid.uuid4().hex}"
     try:
-        with _WholeFile(str(path), "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.subject = subject
+        with _WholeFile.new(path, subject or str(path), mode) as file:
             with suppress(OSError):  # some network disks do not support locks
                 fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process
             yield cast(BinaryIO, file), path
@@ -93,6 +92,18 @@ class _WholeFile(io.FileIO):
     """
 
     subject = ""
+    """What errors name."""
+
+    @classmethod
+    def new(cls, path: Path, subject: str, mode: int) -> Self:
+        """Create a file; its mode is that from the start."""
+        try:
+            file = cls(str(path), "xb", opener=lambda name, flags: os.open(name, flags, mode))
+        except OSError as error:
+            error.filename = subject
+            raise
+        file.subject = subject
+        return file
 
     def write(self, data: "ReadableBuffer", /) -> int:
         """Write all data; returns the number of bytes."""
@@ -101,7 +112,7 @@ class _WholeFile(io.FileIO):
             while done < len(view):
                 done += super().write(view[done:])
         except OSError as error:
-            error.filename = self.subject or self.name
+            error.filename = self.subject
             error.needed_bytes = len(view)  # type: ignore[attr-defined]
             raise
         return done

@@ -71,3 +71,9 @@ def test_error_of_a_full_disk_names_the_final_file(tmp_path):
         with pytest.raises(OSError, match="No space left") as caught:
             file.write(b"123")
     assert (caught.value.filename, caught.value.needed_bytes) == (str(tmp_path / "x"), 3)
+
+
+def test_error_of_a_missing_folder_names_the_final_file(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        replace_file(tmp_path / "none" / "x", b"1")
+    assert caught.value.filename == str(tmp_path / "none" / "x")

@@ -257,7 +257,7 @@ def _job(output: Path, name: str, sets: dict[str, list[Any]], document: Row, mod
     fields = {"features": {"kind": "logmel", **document["features"]}, "stats": None, "model": model}
     rate = sets["train"][0][0].row["sample_rate"]
     spec = BundleSpec.model_validate({"sample_rate": rate, "tokenizer": tokens.to_dict(), **fields})
-    extract, stats = build_features(spec.features, rate), CmvnStats(spec.features.num_mels)
+    extract, stats = build_features(spec.features, rate), CmvnStats(spec.features.width)
     for _, wave in sets["train"]:
         feats, frames = extract(wave[None], torch.tensor([len(wave)]))
         mask = extract.speech_frames(feats, frames)

@@ -24,7 +24,6 @@ from benchmarks.silence import clip_arguments, load_clips, open_model
 from recognition.recognizer import Recognizer, Scores
 from speech.decoding import GraphDecoder
 from speech.decoding.graph import GraphConfig
-from speech.hmm.decode import last_pass
 from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.utterances import by_speaker
 from speech.scoring.counts import score_utterance
@@ -91,7 +90,7 @@ def measure_best_paths(
         scaled_likelihoods(one.log_probs[0].numpy(), states.log_priors, states.frame_factor) for one in outputs
     ]
     for cfg in configs:
-        search = decoder.search.with_options(last_pass(cfg))
+        search = decoder.search.with_options(cfg.options())
         found = measured.step(f"best path, beam {cfg.beam:g}, {cfg.max_active:,} states", map(search, likelihoods))
         measured.rows[-1]["wer"] = measured.wer([[" ".join(one.words)] for one in found])
 

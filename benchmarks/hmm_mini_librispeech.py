@@ -26,14 +26,14 @@ from speech.audio import decode_audio
 from speech.features import CmvnStats, MfccConfig, build_features
 from speech.hmm.checkpoint import load_checkpoint
 from speech.hmm.config import HmmConfig
-from speech.hmm.decode import DecodeOptions, GraphSearch, Hypothesis, decode_plain, decode_speaker
+from speech.hmm.decode import DecodeOptions, GraphPath, GraphSearch, decode_plain, decode_speaker
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import HmmModel
 from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.topology import PhoneSet
 from speech.hmm.train import STAGES, Trainer, TrainingProgress
-from speech.hmm.utterances import Utterance, by_speaker
+from speech.hmm.utterances import InMemoryUtterance, by_speaker
 from speech.hmm.word_graph import word_graph
 from speech.scoring import score_sets
 
@@ -54,7 +54,7 @@ def measured(name: str, **facts: object) -> Iterator[dict[str, object]]:
     print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 
-def read_corpus(folder: Path) -> list[Utterance]:
+def read_corpus(folder: Path) -> list[InMemoryUtterance]:
     """MFCC of a LibriSpeech folder, mean and variance normalized by speaker; words in lower case."""
     extract = build_features(FEATURES, RATE)
     texts = transcripts(folder)
@@ -67,7 +67,9 @@ def read_corpus(folder: Path) -> list[Utterance]:
     found = []
     for name, frames in features.items():
         own = stats[name.split("-")[0]]
-        found.append(Utterance(name, name.split("-")[0], (frames - own.mean) / own.std, tuple(texts[name].split())))
+        found.append(
+            InMemoryUtterance(name, name.split("-")[0], (frames - own.mean) / own.std, tuple(texts[name].split()))
+        )
     return found
 
 
@@ -105,7 +107,7 @@ class Recognition:
             row |= {"states": len(found.finals), "arcs": len(found.arcs), "mb": round(len(found.arcs) * 16e-6)}
         return found
 
-    def score(self, name: str, model: HmmModel, test: list[Utterance], passes: int) -> None:
+    def score(self, name: str, model: HmmModel, test: list[InMemoryUtterance], passes: int) -> None:
         """Decode and print the WER after each pass."""
         decoder = GraphSearch(self.graph(name, model), self.words, self.options)
         seconds = sum(len(one.features) for one in test) / 100
@@ -116,11 +118,11 @@ class Recognition:
             row["rtf"] = round((time.process_time() - started) / seconds / (passes + 1), 3)
 
 
-def decoded(model: HmmModel, decoder: GraphSearch, test: list[Utterance], passes: int) -> list[list[Hypothesis]]:
+def decoded(model: HmmModel, decoder: GraphSearch, test: list[InMemoryUtterance], passes: int) -> list[list[GraphPath]]:
     """Hypotheses of all utterances after each pass."""
     if not passes:
         return [decode_plain(model, decoder, [one.features for one in test])]
-    found: list[dict[int, Hypothesis]] = [{} for _ in range(passes + 1)]
+    found: list[dict[int, GraphPath]] = [{} for _ in range(passes + 1)]
     for places in by_speaker([one.speaker for one in test]).values():
         for number, one in enumerate(decode_speaker(model, decoder, [test[i].features for i in places], passes)):
             for place, hypothesis in zip(places, one, strict=True):
@@ -128,7 +130,7 @@ def decoded(model: HmmModel, decoder: GraphSearch, test: list[Utterance], passes
     return [[one[place] for place in range(len(test))] for one in found]
 
 
-def wer(test: list[Utterance], hypotheses: list[Hypothesis]) -> float:
+def wer(test: list[InMemoryUtterance], hypotheses: list[GraphPath]) -> float:
     """Word error rate, counted as sclite does."""
     rows = [
         (one.id, " ".join(one.words), " ".join(found.words), one.speaker, "dev")

@@ -36,7 +36,7 @@ from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.priors import log_priors, scaled_likelihoods
 from speech.hmm.pronunciations import count_pronunciations, graph_options
-from speech.hmm.utterances import Utterance, by_speaker
+from speech.hmm.utterances import InMemoryUtterance, by_speaker
 from speech.models import ModelChoice
 from speech.tokens import TokenConfig, train_tokenizer
 from storage.objects import ObjectStore
@@ -63,7 +63,7 @@ TRAIN = {
 }
 
 
-def write_set(url: str, utterances: Iterable[tuple[Utterance, Tensor]], per_shard: int = 100) -> None:
+def write_set(url: str, utterances: Iterable[tuple[InMemoryUtterance, Tensor]], per_shard: int = 100) -> None:
     """Write stored features [frames, dim] as shards."""
     samples = [
         Sample(
@@ -91,7 +91,7 @@ def _npy(feats: Tensor) -> bytes:
     return data.getvalue()
 
 
-def prepare(work: Path, folder: Path, checkpoint: Checkpoint, train: Sequence[Utterance]) -> None:
+def prepare(work: Path, folder: Path, checkpoint: Checkpoint, train: Sequence[InMemoryUtterance]) -> None:
     """Write features, alignments and the spec of the bundle; every 20th utterance is for validation."""
     model = checkpoint.model
     aligned = checkpoint.aligned.alignments
@@ -153,7 +153,9 @@ def children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_transforms(work: Path, model: HmmModel, decoder: GraphSearch, test: Sequence[Utterance]) -> list[Tensor]:
+def test_transforms(
+    work: Path, model: HmmModel, decoder: GraphSearch, test: Sequence[InMemoryUtterance]
+) -> list[Tensor]:
     """fMLLR of each test utterance's speaker, from two decoding passes of the SAT model."""
     path = work / "transforms.safetensors"
     if not path.exists():

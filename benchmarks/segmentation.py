@@ -66,7 +66,7 @@ def measure(
     rate = transcriber.sample_rate
     rows: list[dict[str, object]] = []
     for kind in detectors:
-        transcriber.vad = DETECTORS[kind](DETECTORS[kind].config())
+        transcriber.vad = DETECTORS[kind]().build()
         clean = wer(transcriber, clips)
         for level in levels:
             around = [

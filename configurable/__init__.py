@@ -1,1 +1,1 @@
-"""What configurations are made of: choices between kinds of a component, torch imported at first use, messages."""
+"""What every room may need: choices between kinds of a component, torch imported at first use, messages, files."""

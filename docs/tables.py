@@ -81,16 +81,16 @@ def features() -> Iterator[Row]:
 def language_models() -> Iterator[Row]:
     """Kinds of language models, each with the options that not all have."""
     yield "kind", "what it is", "its own options"
-    for kind, estimator in LANGUAGE_MODELS.items():
-        yield f"`{kind}`", _phrase(estimator.config), _own(estimator.config, LmConfig)
+    for kind, config in LANGUAGE_MODELS.items():
+        yield f"`{kind}`", _phrase(config), _own(config, LmConfig)
 
 
 def tuning_grids() -> Iterator[Row]:
     """Decoders with the values that are tried for their weights."""
     yield "decoder", "grid"
-    for kind, decoder in DECODERS.items():
-        if grid := decoder.config.grid:
-            fields = [f"`{name}` {', '.join(f'{value:g}' for value in values)}" for name, values in grid.items()]
+    for kind, config in DECODERS.items():
+        if config.grid:
+            fields = [f"`{name}` {', '.join(f'{value:g}' for value in values)}" for name, values in config.grid.items()]
             yield f"`{kind}`", "; ".join(fields)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from speech.decoding import Hypothesis
-from speech.words import FrameTimes, Word, placed_words
+from speech.hypotheses import Word
+from speech.words import FrameTimes, placed_words
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,11 @@ def _decoder(description: str) -> Decoder:
         value = json.loads(description)
         cfg = TypeAdapter(DecodeChoice).validate_python(value["decode"])
         before = next(iter(_held.values()), None)
-        if before is not None and isinstance(cfg, before.config) and before.tokenizer.to_dict() == value["tokenizer"]:
+        if (
+            before is not None
+            and isinstance(cfg, type(before.cfg))
+            and before.tokenizer.to_dict() == value["tokenizer"]
+        ):
             made = before.with_config(cfg)
         else:
             states = StateOutputs(tuple(value["states"][0]), value["states"][1]) if value["states"] else None

@@ -85,6 +85,6 @@ def load_recognizer(bundle: Path, device: str, speakers: Mapping[str, CmvnStats]
         ValueError: Its model is not a CTC model.
     """
     recognizer = Recognizer.load(bundle, None, device, dict(speakers))
-    if recognizer.decoder.reads != "ctc":
+    if recognizer.decoder.cfg.reads != "ctc":
         raise ValueError(f"{bundle} is not a CTC model: give one, or the output of the stage align")
     return recognizer

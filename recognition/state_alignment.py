@@ -20,7 +20,7 @@ from speech.hmm.align import Alignment
 from speech.hmm.aligner import Aligner
 from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.steps import align_frames, no_path
-from speech.hmm.utterances import Shard, Utterance
+from speech.hmm.utterances import InMemoryUtterance, Shard
 from speech.models.networks.base import AcousticModel
 from storage.reading import ShardError
 
@@ -95,7 +95,7 @@ def align_states(
 
 def _aligned(aligner: Aligner, part: Batch, found: Sequence[NDArray[np.float32]]) -> Iterator[Alignment | str]:
     words = (tuple(text.split()) for text in part.texts)
-    own = [Utterance(*about) for about in zip(part.ids, part.speakers, part.inputs, words, strict=True)]
+    own = [InMemoryUtterance(*about) for about in zip(part.ids, part.speakers, part.inputs, words, strict=True)]
     graphs = aligner.graphs([Shard(own)])
     for name, likelihoods in zip(part.ids, found, strict=True):
         alignment, _ = align_frames(aligner.model, graphs[name], partial(_columns, likelihoods), aligner.options)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from unicodedata import normalize
 
-from speech.words import Word
+from speech.hypotheses import Word
 
 _SMALLEST = 10
 """With fewer utterances, their scores and confidences are not compared: the spread is unknown."""

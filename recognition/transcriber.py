@@ -15,8 +15,9 @@ from recognition.recognizer import Recognizer
 from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
+from speech.hypotheses import Word
 from speech.vad import VadConfig, build_vad, cut, default_vad
-from speech.words import FrameTimes, Word, timed_words
+from speech.words import FrameTimes, timed_words
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from devices.padding import frame_multiple, rounded_up
 from recognition.data.dataset import Batch, SpeechDataset, read_ahead
-from speech.decoding import GreedyConfig, GreedyDecoder, build_decoder
+from speech.decoding import GreedyConfig, build_decoder
 from speech.frontend import FrontEnd
 from speech.models.networks.base import TrainableNetwork
 from speech.objectives import Objective
@@ -39,7 +39,7 @@ class Validation:
     def __init__(self, objective: Objective, tokenizer: Tokenizer | None) -> None:
         self._objective = objective
         # tied states need a graph to become words: their training is followed by loss and frame accuracy
-        readable = objective.outputs == GreedyDecoder.reads
+        readable = objective.cfg.outputs == GreedyConfig.reads
         self._decoder = build_decoder(GreedyConfig(), tokenizer) if tokenizer and readable else None
         self._loss, self._items = 0.0, 0
         self._further: dict[str, tuple[float, int]] = {}
@@ -95,7 +95,7 @@ def validate(
     """
     found, unreadable = Validation(objective, tokenizer), 0
     # targets that are aligned to frames are those of whole utterances
-    features = frontend.trimmed if objective.needs == "tokens" else frontend
+    features = frontend.trimmed if objective.cfg.needs == "tokens" else frontend
     plan = plan_epoch(dataset.durations, batch_seconds=batching.batch_seconds, max_batch=batching.max_batch)
     for batch in read_ahead(dataset.batch, plan):
         unreadable += batch.unreadable

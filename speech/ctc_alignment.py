@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torchaudio.functional import forced_align, merge_tokens
 
+from speech.hypotheses import Word
 from speech.tokens import TokenError, Tokenizer
-from speech.words import Word
 
 
 class AlignmentError(ValueError):

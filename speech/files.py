@@ -1,10 +1,8 @@
-"""Files that are there whole or not at all, and weights in them that are numbers."""
+"""What is checked of a file with weights, and the errors of reading one."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configurable.lazy import torch
@@ -17,16 +15,6 @@ from safetensors import SafetensorError
 
 DAMAGED = (OSError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError, SafetensorError)
 """What reading JSON and tensors raises if a file is missing, damaged, or its numbers and shapes do not fit together."""
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a process that is killed meanwhile, finds the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_finite(tensors: Mapping[str, Tensor | np.ndarray]) -> None:

@@ -6,22 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from speech.decoding import Hypothesis
+from speech.hypotheses import Hypothesis, Word
 from speech.tokens import Tokenizer
-
-
-@dataclass(frozen=True)
-class Word:
-    """A recognized word."""
-
-    word: str
-    """The text of the word."""
-    start: float
-    """Start of its first token, in seconds from the start of the recording."""
-    duration: float
-    """Seconds until the end of its last token. CTC tokens are short, so the word tends to be slightly longer."""
-    confidence: float
-    """Mean of its tokens' highest posteriors, 0 to 1; from a search of words, the word's posterior."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from storage.publishing import TEMP_PREFIX, publish_file, sweep_temporary_files, temporary_file
+from configurable.files import TEMP_PREFIX, publish_file
+from storage.publishing import sweep_temporary_files, temporary_file
 from storage.retries import ForeignAnswerError, store_code
 
 

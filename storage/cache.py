@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+from configurable.files import publish_file
 from storage.locks import passing_lock
-from storage.publishing import publish_file, sweep_temporary_files, temporary_file
+from storage.publishing import sweep_temporary_files, temporary_file
 from storage.retries import ObjectStoreError
 
 DEFAULT_BYTES = 50 * 10**9

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from configurable.files import TEMP_PREFIX, publish_file
 from storage.backends import BACKENDS, Backend, Entry, backend_for
 from storage.intact import parse_json
-from storage.publishing import TEMP_PREFIX, publish_file, temporary_file
+from storage.publishing import temporary_file
 from storage.retries import ObjectMissingError, ObjectStoreError, RetryPolicy, disk_named, with_retries
 
 __all__ = [

@@ -12,8 +12,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("starling", "flows", "tasks", "training", "recognition", "speech", "storage", "devices", "configurable")
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-TWICE = frozenset({"Hypothesis", "LanguageModel", "Level", "Report", "Utterance"})
-"""Public class names that are still defined twice. Only remove names: a new class gets a name of its own."""
 BLOCKED = ("prefect", "mlflow", "typer", "rich", "matplotlib", "espeakng_loader")
 
 POOLS = {"ProcessPoolExecutor", "Pool", "Process"}
@@ -241,9 +239,7 @@ def test_functions_have_fewer_than_60_lines():
 
 def test_public_class_names_are_unique():
     names = Counter(node.name for _, node in nodes()[ast.ClassDef] if not node.name.startswith("_"))
-    twice = {name for name, count in names.items() if count > 1}
-    assert not twice - TWICE, "defined twice: rename one of each pair"
-    assert not TWICE - twice, "defined only once by now: remove from TWICE"
+    assert not {name for name, count in names.items() if count > 1}, "defined twice: rename one of each pair"
 
 
 def test_property_tests_share_the_profile_of_the_suite():

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from recognition.systems import TASK_CONFIGS
 from speech.decoding import DECODERS
 from speech.features.registry import FEATURES
+from speech.lexicon import LEXICONS
 from speech.lm import LANGUAGE_MODELS
+from speech.models import MODELS
+from speech.objectives import OBJECTIVES
+from speech.vad import DETECTORS
 from storage.corpora import READERS
 from tasks import STAGES
+from training.config import OPTIMIZERS
 from training.strategies.registry import STRATEGIES, STRATEGY_CONFIGS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,8 +54,8 @@ def test_tables_have_every_kind_and_no_empty_property():
     assert kinds["features"] == list(FEATURES)
     assert kinds["language-models"] == list(LANGUAGE_MODELS)
     assert [row.partition(" ")[0] for row in kinds["stages"]] == list(STAGES)
-    assert kinds["tuning-grids"] == [kind for kind, decoder in DECODERS.items() if decoder.config.grid]
     assert all(all(row) for row in [*tables.strategies(), *tables.stages()])
+    assert kinds["tuning-grids"] == [kind for kind, config in DECODERS.items() if config.grid]
     assert all(what for name in ("features", "language-models") for _, what, _ in tables.TABLES[name]())
 
 
@@ -71,3 +77,22 @@ def test_fields_come_with_their_words_and_learners_with_their_places():
     assert rows["h-adpsgd"][1].endswith("`train.exchange`, `train.comm_hook` (`none`, `bf16`, `powersgd`)")
     assert rows["hogwild"] == ("N nodes of one, on one machine's CPUs", "–")
     assert rows["easgd"] == ("N nodes of one", "`tau`, `beta`, `servers`")
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [
+        MODELS,
+        OBJECTIVES,
+        FEATURES,
+        DECODERS,
+        LANGUAGE_MODELS,
+        LEXICONS,
+        DETECTORS,
+        OPTIMIZERS,
+        STRATEGY_CONFIGS,
+        TASK_CONFIGS,
+    ],
+)
+def test_registries_map_each_kind_to_the_class_of_its_configuration(registry):
+    assert {kind: config.model_fields["kind"].default for kind, config in registry.items()} == {k: k for k in registry}

@@ -128,8 +128,8 @@ def _model_of(config: Any) -> "Iterator[AlignmentModel]":
 
 def write_files(found: "Alignments", output: Path, deviations: float) -> list[Path]:
     """Write CTM files, TextGrids and the report; returns their paths without the TextGrids'."""
+    from configurable.files import replace_file
     from recognition.timings import ctm_lines, distinct_names, textgrid
-    from speech.files import replace_file
 
     grids = output / "textgrids"
     grids.mkdir(parents=True, exist_ok=True)

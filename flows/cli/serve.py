@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from configurable.files import replace_file
 from flows.cli.common import JsonOption, err, friendly, out, print_json, print_line, say
 from flows.cli.configs import complete_path
 from flows.cli.deploy import (
@@ -126,7 +127,7 @@ def _serve(
         deployed = deploy_all(config, notify_url=notify_url)
         for start in _workers([str(entry["deployment"]) for entry in deployed], config):
             supervisor.add(start)
-        services.note_path().write_text(json.dumps(note), encoding="utf-8")
+        replace_file(services.note_path(), json.dumps(note).encode())
         stack.callback(services.note_path().unlink, missing_ok=True)
         _announce(note, deployed, json_output)
         while not stop.wait(_LOOK_S):

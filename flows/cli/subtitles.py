@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from recognition.timings import ctm_lines
 from recognition.transcriber import Transcript
-from speech.words import Word
+from speech.hypotheses import Word
 
 _PAUSE_S, _CUE_S = 0.8, 6.0
 _CUE_LETTERS = 74

@@ -152,7 +152,7 @@ def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber"
         device = str(pick_device(device, field="--device"))
     if vad and vad not in DETECTORS:
         raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
-    detector = DETECTORS[vad].config() if vad else None
+    detector = DETECTORS[vad]() if vad else None
     return Transcriber(fetch_model(model_uri(model), "--model"), device=device, vad=detector, nbest=nbest)
 
 

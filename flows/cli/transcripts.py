@@ -1,15 +1,15 @@
 """Output of `starling transcribe`, in any format: to standard output, one file, or one file per recording."""
 
 import json
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from configurable.files import publish_file, replace_file, temporary_file
 from flows.cli.subtitles import ctm, srt, vtt
 from recognition.transcriber import Transcript
 
@@ -120,27 +120,23 @@ class OneFile(Stream):
         self.tells_errors = True
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.partial = _partial(path)
-        self.file = self.partial.open("w", encoding="utf-8", errors=_ESCAPED)
+        self._temporary = ExitStack()
+        self.file, self.partial = self._temporary.enter_context(temporary_file(path.parent, subject=str(path)))
 
     def _write(self, text: str) -> None:
-        self.file.write(text)
+        self.file.write(text.encode("utf-8", _ESCAPED))
 
     def close(self) -> None:
         """Publish the file."""
         try:
             super().close()
-            self.file.close()
-            self.partial.replace(self.path)
-        except BaseException:
+            publish_file(self.partial, self.path, sync=False)
+        finally:
             self.abandon()
-            raise
 
     def abandon(self) -> None:
-        """Remove the partial file."""
-        self.partial.unlink(missing_ok=True)  # before closing, which writes the buffer and may fail
-        with suppress(OSError):
-            self.file.close()
+        """Close the file, and remove it unless it was published."""
+        self._temporary.close()
 
 
 class Device(Stream):
@@ -179,19 +175,10 @@ class Folder(Sink):
         else:
             plain = numbered(str(place), found) if found.nbest else f"{found.text}\n"
             text = TIMED[self.kind](str(place), found) if self.kind in TIMED else plain
-        partial = _partial(target)
-        try:
-            partial.write_text(text, encoding="utf-8", errors=_ESCAPED)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        replace_file(target, text.encode("utf-8", _ESCAPED))
 
     def close(self) -> None:
         """Do nothing: each file is complete."""
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def open_sink(kind: str, output: Path | None, model: str, several: bool, folder: bool = False) -> Sink:

@@ -9,6 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from configurable.files import create_private_file
 from tasks.config.home import home
 
 ADMIN = "admin"
@@ -61,7 +62,7 @@ def make_secrets(folder: Path, for_containers: bool = False) -> list[str]:
         raise SecretError(f"{folder} is open to other users: chmod 700 {folder}")
     made = [name for name in NAMES if not (folder / name).exists()]
     for name in made:
-        _write(folder / name, _new(name))
+        create_private_file(folder / name, _new(name).encode())
     if not (folder / RING_KEY).exists():
         RingKey.generate().save(folder / RING_KEY)
         made.append(RING_KEY)
@@ -75,12 +76,6 @@ def _new(name: str) -> str:
     if name == "prefect_auth":
         return f"starling:{token}"
     return secrets.token_hex(10) if name == "s3_access_key" else token
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def read_secret(folder: Path, name: str) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from configurable.files import publish_file
 from flows.servers.postgres import PostgresServer
 from flows.servers.services import ServiceError
-from storage.publishing import publish_file
 
 _DUMP_S = 3600.0
 _LOCATIONS = (

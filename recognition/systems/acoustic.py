@@ -19,7 +19,7 @@ from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec
 from speech.features.augment import AugmentConfig
 from speech.features.cmvn import CmvnStats
-from speech.objectives import CtcConfig, ObjectiveChoice, build_objective, objective_class
+from speech.objectives import CtcConfig, ObjectiveChoice, build_objective
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -84,7 +84,7 @@ class AcousticTaskConfig(BaseModel):
         store = ObjectStore(self.train_url if name == "train" else self.valid_url)
         index = ShardIndex.read(store)
         targets = None
-        if objective_class(self.objective).needs == "states":
+        if self.objective.needs == "states":
             table = read_alignments(ObjectStore(self.alignments_url), name)
             targets = StateTargets(table, self.spec.frame_factor, segments_of(index))
         return SpeechDataset(

@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from configurable.choices import OneOf
-from speech.decoding.base import Alternative, DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.beam import BeamConfig, BeamDecoder
 from speech.decoding.graph import GraphConfig, GraphDecoder
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
-from speech.decoding.language_model import LanguageModelError
 from speech.decoding.token_lm import TokensConfig, TokensDecoder
 from speech.decoding.words import WordsConfig, WordsDecoder
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import Alternative, DecodeError, Hypothesis
 from speech.tokens import Tokenizer
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "GreedyConfig",
     "GreedyDecoder",
     "Hypothesis",
-    "LanguageModelError",
     "TokensConfig",
     "TokensDecoder",
     "WordsConfig",
@@ -43,14 +42,14 @@ __all__ = [
     "build_decoder",
 ]
 
-DECODERS: dict[str, type[Decoder]] = {
-    "greedy": GreedyDecoder,
-    "beam": BeamDecoder,
-    "tokens": TokensDecoder,
-    "words": WordsDecoder,
-    "graph": GraphDecoder,
+DECODERS: dict[str, type[DecodeConfig]] = {
+    "greedy": GreedyConfig,
+    "beam": BeamConfig,
+    "tokens": TokensConfig,
+    "words": WordsConfig,
+    "graph": GraphConfig,
 }
-DecodeChoice = Annotated[DecodeConfig, OneOf({kind: decoder.config for kind, decoder in DECODERS.items()}, "greedy")]
+DecodeChoice = Annotated[DecodeConfig, OneOf(DECODERS, "greedy")]
 """A field that takes the configuration of any decoder."""
 
 
@@ -65,9 +64,8 @@ def build_decoder(cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs 
     Raises:
         DecodeError: It reads other outputs than the model's.
     """
-    built = DECODERS[cfg.kind]
-    if (built.reads == "states") != (states is not None):
+    if (cfg.reads == "states") != (states is not None):
         fitting = [kind for kind, one in DECODERS.items() if (one.reads == "states") == (states is not None)]
         what = "tied states" if states else "tokens"
         raise DecodeError(f"decode.kind {cfg.kind} cannot read a model of {what}: use {' or '.join(fitting)}")
-    return built(cfg, tokenizer, states)
+    return cfg.build(tokenizer, states)

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from configurable.choices import ChoiceWithFiles
 from configurable.lazy import torch
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import DecodeError, Hypothesis
 from speech.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DecodeError(ValueError):
-    """Log posteriors that cannot be decoded: wrong shape or number of tokens, invalid lengths, or NaN."""
-
-
-class DecodeConfig(ChoiceWithFiles):
+class DecodeConfig(ChoiceWithFiles, ABC):
     """Base class of decoding configurations.
 
     Attributes:
+        reads: Outputs that the decoder reads (`ObjectiveConfig.outputs`).
+        packages: Python packages that it needs beside the model's.
         lm_unit: What the language model in the field `lm` predicts: `word` or `token`; empty for decoders without one.
         grid: Fields that are worth tuning on a validation set, with the values to try.
     """
 
+    reads: ClassVar[str] = "ctc"
+    packages: ClassVar[tuple[str, ...]] = ()
     lm_unit: ClassVar[str] = ""
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {}
+
+    @abstractmethod
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        """Make the decoder; see `Decoder`."""
 
     def lacking(self) -> str:
         """What the decoder needs and the configuration does not name, with the remedy; empty if nothing is missing."""
@@ -75,50 +79,6 @@ class DecodeConfig(ChoiceWithFiles):
         return self
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """One of several hypotheses of an utterance."""
-
-    text: str
-    """Its words."""
-    score: float
-    """What the search gave it."""
-    posterior: float
-    """Its probability among all hypotheses that the search ended with, 0 to 1."""
-    word_frames: list[tuple[int, int]] = field(default_factory=list)
-    """First output frame of each word and the one after its last; empty unless words are searched."""
-    word_confidences: list[float] = field(default_factory=list)
-    """Posterior of each word over the final hypotheses of the search; empty unless words are searched."""
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """The recognition result for one utterance."""
-
-    tokens: list[int] = field(default_factory=list)
-    """Token ids, blanks removed and repetitions merged."""
-    text: str = ""
-    """The tokens as text."""
-    score: float = 0.0
-    """Natural log probability of the best alignment (greedy), or of all alignments kept by the search (others), with
-    the weighted language model and word scores added, if any."""
-    frames: list[int] = field(default_factory=list)
-    """Start of each token in the best alignment, in output frames of the model."""
-    confidence: float = 0.0
-    """Mean of the tokens' highest posteriors, 0 to 1; without tokens, the mean posterior of the blank; 0 without
-    frames. Searches of words: mean of `word_confidences`; without words, the posterior of silence."""
-    word_confidences: list[float] = field(default_factory=list)
-    """Posterior of each word over the final hypotheses of the search; empty unless words are searched."""
-    nbest: list[Alternative] = field(default_factory=list)
-    """The best hypotheses including this one, best first; empty unless more than one is requested."""
-    word_frames: list[tuple[int, int]] = field(default_factory=list)
-    """First output frame of each word and the one after its last, if the search tells; otherwise the tokens do."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON value."""
-        return asdict(self)
-
-
 class Decoder(ABC):
     """Finds the best hypotheses for log posteriors of tokens or states. Subclasses decode a validated batch.
 
@@ -128,17 +88,11 @@ class Decoder(ABC):
         states: The model's tied states, if its outputs are these.
 
     Attributes:
-        config: Class of the decoder's configuration.
-        reads: Outputs that it decodes (`Objective.outputs`).
         slow: Whether it takes longer than the model, so that several processes are worth their start.
-        packages: Python packages that it needs beside the model's.
         native: Attributes with native objects, None until they are read from files; another process reads them again.
     """
 
-    config: ClassVar[type[DecodeConfig]]
-    reads: ClassVar[str] = "ctc"
     slow: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
     native: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

@@ -19,14 +19,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
-from speech.decoding.language_model import LanguageModel, zero_lm
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
+from speech.hypotheses import Hypothesis
+from speech.lm.kenlm import FlashlightLm, zero_lm
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from speech.hmm.priors import StateOutputs
+    from speech.tokens import Tokenizer
 
 
 class _Result(Protocol):
@@ -44,6 +49,7 @@ class BeamConfig(DecodeConfig):
     """Beam search for the most probable token sequence over all its alignments."""
 
     kind: Literal["beam"] = "beam"
+    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
     beam: int = Field(default=16, ge=1)
     """Number of partial hypotheses kept after each frame."""
     beam_tokens: int = Field(default=0, ge=0)
@@ -54,12 +60,14 @@ class BeamConfig(DecodeConfig):
     nbest: int = Field(default=1, ge=1)
     """Number of hypotheses that are given of each utterance."""
 
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return BeamDecoder(self, tokenizer, states)
+
 
 class BeamDecoder(Decoder):
     """Prefix beam search (Graves 2012, "Supervised Sequence Labelling", section 7.5; Hannun 2014, arXiv 1408.2873)."""
 
-    config: ClassVar[type[DecodeConfig]] = BeamConfig
-    packages = ("flashlight-text",)
     cfg: BeamConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
@@ -67,7 +75,7 @@ class BeamDecoder(Decoder):
         batch = log_probs.cpu().numpy()
         return [self._one(search, batch[row, :count]) for row, count in enumerate(lengths)]
 
-    def _model(self) -> tuple[LanguageModel, float]:
+    def _model(self) -> tuple[FlashlightLm, float]:
         """The language model of tokens, and its weight."""
         return zero_lm(), 0.0
 

@@ -9,6 +9,7 @@ Where several hypotheses are asked for, or a second language model ranks them ag
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,17 +21,17 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.nbest import WordPath, alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.hmm.priors import StateOutputs, scaled_likelihoods
+from speech.hypotheses import DecodeError, Hypothesis
 from speech.tokens import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.hmm.decode import GraphSearch
-    from speech.hmm.decode import Hypothesis as GraphPath
+    from speech.hmm.decode import DecodeOptions, GraphPath, GraphSearch
 
 _SOURCES = ("hmm", "lexicon", "lm")
 """Fields that name what a graph is made from."""
@@ -42,6 +43,9 @@ class GraphConfig(RescoredConfig):
     """The best word sequence of a decoding graph, for models of tied states."""
 
     kind: Literal["graph"] = "graph"
+    reads: ClassVar[str] = "states"
+    packages: ClassVar[tuple[str, ...]] = ("kaldifst", "kaldi-decoder", "kaldilm", "flashlight-text")
+    """The last one reads the second model."""
     hmm: str = ""
     """The `model.json` of the HMMs that aligned the training data, with `model.safetensors` beside it; by default the
     model of the stage `align`."""
@@ -146,6 +150,41 @@ class GraphConfig(RescoredConfig):
         write_graph(Path(self.hmm), Path(self.lexicon), Path(self.lm), folder, self.silence_probability)
         return self._finished(str(folder / GRAPH), str(folder / WORDS), self.lm)
 
+    def options(self) -> DecodeOptions:
+        """Parameters of the search."""
+        from speech.hmm.decode import DecodeOptions
+
+        return DecodeOptions(self.beam, self.max_active, self.acoustic_scale)
+
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return GraphDecoder(self, tokenizer, states)
+
+
+def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
+    """The search that a configuration describes.
+
+    Args:
+        cfg: The configuration; a graph that it only names the sources of is made.
+        num_states: Tied states of the network.
+
+    Raises:
+        DecodeError: The graph is damaged, or of another model.
+    """
+    from speech.hmm.decode import GraphSearch
+    from speech.hmm.graph_files import read_graph
+
+    with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
+        cfg = cfg.prepared(Path(folder))
+        found = read_graph(Path(cfg.graph), Path(cfg.words))
+    search = GraphSearch(found.arrays, found.words, cfg.options())
+    if search.num_states > num_states:
+        raise DecodeError(
+            f"decode.graph has {search.num_states} states, the network {num_states}: make it from the HMMs that "
+            "aligned the network's training data"
+        )
+    return search
+
 
 class GraphDecoder(Decoder):
     """Viterbi beam search in a graph; a graph is read or made before the first utterance.
@@ -155,11 +194,8 @@ class GraphDecoder(Decoder):
     and after ranking again, each word's is its posterior over the hypotheses.
     """
 
-    config: ClassVar[type[DecodeConfig]] = GraphConfig
-    reads = "states"
     slow = True
     native = ("_search", "_rescorer")
-    packages = ("kaldifst", "kaldi-decoder", "kaldilm", "flashlight-text")  # the last one reads the second model
     cfg: GraphConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
@@ -178,16 +214,12 @@ class GraphDecoder(Decoder):
     def with_config(self, cfg: DecodeConfig) -> Decoder:
         other = GraphDecoder(cfg, self.tokenizer, self.states)
         if self._search is not None and other.cfg.same_graph(self.cfg):
-            from speech.hmm.decode import last_pass
-
-            other._search, other._rescorer = self._search.with_options(last_pass(other.cfg)), self._rescorer
+            other._search, other._rescorer = self._search.with_options(other.cfg.options()), self._rescorer
         return other
 
     @override
     def prepare(self) -> None:
         if self._search is None:
-            from speech.hmm.graph_files import open_search
-
             search = open_search(self.cfg, self.num_outputs)
             if self.cfg.rescore_lm:
                 first = self.cfg.graph_lm or self.cfg.lm

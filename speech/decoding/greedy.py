@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, Decoder, Hypothesis
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.paths import collapse
+from speech.hypotheses import Hypothesis
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from speech.hmm.priors import StateOutputs
+    from speech.tokens import Tokenizer
 
 
 class GreedyConfig(DecodeConfig):
@@ -19,14 +24,16 @@ class GreedyConfig(DecodeConfig):
 
     kind: Literal["greedy"] = "greedy"
 
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return GreedyDecoder(self, tokenizer, states)
+
 
 class GreedyDecoder(Decoder):
     """Decodes the single best alignment (best path decoding, Graves 2006, section 3.2).
 
     It is fast, and nearly as good as a search when the posteriors are sharp.
     """
-
-    config: ClassVar[type[DecodeConfig]] = GreedyConfig
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         if log_probs.shape[1] == 0:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.decoding.base import Alternative
+from speech.hypotheses import Alternative
 
 
 @dataclass(frozen=True)

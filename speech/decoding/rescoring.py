@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import Field
 
 from speech.decoding.base import DecodeConfig
-from speech.decoding.language_model import LanguageModel, load_lm
 from speech.decoding.nbest import WordPath
+from speech.lm.kenlm import FlashlightLm, load_lm
 from speech.lm.network import MODEL, read_network
 
 SentenceScorer = Callable[[Sequence[Sequence[str]]], list[float]]
@@ -50,7 +50,7 @@ class Rescorer:
         words: What can be recognized. Words that a model lacks have the probability of its `<unk>`.
 
     Raises:
-        LanguageModelError: A file cannot be read.
+        LmError: A file cannot be read.
         LmError: A network cannot be read.
     """
 
@@ -85,7 +85,7 @@ def _scorer(path: str, words: Sequence[str]) -> SentenceScorer:
     return lambda sentences: [_log10(model, [labels[word] for word in one]) for one in sentences]
 
 
-def _log10(model: LanguageModel, labels: Sequence[int]) -> float:
+def _log10(model: FlashlightLm, labels: Sequence[int]) -> float:
     """log10 of the probability of a sentence, its end included."""
     state, total = model.start(False), 0.0
     for label in labels:

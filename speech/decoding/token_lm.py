@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, DecodeError
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.beam import BeamDecoder
-from speech.decoding.language_model import LanguageModel, load_lm
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import DecodeError
+from speech.lm.kenlm import FlashlightLm, load_lm
 from speech.tokens import Tokenizer
 
 
@@ -19,6 +20,7 @@ class TokensConfig(DecodeConfig):
     """The best token sequence over all its alignments, with a language model of tokens."""
 
     kind: Literal["tokens"] = "tokens"
+    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
     lm: str = ""
     """Language model of tokens, written as the tokenizer writes them (the space is ▁): an ARPA file (also .gz) or a
     KenLM binary. Empty: that of the pipeline's stage `lm`."""
@@ -41,18 +43,21 @@ class TokensConfig(DecodeConfig):
     def lacking(self) -> str:
         return "" if self.lm else "decode.kind tokens needs a language model of tokens: give decode.lm (an ARPA file)"
 
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return TokensDecoder(self, tokenizer, states)
+
 
 class TokensDecoder(BeamDecoder):
     """Prefix beam search with a language model of the model's own tokens: of words, if tokens are words."""
 
-    config: ClassVar[type[DecodeConfig]] = TokensConfig
     slow = True
     native = ("_lm",)
     cfg: TokensConfig  # type: ignore[assignment]
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
         super().__init__(cfg, tokenizer, states)
-        self._lm: LanguageModel | None = None
+        self._lm: FlashlightLm | None = None
 
     @override
     def with_config(self, cfg: DecodeConfig) -> TokensDecoder:
@@ -65,7 +70,7 @@ class TokensDecoder(BeamDecoder):
         """Read the language model now, not at the first utterance.
 
         Raises:
-            LanguageModelError: It cannot be read.
+            LmError: It cannot be read.
             DecodeError: The configuration names none.
         """
         if self._lm is None:
@@ -73,7 +78,7 @@ class TokensDecoder(BeamDecoder):
                 raise DecodeError(lacking)
             self._lm = load_lm(self.cfg.lm, self.tokenizer.symbols)
 
-    def _model(self) -> tuple[LanguageModel, float]:
+    def _model(self) -> tuple[FlashlightLm, float]:
         self.prepare()
         assert self._lm is not None
         return self._lm, self.cfg.lm_weight

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from flashlight.lib.text.decoder import LM, LMState
 
-from speech.decoding.language_model import LanguageModel, LmState
 from speech.decoding.paths import NEVER
+from speech.lm.kenlm import FlashlightLm, LmState
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class TrieNode:
     """The highest log10 unigram probability of the words below, given in advance so that narrow beams see it."""
 
 
-def word_trie(lm: LanguageModel, spellings: Sequence[Sequence[int]]) -> TrieNode:
+def word_trie(lm: FlashlightLm, spellings: Sequence[Sequence[int]]) -> TrieNode:
     """Returns the root of a trie of words.
 
     Args:
@@ -66,7 +66,7 @@ class TrieLm(LM):  # type: ignore[misc]
         word_score: Added for each word.
     """
 
-    def __init__(self, lm: LanguageModel, root: TrieNode, lm_weight: float, word_score: float) -> None:
+    def __init__(self, lm: FlashlightLm, root: TrieNode, lm_weight: float, word_score: float) -> None:
         LM.__init__(self)
         self._lm, self._weight, self._word_score, self._root = lm, lm_weight, word_score, root
         self._places: dict[LmState, _Place] = {}

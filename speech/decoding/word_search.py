@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from speech.decoding.language_model import LanguageModel
 from speech.decoding.nbest import WordPath
 from speech.decoding.paths import NEVER, emissions_for
+from speech.lm.kenlm import FlashlightLm
 from speech.tokens import SPACE_SYMBOL, Tokenizer
 
 _INCOMPLETE = NEVER / 2
@@ -64,7 +64,7 @@ class WordSearch(ABC):
         tokenizer: Tokenizer,
         words: Sequence[str],
         spellings: Sequence[Sequence[int]],
-        lm: LanguageModel,
+        lm: FlashlightLm,
     ) -> None:
         self.words, self.tokenizer, self.lm = words, tokenizer, lm
         self._index(spellings)

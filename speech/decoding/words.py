@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, DecodeError, Decoder, Hypothesis
-from speech.decoding.language_model import arpa_words, load_lm, read_words
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.nbest import alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.paths import collapse
 from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordSearch
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import DecodeError, Hypothesis
+from speech.lm.kenlm import arpa_words, load_lm, read_words
 from speech.tokens import TokenError, Tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class WordsConfig(RescoredConfig):
     """The best sequence of known words, with a language model of words."""
 
     kind: Literal["words"] = "words"
+    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
     lm: str = ""
     """Language model of words: an ARPA file (also .gz) or a KenLM binary. Empty: that of the pipeline's stage `lm`;
     without it, all words are equally likely."""
@@ -61,6 +63,10 @@ class WordsConfig(RescoredConfig):
             return ""
         return "decode.kind words needs words: give decode.lm (an ARPA file), decode.words (a list of them), or both"
 
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        return WordsDecoder(self, tokenizer, states)
+
 
 class WordsDecoder(Decoder):
     """Prefix beam search over words and all their alignments.
@@ -70,10 +76,8 @@ class WordsDecoder(Decoder):
     language model, the best sequences are ranked again: it takes the share `rescore_weight` of the first one's place.
     """
 
-    config: ClassVar[type[DecodeConfig]] = WordsConfig
     slow = True
     native = ("_search", "_rescorer")
-    packages = ("flashlight-text",)
     cfg: WordsConfig
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
@@ -93,7 +97,7 @@ class WordsDecoder(Decoder):
         """Read the files now, not at the first utterance.
 
         Raises:
-            LanguageModelError: One cannot be read.
+            LmError: One cannot be read.
             DecodeError: No word can be spelled in the model's tokens.
         """
         if self._search is None:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -40,6 +39,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from configurable.files import replacing
 from speech.files import DAMAGED
 from speech.hmm.align import Alignment
 from speech.hmm.topology import Ints
@@ -160,16 +160,8 @@ def write_alignments(
     if not isinstance(target, Path):
         return _write(target, info, utterances, rows)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            count = _write(file, info, utterances, rows)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return count
+    with replacing(target, sync=True) as file:
+        return _write(file, info, utterances, rows)
 
 
 def _write(file: BinaryIO, info: AlignmentInfo, utterances: Iterable[AlignedUtterance], rows: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from speech.hmm.align import Alignment
 from speech.hmm.model import HmmModel
 from speech.hmm.topology import Ints
-from speech.words import Word
+from speech.hypotheses import Word
 
 
 def phone_families(model: HmmModel) -> tuple[Ints, Ints]:

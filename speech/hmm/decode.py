@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kaldi_decoder
 import kaldifst
@@ -24,9 +24,6 @@ from speech.hmm.lattice import LatticeOptions, LatticeSearch
 from speech.hmm.lattice_paths import best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
-
-if TYPE_CHECKING:
-    from speech.decoding.graph import GraphConfig
 
 MINIMUM_FRAMES = 500
 """With fewer frames of speech a speaker is not adapted."""
@@ -54,14 +51,14 @@ def first_pass(cfg: GraphSearchConfig) -> DecodeOptions:
     return DecodeOptions(cfg.first_beam, cfg.first_max_active, cfg.acoustic_scale)
 
 
-def last_pass(cfg: GraphSearchConfig | GraphConfig) -> DecodeOptions:
+def last_pass(cfg: GraphSearchConfig) -> DecodeOptions:
     """Parameters of the pass that gives the result."""
     return DecodeOptions(cfg.beam, cfg.max_active, cfg.acoustic_scale)
 
 
 @dataclass(frozen=True)
-class Hypothesis:
-    """A recognition result.
+class GraphPath:
+    """The best path of a search through a graph, and its words.
 
     Attributes:
         words: The words.
@@ -120,14 +117,14 @@ class GraphSearch:
         other.options = options
         return other
 
-    def __call__(self, log_likelihoods: NDArray[np.float32]) -> Hypothesis:
+    def __call__(self, log_likelihoods: NDArray[np.float32]) -> GraphPath:
         """Decode log-likelihoods `[T, P]` (or posteriors minus priors), not scaled.
 
         Raises:
             ValueError: They are of fewer states than the graph's.
         """
         if len(log_likelihoods) == 0:
-            return Hypothesis((), np.zeros(0, dtype=np.int32), 0.0, False)
+            return GraphPath((), np.zeros(0, dtype=np.int32), 0.0, False)
         scaled = self._scaled(log_likelihoods)
         settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
         decoder = kaldi_decoder.FasterDecoder(
@@ -137,15 +134,15 @@ class GraphSearch:
         complete = decoder.reached_final()
         found, lattice = decoder.get_best_path()
         if not found:
-            return Hypothesis((), np.zeros(0, dtype=np.int32), float("inf"), False)
+            return GraphPath((), np.zeros(0, dtype=np.int32), float("inf"), False)
         _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
         names = tuple(self.words.words[word - 1] for word in words)
         pdfs = np.array(labels, dtype=np.int32) - 1
         cost = float(weight.value1 + weight.value2)
         confidence = self._confidence(log_likelihoods, pdfs)
-        return Hypothesis(names, pdfs, cost, complete, confidence, word_starts(lattice))
+        return GraphPath(names, pdfs, cost, complete, confidence, word_starts(lattice))
 
-    def nbest(self, log_likelihoods: NDArray[np.float32], count: int, lattice_beam: float) -> list[Hypothesis]:
+    def nbest(self, log_likelihoods: NDArray[np.float32], count: int, lattice_beam: float) -> list[GraphPath]:
         """The best hypotheses with different words, from a lattice; the best first.
 
         Args:
@@ -164,7 +161,7 @@ class GraphSearch:
         if lattice is None:
             return []
         return [
-            Hypothesis(
+            GraphPath(
                 words=tuple(self.words.words[word - 1] for word in one.words),
                 pdfs=one.pdfs,
                 cost=one.cost,
@@ -203,7 +200,7 @@ def word_starts(path: Any) -> Ints:
 
 def decode_plain(
     model: HmmModel, decoder: GraphSearch, features: Sequence[Tensor], transform: Tensor | None = None
-) -> list[Hypothesis]:
+) -> list[GraphPath]:
     """Decode utterances in one pass.
 
     Args:
@@ -220,7 +217,7 @@ def decode_plain(
 def speaker_transform(
     model: HmmModel,
     features: Sequence[Tensor],
-    hypotheses: Sequence[Hypothesis],
+    hypotheses: Sequence[GraphPath],
     transform: Tensor | None = None,
     silence_weight: float = 0.01,
     passes: int = 3,
@@ -281,7 +278,7 @@ def adapt_to_speaker(
     passes: int = 2,
     minimum: float = MINIMUM_FRAMES,
     speech: Sequence[Tensor] | None = None,
-) -> tuple[Tensor | None, list[list[Hypothesis]]]:
+) -> tuple[Tensor | None, list[list[GraphPath]]]:
     """Estimate a speaker's fMLLR from hypotheses: decode, estimate, decode with the transform, estimate again.
 
     Args:
@@ -296,7 +293,7 @@ def adapt_to_speaker(
         The transform `[D, D + 1]`, None without a pass, and the hypotheses of each pass, the first without adaptation.
     """
     transform: Tensor | None = None
-    found: list[list[Hypothesis]] = []
+    found: list[list[GraphPath]] = []
     for _ in range(passes):
         found.append(decode_plain(model, decoder, features, transform))
         transform = speaker_transform(model, features, found[-1], transform, minimum=minimum, speech=speech)
@@ -311,7 +308,7 @@ def decode_speaker(
     minimum: float = MINIMUM_FRAMES,
     speech: Sequence[Tensor] | None = None,
     first: GraphSearch | None = None,
-) -> list[list[Hypothesis]]:
+) -> list[list[GraphPath]]:
     """Decode a speaker's utterances, first without adaptation, then with fMLLR from the hypotheses before.
 
     Args:

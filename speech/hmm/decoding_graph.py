@@ -20,11 +20,12 @@ import kaldifst
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.decoding.language_model import LanguageModelError, unreadable
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.topology import SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import DecisionTree
+from speech.lm.base import LmError
+from speech.lm.kenlm import unreadable
 
 BACKOFF, BEGIN, END, EPSILON = "#0", "<s>", "</s>", "<eps>"
 
@@ -67,7 +68,7 @@ def grammar(arpa: Path, words: WordTable) -> Any:
     """G from an ARPA file; n-grams with other words are left out.
 
     Raises:
-        LanguageModelError: The file is damaged.
+        LmError: The file is damaged.
     """
     with tempfile.TemporaryDirectory() as folder:
         table, output = Path(folder) / "words.txt", Path(folder) / "G.fst"
@@ -286,10 +287,10 @@ def decoding_graph(
         The graph: input labels are pdf + 1.
 
     Raises:
-        LanguageModelError: The n-gram has no sentence.
+        LmError: The n-gram has no sentence.
     """
     if lg.start < 0:
-        raise LanguageModelError("the language model has no sentence of words with a pronunciation: give another one")
+        raise LmError("the language model has no sentence of words with a pronunciation: give another one")
     scales = scales or Scales()
     composed, windows = _context(tree.phones, lg, symbols, tree.context_dependent)
     states = _states_fst(windows, tree, transitions, scales)

@@ -1,24 +1,18 @@
-"""Decoding graphs in files: made from HMMs, a lexicon and an ARPA file; opened for the search."""
+"""Decoding graphs in files: made from HMMs, a lexicon and an ARPA file."""
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from speech.decoding.base import DecodeError
-from speech.hmm.decode import GraphSearch, last_pass
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions
 from speech.hmm.model import HmmModel
 from speech.hmm.word_graph import WordGraph, WordGraphError, word_graph
+from speech.hypotheses import DecodeError
 from speech.lexicon.base import Pronunciation
 from speech.lexicon.formats import read_lexicon
-
-if TYPE_CHECKING:
-    from speech.decoding.graph import GraphConfig
 
 GRAPH, WORDS = "graph.fst", "graph-words.txt"
 """Names of a graph's files: the transducer, and a text file whose line n is its word n."""
@@ -117,25 +111,3 @@ def read_graph(graph: Path, words: Path) -> SavedGraph:
     if len(arrays.arcs) and int(arrays.arcs["olabel"].max()) > len(table.words):
         raise DecodeError(f"{words} has {len(table.words)} words, fewer than the graph: make both again")
     return SavedGraph(arrays, table)
-
-
-def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
-    """The search that a configuration describes.
-
-    Args:
-        cfg: The configuration; a graph that it only names the sources of is made.
-        num_states: Tied states of the network.
-
-    Raises:
-        DecodeError: The graph is damaged, or of another model.
-    """
-    with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
-        cfg = cfg.prepared(Path(folder))
-        found = read_graph(Path(cfg.graph), Path(cfg.words))
-    search = GraphSearch(found.arrays, found.words, last_pass(cfg))
-    if search.num_states > num_states:
-        raise DecodeError(
-            f"decode.graph has {search.num_states} states, the network {num_states}: make it from the HMMs that "
-            "aligned the network's training data"
-        )
-    return search

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from configurable.files import replace_file
 from speech.features.expand import add_deltas, splice
 from speech.files import DAMAGED, check_finite
 from speech.hmm.gmm import MOST_COMPONENTS, DiagGmm
@@ -179,14 +179,10 @@ def _gmm(tensors: Mapping[str, Tensor], name: str) -> DiagGmm:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, partial)
-    partial.replace(path)
+    replace_file(path, save({name: value.contiguous() for name, value in tensors.items()}))
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(value))
-    partial.replace(path)
+    replace_file(path, json.dumps(value).encode())

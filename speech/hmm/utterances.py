@@ -41,7 +41,7 @@ class TrainingUtterance(Protocol):
 
 
 @dataclass(frozen=True)
-class Utterance:
+class InMemoryUtterance:
     """An utterance with its features in memory.
 
     Attributes:

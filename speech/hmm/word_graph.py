@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speech.decoding.language_model import arpa_copy, arpa_words
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import HmmModel
 from speech.hmm.topology import PhoneSet
+from speech.lm.kenlm import arpa_copy, arpa_words
 
 
 class WordGraphError(ValueError):
@@ -50,7 +50,7 @@ def word_graph(phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: GraphOpt
 
     Raises:
         WordGraphError: No word of the language model has a pronunciation.
-        LanguageModelError: The file is not an ARPA file.
+        LmError: The file is not an ARPA file.
     """
     known = {phones.base(phone) for phone in range(1, len(phones) + 1)}
     listed = arpa_words(str(arpa))

@@ -50,12 +50,12 @@ __all__ = [
     "read_lexicon",
 ]
 
-LEXICONS: dict[str, type[LexiconSource]] = {
-    "file": FileLexicon,
-    "espeak": Espeak,
-    "graphemes": Graphemes,
+LEXICONS: dict[str, type[LexiconConfig]] = {
+    "file": FileLexiconConfig,
+    "espeak": EspeakConfig,
+    "graphemes": GraphemesConfig,
 }
-LexiconChoice = Annotated[LexiconConfig, OneOf({kind: one.config for kind, one in LEXICONS.items()}, "file")]
+LexiconChoice = Annotated[LexiconConfig, OneOf(LEXICONS, "file")]
 """A field that takes the configuration of any source; a mapping without a kind names a file."""
 
 
@@ -69,6 +69,6 @@ def build_lexicon(cfg: LexiconConfig, counts: Mapping[str, int]) -> Built:
     Raises:
         LexiconError: The source cannot be read.
     """
-    built = LEXICONS[cfg.kind](cfg).build(counts)
+    built = cfg.build().build(counts)
     built.notes += built.coverage.warnings()
     return built

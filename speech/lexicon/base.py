@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from configurable.choices import ChoiceWithFiles
+from configurable.files import replace_file
 from configurable.wording import counted
-from speech.files import replace_file
 
 UNKNOWN = "<unk>"
 _MANY_UNKNOWN = 0.05
@@ -25,8 +25,12 @@ class LexiconError(ValueError):
     """A lexicon that cannot be read or built; the message names the file or field, and the remedy."""
 
 
-class LexiconConfig(ChoiceWithFiles):
+class LexiconConfig(ChoiceWithFiles, ABC):
     """Base class of the sources' configurations."""
+
+    @abstractmethod
+    def build(self) -> LexiconSource:
+        """Make the source."""
 
 
 @dataclass(frozen=True, order=True)
@@ -205,12 +209,7 @@ class LexiconSource(ABC):
 
     Args:
         cfg: Its configuration.
-
-    Attributes:
-        config: Class of its configuration.
     """
-
-    config: ClassVar[type[LexiconConfig]]
 
     def __init__(self, cfg: LexiconConfig) -> None:
         self.cfg = cfg

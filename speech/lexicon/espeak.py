@@ -21,6 +21,10 @@ class EspeakConfig(LexiconConfig):
     stress: Stress = "keep"
     """Stress marks: `keep` them, `merge` secondary with primary stress, or `drop` them."""
 
+    @override
+    def build(self) -> LexiconSource:
+        return Espeak(self)
+
 
 def pronounce(words: Iterable[str], language: str) -> dict[str, tuple[str, ...]]:
     """Returns eSpeak NG's phonemes of each word, with stress marks; words without phonemes are omitted.
@@ -48,7 +52,6 @@ def pronounce(words: Iterable[str], language: str) -> dict[str, tuple[str, ...]]
 class Espeak(LexiconSource):
     """Pronounces every word with eSpeak NG."""
 
-    config = EspeakConfig
     cfg: EspeakConfig
 
     @override

@@ -58,11 +58,14 @@ class FileLexiconConfig(LexiconConfig):
 
     file_fields: ClassVar[dict[str, str]] = {"path": "lexicon", "phones": "phones"}
 
+    @override
+    def build(self) -> LexiconSource:
+        return FileLexicon(self)
+
 
 class FileLexicon(LexiconSource):
     """Reads a lexicon file and adds missing words."""
 
-    config = FileLexiconConfig
     cfg: FileLexiconConfig
 
     @override

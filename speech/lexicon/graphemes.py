@@ -18,6 +18,10 @@ class GraphemesConfig(LexiconConfig):
     marks: bool = True
     """Whether letters with accents are phones of their own; otherwise accents are dropped."""
 
+    @override
+    def build(self) -> LexiconSource:
+        return Graphemes(self)
+
 
 def letters(word: str, marks: bool = True) -> tuple[str, ...]:
     """Returns the letters and digits of a word, each with its combining marks; punctuation is dropped.
@@ -40,7 +44,6 @@ def letters(word: str, marks: bool = True) -> tuple[str, ...]:
 class Graphemes(LexiconSource):
     """Spells every word; words without letters are unknown."""
 
-    config = GraphemesConfig
     cfg: GraphemesConfig
 
     @override

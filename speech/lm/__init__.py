@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from configurable.choices import OneOf
-from speech.files import replace_file
+from configurable.files import replace_file
 from speech.lm.arpa import read_arpa, write_arpa
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Perplexity, TextConfig, Unit
 from speech.lm.classes import ClassConfig, ClassEstimator
@@ -86,17 +86,16 @@ __all__ = [
     "write_arpa",
 ]
 
-LANGUAGE_MODELS: dict[str, type[Estimator]] = {
-    "ngram": NgramEstimator,
-    "unigram": UnigramEstimator,
-    "class": ClassEstimator,
-    "hmm": HiddenClassEstimator,
-    "lstm": LstmEstimator,
+LANGUAGE_MODELS: dict[str, type[LmConfig]] = {
+    "ngram": NgramConfig,
+    "unigram": UnigramConfig,
+    "class": ClassConfig,
+    "hmm": HiddenClassConfig,
+    "lstm": LstmConfig,
 }
-_KINDS = {kind: one.config for kind, one in LANGUAGE_MODELS.items()}
-LmChoice = Annotated[LmConfig, OneOf(_KINDS, "ngram")]
+LmChoice = Annotated[LmConfig, OneOf(LANGUAGE_MODELS, "ngram")]
 """A field that takes the configuration of any language model."""
-LmOption = Annotated[LmConfig | None, OneOf(_KINDS, "ngram", optional=True)]
+LmOption = Annotated[LmConfig | None, OneOf(LANGUAGE_MODELS, "ngram", optional=True)]
 """The same, or None for no language model."""
 WORDS = "words.txt"
 """File with what a model predicts, one a line, without the special symbols."""
@@ -136,7 +135,7 @@ def estimate(sources: Sources, cfg: LmConfig, folder: Path, workers: int = 1) ->
     Raises:
         LmError: There is no text, or the model cannot be estimated from it.
     """
-    estimator = LANGUAGE_MODELS[cfg.kind](cfg, sources.train)
+    estimator = cfg.build(sources.train)
     cut = Units(estimator.unit, sources.tokenizer)
     transcripts = sources.transcripts if cfg.transcripts else ()
     text = Text(cfg.text, sources.normalizer, transcripts, sources.protected, cut, workers)
@@ -178,7 +177,7 @@ def _writable(cut: Units, lines: Iterable[str]) -> Iterator[list[str]]:
 
 def load(cfg: LmConfig, folder: Path) -> LanguageModel:
     """Reads the model that `estimate` wrote to a folder with the same configuration."""
-    return LANGUAGE_MODELS[cfg.kind](cfg).load(folder)
+    return cfg.build().load(folder)
 
 
 def check_sources(cfg: LmConfig) -> None:
@@ -188,19 +187,19 @@ def check_sources(cfg: LmConfig) -> None:
         LmError: Something is missing.
     """
     text_files(cfg.text)
-    LANGUAGE_MODELS[cfg.kind](cfg).check()
+    cfg.build().check()
 
 
 def arpa_of(cfg: LmConfig) -> str:
     """Name of the ARPA file that `estimate` writes; empty for kinds that decoders cannot read."""
-    return LANGUAGE_MODELS[cfg.kind](cfg).arpa
+    return cfg.build().arpa
 
 
 def kinds_with_arpa() -> list[str]:
     """Kinds whose models decoders can read."""
-    return [kind for kind, one in LANGUAGE_MODELS.items() if arpa_of(one.config.model_validate({}))]
+    return [kind for kind, one in LANGUAGE_MODELS.items() if arpa_of(one.model_validate({}))]
 
 
 def unit_of(cfg: LmConfig) -> Unit:
     """What a model with this configuration predicts."""
-    return LANGUAGE_MODELS[cfg.kind](cfg).unit
+    return cfg.build().unit

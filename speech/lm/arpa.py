@@ -12,9 +12,7 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -27,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from configurable.files import replacing
 from speech.lm.base import LmError
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import UNKNOWN, UNKNOWN_ID, Vocabulary
@@ -39,22 +38,13 @@ _COUNT = re.compile(r"ngram\s+(\d+)\s*=\s*(\d+)")
 
 def write_arpa(model: NgramModel, path: Path) -> None:
     """Writes a model, atomically."""
-    handle, name = tempfile.mkstemp(prefix=".arpa-", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            if path.suffix == ".gz":
-                # Without a name and a time in it, equal models give equal files.
-                with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
-                    _write(model, packed)
-            else:
-                _write(model, raw)
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path, sync=True) as raw:
+        if path.suffix == ".gz":
+            # Without a name and a time in it, equal models give equal files.
+            with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
+                _write(model, packed)
+        else:
+            _write(model, raw)
 
 
 class _Sink(Protocol):

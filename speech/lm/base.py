@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class TextConfig(BaseModel):
     """Text that a process works on at a time, in bytes."""
 
 
-class LmConfig(Choice):
+class LmConfig(Choice, ABC):
     """How a language model is estimated."""
 
     text: TextConfig = Field(default_factory=TextConfig)
@@ -74,6 +74,10 @@ class LmConfig(Choice):
         if not self.transcripts and not self.text.paths:
             raise ValueError("transcripts is false and text names no files: set transcripts: true, or name text")
         return self
+
+    @abstractmethod
+    def build(self, trainer: NetworkTrainer | None = None) -> Estimator:
+        """Make the estimator; see `Estimator`."""
 
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """This configuration with other paths of text files."""
@@ -154,12 +158,7 @@ class Estimator(ABC):
     Args:
         cfg: Its configuration.
         trainer: Trains networks; only these need it.
-
-    Attributes:
-        config: Class of its configuration.
     """
-
-    config: ClassVar[type[LmConfig]]
 
     def __init__(self, cfg: LmConfig, trainer: NetworkTrainer | None = None) -> None:
         self.cfg, self.trainer = cfg, trainer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from speech.lm.ngram import LOWEST, NgramModel
 from speech.lm.sources import Text
 from speech.lm.vocabulary import END_ID, SPECIAL, START_ID, UNKNOWN_ID, Vocabulary
 
+if TYPE_CHECKING:
+    from speech.lm.network import NetworkTrainer
+
 
 class ClassConfig(LmConfig):
     """Word classes found by the exchange algorithm, and n-grams of classes."""
@@ -39,6 +42,10 @@ class ClassConfig(LmConfig):
     """Number of classes."""
     iterations: int = Field(default=10, ge=0)
     """How often every word may move, at most."""
+
+    @override
+    def build(self, trainer: NetworkTrainer | None = None) -> Estimator:
+        return ClassEstimator(self, trainer)
 
 
 class ClassModel(LanguageModel):
@@ -75,7 +82,6 @@ class ClassModel(LanguageModel):
 class ClassEstimator(Estimator):
     """Clusters words, and writes `classes.arpa` and `classes.tsv` (word, class, log10 p of the word in its class)."""
 
-    config = ClassConfig
     cfg: ClassConfig
 
     @override

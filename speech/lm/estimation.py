@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Level:
+class OrderCounts:
     """The n-grams of one order while they are estimated; all arrays are `[n-grams]`."""
 
     keys: Keys
@@ -81,7 +81,7 @@ def _levels(
     cutoffs: Sequence[int],
     allowed: Mask | None,
     workers: int,
-) -> list[Level]:
+) -> list[OrderCounts]:
     suffixes = _suffixes(counts, width, folder, workers)
     kept = _kept(counts, width, cutoffs, allowed)
     levels = []
@@ -93,7 +93,7 @@ def _levels(
         if method == "kneser-ney" and n < len(counts):
             adjusted = _continuations(suffixes[n], len(own.keys))
             adjusted[first:last] = own.counts[first:last]  # n-grams that begin with <s>
-        levels.append(Level(own.keys, adjusted, suffixes[n - 1], kept[n - 1]))
+        levels.append(OrderCounts(own.keys, adjusted, suffixes[n - 1], kept[n - 1]))
     return levels
 
 
@@ -158,7 +158,7 @@ class _Contexts:
     gammas: NDArray[np.float64]
 
 
-def _contexts(level: Level, order: int, found: Discounts, width: int, count: int) -> _Contexts:
+def _contexts(level: OrderCounts, order: int, found: Discounts, width: int, count: int) -> _Contexts:
     """What `count` contexts share out: their totals, and the share of shorter contexts (1 without any n-gram)."""
     totals, removed = np.zeros(count), np.zeros(count)
     types = np.zeros((4, count))  # kept n-grams with a count of 1, 2, more; all n-grams
@@ -179,7 +179,7 @@ def _contexts(level: Level, order: int, found: Discounts, width: int, count: int
 
 
 def _interpolated(
-    levels: Sequence[Level], found: Sequence[Discounts], width: int
+    levels: Sequence[OrderCounts], found: Sequence[Discounts], width: int
 ) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
     """log10 p of each order, and log10 of the back-off weights of each order but the highest, of kept n-grams."""
     lower = np.array([1 / (np.count_nonzero(levels[0].kept) - 1)])
@@ -207,7 +207,7 @@ def _log10(values: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _tables(
-    levels: Sequence[Level],
+    levels: Sequence[OrderCounts],
     log_probs: Sequence[NDArray[np.float32]],
     backoffs: Sequence[NDArray[np.float32]],
     width: int,

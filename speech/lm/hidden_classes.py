@@ -13,19 +13,23 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.files import DAMAGED, check_finite, replace_file
+from configurable.files import replace_file
+from speech.files import DAMAGED, check_finite
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, States
 from speech.lm.encoding import encode_text, load_block
 from speech.lm.ngram import LOWEST
 from speech.lm.sources import Text
 from speech.lm.vocabulary import END_ID, START_ID, UNKNOWN_ID, Vocabulary
+
+if TYPE_CHECKING:
+    from speech.lm.network import NetworkTrainer
 
 MODEL = "hmm.safetensors"
 _WORDS = "starling.words"
@@ -45,6 +49,10 @@ class HiddenClassConfig(LmConfig):
     """Iterations of expectation maximization."""
     pseudo_count: float = Field(default=1.0, gt=0)
     """Observations that are added for each class: of words by their frequency, and of all following classes alike."""
+
+    @override
+    def build(self, trainer: NetworkTrainer | None = None) -> Estimator:
+        return HiddenClassEstimator(self, trainer)
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,6 @@ class HiddenClassModel(LanguageModel):
 class HiddenClassEstimator(Estimator):
     """Estimates a hidden Markov model, and writes `hmm.safetensors`."""
 
-    config = HiddenClassConfig
     cfg: HiddenClassConfig
 
     @override

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from speech.lm.base import Estimator
 from speech.lm.network import NetworkConfig, NetworkEstimator
 
 if TYPE_CHECKING:
+    from speech.lm.network import NetworkTrainer
     from speech.models.networks.base import TrainableNetwork
 
 
@@ -23,14 +25,17 @@ class LstmConfig(NetworkConfig):
     """Dropout probability of the embeddings and of each layer's output."""
 
     @override
-    def build(self, num_words: int) -> TrainableNetwork:
+    def build_network(self, num_words: int) -> TrainableNetwork:
         from speech.lm.network_model import LstmNetwork
 
         return LstmNetwork(self, num_words)
+
+    @override
+    def build(self, trainer: NetworkTrainer | None = None) -> Estimator:
+        return LstmEstimator(self, trainer)
 
 
 class LstmEstimator(NetworkEstimator):
     """Has an LSTM trained."""
 
-    config = LstmConfig
     cfg: LstmConfig

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
 from typing_extensions import override
 
-from speech.files import check_finite, replace_file
+from configurable.files import replace_file
+from speech.files import check_finite
 from speech.lm.base import Estimator, LanguageModel, LmConfig, LmError, Unit
 from speech.lm.encoding import EncodedText, encode_text, load_block
 from speech.lm.sources import Text
@@ -48,7 +49,7 @@ class NetworkConfig(LmConfig, ABC):
     """Number of layers."""
 
     @abstractmethod
-    def build(self, num_words: int) -> TrainableNetwork:
+    def build_network(self, num_words: int) -> TrainableNetwork:
         """Make an initialized network, on torch's device `meta`, too; torch is imported in here.
 
         Args:
@@ -78,11 +79,11 @@ class LmSpec(BaseModel):
         found = LANGUAGE_MODELS.get(str(value.get("kind"))) if isinstance(value, dict) else None
         if found is None:
             raise ValueError(f"{value!r} is no language model of this version of Starling")
-        return found.config.model_validate(value)
+        return found.model_validate(value)
 
     def build_model(self) -> TrainableNetwork:
         """The network, with random weights."""
-        return self.network.build(len(self.words))
+        return self.network.build_network(len(self.words))
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the model into a folder."""
@@ -126,7 +127,6 @@ class NetworkTrainer(Protocol):
 class NetworkEstimator(Estimator):
     """Numbers the text, has the network trained, and writes `lm.safetensors`."""
 
-    config: ClassVar[type[NetworkConfig]]
     cfg: NetworkConfig
 
     @property

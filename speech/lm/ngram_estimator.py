@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from speech.lm.pruning import entropy_pruned
 from speech.lm.smoothing import Discounts, Method
 from speech.lm.sources import Text
 from speech.lm.vocabulary import SPECIAL
+
+if TYPE_CHECKING:
+    from speech.lm.network import NetworkTrainer
 
 
 class NgramConfig(LmConfig):
@@ -71,11 +74,14 @@ class NgramConfig(LmConfig):
             raise ValueError("lmplz smoothes by kneser-ney only: set lmplz: false or smoothing: kneser-ney")
         return self
 
+    @override
+    def build(self, trainer: NetworkTrainer | None = None) -> Estimator:
+        return NgramEstimator(self, trainer)
+
 
 class NgramEstimator(Estimator):
     """Counts, smooths and prunes n-grams, and writes `lm.arpa`."""
 
-    config: ClassVar[type[LmConfig]] = NgramConfig
     cfg: NgramConfig
 
     @property

@@ -49,7 +49,7 @@ def entropy_pruned(model: NgramModel, threshold: float) -> NgramModel:
 
 
 @dataclass(frozen=True)
-class Level:
+class OrderProbabilities:
     """The n-grams of one order; probabilities are natural, not logarithms; all `[n-grams]`."""
 
     states: NDArray[np.int64]
@@ -76,13 +76,13 @@ def history_log_probs(model: NgramModel) -> Floats:
     return found
 
 
-def _level(model: NgramModel, order: int, history: Floats) -> Level:
+def _level(model: NgramModel, order: int, history: Floats) -> OrderProbabilities:
     tables = model.tables
     first, last = tables.bounds(order)
     states, words = np.divmod(tables.keys[first:last], len(model.words))
     shorter = tables.links[states - 1].astype(np.int64)
     _, lower = model.score_batch(shorter, words)
-    return Level(
+    return OrderProbabilities(
         states,
         10.0 ** tables.log_probs[first:last].astype(np.float64),
         10.0**lower,
@@ -91,7 +91,7 @@ def _level(model: NgramModel, order: int, history: Floats) -> Level:
     )
 
 
-def relative_rises(level: Level) -> Floats:
+def relative_rises(level: OrderProbabilities) -> Floats:
     """How much the perplexity rises, relatively, without each n-gram, `[n-grams]`."""
     _, groups = np.unique(level.states, return_inverse=True)
     unseen = np.maximum(1 - np.bincount(groups, level.probs), _TINY)[groups]
@@ -102,7 +102,7 @@ def relative_rises(level: Level) -> Floats:
     return np.expm1(-level.history * change)  # type: ignore[no-any-return]
 
 
-def _backoffs(level: Level, kept: NDArray[np.bool_], count: int, first_state: int) -> Floats:
+def _backoffs(level: OrderProbabilities, kept: NDArray[np.bool_], count: int, first_state: int) -> Floats:
     """log10 of the back-off weights of all contexts of an order; 0 for those without any n-gram left."""
     places = level.states[kept] - first_state
     unseen = np.maximum(1 - np.bincount(places, level.probs[kept], count), _TINY)

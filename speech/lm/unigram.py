@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from typing_extensions import override
 
-from speech.lm.base import LmConfig, Unit
+from speech.lm.base import Estimator, LmConfig, Unit
 from speech.lm.ngram_estimator import NgramConfig, NgramEstimator
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ class UnigramConfig(LmConfig):
     vocabulary: int | None = Field(default=None, ge=1)
     """Greatest number of words, the most frequent ones; None for all."""
 
+    @override
+    def build(self, trainer: NetworkTrainer | None = None) -> Estimator:
+        return UnigramEstimator(self, trainer)
+
 
 class UnigramEstimator(NgramEstimator):
     """An n-gram model of order 1 with Witten-Bell's share for unknown words: (c(w) + T / V) / (N + T)."""
-
-    config = UnigramConfig
 
     def __init__(self, cfg: UnigramConfig, trainer: NetworkTrainer | None = None) -> None:
         ngrams = NgramConfig(order=1, unit=cfg.unit, smoothing="witten-bell", vocabulary=cfg.vocabulary, text=cfg.text)

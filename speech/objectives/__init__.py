@@ -26,26 +26,20 @@ __all__ = [
     "Targets",
     "build_objective",
     "check_decoder",
-    "objective_class",
     "objective_of",
 ]
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "ctc": Ctc,
-    "frame_cross_entropy": FrameCrossEntropy,
+OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
+    "ctc": CtcConfig,
+    "frame_cross_entropy": FrameCrossEntropyConfig,
 }
-ObjectiveChoice = Annotated[ObjectiveConfig, OneOf({kind: one.config for kind, one in OBJECTIVES.items()}, "ctc")]
+ObjectiveChoice = Annotated[ObjectiveConfig, OneOf(OBJECTIVES, "ctc")]
 """A field that takes the configuration of any objective."""
-
-
-def objective_class(cfg: ObjectiveConfig) -> type[Objective]:
-    """The class of the objective that the configuration asks for."""
-    return OBJECTIVES[cfg.kind]
 
 
 def build_objective(cfg: ObjectiveConfig) -> Objective:
     """Makes the objective that the configuration asks for."""
-    return objective_class(cfg)(cfg)
+    return cfg.build()
 
 
 def objective_of(decoder: str) -> str:
@@ -59,8 +53,7 @@ def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:
     Raises:
         ValueError: It does not.
     """
-    outputs = OBJECTIVES[cfg.kind].outputs
-    decoders = [kind for kind, one in DECODERS.items() if one.reads == outputs]
+    decoders = [kind for kind, one in DECODERS.items() if one.reads == cfg.outputs]
     if decoder not in decoders:
         raise ValueError(
             f"decode.kind is {decoder}, which does not read what models trained with {cfg.kind} say: use "

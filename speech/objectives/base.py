@@ -15,8 +15,20 @@ NO_STATE = -1
 """In place of a tied state: a frame that does not count, or padding."""
 
 
-class ObjectiveConfig(Choice):
-    """What training minimizes."""
+class ObjectiveConfig(Choice, ABC):
+    """What training minimizes.
+
+    Attributes:
+        outputs: What models trained with it put out; decoders that read that have it as `DecodeConfig.reads`.
+        needs: Targets that it needs: `tokens` of the transcripts, or `states` of forced alignments.
+    """
+
+    outputs: ClassVar[str]
+    needs: ClassVar[Literal["tokens", "states"]] = "tokens"
+
+    @abstractmethod
+    def build(self) -> Objective:
+        """Make the objective."""
 
     @property
     def alignments_folder(self) -> str:
@@ -54,15 +66,9 @@ class FrameTargets(Protocol):
 class Objective(ABC):
     """One objective.
 
-    Attributes:
-        config: Class of its configuration.
-        outputs: What models trained with it put out; decoders that read that have it as `Decoder.reads`.
-        needs: Targets that it needs: `tokens` of the transcripts, or `states` of forced alignments.
+    Args:
+        cfg: Its configuration.
     """
-
-    config: ClassVar[type[ObjectiveConfig]]
-    outputs: ClassVar[str]
-    needs: ClassVar[Literal["tokens", "states"]] = "tokens"
 
     def __init__(self, cfg: ObjectiveConfig) -> None:
         self.cfg = cfg

@@ -18,13 +18,15 @@ class CtcConfig(ObjectiveConfig):
     """Connectionist temporal classification, over all alignments of the tokens."""
 
     kind: Literal["ctc"] = "ctc"
+    outputs: ClassVar[str] = "ctc"
+
+    @override
+    def build(self) -> Objective:
+        return Ctc(self)
 
 
 class Ctc(Objective):
     """The negative log probability of a transcript over all its alignments with the frames, blanks between tokens."""
-
-    config: ClassVar[type[ObjectiveConfig]] = CtcConfig
-    outputs = "ctc"
 
     @override
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:

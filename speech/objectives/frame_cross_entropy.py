@@ -26,6 +26,8 @@ class FrameCrossEntropyConfig(ObjectiveConfig):
     """Cross-entropy with the tied states of forced alignments, frame by frame."""
 
     kind: Literal["frame_cross_entropy"] = "frame_cross_entropy"
+    outputs: ClassVar[str] = "states"
+    needs: ClassVar[Literal["tokens", "states"]] = "states"
     alignments: str = ""
     """Folder or URL of the alignments: `train.parquet` and `valid.parquet`. Empty: those of the stage `align`."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -36,13 +38,14 @@ class FrameCrossEntropyConfig(ObjectiveConfig):
     def alignments_folder(self) -> str:
         return self.alignments
 
+    @override
+    def build(self) -> Objective:
+        return FrameCrossEntropy(self)
+
 
 class FrameCrossEntropy(Objective):
     """The negative log probability of each frame's state; frames without one do not count."""
 
-    config: ClassVar[type[ObjectiveConfig]] = FrameCrossEntropyConfig
-    outputs = "states"
-    needs = "states"
     cfg: FrameCrossEntropyConfig
 
     @override

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from configurable.addresses import address_content
+from configurable.files import replace_file
 from configurable.lazy import torch
 from speech.audio import encode_flac, resample
-from speech.files import replace_file
 from speech.synthesis.commands import random_command
 from speech.synthesis.espeak import Engine, Voice
 

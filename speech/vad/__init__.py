@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
-DETECTORS: dict[str, type[Vad]] = {"silero": SileroVad, "energy": EnergyVad, "none": EverythingVad}
+DETECTORS: dict[str, type[VadConfig]] = {"silero": SileroConfig, "energy": EnergyConfig, "none": EverythingConfig}
 
 
 def build_vad(cfg: VadConfig) -> Vad:
     """Builds the configured detector."""
-    return DETECTORS[cfg.kind](cfg)
+    return cfg.build()
 
 
 @cache

@@ -12,25 +12,31 @@ Interval = tuple[int, int]
 """First sample, and the one after the last."""
 
 
-class VadConfig(Choice):
-    """Base class of the detectors' configurations."""
+class VadConfig(Choice, ABC):
+    """Base class of the detectors' configurations.
+
+    Attributes:
+        packages: Packages that the detector needs besides those of every recognizer.
+    """
+
+    packages: ClassVar[tuple[str, ...]] = ()
 
     pause_s: float = Field(default=0.3, ge=0)
     """Pauses that are at least this long, in seconds, separate pieces that are recognized on their own."""
     pad_s: float = Field(default=0.3, ge=0)
     """Seconds of the pause that stay before and after each piece, so that soft sounds at its ends are not lost."""
 
+    @abstractmethod
+    def build(self) -> "Vad":
+        """Make the detector."""
+
 
 class Vad(ABC):
     """Finds speech in a recording.
 
-    Attributes:
-        config: Class of the detector's configuration.
-        packages: Packages that it needs besides those of every recognizer.
+    Args:
+        cfg: Its configuration.
     """
-
-    config: ClassVar[type[VadConfig]]
-    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: VadConfig) -> None:
         self.cfg = cfg

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from speech.vad.base import Interval, Vad, VadConfig
 from speech.vad.levels import frame_levels, level_range, loudest_around
@@ -21,6 +22,10 @@ class EnergyConfig(VadConfig):
     smooth_s: float = Field(default=0.2, ge=0)
     """Pauses in speech, in seconds, up to which frames belong to the speech around them."""
 
+    @override
+    def build(self) -> Vad:
+        return EnergyVad(self)
+
 
 class EnergyVad(Vad):
     """Compares the energy of frames with a threshold between the noise level and the level of the speech around them.
@@ -30,7 +35,6 @@ class EnergyVad(Vad):
     second: a quiet speaker is found beside a loud one.
     """
 
-    config = EnergyConfig
     cfg: EnergyConfig
 
     def speech(self, wave: Tensor, sample_rate: int) -> list[Interval]:

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from torch import Tensor
+from typing_extensions import override
 
 from speech.vad.base import Interval, Vad, VadConfig
 
@@ -12,11 +13,13 @@ class EverythingConfig(VadConfig):
 
     kind: Literal["none"] = "none"
 
+    @override
+    def build(self) -> Vad:
+        return EverythingVad(self)
+
 
 class EverythingVad(Vad):
     """Takes everything for speech."""
-
-    config = EverythingConfig
 
     def speech(self, wave: Tensor, sample_rate: int) -> list[Interval]:
         """The whole waveform."""

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from speech.audio import resample
 from speech.vad.base import Interval, Vad, VadConfig
@@ -29,13 +30,17 @@ class SileroConfig(VadConfig):
     min_speech_s: float = Field(default=0.1, ge=0)
     """Shorter speech is ignored."""
 
+    packages: ClassVar[tuple[str, ...]] = ("silero-vad",)
+
+    @override
+    def build(self) -> Vad:
+        return SileroVad(self)
+
 
 class SileroVad(Vad):
     """Silero VAD 6 (https://github.com/snakers4/silero-vad), for 8 and 16 kHz; other rates are resampled to 16 kHz."""
 
-    config = SileroConfig
     cfg: SileroConfig
-    packages = ("silero-vad",)
 
     def __init__(self, cfg: SileroConfig) -> None:
         if not is_installed():

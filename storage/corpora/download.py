@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from configurable.files import replace_file
 from storage.corpora.base import CorpusError
 from storage.corpora.catalog import Archive, Download, find_download
 from storage.corpora.unpack import unpack
@@ -98,7 +99,8 @@ def download_corpus(
             archive = fetch(corpus.parts[part], folder, on_progress, patience or Patience())
             on_progress(f"unpacking {archive.name}", 0, 0)
             found = asdict(unpack(archive, folder))
-            _mark(marker, {"url": corpus.parts[part].url, "digest": corpus.parts[part].digest, **found})
+            about = {"url": corpus.parts[part].url, "digest": corpus.parts[part].digest, **found}
+            replace_file(marker, json.dumps(about).encode())
             done[part] = {**found, "present": False}
             if not keep_archives:
                 archive.unlink()
@@ -220,12 +222,6 @@ def _by_hand(archive: Archive, target: Path, error: Exception) -> str:
         f"{archive.url} cannot be fetched ({reason}). Without a connection, fetch this file elsewhere{check}, put it "
         f"at {target}, and run the same command again; it then only unpacks."
     )
-
-
-def _mark(marker: Path, content: dict[str, Any]) -> None:
-    temporary = marker.with_name(f"{marker.name}.tmp")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.replace(marker)
 
 
 def _size(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 from speech.features import FeatureConfig, FmllrConfig, IvectorConfig
 from speech.hmm.config import AlignConfig
-from speech.objectives import ObjectiveConfig, objective_class
+from speech.objectives import ObjectiveConfig
 
 
 def check_features(features: FeatureConfig, align: AlignConfig | None, objective: ObjectiveConfig) -> None:
@@ -36,7 +36,7 @@ def check_features(features: FeatureConfig, align: AlignConfig | None, objective
             f"{kind} with a frame every {features.hop_ms:g} ms, but align.features.hop_ms is "
             f"{align.features.hop_ms:g}: set features.hop_ms to {align.features.hop_ms:g}"
         )
-    if objective_class(objective).needs != "states":
+    if objective.needs != "states":
         raise ValueError(
             f"{kind}, which recognition adapts by decoding with the GMM-HMM's graph, but models trained with "
             f"{objective.kind} do not have its states: set train.objective to frame_cross_entropy"

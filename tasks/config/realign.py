@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pydantic import BaseModel, ConfigDict, Field
 
 from speech.hmm.config import AlignConfig
-from speech.objectives import ObjectiveConfig, objective_class
+from speech.objectives import ObjectiveConfig
 
 
 class RealignConfig(BaseModel):
@@ -40,7 +40,7 @@ def check_realign(realign: RealignConfig | None, align: AlignConfig | None, obje
         return
     if align is None:
         raise ValueError("realign changes the alignments of the section align, and there is none: add it")
-    if objective_class(objective).needs != "states" or objective.alignments_folder:
+    if objective.needs != "states" or objective.alignments_folder:
         raise ValueError(
             "realign gives training the states of alignments, which it does not use: set train.objective to "
             "frame_cross_entropy without alignments, or remove realign"

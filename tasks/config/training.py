@@ -7,7 +7,7 @@ from pydantic import model_validator
 from configurable.addresses import address_content
 from recognition.data.segments import SegmentConfig
 from speech.features.augment import AugmentConfig
-from speech.objectives import CtcConfig, ObjectiveChoice, objective_class
+from speech.objectives import CtcConfig, ObjectiveChoice
 from training.config import TrainConfig
 
 _NOT_CONTENT = (
@@ -45,7 +45,7 @@ class AcousticTrainConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _check_targets(self) -> "AcousticTrainConfig":
-        needs = objective_class(self.objective).needs
+        needs = self.objective.needs
         if self.traits.split and needs != "tokens":
             raise ValueError(
                 f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the {needs} that "

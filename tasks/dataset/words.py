@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from speech.decoding import DecodeConfig, LanguageModelError
-from speech.decoding.language_model import arpa_words, read_words
+from speech.decoding import DecodeConfig
+from speech.lm import LmError
+from speech.lm.kenlm import arpa_words, read_words
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks.dataset.manifest import MANIFEST
@@ -47,5 +48,5 @@ def decoder_words(cfg: DecodeConfig) -> list[str]:
         return read_words(files["words"])
     try:
         return arpa_words(files["lm"]) if "lm" in files else []
-    except LanguageModelError:
+    except LmError:
         return []

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from speech.decoding import GraphConfig
-from speech.decoding.base import DecodeError
-from speech.decoding.language_model import LanguageModelError, arpa_words
 from speech.hmm.graph_files import GRAPH as TRANSDUCER
 from speech.hmm.graph_files import WORDS, save_graph, write_graph
 from speech.hmm.model import ModelError, model_digest
 from speech.hmm.word_graph import WordGraphError, word_graph
+from speech.hypotheses import DecodeError
+from speech.lm.base import LmError
+from speech.lm.kenlm import arpa_words
 from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.stages import progress
@@ -119,7 +120,7 @@ def graph_piece(piece: Piece) -> dict[str, Any]:
         pronunciations = model.pronunciations(arpa_words(piece["lm"]))
         words = word_graph(model.model.tree.phones, pronunciations, Path(piece["lm"]), model.spoken)
         return {"counts": save_graph(words, model.model, folder)}
-    except (LanguageModelError, WordGraphError, DecodeError, ModelError) as error:
+    except (LmError, WordGraphError, DecodeError, ModelError) as error:
         raise StageError(f"{piece['field']}: {error}") from error
 
 

@@ -33,7 +33,7 @@ from configurable.addresses import address_content
 from recognition.bundle import BundleSpec, add_decoder, load_spec
 from speech.audio import encode_flac
 from speech.decoding import DECODERS
-from speech.vad import SileroVad
+from speech.vad import SileroConfig
 from storage.stages import StageOutput
 from tasks import pyfunc_path
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, get_stage, has_network
@@ -70,7 +70,7 @@ from training.coordinator.journal import read_journal
 
 _REQUIREMENTS = (
     *("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"),
-    *SileroVad.packages,
+    *SileroConfig.packages,
 )
 """Packages that every registered model needs."""
 _PIECES = "sentencepiece"
@@ -154,7 +154,7 @@ def requirements(spec: BundleSpec) -> list[str]:
     """
     needed = [*_REQUIREMENTS]
     needed += [_PIECES] if spec.tokenizer.get("kind") == "bpe" else []
-    needed += DECODERS[spec.decode.kind].packages
+    needed += spec.decode.packages
     return [f"{name}=={metadata.version(name)}" for name in needed]
 
 

@@ -16,7 +16,6 @@ from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
 from recognition.systems.acoustic import AcousticTaskConfig
 from speech.hmm.priors import log_priors
-from speech.objectives import objective_class
 from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
 from storage.intact import readable
@@ -95,7 +94,7 @@ def _inputs(run: Run) -> Inputs:
 
 def uses_alignments(run: Run) -> bool:
     """Whether the objective needs the states of forced alignments."""
-    return objective_class(run.config.train.objective).needs == "states"
+    return run.config.train.objective.needs == "states"
 
 
 def alignments(run: Run) -> ObjectStore:

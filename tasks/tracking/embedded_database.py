@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configurable.files import publish_file
 from storage.locks import file_lock
-from storage.publishing import publish_file
 
 PREFIX = "sqlite:///"
 _PATIENCE_S = 300.0

@@ -18,6 +18,7 @@ import mlflow
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
+from configurable.files import replace_file
 from storage.locks import file_lock
 from tasks.tracking.metrics import MetricPoint, Translator, closing_points
 from tasks.tracking.runs import TrainingRun, client, impatient, open_training_run, ui_links
@@ -56,9 +57,7 @@ class Acknowledged:
 
     def save(self, path: Path) -> None:
         """Write the file atomically."""
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        draft.replace(path)
+        replace_file(path, json.dumps(asdict(self)).encode())
 
 
 class Sender:

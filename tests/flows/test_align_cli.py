@@ -7,7 +7,7 @@ import pytest
 from command_line import invoke
 
 from recognition.timings import TimedUtterance
-from speech.words import Word
+from speech.hypotheses import Word
 from tasks.forced_alignment import Alignments
 
 

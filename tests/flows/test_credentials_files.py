@@ -33,14 +33,15 @@ def test_each_secret_is_created_once_readable_by_its_owner_only(secrets):
 
 def test_secrets_are_never_readable_by_other_users(tmp_path, monkeypatch):
     """Each file has its mode from the start, independent of the umask."""
-    seen, real = {}, os.fdopen
+    seen, real = {}, os.open
 
-    def opened(descriptor, *words, **more):
+    def opened(*words, **more):
+        descriptor = real(*words, **more)
         status = os.fstat(descriptor)
         seen[status.st_ino] = status.st_mode & 0o777
-        return real(descriptor, *words, **more)
+        return descriptor
 
-    monkeypatch.setattr(os, "fdopen", opened)
+    monkeypatch.setattr(os, "open", opened)
     before = os.umask(0)
     try:
         make_secrets(tmp_path / "secrets", for_containers=True)

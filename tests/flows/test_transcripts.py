@@ -17,7 +17,7 @@ from recognition.bundle import add_decoder
 from recognition.transcriber import Transcriber, Transcript
 from speech.audio import decode_audio, stream_audio
 from speech.decoding import BeamConfig
-from speech.words import Word
+from speech.hypotheses import Word
 
 pytestmark = pytest.mark.usefixtures("tones_are_speech")
 said = load_beside(__file__, "../recognition/test_transcriber.py")
@@ -187,7 +187,7 @@ def test_output_goes_to_one_file_or_one_per_recording(perfect_model, audio, tmp_
     shutil.copy(audio / "a.wav", audio / "b.wav")  # beside b.flac
     transcribe(audio, "-f", "ctm", "-o", f"{tmp_path}/ctm/", model=perfect_model, code=1)
     assert (tmp_path / "ctm" / "b.wav.ctm").exists()
-    assert not list(tmp_path.rglob("*.partial"))
+    assert not list(tmp_path.rglob(".tmp-*"))
 
 
 def test_recording_is_read_from_standard_input(perfect_model, audio):

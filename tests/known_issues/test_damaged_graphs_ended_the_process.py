@@ -10,11 +10,11 @@ import kaldifst
 import numpy as np
 import pytest
 
-from speech.decoding.base import DecodeError
 from speech.hmm.decode import GraphSearch
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graph_files import read_graph
+from speech.hypotheses import DecodeError
 
 GRAPH = "0 1 1 1 0.5\n1 0 2 2 0.5\n1 0\n"
 

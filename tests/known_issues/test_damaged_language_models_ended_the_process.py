@@ -4,12 +4,12 @@ import gzip
 
 import pytest
 
-from speech.decoding.language_model import LanguageModelError, load_lm
 from speech.hmm.decoding_graph import decoding_graph
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import monophone_tree
 from speech.hmm.word_graph import word_graph
 from speech.lm import KenlmModel, LmError
+from speech.lm.kenlm import load_lm
 
 ARPA = """\\data\\
 ngram 1=4
@@ -41,7 +41,7 @@ def written(path, text):
 def test_impossible_counts_are_refused_before_kenlm_reads_them(tmp_path, name, count):
     assert load_lm(str(written(tmp_path / name, ARPA)), ["a"])
     path = written(tmp_path / name, ARPA.replace("ngram 2=2", f"ngram 2={count}"))
-    with pytest.raises(LanguageModelError, match="its header"):
+    with pytest.raises(LmError, match="its header"):
         load_lm(str(path), ["a"])
     with pytest.raises(LmError, match="its header"):
         KenlmModel(path, ["a"])
@@ -62,7 +62,7 @@ def test_impossible_counts_are_refused_before_kenlm_reads_them(tmp_path, name, c
 def test_damaged_file_is_an_error_of_the_graph_and_not_the_end_of_the_process(tmp_path, old, new):
     assert old in ARPA
     path = written(tmp_path / "lm.arpa", ARPA.replace(old, new))
-    with pytest.raises(LanguageModelError, match=r"lm\.arpa, line \d+: "):
+    with pytest.raises(LmError, match=r"lm\.arpa, line \d+: "):
         word_graph(PHONES, {"a": [("A",)]}, path)
 
 
@@ -74,5 +74,5 @@ def graph_of(path):
 def test_language_model_without_a_sentence_is_refused(tmp_path):
     assert not graph_of(written(tmp_path / "lm.arpa", ARPA)).fault()
     text = ARPA.replace("-1.0\t</s>\n", "").replace("1=4", "1=3").replace("a </s>", "a a")
-    with pytest.raises(LanguageModelError, match="has no sentence"):
+    with pytest.raises(LmError, match="has no sentence"):
         graph_of(written(tmp_path / "lm.arpa", text))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support import write_arpa
 
-from speech.decoding import GraphConfig, LanguageModelError, WordsConfig, build_decoder
-from speech.hmm import graph_files
+from speech.decoding import GraphConfig, WordsConfig, build_decoder
 from speech.hmm.priors import StateOutputs
+from speech.lm import LmError
 from speech.tokens import WordTokenizer
 
 TOKENIZER = WordTokenizer(["<blank>", "a", "b"])
@@ -27,15 +27,15 @@ def first(tmp_path):
 def test_search_of_words_fails_each_time(first, tmp_path):
     decoder = build_decoder(WordsConfig(lm=first, rescore_lm=str(tmp_path / "missing.arpa")), TOKENIZER)
     for _ in range(2):
-        with pytest.raises(LanguageModelError, match="missing"):
+        with pytest.raises(LmError, match="missing"):
             decoder.decode(SCORES, torch.tensor([1]))
 
 
 def test_search_of_a_graph_fails_each_time(first, tmp_path, monkeypatch):
     graph = SimpleNamespace(words=SimpleNamespace(words=["a", "b"]))
-    monkeypatch.setattr(graph_files, "open_search", lambda *_: graph)
+    monkeypatch.setattr("speech.decoding.graph.open_search", lambda *_: graph)
     cfg = GraphConfig(graph="g", words="w", graph_lm=first, rescore_lm=str(tmp_path / "missing.arpa"))
     decoder = build_decoder(cfg, TOKENIZER, StateOutputs((0.0, 0.0, 0.0)))
     for _ in range(2):
-        with pytest.raises(LanguageModelError, match="missing"):
+        with pytest.raises(LmError, match="missing"):
             decoder.prepare()

@@ -9,11 +9,11 @@ from support import write_arpa
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from speech.decoding.language_model import arpa_copy, arpa_words, load_lm, read_words
 from speech.hmm.topology import PhoneSet
 from speech.hmm.word_graph import word_graph
 from speech.lexicon import FileLexiconConfig, build_lexicon
 from speech.lm import read_arpa
+from speech.lm.kenlm import arpa_copy, arpa_words, load_lm, read_words
 from speech.scoring import ScoringRules, load_pairs, read_glm, score_sets
 from speech.text import NormalizerConfig, TextNormalizer
 from storage.corpora.base import Utterance

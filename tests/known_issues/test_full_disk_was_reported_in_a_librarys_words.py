@@ -122,7 +122,7 @@ def test_output_of_a_command_names_its_file(disk, tmp_path):
     from recognition.transcriber import Transcript
 
     fill(disk)
-    said = rf"^{disk}/\.out\.txt\.\d+\.partial: no space is left on the disk of {disk} \(0 B"
+    said = rf"^{disk}/out\.txt: no space is left on the disk of {disk} for 500\.0 kB \(0 B"
     found = Transcript("word " * 100_000, 1.0, 1.0)
     sink = open_sink("text", disk / "out.txt", "model", several=False)
     with pytest.raises(DiskError, match=said), disk_named(tmp_path), sink:

@@ -5,10 +5,11 @@ No n-gram is longer than those of the highest order, so nothing backs off from t
 
 import pytest
 
-from speech.decoding.language_model import LanguageModelError, load_lm
 from speech.hmm.topology import PhoneSet
 from speech.hmm.word_graph import word_graph
 from speech.lm import KenlmModel, read_arpa
+from speech.lm.base import LmError
+from speech.lm.kenlm import load_lm
 
 UNIGRAMS = "-3.0\t<unk>\n-99\t<s>\t-0.2\n-1.0\t</s>\n-1.0\tone\t-0.1\n-1.0\ttwo\t-0.1\n"
 BIGRAMS = "-0.5\t<s> one\t-0.7\n-0.4\tone two\n"
@@ -88,6 +89,6 @@ def test_graph_is_made_of_models_that_kaldilm_refuses(tmp_path, text):
 )
 def test_malformed_model_is_named_with_its_line(tmp_path, old, new, said):
     path = written(tmp_path, MODEL.replace(old, new))
-    with pytest.raises(LanguageModelError, match=r"lm\.arpa, line \d+: .*; write the model again") as caught:
+    with pytest.raises(LmError, match=r"lm\.arpa, line \d+: .*; write the model again") as caught:
         word_graph(PHONES, LEXICON, path)
     assert caught.match(said)

@@ -11,8 +11,6 @@ RATE = 1000
 class Sounding(Vad):
     """All samples between the first and the last that are not zero."""
 
-    config = EverythingConfig
-
     def speech(self, wave, sample_rate):
         places = torch.nonzero(wave).flatten().tolist()
         return [(places[0], places[-1] + 1)] if places else []

@@ -21,7 +21,7 @@ def noise(seconds, level_db, seed=0):
 
 
 def pieces(kind, wave):
-    found = cut(build_vad(DETECTORS[kind].config()), [(wave, RATE)], 30.0)
+    found = cut(build_vad(DETECTORS[kind]()), [(wave, RATE)], 30.0)
     return [(one.start, one.start + len(one.wave) / RATE) for one in found]
 
 

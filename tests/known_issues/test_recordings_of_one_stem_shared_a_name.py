@@ -10,7 +10,7 @@ from flows.cli.transcribe import find_audio
 from flows.cli.transcripts import TIMED, open_sink
 from recognition.timings import distinct_names
 from recognition.transcriber import Transcript
-from speech.words import Word
+from speech.hypotheses import Word
 
 SAID = Transcript("hello", 1.0, 1.0, words=(Word("hello", 0.0, 0.5, 1.0),))
 

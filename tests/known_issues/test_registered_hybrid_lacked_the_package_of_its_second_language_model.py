@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from speech.decoding import GraphDecoder
+from speech.decoding import GraphConfig
 
 # the import name of a package, and what reads an ARPA file for ranking again
 SCRIPT = """
@@ -21,4 +21,4 @@ def test_all_packages_that_ranking_again_imports_are_required(tmp_path):
     path.write_text(ARPA)
     done = subprocess.run([sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, check=True, timeout=100)
     assert "flashlight" in done.stdout.split()
-    assert "flashlight-text" in GraphDecoder.packages
+    assert "flashlight-text" in GraphConfig.packages

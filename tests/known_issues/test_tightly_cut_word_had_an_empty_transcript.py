@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from speech.audio import decode_audio
-from speech.vad import SileroConfig, Vad, VadConfig, build_vad, cut
+from speech.vad import EverythingConfig, SileroConfig, Vad, build_vad, cut
 
 RATE = 8000
 
@@ -13,14 +13,12 @@ RATE = 8000
 class Deaf(Vad):
     """Finds no speech."""
 
-    config = VadConfig
-
     def speech(self, wave, sample_rate):
         return []
 
 
 def pieces(wave, vad=None, rate=RATE):
-    return [(one.start, len(one.wave)) for one in cut(vad or Deaf(VadConfig()), [(wave, rate)], 30.0)]
+    return [(one.start, len(one.wave)) for one in cut(vad or Deaf(EverythingConfig()), [(wave, rate)], 30.0)]
 
 
 def noise(kind, level_db, samples, rate=RATE, seed=0):

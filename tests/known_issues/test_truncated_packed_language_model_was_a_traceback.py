@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from speech.decoding import LanguageModelError
-from speech.decoding.language_model import arpa_words
 from speech.hmm.topology import PhoneSet
 from speech.hmm.word_graph import word_graph
+from speech.lm import LmError
+from speech.lm.kenlm import arpa_words
 
 
 def packed_model(count):
@@ -25,7 +25,7 @@ def packed_model(count):
 def test_damaged_file_is_named_when_its_words_are_read(tmp_path, damage):
     path = tmp_path / "lm.arpa.gz"
     path.write_bytes(damage(packed_model(100)))
-    with pytest.raises(LanguageModelError, match=r"lm\.arpa\.gz cannot be read"):
+    with pytest.raises(LmError, match=r"lm\.arpa\.gz cannot be read"):
         arpa_words(str(path))
 
 
@@ -34,5 +34,5 @@ def test_file_cut_off_after_its_words_is_named_when_a_graph_is_made(tmp_path):
     data = packed_model(20_000)
     path.write_bytes(data[: len(data) // 2])
     assert arpa_words(str(path)) == ["a", "b"]
-    with pytest.raises(LanguageModelError, match=r"lm\.arpa\.gz cannot be read"):
+    with pytest.raises(LmError, match=r"lm\.arpa\.gz cannot be read"):
         word_graph(PhoneSet.of([("AH0",)]), {"a": [("AH0",)]}, path)

@@ -36,7 +36,7 @@ def test_a_trained_model_recognizes_the_set(trained, corpus, tmp_path):
 
 @pytest.mark.parametrize("kind", ["greedy", "beam"])
 def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path, kind):
-    cfg = DECODERS[kind].config()
+    cfg = DECODERS[kind]()
     one = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=0.1)
     all_at_once = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=1000)
     assert [entry.hyp for entry in one] == [entry.hyp for entry in all_at_once]

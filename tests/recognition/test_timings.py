@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recognition.timings import TimedUtterance, ctm_lines, low_confidences, low_scores, textgrid
-from speech.words import Word
+from speech.hypotheses import Word
 
 WORDS = [Word("one", 0.5, 0.25, 0.9), Word('say "a"', 0.8, 0.2, 0.5)]
 

@@ -45,15 +45,15 @@ def token_batch(tokens, lengths, states=STATES[:1]):
 
 @pytest.fixture(params=sorted(OBJECTIVES))
 def objective(request):
-    return build_objective(OBJECTIVES[request.param].config())
+    return build_objective(OBJECTIVES[request.param]())
 
 
 def test_configuration_accepts_every_objective():
-    assert {one.config().kind: one for one in OBJECTIVES.values()} == OBJECTIVES
+    assert {one().kind: one for one in OBJECTIVES.values()} == OBJECTIVES
 
 
 def test_decoders_of_every_objective_exist(objective):
-    assert any(decoder.reads == objective.outputs for decoder in DECODERS.values())
+    assert any(decoder.reads == objective.cfg.outputs for decoder in DECODERS.values())
 
 
 def test_unsuitable_decoder_is_refused_naming_suitable_ones(monkeypatch):

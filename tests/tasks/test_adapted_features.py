@@ -266,7 +266,7 @@ def test_bundle_decodes_like_the_stage(run, bundle, tmp_path):
     found = decode_with(run, elsewhere, "test", recognizer.decoder.cfg, own=False)
     assert {one.id: one.hyp for one in found} == expected
     about, waves = audio_of(run)
-    transcriber = Transcriber(elsewhere, vad=DETECTORS["none"].config(), batch_seconds=2.0)
+    transcriber = Transcriber(elsewhere, vad=DETECTORS["none"](), batch_seconds=2.0)
     order = np.random.default_rng(1).permutation(len(waves)).tolist()  # speakers take turns
     speakers = [about[i]["speaker"] for i in order]
     said = transcriber.transcribe([waves[i].numpy() for i in order], 8000, speakers=speakers, words=True)
@@ -284,7 +284,7 @@ def test_command_line_adapts_to_all_recordings_of_a_speaker(run, bundle, tmp_pat
         file.parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(file, wave.numpy(), 8000, subtype="FLOAT")
     files.sort()
-    transcriber = Transcriber(bundle, vad=DETECTORS["none"].config())
+    transcriber = Transcriber(bundle, vad=DETECTORS["none"]())
     names = {"file": [str(file) for file in files], "folder": [file.parent.name for file in files]}
     shown = {}
     for kind in ("file", "folder", "one"):

@@ -3,7 +3,7 @@
 from support import copy_finished
 
 from recognition.timings import TimedUtterance
-from speech.words import Word
+from speech.hypotheses import Word
 from tasks.config.home import home as home_folder
 from tasks.dataset.sources import SourceConfig
 from tasks.forced_alignment import Alignments, align_with_ctc

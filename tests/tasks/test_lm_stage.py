@@ -11,8 +11,8 @@ import pytest
 from forks import Forkable
 from support import ROOT, copy_finished, tiny_document, wait_until
 
-from speech.decoding.language_model import arpa_words, read_words
 from speech.lm import LmError, NgramConfig, load
+from speech.lm.kenlm import arpa_words, read_words
 from tasks import STAGES
 from tasks.config.pipeline import ConfigError, load_config, parse_config
 from tasks.orchestration.stage_tasks import run_plainly

@@ -52,7 +52,7 @@ def untrained(folder, tokens="words", decode="greedy"):
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(kind=tokens, vocab_size=32), texts).to_dict(),
         model=ConformerConfig(dim=16, layers=1, heads=2, kernel=5, channels=4),
-        decode=DECODERS[decode].config(),
+        decode=DECODERS[decode](),
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
     return folder

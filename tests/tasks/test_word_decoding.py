@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from recognition.bundle import check_files, own_decoder
 from speech.decoding import WordsConfig
-from speech.decoding.language_model import arpa_words
+from speech.lm.kenlm import arpa_words
 from tasks import STAGES
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.tables import read_table

@@ -191,7 +191,7 @@ def out_of_memory(model, weights, types):
 
 
 def test_a_network_without_such_weights_is_left_to_autocast():
-    network = LstmConfig(dim=4, layers=1).build(7)
+    network = LstmConfig(dim=4, layers=1).build_network(7)
     weights = Bf16Weights(FlatParameters(network))
     with Operations() as counted, weights.in_use():
         assert all(parameter.dtype == torch.float32 for parameter in network.parameters())

@@ -70,7 +70,7 @@ def test_a_mask_of_dropout_needs_no_program_of_its_own(strict):
 
 def test_sentences_of_all_lengths_need_few_programs(strict):
     torch.manual_seed(0)
-    network = LstmConfig(dim=4, layers=1, dropout=0.1).build(7).eval()
+    network = LstmConfig(dim=4, layers=1, dropout=0.1).build_network(7).eval()
     compiled = torch.compile(network, dynamic=True, backend="eager")
     for blocks, words in ((2, 6), (3, 9), (5, 4), (4, 12), (2, 3), (6, 8)):
         sentences = torch.randint(2, 7, (blocks, words, 1))

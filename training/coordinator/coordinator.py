@@ -38,13 +38,13 @@ from training.coordinator.messages import (
     LeaveRequest,
     NumberRequest,
     RendezvousRequest,
-    Report,
     ReturnedBatch,
     SpoolPortion,
     StartedBatch,
     StatusReply,
     StatusRequest,
     StopRequest,
+    TrainedBatch,
 )
 from training.coordinator.rendezvous import RendezvousService
 from training.processes.message import Message
@@ -148,7 +148,7 @@ class Coordinator:
     def _record(self, state: MemberState, beat: Heartbeat) -> None:
         """Record everything that a heartbeat reports; repeated reports are ignored."""
         core, name = self.core, state.member.incarnation
-        entries: list[StartedBatch | ReturnedBatch | Report] = [*beat.started, *beat.returned, *beat.reports]
+        entries: list[StartedBatch | ReturnedBatch | TrainedBatch] = [*beat.started, *beat.returned, *beat.reports]
         for entry in entries:
             core.check_rows(entry.epoch, entry.rows)
         if beat.ready and not state.ready:

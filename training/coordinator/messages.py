@@ -387,7 +387,7 @@ class Counts(Message):
     unreadable: int = 0
 
 
-class Report(Message):
+class TrainedBatch(Message):
     """A trained batch; `seq` counts the reports of an incarnation."""
 
     seq: int = Field(ge=1)
@@ -458,7 +458,7 @@ class Heartbeat(Request[HeartbeatReply]):
     have: tuple[str, ...] = ()
     empty: bool = False
     spools: tuple[SpoolPortion, ...] = ()
-    reports: tuple[Report, ...] = ()
+    reports: tuple[TrainedBatch, ...] = ()
     started: tuple[StartedBatch, ...] = ()
     returned: tuple[ReturnedBatch, ...] = ()
     answered: int = 0

@@ -20,11 +20,11 @@ from training.coordinator.messages import (
     HeartbeatReply,
     JoinReply,
     Progress,
-    Report,
     ReturnedBatch,
     Revocation,
     SpoolPortion,
     StartedBatch,
+    TrainedBatch,
 )
 from training.coordinator.packing import Rows, pack_rows, unpack_bits
 from training.coordinator.worklist import Arrived, Assignment, Planner, Worklist
@@ -52,7 +52,7 @@ class Outbox:
     It is kept until the coordinator has acknowledged it, so that an outage loses nothing.
     """
 
-    reports: list[Report] = field(default_factory=list)
+    reports: list[TrainedBatch] = field(default_factory=list)
     started: list[StartedBatch] = field(default_factory=list)
     returned: list[ReturnedBatch] = field(default_factory=list)
     answered: int = 0
@@ -87,7 +87,9 @@ class Outbox:
 
     def report(self, seq: int, assignment: Assignment, counts: Counts) -> None:
         """Add a trained batch."""
-        self.reports.append(Report(seq=seq, epoch=assignment.epoch, rows=pack_rows(assignment.rows), counts=counts))
+        self.reports.append(
+            TrainedBatch(seq=seq, epoch=assignment.epoch, rows=pack_rows(assignment.rows), counts=counts)
+        )
 
     def give_back(self, number: int, assignments: list[Assignment]) -> None:
         """Add the batches that are returned in answer to a revocation."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configurable.files import replace_file
 from storage.locks import file_lock
 from storage.objects import ObjectStore
 from training.config import TrainConfig
@@ -152,7 +153,7 @@ class TrainingSupervisor:
         address = self.coordinator.address(self.folder / "coordinator" / "coordinator.json")
         host = address.rpartition(":")[0] if self.local else self.cfg.launch.listen.rpartition(":")[0]
         self.coordinator.go_on_at(f"{host}:{address.rpartition(':')[2]}")
-        note.write_text(json.dumps({"address": address}), encoding="utf-8")
+        replace_file(note, json.dumps({"address": address}).encode())
         return address
 
     def _evaluator(self, job_file: Path, address: str) -> list[str]:

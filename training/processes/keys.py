@@ -7,9 +7,7 @@ authenticator (ZAP, RFC 27), which admits only that public key.
 
 import asyncio
 import ipaddress
-import os
 import stat
-import tempfile
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -18,6 +16,8 @@ from typing import Any
 
 import zmq
 from zmq.auth import Authenticator
+
+from configurable.files import create_private_file
 
 _DOMAIN, _NAMES_DOMAIN = "starling", "starling names"
 _ANY_PASSWORD = "-"  # noqa: S105
@@ -61,17 +61,10 @@ class RingKey:
         """
         text = f"{_HEADER}\npublic {self.public.decode()}\nsecret {self.secret.decode()}\n"
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mkstemp gives mode 0600
         try:
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(name, path)  # unlike a rename, this never replaces a file
+            create_private_file(path, text.encode("ascii"))
         except FileExistsError:
             raise KeyFileError(f"{path} exists: a ring's key is never replaced; remove it or name another") from None
-        finally:
-            Path(name).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> "RingKey":

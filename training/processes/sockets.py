@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from configurable.files import replace_file
 from training.processes.identity import ProcessIdentity
 from training.processes.keys import RingKey, is_local, secure_client, secure_server
 
@@ -189,10 +190,8 @@ def announce(socket: "zmq.Socket[bytes]", note: Path) -> str:
     """
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://")
     host, port = split_address(address, "the endpoint")
-    scratch = note.with_name(f".{note.stem}-{os.getpid()}.json")
     document = {"address": f"{_ANY_HOST.get(host, host)}:{port}", **vars(ProcessIdentity.of(os.getpid()))}
-    scratch.write_text(json.dumps(document), encoding="utf-8")
-    scratch.replace(note)
+    replace_file(note, json.dumps(document).encode())
     return address
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from training.simulation.clock import Clock
+from training.simulation.gradients import Gather
 from training.simulation.network import LinkModel
 from training.strategies.base import StrategyError
-from training.strategies.requests import AllReduce, Gather, Mix, Reduced, Ticket
+from training.strategies.requests import AllReduce, Mix, Reduced, Ticket
 from training.strategies.strategy import JoinPoint
 
 

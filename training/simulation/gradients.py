@@ -5,7 +5,8 @@ share of the weights. Here, gradients are all-reduced when they are complete, an
 for it; the traffic on a machine's link is the same.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,39 @@ from torch import Tensor
 
 from training.exchange.base import Exchange
 from training.strategies.base import LearnerContext, average_all, perform, reduce, weight_of
-from training.strategies.requests import AllReduce, Codec, Compute, Gather, Idle, Program, Reduced, Request, Start, Work
+from training.strategies.requests import AllReduce, Codec, Compute, Op, Program, Reduced, Request, Start, Work
 
 _EMPTY = torch.zeros(0)
 
 
-def spelled_out(context: LearnerContext, program: Program) -> Program:
+@dataclass(frozen=True)
+class Gather(Op):
+    """All-gather of the learners' payloads, which the engine's codecs do while gradients are still being computed.
+
+    Outcome: the result of `combine`.
+
+    Attributes:
+        payload: Tensors of this learner.
+        combine: Computes the outcome from all payloads, in rank order. Learners of one process may share the outcome,
+            which is the same for all: it must not be changed.
+        num_bytes: Size of the payload on the wire.
+    """
+
+    payload: tuple[Tensor, ...]
+    combine: Callable[[list[tuple[Tensor, ...]]], Any]
+    num_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Wait for this learner's next event: a finished ticket, or a result of its exchange."""
+
+
+VirtualProgram = Generator[Request | Idle, Any, None]
+"""What the simulator runs of a learner: its program, and the averaging that the engine does for it."""
+
+
+def spelled_out(context: LearnerContext, program: Program) -> VirtualProgram:
     """Rewrite a program so that each `Compute` requests the learner's own gradient only, followed by explicit requests.
 
     At the end of a method that averages weights, all learners take their mean.
@@ -146,7 +174,7 @@ def _release(context: LearnerContext, exchange: Exchange) -> None:
     exchange.release()
 
 
-def _end(context: LearnerContext, step: int) -> Program:
+def _end(context: LearnerContext, step: int) -> VirtualProgram:
     """Finish all exchanges in flight on both sides, then take the mean of all learners."""
     if context.nodes == 1:
         return
@@ -166,7 +194,7 @@ def _end(context: LearnerContext, step: int) -> Program:
     yield from average_all(context)
 
 
-def _linger(context: LearnerContext, channel: str, step: int) -> Program:
+def _linger(context: LearnerContext, channel: str, step: int) -> VirtualProgram:
     """Wait for all learners, and apply the results of exchanges meanwhile."""
     exchange = context.exchange
     ticket = yield Start(AllReduce(_EMPTY, 1.0, 0.0, channel=channel))

@@ -9,12 +9,12 @@ from training.exchange.neighbours import Kind
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster, chance_of
 from training.simulation.exchange import VirtualExchange, VirtualNetwork
-from training.simulation.gradients import spelled_out
+from training.simulation.gradients import VirtualProgram, spelled_out
 from training.simulation.leases import BatchLease
 from training.simulation.network import LinkModel
 from training.simulation.problem import Job, Problem, Trainable
 from training.strategies.base import LearnerContext, StrategyError
-from training.strategies.requests import Program, Ticket
+from training.strategies.requests import Ticket
 from training.strategies.strategy import Method, StrategyConfig
 
 State = Literal["away", "running", "computing", "starved", "waiting", "idle", "ended", "dead"]
@@ -28,7 +28,7 @@ class SimulatedLearner:
     node: int
     context: LearnerContext
     replica: Trainable
-    program: Program
+    program: VirtualProgram
     random: random.Random
     state: State = "away"
     lease: BatchLease | None = None

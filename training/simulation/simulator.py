@@ -7,6 +7,7 @@ from training.coordinator.membership import Member, View
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster
 from training.simulation.collectives import Participants, VirtualCollectives
+from training.simulation.gradients import Gather, Idle
 from training.simulation.learners import SimulatedLearner, check, make_learners, make_network
 from training.simulation.leases import LeasePool
 from training.simulation.network import LinkModel
@@ -17,7 +18,7 @@ from training.simulation.problem import Job, Problem, Trainable
 from training.simulation.result import Outcome, Staleness
 from training.strategies.base import StrategyError
 from training.strategies.registry import find_method
-from training.strategies.requests import AllReduce, Compute, Gather, Idle, Mix, Start, Ticket, Wait, Work
+from training.strategies.requests import AllReduce, Compute, Mix, Start, Ticket, Wait, Work
 from training.strategies.strategy import StrategyConfig
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -93,8 +93,12 @@ class Compute:
     average: bool = False
 
 
+class Op:
+    """A communication with other learners or the parameter server."""
+
+
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(Op):
     """Weighted mean of a vector over all live learners. Outcome: `Reduced`.
 
     Attributes:
@@ -113,23 +117,7 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class Gather:
-    """All-gather of the learners' payloads. Outcome: the result of `combine`.
-
-    Attributes:
-        payload: Tensors of this learner.
-        combine: Computes the outcome from all payloads, in rank order. Learners of one process may share the outcome,
-            which is the same for all: it must not be changed.
-        num_bytes: Size of the payload on the wire.
-    """
-
-    payload: tuple[Tensor, ...]
-    combine: Callable[[list[tuple[Tensor, ...]]], Any]
-    num_bytes: float = 0.0
-
-
-@dataclass(frozen=True)
-class Mix:
+class Mix(Op):
     """Synchronous averaging with neighbours: one round of a doubly stochastic mixing matrix.
 
     On the ring the learner and both its neighbours have weight 1/3; on the complete graph all learners have the same
@@ -150,7 +138,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class Push:
+class Push(Op):
     """Send a gradient to the parameter server, which applies it. Outcome: `Pushed`.
 
     Attributes:
@@ -165,22 +153,19 @@ class Push:
 
 
 @dataclass(frozen=True)
-class Pull:
+class Pull(Op):
     """Get the server's weights. Outcome: `Pulled`."""
 
     num_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
-class Elastic:
+class Elastic(Op):
     """Move the server's center towards a vector x: d = alpha (x - center); center += d. Outcome: d."""
 
     vector: Tensor
     alpha: float
     num_bytes: float = 0.0
-
-
-Op = AllReduce | Gather | Mix | Push | Pull | Elastic
 
 
 @dataclass(frozen=True)
@@ -230,10 +215,5 @@ class Wait:
     ticket: Ticket
 
 
-@dataclass(frozen=True)
-class Idle:
-    """Wait for this learner's next event: a finished ticket, or a result of its exchange."""
-
-
-Request = Compute | Start | Wait | Idle
+Request = Compute | Start | Wait
 Program = Generator[Request, Any, None]

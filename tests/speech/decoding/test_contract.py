@@ -37,7 +37,7 @@ def decoder(request, sources):
     """A decoder with the language model, and the HMMs if it reads states; tokens are words."""
     model, files = sources
     one = DECODERS[request.param]
-    cfg = one.config(**{name: path for name, path in files.items() if name in one.config.file_fields})
+    cfg = one(**{name: path for name, path in files.items() if name in one.file_fields})
     states = {"ctc": None, "states": StateOutputs(log_priors(np.arange(1, model.gmm.num_pdfs + 1)))}[one.reads]
     return build_decoder(cfg, TOKENIZER, states)
 
@@ -53,7 +53,7 @@ def decode(decoder, log_probs, lengths):
 
 
 def test_registered_name_is_that_of_the_configuration(decoder):
-    assert DECODERS[decoder.cfg.kind] is type(decoder)
+    assert DECODERS[decoder.cfg.kind] is type(decoder.cfg)
     assert decoder.cfg.lacking() == ""
 
 

@@ -9,10 +9,11 @@ from support import load_beside, write_arpa
 from recognition.bundle import BundleSpec, add_decoder, check_files, own_decoder, save_bundle
 from recognition.decoder_tuning import try_all
 from recognition.recognizer import Scores
-from speech.decoding import LanguageModelError, WordsConfig, build_decoder
+from speech.decoding import WordsConfig, build_decoder
 from speech.decoding.nbest import WordPath
 from speech.decoding.rescoring import Rescorer
 from speech.features import LogMelConfig
+from speech.lm import LmError
 from speech.models import ConformerConfig
 from speech.tokens import CharacterTokenizer
 
@@ -100,7 +101,7 @@ def test_file_that_is_not_a_model_is_named(files, tmp_path):
     (tmp_path / "large.arpa").write_text("hello\n")
     for name, message in (("none.arpa", "there is no language model .*none.arpa"), ("large.arpa", "no language model")):
         cfg = WordsConfig(**files | {"rescore_lm": str(tmp_path / name)})
-        with pytest.raises(LanguageModelError, match=message):
+        with pytest.raises(LmError, match=message):
             decoded(cfg, words.posteriors(1, 3, 4))
 
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from support import write_arpa
 
-from speech.decoding import DecodeChoice, DecodeError, LanguageModelError, TokensConfig, WordsConfig, build_decoder
-from speech.decoding.language_model import arpa_words, load_lm, read_words
+from speech.decoding import DecodeChoice, DecodeError, TokensConfig, WordsConfig, build_decoder
+from speech.lm import LmError
+from speech.lm.kenlm import arpa_words, load_lm, read_words
 from speech.tokens import CharacterTokenizer, TokenConfig, WordTokenizer, train_tokenizer
 from speech.words import FrameTimes, timed_words
 
@@ -343,7 +344,7 @@ def test_errors_in_files_are_named(files, tmp_path, letters, capfd):
         ({"words": str(empty)}, "empty.txt holds no words"),
         ({"words": str(strange)}, "none of the 2 words of .*strange.txt can be written"),
     ):
-        with pytest.raises((LanguageModelError, DecodeError), match=message):
+        with pytest.raises((LmError, DecodeError), match=message):
             decoded(WordsConfig(**fields), letters, log_probs, lengths)
     load_lm(files["lm"], ["a"])
     assert capfd.readouterr().err == ""  # KenLM draws a progress bar

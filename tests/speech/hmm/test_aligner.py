@@ -16,7 +16,7 @@ from speech.hmm.model import ModelError
 from speech.hmm.pronunciations import load_lexicon, save_lexicon, word_pronunciations
 from speech.hmm.steps import AlignOptions
 from speech.hmm.train import Trainer
-from speech.hmm.utterances import Utterance, make_shards
+from speech.hmm.utterances import InMemoryUtterance, make_shards
 from speech.lexicon import Lexicon, Pronunciation
 
 STAGE = StageConfig(leaves=20, gaussians=50, iterations=3, growing=2, realign=(2,), estimate=(2,))
@@ -93,7 +93,7 @@ def test_transforms_are_estimated_from_evenly_spaced_utterances(trained, monkeyp
 
 
 def test_speaker_without_frames_fails_alone(trained):
-    utterances = [*corpus(4, seed=4), Utterance("empty", "s9", torch.zeros(0, 4), ("A",))]
+    utterances = [*corpus(4, seed=4), InMemoryUtterance("empty", "s9", torch.zeros(0, 4), ("A",))]
     found = Aligner(trained.model, LEXICON, options=OPTIONS).align(make_shards(utterances))
     assert list(found.aligned.failures) == ["empty"]
     assert len(found.aligned.alignments) == 4
@@ -101,7 +101,7 @@ def test_speaker_without_frames_fails_alone(trained):
 
 def test_words_missing_in_the_lexicon_are_noise(trained):
     one = max(corpus(20, seed=9), key=lambda one: one.num_frames)
-    shards = make_shards([Utterance("u", "s0", one.features, ("A", "NEW"))])
+    shards = make_shards([InMemoryUtterance("u", "s0", one.features, ("A", "NEW"))])
     found = (
         Aligner(trained.model, LEXICON, options=AlignOptions(beam=0.0, acoustic_scale=1.0))
         .align(shards, trained.adaptations)
@@ -113,7 +113,9 @@ def test_words_missing_in_the_lexicon_are_noise(trained):
 def test_wrong_transcript_has_low_confidence_and_score(trained):
     right = corpus(12, seed=3)
     swapped = {"A": "TWO", "AT": "TO", "TO": "A", "TWO": "AT"}
-    wrong = [Utterance(one.id, one.speaker, one.features, tuple(swapped[w] for w in one.words)) for one in right]
+    wrong = [
+        InMemoryUtterance(one.id, one.speaker, one.features, tuple(swapped[w] for w in one.words)) for one in right
+    ]
     means, scores = [], []
     for utterances in (right, wrong):
         shards = make_shards(utterances)

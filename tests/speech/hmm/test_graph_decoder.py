@@ -150,7 +150,7 @@ def test_other_parameters_search_the_same_graph(toy, monkeypatch):
     priors = StateOutputs(random_priors(model), 1)
     decoder, posteriors = build_decoder(cfg, TOKENIZER, priors), random_posteriors(model, 4, 12)
     decoder.prepare()
-    monkeypatch.setattr("speech.hmm.graph_files.open_search", None)
+    monkeypatch.setattr("speech.decoding.graph.open_search", None)
     other = decoder.with_config(cfg.model_copy(update={"acoustic_scale": 0.2}))
     found = other.decode(posteriors, torch.tensor([12]))[0]
     monkeypatch.undo()

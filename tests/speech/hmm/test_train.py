@@ -14,7 +14,7 @@ from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph
 from speech.hmm.model import HmmModel, ModelError
 from speech.hmm.steps import accumulate_shard
 from speech.hmm.train import Trainer, TrainingError
-from speech.hmm.utterances import Shard, Utterance, make_shards
+from speech.hmm.utterances import InMemoryUtterance, Shard, make_shards
 
 STAGE = StageConfig(leaves=20, gaussians=50, iterations=4, growing=2, realign=(3,), estimate=(2, 4))
 CONFIG = HmmConfig(
@@ -175,7 +175,7 @@ def test_model_and_alignments_survive_a_file_round_trip(trained, tmp_path):
 def test_training_without_utterances_is_refused():
     with pytest.raises(TrainingError, match="no utterances"):
         Trainer([], LEXICON)
-    short = [Utterance("u", "s", torch.zeros(3, 4), ("TO", "AT"))]
+    short = [InMemoryUtterance("u", "s", torch.zeros(3, 4), ("TO", "AT"))]
     with pytest.raises(
         TrainingError, match=r"none of the 1 utterances could be aligned \(first u: 3 frames are too few"
     ):

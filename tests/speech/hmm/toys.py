@@ -12,7 +12,7 @@ from speech.hmm.graphs import state_graph, utterance_graph
 from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
-from speech.hmm.utterances import Utterance
+from speech.hmm.utterances import InMemoryUtterance
 
 LEXICON = {
     "A": [("AH0",)],
@@ -71,7 +71,7 @@ def speech_like(rng: np.random.Generator, words: list[str], dim: int = 4) -> tor
     return torch.from_numpy((frames + 0.4 * rng.normal(size=frames.shape)).astype(np.float32))
 
 
-def corpus(count: int = 60, seed: int = 0, speakers: int = 2) -> list[Utterance]:
+def corpus(count: int = 60, seed: int = 0, speakers: int = 2) -> list[InMemoryUtterance]:
     """Utterances of random words."""
     rng = np.random.default_rng(seed)
     found = []
@@ -79,7 +79,9 @@ def corpus(count: int = 60, seed: int = 0, speakers: int = 2) -> list[Utterance]
         words = rng.choice(list(LEXICON), int(rng.integers(1, 5))).tolist()
         speaker = number % speakers
         found.append(
-            Utterance(f"u{number:03}", f"s{speaker}", speech_like(rng, words) * (1 + 0.2 * speaker), tuple(words))
+            InMemoryUtterance(
+                f"u{number:03}", f"s{speaker}", speech_like(rng, words) * (1 + 0.2 * speaker), tuple(words)
+            )
         )
     return found
 

@@ -11,12 +11,13 @@ from training.exchange.neighbours import neighbour
 from training.simulation import Cluster, MembershipChange, Simulation, SimulationError, Timing
 from training.simulation.clock import Clock
 from training.simulation.exchange import VirtualNetwork
+from training.simulation.gradients import Idle
 from training.simulation.leases import LeasePool
 from training.simulation.network import LinkModel
 from training.strategies.base import StrategyError
 from training.strategies.gossip import GossipConfig
 from training.strategies.registry import METHODS
-from training.strategies.requests import Compute, Idle
+from training.strategies.requests import Compute
 
 
 def test_events_are_ordered_by_time_then_by_creation():

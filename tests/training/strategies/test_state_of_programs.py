@@ -5,7 +5,7 @@ import torch
 from regression import Regression
 from safetensors.torch import load, save
 
-from training.simulation.gradients import spelled_out
+from training.simulation.gradients import Gather, spelled_out
 from training.simulation.model import one_by_one
 from training.strategies.base import LearnerContext, StrategyError, kept
 from training.strategies.registry import METHODS
@@ -13,7 +13,6 @@ from training.strategies.requests import (
     AllReduce,
     Compute,
     Elastic,
-    Gather,
     Mix,
     Pull,
     Pulled,

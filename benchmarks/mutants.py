@@ -1,7 +1,7 @@
 """Mutation testing: draws mutants, applies them to a copy, and counts how many the tests detect.
 
     python -m benchmarks.mutants --room training --count 24 --seed 1        # drawn from the room's folders
-    python -m benchmarks.mutants --at training/coordinator/leasing.py:40,73       # all mutants of these lines
+    python -m benchmarks.mutants --at training/coordinator/leasing.py:48,57       # all mutants of these lines
     python -m benchmarks.mutants --room speech --count 10 --list            # draw only
 
 A mutant is tested with the fast tests that are nearest to its module by imports, nearest first, until one fails. That

@@ -1,4 +1,4 @@
-"""Admission of nodes: who may join, where a newcomer's weights come from, and when a new session starts."""
+"""Admission of nodes: their numbers, who may join, where their weights come from, and when a new session starts."""
 
 import logging
 import secrets

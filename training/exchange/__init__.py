@@ -1,7 +1,6 @@
 """Averages weights with neighbours while gradients are computed; importing this imports neither torch nor ZeroMQ."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError, RingRendezvous
@@ -19,12 +18,6 @@ __all__ = [
     "build_exchange",
 ]
 
-_KINDS = {
-    "zmq": "training.exchange.client:ProcessExchange",
-    "gloo": "training.exchange.client:ProcessExchange",
-    "cuda": "training.exchange.cuda_exchange:CudaExchange",
-}
-
 
 def build_exchange(cfg: "ExchangeConfig", setup: ExchangeSetup) -> Exchange:
     """Start the exchange of one rank.
@@ -38,8 +31,15 @@ def build_exchange(cfg: "ExchangeConfig", setup: ExchangeSetup) -> Exchange:
         ExchangeError: If the exchange cannot start.
         ValueError: If configuration and setup do not match.
     """
-    module, _, attribute = _KINDS[cfg.kind].partition(":")
-    made: Callable[[ExchangeConfig, ExchangeSetup], Exchange] = getattr(import_module(module), attribute)
+    made: Callable[[ExchangeConfig, ExchangeSetup], Exchange]
+    if cfg.kind == "cuda":
+        from training.exchange.cuda_exchange import CudaExchange
+
+        made = CudaExchange
+    else:
+        from training.exchange.client import ProcessExchange
+
+        made = ProcessExchange
     if cfg.daemons == 1:
         return made(cfg, setup)
     from training.exchange.several import SeveralExchanges

@@ -55,7 +55,7 @@ def lines_logged(logger: Any, stage: str = "") -> AbstractContextManager[None]:
     return progress.following(log)
 
 
-def _call(stage: Stage) -> Any:
+def _call(stage: Stage[Any]) -> Any:
     def call(run_id: str) -> Any:
         run = _runs[run_id]
         bar, logger = ProgressArtifact(run, stage.name), get_run_logger()
@@ -84,7 +84,7 @@ def _tell_sets(run: Run, logger: Any) -> None:
         logger.warning(warning)
 
 
-def stage_task(stage: Stage) -> Callable[[str], Any]:
+def stage_task(stage: Stage[Any]) -> Callable[[str], Any]:
     """A Prefect task that runs a stage, and retries it after transient failures.
 
     Prefect's cache is not used: the stage itself knows whether its work is done.

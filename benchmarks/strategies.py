@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from training.strategies.registry import STRATEGIES
+
 ROOT = Path(__file__).resolve().parents[1]
 SETUPS = {
     "single": ("single", 1, 1),
@@ -23,16 +25,9 @@ SETUPS = {
     "h-adpsgd-2x2": ("h-adpsgd", 2, 2),
 }
 RIVALS = {
-    "scpsgd-2": ("scpsgd", 1, 2),
-    "sdpsgd-2": ("sdpsgd", 1, 2),
-    "d1d-2": ("d1d", 1, 2),
-    "ma-2": ("ma", 1, 2),
-    "bmuf-2": ("bmuf", 1, 2),
-    "onebit-2": ("onebit", 1, 2),
-    "pipeline-2": ("pipeline", 1, 2),
-    "asgd-2": ("asgd", 2, 1),
-    "easgd-2": ("easgd", 2, 1),
-    "hogwild-2": ("hogwild", 2, 1),
+    f"{name}-2": (name, 1, 2) if strategy.traits.one_node else (name, 2, 1)
+    for name, strategy in STRATEGIES.items()
+    if not strategy.traits.exchange
 }
 ALL = {**SETUPS, **RIVALS, "bmuf-4": ("bmuf", 1, 4)}
 

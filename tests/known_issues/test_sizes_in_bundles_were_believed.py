@@ -96,6 +96,7 @@ def test_sizes_of_single_kinds_are_not_believed(tmp_path, kind, path, value):
         ("features.delta_window", 10**9, "delta_window"),
         ("features", {"kind": "plp", "lpc_order": 10**9}, "lpc_order"),
         ("features", {"kind": "mfcc", "num_mels": 10**9, "num_ceps": 6}, "num_mels"),
+        ("features", {"kind": "waveform", "samples": 10**9}, "samples"),
         ("sample_rate", 10**12, "sample_rate"),
         ("sample_rate", 0, "sample_rate"),
         ("stats", CmvnStats(7).add(torch.randn(40, 7)).to_dict(), "7 features, but there are 6"),

@@ -1,4 +1,4 @@
-"""Strategies for comparison, trained end to end: they learn, and tolerate the same faults."""
+"""Every strategy, trained end to end: all learn, and tolerate the same faults."""
 
 import os
 import signal
@@ -9,25 +9,26 @@ from support import processes_naming
 from tones import bare, train
 
 from training.launch.training_process import TrainingFailedError
+from training.strategies.registry import STRATEGIES
 
-RIVALS = {
-    "sdpsgd": (1, 3, {"graph": "ring"}),
-    "d1d": (1, 2, {}),
-    "ma": (1, 2, {"tau": 4}),
-    "bmuf": (1, 2, {"tau": 4, "warm_epochs": 0.5}),
-    "onebit": (1, 2, {"block": 64, "warm_epochs": 2}),
-    "pipeline": (1, 2, {"micro_batches": 2}),
-    "asgd": (2, 1, {"servers": 2}),
-    "easgd": (2, 1, {"servers": 2}),
-    "hogwild": (2, 1, {}),
-}
+CONSTANTS = {"tau": 4, "warm_epochs": 2, "block": 64, "micro_batches": 2, "servers": 2}
+"""For a training of a hundred steps, where a strategy has such a field."""
 EPOCHS = 16
 
 
+def learners(strategy):
+    """The fewest nodes, and learners of each, with which a strategy does all that it does."""
+    traits = STRATEGIES[strategy].traits
+    if traits.one_node:
+        return 1, 3 if traits.decentralized else 2  # a ring of two has one neighbour
+    return 2, 1 if traits.one_learner else 2
+
+
 def comparison_job(corpus, folder, strategy, **changes):
-    nodes, ranks, constants = RIVALS[strategy]
+    nodes, ranks = learners(strategy)
+    fields = STRATEGIES[strategy].config.model_fields
     options = {
-        "strategy": {"kind": strategy, **constants},
+        "strategy": {"kind": strategy, **{name: value for name, value in CONSTANTS.items() if name in fields}},
         "nodes": nodes,
         "learners_per_node": ranks,
         "epochs": EPOCHS,
@@ -37,7 +38,7 @@ def comparison_job(corpus, folder, strategy, **changes):
         "augment": {"enabled": False},
         "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
     }
-    model = bare("conformer").model_copy(update={"layers": 2 if strategy == "pipeline" else 1})
+    model = bare("conformer").model_copy(update={"layers": 2 if STRATEGIES[strategy].traits.split else 1})
     return corpus.job(folder, spec=corpus.spec("conformer", model=model), **(options | changes))
 
 
@@ -55,8 +56,8 @@ def check(result, epochs=EPOCHS, utterances=48):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", RIVALS)
-def test_every_comparison_strategy_learns_the_words(corpus, tmp_path, strategy):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_learns_the_words(corpus, tmp_path, strategy):
     run = train(comparison_job(corpus, tmp_path, strategy))
     check(run.result)
     assert run.result["repeated"] == 0
@@ -70,17 +71,17 @@ def test_every_comparison_strategy_learns_the_words(corpus, tmp_path, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["bmuf", "onebit", "pipeline", "asgd", "easgd", "hogwild"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_killed_learner_loses_only_its_own_work(corpus, tmp_path, strategy):
     with Running(comparison_job(corpus, tmp_path, strategy, epochs=40, membership={"dead_after_s": 2})) as running:
         running.wait_for_epoch(3)
-        victims = running.processes("training.node.rank", RIVALS[strategy][0] - 1)
+        victims = running.processes("training.node.rank", learners(strategy)[0] - 1)
         send_signal(max(victims), signal.SIGKILL)
         check(running.finish().result, 40)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["asgd", "easgd"])
+@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.traits.server])
 def test_killed_parameter_server_resumes_with_its_saved_state(corpus, tmp_path, strategy):
     with Running(comparison_job(corpus, tmp_path, strategy, epochs=40)) as running:
         running.wait_for_epoch(3)
@@ -89,8 +90,8 @@ def test_killed_parameter_server_resumes_with_its_saved_state(corpus, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["bmuf", "pipeline", "asgd", "hogwild"])
-def test_comparison_strategy_resumes_from_checkpoints_when_all_processes_are_killed(corpus, tmp_path, strategy):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategy_resumes_from_checkpoints_when_all_processes_are_killed(corpus, tmp_path, strategy):
     with Running(comparison_job(corpus, tmp_path, strategy, epochs=30)) as running:
         running.wait_for_epoch(6)
         for pid in processes_naming(str(tmp_path)):

@@ -21,6 +21,7 @@ from training.node.rank import NodeSetup
 from training.node.rendezvous import INTERFACES, RankPlacement, Rendezvous, RendezvousError
 from training.processes.keys import RingKey
 from training.processes.sockets import AddressError, interface_of
+from training.strategies.registry import STRATEGIES
 
 PATIENCE_S = 240.0
 """A dozen processes have to start first, on whatever machine."""
@@ -74,7 +75,7 @@ def test_machine_of_an_incomplete_node_gives_up_with_the_reason(corpus, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["scpsgd", "bmuf", "d1d", "onebit", "sdpsgd", "pipeline"])
+@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.traits.one_node])
 def test_strategies_of_one_node_give_the_same_weights_on_two_machines(corpus, tmp_path, strategy):
     changes = {"strategy": strategy, "learners_per_node": 4, "layers": 4}
     one = train(machines_job(corpus, tmp_path / "one", 1, **changes))

@@ -24,6 +24,7 @@ from training.learner.checkpoint import cpu_weights
 from training.learner.compute import Learner, open_set
 from training.learner.prefetch import Loader
 from training.node.evaluator import Evaluator
+from training.strategies.registry import STRATEGIES
 
 GPU = torch.device("cuda", 0)
 
@@ -68,12 +69,10 @@ def test_nodes_share_one_gpu_and_average_in_its_memory(corpus, tmp_path):
 
 
 @pytest.mark.gpu(2)
-@pytest.mark.parametrize(
-    "strategy", ["scpsgd", "onebit", "sdpsgd", "d1d", "ma", "bmuf", "pipeline"], ids=lambda name: name
-)
+@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.traits.one_node])
 def test_a_node_of_two_gpus_trains_by_nccl(corpus, tmp_path, strategy):
     run = train(job_on(corpus, tmp_path, strategy=strategy, learners_per_node=2, epochs=8))
-    check(run, 1 if strategy == "pipeline" else 2)
+    check(run, 1 if STRATEGIES[strategy].traits.split else 2)
 
 
 @pytest.mark.gpu(2)

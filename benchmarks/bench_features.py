@@ -113,7 +113,9 @@ def kinds(waves: list[Tensor], device: str) -> dict[str, Work]:
     for kind, config in FEATURES.items():
         if config.adapted:  # one waveform is not enough for these
             continue
-        extract = build_features(config.model_validate({"num_mels": FILTERS} if "num_mels" in config.model_fields else {}), RATE).to(device)
+        extract = build_features(
+            config.model_validate({"num_mels": FILTERS} if "num_mels" in config.model_fields else {}), RATE
+        ).to(device)
         works[kind] = lambda extract=extract: [extract(w.to(device), n.to(device)) for w, n in padded]
     wanted = {
         "speed": AugmentConfig(speed_factors=(0.9, 1.0, 1.1)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from configurable.lazy import torch
 
@@ -33,6 +33,25 @@ def rounded_up(batch: Tensor, multiple: int) -> Tensor:
     """Pad features [B, T, F] or waveforms [B, T] with zeros, as they are padded already, to a multiple of T."""
     extra = -batch.shape[1] % multiple
     return torch.nn.functional.pad(batch, (*(0, 0) * (batch.ndim - 2), 0, extra)) if extra else batch
+
+
+class CalledNetwork(Protocol):
+    """A network as a task's loss calls it; the engine may have compiled it or run it in another precision.
+
+    A `torch.nn.Module` that offers this is one.
+    """
+
+    def __call__(self, inputs: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [batch, output frames, ...] and their frames [batch] for inputs [batch, frames, ...] and theirs.
+
+        Args:
+            inputs: Features, words, ...
+            frames: Length of each input.
+            *others: What else the network reads, such as the tokens so far of an attention decoder [batch, ...].
+        """
+
+    def num_frames(self, lengths: Tensor) -> Tensor:
+        """Output frames for each number of input frames [batch]; on the host if they are there."""
 
 
 class PaddedNetwork:

@@ -1,6 +1,6 @@
 """Loss and greedy word error rate of a set."""
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,19 +13,7 @@ from speech.models.networks.base import TrainableNetwork
 from speech.objectives import Objective
 from speech.scoring import score_sets
 from speech.tokens import Tokenizer
-from storage.batching import plan_epoch
-
-
-class Batching(Protocol):
-    """How large batches are."""
-
-    @property
-    def batch_seconds(self) -> float:
-        """Maximum seconds of audio, padding included."""
-
-    @property
-    def max_batch(self) -> int:
-        """Maximum number of utterances."""
+from storage.batching import BatchLimits, plan_epoch
 
 
 class Validation:
@@ -76,31 +64,48 @@ class Validation:
 
 
 @torch.inference_mode()
+def over_batches(dataset: SpeechDataset, limits: BatchLimits, add: Callable[[Batch], None]) -> dict[str, float]:
+    """Give each batch of a set to a function, in a fixed order.
+
+    Returns:
+        `unreadable`: the utterances lost with damaged shards, if any.
+
+    Raises:
+        TooManyShardsError: If too many are lost for the results to be comparable.
+    """
+    unreadable = 0
+    plan = plan_epoch(dataset.durations, batch_seconds=limits.batch_seconds, max_batch=limits.max_batch)
+    for batch in read_ahead(dataset.batch, plan):
+        unreadable += batch.unreadable
+        if batch.ids:
+            add(batch)
+    return {"unreadable": float(unreadable)} if unreadable else {}
+
+
 def validate(
     model: TrainableNetwork,
     frontend: FrontEnd,
     dataset: SpeechDataset,
     tokenizer: Tokenizer | None,
     objective: Objective,
-    batching: Batching,
+    limits: BatchLimits,
     device: torch.device,
 ) -> dict[str, float]:
     """Compute loss and WER of a set, without augmentation and in float32, from what recognition reads.
 
     Returns:
-        What `Validation.figures` gives; and `unreadable`, the utterances lost with damaged shards, if any.
+        What `Validation.figures` and `over_batches` give.
 
     Raises:
-        TooManyShardsError: If too many are lost for the results to be comparable.
+        TooManyShardsError: As `over_batches` does.
     """
-    found, unreadable = Validation(objective, tokenizer), 0
+    found = Validation(objective, tokenizer)
     # targets that are aligned to frames are those of whole utterances
     features = frontend.trimmed if objective.cfg.needs == "tokens" else frontend
-    plan = plan_epoch(dataset.durations, batch_seconds=batching.batch_seconds, max_batch=batching.max_batch)
-    for batch in read_ahead(dataset.batch, plan):
-        unreadable += batch.unreadable
-        if not batch.ids:
-            continue
+
+    def add(batch: Batch) -> None:
         feats, frames = features(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)[:2]
         found.add(batch, *model(rounded_up(feats, frame_multiple(device)), frames))
-    return found.figures() | ({"unreadable": float(unreadable)} if unreadable else {})
+
+    lost = over_batches(dataset, limits, add)
+    return found.figures() | lost

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,18 @@ from numpy.typing import NDArray
 
 class BatchError(ValueError):
     """The durations do not allow a batch plan."""
+
+
+class BatchLimits(Protocol):
+    """How large batches are."""
+
+    @property
+    def batch_seconds(self) -> float:
+        """Maximum seconds of audio, padding included."""
+
+    @property
+    def max_batch(self) -> int:
+        """Maximum number of utterances."""
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -6,39 +6,36 @@ The objective says what the outputs are: tokens by CTC, or tied states of forced
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
+from typing_extensions import override
 
 from configurable.lazy import torch
 from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec
+from recognition.systems.base import SystemTaskConfig
 from speech.features.augment import AugmentConfig
 from speech.features.cmvn import CmvnStats
 from speech.objectives import CtcConfig, ObjectiveChoice, build_objective
+from storage.batching import BatchLimits
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
-from storage.quarantine import ShardQuarantine
-from storage.reading import ShardReader
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from devices.padding import CalledNetwork
     from recognition.data.dataset import Batch, SpeechDataset
-    from recognition.systems.base import CalledNetwork
-    from recognition.validation import Batching
     from speech.models.networks.base import AcousticModel, ModelStage, TrainableNetwork
 
 
-class AcousticTaskConfig(BaseModel):
-    """What is trained, and on which data."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
-    members: ClassVar[tuple[str, ...]] = BundleSpec.members
+class AcousticTaskConfig(SystemTaskConfig):
+    """Which acoustic model is trained, and on which data."""
 
     kind: Literal["acoustic"] = "acoustic"
     spec: BundleSpec
@@ -47,12 +44,8 @@ class AcousticTaskConfig(BaseModel):
     """What is minimized."""
     augment: AugmentConfig = AugmentConfig()
     """Augmentation of training audio and features."""
-    speakers: dict[str, dict[str, Any]] = {}
+    speakers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Feature statistics by speaker, for `cmvn: speaker`."""
-    train_url: str
-    """Store of the training set's index and shards."""
-    valid_url: str
-    """Store of the validation set's index and shards."""
     alignments_url: str = ""
     """Store of the sets' alignments, if the objective needs them: `train.parquet` and `valid.parquet`."""
 
@@ -68,38 +61,16 @@ class AcousticTaskConfig(BaseModel):
         """The task at one process."""
         return AcousticTask(self, seed)
 
-    def open_set(
-        self,
-        name: Literal["train", "valid"],
-        cache: Path,
-        cache_bytes: int | None,
-        quarantine: Callable[[int], ShardQuarantine],
-        checked: bool = False,
-    ) -> SpeechDataset:
-        """Open the training or validation set, see `training.learner.task.TaskConfig`."""
-        from recognition.data.dataset import SpeechDataset
+    @override
+    def _further(self, name: Literal["train", "valid"], index: ShardIndex) -> dict[str, Any]:
         from recognition.data.segments import segments_of
         from recognition.data.state_targets import StateTargets, read_alignments
 
-        store = ObjectStore(self.train_url if name == "train" else self.valid_url)
-        index = ShardIndex.read(store)
         targets = None
         if self.objective.needs == "states":
             table = read_alignments(ObjectStore(self.alignments_url), name)
             targets = StateTargets(table, self.spec.frame_factor, segments_of(index))
-        return SpeechDataset(
-            index,
-            ShardReader(store, index, cache, cache_bytes),
-            self.spec.build_tokenizer(),
-            lenient=name == "valid",
-            quarantine=quarantine(len(index)),
-            targets=targets,
-            checked=checked,
-        )
-
-    def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Write the bundle into a folder."""
-        self.spec.model_copy(update={"provenance": {**self.spec.provenance, **about}}).save(folder, weights)
+        return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid", "targets": targets}
 
 
 class AcousticTask:
@@ -155,7 +126,7 @@ class AcousticTask:
         return self.objective.items(batch)
 
     def validate(
-        self, network: TrainableNetwork, data: SpeechDataset, limits: Batching, device: torch.device
+        self, network: TrainableNetwork, data: SpeechDataset, limits: BatchLimits, device: torch.device
     ) -> dict[str, float]:
         """Loss per token or frame and greedy WER of a set; both are NaN if the outputs are not finite."""
         from recognition.validation import validate
@@ -198,13 +169,11 @@ class AcousticTask:
         return self.objective.items(Transcripts(**targets))
 
 
+@dataclass
 class Transcripts:
-    """Transcripts as an objective reads them.
+    """Transcripts as an objective reads them."""
 
-    Args:
-        tokens: Token numbers [batch, most tokens].
-        token_lengths: Tokens of each utterance [batch].
-    """
-
-    def __init__(self, tokens: Tensor, token_lengths: Tensor) -> None:
-        self.tokens, self.token_lengths = tokens, token_lengths
+    tokens: Tensor
+    """Token numbers [batch, most tokens]."""
+    token_lengths: Tensor
+    """Tokens of each utterance [batch]."""

@@ -6,46 +6,33 @@ utterance: both are what the lengths of batches are limited by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from configurable.lazy import torch
 from devices.transfers import known_on_host
+from recognition.systems.base import SystemTaskConfig
 from speech.lm import LmSpec
 from speech.lm.next_word import next_word_losses, predicted_words
-from storage.batching import plan_epoch
-from storage.index import ShardIndex
-from storage.objects import ObjectStore
-from storage.quarantine import ShardQuarantine
-from storage.reading import ShardReader
+from storage.batching import BatchLimits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from devices.padding import CalledNetwork
     from recognition.data.dataset import Batch, SpeechDataset
-    from recognition.systems.base import CalledNetwork
-    from recognition.validation import Batching
     from speech.models.networks.base import TrainableNetwork
 
 
-class LanguageModelTaskConfig(BaseModel):
-    """What is trained, and on which text."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
-    members: ClassVar[tuple[str, ...]] = LmSpec.members
+class LanguageModelTaskConfig(SystemTaskConfig):
+    """Which language model is trained, and on which text."""
 
     kind: Literal["language_model"] = "language_model"
     spec: LmSpec
     """The network and the words that it predicts."""
-    train_url: str
-    """Store of the training text's index and shards."""
-    valid_url: str
-    """Store of the validation text's index and shards."""
 
     def build_network(self) -> TrainableNetwork:
         """The network, with random weights."""
@@ -54,25 +41,6 @@ class LanguageModelTaskConfig(BaseModel):
     def build(self, seed: int) -> LanguageModelTask:
         """The task at one process; nothing in it is random."""
         return LanguageModelTask()
-
-    def open_set(
-        self,
-        name: Literal["train", "valid"],
-        cache: Path,
-        cache_bytes: int | None,
-        quarantine: Callable[[int], ShardQuarantine],
-        checked: bool = False,
-    ) -> SpeechDataset:
-        """Open the training or validation text, see `training.learner.task.TaskConfig`."""
-        from recognition.data.dataset import SpeechDataset
-
-        store = ObjectStore(self.train_url if name == "train" else self.valid_url)
-        index = ShardIndex.read(store)
-        return SpeechDataset(index, ShardReader(store, index, cache, cache_bytes), quarantine=quarantine(len(index)))
-
-    def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Write the model into a folder."""
-        self.spec.model_copy(update={"provenance": {**self.spec.provenance, **about}}).save(folder, weights)
 
 
 class LanguageModelTask:
@@ -105,19 +73,19 @@ class LanguageModelTask:
         return predicted_words(batch.inputs, batch.lengths)
 
     def validate(
-        self, network: TrainableNetwork, data: SpeechDataset, limits: Batching, device: torch.device
+        self, network: TrainableNetwork, data: SpeechDataset, limits: BatchLimits, device: torch.device
     ) -> dict[str, float]:
         """Loss per word of a set, and the utterances lost with damaged shards, if any."""
         from devices.padding import PaddedNetwork, frame_multiple
-        from recognition.data.dataset import read_ahead
+        from recognition.validation import over_batches
 
         padded = PaddedNetwork(network, network.num_frames, frame_multiple(device))
-        loss, items, unreadable = 0.0, 0, 0
-        plan = plan_epoch(data.durations, batch_seconds=limits.batch_seconds, max_batch=limits.max_batch)
-        with torch.inference_mode():
-            for batch in read_ahead(data.batch, plan):
-                unreadable += batch.unreadable
-                if batch.ids:
-                    loss += float(self.losses(padded, batch, device)[0].double().sum())
-                    items += self.items(batch)
-        return {"loss": loss / max(1, items)} | ({"unreadable": float(unreadable)} if unreadable else {})
+        loss, items = 0.0, 0
+
+        def add(batch: Batch) -> None:
+            nonlocal loss, items
+            loss += float(self.losses(padded, batch, device)[0].double().sum())
+            items += self.items(batch)
+
+        lost = over_batches(data, limits, add)
+        return {"loss": loss / max(1, items)} | lost

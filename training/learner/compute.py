@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from devices.choice import is_out_of_memory
-from devices.padding import PaddedNetwork, frame_multiple
+from devices.padding import CalledNetwork, PaddedNetwork, frame_multiple
 from devices.portions import Portions, cut, undivided
 from devices.precision import describe, has_bf16
 from devices.transfers import read_back
@@ -30,7 +30,7 @@ from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
 from training.learner.prefetch import Loader
-from training.learner.task import ConstrainedNetwork, SetName, Task, TrainedNetwork, TrainingBatch, TrainingSet
+from training.learner.task import ConstrainedNetwork, SetName, Task, TrainingBatch, TrainingSet
 from training.processes import logs
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class Learner:
     def _backward(self, batch: TrainingBatch, seed: int) -> tuple[float, int]:
         """Add a batch's gradient; returns its summed loss and the number of unalignable utterances."""
         torch.manual_seed(seed)
-        network = PaddedNetwork(self._forward, cast(TrainedNetwork, self.model).num_frames, self.frame_multiple)
+        network = PaddedNetwork(self._forward, cast(CalledNetwork, self.model).num_frames, self.frame_multiple)
         losses, unalignable = self.task.losses(network, batch, self.device)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from devices.padding import CalledNetwork
+from storage.batching import BatchLimits
 from storage.index import ShardIndex
 from storage.quarantine import ShardQuarantine
 
@@ -92,37 +94,6 @@ class TrainingSet(Protocol):
         """
 
 
-class TrainedNetwork(Protocol):
-    """What is trained, as its task calls it; the engine adds its precision, compiled code and the like.
-
-    A `torch.nn.Module` that offers this is a network.
-    """
-
-    def __call__(self, inputs: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [batch, output frames, ...] and their frames [batch] for inputs [batch, frames, ...] and theirs.
-
-        Args:
-            inputs: Features, words, ...
-            frames: Length of each input.
-            *others: What else the network reads, such as the tokens so far of an attention decoder [batch, ...].
-        """
-
-    def num_frames(self, lengths: Tensor) -> Tensor:
-        """Output frames for each number of input frames [batch]; on the host if they are there."""
-
-
-class BatchLimits(Protocol):
-    """How large batches are."""
-
-    @property
-    def batch_seconds(self) -> float:
-        """Maximum seconds of audio, padding included."""
-
-    @property
-    def max_batch(self) -> int:
-        """Maximum number of utterances."""
-
-
 B = TypeVar("B")
 
 
@@ -151,7 +122,7 @@ class Task(DrawingTask[B], Protocol[B]):
             epoch: The epoch.
         """
 
-    def losses(self, network: TrainedNetwork, batch: B, device: torch.device) -> tuple[Tensor, int]:
+    def losses(self, network: CalledNetwork, batch: B, device: torch.device) -> tuple[Tensor, int]:
         """Losses of a batch with its draws.
 
         Args:

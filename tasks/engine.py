@@ -5,9 +5,11 @@ It needs neither Prefect nor MLflow.
 
 import runpy
 import sys
+from collections.abc import Mapping
 
-from recognition.systems import TASK_CONFIGS
-from training.learner.task import TASKS
+from pydantic import BaseModel
+
+from training.learner import task
 from training.processes.children import run_by
 
 _ENGINE = "training."
@@ -15,8 +17,14 @@ _ENGINE = "training."
 
 def know_tasks() -> None:
     """Make this process know Starling's tasks, and all processes of the engine that it starts."""
-    TASKS.update(TASK_CONFIGS)
+    task.know_tasks(_configs)
     run_by("tasks.engine")
+
+
+def _configs() -> Mapping[str, type[BaseModel]]:
+    from recognition.systems import TASK_CONFIGS
+
+    return TASK_CONFIGS
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from training.config import TrainConfig
-from training.learner.task import TASKS, TaskConfig
+from training.learner.task import TaskConfig, known_tasks
 
 
 class TrainJob(BaseModel):
@@ -36,7 +36,7 @@ class TrainJob(BaseModel):
     @field_validator("task")
     @classmethod
     def _known(cls, value: Any) -> Any:
-        config = TASKS.get(str(value.get("kind"))) if isinstance(value, dict) else None
+        config = known_tasks().get(str(value.get("kind"))) if isinstance(value, dict) else None
         return config.model_validate(value) if config else value
 
     @property

@@ -46,7 +46,6 @@ from tasks.stages.train import TRAIN, forward_note, training_run
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest
 from tasks.tracking.model_card import card, card_tags, contents
-from tasks.tracking.plots import learning_curves
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
 from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, record_links, waiting_challenger
@@ -111,6 +110,8 @@ def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> Traini
 
 def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> None:
     """Log parameters, test results and artifacts to the MLflow run; the folder contains the journal."""
+    from tasks.tracking.plots import learning_curves  # imports matplotlib
+
     config = run.config.model_dump(mode="json", by_alias=True)
     known = api.get_run(run_id)
     log_params(api, known, flatten(config))

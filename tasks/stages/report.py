@@ -23,7 +23,6 @@ from tasks.stages.report_details import WORST, changes_of, set_details
 from tasks.stages.score import GROUPS
 from tasks.stages.train import TRAIN
 from tasks.tracking.model_card import compute_text, learners_text
-from tasks.tracking.plots import curves_png, stored_journal
 from tasks.tracking.provenance import provenance
 from tasks.tracking.registry import report_text
 from tasks.tracking.runs import REPORT_FILE, client
@@ -171,6 +170,8 @@ class ReportRecord(StageRecord):
 
 
 def _work(run: Run, output: StageOutput) -> ReportRecord:
+    from tasks.tracking.plots import curves_png, stored_journal  # imports matplotlib
+
     curves = curves_png(stored_journal(run.result("train").output))
     page = render(run, curves)
     output.store.write("learning_curves.png", curves)

@@ -1,4 +1,4 @@
-"""Features, resampling and recognition made cuFFT and cuDNN plan anew for nearly every batch, and keep all plans."""
+"""On a GPU, nearly every batch had a new shape, for which cuFFT and cuDNN made a plan, and kept it."""
 
 import pytest
 import torch

@@ -305,7 +305,7 @@ def test_killed_coordinator_is_restarted_with_the_configuration_of_its_training(
     assert coordinator_of(place) == killed
     folder.close()
     other.close()
-    other.enter()  # everybody has left: another training
+    other.enter()  # a new training, since all have left the last one
     assert seed_of(place) == 8
     other.close()
     kill_coordinator(place)

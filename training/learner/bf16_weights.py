@@ -12,7 +12,7 @@ from devices.precision import bf16_parameters
 from training.learner.flat import FlatParameters
 
 GAP = 65_536
-"""At most so many weights that stay in float32 are converted in vain, to convert those around them together."""
+"""Longest run of weights that stay in float32 but are converted, too, so that those around them are one range."""
 
 
 @dataclass

@@ -1,27 +1,27 @@
 """What the engine trains: a task has a network, data, a loss and a validation, and the engine knows nothing else of it.
 
 A task's configuration is part of the job, which all processes of a training read. The program that starts them
-registers the kinds of tasks that it knows in `TASKS`, see `training.processes.children.run_by`.
+says which kinds it knows by `know_tasks`, see `training.processes.children.run_by`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
-
-from devices.padding import CalledNetwork
-from storage.batching import BatchLimits
-from storage.index import ShardIndex
-from storage.quarantine import ShardQuarantine
 
 if TYPE_CHECKING:
     import torch
+    from pydantic import BaseModel
     from torch import Tensor
+
+    from devices.padding import CalledNetwork
+    from storage.batching import BatchLimits
+    from storage.index import ShardIndex
+    from storage.quarantine import ShardQuarantine
 
 Rows = NDArray[np.int64]
 SetName = Literal["train", "valid"]
@@ -197,8 +197,21 @@ class TaskConfig(Protocol):
         """
 
 
-TASKS: dict[str, type[BaseModel]] = {}
-"""Configurations of the tasks that this process knows, by kind."""
+_source: list[Callable[[], Mapping[str, type[BaseModel]]]] = [dict]
+
+
+def know_tasks(source: Callable[[], Mapping[str, type[BaseModel]]]) -> None:
+    """Set where the configurations of tasks come from.
+
+    Args:
+        source: Returns them by kind; called when a job is read, since some processes read none and start faster.
+    """
+    _source[:] = [source]
+
+
+def known_tasks() -> Mapping[str, type[BaseModel]]:
+    """Configurations of the tasks that this process knows, by kind."""
+    return _source[0]()
 
 
 # --- tasks whose network is split

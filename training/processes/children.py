@@ -164,8 +164,8 @@ def run_by(module: str) -> None:
     """Start further processes by a program that knows tasks.
 
     The engine's modules are programs, `python -m training.node.rank …`, but know no task by themselves. A program that
-    does registers them in `training.learner.task.TASKS`, calls `run_by` with its own name, and runs the module that it
-    is given. All processes are then started by it: `python -m PROGRAM training.node.rank …`.
+    does calls `training.learner.task.know_tasks`, and `run_by` with its own name, and runs the module that it is
+    given. All processes are then started by it: `python -m PROGRAM training.node.rank …`.
 
     Args:
         module: The program's module; it runs the module that is its first argument.

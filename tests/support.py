@@ -87,6 +87,24 @@ def write_config(path, document):
     return path
 
 
+def tiny_bundle(folder, **fields):
+    """Write a model of a few weights, not trained; `fields` are more of its spec's."""
+    from recognition.bundle import BundleSpec, save_bundle
+    from speech.features import LogMelConfig
+    from speech.models import BlstmConfig
+    from speech.tokens import TokenConfig, train_tokenizer
+
+    spec = BundleSpec(
+        sample_rate=8000,
+        features=LogMelConfig(num_mels=6, cmvn="none"),
+        stats=None,
+        tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
+        model=BlstmConfig(dim=8, layers=1, channels=1),
+        **fields,
+    )
+    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+
+
 def load_beside(file, name):
     """A module by its path, relative to a test file: tests/ has no packages, and is not on sys.path."""
     path = (Path(file).resolve().parent / name).resolve()

@@ -1,12 +1,7 @@
 """Fixtures that several known issues share."""
 
 import pytest
-from support import load_beside
-
-from recognition.bundle import BundleSpec, save_bundle
-from speech.features import LogMelConfig
-from speech.models import BlstmConfig
-from speech.tokens import TokenConfig, train_tokenizer
+from support import load_beside, tiny_bundle
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +30,5 @@ def corpus(tones, tmp_path_factory):
 @pytest.fixture
 def bundle(tmp_path):
     """A folder with a tiny model, not trained."""
-    spec = BundleSpec(
-        sample_rate=8000,
-        features=LogMelConfig(num_mels=6, cmvn="none"),
-        stats=None,
-        tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        model=BlstmConfig(dim=8, layers=1, channels=1),
-        provenance={"loss": 1.25},
-    )
-    save_bundle(tmp_path, spec, dict(spec.build_model().state_dict()))
+    tiny_bundle(tmp_path, provenance={"loss": 1.25})
     return tmp_path

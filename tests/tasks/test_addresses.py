@@ -17,14 +17,10 @@ import soundfile
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[number]) for number in (2, 1)]
 
-from support import ROOT, load_beside
+from support import ROOT, load_beside, tiny_bundle
 
 from configurable.choices import choice_of
-from recognition.bundle import BundleSpec, save_bundle
-from speech.features import LogMelConfig
-from speech.models import BlstmConfig
 from speech.synthesis import corpus as synthesis
-from speech.tokens import TokenConfig, train_tokenizer
 from tasks import STAGES
 from tasks.stages.base import get_stage
 
@@ -84,20 +80,9 @@ READERS = {
 """Stages that read a part, at least; the longest path counts."""
 
 
-def make_bundle(folder):
-    spec = BundleSpec(
-        sample_rate=8000,
-        features=LogMelConfig(num_mels=6, cmvn="none"),
-        stats=None,
-        tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        model=BlstmConfig(dim=8, layers=1, channels=1),
-    )
-    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
-
-
 def named_files(folder):
     """A model, and a file for each field that names one: a recording."""
-    make_bundle(folder / "bundle")
+    tiny_bundle(folder / "bundle")
     soundfile.write(folder / "named.wav", np.zeros(800), 8000)
     return folder / "bundle", folder / "named.wav"
 

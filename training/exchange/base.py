@@ -8,14 +8,15 @@ collects everything averaged until then, and waits at most a few milliseconds fo
     for step in ...:
         ...  # forward, backward
         if exchange.ready():
-            weights += exchange.take()
-            exchange.release()
+            with exchange.taken() as delta:
+                weights += delta
         ...  # update
-        exchange.give(weights, step)
-        exchange.tick(step)
+        exchange.offer(weights, step)
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,6 +187,24 @@ class Exchange(ABC):
     @abstractmethod
     def give(self, weights: "torch.Tensor", step: int) -> bool:
         """Offer new weights that contain every delta taken so far; False (harmless) if earlier ones still wait."""
+
+    @contextmanager
+    def taken(self) -> "Iterator[torch.Tensor]":
+        """The delta of `take`, for a block that adds it to the live weights."""
+        yield self.take()
+        self.release()
+
+    def offer(self, weights: "torch.Tensor", step: int, *, average: bool = True) -> None:
+        """End a step: offer its weights, and unless averaging pauses, allow further exchanges.
+
+        Args:
+            weights: The weights after the step.
+            step: Number of the step.
+            average: Whether exchanges may start while the next gradient is computed (`Compute.average`).
+        """
+        self.give(weights, step)
+        if average:
+            self.tick(step)
 
     @abstractmethod
     def set_view(self, view: View) -> None:

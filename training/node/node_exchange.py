@@ -5,6 +5,7 @@ An all-gather within the node distributes the results of the ranks' exchanges, s
 
 import logging
 import time
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -170,14 +171,16 @@ class NodeExchange:
 
     def _add(self, ready: bool) -> None:
         assert self.exchange is not None
-        delta = self.exchange.take() if ready else torch.zeros_like(self._mine())
         weights = self.flat.weights
-        weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
-        if ready:
-            self.exchange.release()
+        with self.exchange.taken() if ready else nullcontext(torch.zeros_like(self._mine())) as delta:
+            weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
 
-    def after_step(self, step: int) -> None:
-        """Offer the weights after a step, and allow further exchanges.
+    def after_step(self, step: int, average: bool = True) -> None:
+        """Offer the weights after a step, and unless averaging pauses, allow further exchanges.
+
+        Args:
+            step: Number of the step.
+            average: Whether weights are averaged while the next gradient is computed.
 
         Raises:
             ExchangeError: If the exchange has died. The node then restarts its processes, which rejoin the ring.
@@ -188,15 +191,18 @@ class NodeExchange:
             if not self.exchange.elastic:
                 return
             raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
-        self.exchange.give(self._mine(), step)
-        self.exchange.tick(step)
+        self.exchange.offer(self._mine(), step, average=average)
         self._give_replica()
-        if self.view.without(self.node).members:
+        if average and self.view.without(self.node).members:
             self.rate.step(self.exchange.stats().finished // self.exchange.parts)
 
-    def idle(self, step: int) -> None:
-        """Called while there is nothing to train: apply the neighbours' averaging all the same."""
-        if self.exchange is not None and self.group.any(ready := self.ready()):
+    def idle(self, step: int, average: bool = True) -> None:
+        """Called while there is nothing to train: unless averaging pauses, add what neighbours' exchanges bring.
+
+        The simulator does this at the end of training only (`training.simulation.gradients`): there a learner waits for
+        events, here its ranks ask together, now and then.
+        """
+        if average and self.exchange is not None and self.group.any(ready := self.ready()):
             self.average(ready)
             self.exchange.give(self._mine(), step)
         self._give_replica()

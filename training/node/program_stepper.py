@@ -160,7 +160,9 @@ class ProgramStepper(Stepper):
 
     def _step_alone(self, losses: Losses, lost: bool) -> None:
         """Pass this rank's own gradient to the program."""
-        good = math.isfinite(losses.loss)
+        good, ready = math.isfinite(losses.loss), self._request.average and self.ring.ready()
+        if self._request.average and self.group.any(ready):
+            self.ring.average(ready)
         with torch.no_grad():
             if not good:
                 self.replica.grads.fill_(math.nan)  # receivers of any part of it skip it, too
@@ -168,7 +170,9 @@ class ProgramStepper(Stepper):
                 self.replica.grads.div_(losses.tokens)
         self._go_on(Work(losses.tokens))
         good = good and math.isfinite(self.replica.norm)
-        part = StepReport(losses, False, staleness=self._staleness, lost=lost)
+        part = StepReport.of(losses, ready, self.ring.stats(), self.ring.rate.per_step, lost)
+        if self.ring.exchange is None:
+            part.staleness = self._staleness
         self._rows.append([*part.to_list(), self.replica.norm, float(good)])
 
     def _step_together(self, losses: Losses, lost: bool) -> None:
@@ -195,11 +199,16 @@ class ProgramStepper(Stepper):
 
     @override
     def after(self, step: int) -> None:
-        self.ring.after_step(step)
+        self.ring.after_step(step, self._averages)
 
     @override
     def idle(self, step: int) -> None:
-        self.ring.idle(step)
+        self.ring.idle(step, self._averages)
+
+    @property
+    def _averages(self) -> bool:
+        """Whether weights are averaged until the next update; a program that has ended leaves no delta behind."""
+        return self._program is None or self._request.average
 
     @override
     def results(self) -> list[Stepped]:

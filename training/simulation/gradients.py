@@ -55,7 +55,7 @@ def spelled_out(context: LearnerContext, program: Program) -> VirtualProgram:
         context: The learner's context.
         program: The method's program for it.
     """
-    steps, averages, answer = 0, False, None
+    step, averages, answer = 0, False, None
     while True:
         try:
             request = program.send(answer)
@@ -64,27 +64,24 @@ def spelled_out(context: LearnerContext, program: Program) -> VirtualProgram:
         if not isinstance(request, Compute):
             answer = yield request
             continue
-        if request.average:
-            _offer(context, steps, first=not averages)
-            averages, steps = True, steps + 1
+        if context.exchange is not None:
+            _offer(context, context.exchange, step, request.average)
+        averages, step = averages or request.average, step + 1
         answer = yield request
         if request.reduce != "own":
             answer = yield from _reduced(context, answer, request)
         if request.average and answer is not None:
             yield from _averaged(context)
     if averages:
-        yield from _end(context, steps - 1)
+        yield from _end(context, step - 1)
 
 
-def _offer(context: LearnerContext, step: int, first: bool) -> None:
-    """Offer the weights after a step to the exchange."""
-    if context.exchange is None:
-        return
-    if first:
-        context.exchange.start(context.replica.weights, step)
+def _offer(context: LearnerContext, exchange: Exchange, step: int, average: bool) -> None:
+    """Offer the weights after a step to the exchange, or start it with them."""
+    if step:
+        exchange.offer(context.replica.weights, step, average=average)
     else:
-        context.exchange.give(context.replica.weights, step)
-        context.exchange.tick(step)
+        exchange.start(context.replica.weights, step)
 
 
 def _reduced(context: LearnerContext, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
@@ -149,12 +146,11 @@ def _averaged(context: LearnerContext) -> Program:
         return
     if context.node_size == 1:
         if exchange is not None and exchange.ready():
-            _take(context, exchange)
+            _add(context, exchange, weights)
         return
     delta, leads = torch.zeros_like(weights), context.node_rank == 0
     if exchange is not None and exchange.ready():
-        delta = exchange.take().clone()
-        _release(context, exchange)
+        _add(context, exchange, delta)
     # the engine all-gathers shares of the delta, which costs half as much as an all-reduce
     op = AllReduce(delta, float(leads), context.num_bytes / 2, "node", "averaging")
     brought: Reduced = yield from perform(op)
@@ -162,16 +158,10 @@ def _averaged(context: LearnerContext) -> Program:
         weights.add_(brought.vector)
 
 
-def _take(context: LearnerContext, exchange: Exchange) -> None:
-    with torch.no_grad():
-        delta: Tensor = exchange.take()
-        context.replica.weights.add_(delta)
-    _release(context, exchange)
-
-
-def _release(context: LearnerContext, exchange: Exchange) -> None:
-    context.stale(exchange.stats().staleness)
-    exchange.release()
+def _add(context: LearnerContext, exchange: Exchange, target: Tensor) -> None:
+    with torch.no_grad(), exchange.taken() as delta:
+        target.add_(delta)
+        context.stale(exchange.stats().staleness)
 
 
 def _end(context: LearnerContext, step: int) -> VirtualProgram:
@@ -206,7 +196,7 @@ def _linger(context: LearnerContext, channel: str, step: int) -> VirtualProgram:
 
 def _settle(context: LearnerContext, exchange: Exchange, step: int) -> None:
     while exchange.ready():
-        _take(context, exchange)
+        _add(context, exchange, context.replica.weights)
         exchange.give(context.replica.weights, step)
 
 

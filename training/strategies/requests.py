@@ -85,7 +85,9 @@ class Compute:
             `replica.grads` is then for `replica.update` only, and `Work.weight` is the sum over the averaged learners.
         codec: Compresses averaged gradients; None sends them uncompressed.
         average: Average weights with a neighbouring node while the gradient is computed, and add the result to the
-            node's weights before the outcome.
+            node's weights before the outcome. Without it the node's averaging pauses: it starts no exchange, and what
+            its neighbours' exchanges bring waits for the next gradient with it. Neighbours still get its weights of the
+            last step.
     """
 
     reduce: Literal["own", "node", "all"] = "own"

@@ -1,8 +1,12 @@
 """Expands a program's `Compute` into requests to the virtual network, which average gradients and weights.
 
-The training engine sends gradients bucket by bucket during the backward pass, and each learner of a node exchanges its
-share of the weights. Here, gradients are all-reduced when they are complete, and the first learner of a node exchanges
-for it; the traffic on a machine's link is the same.
+What a learner does with its exchange at a step stands once (`Exchange.offer`, `Exchange.taken`). Around it, engine and
+simulator differ for three reasons. Requests, because these stand for what no program asks for: `Gather` and `Idle` are
+the simulator's own. Cost: the engine sends gradients bucket by bucket during the backward pass, and each learner of a
+node exchanges its share of the weights; here, gradients are all-reduced when they are complete, and the first learner
+of a node exchanges for it, with the same traffic on a machine's link. The end: the engine's learners go on exchanging
+until the coordinator ends the training with the mean of their checkpoints; a simulation ends by itself, so that its
+learners have to wait until no exchange is in flight.
 """
 
 from collections.abc import Callable, Generator

@@ -223,9 +223,7 @@ def onebit(context: LearnerContext, cfg: OneBitConfig) -> Program:
     All learners receive and decode the bits of all others, so nothing is quantized twice. A single learner does not
     quantize. A learner without work keeps its error. The first steps send uncompressed gradients (`WarmConfig`).
 
-    Synchronizes gradients. Sends (N-1)/32 of the model per step, plus 8 bytes per block and peer. Staleness 0, except
-    for the error, which is applied later. All wait for the slowest; a dead learner blocks all until its death is
-    detected, and its error is lost.
+    The error is applied a step late at the earliest, and that of a dead learner is lost.
     """
     codec = OneBit(cfg, context.epoch_steps)
     if context.joined:  # the errors are copies of a neighbour's, which feeds them back itself

@@ -12,12 +12,13 @@ from training.coordinator.node_client import NodeClient
 from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
 from training.job import TrainJob
 from training.learner.compute import Learner, use_threads
+from training.node.node_exchange import NoWeightsError
 from training.node.process_group import NodeGroup
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
 from training.node.rendezvous import RankPlacement, Rendezvous, RendezvousError
 from training.node.strategy_setup import build_learner, connect, share_memory
 from training.node.system_figures import SystemFigures
-from training.node.worker import DivergedError, NoWeightsError, Worker
+from training.node.worker import DivergedError, Worker
 from training.processes.children import on_termination
 from training.processes.exit_reason import leave_reason
 from training.processes.keys import RingKey

@@ -85,12 +85,12 @@ class Ring:
     @property
     def node(self) -> int:
         """This node's number in the ring."""
-        return self._learner.exchange.node
+        return self._learner.ring.node
 
     @property
     def members(self) -> tuple[int, ...]:
         """Numbers of the nodes in the ring, as last heard."""
-        return self._learner.exchange.view.nodes
+        return self._learner.ring.view.nodes
 
     @property
     def steps(self) -> int:

@@ -26,7 +26,7 @@ PROGRAM = textwrap.dedent(
     from training.learner.optim import build_optimizer
     from training.node.node_exchange import NodeExchange
     from training.simulation import Cluster, Simulation
-    from training.strategies.registry import find_method
+    from training.strategies.registry import METHODS
     from training.node.strategy_setup import build_stepper
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -69,15 +69,17 @@ PROGRAM = textwrap.dedent(
         return torch.cat([tensor.flatten() for tensor in model.values()])
 
     CASES = [
-        ("sdpsgd", {"graph": "ring"}), ("sdpsgd", {"graph": "complete"}), ("d1d", {}), ("ma", {"tau": 3}),
-        ("bmuf", {"tau": 3}), ("bmuf", {"tau": 3, "block_start": "classical", "warm_steps": 2}),
+        # every method of a single node, as the registry has it
+        *((name, {"tau": 3} if "tau" in method.config.model_fields else {})
+          for name, method in METHODS.items() if method.traits.one_node),
+        ("sdpsgd", {"graph": "complete"}), ("bmuf", {"tau": 3, "block_start": "classical", "warm_steps": 2}),
         ("bmuf", {"tau": 2, "warm_epochs": 0.5}),
         # these overlap with the backward pass
-        ("scpsgd", {}), ("onebit", {"block": 16, "warm_steps": 2}), ("onebit", {"block": 16, "warm_epochs": 0.5}),
+        ("onebit", {"block": 16, "warm_steps": 2}), ("onebit", {"block": 16, "warm_epochs": 0.5}),
     ]
     for strategy, constants in CASES:
         one = stepper(strategy, **constants)
-        config = find_method(strategy).config.model_validate(constants)
+        config = METHODS[strategy].config.model_validate(constants)
         outcome = Simulation(Cluster(learners=size), strategy, problem, config).run()
         one.start(0)
         results = train(one, range(8))

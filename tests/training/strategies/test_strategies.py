@@ -151,7 +151,7 @@ def test_bytes_sent_match_the_strategy_facts(name):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_bytes_sent_after_blocks_match_the_strategy_facts(name):
     config = METHODS[name].config(tau=10)
-    simulation = Simulation(Cluster(learners=8), name, Timing(batches=100 * 8, num_bytes=1e6), config)
+    simulation = Simulation(Cluster(learners=8), name, Timing(batches=400 * 8, num_bytes=1e6), config)
     expected = METHODS[name].facts.sent(8, 1e6, config)
     assert simulation.run().bytes_per_step == pytest.approx(expected, rel=0.12)
 

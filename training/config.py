@@ -92,9 +92,9 @@ class TrainConfig(BaseModel):
 
     strategy: Annotated[StrategyConfig, OneOf(STRATEGY_CONFIGS, "single")] = SingleConfig()
     """How learners work together. `single` is one process. One node of several learners: `scpsgd`, `onebit` and `d1d`
-    average gradients, `sdpsgd`, `ma` and `bmuf` average weights, `pipeline` splits the layers. Several nodes of one
-    learner: `adpsgd` averages weights with neighbours, `asgd` and `easgd` use a parameter server, `hogwild` shares
-    memory. Several nodes of several learners: `h-adpsgd`. See docs/strategies.md."""
+    average gradients, `sdpsgd`, `ma`, `bmuf` and `pairs` average weights, `pipeline` splits the layers. Several nodes
+    of one learner: `adpsgd` averages weights with neighbours, `asgd` and `easgd` use a parameter server, `hogwild`
+    shares memory. Several nodes of several learners: `h-adpsgd`. See docs/strategies.md."""
     nodes: int = Field(default=1, ge=1, le=4096)
     """Nodes in the ring (super-learners)."""
     learners_per_node: int = Field(default=1, ge=1, le=4096)
@@ -231,19 +231,10 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_exchange(self) -> "TrainConfig":
-        gossip = self.gossip
-        if self.exchange.kind == "gloo" and gossip.neighbours not in ("auto", "ring"):
-            raise ValueError("exchange.kind gloo has fixed neighbours: use strategy.neighbours=ring, or zmq")
-        if self.exchange.kind == "gloo" and gossip.newcomer != "weights":
-            raise ValueError("exchange.kind gloo has no newcomers: use strategy.newcomer=weights, or zmq")
-        if self.exchange.daemons > 1 and gossip.newcomer != "weights":
+        if self.exchange.daemons > 1 and self.gossip.newcomer != "weights":
             raise ValueError(
                 f"exchange.daemons is {self.exchange.daemons}, but newcomers get the optimizer's state from a single "
                 "daemon only: use strategy.newcomer=weights, or daemons=1"
-            )
-        if self.exchange.kind == "gloo" and self.launch.kind != "local":
-            raise ValueError(
-                f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
         if self.exchange.kind == "cuda" and (self.launch.kind != "local" or self.device == "cpu"):
             raise ValueError(

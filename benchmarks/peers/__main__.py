@@ -4,6 +4,7 @@ Each pair is Starling and one other system with the same number of learners, on 
 their gradients are waits (`benchmarks.peers.emulation`), their exchanges are real, over loopback. Both are exposed to
 the same load, so their ratio is reliable even on a busy machine. Systems:
 
+- gloo: AD-PSGD with fixed pairs over Gloo, with Starling's averaging (`benchmarks.peers.gloo`);
 - ddp, localsgd: torch's DistributedDataParallel and post-local SGD, over Gloo;
 - adpsgd, pushsum: github.com/facebookresearch/stochastic_gradient_push; name its folder with --sgp;
 - hivemind, torchft: `python -m venv VENV; VENV/bin/pip install hivemind torchft-nightly`, and pass VENV/bin/python as

@@ -62,7 +62,7 @@ def test_every_strategy_learns_the_words(corpus, tmp_path, strategy):
     check(run.result)
     assert run.result["repeated"] == 0
     assert run.result["strategy"] == strategy
-    assert not list(tmp_path.rglob("rendezvous-*"))
+    assert not list(tmp_path.rglob("shared-*"))
     staleness = [entry["staleness"] for entry in run.entries("step") if "staleness" in entry]
     if strategy == "d1d":
         assert set(staleness[2:]) == {1.0}

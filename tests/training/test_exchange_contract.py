@@ -12,9 +12,10 @@ from emulated_device import DeviceExchange, EmulatedCudaExchange
 from exchange_ring import CONFIG, SIZE, Ring
 from support import wait_until
 
+from benchmarks.peers.gloo import GlooExchange
 from benchmarks.peers.starling import exchange_config
 from training.coordinator.membership import View
-from training.exchange import ExchangeError, ExchangeSetup, RingRendezvous, build_exchange
+from training.exchange import ExchangeError, ExchangeSetup, build_exchange
 from training.processes.keys import RingKey
 
 
@@ -322,12 +323,9 @@ class TestGloo(ExchangeContract):
     meets = True
 
     def make(self, count, folder, **config):
-        cfg, gossip = exchange_config(CONFIG | {"kind": "gloo"} | config)
-        rendezvous = RingRendezvous(str(folder / "meet"), count)
-        return [
-            build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, rendezvous=rendezvous, gossip=gossip))
-            for n in range(count)
-        ]
+        cfg, gossip = exchange_config(CONFIG | {"encrypt": False} | config)
+        setups = [ExchangeSetup(n, 0, SIZE, None, folder, gossip=gossip) for n in range(count)]
+        return [GlooExchange(cfg, setup, str(folder / "meet"), count) for setup in setups]
 
     def test_a_lost_neighbour_ends_the_ring_but_not_training(self, tmp_path):
         with self.ring(3, tmp_path) as ring:

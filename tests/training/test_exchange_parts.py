@@ -7,10 +7,8 @@ from support import wait_until
 
 from benchmarks.peers.starling import exchange_config
 from training.coordinator.membership import Member, View
-from training.exchange import ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
-from training.exchange.config import ExchangeConfig
+from training.exchange import ExchangeSetup, ExchangeStats, build_exchange
 from training.exchange.several import combined
-from training.strategies.gossip import GossipConfig
 
 
 def test_cpu_share_limits_exchanges_per_step(tmp_path):
@@ -97,18 +95,3 @@ def test_statistics_of_parts_are_combined():
     both = ExchangeStats(7, 5, 7, 2, 2, 7, 0.7, 2.0, 110, 220, 12.5**0.5, 2.0, 0.75, 0.3, 8)
     assert combined([one, two]) == both
     assert combined([ExchangeStats()]) == ExchangeStats()
-
-
-@pytest.mark.parametrize(
-    ("node", "rendezvous", "neighbours", "message"),
-    [
-        (0, None, "ring", "needs a rendezvous"),
-        (0, RingRendezvous("file", 2, True), "random-ring", "fixed neighbours"),
-        (2, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
-        (-1, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
-    ],
-)
-def test_gloo_refuses_settings_that_need_more_than_a_fixed_ring(tmp_path, node, rendezvous, neighbours, message):
-    cfg, gossip = ExchangeConfig(kind="gloo", encrypt=False), GossipConfig(neighbours=neighbours)
-    with pytest.raises(ValueError, match=message):
-        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, rendezvous=rendezvous, gossip=gossip))

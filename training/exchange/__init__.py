@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError, RingRendezvous
+from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError
 
 if TYPE_CHECKING:
     from training.exchange.config import ExchangeConfig
@@ -14,7 +14,6 @@ __all__ = [
     "ExchangeSetup",
     "ExchangeStats",
     "PortTakenError",
-    "RingRendezvous",
     "build_exchange",
 ]
 

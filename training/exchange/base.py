@@ -38,21 +38,6 @@ class PortTakenError(ValueError):
     """The configured port is in use by another process."""
 
 
-@dataclass(frozen=True)
-class RingRendezvous:
-    """Rendezvous of the fixed ring of `gloo`; elastic exchanges do not need it.
-
-    Attributes:
-        store: Host and port of a `torch.distributed.TCPStore`, or the path of a `FileStore`.
-        nodes: Number of nodes in the ring; they are numbered 0 to nodes - 1.
-        serve: Whether this exchange's daemon hosts the TCPStore (one of them does, or the caller).
-    """
-
-    store: str
-    nodes: int
-    serve: bool = False
-
-
 def _default_gossip() -> "GossipConfig":
     from training.strategies.gossip import GossipConfig  # imports pydantic, which the daemon does not need
 
@@ -72,7 +57,6 @@ class ExchangeSetup:
         bind_host: Address to listen on; "host" uses a free port, "host:port" that port.
         advertise_host: Address under which other machines reach this one, if it differs from `bind_host`.
         seed: Shared by the whole ring; determines the random neighbours.
-        rendezvous: Rendezvous of the fixed ring; only for `gloo`.
         moments: Values of optimizer state per weight that newcomers fetch with the weights; 0 for weights alone.
         optimizer: Name of the optimizer state; nodes with different names fetch only weights from each other.
         gossip: With whom to average, and how often.
@@ -86,7 +70,6 @@ class ExchangeSetup:
     bind_host: str = "127.0.0.1"
     advertise_host: str = ""
     seed: int = 0
-    rendezvous: RingRendezvous | None = None
     moments: int = 0
     optimizer: str = ""
     gossip: "GossipConfig" = field(default_factory=_default_gossip)
@@ -153,8 +136,6 @@ class Exchange(ABC):
 
     endpoint: str
     """Endpoint under which other nodes reach this exchange; goes into `Member.endpoints[rank]`."""
-    elastic: bool = True
-    """Whether nodes may join and leave. A fixed ring ends with the first node that leaves it, without an error."""
     moments: int = 0
     """As in `ExchangeSetup`; 0 if the exchange cannot transfer optimizer state."""
     parts: int = 1

@@ -155,30 +155,36 @@ class MailboxExchange(Exchange):
 class DaemonExchange(MailboxExchange):
     """Starts a daemon and communicates with it; subclasses say where it runs.
 
-    The daemon communicates with its neighbours over ZeroMQ; that of `gloo`, a baseline without elasticity, over
-    torch.distributed, with two fixed neighbours in turn: nodes cannot join, and the first lost node ends it.
-
     Raises:
-        ValueError: If encryption is on and there is no key, or a fixed ring does not support the configuration.
+        ValueError: If encryption is on and there is no key.
         PortTakenError: If the configured port is in use.
         ExchangeError: If the daemon cannot start.
     """
 
     def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
-        self.elastic = cfg.kind != "gloo"
-        if self.elastic and cfg.encrypt and setup.key is None:
+        if cfg.encrypt and setup.key is None:
             raise ValueError("encrypt is on but there is no key: give a key file (launch.key_file) or encrypt=false")
-        ring = {} if self.elastic else {"rendezvous": _fixed_ring(setup)}
         super().__init__(setup.size)
         self._replicas: ReplicaMemory | None = None
         self._rank = setup.rank
         self._fetches = 0
         self._log = setup.folder / f"exchange-{setup.node}.{setup.rank}.log"
+        message = self._message(cfg, setup)
+        ours, theirs = socket.socketpair()
+        self._control = Control(ours)
+        self._launch(message, theirs)
+        try:
+            self.endpoint = self._listening()
+        except BaseException:
+            self.close()
+            raise
+
+    def _message(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> dict[str, Any]:
+        """What the daemon needs to know."""
         host, port = split_host(setup.bind_host)
         if host in _WILDCARDS and not setup.advertise_host:
             raise ValueError(f"bind_host {host} is not an address that others can connect to: give advertise_host too")
         message: dict[str, Any] = {
-            "kind": cfg.kind,
             "size": setup.size,
             "node": setup.node,
             "rank": setup.rank,
@@ -193,21 +199,14 @@ class DaemonExchange(MailboxExchange):
             "cpu_share": cfg.cpu_share,
             "timeout_s": cfg.timeout_s,
         }
-        if setup.moments and self.elastic:
+        if setup.moments:
             self.moments, length = setup.moments, replica_length(setup.size, setup.moments)
             self._replica_file = make_memory(replica_bytes(length))
             self._replicas = ReplicaMemory(self._replica_file, length)
             message["replica"] = {"file": self._replica_file, "length": length, "optimizer": setup.optimizer}
         if setup.key is not None and cfg.encrypt:
             message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
-        ours, theirs = socket.socketpair()
-        self._control = Control(ours)
-        self._launch(message | ring, theirs)
-        try:
-            self.endpoint = self._listening()
-        except BaseException:
-            self.close()
-            raise
+        return message
 
     @override
     def set_view(self, view: View) -> None:
@@ -320,7 +319,12 @@ class ProcessExchange(DaemonExchange):
 
     Linux ends the daemon when the *thread* that started it ends, so create this object in a thread that lives as long
     as the training.
+
+    Attributes:
+        daemon: Module of the daemon's program.
     """
+
+    daemon = "training.exchange.daemon"
 
     @property
     def pid(self) -> int:
@@ -334,7 +338,7 @@ class ProcessExchange(DaemonExchange):
     @override
     def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:
         files = (self._file, theirs.fileno(), self._bell.rings)
-        command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
+        command = [sys.executable, "-m", self.daemon, *map(str, files), str(os.getpid())]
         # chunk arithmetic gains nothing from threads, and the cores are for training
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         inherited = [*files, *([self._replica_file] if self._replicas else [])]
@@ -349,21 +353,6 @@ class ProcessExchange(DaemonExchange):
     @override
     def _tail(self) -> str:
         return self._process.tail()
-
-
-def _fixed_ring(setup: ExchangeSetup) -> dict[str, Any]:
-    """The rendezvous of a fixed ring, for its daemons.
-
-    Raises:
-        ValueError: If a fixed ring does not support the setup.
-    """
-    if setup.rendezvous is None:
-        raise ValueError("gloo needs a rendezvous: give ExchangeSetup.rendezvous")
-    if setup.gossip.neighbours not in ("auto", "ring"):
-        raise ValueError("gloo has fixed neighbours: use strategy.neighbours=ring, or exchange.kind=zmq")
-    if not 0 <= setup.node < setup.rendezvous.nodes:
-        raise ValueError(f"node {setup.node} is not among the {setup.rendezvous.nodes} nodes of the fixed ring")
-    return {"store": setup.rendezvous.store, "nodes": setup.rendezvous.nodes, "serve": setup.rendezvous.serve}
 
 
 def split_host(text: str) -> tuple[str, int]:

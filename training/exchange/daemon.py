@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 _SETUP_S = 30.0
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], serve: "Callable[[dict[str, Any], Mailbox, Control], int] | None" = None) -> int:
     """Serve one exchange until the training process stops it or ends.
 
     Args:
         argv: Descriptors of the memory, the control socket and the bell, and the parent's process id.
+        serve: Serves it until the training process closes its end; by default over ZeroMQ.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C and stops this process
     end_with_parent(int(argv[3]), signal.SIGKILL)
@@ -36,13 +37,7 @@ def main(argv: list[str]) -> int:
     control = Control(socket.socket(fileno=int(argv[1])))
     setup = _setup(control)
     mailbox = Mailbox(int(argv[0]), int(setup["size"]), Bell(rings=int(argv[2])))
-    if setup["kind"] == "gloo":
-        # no node connects to this endpoint; it is sent before importing torch, which takes seconds
-        control.send({"listening": f"gloo://{setup['node']}.{setup['rank']}"})
-        from training.exchange.gloo_daemon import serve
-
-        return serve(setup, mailbox, control)
-    return serve_zmq(setup, mailbox, control)
+    return (serve or serve_zmq)(setup, mailbox, control)
 
 
 def _setup(control: Control) -> dict[str, Any]:

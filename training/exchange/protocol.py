@@ -2,7 +2,7 @@
 
 One side starts an exchange and sends its weights chunk by chunk. The other side averages each chunk with its own and
 sends back its own chunk from before, with which the first side averages too (see `averaging`). The transport drives the
-protocol: ZeroMQ between processes, Gloo between fixed pairs, virtual time in the simulator.
+protocol: ZeroMQ between processes, virtual time in the simulator.
 """
 
 import math

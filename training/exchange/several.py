@@ -44,7 +44,7 @@ class SeveralExchanges(Exchange):
         except BaseException:
             self.close()
             raise
-        self.parts, self.elastic = count, self._exchanges[0].elastic
+        self.parts = count
         self.endpoint = " ".join(exchange.endpoint for exchange in self._exchanges)
 
     def _each(self, weights: torch.Tensor) -> Iterator[tuple[Exchange, torch.Tensor]]:

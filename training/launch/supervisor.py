@@ -44,8 +44,8 @@ MAX_SERVER_RESTARTS = 20
 """Restarts of each process of the parameter server."""
 LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
-RENDEZVOUS = "rendezvous"
-"""Prefix of the files for the rendezvous of local nodes."""
+SHARED_FILES = "shared"
+"""Prefix of the files that local nodes share."""
 
 
 class TrainingSupervisor:
@@ -163,7 +163,7 @@ class TrainingSupervisor:
     def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
-        more |= {"rendezvous": str(self.folder / f"{RENDEZVOUS}-{os.getpid()}")}
+        more |= {"shared_files": str(self.folder / f"{SHARED_FILES}-{os.getpid()}")}
         name = f"node-{number:03d}"
         (self.folder / name / GAVE_UP).unlink(missing_ok=True)
         self._logs_begin[name] = log_size(self.folder / name / "node.log")
@@ -275,8 +275,8 @@ class TrainingSupervisor:
         self._clear()
 
     def _clear(self) -> None:
-        """Delete the rendezvous files of local nodes: the lock excludes other users, and hogwild's contain a model."""
-        for path in self.folder.glob(f"{RENDEZVOUS}-*"):
+        """Delete the files that local nodes share: the lock excludes other users, and hogwild's contain a model."""
+        for path in self.folder.glob(f"{SHARED_FILES}-*"):
             path.unlink()
 
 

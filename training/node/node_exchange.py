@@ -203,8 +203,6 @@ class NodeExchange:
         if self.exchange is None:
             return
         if not self.exchange.alive():
-            if not self.exchange.elastic:
-                return
             raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
         self.exchange.offer(self._mine(), step, average=average)
         self._give_replica()

@@ -9,7 +9,7 @@ from devices.choice import claim, inventory, pick_device, share_gpu
 from devices.portions import TooLargeError
 from storage.quarantine import TooManyShardsError
 from training.coordinator.node_client import NodeClient
-from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
+from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.job import TrainJob
 from training.learner.compute import Learner, use_threads
 from training.node.node_exchange import NoWeightsError
@@ -99,7 +99,7 @@ def _train(
             stack.callback(client.close)
             figures = SystemFigures(setup.node, client.journal, lambda: coordinator.progress().elapsed)
             stack.callback(figures.close)
-        shared = share_memory(job, setup.node, setup.rendezvous, size)
+        shared = share_memory(job, setup.node, setup.shared_files, size)
         worker = Worker(job, setup.node, learner, parts.group, exchange, client, server, shared)
         _leave_on_signals(worker.stop_requested, parts.rendezvous)
         why = worker.run()
@@ -133,7 +133,6 @@ def _build_exchange(
             bind_host=setup.bind_host,
             advertise_host=setup.advertise_host,
             seed=job.seed,
-            rendezvous=RingRendezvous(setup.rendezvous, job.train.nodes) if setup.rendezvous else None,
             moments=len(moments.names) if job.train.gossip.newcomer == "weights+optimizer" else 0,
             optimizer=moments.optimizer,
             gossip=job.train.gossip,

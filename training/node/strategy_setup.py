@@ -75,13 +75,13 @@ def connect(job: TrainJob, node: int, coordinator: str, key: RingKey | None, siz
     return ServerClient(addresses, key, f"node-{node}", size, job.train.membership.coordinator_patience_s)
 
 
-def share_memory(job: TrainJob, node: int, meeting: str, size: int) -> SharedWeights | None:
+def share_memory(job: TrainJob, node: int, files: str, size: int) -> SharedWeights | None:
     """Map the weights that all learners of this machine share, for hogwild; None for other strategies.
 
     Args:
         job: What to train.
         node: Number of the node.
-        meeting: Name prefix of this run's files; empty if nodes are launched one by one.
+        files: `NodeSetup.shared_files`; empty if nodes are launched one by one.
         size: Number of weights.
 
     Raises:
@@ -89,6 +89,6 @@ def share_memory(job: TrainJob, node: int, meeting: str, size: int) -> SharedWei
     """
     if not job.train.traits.shared:
         return None
-    if not meeting:
+    if not files:
         raise ValueError(f"{job.train.strategy.kind} shares one machine's memory: use launch.kind=local")
-    return SharedWeights(Path(f"{meeting}-weights"), size, node, job.train.nodes)
+    return SharedWeights(Path(f"{files}-weights"), size, node, job.train.nodes)

@@ -1,15 +1,17 @@
-"""The exchange over torch.distributed: fixed pairs that exchange in turn, as AD-PSGD is often published.
+"""AD-PSGD over torch.distributed, as it is often published: fixed pairs that exchange in turn.
 
 Both sides of a pair must take part at the same time, so the edges of the ring are coloured: all edges of one colour are
 disjoint and can exchange concurrently. An even ring needs two colours, an odd one three, and all nodes go through the
 colours in the same order, so no ring size deadlocks. Every turn needs a permit (a step) of both sides. So a slow node's
-neighbours exchange as rarely as it does, but keep computing.
+neighbours exchange as rarely as it does, but keep computing. Nodes cannot join, and the first lost node ends the ring.
+Averaging and the training process's side are Starling's own.
 """
 
 import datetime
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -21,12 +23,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from benchmarks.peers.base import LR, Setup, System
+from benchmarks.peers.emulation import EmulatedModel
+from training.exchange import ExchangeSetup
 from training.exchange.averaging import Averager
+from training.exchange.client import ProcessExchange
+from training.exchange.config import ExchangeConfig
 from training.exchange.control import Control
+from training.exchange.daemon import main
 from training.exchange.mailbox import Mailbox
 from training.exchange.protocol import ChunkRequest, Pending, Protocol
 from training.exchange.reporting import Report
+from training.learner.flat import FlatParameters
 from training.processes.children import exit_at_once
 
 _MEET_S = 120.0  # time for all nodes to connect, and for a partner to take its turn
@@ -60,8 +70,65 @@ def partners(nodes: int, node: int) -> list[int | None]:
     return met
 
 
+class GlooExchange(ProcessExchange):
+    """An exchange whose daemon averages with two fixed neighbours in turn; it ends with the first node that leaves.
+
+    Args:
+        cfg: Configuration without encryption.
+        setup: As for other exchanges.
+        store: Host and port of a `torch.distributed.TCPStore` that the first node's daemon serves, or the path of a
+            `FileStore`.
+        nodes: Number of nodes in the ring; they are numbered 0 to nodes - 1.
+    """
+
+    daemon = "benchmarks.peers.gloo"
+
+    def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup, store: str, nodes: int) -> None:
+        self._ring = {"store": store, "nodes": nodes}
+        super().__init__(cfg, setup)
+
+    @override
+    def _message(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> dict[str, Any]:
+        return super()._message(cfg, setup) | {"rendezvous": self._ring}
+
+
+class Gloo(System):
+    """AD-PSGD with one learner per node, averaged by `GlooExchange`."""
+
+    title = "AD-PSGD over Gloo"
+
+    def __init__(self, setup: Setup, model: EmulatedModel) -> None:
+        super().__init__(setup, model)
+        self.flat = FlatParameters(model)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        one = ExchangeSetup(setup.number, 0, self.flat.weights.numel(), folder=setup.folder)
+        store = f"127.0.0.1:{setup.ports[0]}"
+        self.exchange = GlooExchange(ExchangeConfig(encrypt=False), one, store, setup.learners)
+        self.exchange.start(self.flat.weights, 0)
+        self.steps = 0
+
+    @override
+    def step(self) -> bool:
+        self.flat.zero_grad()
+        self.model(None).backward()
+        exchange, alive = self.exchange, self.exchange.alive()
+        if alive and exchange.ready():
+            with torch.no_grad(), exchange.taken() as delta:
+                self.flat.weights.add_(delta)
+        self.optimizer.step()
+        self.steps += 1
+        if alive:
+            exchange.offer(self.flat.weights, self.steps)
+        return True
+
+
+# --- the daemon
+
+
 def serve(setup: dict[str, Any], mailbox: Mailbox, control: Control) -> int:
     """Serve a mailbox until the training process closes its end, or a neighbour is lost."""
+    control.send({"listening": f"gloo://{setup['node']}.{setup['rank']}"})  # no node connects to this endpoint
     daemon = GlooDaemon(setup, mailbox, control)
     exit_at_once(daemon.run())  # Gloo's threads may wait for other nodes forever
 
@@ -112,7 +179,7 @@ class GlooDaemon:
         host, _, port = rendezvous["store"].rpartition(":")
         store: Any
         if port.isdigit():
-            store = dist.TCPStore(host, int(port), None, bool(rendezvous["serve"]), limit, wait_for_workers=False)  # type: ignore[attr-defined]
+            store = dist.TCPStore(host, int(port), None, self._node == 0, limit, wait_for_workers=False)  # type: ignore[attr-defined]
         else:
             store = dist.FileStore(rendezvous["store"], rendezvous["nodes"])  # type: ignore[attr-defined]
         prefix = dist.PrefixStore(f"rank-{self._setup['rank']}", store)  # type: ignore[attr-defined]
@@ -207,3 +274,7 @@ class Watchdog:
             if time.monotonic() > self._deadline:
                 logging.error("a neighbour does not respond: the fixed ring ends")
                 os._exit(_STALLED)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:], serve))

@@ -46,9 +46,9 @@ from training.coordinator.messages import (
 from training.coordinator.node_client import NodeClient
 from training.coordinator.server import open_ledger
 from training.exchange.base import ExchangeError, ExchangeStats
-from training.launch.managed import SupervisorError
 from training.processes.identity import ProcessIdentity
 from training.processes.keys import RingKey
+from training.processes.supervision import SupervisorError
 from training.ring.config import RingConfig
 from training.ring.folder import RingFolder, ring_job
 from training.ring.learner import RingError

@@ -34,8 +34,7 @@ from training.exchange.config import ExchangeConfig
 from training.exchange.control import Control
 from training.exchange.daemon import main
 from training.exchange.mailbox import Mailbox
-from training.exchange.protocol import ChunkRequest, Pending, Protocol
-from training.exchange.reporting import Report
+from training.exchange.protocol import ChunkRequest, Pending, Protocol, Report
 from training.learner.flat import FlatParameters
 from training.processes.children import exit_at_once
 

@@ -18,7 +18,7 @@ from training.learner.compute import Learner, open_set
 from training.learner.prefetch import Loader
 from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
-from training.node.strategy_setup import build_stepper
+from training.node.worker import build_stepper
 
 GPU = torch.device("cuda", 0)
 HOST = torch.device("cpu")

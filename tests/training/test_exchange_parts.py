@@ -8,7 +8,7 @@ from support import wait_until
 from benchmarks.peers.starling import exchange_config
 from training.coordinator.membership import Member, View
 from training.exchange import ExchangeSetup, ExchangeStats, build_exchange
-from training.exchange.several import combined
+from training.exchange.client import combined
 
 
 def test_cpu_share_limits_exchanges_per_step(tmp_path):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from training.coordinator.membership import Member, View
 from training.exchange.messages import AVERAGE, CROSSED, FETCH, MISMATCH, NOT_READY, OK, OUTDATED, Header, MemoryPool
-from training.exchange.protocol import Pending, Protocol
-from training.exchange.reporting import Report
+from training.exchange.protocol import Pending, Protocol, Report
 
 CHUNKS = 3
 

@@ -28,9 +28,11 @@ SLOW = slow_nodes({0: 8})
 PARENT = """
 import sys
 from pathlib import Path
+from tasks.engine import know_tasks
 from training.job import TrainJob
 from training.launch.training_process import run_training
 
+know_tasks()
 run_training(TrainJob.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
 """
 

@@ -13,7 +13,7 @@ from speech.models.networks.blstm import Blstm
 from speech.models.networks.stages import balanced, split_model
 from training.node.pipeline import BatchPlan
 from training.node.process_group import NodeGroup
-from training.node.strategy_setup import build_learner
+from training.node.run_rank import build_learner
 
 MICRO_BATCHES = 4
 

@@ -27,7 +27,7 @@ PROGRAM = textwrap.dedent(
     from training.node.node_exchange import NodeExchange
     from training.simulation import Cluster, Simulation
     from training.strategies.registry import METHODS
-    from training.node.strategy_setup import build_stepper
+    from training.node.worker import build_stepper
 
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)

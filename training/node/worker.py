@@ -29,12 +29,13 @@ from training.learner.sampling import Draws
 from training.learner.task import TrainingBatch
 from training.node.learner_replica import SharedWeights
 from training.node.node_exchange import Facts, Member, NodeExchange
+from training.node.pipeline import PipelineLearner, PipelineStepper
 from training.node.process_group import NodeGroup
+from training.node.program_stepper import ProgramStepper
 from training.node.replica_writer import ReplicaWriter, Wanted, open_replica_writer
 from training.node.scheduler import Orders, Scheduler, count_batches
 from training.node.step_counters import StepCounters
-from training.node.stepper import Rows, Stepped
-from training.node.strategy_setup import build_stepper
+from training.node.stepper import Rows, Stepped, Stepper
 from training.parameter_server.client import ServerClient
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,29 @@ _REMEDY = "lower train.optimizer.lr or lengthen train.schedule.warmup_epochs"
 
 class DivergedError(RuntimeError):
     """The loss or the gradient is no longer a finite number, and no neighbour has better weights."""
+
+
+def build_stepper(
+    job: TrainJob,
+    ring: NodeExchange,
+    learner: Learner,
+    server: ServerClient | None = None,
+    shared: SharedWeights | None = None,
+    epoch_steps: float = 0.0,
+) -> Stepper:
+    """Build the stepper of a rank.
+
+    Args:
+        job: What to train.
+        ring: The node's ranks, and its exchange with other nodes.
+        learner: Result of `build_learner`.
+        server: The parameter server, for strategies that use one.
+        shared: Memory for the weights, for hogwild.
+        epoch_steps: Steps of a learner in an epoch, the same at all ranks.
+    """
+    if isinstance(learner, PipelineLearner):
+        return PipelineStepper(learner)
+    return ProgramStepper(job, learner, ring, server, shared, epoch_steps)
 
 
 class Worker(Member):

@@ -14,8 +14,7 @@ from training.exchange.base import ExchangeStats
 from training.exchange.client import MailboxExchange
 from training.exchange.messages import Header, chunk_weights
 from training.exchange.neighbours import Kind, by_distance, hop, resolve, ring_order
-from training.exchange.protocol import Asking, Pending, Protocol
-from training.exchange.reporting import Report
+from training.exchange.protocol import Asking, Pending, Protocol, Report
 from training.simulation.clock import Clock
 from training.simulation.network import LinkModel
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
-from training.simulation.simulate import simulate
+from training.simulation.simulator import simulate
 from training.strategies.base import StrategyError
 from training.strategies.pipeline import PIPELINE, LayerPipelineConfig
 from training.strategies.registry import STRATEGIES, find_strategy

@@ -1,23 +1,23 @@
 """Runs the programs of all learners on a virtual clock: deterministic, in one process, without threads."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from training.coordinator.membership import Member, View
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster
 from training.simulation.collectives import Participants, VirtualCollectives
 from training.simulation.gradients import Gather, Idle
-from training.simulation.learners import SimulatedLearner, check, make_learners, make_network
+from training.simulation.learners import Arrivals, SimulatedLearner, check, make_learners, make_network
 from training.simulation.leases import LeasePool
 from training.simulation.network import LinkModel
-from training.simulation.newcomers import Arrivals
-from training.simulation.observer import Observer
 from training.simulation.parameter_server import VirtualParameterServer
+from training.simulation.pipeline import PipelineSimulation
 from training.simulation.problem import Job, Problem, Trainable
-from training.simulation.result import Outcome, Staleness
+from training.simulation.result import Observer, Outcome, Staleness
 from training.strategies.base import StrategyError
-from training.strategies.registry import find_method
+from training.strategies.pipeline import LayerPipelineConfig
+from training.strategies.registry import find_method, find_strategy
 from training.strategies.requests import AllReduce, Compute, Mix, Start, Ticket, Wait, Work
 from training.strategies.strategy import StrategyConfig
 
@@ -324,3 +324,35 @@ class Simulation:
 
 def _later(function: Callable[..., None], *args: Any) -> Callable[[], None]:
     return lambda: function(*args)
+
+
+# --- any strategy
+
+
+def simulate(
+    cluster: Cluster,
+    strategy: str,
+    problem: Problem,
+    config: StrategyConfig | None = None,
+    *,
+    seed: int = 0,
+    observe: int = 1,
+) -> Outcome:
+    """Train on a virtual clock until all work is done.
+
+    Args:
+        cluster: Machines, links, and learners that die or join.
+        strategy: Name of the strategy.
+        problem: Model, data and schedule.
+        config: The strategy's configuration; its defaults if None.
+        seed: Seed of jitter and random neighbours.
+        observe: Evaluations of the average model per epoch.
+
+    Raises:
+        SimulationError: If learners wait for each other forever.
+        StrategyError: If the strategy is unknown or does not support the cluster, or all learners have died.
+    """
+    if find_strategy(strategy).traits.split:
+        layers = cast(LayerPipelineConfig | None, config)
+        return PipelineSimulation(cluster, problem, layers, seed=seed, observe=observe).run()
+    return Simulation(cluster, strategy, problem, config, seed=seed, observe=observe).run()

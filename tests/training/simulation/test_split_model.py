@@ -10,7 +10,7 @@ from regression import Regression
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from training.simulation import Activations, Cluster, MembershipChange, Timing, simulate
-from training.simulation.pipeline_stages import Pass, schedule
+from training.simulation.pipeline import Pass, schedule
 from training.strategies.base import StrategyError
 from training.strategies.blocks import MaConfig
 from training.strategies.pipeline import LayerPipelineConfig

@@ -218,9 +218,9 @@ class NodeClient:
         """
         if not math.isfinite(loss_sum):
             loss_sum = tokens = 0.0
-        found = Counts.model_validate({"loss_sum": loss_sum, "tokens": tokens, **counts})
+        counted = Counts.model_validate({"loss_sum": loss_sum, "tokens": tokens, **counts})
         with self._lock:
-            self._state.trained(assignment, found)
+            self._state.trained(assignment, counted)
 
     @property
     def seq(self) -> int:

@@ -402,8 +402,8 @@ class SeveralExchanges(Exchange):
         self._delta = torch.empty(0)
         try:
             for k, part in enumerate(self._slices):
-                one = replace(setup, rank=setup.rank * count + k, size=part.stop - part.start, moments=0)
-                self._exchanges.append(build(one))
+                part_setup = replace(setup, rank=setup.rank * count + k, size=part.stop - part.start, moments=0)
+                self._exchanges.append(build(part_setup))
         except BaseException:
             self.close()
             raise
@@ -411,7 +411,7 @@ class SeveralExchanges(Exchange):
         self.endpoint = " ".join(exchange.endpoint for exchange in self._exchanges)
 
     def _each(self, weights: torch.Tensor) -> Iterator[tuple[Exchange, torch.Tensor]]:
-        return ((one, weights[part]) for one, part in zip(self._exchanges, self._slices, strict=True))
+        return ((exchange, weights[part]) for exchange, part in zip(self._exchanges, self._slices, strict=True))
 
     @override
     def start(self, weights: torch.Tensor, step: int) -> None:
@@ -466,13 +466,13 @@ class SeveralExchanges(Exchange):
     @override
     def fetch(self, timeout_s: float) -> torch.Tensor | None:
         deadline = time.monotonic() + timeout_s
-        found = []
+        fetched = []
         for exchange in self._exchanges:
             part = exchange.fetch(max(0.0, deadline - time.monotonic()))
             if part is None:
                 return None
-            found.append(part)
-        return torch.cat(found)
+            fetched.append(part)
+        return torch.cat(fetched)
 
     @override
     def stats(self) -> ExchangeStats:
@@ -496,7 +496,7 @@ def combined(parts: list[ExchangeStats]) -> ExchangeStats:
     """
 
     def total(name: str) -> int:
-        return sum(int(getattr(one, name)) for one in parts)
+        return sum(int(getattr(stats, name)) for stats in parts)
 
     finished = total("finished")
     return ExchangeStats(
@@ -506,13 +506,13 @@ def combined(parts: list[ExchangeStats]) -> ExchangeStats:
         failed=total("failed"),
         late=total("late"),
         skipped_nonfinite=total("skipped_nonfinite"),
-        last_s=max(one.last_s for one in parts),
-        mean_s=sum(one.mean_s * one.finished for one in parts) / max(finished, 1),
+        last_s=max(stats.last_s for stats in parts),
+        mean_s=sum(stats.mean_s * stats.finished for stats in parts) / max(finished, 1),
         bytes_sent=total("bytes_sent"),
         bytes_received=total("bytes_received"),
-        distance=math.sqrt(sum(one.distance**2 for one in parts) / len(parts)),
-        staleness=max(one.staleness for one in parts),
-        cpu_seconds=sum(one.cpu_seconds for one in parts),
-        silent_s=max(one.silent_s for one in parts),
+        distance=math.sqrt(sum(stats.distance**2 for stats in parts) / len(parts)),
+        staleness=max(stats.staleness for stats in parts),
+        cpu_seconds=sum(stats.cpu_seconds for stats in parts),
+        silent_s=max(stats.silent_s for stats in parts),
         last_peer=parts[-1].last_peer,
     )

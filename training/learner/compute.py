@@ -256,8 +256,8 @@ class Learner:
     def _scores(self, feats_BTF: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features and what else the network reads."""
         with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            found: tuple[Tensor, Tensor] = self._network(feats_BTF, frames, *others)
-        return found
+            scores: tuple[Tensor, Tensor] = self._network(feats_BTF, frames, *others)
+        return scores
 
     def _grad_norm(self) -> float:
         return read_back(self.flat.grad_norm())[0]

@@ -155,7 +155,7 @@ class Evaluator:
         average = mean_weights(sound.values())
         result = self.validate(average)
         alone = {node: result if len(sound) == 1 else self.validate(weights) for node, weights in sound.items()}
-        replicas = {str(node): None for node in nodes} | {str(node): one["loss"] for node, one in alone.items()}
+        replicas = {str(node): None for node in nodes} | {str(node): figures["loss"] for node, figures in alone.items()}
         best = min(alone, key=lambda node: _or_infinite(alone[node]["loss"]))
         if _far_apart(result["loss"], alone[best]["loss"]):
             # replicas that have not exchanged for long are unrelated models, and their mean is not a useful one
@@ -208,7 +208,7 @@ class Evaluator:
         result = {
             **totals,
             "history": history,
-            "parameters": sum(one.numel() for one in self.model.parameters() if one.requires_grad),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
             "averaged_epochs": sorted(chosen),
             "valid": final,
             **self._computed(),

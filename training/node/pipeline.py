@@ -198,8 +198,8 @@ class PipelineLearner(Learner):
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
         # 1F1B needs at least as many micro-batches as stages
-        one = self.constants.schedule == "1f1b" and parts >= self.group.size
-        kind = Schedule1F1B if one else ScheduleGPipe
+        alternates = self.constants.schedule == "1f1b" and parts >= self.group.size
+        kind = Schedule1F1B if alternates else ScheduleGPipe
         schedule = kind(self._place(plan.width, size), parts, loss_of, scale_grads=False)
         inputs = () if feats is None else (F.pad(feats, (0, 0, 0, 0, 0, fill)),)
         losses: list[Tensor] = []

@@ -185,7 +185,7 @@ class ProgramStepper(Stepper):
         sums = together(parts)
         norm = self.learner.scale_gradient(sums.tokens, self.learner.norm)
         good = math.isfinite(norm) and math.isfinite(sums.loss)
-        if any(one.ready for one in parts):
+        if any(each.ready for each in parts):
             ring.average(part.ready)
         self._results.append(Stepped(parts, norm, good))
         if not good:

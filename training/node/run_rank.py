@@ -76,12 +76,12 @@ def run_rank(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int) -
 
 def _build(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int, key: RingKey | None) -> RankParts:
     wanted = "cpu" if job.train.traits.shared else job.train.device
-    found = inventory()
-    if found.trouble and wanted != "cpu":
-        log.warning("training on the CPU: %s", found.trouble)
-    device = pick_device(wanted, setup.first_gpu + place.rank % here, found)
+    devices = inventory()
+    if devices.trouble and wanted != "cpu":
+        log.warning("training on the CPU: %s", devices.trouble)
+    device = pick_device(wanted, setup.first_gpu + place.rank % here, devices)
     claim(device)
-    share_gpu(device, setup.learners_here or here, found)
+    share_gpu(device, setup.learners_here or here, devices)
     rendezvous = None
     if setup.machines > 1:
         rendezvous = Rendezvous(setup, place, key, job.train.membership.coordinator_patience_s)

@@ -198,7 +198,7 @@ class Worker(Member):
             if self.counters:
                 self.counters.load(record["totals"])
             return
-        replicas = [lot for one in records for lot in files_by_rank(one["files"])]
+        replicas = [lot for entry in records for lot in files_by_rank(entry["files"])]
         self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
 
     def _leave(self, orders: Orders) -> None:
@@ -238,7 +238,7 @@ class Worker(Member):
     def _turn(self, turn: Orders) -> TooManyShardsError | None:
         """Train on one batch: compute its gradient, and pass it to the strategy."""
         batch, lost = self._take(self._share(turn["rows"]), turn["epoch"])
-        self.prefetch.hint([(self._share(one["rows"]), one["epoch"]) for one in turn["next"]])
+        self.prefetch.hint([(self._share(turn_ahead["rows"]), turn_ahead["epoch"]) for turn_ahead in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
         losses = self.learner.gradient(batch, seed)
         self.stepper.step(losses, lost is not None, turn["lr"])

@@ -76,7 +76,7 @@ class Share:
                 f"optimizer tensor {name} is missing or unknown: is it from another model, or from another optimizer "
                 f"than train.optimizer.kind={self.cfg.kind}?"
             )
-        found = {}
+        own = {}
         pieces = {piece.number: piece for piece in self.layout.pieces}
         for name, values in tensors.items():
             number, kind = name.split(".", 1)
@@ -84,8 +84,8 @@ class Share:
             if values.numel() != torch.Size(shape).numel():
                 raise ShareError(f"optimizer tensor {name} has {values.numel()} values: is it from another model?")
             self._need_finite(values, name)
-            found[f"{self._numbers.index(int(number))}.{kind}"] = values.view(shape)
-        return found
+            own[f"{self._numbers.index(int(number))}.{kind}"] = values.view(shape)
+        return own
 
     def push(self, grads: Tensor, version: int, lr: float) -> int:
         """Make one optimizer step.
@@ -123,11 +123,11 @@ class Share:
 
     def tensors(self) -> dict[str, Tensor]:
         """Copy of the flat optimizer state, by the whole model's names."""
-        found = {}
+        tensors = {}
         for name, tensor in optimizer_tensors(self._optimizer).items():
             number, kind = name.split(".", 1)
-            found[f"{self._numbers[int(number)]}.{kind}"] = tensor.flatten()
-        return found
+            tensors[f"{self._numbers[int(number)]}.{kind}"] = tensor.flatten()
+        return tensors
 
     def _need_finite(self, values: Tensor, what: str) -> None:
         if not bool(torch.isfinite(values).all()):

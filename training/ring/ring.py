@@ -232,5 +232,5 @@ def _check_model(model: nn.Module) -> None:
     """
     devices = {str(parameter.device) for parameter in model.parameters() if parameter.requires_grad}
     if len(devices) != 1:
-        found = " and ".join(sorted(devices)) or "none"
-        raise ValueError(f"the model's trainable parameters must be on one device; found: {found}")
+        named = " and ".join(sorted(devices)) or "none"
+        raise ValueError(f"the model's trainable parameters must be on one device; found: {named}")

@@ -76,7 +76,7 @@ class VirtualNetwork:
             if len(self._nexts) >= _RINGS:
                 del self._nexts[next(iter(self._nexts))]
             order = ring_order(self.neighbours, view, number, self.seed)
-            self._nexts[key] = order, {one: place for place, one in enumerate(order)}
+            self._nexts[key] = order, {member: place for place, member in enumerate(order)}
         order, places = self._nexts[key]
         if node not in places or count < 2:
             return None

@@ -131,12 +131,12 @@ class _WholeBuffer:
 
 def _gathered(context: LearnerContext, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
     """Weighted mean of all decoded messages, and the sum of the weights."""
-    one = codec.bucket(_WholeBuffer(context.replica.grads))
-    message = one.encode(context.replica.grads) if weight else one.blank()
+    encoder = codec.bucket(_WholeBuffer(context.replica.grads))
+    message = encoder.encode(context.replica.grads) if weight else encoder.blank()
 
     def combine(payloads: list[tuple[Tensor, ...]]) -> Reduced:
         weights = [float(payload[-1]) for payload in payloads]
-        return Reduced(one.mean([payload[:-1] for payload in payloads], weights), sum(weights))
+        return Reduced(encoder.mean([payload[:-1] for payload in payloads], weights), sum(weights))
 
     op = Gather((*message, torch.tensor(weight)), combine, codec.wire_bytes(context.num_bytes))
     mean: Reduced = yield from perform(op)

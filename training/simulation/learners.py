@@ -81,7 +81,7 @@ def make_learners(
 ) -> list[SimulatedLearner]:
     """Create all learners, including newcomers, which get no exchange yet."""
     cluster = network.links.cluster
-    late, nodes = {node_of(one.rank) for one in cluster.joins}, len(network.ranks)
+    late, nodes = {node_of(join.rank) for join in cluster.joins}, len(network.ranks)
     if len(late) == nodes:
         raise StrategyError("every node has a newcomer, which brings its whole node: leave one node out of joins")
     learners: list[SimulatedLearner] = []
@@ -130,7 +130,9 @@ class Arrivals:
         """Let a learner, and with it its node, request the weights, which then travel to it."""
         simulation = self._simulation
         newcomers = [
-            one for one in simulation.learners if one.node == simulation.learners[rank].node and one.state == "away"
+            learner
+            for learner in simulation.learners
+            if learner.node == simulation.learners[rank].node and learner.state == "away"
         ]
         giver = self._giver(rank)
         if not newcomers or giver is None or simulation.pool.over:
@@ -147,8 +149,8 @@ class Arrivals:
         self.admit("during compute")
 
     def _giver(self, rank: int) -> SimulatedLearner | None:
-        there = [one for one in self._simulation.learners if one.state not in ("dead", "away", "ended")]
-        return min(there, key=lambda one: (abs(one.rank - rank), one.rank), default=None)
+        there = [learner for learner in self._simulation.learners if learner.state not in ("dead", "away", "ended")]
+        return min(there, key=lambda learner: (abs(learner.rank - rank), learner.rank), default=None)
 
     def admit(self, moment: JoinPoint) -> None:
         """Admit the newcomers that wait for this moment."""
@@ -162,8 +164,8 @@ class Arrivals:
             if moment == "during compute" and giver.state != "computing":
                 self._here.append(newcomers)  # the giver still waits for its round's mean
                 continue
-            for one in newcomers:
-                self._equip(one, giver)
+            for newcomer in newcomers:
+                self._equip(newcomer, giver)
             self._simulation.enter(newcomers, giver)
 
     def _equip(self, learner: SimulatedLearner, giver: SimulatedLearner) -> None:

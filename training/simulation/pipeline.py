@@ -160,7 +160,7 @@ def schedule(kind: Kind, stage: int, stages: int, micro_batches: int) -> list[Pa
     if kind == "gpipe":
         return forward + backward
     first = stages - stage - 1
-    turns = [one for pair in zip(forward[first:], backward, strict=False) for one in pair]
+    turns = [turn for pair in zip(forward[first:], backward, strict=False) for turn in pair]
     return forward[:first] + turns + backward[micro_batches - first :]
 
 
@@ -191,7 +191,7 @@ class Stages:
             num_bytes: Size of the batch's hidden frames between two stages; their gradients have the same size.
         """
         self._orders = [schedule(kind, stage, self._stages, micro_batches) for stage in range(self._stages)]
-        self._seconds = [one / micro_batches for one in seconds]
+        self._seconds = [whole / micro_batches for whole in seconds]
         self._message = num_bytes / micro_batches
         self._place = [0] * self._stages
         self._here: set[tuple[int, Pass]] = set()
@@ -214,29 +214,29 @@ class Stages:
         place, order = self._place[stage], self._orders[stage]
         if self._busy[stage] or place == len(order):
             return
-        one = order[place]
+        turn = order[place]
         last = stage == self._stages - 1
         # forward passes of the first stage and backward passes of the last one need no message
-        if (stage, one) in self._here or (stage == 0 and one.forward) or (last and not one.forward):
+        if (stage, turn) in self._here or (stage == 0 and turn.forward) or (last and not turn.forward):
             self._busy[stage] = True
-            seconds = self._seconds[stage] * (FORWARD if one.forward else 1 - FORWARD)
-            self._clock.at(max(self._clock.now, self._held[stage]) + seconds, _later(self._done, stage, one))
+            seconds = self._seconds[stage] * (FORWARD if turn.forward else 1 - FORWARD)
+            self._clock.at(max(self._clock.now, self._held[stage]) + seconds, _later(self._done, stage, turn))
 
-    def _done(self, stage: int, one: Pass) -> None:
+    def _done(self, stage: int, turn: Pass) -> None:
         self._busy[stage] = False
-        target = stage + 1 if one.forward else stage - 1
+        target = stage + 1 if turn.forward else stage - 1
         if 0 <= target < self._stages:
             arrival = self._links.send(stage, target, self._message)
-            self._clock.at(arrival, _later(self._arrive, target, one))
+            self._clock.at(arrival, _later(self._arrive, target, turn))
             if self._place[stage] in self._waits[stage]:
                 self._held[stage] = arrival
         self._place[stage] += 1
         self._go_on(stage)
 
-    def _arrive(self, stage: int, one: Pass) -> None:
-        self._here.add((stage, one))
+    def _arrive(self, stage: int, turn: Pass) -> None:
+        self._here.add((stage, turn))
         self._go_on(stage)
 
 
-def _later(function: Callable[[int, Pass], None], stage: int, one: Pass) -> Callable[[], None]:
-    return lambda: function(stage, one)
+def _later(function: Callable[[int, Pass], None], stage: int, turn: Pass) -> Callable[[], None]:
+    return lambda: function(stage, turn)

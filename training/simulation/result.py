@@ -92,8 +92,13 @@ class Outcome:
     def curve(self) -> list[dict[str, float]]:
         """The observations: virtual seconds, epochs trained, consensus distance, and results of the average model."""
         return [
-            {"at_s": one.at_s, "epochs": one.epochs, "consensus": one.consensus, **one.figures}
-            for one in self.observations
+            {
+                "at_s": observation.at_s,
+                "epochs": observation.epochs,
+                "consensus": observation.consensus,
+                **observation.figures,
+            }
+            for observation in self.observations
         ]
 
     def row(self, condition: str, one_epoch_s: float | None = None) -> dict[str, Any]:
@@ -135,7 +140,7 @@ class Observer:
     @property
     def consensus(self) -> float:
         """Mean consensus distance over the observations before the end."""
-        distances = [one.consensus for one in self.seen[:-1]] or [0.0]
+        distances = [observation.consensus for observation in self.seen[:-1]] or [0.0]
         return sum(distances) / len(distances)
 
     def look(
@@ -170,8 +175,8 @@ class Observer:
 def mean_and_distance(replicas: Sequence[Trainable]) -> tuple[Tensor, float]:
     """Mean of the replicas' weights, and their consensus distance (root mean square over weights and replicas)."""
     mean = torch.zeros_like(replicas[0].weights, dtype=torch.float64)
-    for one in replicas:
-        mean += one.weights
+    for replica in replicas:
+        mean += replica.weights
     mean /= len(replicas)
-    squares = [float((one.weights - mean).square().mean()) for one in replicas]
+    squares = [float((replica.weights - mean).square().mean()) for replica in replicas]
     return mean.float(), (sum(squares) / len(squares)) ** 0.5

@@ -205,14 +205,14 @@ class OneBit:
         self._codecs, self._layouts, self._restored, self._moving = {}, {}, {}, {}
 
 
-def _same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+def _same(parameters: list[Tensor], other: list[Tensor]) -> bool:
+    return len(parameters) == len(other) and all(a is b for a, b in zip(parameters, other, strict=True))
 
 
 def numbered(tensors: Mapping[str, Tensor], name: str) -> dict[int, Tensor]:
     """Copies of the tensors named `<name>.<number>`, by number."""
-    found = ((key.rpartition("."), tensor) for key, tensor in tensors.items())
-    return {int(number): tensor.clone() for (before, _, number), tensor in found if before == name}
+    split = ((key.rpartition("."), tensor) for key, tensor in tensors.items())
+    return {int(number): tensor.clone() for (before, _, number), tensor in split if before == name}
 
 
 def onebit(context: LearnerContext, cfg: OneBitConfig) -> Program:

@@ -19,7 +19,7 @@ from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run, get_stage, stages_of
 from tasks.stages.lm import LM, figures, protected_sets
 from tasks.stages.preflight import run_preflight
-from tasks.stages.run_sets import set_texts
+from tasks.stages.shard import set_texts
 from tasks.stages.train import TRAIN
 
 BIGRAM = {"order": 2, "smoothing": "witten-bell"}

@@ -1,7 +1,7 @@
 """Forced alignment of a set of shards with a network: of tied states, or with CTC.
 
     network = CtcAligner.load(folder, "cpu", {})
-    for row, utterance in align_set(network, open_set(url, network.sample_rate, cache)):
+    for row, utterance in align_set(network, open_set(url, network.recognizer.spec.sample_rate, cache)):
         print(utterance.id, utterance.alignment or utterance.failure)
 
 Both take audio or features with transcripts, and give words and phones or tokens with times (`speech.alignments`); as
@@ -56,11 +56,6 @@ class AlignmentError(ValueError):
 
 class NetworkAligner(ABC, Generic[T]):
     """Aligns batches of utterances with a network, whose outputs for a batch have the type T."""
-
-    @property
-    @abstractmethod
-    def sample_rate(self) -> int:
-        """Sample rate of the audio, Hz."""
 
     @abstractmethod
     def outputs(self, batch: Batch) -> T:
@@ -119,11 +114,6 @@ class CtcAligner(NetworkAligner[Scores]):
         if recognizer.decoder.cfg.reads != "ctc":
             raise ValueError(f"{bundle} is not a CTC model: give one, or the output of the stage align")
         return cls(recognizer)
-
-    @property
-    @override
-    def sample_rate(self) -> int:
-        return self.recognizer.spec.sample_rate
 
     @override
     def outputs(self, batch: Batch) -> Scores:
@@ -229,11 +219,6 @@ class StateAligner(NetworkAligner[list[NDArray[np.float32]]]):
         if spec.states is None:
             raise ValueError(f"{bundle} has a network for tokens, not for tied states: name a hybrid recognizer's")
         return cls(spec, model.to(device).eval(), spec.build_frontend(dict(speakers)).to(device), hmm, device)
-
-    @property
-    @override
-    def sample_rate(self) -> int:
-        return self.spec.sample_rate
 
     @override
     @torch.no_grad()

@@ -113,12 +113,13 @@ class CtcCorpusAligner(CorpusAligner):
 
     @override
     def align(self, run: Run) -> Iterator[AlignedUtterance]:
-        features, speakers = load_spec(self.bundle).features, {}
-        if features.cmvn == "speaker":
-            stats = FEATURES.execute(replace(run, config=run.config.model_copy(update={"features": features}))).record
-            speakers = {who: CmvnStats.from_dict(value) for who, value in stats["speakers"].items()}
+        spec, speakers = load_spec(self.bundle), {}
+        if spec.features.cmvn == "speaker":
+            own = replace(run, config=run.config.model_copy(update={"features": spec.features}))
+            stats = FEATURES.execute(own).record["speakers"]
+            speakers = {who: CmvnStats.from_dict(value) for who, value in stats.items()}
         network = CtcAligner.load(self.bundle, self.device, speakers)
-        dataset = open_set(run.result("shard").store.child(SET).url, network.sample_rate, run.cache_folder)
+        dataset = open_set(run.result("shard").store.child(SET).url, spec.sample_rate, run.cache_folder)
         for row, utterance in align_set(network, dataset, on_damage=lambda _: None):
             alignment, duration = utterance.alignment, float(dataset.durations[row])
             yield replace(utterance, alignment=alignment and replace(alignment, duration=duration))

@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,14 +80,6 @@ def feature_sample(row: dict[str, Any], feats: Tensor) -> Sample:
     return Sample(id=row["id"], members={"npy": data.getvalue()}, row=fields)
 
 
-@lru_cache(maxsize=4)
-def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]:
-    """A set's index and a reader of its shards; cached for further pieces in this process."""
-    store = ObjectStore(url)
-    index = ShardIndex.read(store)
-    return index, ShardReader(store, index, Path(cache))
-
-
 def note_name(shard: str) -> str:
     """Name of the object with a shard's statistics."""
     return f"stats/{shard.removesuffix('.tar')}.json"
@@ -121,7 +112,8 @@ def features_piece(piece: Piece) -> int:
     Damaged shards are quarantined.
     """
     cfg, target = TypeAdapter(FeatureChoice).validate_python(piece["features"]), ObjectStore(piece["target"])
-    index, reader = _opened(piece["source"], piece["digest"], str(home() / "cache"))
+    source = opened(piece["source"], piece["digest"])
+    index, reader = source.index, source.reader
     extractor = Extractor(cfg, piece["sample_rate"])
     damaged = ShardQuarantine(target, len(index), piece["limit"])
     shard_of = np.asarray(index.column("shard"))
@@ -216,16 +208,16 @@ def stored_index(target: ObjectStore, name: str, shards: Iterable[str]) -> Shard
 
 
 class FeatureSet:
-    """Stored features of a set, with the statistics of its speakers.
+    """The shards of a set; if they hold features, these with the statistics of its speakers.
 
     Args:
-        url: Store of the feature shards, from `compute_features`.
+        url: Store of the shards: those of features come from `compute_features`.
     """
 
     def __init__(self, url: str) -> None:
         self.store = ObjectStore(url)
         self.index = ShardIndex.read(self.store)
-        self._reader = ShardReader(self.store, self.index, home() / "cache")
+        self.reader = ShardReader(self.store, self.index, home() / "cache")
 
     @cached_property
     def _normalization(self) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
@@ -245,7 +237,7 @@ class FeatureSet:
 
     def unnormalized(self, row: int) -> Tensor:
         """Features of an utterance as they are stored: float32 `[T, F]`."""
-        return torch.from_numpy(np.load(io.BytesIO(self._reader.payload(row)), allow_pickle=False))
+        return torch.from_numpy(np.load(io.BytesIO(self.reader.payload(row)), allow_pickle=False))
 
     def utterances(self, rows: list[int] | None = None) -> list["StoredUtterance"]:
         """Utterances of the set: those of some rows of the index, or all, sorted by speaker."""
@@ -288,7 +280,7 @@ def opened(url: str, digest: str) -> FeatureSet:
     """A set; cached for further work in this process.
 
     Args:
-        url: Store of the feature shards.
+        url: Store of the shards.
         digest: Digest of their index.
     """
     return FeatureSet(url)

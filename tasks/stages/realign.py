@@ -180,7 +180,7 @@ def realign_piece(piece: Piece) -> dict[str, Any]:
         kept: dict[str, Any] = work.read_json(answer)
         return kept
     network, model = _opened(piece["network"], piece["align"], piece["device"])
-    dataset = open_set(piece["url"], network.sample_rate, home() / "cache")
+    dataset = open_set(piece["url"], network.spec.sample_rate, home() / "cache")
     rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), piece["numbers"])).tolist()
     words = {word for row in rows for word in dataset.index.row(row)["text"].split()}
     hmm = Aligner(model.model, model.pronunciations(words), model.spoken, AlignOptions(*piece["options"]))

@@ -147,13 +147,6 @@ def test_missing_text_is_named_before_the_training(continued, tmp_path):
         run_preflight(run)
 
 
-def test_missing_tool_is_named_before_the_training(continued, tmp_path, monkeypatch):
-    monkeypatch.delenv("LMPLZ", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LmError, match="install KenLM, or set lm.lmplz: false"):
-        run_preflight(continued({"lmplz": True}, upto="features"))
-
-
 def test_text_that_is_empty_after_filtering_is_an_error(continued, tmp_path):
     path = text_file(tmp_path / "t.txt", "", "...", "другое")
     with pytest.raises(LmError, match=r"there is no text for a language model: .*'outside-alphabet': 1.*lm.text"):

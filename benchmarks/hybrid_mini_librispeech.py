@@ -27,8 +27,8 @@ from torch import Tensor
 from benchmarks.hmm_mini_librispeech import ROWS, Recognition, measured, read_cmudict, read_corpus, transcripts, wer
 from recognition.bundle import BundleSpec, TiedStates, load_bundle
 from recognition.systems.acoustic import AcousticTaskConfig
+from speech.alignments import AlignmentInfo, AlignmentTable, write_alignments
 from speech.features import CmvnStats, MfccConfig
-from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint
 from speech.hmm.decode import DecodeOptions, GraphSearch, decode_plain, speaker_transform
 from speech.hmm.decoding_graph import WordTable
@@ -107,7 +107,7 @@ def prepare(work: Path, folder: Path, checkpoint: Checkpoint, train: Sequence[In
     info = AlignmentInfo(10.0, model.gmm.num_pdfs, model_digest(folder))
     for name, chosen in (("train", lambda n: n % 20), ("valid", lambda n: not n % 20)):
         rows = (
-            aligned_utterance(utterance.id, aligned[utterance.id], utterance.words, model.tree)
+            aligned[utterance.id].alignment(utterance.id, utterance.words, model.tree)
             for n, (utterance, _) in enumerate(feats)
             if chosen(n) and utterance.id in aligned
         )

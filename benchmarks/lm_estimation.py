@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,6 @@ from typing import Any
 import psutil
 
 from speech.lm import NgramConfig, Sources, Text, TextConfig, entropy_pruned, estimate, read_arpa
-from speech.lm.lmplz import lmplz_path
 from speech.text import TextNormalizer
 
 
@@ -90,7 +90,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     cost = measured(again)
     record = json.loads(cost.output)
     rows.append(row("starling", cost, args.folder / "lm.arpa", args) | {"text": record["text"]})
-    if tool := lmplz_path():
+    if tool := os.environ.get("LMPLZ") or shutil.which("lmplz"):
         plain, arpa = args.folder / "plain.txt", args.folder / "lmplz.arpa"
         text = Text(TextConfig(paths=args.text), protect=transcripts(args.dev), workers=args.workers)
         with plain.open("w") as file:

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from speech.files import DAMAGED
-from speech.hmm.align import Alignment
 from speech.hmm.model import HmmModel, ModelError, write_json, write_tensors
 from speech.hmm.steps import AlignedShard
+from speech.hmm.viterbi import StatePath
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,18 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     return Checkpoint(*state, HmmModel.load(target), aligned, speakers, None, finished)
 
 
-def pack_alignments(alignments: Mapping[str, Alignment]) -> dict[str, Tensor]:
+def pack_alignments(alignments: Mapping[str, StatePath]) -> dict[str, Tensor]:
     """Alignments one after the other in five arrays; the order is the mapping's."""
-    found = list(alignments.values())
+    paths = list(alignments.values())
     empty = np.zeros(0, dtype=np.int32)
+    sizes = [[len(path.phones), path.num_frames] for path in paths]
     return {
-        "sizes": torch.tensor([[len(one.phones), one.num_frames] for one in found], dtype=torch.int32).reshape(-1, 2),
-        "scores": torch.tensor([one.score for one in found], dtype=torch.float64),
-        "phones": _joined([one.phones for one in found], np.int16),
-        "words": _joined([one.words for one in found], np.int16),
-        "durations": _joined([np.diff(one.starts) for one in found] or [empty], np.int32),
-        "states": _joined([one.states for one in found], np.int8),
+        "sizes": torch.tensor(sizes, dtype=torch.int32).reshape(-1, 2),
+        "scores": torch.tensor([path.score for path in paths], dtype=torch.float64),
+        "phones": _joined([path.phones for path in paths], np.int16),
+        "words": _joined([path.words for path in paths], np.int16),
+        "durations": _joined([np.diff(path.starts) for path in paths] or [empty], np.int32),
+        "states": _joined([path.states for path in paths], np.int8),
     }
 
 
@@ -104,7 +105,7 @@ def _joined(parts: list[Any], kind: Any) -> Tensor:
     return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype=kind)]).astype(kind))
 
 
-def unpack_alignments(names: list[str], arrays: Mapping[str, Tensor]) -> dict[str, Alignment]:
+def unpack_alignments(names: list[str], arrays: Mapping[str, Tensor]) -> dict[str, StatePath]:
     """The inverse of `pack_alignments`.
 
     Raises:
@@ -116,12 +117,12 @@ def unpack_alignments(names: list[str], arrays: Mapping[str, Tensor]) -> dict[st
     lengths = [len(values["phones"]), len(values["states"])]
     if sizes.min(initial=0) < 0 or (ends[-1].tolist() if len(ends) else [0, 0]) != lengths:
         raise ValueError(f"alignments of {lengths} phones and frames have other sizes")
-    found: dict[str, Alignment] = {}
+    alignments: dict[str, StatePath] = {}
     for name, (phones, frames), (end, last), score in zip(
         names, sizes.tolist(), ends.tolist(), values["scores"].tolist(), strict=True
     ):
         part = slice(end - phones, end)
         starts = np.concatenate([[0], np.cumsum(values["durations"][part])]).astype(np.int32)
         states = values["states"][last - frames : last]
-        found[name] = Alignment(values["phones"][part], values["words"][part], starts, states, score)
-    return found
+        alignments[name] = StatePath(values["phones"][part], values["words"][part], starts, states, score)
+    return alignments

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speech.hmm.confidence import pdf_confidences
+from speech.hmm.aligner import pdf_confidences
 from speech.hmm.config import GraphSearchConfig
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr

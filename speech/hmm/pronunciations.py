@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from speech.files import DAMAGED
-from speech.hmm.align import Alignment
 from speech.hmm.graphs import NO_WORD, GraphOptions, Lexicon
 from speech.hmm.model import ModelError, write_json
 from speech.hmm.topology import PhoneSet
+from speech.hmm.viterbi import StatePath
 from speech.lexicon import Lexicon as Dictionary
 from speech.lexicon import Pronunciation as Spoken
 from speech.lexicon import read_lexicon
@@ -45,7 +45,7 @@ class PronunciationCounts:
     places: int = 0
     paused: Counter[str] = field(default_factory=Counter)
 
-    def add(self, alignment: Alignment, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
+    def add(self, alignment: StatePath, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
         """Count an utterance, in place."""
         sequences: dict[int, list[str]] = {}
         for phone, word in zip(alignment.phones.tolist(), alignment.words.tolist(), strict=True):
@@ -103,7 +103,7 @@ def graph_options(
 
 
 def count_pronunciations(
-    alignments: Mapping[str, Alignment], transcripts: Mapping[str, Sequence[str]], phones: PhoneSet
+    alignments: Mapping[str, StatePath], transcripts: Mapping[str, Sequence[str]], phones: PhoneSet
 ) -> PronunciationCounts:
     """Counts of all aligned utterances."""
     total = PronunciationCounts()

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from speech.files import DAMAGED
 from speech.hmm import steps
-from speech.hmm.align import Alignment
 from speech.hmm.fmllr import FmllrStatistics
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import GraphOptions, UtteranceGraph
@@ -34,14 +33,15 @@ from speech.hmm.statistics import GmmStatistics
 from speech.hmm.topology import PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree
 from speech.hmm.ubm import BackgroundModel
+from speech.hmm.viterbi import AlignOptions, StatePath
 
 CLASSES: dict[str, type] = {
-    one.__name__: one
-    for one in (
+    kind.__name__: kind
+    for kind in (
         HmmModel,
         steps.AlignedShard,
-        Alignment,
-        steps.AlignOptions,
+        StatePath,
+        AlignOptions,
         BackgroundModel,
         BaumWelch,
         ContextStatistics,
@@ -66,8 +66,8 @@ CLASSES: dict[str, type] = {
 _ATTRIBUTES = {DiagGmm: ("weights", "means", "variances"), TransitionModel: ("phones", "keys", "log_probs")}
 """Arguments of classes that are not dataclasses; their objects have attributes of the same names."""
 STEPS: dict[str, Callable[..., Any]] = {
-    one.__name__: one
-    for one in (
+    step.__name__: step
+    for step in (
         steps.accumulate_shard,
         steps.align,
         steps.align_equally,

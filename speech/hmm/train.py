@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -28,14 +28,13 @@ from speech.hmm.lda import LdaStatistics, estimate_lda
 from speech.hmm.mllt import MlltStatistics, estimate_mllt
 from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.statistics import GmmStatistics, update
-from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Statistics
+from speech.hmm.steps import AlignedShard, Graphs, Statistics
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
-from speech.hmm.utterances import Shard, TrainingUtterance, make_shards
+from speech.hmm.utterances import Mapper, Shard, TrainingUtterance, make_shards
+from speech.hmm.viterbi import AlignOptions
 
 T = TypeVar("T")
-Mapper = Callable[[Callable[[Shard], T], Sequence[Shard]], Iterable[T]]
-"""Applies a function to all shards, here or elsewhere; like the built-in `map`."""
 STAGES: tuple[StageName, ...] = ("mono", "tri", "lda", "sat")
 
 
@@ -103,12 +102,12 @@ class Trainer:
         known = list(utterances)
         if not known:
             raise TrainingError("there are no utterances to train on: check the training set")
-        used = {word for one in known for word in one.words}
+        used = {word for utterance in known for word in utterance.words}
         listed = (p for word, ps in lexicon.items() if word in used for p in ps) if phones is None else ()
         self.phones = phones or PhoneSet.of(listed, self.config.positions)
         self.shards = make_shards(known, self.config.shard_frames, device)
-        shortest = sorted(known, key=lambda one: (one.num_frames, one.id))[: self.config.mono_utterances]
-        self.short_shards = make_shards(shortest, self.config.shard_frames, device)
+        by_length = sorted(known, key=lambda utterance: (utterance.num_frames, utterance.id))
+        self.short_shards = make_shards(by_length[: self.config.mono_utterances], self.config.shard_frames, device)
         self._graphs: dict[str, Any] = {}
 
     def run(self, last: StageName = "sat") -> Checkpoint:
@@ -131,8 +130,8 @@ class Trainer:
         """
         config: StageConfig = getattr(self.config, name)
         folder = None if self.folder is None else self.folder / name
-        found = load_checkpoint(folder) if folder else None
-        state, first = (self._begin(name, previous), 0) if found is None else (found, found.iteration)
+        saved = load_checkpoint(folder) if folder else None
+        state, first = (self._begin(name, previous), 0) if saved is None else (saved, saved.iteration)
         for iteration in range(first + 1, config.iterations + 1):
             state = self._iteration(name, config, iteration, state)
             if folder:
@@ -293,8 +292,8 @@ class Trainer:
                 steps.make_graphs, phones=self.phones, lexicon=self.lexicon, options=options, context=not mono
             )
             self._graphs[key] = {k: v for part in self._map(step, short=mono) for k, v in part.items()}
-        found: Graphs = self._graphs[key]
-        return found
+        graphs: Graphs = self._graphs[key]
+        return graphs
 
     def _aligned(self, name: StageName, model: HmmModel, adaptations: Mapping[str, Tensor]) -> AlignedShard:
         mono = name == "mono"
@@ -316,11 +315,11 @@ class Trainer:
         self, chain: FeatureChain, aligned: AlignedShard, adaptations: Mapping[str, Tensor], short: bool = False
     ) -> ContextStatistics:
         step = partial(steps.context_statistics, alignments=aligned.alignments, chain=chain, adaptations=adaptations)
-        return ContextStatistics.merge([one for part in self._map(step, short) for one in part])
+        return ContextStatistics.merge([stats for part in self._map(step, short) for stats in part])
 
     def _map(self, step: Callable[[Shard], T], short: bool = False) -> Iterable[T]:
-        found: Iterable[T] = self.mapper(step, self.short_shards if short else self.shards)
-        return found
+        results: Iterable[T] = self.mapper(step, self.short_shards if short else self.shards)
+        return results
 
 
 def _moments(count: float, sums: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:

@@ -173,13 +173,6 @@ class Estimator(ABC):
         """Name of the model's ARPA file, for decoders; empty if the model is not a plain n-gram model."""
         return ""
 
-    def check(self) -> None:  # noqa: B027 - most need no tools
-        """Check that the tools that the configuration asks for are installed.
-
-        Raises:
-            LmError: If one is not.
-        """
-
     @abstractmethod
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[LanguageModel, dict[str, Any]]:
         """Estimates a model and writes it to a folder.

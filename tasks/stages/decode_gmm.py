@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from configurable.addresses import address_content
 from recognition.inference import Decoded
 from speech.features import FeatureChoice, build_features
-from speech.hmm.confidence import phone_families
+from speech.hmm.aligner import phone_families
 from speech.hmm.config import GraphSearchConfig
 from speech.hmm.decode import PRIOR_FRAMES, GraphSearch, decode_speaker, first_pass, last_pass
 from speech.hmm.graph_files import read_graph
@@ -21,12 +21,12 @@ from speech.hmm.model import HmmModel
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.stages import StageOutput
-from tasks.stages.align_data import FeatureSet, compute_features, config_of, opened
-from tasks.stages.align_model import AlignmentModel
+from tasks.stages.align import AlignmentModel, config_of
 from tasks.stages.base import Inputs, Run
 from tasks.stages.by_speaker import Answer, Decoding, answered, joined, speaker_pieces
 from tasks.stages.decode import DecodeRecord, publish_hypotheses
 from tasks.stages.decoder_files import graph_files, local_files
+from tasks.stages.feature_shards import FeatureSet, compute_features, opened
 from tasks.stages.process_cache import cached_once
 from tasks.stages.quarantined import add_damaged
 from tasks.stages.run_sets import scored_sets

@@ -20,7 +20,7 @@ from speech.lm.kenlm import arpa_words
 from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig, RunnerConfig
 from tasks.stages import progress
-from tasks.stages.align_model import AlignmentModel
+from tasks.stages.align import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.decoder_files import FilesRecord, file_digest, publish_files
 from tasks.stages.lm import LM

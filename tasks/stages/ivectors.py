@@ -23,9 +23,9 @@ from speech.hmm.ubm import BackgroundModel, component_schedule
 from speech.hmm.utterances import by_speaker
 from storage.objects import ObjectStore
 from tasks.stages import progress
-from tasks.stages.align_data import FeatureSet, config_of, opened
-from tasks.stages.align_model import chain_and_transforms
+from tasks.stages.align import chain_and_transforms, config_of
 from tasks.stages.base import Run
+from tasks.stages.feature_shards import FeatureSet, opened
 from tasks.stages.runner import Piece, Workers
 
 EXTRACTOR = Path(IVECTOR_FILE).name

@@ -30,8 +30,7 @@ from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.decoder_files import FilesRecord, publish_files, with_digests
 from tasks.stages.folds import is_tested, train_folder
 from tasks.stages.lm_network import engine_trainer, network_content
-from tasks.stages.run_sets import set_texts
-from tasks.stages.shard import SHARD
+from tasks.stages.shard import SHARD, set_texts
 
 LEXICON = "lexicon.txt"
 

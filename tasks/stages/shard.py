@@ -30,12 +30,12 @@ from tasks.config.home import work_folder
 from tasks.dataset.audio import load_utterance_audio, untouched_flac
 from tasks.dataset.manifest import MANIFEST, scratch_folder
 from tasks.dataset.pauses import ShardPauses
-from tasks.dataset.speeds import SPEED, with_copies
+from tasks.dataset.speeds import SPEED, is_copy, with_copies
 from tasks.dataset.splits import TRAIN
 from tasks.dataset.tables import TableWriter, batches
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError, StageRecord
-from tasks.stages.folds import write_unions
+from tasks.stages.folds import train_folder, write_unions
 from tasks.stages.prepare import PREPARE
 from tasks.stages.quarantined import QuarantineError
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
@@ -357,3 +357,12 @@ SHARD = Stage(
     reads="utterances",
     writes="per set: `shard-*.tar` (FLAC and JSON, WebDataset's convention), `index.parquet`",
 )
+
+
+def set_texts(run: Run, name: str) -> Iterator[str]:
+    """Yields the transcripts of a set, not those of copies; those of `train` are the ones that this run trains on."""
+    folder = train_folder(run.config.data) if name == TRAIN else name
+    for batch in ShardIndex.read(run.result("shard").store.child(folder)).batches(["id", "text"]):
+        for utterance, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if not is_copy(utterance, run.config.data.speeds):
+                yield text

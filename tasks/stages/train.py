@@ -35,8 +35,8 @@ from tasks.stages.features import FEATURES
 from tasks.stages.preflight import run_preflight
 from tasks.stages.quarantined import DamageRecord, add_damaged
 from tasks.stages.reporter import Reporter
-from tasks.stages.run_sets import set_digest, set_texts, set_url, train_stats
-from tasks.stages.shard import SHARD
+from tasks.stages.run_sets import set_digest, set_url, train_stats
+from tasks.stages.shard import SHARD, set_texts
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import Forwarder, Sender
 from tasks.tracking.metrics import is_number

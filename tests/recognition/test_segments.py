@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from recognition.data.dataset import SpeechDataset
 from recognition.data.segments import SegmentConfig, cut_set, segments_of
 from recognition.data.state_targets import StateTargets
-from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, write_alignments
+from speech.alignments import Alignment, AlignmentInfo, AlignmentTable, Span, write_alignments
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -44,11 +44,11 @@ def write_features(folder):
 
 def alignments(folder):
     """State i at frame i, for all utterances but c."""
-    ones = [
-        AlignedUtterance(name, np.arange(FRAMES[name], dtype=np.int32), ("SIL",), np.array([FRAMES[name]]), ())
+    made = [
+        Alignment(name, (), (Span("SIL", 0, FRAMES[name]),), pdfs=np.arange(FRAMES[name], dtype=np.int32))
         for name in ("a@b", "d")
     ]
-    write_alignments(folder / "train.parquet", AlignmentInfo(10.0, STATES, "ab"), ones)
+    write_alignments(folder / "train.parquet", AlignmentInfo(10.0, STATES, "ab"), made)
     return AlignmentTable.read(folder / "train.parquet")
 
 

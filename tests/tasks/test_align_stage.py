@@ -9,7 +9,7 @@ from support import environment, load_beside, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from speech.hmm.alignments import AlignmentTable
+from speech.alignments import AlignmentTable
 from speech.hmm.config import AlignConfig
 from speech.hmm.decode import decode_speaker
 from speech.hmm.model import HmmModel, model_digest
@@ -176,8 +176,8 @@ def test_every_utterance_is_aligned_or_reported(aligned, tmp_path):
         entry = result.record["sets"][name]
         assert (entry["aligned"], entry["failed"], entry["digest"]) == (len(table), len(failures[name]), table.digest)
         texts = dict(zip(index.column("id"), index.column("text"), strict=True))
-        for one in table:
-            assert " ".join(word.word for word in table.utterance(one).words) == texts[one]
+        for utterance in table:
+            assert " ".join(word.label for word in table.alignment(utterance).words) == texts[utterance]
     assert result.counts["aligned"] >= 26
     assert result.counts["states"] == table.info.num_pdfs
 
@@ -196,7 +196,7 @@ def test_model_and_lexicon_are_published_without_working_files(aligned, tmp_path
     assert table.info.model == model_digest(tmp_path / "model")
     assert model.unadapted is not None
     lexicon, options = load_lexicon(tmp_path / "lexicon")
-    words = {word.word for one in table for word in table.utterance(one).words}
+    words = {word.label for utterance in table for word in table.alignment(utterance).words}
     assert words <= set(lexicon)
     assert options.silence_probability == pytest.approx(result.record["silence_probability"])
     rows = [json.loads(line) for line in (tmp_path / "iterations.jsonl").read_text().splitlines()]

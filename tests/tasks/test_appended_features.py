@@ -21,10 +21,10 @@ from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.tables import read_table
 from tasks.stages import ivectors, progress
 from tasks.stages.adapt import ADAPT
-from tasks.stages.align_data import compute_features
 from tasks.stages.base import Run
 from tasks.stages.decode import decode_with
 from tasks.stages.decoder_files import decoder_of
+from tasks.stages.feature_shards import compute_features
 from tasks.stages.ivectors import EXTRACTOR
 from tasks.stages.run_sets import set_url, train_stats
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from speech.hmm.align import Alignment
 from speech.hmm.pronunciations import PronunciationCounts, count_pronunciations, graph_options
 from speech.hmm.topology import NOISE, PhoneSet
+from speech.hmm.viterbi import StatePath
 
 LEXICON = {"AT": [("AE1", "T"), ("AH0", "T")], "TO": [("T", "AH0")]}
 
@@ -19,7 +19,7 @@ def spoken(phones, *words):
         places += [-1 if word is None else number] * len(numbers)
         number += word is not None
     sizes = np.arange(len(names) + 1, dtype=np.int32)
-    return Alignment(np.array(names, np.int16), np.array(places, np.int16), sizes, np.zeros(len(names), np.int8))
+    return StatePath(np.array(names, np.int16), np.array(places, np.int16), sizes, np.zeros(len(names), np.int8))
 
 
 @pytest.mark.parametrize("positions", [False, True])

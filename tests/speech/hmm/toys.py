@@ -6,13 +6,13 @@ import math
 import numpy as np
 import torch
 
-from speech.hmm.align import viterbi
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import state_graph, utterance_graph
 from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
 from speech.hmm.utterances import InMemoryUtterance
+from speech.hmm.viterbi import viterbi
 
 LEXICON = {
     "A": [("AH0",)],

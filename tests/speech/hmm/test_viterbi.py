@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hmm_toys import LEXICON, PHONES, context_tree, corpus, random_model
 
-from speech.hmm.align import alignment_of_path, equal_alignment, transition_counts, viterbi
 from speech.hmm.graphs import GraphOptions, state_graph, utterance_graph
-from speech.hmm.steps import AlignOptions, align, make_graphs
+from speech.hmm.steps import align, make_graphs
 from speech.hmm.topology import NOISE, SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import monophone_tree
 from speech.hmm.utterances import Shard
+from speech.hmm.viterbi import AlignOptions, equal_path, path_of_states, transition_counts, viterbi
 
 SIL = PHONES.silence
 
@@ -71,7 +71,7 @@ def test_alignment_is_the_best_path(dependent, seed):
     states = state_graph(graph, model.tree, model.transitions)
     path = viterbi(states, scores, states.pdfs)
     score, phones = best_reading(model, words, scores)
-    found = alignment_of_path(graph, states, path)
+    found = path_of_states(graph, states, path)
     assert tuple(found.phones) == phones
     np.testing.assert_array_equal(found.pdfs(model.tree), states.pdfs[path])
     total = scores[np.arange(len(path)), states.pdfs[path]].sum()
@@ -101,12 +101,12 @@ def test_utterance_too_short_for_its_transcript_is_named():
     found = align(random_model(np.random.default_rng(0), dim=12), shard, graphs)
     assert list(found.failures) == ["u000"]
     assert "5 frames" in found.failures["u000"]
-    assert equal_alignment(graphs["u000"], 5, PHONES) is None
+    assert equal_path(graphs["u000"], 5, PHONES) is None
 
 
-def test_equal_alignment_distributes_frames_evenly():
+def test_equal_path_distributes_frames_evenly():
     graph = utterance_graph(PHONES, LEXICON, ["AT", "A"], context=False)
-    found = equal_alignment(graph, 38, PHONES)
+    found = equal_path(graph, 38, PHONES)
     assert [PHONES.names[p - 1] for p in found.phones] == [SILENCE, "AE1", "T", "AH0", SILENCE]
     assert np.diff(found.starts).tolist() == [10, 6, 6, 6, 10]
     assert found.words.tolist() == [-1, 0, 0, 1, -1]
@@ -125,7 +125,7 @@ def test_transition_counts_equal_those_of_the_path():
     rng = np.random.default_rng(1)
     model = random_model(rng)
     graph = utterance_graph(PHONES, LEXICON, ["A"], context=False)
-    found = equal_alignment(graph, 30, PHONES)
+    found = equal_path(graph, 30, PHONES)
     counts = transition_counts(found, model.tree, model.transitions)
     leaving = model.transitions.destinations == model.transitions.num_states[model.transitions.owners]
     assert counts.sum() == 30
@@ -154,3 +154,17 @@ def test_phones_depend_on_their_position_in_the_word():
     assert families == [["SIL"], ["SPN"], ["AH0_B", "AH0_E", "AH0_I", "AH0_S"], ["T_B", "T_E", "T_I", "T_S"]]
     with pytest.raises(ValueError, match="ZH is not in the model's phone set"):
         phones.number("ZH")
+
+
+def test_alignment_names_states_phones_and_words():
+    tree, words = context_tree(np.random.default_rng(1)), ["AT", "TWO"]
+    path = equal_path(utterance_graph(PHONES, LEXICON, words, context=False), 40, PHONES)
+    alignment = path.alignment("u", words, tree, np.linspace(0.0, 1.0, 40), frame_seconds=0.02)
+    assert alignment.pdfs.tolist() == path.pdfs(tree).tolist()
+    assert [phone.label for phone in alignment.units] == ["SIL", "AE1", "T", "T", "UW1", "SIL"]
+    assert [word.label for word in alignment.words] == words
+    first, last = alignment.words
+    assert (first.start, last.end) == (path.starts[1], path.starts[-2])
+    assert first.confidence == pytest.approx((first.start + first.end - 1) / 2 / 39)
+    assert alignment.timed(alignment.words)[0].start == pytest.approx(0.02 * first.start, abs=1e-3)
+    assert alignment.duration == pytest.approx(0.8)

@@ -1,28 +1,49 @@
-"""Viterbi alignment: the phone and HMM state of each frame.
+"""Viterbi alignment of an utterance: the phone and HMM state of each frame.
 
-`Alignment` has the phones of the best path and each frame's state within its phone. It does not depend on the decision
-tree, so it can be used to train models with other trees.
+`StatePath` has the phones of the best path and each frame's state within its phone. It does not depend on the decision
+tree, so it can be used to train models with other trees. `StatePath.alignment` names words, phones and tied states.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.hmm.graphs import NO_WORD, StateGraph, UtteranceGraph
-from speech.hmm.topology import Floats, Ints, PhoneSet, TransitionModel
+from speech.alignments import Alignment, Span
+from speech.hmm.graphs import NO_WORD, StateGraph, UtteranceGraph, state_graph
+from speech.hmm.model import HmmModel
+from speech.hmm.topology import Floats, Ints, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import DecisionTree
 
 LogLikelihoods = NDArray[np.float32]
+Likelihoods = Callable[[NDArray[np.int64]], LogLikelihoods]
+"""Gives the log likelihoods `[T, n]` of n tied states in all frames of an utterance."""
 _PRUNE = 3  # frames between two checks of the band's ends: a check costs as much as a step
 
 
 @dataclass(frozen=True)
-class Alignment:
+class AlignOptions:
+    """Parameters of alignment.
+
+    Attributes:
+        beam: Of the Viterbi search, at the scale of the scaled log-likelihoods; 0 is none.
+        retry_beam: Of a second try.
+        acoustic_scale: Weight of the log-likelihoods.
+        scales: Weights of the transitions.
+    """
+
+    beam: float = 10.0
+    retry_beam: float = 40.0
+    acoustic_scale: float = 0.1
+    scales: Scales = field(default_factory=Scales)
+
+
+@dataclass(frozen=True)
+class StatePath:
     """The best path of an utterance.
 
     Attributes:
@@ -76,20 +97,53 @@ class Alignment:
                 times[word] = (times.get(word, (start, end))[0], end)
         return [(word, start, end) for word, (start, end) in times.items()]
 
+    def alignment(
+        self,
+        name: str,
+        words: Sequence[str],
+        tree: DecisionTree,
+        confidences: NDArray[np.float64] | None = None,
+        frame_seconds: float = 0.01,
+    ) -> Alignment:
+        """The alignment of an utterance under a tree.
 
-def transition_counts(alignment: Alignment, tree: DecisionTree, transitions: TransitionModel) -> Floats:
+        Args:
+            name: The utterance.
+            words: Its transcript.
+            tree: Of the model that aligned.
+            confidences: Of each frame `[T]`, if known; those of words and phones are their means.
+            frame_seconds: Frame shift in seconds.
+        """
+
+        def span(label: str, start: int, end: int) -> Span:
+            return Span(label, start, end, None if confidences is None else float(confidences[start:end].mean()))
+
+        names, starts = tree.phones.names, self.starts.tolist()
+        phones = zip(self.phones.tolist(), starts[:-1], starts[1:], strict=True)
+        return Alignment(
+            name,
+            tuple(span(words[number], start, end) for number, start, end in self.word_times()),
+            tuple(span(names[phone - 1], start, end) for phone, start, end in phones),
+            self.score,
+            self.pdfs(tree).astype(np.int32),
+            frame_seconds,
+            duration=self.num_frames * frame_seconds,
+        )
+
+
+def transition_counts(path: StatePath, tree: DecisionTree, transitions: TransitionModel) -> Floats:
     """Number of times that each transition was taken: float64 `[number of transitions]`."""
-    phones = alignment.phones.astype(np.int32)[alignment.phone_of_frame()]
-    states = alignment.states.astype(np.int32)
-    owners = transitions.states_of(phones, states, alignment.pdfs(tree))
+    phones = path.phones.astype(np.int32)[path.phone_of_frame()]
+    states = path.states.astype(np.int32)
+    owners = transitions.states_of(phones, states, path.pdfs(tree))
     following = np.append(states[1:], 0)
-    last = alignment.starts[1:] - 1
+    last = path.starts[1:] - 1
     following[last] = transitions.num_states[owners[last]]
     taken = transitions.transition(owners, following)
     return np.bincount(taken[taken >= 0], minlength=len(transitions.log_probs)).astype(np.float64)
 
 
-def equal_alignment(graph: UtteranceGraph, num_frames: int, phones: PhoneSet) -> Alignment | None:
+def equal_path(graph: UtteranceGraph, num_frames: int, phones: PhoneSet) -> StatePath | None:
     """Frames divided evenly among the states of the transcript: first pronunciations, silence at the ends only.
 
     Returns:
@@ -102,7 +156,7 @@ def equal_alignment(graph: UtteranceGraph, num_frames: int, phones: PhoneSet) ->
         return None
     states = np.repeat(np.concatenate([np.arange(size) for size in sizes]), np.diff(bounds)).astype(np.int8)
     starts = bounds[np.concatenate([[0], np.cumsum(sizes)])]
-    return Alignment(graph.contexts[path, 1], graph.words[path], starts, states)
+    return StatePath(graph.contexts[path, 1], graph.words[path], starts, states)
 
 
 def _plain_path(graph: UtteranceGraph) -> list[int]:
@@ -114,8 +168,8 @@ def _plain_path(graph: UtteranceGraph) -> list[int]:
     node = min(following[-1])
     path = [node]
     while (after := following[node])[0] != -1 or len(after) > 1:
-        spoken = [one for one in after if one >= 0 and graph.words[one] != NO_WORD]
-        pauses = [one for one in after if one >= 0 and graph.words[one] == NO_WORD]
+        spoken = [other for other in after if other >= 0 and graph.words[other] != NO_WORD]
+        pauses = [other for other in after if other >= 0 and graph.words[other] == NO_WORD]
         node = min(pauses if graph.words[node] == last and pauses else spoken)
         path.append(node)
     return path
@@ -179,12 +233,12 @@ def _traced(graph: StateGraph, scores: LogLikelihoods, moved: NDArray[np.bool_])
     return path
 
 
-def alignment_of_path(graph: UtteranceGraph, states: StateGraph, path: Ints, score: float = 0.0) -> Alignment:
-    """The phones along a path."""
+def path_of_states(graph: UtteranceGraph, states: StateGraph, path: Ints, score: float = 0.0) -> StatePath:
+    """The phones along a path, from the state of each frame."""
     nodes = states.nodes[path]
     starts = np.flatnonzero(np.diff(nodes, prepend=-2))
     chosen = nodes[starts]
-    return Alignment(
+    return StatePath(
         graph.contexts[chosen, 1],
         graph.words[chosen],
         np.append(starts, len(path)).astype(np.int32),
@@ -193,10 +247,42 @@ def alignment_of_path(graph: UtteranceGraph, states: StateGraph, path: Ints, sco
     )
 
 
-def concatenated_contexts(alignments: Sequence[Alignment]) -> Ints:
+def align_frames(
+    model: HmmModel, graph: UtteranceGraph, likelihoods: Likelihoods, options: AlignOptions
+) -> tuple[StatePath | None, bool]:
+    """Align an utterance.
+
+    Args:
+        model: Tree and transitions; the likelihoods may come from elsewhere.
+        graph: Of the transcript.
+        likelihoods: Gives the log likelihoods `[T, n]` of n tied states.
+        options: Beams and scales.
+
+    Returns:
+        The path, None if none within the beams reaches the end; and whether the wider beam was needed.
+    """
+    states = state_graph(graph, model.tree, model.transitions, options.scales)
+    used, columns = np.unique(states.pdfs, return_inverse=True)
+    scaled = np.float32(options.acoustic_scale) * likelihoods(used.astype(np.int64))
+    path = viterbi(states, scaled, columns.astype(np.int32), options.beam or math.inf)
+    again = path is None and options.beam > 0
+    if again:
+        path = viterbi(states, scaled, columns.astype(np.int32), options.retry_beam or math.inf)
+    if path is None:
+        return None, again
+    score = float(scaled[np.arange(len(path)), columns[path]].mean())
+    return path_of_states(graph, states, path, score), again
+
+
+def no_path(frames: int) -> str:
+    """Failure message for an utterance with this many frames."""
+    return f"no path of its transcript through {frames} frames within the beam"
+
+
+def concatenated_contexts(paths: Sequence[StatePath]) -> Ints:
     """Left phone, phone, right phone and state of all frames of some utterances: int32 `[ΣT, 4]`."""
     rows = []
-    for alignment in alignments:
-        contexts = alignment.contexts()[alignment.phone_of_frame()]
-        rows.append(np.concatenate([contexts, alignment.states[:, None].astype(np.int32)], axis=1))
+    for path in paths:
+        contexts = path.contexts()[path.phone_of_frame()]
+        rows.append(np.concatenate([contexts, path.states[:, None].astype(np.int32)], axis=1))
     return np.concatenate(rows)

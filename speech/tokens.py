@@ -1,8 +1,8 @@
 """Tokens: the output units of an acoustic model, and their conversion from and to text.
 
-Index 0 is always the CTC blank. The space between words is written "▁", to make it visible among the symbols; BPE
-pieces start with it, as in sentencepiece. A tokenizer is trained on the training transcripts and stored as a JSON
-value:
+Index 0 is always the CTC blank; for decoder networks, it is the start and the end of a text. The space between words is
+written "▁", to make it visible among the symbols; BPE pieces start with it, as in sentencepiece. A tokenizer is trained
+on the training transcripts and stored as a JSON value:
 
     tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=500), texts)
     same = tokenizer_from_dict(tokenizer.to_dict())
@@ -58,10 +58,14 @@ class Tokenizer(ABC):
 
     Attributes:
         symbols: The written form of every token; index 0 is "<blank>".
+        start: Tokens that precede every text in the input of a decoder network.
+        end: Token that ends a text in its output. Texts have no blanks, so the blank's number serves as both.
     """
 
     kind: ClassVar[str]
     blank = 0
+    start: tuple[int, ...] = (0,)
+    end: int = 0
     symbols: list[str]
 
     @property

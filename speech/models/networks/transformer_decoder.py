@@ -6,6 +6,7 @@ whose weights load as they are.
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ class HeadAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """[..., T, D] -> [..., heads, T, width]."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(-3, -2)
 
     def keys_values(self, source: Tensor) -> KeysValues:
         """What can be attended to in a sequence [..., T, source_dim]: keys and values [..., heads, T, width]."""
@@ -53,7 +54,8 @@ class HeadAttention(nn.Module):
         """How much each token attends to each element [..., heads, L, T]."""
         queries = self._split(self.q_proj(x))
         scores = queries @ keys.transpose(-2, -1) * queries.shape[-1] ** -0.5
-        return scores.float().masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        shares: Tensor = scores.float().masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        return shares
 
 
 class TransformerDecoderLayer(nn.Module):
@@ -75,7 +77,7 @@ class TransformerDecoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(cfg.dim)
         self.dropout = Dropout(cfg.dropout)
 
-    def heard(self, x: Tensor, own: KeysValues, own_mask: Tensor) -> Tensor:
+    def attend_to_tokens(self, x: Tensor, own: KeysValues, own_mask: Tensor) -> Tensor:
         """Tokens [..., L, D] with what they take from the tokens up to themselves."""
         mixed: Tensor = self.dropout(self.self_attn(self.self_attn_layer_norm(x), own, own_mask))
         return x + mixed
@@ -84,8 +86,8 @@ class TransformerDecoderLayer(nn.Module):
         """What later tokens can attend to in tokens [..., L, D]."""
         return self.self_attn.keys_values(self.self_attn_layer_norm(x))
 
-    def forward(self, x: Tensor, encoder: KeysValues, frame_mask: Tensor) -> Tensor:
-        """Tokens [B, L, D], which know the tokens before, with what they take from the encoder's frames."""
+    def attend_to_frames(self, x: Tensor, encoder: KeysValues, frame_mask: Tensor) -> Tensor:
+        """Tokens [B, L, D] with what they take from the encoder's frames, through the feed-forward module."""
         x = x + self.dropout(self.encoder_attn(self.encoder_attn_layer_norm(x), encoder, frame_mask))
         hidden = self.dropout(F.gelu(self.fc1(self.final_layer_norm(x))))
         out: Tensor = x + self.dropout(self.fc2(hidden))
@@ -107,6 +109,10 @@ class TransformerDecoder(DecoderNetwork):
     def _add_ends(self) -> None:
         """Make what maps positions to vectors and vectors to scores."""
         self.output = nn.Linear(self.cfg.dim, self.vocab_size)
+
+    @property
+    def _layers(self) -> list[TransformerDecoderLayer]:
+        return cast(list[TransformerDecoderLayer], list(self.layers))
 
     def positions(self, first: int, count: int) -> Tensor:
         """Vectors [count, D] of consecutive positions."""
@@ -133,29 +139,29 @@ class TransformerDecoder(DecoderNetwork):
     def forward(self, tokens_BL: Tensor, encoded_BTD: Tensor, frames: Tensor) -> Tensor:
         cache = self.start(encoded_BTD, frames)
         x, causal = self._embedded(tokens_BL, 0), _causal(tokens_BL)
-        for layer, encoder in zip(self.layers, cache.encoder, strict=True):
-            x = layer(layer.heard(x, layer.own(x), causal), encoder, cache.frame_mask)
+        for layer, encoder in zip(self._layers, cache.encoder, strict=True):
+            x = layer.attend_to_frames(layer.attend_to_tokens(x, layer.own(x), causal), encoder, cache.frame_mask)
         return self._log_probs(x)
 
     @override
     def start(self, encoded_BTD: Tensor, frames: Tensor) -> DecoderCache:
         encoded_BTD, mask = heard_frames(encoded_BTD, frames)
-        encoder = [layer.encoder_attn.keys_values(encoded_BTD) for layer in self.layers]
+        encoder = [layer.encoder_attn.keys_values(encoded_BTD) for layer in self._layers]
         keys, values = encoder[0]
         nothing = (one.new_zeros(len(one), 1, *one.shape[1:])[:, :, :, :0] for one in (keys, values))
-        return DecoderCache(encoder, mask, [tuple(nothing)] * len(self.layers))  # type: ignore[list-item]
+        return DecoderCache(encoder, mask, [tuple(nothing)] * len(self._layers))  # type: ignore[list-item]
 
     @override
     def step(self, tokens_BW: Tensor, cache: DecoderCache) -> tuple[Tensor, DecoderCache]:
         x = self._embedded(tokens_BW.unsqueeze(2), cache.length)  # [B, W, 1, D]
         everything = torch.ones(1, dtype=torch.bool, device=x.device)
         tokens: list[KeysValues] = []
-        for layer, encoder, before in zip(self.layers, cache.encoder, cache.tokens, strict=True):
+        for layer, encoder, before in zip(self._layers, cache.encoder, cache.tokens, strict=True):
             keys, values = (torch.cat(pair, dim=3) for pair in zip(before, layer.own(x), strict=True))
             tokens.append((keys, values))
-            x = layer.heard(x, (keys, values), everything)
+            x = layer.attend_to_tokens(x, (keys, values), everything)
             # an utterance's hypotheses are queries of the same frames, whose keys are stored once
-            x = layer(x.squeeze(2), encoder, cache.frame_mask).unsqueeze(2)
+            x = layer.attend_to_frames(x.squeeze(2), encoder, cache.frame_mask).unsqueeze(2)
         return self._log_probs(x.squeeze(2)), DecoderCache(cache.encoder, cache.frame_mask, tokens, cache.length + 1)
 
     @property
@@ -171,11 +177,11 @@ class TransformerDecoder(DecoderNetwork):
         x, causal = self._embedded(tokens_BL, 0), _causal(tokens_BL)
         heads = self.timing_heads
         found: dict[tuple[int, int], Tensor] = {}
-        for number, (layer, encoder) in enumerate(zip(self.layers, cache.encoder, strict=True)):
-            x = layer.heard(x, layer.own(x), causal)
+        for number, (layer, encoder) in enumerate(zip(self._layers, cache.encoder, strict=True)):
+            x = layer.attend_to_tokens(x, layer.own(x), causal)
             weights = layer.encoder_attn.weights(layer.encoder_attn_layer_norm(x), encoder[0], cache.frame_mask)
             found |= {(number, head): weights[:, head] for at, head in heads if at == number}
-            x = layer(x, encoder, cache.frame_mask)
+            x = layer.attend_to_frames(x, encoder, cache.frame_mask)
         return torch.stack([found[place] for place in heads], dim=1)
 
 

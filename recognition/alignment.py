@@ -7,9 +7,8 @@
 Both take audio or features with transcripts, and give words and phones or tokens with times (`speech.alignments`); as
 does a GMM-HMM (`speech.hmm.aligner`).
 
-Tied states: Viterbi search with scaled likelihoods in place of the mixtures' (Bourlard and Morgan 1994). CTC: the best
-path through the transcript's tokens and blanks, found by torchaudio's `forced_align` (Kürzinger et al. 2020,
-"CTC-segmentation"). CTC tokens are short: a unit starts late and ends early compared with the sound.
+Tied states: Viterbi search with scaled likelihoods in place of the mixtures' (Bourlard and Morgan 1994). CTC: see
+`speech.ctc_alignment`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -26,7 +24,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchaudio.functional import forced_align, merge_tokens
 from typing_extensions import override
 
 from devices.padding import frame_multiple, rounded_up
@@ -35,7 +32,8 @@ from recognition.bundle import BundleSpec, load_bundle
 from recognition.data.dataset import Batch, SpeechDataset
 from recognition.inference import whole_batches
 from recognition.recognizer import Recognizer, Scores
-from speech.alignments import AlignedUtterance, Alignment, Span
+from speech.alignments import AlignedUtterance
+from speech.ctc_alignment import AlignmentError, align_tokens
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
@@ -44,14 +42,9 @@ from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.utterances import InMemoryUtterance, Shard
 from speech.hmm.viterbi import align_frames, no_path
 from speech.models.networks.base import AcousticModel
-from speech.tokens import TokenError, Tokenizer
 from storage.reading import ShardError
 
 T = TypeVar("T")
-
-
-class AlignmentError(ValueError):
-    """A transcript that cannot be aligned with its speech."""
 
 
 class NetworkAligner(ABC, Generic[T]):
@@ -131,62 +124,6 @@ class CtcAligner(NetworkAligner[Scores]):
             except AlignmentError as error:
                 failure = str(error)
             yield AlignedUtterance(name, text, alignment, failure, heard[i].text)
-
-
-def align_tokens(
-    name: str, log_probs_TV: Tensor, tokenizer: Tokenizer, text: str, frame_seconds: float, offset: float = 0.0
-) -> Alignment:
-    """Align a transcript with the outputs of a CTC model.
-
-    Args:
-        name: The utterance.
-        log_probs_TV: Log posteriors [frames, tokens], the blank first.
-        tokenizer: The model's tokenizer.
-        text: The normalized transcript.
-        frame_seconds: Frame shift in seconds.
-        offset: Start time of the first frame in seconds.
-
-    Raises:
-        AlignmentError: The transcript is empty, longer than the speech, or has unknown tokens.
-    """
-    try:
-        tokens = tokenizer.encode(text)
-    except TokenError as error:
-        raise AlignmentError(str(error)) from error
-    if not tokens:
-        raise AlignmentError("the transcript is empty")
-    needed = len(tokens) + sum(a == b for a, b in pairwise(tokens))
-    if needed > len(log_probs_TV):
-        raise AlignmentError(f"{len(log_probs_TV)} frames are too few for {len(tokens)} tokens")
-    path, scores = forced_align(log_probs_TV[None].float(), torch.tensor([tokens], dtype=torch.int32))
-    score = float(scores.mean())
-    if score == float("-inf"):
-        raise AlignmentError("no path of the transcript has a probability")
-    spans = [
-        Span(tokenizer.symbols[span.token], span.start, span.end, span.score)
-        for span in merge_tokens(path[0], scores[0].exp())
-    ]
-    words = _words(spans, tokens, tokenizer)
-    duration = len(log_probs_TV) * frame_seconds
-    return Alignment(name, words, tuple(spans), score, None, frame_seconds, offset, duration)
-
-
-def _words(spans: Sequence[Span], tokens: Sequence[int], tokenizer: Tokenizer) -> tuple[Span, ...]:
-    """The words that tokens spell, each from the first frame of its first token to the last of its last."""
-    words: list[Span] = []
-    first, confidences = 0, list[float]()
-    spelled: list[str] = []
-    for place, span in enumerate(spans):
-        before, spelled = spelled, tokenizer.decode(tokens[: place + 1]).split()
-        if spelled == before:  # a space separates words and belongs to none
-            continue
-        if len(spelled) > len(before):
-            first, confidences = span.start, []
-        else:
-            words.pop()
-        confidences.append(span.confidence or 0.0)
-        words.append(Span(spelled[-1], first, span.end, sum(confidences) / len(confidences)))
-    return tuple(words)
 
 
 @dataclass(frozen=True)

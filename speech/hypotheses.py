@@ -49,15 +49,16 @@ class Hypothesis:
     text: str = ""
     """The tokens as text."""
     score: float = 0.0
-    """Natural log probability of the best alignment (greedy), or of all alignments kept by the search (others), with
-    the weighted language model and word scores added, if any."""
+    """Natural log probability of the best alignment (greedy), of all alignments kept by the search (others), or of the
+    tokens (decoder networks), with the weighted language model and word scores added, if any."""
     frames: list[int] = field(default_factory=list)
     """Start of each token in the best alignment, in output frames of the model."""
     confidence: float = 0.0
     """Mean of the tokens' highest posteriors, 0 to 1; without tokens, the mean posterior of the blank; 0 without
     frames. Searches of words: mean of `word_confidences`; without words, the posterior of silence."""
     word_confidences: list[float] = field(default_factory=list)
-    """Posterior of each word over the final hypotheses of the search; empty unless words are searched."""
+    """Posterior of each word over the final hypotheses of the search, or, of a decoder network, the mean probability of
+    its tokens; empty for other searches of tokens."""
     nbest: list[Alternative] = field(default_factory=list)
     """The best hypotheses including this one, best first; empty unless more than one is requested."""
     word_frames: list[tuple[int, int]] = field(default_factory=list)

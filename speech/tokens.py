@@ -1,8 +1,8 @@
 """Tokens: the output units of an acoustic model, and their conversion from and to text.
 
-Index 0 is always the CTC blank. The space between words is written "▁", to make it visible among the symbols; BPE
-pieces start with it, as in sentencepiece. A tokenizer is trained on the training transcripts and stored as a JSON
-value:
+Index 0 is always the CTC blank; for decoder networks, it is the start and the end of a text. The space between words is
+written "▁", to make it visible among the symbols; BPE pieces start with it, as in sentencepiece. A tokenizer is trained
+on the training transcripts and stored as a JSON value:
 
     tokenizer = train_tokenizer(TokenConfig(kind="bpe", vocab_size=500), texts)
     same = tokenizer_from_dict(tokenizer.to_dict())
@@ -58,10 +58,18 @@ class Tokenizer(ABC):
 
     Attributes:
         symbols: The written form of every token; index 0 is "<blank>".
+        start: Tokens that precede every text in the input of a decoder network.
+        end: Token that ends a text in its output. Texts have no blanks, so the blank's number serves as both.
+        suppressed: Tokens that a decoder network must not put out.
+        suppressed_first: Those that it must not put out as the first one, among them perhaps `end`.
     """
 
     kind: ClassVar[str]
     blank = 0
+    start: tuple[int, ...] = (0,)
+    end: int = 0
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
     symbols: list[str]
 
     @property
@@ -87,6 +95,19 @@ class Tokenizer(ABC):
             if not 0 < token < self.size:
                 raise TokenError(f"token {token} is not text: ids are 1 to {self.size - 1} (0 is the blank)")
         return " ".join(self._join([self.symbols[token] for token in ids]).split())
+
+    def word_groups(self, ids: Sequence[int]) -> list[list[int]]:
+        """Places of the tokens of each word of `decode(ids)`; a space separates words and belongs to none."""
+        groups: list[list[int]] = []
+        words: list[str] = []
+        for place in range(len(ids)):
+            before, words = words, self.decode(ids[: place + 1]).split()
+            if words == before:
+                continue
+            if len(words) > len(before):
+                groups.append([])
+            groups[-1].append(place)
+        return groups
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -35,13 +36,6 @@ class FrameTimes:
         return Word(text, first_ms / 1000, (last_ms - first_ms) / 1000, round(confidence, 4))
 
 
-@dataclass
-class _Spelled:
-    first: int
-    end: int
-    peaks: list[float]
-
-
 def timed_words(hypothesis: Hypothesis, log_probs_TV: Tensor, tokenizer: Tokenizer, times: FrameTimes) -> list[Word]:
     """The words of a hypothesis, in order.
 
@@ -54,24 +48,21 @@ def timed_words(hypothesis: Hypothesis, log_probs_TV: Tensor, tokenizer: Tokeniz
     if hypothesis.word_frames:
         confidences = hypothesis.word_confidences or [hypothesis.confidence] * len(hypothesis.word_frames)
         return placed_words(hypothesis.text, hypothesis.word_frames, confidences, times)
-    spelled: list[_Spelled] = []
-    words: list[str] = []
     best_T = log_probs_TV.argmax(dim=1).tolist()
     starts = [*hypothesis.frames, len(best_T)]
-    for k, token in enumerate(hypothesis.tokens):
-        before, words = words, tokenizer.decode(hypothesis.tokens[: k + 1]).split()
-        if words == before:  # a space separates words and belongs to none
-            continue
-        end = _end(best_T, token, starts[k], starts[k + 1])
-        peak = float(log_probs_TV[starts[k] : end, token].max().exp())
-        if len(words) > len(spelled):
-            spelled.append(_Spelled(starts[k], end, []))
-        spelled[-1].end = end
-        spelled[-1].peaks.append(min(peak, 1.0))
-    means = [sum(where.peaks) / len(where.peaks) for where in spelled]
+    ends = [_end(best_T, token, *pair) for token, pair in zip(hypothesis.tokens, pairwise(starts), strict=True)]
+    groups = tokenizer.word_groups(hypothesis.tokens)
+
+    def peak(place: int) -> float:
+        posteriors = log_probs_TV[starts[place] : ends[place], hypothesis.tokens[place]]
+        return min(float(posteriors.max().exp()), 1.0)
+
+    means = [sum(peak(place) for place in group) / len(group) for group in groups]
     return [
-        times.word(text, where.first, where.end, confidence)
-        for text, where, confidence in zip(words, spelled, hypothesis.word_confidences or means, strict=True)
+        times.word(text, starts[group[0]], ends[group[-1]], confidence)
+        for text, group, confidence in zip(
+            tokenizer.decode(hypothesis.tokens).split(), groups, hypothesis.word_confidences or means, strict=True
+        )
     ]
 
 

@@ -110,6 +110,12 @@ class LanguageModel(ABC):
         pairs = [self.score(state, int(word)) for state, word in zip(states, words, strict=True)]
         return [state for state, _ in pairs], np.array([log_prob for _, log_prob in pairs])
 
+    def score_next(self, states: States, words: NDArray[np.int64]) -> NDArray[np.float64]:
+        """log10 p of each of several words `[batch, words]` after each of several states, `[batch, words]`."""
+        rows = np.repeat(np.arange(len(words)), words.shape[1])
+        many = states[rows] if isinstance(states, np.ndarray) else [states[int(row)] for row in rows]
+        return self.score_batch(many, words.reshape(-1))[1].reshape(words.shape)
+
     def starts(self, count: int) -> States:
         """As many states at the beginning of a sentence as one asks for."""
         return [self.start] * count

@@ -150,13 +150,27 @@ class NetworkModel(LanguageModel):
         found = [log_probs for _, log_probs in done]
         return [one for after, _ in done for one in after], np.concatenate(found) if found else np.zeros(0)
 
+    @override
+    @torch.inference_mode()
+    def score_next(self, states: States, words: NDArray[np.int64]) -> NDArray[np.float64]:
+        parts = [slice(start, start + _CHUNK) for start in range(0, len(words), _CHUNK)]
+        found = [
+            self._step(list(states[part]))[0].gather(1, torch.from_numpy(words[part].astype(np.int64))).double().numpy()
+            for part in parts
+        ]
+        return np.maximum(np.concatenate(found) / _LOG10, LOWEST) if found else np.zeros(words.shape)
+
+    def _step(self, states: Sequence[_State]) -> tuple[Tensor, Memory]:
+        """Natural log probabilities of the next word [states, words], and what is remembered of the words so far."""
+        last = torch.tensor([state.words[-1] for state in states])
+        memory = tuple(torch.stack(column) for column in zip(*(state.memory for state in states), strict=True))
+        return self._network.step(last, memory)
+
     @torch.inference_mode()
     def _scored_part(
         self, states: Sequence[_State], words: NDArray[np.int64]
     ) -> tuple[list[_State], NDArray[np.float64]]:
-        last = torch.tensor([state.words[-1] for state in states])
-        memory = tuple(torch.stack(column) for column in zip(*(state.memory for state in states), strict=True))
-        found, memory = self._network.step(last, memory)
+        found, memory = self._step(states)
         chosen = found.gather(1, torch.from_numpy(words.astype(np.int64)).unsqueeze(1)).squeeze(1).double().numpy()
         after = [
             _State((*state.words, int(word)), rows)

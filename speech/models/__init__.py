@@ -3,13 +3,28 @@
     model = build_model(ConformerConfig(layers=4), num_features=80, vocab_size=30)
 
 To add a model, add a file with its configuration, whose `build` imports the network from a file in `networks`, and a
-line in `MODELS`. Configurations load without torch, networks do not.
+line in `MODELS`; decoder networks, which attend to a model's hidden frames, are listed in `DECODER_NETWORKS`.
+Configurations load without torch, networks do not.
 """
 
 from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
-from speech.models.registry import MODELS, ModelChoice, build_model
+from speech.models.decoder_networks import DecoderNetworkConfig
+from speech.models.registry import DECODER_NETWORKS, MODELS, DecoderNetworkChoice, ModelChoice, build_model
 from speech.models.tdnn import TdnnConfig
+from speech.models.transformer_decoder import TransformerDecoderConfig
 
-__all__ = ["MODELS", "BlstmConfig", "ConformerConfig", "ModelChoice", "ModelConfig", "TdnnConfig", "build_model"]
+__all__ = [
+    "DECODER_NETWORKS",
+    "MODELS",
+    "BlstmConfig",
+    "ConformerConfig",
+    "DecoderNetworkChoice",
+    "DecoderNetworkConfig",
+    "ModelChoice",
+    "ModelConfig",
+    "TdnnConfig",
+    "TransformerDecoderConfig",
+    "build_model",
+]

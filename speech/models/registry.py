@@ -1,4 +1,4 @@
-"""Which acoustic models there are: a new one is a file beside `conformer.py`, its network, and a line here."""
+"""Which acoustic models and decoder networks there are: a new one is a file here, its network, and a line here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from configurable.choices import OneOf
 from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
+from speech.models.decoder_networks import DecoderNetworkConfig
 from speech.models.tdnn import TdnnConfig
+from speech.models.transformer_decoder import TransformerDecoderConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
@@ -20,6 +22,12 @@ MODELS: dict[str, type[ModelConfig]] = {
 }
 ModelChoice = Annotated[ModelConfig, OneOf(MODELS, "conformer")]
 """A field that takes the configuration of any of them."""
+
+DECODER_NETWORKS: dict[str, type[DecoderNetworkConfig]] = {
+    "transformer": TransformerDecoderConfig,
+}
+DecoderNetworkChoice = Annotated[DecoderNetworkConfig, OneOf(DECODER_NETWORKS, "transformer")]
+"""A field that takes the configuration of any decoder network."""
 
 
 def build_model(cfg: ModelConfig, num_features: int, vocab_size: int) -> AcousticModel:

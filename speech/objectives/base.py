@@ -100,3 +100,18 @@ class Objective(ABC):
             targets: As of `losses`.
         """
         return {}
+
+
+def smoothed_log_probs(outputs: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
+    """Log probability of each target, of which a share is spread over all outputs (Szegedy et al. 2016, section 7).
+
+    Args:
+        outputs: Log probabilities [batch, places, outputs].
+        wanted: Number of the target at each place [batch, places].
+        smoothing: The share.
+
+    Returns:
+        [batch, places]: expected log probability under the smoothed target.
+    """
+    chosen = outputs.gather(2, wanted.unsqueeze(2)).squeeze(2)
+    return (1 - smoothing) * chosen + smoothing * outputs.mean(dim=2) if smoothing else chosen

@@ -13,7 +13,14 @@ from typing_extensions import override
 
 from configurable.lazy import torch
 from devices.transfers import beside
-from speech.objectives.base import NO_STATE, FrameTargets, Objective, ObjectiveConfig, Targets
+from speech.objectives.base import (
+    NO_STATE,
+    FrameTargets,
+    Objective,
+    ObjectiveConfig,
+    Targets,
+    smoothed_log_probs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,10 +59,7 @@ class FrameCrossEntropy(Objective):
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
         states, unalignable = self._states(outputs, frames, targets)
         counted = states != NO_STATE
-        chosen = outputs.gather(2, states.clamp(min=0).unsqueeze(2)).squeeze(2)
-        smoothing = self.cfg.label_smoothing
-        if smoothing:
-            chosen = (1 - smoothing) * chosen + smoothing * outputs.mean(dim=2)
+        chosen = smoothed_log_probs(outputs, states.clamp(min=0), self.cfg.label_smoothing)
         return -chosen.masked_fill(~counted, 0.0).sum(dim=1), unalignable
 
     def _states(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from recognition.alignment import AlignmentError, align_tokens
+from speech.ctc_alignment import AlignmentError, align_tokens
 from speech.tokens import TokenConfig, train_tokenizer
 
 CHARACTERS = train_tokenizer(TokenConfig(kind="characters"), ["ab ba"])

@@ -195,8 +195,8 @@ def main() -> None:
             print(f"{name}: {row['files']} files, fingerprints at {row['audio_per_second']} x real time", flush=True)
             for kind, result in row["kinds"].items():
                 print(
-                    f"  {kind:28} {result['recall']:7.1%} of {result['copies']} found; {result['wrong_pairs']} wrong of "
-                    f"{result['pairs']:,} pairs, {result['wrongly_dropped']:.2%} of the files; "
+                    f"  {kind:28} {result['recall']:7.1%} of {result['copies']} found; "
+                    f"{result['wrong_pairs']} wrong of {result['pairs']:,} pairs, {result['wrongly_dropped']:.2%} of the files; "
                     f"{result['search_seconds']} s",
                     flush=True,
                 )

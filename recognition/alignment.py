@@ -23,7 +23,6 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import override
 
 from devices.padding import frame_multiple, rounded_up

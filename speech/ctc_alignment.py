@@ -67,7 +67,7 @@ def token_spans(log_probs_TV: Tensor, tokens: Sequence[int]) -> list[tuple[int, 
     if not 0 < _needed(tokens) <= len(log_probs_TV):
         return []
     spans, score = _aligned(log_probs_TV, tokens)
-    return [(span.start, span.end) for span in found] if score > float("-inf") else []
+    return [(span.start, span.end) for span in spans] if score > float("-inf") else []
 
 
 def _needed(tokens: Sequence[int]) -> int:

@@ -18,10 +18,12 @@ class ModelConfig(Choice, ABC):
 
     Attributes:
         can_be_split: Whether the network has `AcousticModel.stage`, which the strategy `pipeline` needs.
+        free_fields: Fields that do not change what weights mean: a training may begin with a model that has others.
         tiny: Fields of a network that trains in a moment: the tests of all models build it, whatever its kind.
     """
 
     can_be_split: ClassVar[bool] = False
+    free_fields: ClassVar[frozenset[str]] = frozenset({"layers", "dropout"})
     tiny: ClassVar[dict[str, Any]] = {"dim": 16, "layers": 1, "subsampling": 2, "channels": 4}
 
     dim: int = Field(default=144, ge=8)

@@ -166,7 +166,7 @@ class Worker(Member):
 
     @override
     def _take_from_neighbour(self, facts: Facts) -> bool:
-        return bool(facts["finish"]) or self.stepper.fetch()
+        return bool(facts["finish"]) or self._fetch_weights()
 
     @override
     def _set_weights(self, facts: Facts) -> None:
@@ -188,6 +188,12 @@ class Worker(Member):
         if self.scheduler and (facts["source"] == "own" or not facts["finish"]):
             # a node that comes when training has ended has no weights that others may take, or that are evaluated
             self.scheduler.begin()
+
+    def _fetch_weights(self) -> bool:
+        fetched = self.stepper.fetch()
+        if fetched and self.learner.ema:  # of other weights
+            self.learner.ema.restart()
+        return fetched
 
     def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]]) -> None:
         """Continue with this rank's replica of a checkpoint, or merge all replicas if their number has changed."""
@@ -240,6 +246,7 @@ class Worker(Member):
         batch, lost = self._take(self._share(turn["rows"]), turn["epoch"])
         self.prefetch.hint([(self._share(turn_ahead["rows"]), turn_ahead["epoch"]) for turn_ahead in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
+        self.learner.enter(turn["epoch"])
         losses = self.learner.gradient(batch, seed)
         self.stepper.step(losses, lost is not None, turn["lr"])
         self.step += 1
@@ -293,7 +300,7 @@ class Worker(Member):
             self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
         self._recoveries += 1
         self.learner.moments.clear()
-        if self._recoveries > MAX_RECOVERIES or not self.stepper.fetch():
+        if self._recoveries > MAX_RECOVERIES or not self._fetch_weights():
             raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
         self.stepper.start(self.step)
 

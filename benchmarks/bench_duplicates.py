@@ -194,12 +194,10 @@ def main() -> None:
         if not args.json:
             print(f"{name}: {row['files']} files, fingerprints at {row['audio_per_second']} x real time", flush=True)
             for kind, result in row["kinds"].items():
-                print(
-                    f"  {kind:28} {result['recall']:7.1%} of {result['copies']} found; "
-                    f"{result['wrong_pairs']} wrong of {result['pairs']:,} pairs, {result['wrongly_dropped']:.2%} of the files; "
-                    f"{result['search_seconds']} s",
-                    flush=True,
-                )
+                recall = f"{result['recall']:7.1%} of {result['copies']} found"
+                wrong = f"{result['wrong_pairs']} wrong of {result['pairs']:,} pairs"
+                dropped = f"{result['wrongly_dropped']:.2%} of the files"
+                print(f"  {kind:28} {recall}; {wrong}, {dropped}; {result['search_seconds']} s", flush=True)
     if args.json:
         print(json.dumps(rows, indent=1))
 

@@ -111,7 +111,7 @@ class Watched:
                 # watch all processes while waiting for one
                 if number not in answers and (new := _receive(number, pipe, process)):
                     answers[number] = new[0]
-            waiting = [end for n, one in enumerate(self._members) if n not in answers for end in _waitables(*one)]
+            waiting = [end for n, member in enumerate(self._members) if n not in answers for end in _waitables(*member)]
             if waiting:
                 wait(waiting, 1.0)
         return [answers[number] for number in range(len(self._members))]
@@ -136,4 +136,4 @@ class Watched:
 
 def view_of(endpoints: Sequence[str]) -> View:
     """A view of nodes with one learner each, whose exchanges have these endpoints."""
-    return View(1, tuple(Member(node, str(node), (one,)) for node, one in enumerate(endpoints)))
+    return View(1, tuple(Member(node, str(node), (endpoint,)) for node, endpoint in enumerate(endpoints)))

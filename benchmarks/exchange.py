@@ -66,16 +66,16 @@ class Pair:
 
     def once(self) -> tuple[float, float]:
         """Run one exchange; returns its seconds and CPU seconds."""
-        one = self.ends[0]
-        before, cpu = one.stats().finished, self.cpu()
+        asker = self.ends[0]
+        before, cpu = asker.stats().finished, self.cpu()
         for end in self.ends if self.both else self.ends[:1]:
             end.tick(0)
-        wait(lambda: one.stats().finished > before)
+        wait(lambda: asker.stats().finished > before)
         time.sleep(0.15)  # figures are updated every 50 ms
         used = self.cpu() - cpu
         for end in self.ends:
             drain(end)
-        return one.stats().last_s, used
+        return asker.stats().last_s, used
 
     def cpu(self) -> float:
         """CPU seconds of both daemons so far."""

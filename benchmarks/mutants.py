@@ -74,13 +74,13 @@ def draw(paths: list[str], count: int, seed: int) -> list[Mutation]:
         for change in mutations(path, (ROOT / path).read_bytes()):
             lines[stratum(path)][path, change.line].append(change)
     shares = _shares({name: len(places) for name, places in sorted(lines.items())}, count)
-    found = []
+    mutants = []
     for name, share in shares.items():
         places = sorted(lines[name])
         rng.shuffle(places)
         drawn = (change for place in places if (change := _one(lines[name][place], rng)) is not None)
-        found += [change for change, _ in zip(drawn, range(share), strict=False)]
-    return found
+        mutants += [change for change, _ in zip(drawn, range(share), strict=False)]
+    return mutants
 
 
 def _shares(sizes: dict[str, int], count: int) -> dict[str, int]:
@@ -110,13 +110,13 @@ def _one(changes: list[Mutation], rng: random.Random) -> Mutation | None:
 
 def at_places(places: list[str]) -> list[Mutation]:
     """All mutants of `path:line,line` places."""
-    found = []
+    mutants = []
     for place in places:
         path, _, numbers = place.partition(":")
         source = (ROOT / path).read_bytes()
         wanted = {int(number) for number in numbers.split(",")}
-        found += [change for change in mutations(path, source) if change.line in wanted and change.is_valid(source)]
-    return found
+        mutants += [change for change in mutations(path, source) if change.line in wanted and change.is_valid(source)]
+    return mutants
 
 
 # --- which tests
@@ -256,8 +256,8 @@ def _failed(status: int | None, output: str) -> str:
     """The test that failed, or the file that could not be collected; empty if all passed or timed out."""
     if status in (None, 0, 5):
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
-    return found[1] if found else NO_START
+    failure = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
+    return failure[1] if failure else NO_START
 
 
 # --- reporting

@@ -88,8 +88,8 @@ def measure(options: argparse.Namespace, per_step: int) -> dict[str, Any]:
             exchange.set_view(view)
         step_s = options.step_ms / 1000
         learners = [
-            Learner(one, options.weights, options.steps, step_s, 0.5 + node * step_s / options.learners)
-            for node, one in enumerate(exchanges)
+            Learner(exchange, options.weights, options.steps, step_s, 0.5 + node * step_s / options.learners)
+            for node, exchange in enumerate(exchanges)
         ]
         for learner in learners:
             learner.start()

@@ -101,9 +101,9 @@ class Gloo(System):
         self.flat = FlatParameters(model)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        one = ExchangeSetup(setup.number, 0, self.flat.weights.numel(), folder=setup.folder)
+        exchange_setup = ExchangeSetup(setup.number, 0, self.flat.weights.numel(), folder=setup.folder)
         store = f"127.0.0.1:{setup.ports[0]}"
-        self.exchange = GlooExchange(ExchangeConfig(encrypt=False), one, store, setup.learners)
+        self.exchange = GlooExchange(ExchangeConfig(encrypt=False), exchange_setup, store, setup.learners)
         self.exchange.start(self.flat.weights, 0)
         self.steps = 0
 

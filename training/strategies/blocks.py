@@ -42,9 +42,9 @@ class BmufConfig(WarmConfig):
     tau: int = Field(default=16, ge=1)
     """Steps of a block."""
     eta: float | None = Field(default=None, ge=0, lt=1)
-    """Block momentum; empty means 1 - 1/N for N learners."""
+    """LocalBlock momentum; empty means 1 - 1/N for N learners."""
     zeta: float = Field(default=1.0, gt=0)
-    """Block learning rate."""
+    """LocalBlock learning rate."""
     block_start: Literal["nesterov", "classical"] = "nesterov"
     """Start of a block: the look-ahead point (nesterov), or the model (classical)."""
     momentum: Literal["auto", "keep", "reset"] = "auto"
@@ -60,7 +60,7 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
     The mean weights learners by the work that they did in the block, so that with tau = 1 and plain SGD this is
     `scpsgd`. Each learner keeps its optimizer's state across blocks; it is not averaged.
     """
-    block = Block(context, cfg.tau)
+    block = LocalBlock(context, cfg.tau)
     while True:
         yield from block.train()
         mean = yield from reduce(context, context.replica.weights, float(block.weight))
@@ -71,7 +71,7 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
             return
 
 
-class Block:
+class LocalBlock:
     """A block of independent training steps.
 
     Attributes:
@@ -125,7 +125,7 @@ def bmuf(context: LearnerContext, cfg: BmufConfig) -> Program:
     """
     weights = context.replica.weights
     yield from _warm_up(context, cfg.warm_up(context.epoch_steps))
-    filtered, block = _Filter(context, cfg), Block(context, cfg.tau)
+    filtered, block = _Filter(context, cfg), LocalBlock(context, cfg.tau)
     context.finish = lambda mean: filtered.after(mean)[1] if block.steps else filtered.model.clone()
     while True:
         yield from block.train()

@@ -5,16 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from training.coordinator.membership import Member as RingMember
-from training.coordinator.membership import View
+from training.coordinator.membership import Member, View
 from training.learner.checkpoint import CheckpointError
 from training.node import node_exchange
-from training.node.node_exchange import Member, NodeExchange, NoWeightsError
+from training.node.node_exchange import NodeExchange, NoWeightsError, RingMember
 from training.node.process_group import NodeGroup
 from training.node.worker import Worker
 from training.ring.learner import RingLearner
 
-VIEW = View(1, (RingMember(0, "a", ("",)), RingMember(3, "b", ("",))))
+VIEW = View(1, (Member(0, "a", ("",)), Member(3, "b", ("",))))
 
 
 class Client:
@@ -33,7 +32,7 @@ class Client:
         return self.join(endpoints, damaged, "rejoin")
 
 
-class Newcomer(Member):
+class Newcomer(RingMember):
     """Records where its weights come from; a neighbour gives them at the last of `tries`."""
 
     def __init__(self, client, folder, tries=1):
@@ -61,9 +60,9 @@ def no_pause(monkeypatch):
 
 
 def test_worker_and_ring_join_alike():
-    assert issubclass(Worker, Member)
-    assert issubclass(RingLearner, Member)
-    assert {Worker.set_view, RingLearner.set_view} == {Member.set_view}
+    assert issubclass(Worker, RingMember)
+    assert issubclass(RingLearner, RingMember)
+    assert {Worker.set_view, RingLearner.set_view} == {RingMember.set_view}
 
 
 def test_newcomer_asks_again_until_a_neighbour_gives_its_weights(tmp_path):

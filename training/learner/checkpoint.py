@@ -90,8 +90,8 @@ def files_by_rank(files: dict[str, str]) -> list[dict[str, str]]:
     """Group a node's files by rank; a single group if the ranks have written one replica together."""
     lots: dict[int, dict[str, str]] = {}
     for name, digest in files.items():
-        rank = _RANK.search(name)
-        lots.setdefault(int(rank[1]) if rank else 0, {})[name] = digest
+        match = _RANK.search(name)
+        lots.setdefault(int(match[1]) if match else 0, {})[name] = digest
     return [lots[rank] for rank in sorted(lots)]
 
 

@@ -235,7 +235,7 @@ class NodeExchange:
         return self.exchange.stats() if self.exchange else None
 
 
-class Member(ABC):
+class RingMember(ABC):
     """A rank of a node that joins the ring, and joins again if the coordinator dropped it.
 
     Args:

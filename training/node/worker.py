@@ -28,7 +28,7 @@ from training.learner.prefetch import Loader, LoaderProcesses, Prefetcher
 from training.learner.sampling import Draws
 from training.learner.task import TrainingBatch
 from training.node.learner_replica import SharedWeights
-from training.node.node_exchange import Facts, Member, NodeExchange
+from training.node.node_exchange import Facts, NodeExchange, RingMember
 from training.node.pipeline import PipelineLearner, PipelineStepper
 from training.node.process_group import NodeGroup
 from training.node.program_stepper import ProgramStepper
@@ -73,7 +73,7 @@ def build_stepper(
     return ProgramStepper(job, learner, ring, server, shared, epoch_steps)
 
 
-class Worker(Member):
+class Worker(RingMember):
     """One rank of a node.
 
     Args:

@@ -23,7 +23,7 @@ from training.exchange import ExchangeSetup, build_exchange
 from training.learner.flat import FlatParameters
 from training.learner.moments import Moments
 from training.node.collectives import NodeCollectives
-from training.node.node_exchange import Facts, Member, NodeExchange, NoWeightsError
+from training.node.node_exchange import Facts, NodeExchange, NoWeightsError, RingMember
 from training.processes.keys import RingKey
 from training.processes.sockets import own_address
 from training.ring.config import RingConfig
@@ -49,7 +49,7 @@ class RingError(RuntimeError):
     """The ring cannot go on; the message says why."""
 
 
-class RingLearner(Member):
+class RingLearner(RingMember):
     """A learner of a ring; arguments are those of `training.ring.ring.Ring`.
 
     Args:

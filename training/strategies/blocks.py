@@ -60,7 +60,7 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
     The mean weights learners by the work that they did in the block, so that with tau = 1 and plain SGD this is
     `scpsgd`. Each learner keeps its optimizer's state across blocks; it is not averaged.
     """
-    block = Block(context, cfg.tau)
+    block = LocalBlock(context, cfg.tau)
     while True:
         yield from block.train()
         mean = yield from reduce(context, context.replica.weights, float(block.weight))
@@ -71,7 +71,7 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
             return
 
 
-class Block:
+class LocalBlock:
     """A block of independent training steps.
 
     Attributes:
@@ -125,7 +125,7 @@ def bmuf(context: LearnerContext, cfg: BmufConfig) -> Program:
     """
     weights = context.replica.weights
     yield from _warm_up(context, cfg.warm_up(context.epoch_steps))
-    filtered, block = _Filter(context, cfg), Block(context, cfg.tau)
+    filtered, block = _Filter(context, cfg), LocalBlock(context, cfg.tau)
     context.finish = lambda mean: filtered.after(mean)[1] if block.steps else filtered.model.clone()
     while True:
         yield from block.train()

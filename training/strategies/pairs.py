@@ -8,7 +8,7 @@ from pydantic import Field
 
 from configurable.lazy import torch
 from training.strategies.base import LearnerContext, average_all, counter, perform
-from training.strategies.blocks import Block
+from training.strategies.blocks import LocalBlock
 from training.strategies.requests import Mix, Program
 from training.strategies.strategy import ALL_STOP, Facts, Method, StrategyConfig, Traits
 
@@ -34,7 +34,7 @@ def pairs(context: LearnerContext, cfg: PairsConfig) -> Program:
     form of SwarmSGD (arXiv:1910.12308). Each learner keeps its optimizer's state; it is not averaged. At the end all
     take the mean.
     """
-    weights, rounds, block = context.replica.weights, counter(context, "rounds"), Block(context, cfg.tau)
+    weights, rounds, block = context.replica.weights, counter(context, "rounds"), LocalBlock(context, cfg.tau)
     while not block.over:
         yield from block.train()
         if context.size > 1:

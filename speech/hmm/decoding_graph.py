@@ -1,8 +1,8 @@
 """The decoding graph HCLG: states, contexts, lexicon and language model in one transducer (Mohri et al. 2002).
 
 G is the n-gram with back-off arcs (#0), L the lexicon with optional silence, C the phonetic context, H the states.
-LG = min(det(L ∘ G)) serves all models of a lexicon; HCLG = H' ∘ C ∘ LG, determinized and minimized, without
-disambiguation symbols, with self loops. Its input labels are pdf + 1, its output labels words.
+LG = min(det(L ∘ G)), a `WordGraph`, serves all models of a phone set and a lexicon; HCLG = H' ∘ C ∘ LG, determinized
+and minimized, without disambiguation symbols, with self loops. Its input labels are pdf + 1, its output labels words.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
 from speech.hmm.graphs import GraphOptions, Lexicon
+from speech.hmm.model import HmmModel
 from speech.hmm.topology import SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import DecisionTree
 from speech.lm.base import LmError
-from speech.lm.kenlm import unreadable
+from speech.lm.kenlm import arpa_copy, arpa_words, unreadable
 
 BACKOFF, BEGIN, END, EPSILON = "#0", "<s>", "</s>", "<eps>"
 
@@ -342,3 +343,57 @@ def _with_loops(fst: FstArrays, loops: NDArray[np.float64], pdfs: NDArray[np.int
     everything["ilabel"] = np.concatenate([[0], pdfs + 1])[everything["ilabel"]]
     finals = np.concatenate([fst.finals, np.full(several.sum(), np.inf, dtype=np.float32)])
     return from_arcs(fst.start, finals, sources, everything)
+
+
+class WordGraphError(ValueError):
+    """Lexicon and language model have no words in common."""
+
+
+@dataclass(frozen=True)
+class WordGraph:
+    """L ∘ G.
+
+    Attributes:
+        words: The words that can be recognized.
+        fst: The transducer.
+        symbols: Disambiguation symbols of the lexicon.
+        unpronounced: Number of the language model's words that have no pronunciation.
+    """
+
+    words: WordTable
+    fst: Any
+    symbols: tuple[int, ...]
+    unpronounced: int
+
+    def decoding_graph(self, model: HmmModel) -> FstArrays:
+        """HCLG for a model."""
+        return decoding_graph(self.fst, self.symbols, model.tree, model.transitions)
+
+
+def word_graph(phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: GraphOptions | None = None) -> WordGraph:
+    """Compose lexicon and language model.
+
+    Args:
+        phones: The phones of the model.
+        lexicon: Pronunciations of words; those with other phones are left out.
+        arpa: The n-gram, plain or gzip.
+        options: Probabilities of pronunciations and silence.
+
+    Raises:
+        WordGraphError: No word of the language model has a pronunciation.
+        LmError: The file is not an ARPA file.
+    """
+    known = {phones.base(phone) for phone in range(1, len(phones) + 1)}
+    listed = arpa_words(str(arpa))
+    usable = {
+        word: ones for word in listed if (ones := [one for one in lexicon.get(word, ()) if known.issuperset(one)])
+    }
+    if not usable:
+        raise WordGraphError(
+            f"none of the {len(listed)} words of {arpa}, such as {listed[0]}, has a pronunciation: is it written in "
+            "another case than the lexicon?"
+        )
+    words = WordTable.of(usable)
+    found = lexicon_fst(phones, usable, words, options)
+    with arpa_copy(arpa) as path:
+        return WordGraph(words, compose_lexicon(found, grammar(path, words)), found.symbols, len(listed) - len(usable))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from speech.hmm.decoding_graph import WordTable
+from speech.hmm.decoding_graph import WordGraph, WordGraphError, WordTable, word_graph
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions
 from speech.hmm.model import HmmModel
-from speech.hmm.word_graph import WordGraph, WordGraphError, word_graph
 from speech.hypotheses import DecodeError
 from speech.lexicon.base import Pronunciation
 from speech.lexicon.formats import read_lexicon

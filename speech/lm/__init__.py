@@ -28,9 +28,8 @@ from speech.lm.network import LmSpec, NetworkConfig, NetworkTrainer, NumberedTex
 from speech.lm.ngram import NgramModel
 from speech.lm.ngram_estimator import NgramConfig, NgramEstimator
 from speech.lm.pruning import entropy_pruned
-from speech.lm.sources import Text, text_digests, text_files
+from speech.lm.sources import Text, Units, text_digests, text_files
 from speech.lm.unigram import UnigramConfig, UnigramEstimator
-from speech.lm.units import Units
 from speech.lm.vocabulary import END_ID, SPECIAL, START_ID, UNKNOWN_ID, Vocabulary
 from speech.text import NormalizerConfig
 from speech.tokens import TokenError, Tokenizer

@@ -79,9 +79,9 @@ def grammar(arpa: Path, words: WordTable) -> Any:
         if done.returncode:
             reasons = [line for line in done.stderr.splitlines() if line.startswith(("[E]", "[F]"))]
             raise unreadable(arpa, " ".join(reasons[-1:]) or f"its parser ended with {done.returncode}")
-        if (found := kaldifst.StdVectorFst.read(str(output))) is None:
+        if (graph := kaldifst.StdVectorFst.read(str(output))) is None:
             raise OSError(errno.ENOSPC, "a graph could not be written: is the disk full?", str(output))
-        return found
+        return graph
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ def _disambiguated(
     for _, phones, _ in entries:
         count[phones] = count.get(phones, 0) + 1
     used: dict[tuple[int, ...], int] = {}
-    found = []
+    marked = []
     for word, phones, cost in entries:
         if count[phones] > 1 or phones in prefixes:
             used[phones] = used.get(phones, 0) + 1
-            found.append((word, (*phones, first + used[phones] - 1), cost))
+            marked.append((word, (*phones, first + used[phones] - 1), cost))
         else:
-            found.append((word, phones, cost))
-    return found, max(used.values(), default=0)
+            marked.append((word, phones, cost))
+    return marked, max(used.values(), default=0)
 
 
 def lexicon_fst(
@@ -180,10 +180,10 @@ def _of_rows(rows: Sequence[_Row], finals: NDArray[np.float32]) -> FstArrays:
 def compose_lexicon(lexicon: LexiconFst, language_model: Any) -> Any:
     """LG = min(det(L ∘ G)): serves all models that share the lexicon."""
     kaldifst.arcsort(language_model, "ilabel")
-    found = kaldifst.compose(lexicon.fst, language_model)
-    kaldifst.determinize_star(found, use_log=True)
-    kaldifst.minimize_encoded(found)
-    return found
+    lg = kaldifst.compose(lexicon.fst, language_model)
+    kaldifst.determinize_star(lg, use_log=True)
+    kaldifst.minimize_encoded(lg)
+    return lg
 
 
 @dataclass(frozen=True)
@@ -299,13 +299,13 @@ def decoding_graph(
     relabelled.arcs["ilabel"] = states.classes[relabelled.arcs["ilabel"]]
     composed = relabelled.vector()
     kaldifst.arcsort(composed, "ilabel")
-    found = kaldifst.compose(states.fst, composed)
+    hclg = kaldifst.compose(states.fst, composed)
     del composed, relabelled
-    kaldifst.determinize_star(found, use_log=True)
-    found = _without(found, states.symbols)
-    kaldifst.minimize_encoded(found)
+    kaldifst.determinize_star(hclg, use_log=True)
+    hclg = _without(hclg, states.symbols)
+    kaldifst.minimize_encoded(hclg)
     weights = -transitions.weights(scales)[transitions.loops]
-    return _with_loops(FstArrays.of(found), weights, transitions.keys[:, 2])
+    return _with_loops(FstArrays.of(hclg), weights, transitions.keys[:, 2])
 
 
 def _without(fst: Any, symbols: NDArray[np.int32]) -> Any:
@@ -385,15 +385,14 @@ def word_graph(phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: GraphOpt
     """
     known = {phones.base(phone) for phone in range(1, len(phones) + 1)}
     listed = arpa_words(str(arpa))
-    usable = {
-        word: ones for word in listed if (ones := [one for one in lexicon.get(word, ()) if known.issuperset(one)])
-    }
+    possible = {word: [spoken for spoken in lexicon.get(word, ()) if known.issuperset(spoken)] for word in listed}
+    usable = {word: variants for word, variants in possible.items() if variants}
     if not usable:
         raise WordGraphError(
             f"none of the {len(listed)} words of {arpa}, such as {listed[0]}, has a pronunciation: is it written in "
             "another case than the lexicon?"
         )
     words = WordTable.of(usable)
-    found = lexicon_fst(phones, usable, words, options)
+    fst = lexicon_fst(phones, usable, words, options)
     with arpa_copy(arpa) as path:
-        return WordGraph(words, compose_lexicon(found, grammar(path, words)), found.symbols, len(listed) - len(usable))
+        return WordGraph(words, compose_lexicon(fst, grammar(path, words)), fst.symbols, len(listed) - len(usable))

@@ -141,14 +141,14 @@ class DiagGmm:
         """
         pdfs = torch.arange(self.num_pdfs, device=frames.device) if pdfs is None else pdfs
         extended = torch.cat([frames, frames.square()], dim=1).T.contiguous()
-        found = frames.new_empty(len(pdfs), len(frames))
+        log_probs = frames.new_empty(len(pdfs), len(frames))
         for places, width in self._groups(pdfs):
             chosen = pdfs[places]
             linear = self._linear[chosen, :width].reshape(-1, 2 * self.dim)
             constant = self._constant[chosen, :width].reshape(-1, 1)
             scores = torch.addmm(constant, linear, extended).view(len(chosen), width, len(frames))
-            found[places] = scores[:, 0] if width == 1 else torch.logsumexp(scores, dim=1)
-        return found.T.contiguous()
+            log_probs[places] = scores[:, 0] if width == 1 else torch.logsumexp(scores, dim=1)
+        return log_probs.T.contiguous()
 
     def tiles(self, frames: Tensor, pdfs: Tensor) -> Iterator[Tiles]:
         """Posteriors of the components of each frame's pdf.

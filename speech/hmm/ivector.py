@@ -160,7 +160,7 @@ class BaumWelch:
     @classmethod
     def stack(cls, parts: Sequence[BaumWelch]) -> BaumWelch:
         """Statistics of units `[U, ...]`, from those of each."""
-        return cls(torch.stack([one.counts for one in parts]), torch.stack([one.sums for one in parts]))
+        return cls(torch.stack([stats.counts for stats in parts]), torch.stack([stats.sums for stats in parts]))
 
 
 def statistics(model: BackgroundModel, frames: Tensor) -> BaumWelch:
@@ -306,9 +306,9 @@ class IvectorExtractor:
         """
         if not len(frames):
             return frames.new_zeros(0, self.rank)
-        posteriors = torch.cat([one for _, one, _ in self.model.posteriors(frames)])
+        posteriors = torch.cat([of_tile for _, of_tile, _ in self.model.posteriors(frames)])
         counts, sums = _zeros(self.model)
-        found = []
+        means = []
         estimated = torch.arange(0, len(frames), period)
         for some in torch.split(estimated, _UNITS):
             rows: list[tuple[Tensor, Tensor]] = []
@@ -318,8 +318,8 @@ class IvectorExtractor:
                 counts, sums = counts + own.sum(0), sums + own.T @ frames[new].double()
                 rows.append((counts, sums))
             stats = _whitened(self.model, *map(torch.stack, zip(*rows, strict=True)))
-            found.append(self.posterior(stats if before is None else stats + before).means)
-        return torch.cat(found).repeat_interleave(period, dim=0)[: len(frames)].float()
+            means.append(self.posterior(stats if before is None else stats + before).means)
+        return torch.cat(means).repeat_interleave(period, dim=0)[: len(frames)].float()
 
     def accumulate(self, stats: BaumWelch) -> VariabilityStatistics:
         """The E step for T.
@@ -331,14 +331,14 @@ class IvectorExtractor:
         zeros = self.loadings.new_zeros
         total = VariabilityStatistics(zeros(components, rank, rank), zeros(components, dim, rank), zeros(rank, rank))
         for counts, sums in zip(torch.split(stats.counts, _UNITS), torch.split(stats.sums, _UNITS), strict=True):
-            found = self.posterior(BaumWelch(counts, sums))
-            means = found.means
-            moments = found.covariances + means.unsqueeze(2) * means.unsqueeze(1)
+            posterior = self.posterior(BaumWelch(counts, sums))
+            means = posterior.means
+            moments = posterior.covariances + means.unsqueeze(2) * means.unsqueeze(1)
             total.second += (counts.T @ moments.flatten(1)).view_as(total.second)
             total.first += (sums.flatten(1).T @ means).view_as(total.first)
             total.prior += moments.sum(0)
             total.units += len(counts)
-            total.log_likelihood += float(found.log_likelihoods.sum())
+            total.log_likelihood += float(posterior.log_likelihoods.sum())
         return total
 
     def updated(self, stats: VariabilityStatistics) -> IvectorExtractor:

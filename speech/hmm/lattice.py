@@ -59,10 +59,10 @@ class Lattice:
 
     def remaining(self) -> _Floats:
         """The cost of the best way from each state to an end `[S]`."""
-        found = self.finals.copy()
-        starts = np.searchsorted(self.sources, np.arange(len(found) + 1)).tolist()
+        remaining = self.finals.copy()
+        starts = np.searchsorted(self.sources, np.arange(len(remaining) + 1)).tolist()
         costs = (self.graph + self.acoustic).tolist()
-        targets, best = self.targets.tolist(), found.tolist()
+        targets, best = self.targets.tolist(), remaining.tolist()
         for state in range(len(best) - 1, -1, -1):
             for arc in range(starts[state], starts[state + 1]):
                 best[state] = min(best[state], costs[arc] + best[targets[arc]])
@@ -235,14 +235,14 @@ class _Utterance:
         improved = np.arange(len(states))
         while len(improved):
             owners, arcs = silent.leaving(states[improved])
-            found = costs[improved[owners]] + silent.weights[arcs]
-            targets = silent.targets[arcs[found <= cutoff]].astype(np.int64)
+            reached = costs[improved[owners]] + silent.weights[arcs]
+            targets = silent.targets[arcs[reached <= cutoff]].astype(np.int64)
             fresh = np.unique(targets[places[targets] < 0])
             places[fresh] = len(states) + np.arange(len(fresh))
             states = np.concatenate([states, fresh])
             costs = np.concatenate([costs, np.full(len(fresh), np.inf)])
             before = costs.copy()
-            np.minimum.at(costs, places[targets], found[found <= cutoff])
+            np.minimum.at(costs, places[targets], reached[reached <= cutoff])
             improved = np.flatnonzero(costs < before)
         sources, arcs = silent.leaving(states)
         near = costs[sources] + silent.weights[arcs] <= cutoff
@@ -283,11 +283,11 @@ class _Utterance:
         added = frame.costs[links.sources] + self.search.silent.weights[links.arcs] - frame.costs[links.targets]
         while True:
             above = extra[links.targets] + added
-            found = extra.copy()
-            np.minimum.at(found, links.sources, above)
-            if (found == extra).all():
+            lowered = extra.copy()
+            np.minimum.at(lowered, links.sources, above)
+            if (lowered == extra).all():
                 return links.chosen(above <= self.options.lattice_beam), extra
-            extra = found
+            extra = lowered
 
     def _assembled(self, finals: _Floats, complete: bool) -> Lattice:
         """One lattice from the frames' tokens and arcs."""
@@ -305,7 +305,7 @@ class _Utterance:
                 likely = -scores[time][pdfs].astype(np.float64)
                 after = numbers[time + 1][spoken.targets]
                 parts.append((here[spoken.sources], after, pdfs, *search.emitting.labels(spoken), likely))
-        sources, targets, pdfs, words, graph, acoustic = (np.concatenate(one) for one in zip(*parts, strict=True))
+        sources, targets, pdfs, words, graph, acoustic = (np.concatenate(column) for column in zip(*parts, strict=True))
         ends = np.full(offsets[-1], np.inf)
         ends[numbers[-1]] = finals
         order = np.argsort(sources, kind="stable")

@@ -80,8 +80,8 @@ def estimate_lda(stats: LdaStatistics, dim: int) -> Tensor:
     whitened = torch.linalg.solve_triangular(lower, whitened.T, upper=False)
     _, vectors = torch.linalg.eigh((whitened + whitened.T) / 2)
     chosen = vectors.flip(1)[:, :dim]
-    found: Tensor = torch.linalg.solve_triangular(lower.T, chosen, upper=True).T
-    return found.float().contiguous()
+    projection: Tensor = torch.linalg.solve_triangular(lower.T, chosen, upper=True).T
+    return projection.float().contiguous()
 
 
 @dataclass
@@ -130,8 +130,8 @@ def _cross_terms(inverse: Tensor, means: Tensor, sums: Tensor) -> Tensor:
     dim = means.shape[1]
     used = sums.abs().sum(1) > 0
     products = torch.einsum("mj,mk->mjk", sums[used], means[used]).reshape(-1, dim * dim)
-    found = (inverse[used].T @ products).double().view(dim, dim, dim)
-    return found + found.transpose(1, 2)
+    terms = (inverse[used].T @ products).double().view(dim, dim, dim)
+    return terms + terms.transpose(1, 2)
 
 
 def estimate_mllt(stats: MlltStatistics, iterations: int = 100) -> Tensor:
@@ -302,7 +302,7 @@ def weighted_products(weights: Tensor, frames: Tensor) -> Tensor:
     total = torch.zeros(weights.shape[1], len(row), dtype=torch.float64, device=frames.device)
     for part, values in zip(torch.split(weights, _FRAMES), torch.split(frames, _FRAMES), strict=True):
         total += (part.T @ (values[:, row] * values[:, column])).double()
-    found = total.new_zeros(weights.shape[1], size, size)
-    found[:, row, column] = total
-    found[:, column, row] = total
-    return found
+    products = total.new_zeros(weights.shape[1], size, size)
+    products[:, row, column] = total
+    products[:, column, row] = total
+    return products

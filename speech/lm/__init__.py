@@ -195,7 +195,7 @@ def arpa_of(cfg: LmConfig) -> str:
 
 def kinds_with_arpa() -> list[str]:
     """Kinds whose models decoders can read."""
-    return [kind for kind, one in LANGUAGE_MODELS.items() if arpa_of(one.model_validate({}))]
+    return [kind for kind, config in LANGUAGE_MODELS.items() if arpa_of(config.model_validate({}))]
 
 
 def unit_of(cfg: LmConfig) -> Unit:

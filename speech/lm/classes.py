@@ -124,7 +124,7 @@ def _model(
     scratch.mkdir()
     encoded = encode_lines(_class_lines(text, classes), scratch)
     ngrams, _ = smoothed(encoded.words, count_ngrams(encoded, order, scratch, workers), "witten-bell", scratch)
-    numbers = ngrams.words.indices([str(one) for one in classes.tolist()])
+    numbers = ngrams.words.indices([str(label) for label in classes.tolist()])
     numbers[: len(SPECIAL)] = UNKNOWN_ID, START_ID, END_ID
     counts = unigrams.counts.astype(np.float64)
     totals = np.bincount(numbers, counts, len(ngrams.words))
@@ -138,7 +138,7 @@ def _class_lines(text: EncodedText, classes: NDArray[np.int64]) -> Iterator[str]
     """The text with classes in place of words."""
     for ids in text.sentences():
         starts, ends = np.flatnonzero(ids == START_ID), np.flatnonzero(ids == END_ID)
-        labels = [str(one) for one in classes[ids].tolist()]
+        labels = [str(label) for label in classes[ids].tolist()]
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             yield " ".join(labels[start + 1 : end])
 

@@ -137,10 +137,10 @@ def smoothed(
     """
     width = len(words)
     levels = _levels(counts, width, method, folder, cutoffs, allowed, workers)
-    found = [discounts(method, n, level.adjusted, fallback) for n, level in enumerate(levels, 1)]
-    log_probs, backoffs = _interpolated(levels, found, width)
+    by_order = [discounts(method, n, level.adjusted, fallback) for n, level in enumerate(levels, 1)]
+    log_probs, backoffs = _interpolated(levels, by_order, width)
     kept_words = Vocabulary(words[int(at)] for at in np.flatnonzero(levels[0].kept))
-    return NgramModel(kept_words, _tables(levels, log_probs, backoffs, width)), found
+    return NgramModel(kept_words, _tables(levels, log_probs, backoffs, width)), by_order
 
 
 def _levels(
@@ -174,16 +174,16 @@ def _slices(count: int) -> Iterator[slice]:
 
 def _suffixes(counts: Sequence[NgramCounts], width: int, folder: Path, workers: int) -> list[NDArray[np.int32]]:
     """For each order the indices of the n-grams without their first words, on disk."""
-    assert all(len(one.keys) < 2**31 for one in counts), "more n-grams than 32 bits count"
-    found: list[NDArray[np.int32]] = [np.zeros(width, dtype=np.int32)]
+    assert all(len(of_order.keys) < 2**31 for of_order in counts), "more n-grams than 32 bits count"
+    by_order: list[NDArray[np.int32]] = [np.zeros(width, dtype=np.int32)]
     for n, own in enumerate(counts[1:], 2):
         path = folder / f"suffixes-{n}.npy"
         make_array(path, np.int32, len(own.keys))
         pieces = ((folder, n, width, part) for part in _slices(len(own.keys)))
         for _ in in_processes(_write_suffixes, pieces, workers):
             pass
-        found.append(load_array(path))
-    return found
+        by_order.append(load_array(path))
+    return by_order
 
 
 def _write_suffixes(folder: Path, order: int, width: int, part: slice) -> None:
@@ -198,10 +198,10 @@ def _write_suffixes(folder: Path, order: int, width: int, part: slice) -> None:
 
 def _continuations(suffixes: NDArray[np.int32], count: int) -> NDArray[np.int64]:
     """Number of different words before each n-gram."""
-    found = np.zeros(count, dtype=np.int64)
+    counts = np.zeros(count, dtype=np.int64)
     for part in _slices(len(suffixes)):
-        found += np.bincount(suffixes[part], minlength=count)
-    return found
+        counts += np.bincount(suffixes[part], minlength=count)
+    return counts
 
 
 def _kept(counts: Sequence[NgramCounts], width: int, cutoffs: Sequence[int], allowed: Mask | None) -> list[Mask]:
@@ -228,7 +228,7 @@ class _Contexts:
     gammas: NDArray[np.float64]
 
 
-def _contexts(level: OrderCounts, order: int, found: Discounts, width: int, count: int) -> _Contexts:
+def _contexts(level: OrderCounts, order: int, discount: Discounts, width: int, count: int) -> _Contexts:
     """What `count` contexts share out: their totals, and the share of shorter contexts (1 without any n-gram)."""
     totals, removed = np.zeros(count), np.zeros(count)
     types = np.zeros((4, count))  # kept n-grams with a count of 1, 2, more; all n-grams
@@ -240,8 +240,8 @@ def _contexts(level: OrderCounts, order: int, found: Discounts, width: int, coun
         for row, chosen in enumerate((adjusted == 1, adjusted == 2, adjusted > 2)):
             types[row] += np.bincount(prefixes[chosen & kept], minlength=count)
         types[3] += np.bincount(prefixes[adjusted > 0], minlength=count)
-    free = removed + sum(amount * row for amount, row in zip(found.amounts, types[:3], strict=True))
-    if found.adds_types:
+    free = removed + sum(amount * row for amount, row in zip(discount.amounts, types[:3], strict=True))
+    if discount.adds_types:
         totals, free = totals + types[3], free + types[3]
     empty = totals == 0
     totals[empty] = 1
@@ -249,12 +249,12 @@ def _contexts(level: OrderCounts, order: int, found: Discounts, width: int, coun
 
 
 def _interpolated(
-    levels: Sequence[OrderCounts], found: Sequence[Discounts], width: int
+    levels: Sequence[OrderCounts], by_order: Sequence[Discounts], width: int
 ) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
     """log10 p of each order, and log10 of the back-off weights of each order but the highest, of kept n-grams."""
     lower = np.array([1 / (np.count_nonzero(levels[0].kept) - 1)])
     log_probs, backoffs = [], []
-    for n, (level, own) in enumerate(zip(levels, found, strict=True), 1):
+    for n, (level, own) in enumerate(zip(levels, by_order, strict=True), 1):
         contexts = _contexts(level, n, own, width, len(levels[n - 2].keys) if n > 1 else 1)
         if n > 1:
             backoffs.append(_log10(contexts.gammas[levels[n - 2].kept]))

@@ -173,10 +173,15 @@ class Text:
             Whether test text is `allowed`, and if not, the `length` of the protected word sequences, the number of
             different `sequences`, and of transcripts that are `too_short` to have one.
         """
-        found = self.protection
-        if found is None:
+        protection = self.protection
+        if protection is None:
             return {"allowed": True}
-        return {"allowed": False, "length": found.length, "sequences": len(found), "too_short": found.too_short}
+        return {
+            "allowed": False,
+            "length": protection.length,
+            "sequences": len(protection),
+            "too_short": protection.too_short,
+        }
 
     def blocks(self) -> Iterator[Block]:
         """Yields the text in blocks, the same ones whatever the number of processes."""
@@ -245,12 +250,12 @@ def _files(url: str) -> list[str]:
     """
     try:
         system, path = fsspec.core.url_to_fs(url)
-        found = _matching(system, path) if "*" in path else [path] if system.isfile(path) else []
+        paths = _matching(system, path) if "*" in path else [path] if system.isfile(path) else []
     except (OSError, ValueError, ImportError) as error:
         raise LmError(f"lm.text: {url} cannot be opened: {error}") from error
-    if not found:
+    if not paths:
         raise LmError(f"lm.text: there is no file {url}: correct the path, or take it out of lm.text.paths")
-    return [str(system.unstrip_protocol(name)) for name in found]
+    return [str(system.unstrip_protocol(name)) for name in paths]
 
 
 def _matching(system: Any, pattern: str) -> list[str]:
@@ -261,8 +266,8 @@ def _matching(system: Any, pattern: str) -> list[str]:
     parts = pattern.split("/")
     first = next(place for place, part in enumerate(parts) if "*" in part)
     root, patterns = "/".join(parts[:first]), parts[first:]
-    found = system.find(root or "/", maxdepth=None if "**" in patterns else len(patterns))
-    return sorted(name for name in found if _fits(name.removeprefix(root).strip("/").split("/"), patterns))
+    paths = system.find(root or "/", maxdepth=None if "**" in patterns else len(patterns))
+    return sorted(name for name in paths if _fits(name.removeprefix(root).strip("/").split("/"), patterns))
 
 
 def _fits(parts: list[str], patterns: list[str]) -> bool:
@@ -276,11 +281,11 @@ def _fits(parts: list[str], patterns: list[str]) -> bool:
 
 def _with_skips(places: set[int], patterns: list[str]) -> set[int]:
     """Places in patterns, and those behind each `**`, which may stand for no folder."""
-    found = set(places)
+    reached = set(places)
     for at in range(len(patterns)):
-        if at in found and patterns[at] == "**":
-            found.add(at + 1)
-    return found
+        if at in reached and patterns[at] == "**":
+            reached.add(at + 1)
+    return reached
 
 
 def _read(url: str, block_bytes: int) -> Iterator[tuple[bytes, Counter[str]]]:
@@ -336,9 +341,9 @@ def prepare(protection: Protection | None, units: Units, lines: list[str], count
     kept = [line for line in usable if "<" not in line or not _special(line)]
     counts["special-symbol"] += len(usable) - len(kept)
     if protection is not None and len(protection):
-        found = protection.found(kept)
-        counts["protected"] += int(found.sum())
-        kept = [line for line, hit in zip(kept, found, strict=True) if not hit]
+        hits = protection.found(kept)
+        counts["protected"] += int(hits.sum())
+        kept = [line for line, hit in zip(kept, hits, strict=True) if not hit]
     cut = []
     for line in kept:
         try:

@@ -27,6 +27,7 @@ from speech.features import CmvnStats, MfccConfig, build_features
 from speech.hmm.checkpoint import load_checkpoint
 from speech.hmm.config import HmmConfig
 from speech.hmm.decode import DecodeOptions, GraphPath, GraphSearch, decode_plain, decode_speaker
+from speech.hmm.decoding_graph import word_graph
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import HmmModel
@@ -34,7 +35,6 @@ from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.topology import PhoneSet
 from speech.hmm.train import STAGES, Trainer, TrainingProgress
 from speech.hmm.utterances import InMemoryUtterance, by_speaker
-from speech.hmm.word_graph import word_graph
 from speech.scoring import score_sets
 
 RATE = 16000

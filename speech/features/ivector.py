@@ -1,7 +1,7 @@
 """I-vectors as features: how the speaker sounds, beside the frames that say what is said (Saon et al. 2013, ASRU).
 
 The background model and the total variability matrix are estimated from the training set, on the LDA and MLLT features
-of the GMM-HMM before fMLLR (`speech.hmm.ubm`, `speech.hmm.ivector`).
+of the GMM-HMM before fMLLR (`speech.hmm.ivector`).
 """
 
 from __future__ import annotations

@@ -18,12 +18,11 @@ from torch import Tensor
 from speech.hmm.aligner import pdf_confidences
 from speech.hmm.config import GraphSearchConfig
 from speech.hmm.decoding_graph import WordTable
-from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.lattice import LatticeOptions, LatticeSearch
-from speech.hmm.lattice_paths import best_paths
+from speech.hmm.lattice import LatticeOptions, LatticeSearch, best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
+from speech.hmm.transforms import FmllrStatistics, estimate_fmllr
 
 MINIMUM_FRAMES = 500
 """With fewer frames of speech a speaker is not adapted."""

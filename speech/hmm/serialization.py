@@ -22,17 +22,13 @@ from torch import Tensor
 
 from speech.files import DAMAGED
 from speech.hmm import steps
-from speech.hmm.fmllr import FmllrStatistics
-from speech.hmm.gmm import DiagGmm
+from speech.hmm.gmm import DiagGmm, GmmStatistics
 from speech.hmm.graphs import GraphOptions, UtteranceGraph
-from speech.hmm.ivector import BaumWelch, IvectorExtractor, VariabilityStatistics
-from speech.hmm.lda import LdaStatistics
-from speech.hmm.mllt import MlltStatistics
+from speech.hmm.ivector import BackgroundModel, BaumWelch, IvectorExtractor, VariabilityStatistics
 from speech.hmm.model import FeatureChain, HmmModel
-from speech.hmm.statistics import GmmStatistics
 from speech.hmm.topology import PhoneSet, Scales, TransitionModel
+from speech.hmm.transforms import FmllrStatistics, LdaStatistics, MlltStatistics
 from speech.hmm.tree import ContextStatistics, DecisionTree
-from speech.hmm.ubm import BackgroundModel
 from speech.hmm.viterbi import AlignOptions, StatePath
 
 CLASSES: dict[str, type] = {

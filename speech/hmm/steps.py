@@ -11,13 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
+from speech.hmm.gmm import GmmStatistics, accumulate
 from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph, utterance_graph
-from speech.hmm.lda import LdaStatistics
-from speech.hmm.mllt import MlltStatistics
 from speech.hmm.model import FeatureChain, HmmModel, adapt
-from speech.hmm.statistics import GmmStatistics, accumulate
 from speech.hmm.topology import Floats, PhoneSet
+from speech.hmm.transforms import FmllrStatistics, LdaStatistics, MlltStatistics, estimate_fmllr
 from speech.hmm.tree import ContextStatistics, DecisionTree
 from speech.hmm.utterances import Adaptations, Shard, TrainingUtterance
 from speech.hmm.viterbi import (
@@ -172,7 +170,7 @@ def accumulate_shard(
         unadapted: Sum features without the speakers' transforms, with the posteriors of those with them.
 
     Returns:
-        Statistics for `speech.hmm.statistics.update` and `TransitionModel.updated`.
+        Statistics for `speech.hmm.gmm.update` and `TransitionModel.updated`.
     """
     counts = np.zeros(len(model.transitions.log_probs))
     model = model.to(shard.device)

@@ -20,17 +20,14 @@ from torch import Tensor
 
 from speech.hmm import steps
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from speech.hmm.clustering import phonetic_questions
 from speech.hmm.config import HmmConfig, StageConfig, StageName
-from speech.hmm.gmm import DiagGmm, split_targets
+from speech.hmm.gmm import DiagGmm, GmmStatistics, split_targets, update
 from speech.hmm.graphs import GraphOptions, Lexicon
-from speech.hmm.lda import LdaStatistics, estimate_lda
-from speech.hmm.mllt import MlltStatistics, estimate_mllt
 from speech.hmm.model import FeatureChain, HmmModel
-from speech.hmm.statistics import GmmStatistics, update
 from speech.hmm.steps import AlignedShard, Graphs, Statistics
 from speech.hmm.topology import PhoneSet, TransitionModel
-from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
+from speech.hmm.transforms import LdaStatistics, MlltStatistics, estimate_lda, estimate_mllt
+from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree, phonetic_questions
 from speech.hmm.utterances import Mapper, Shard, TrainingUtterance, make_shards
 from speech.hmm.viterbi import AlignOptions
 

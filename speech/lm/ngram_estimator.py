@@ -15,10 +15,9 @@ from speech.lm.arpa import read_arpa, write_arpa
 from speech.lm.base import Estimator, LmConfig, Unit
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_text
-from speech.lm.estimation import smoothed
+from speech.lm.estimation import Method, smoothed
 from speech.lm.ngram import NgramModel
 from speech.lm.pruning import entropy_pruned
-from speech.lm.smoothing import Method
 from speech.lm.sources import Text
 from speech.lm.vocabulary import SPECIAL
 

@@ -44,7 +44,7 @@ def build_objective(cfg: ObjectiveConfig) -> Objective:
 
 def objective_of(decoder: str) -> str:
     """A kind of objective whose models a kind of decoder reads."""
-    return next(kind for kind, one in OBJECTIVES.items() if one.outputs == DECODERS[decoder].reads)
+    return next(kind for kind, objective in OBJECTIVES.items() if objective.outputs == DECODERS[decoder].reads)
 
 
 def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:
@@ -53,7 +53,7 @@ def check_decoder(cfg: ObjectiveConfig, decoder: str) -> None:
     Raises:
         ValueError: It does not.
     """
-    decoders = [kind for kind, one in DECODERS.items() if one.reads == cfg.outputs]
+    decoders = [kind for kind, decoder in DECODERS.items() if decoder.reads == cfg.outputs]
     if decoder not in decoders:
         raise ValueError(
             f"decode.kind is {decoder}, which does not read what models trained with {cfg.kind} say: use "

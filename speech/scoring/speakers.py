@@ -66,10 +66,10 @@ def _before_hyphen(id_: str) -> str:
 def _read_table(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    found = {}
+    speakers = {}
     for line, content in without_comments(read_lines(path), comment=""):
         id_, *speaker = content.split()
         if len(speaker) != 1:
             raise TranscriptError(f"{path}, line {line}: write: utterance-id speaker")
-        found[id_] = speaker[0]
-    return found
+        speakers[id_] = speaker[0]
+    return speakers

@@ -16,10 +16,16 @@ from torch import Tensor
 
 from recognition.bundle import IVECTOR_FILE
 from speech.features import IvectorConfig
-from speech.hmm.ivector import BaumWelch, IvectorExtractor, VariabilityStatistics, statistics
+from speech.hmm.gmm import GmmStatistics, merge
+from speech.hmm.ivector import (
+    BackgroundModel,
+    BaumWelch,
+    IvectorExtractor,
+    VariabilityStatistics,
+    component_schedule,
+    statistics,
+)
 from speech.hmm.serialization import dump_value, load_value
-from speech.hmm.statistics import GmmStatistics, merge
-from speech.hmm.ubm import BackgroundModel, component_schedule
 from speech.hmm.utterances import by_speaker
 from storage.objects import ObjectStore
 from tasks.stages import progress

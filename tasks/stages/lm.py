@@ -1,7 +1,7 @@
 """Stage lm: a language model of the training transcripts and other text, its words, and their pronunciations.
 
 The stage runs only if the configuration has the section `lm`. Text that shares word sequences with the test and
-validation transcripts is left out, as `speech.lm.protection` describes; the record counts it.
+validation transcripts is left out, as `speech.lm.sources` describes; the record counts it.
 """
 
 import math

@@ -26,13 +26,12 @@ from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import arc_records, from_arcs
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import GraphOptions
-from speech.hmm.ivector import IvectorExtractor
+from speech.hmm.ivector import BackgroundModel, IvectorExtractor
 from speech.hmm.model import FeatureChain, HmmModel, ModelError
 from speech.hmm.pronunciations import load_lexicon, save_lexicon
 from speech.hmm.serialization import SerializationError, dump_value, load_value
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import DecisionTree
-from speech.hmm.ubm import BackgroundModel
 from speech.hmm.viterbi import StatePath
 from speech.lexicon import Lexicon
 from speech.lexicon.base import Pronunciation

@@ -8,10 +8,8 @@ import pytest
 import torch
 from hmm_toys import random_model
 
-from speech.hmm.fmllr import FmllrStatistics
-from speech.hmm.gmm import DiagGmm, split_targets
-from speech.hmm.mllt import MlltStatistics
-from speech.hmm.statistics import accumulate, merge, update
+from speech.hmm.gmm import DiagGmm, accumulate, merge, split_targets, update
+from speech.hmm.transforms import FmllrStatistics, MlltStatistics
 
 
 def mixture(seed=0, pdfs=5, size=3, dim=4):

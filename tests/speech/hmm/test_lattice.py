@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speech.hmm import lattice_paths
+from speech.hmm import lattice as lattices
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
-from speech.hmm.lattice import Lattice, LatticeOptions, LatticeSearch
-from speech.hmm.lattice_paths import best_paths
+from speech.hmm.lattice import Lattice, LatticeOptions, LatticeSearch, best_paths
 
 WIDE = 1e6
 
@@ -160,10 +159,8 @@ def test_prefixes_with_equal_continuations_share_states(monkeypatch):
     graph = FstArrays.of(kaldifst.compile("0 1 1 0 0.1\n1 0 2 1 1\n1 0 3 2 1.2\n1 0 4 3 1.1\n0 0\n"))
     scores = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
     followed = []
-    original = lattice_paths._Sentences._followed
-    monkeypatch.setattr(
-        lattice_paths._Sentences, "_followed", lambda self, *of: followed.append(1) or original(self, *of)
-    )
+    original = lattices._Sentences._followed
+    monkeypatch.setattr(lattices._Sentences, "_followed", lambda self, *of: followed.append(1) or original(self, *of))
     found = best_paths(LatticeSearch(graph)(scores, LatticeOptions(WIDE, 1000, 9.0)), 300, 9.0)
     assert (len(found), len(followed)) == (300, 16)
     assert [one.cost for one in found] == pytest.approx(sorted(one.cost for one in found))
@@ -174,7 +171,7 @@ def test_bounded_search_finds_the_best_sequences(monkeypatch):
     scores = np.random.default_rng(6).normal(size=(30, 4)).astype(np.float32)
     lattice = LatticeSearch(long_graph())(scores, LatticeOptions(WIDE, 1000, 8.0))
     everything = best_paths(lattice, 500, 8.0)
-    monkeypatch.setattr(lattice_paths, "_WORK", 3000)
+    monkeypatch.setattr(lattices, "_WORK", 3000)
     some = best_paths(lattice, 500, 8.0)
     assert 0 < len(some) < len(everything)
     assert [one.words for one in some] == [one.words for one in everything[: len(some)]]

@@ -3,11 +3,17 @@
 import pytest
 import torch
 
-from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr, identity
 from speech.hmm.gmm import DiagGmm
-from speech.hmm.lda import LdaStatistics, estimate_lda
-from speech.hmm.mllt import MlltStatistics, estimate_mllt
-from speech.hmm.quadratic import weighted_products
+from speech.hmm.transforms import (
+    FmllrStatistics,
+    LdaStatistics,
+    MlltStatistics,
+    estimate_fmllr,
+    estimate_lda,
+    estimate_mllt,
+    identity,
+    weighted_products,
+)
 
 CLASSES, DIM, FRAMES = 12, 5, 40_000
 

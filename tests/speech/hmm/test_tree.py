@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from hmm_toys import PHONES, context_tree, random_stats
 
-from speech.hmm.clustering import dendrogram, gaussian_log_likelihood, merge_clusters, phonetic_questions
 from speech.hmm.topology import MAX_STATES, PhoneSet
-from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
+from speech.hmm.tree import (
+    ContextStatistics,
+    DecisionTree,
+    dendrogram,
+    gaussian_log_likelihood,
+    grow_tree,
+    merge_clusters,
+    monophone_tree,
+    phonetic_questions,
+)
 
 FLOOR = 0.01
 

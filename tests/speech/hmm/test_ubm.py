@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from speech.hmm.gmm import DiagGmm
-from speech.hmm.statistics import GmmStatistics
-from speech.hmm.ubm import BackgroundModel, component_schedule
+from speech.hmm.gmm import DiagGmm, GmmStatistics
+from speech.hmm.ivector import BackgroundModel, component_schedule
 
 
 def generator(seed):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from speech.lm import ClassConfig, ClassEstimator, LmError, Text, TextConfig
+from speech.lm.classes import Clustering, exchanged
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_lines
-from speech.lm.exchange import Clustering, exchanged
 
 LINES = ["a x", "b x", "a y", "b y", "a x b y", "b y a", "c x", "x a", "y b y", "a x a y"]
 

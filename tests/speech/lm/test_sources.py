@@ -9,7 +9,7 @@ import random
 import pytest
 
 from speech.lm import LmError, Text, TextConfig, Units
-from speech.lm.protection import Protection
+from speech.lm.sources import Protection
 from speech.text import NormalizerConfig
 
 TEST = "he was not an inclement man and he loved the sea"

@@ -127,8 +127,8 @@ def align_with_gmm(
         features, damaged = compute_features(run, cfg.features, SET, ObjectStore(folder), "align")
         utterances = features.utterances()
         lexicon = model.pronunciations(word for one in utterances for word in one.words)
-        aligner = Aligner(model.model, lexicon, model.spoken, align_options(cfg), silence_weight=cfg.silence_weight)
-        shards = make_shards(utterances, cfg.shard_frames, cfg.device)
+        aligner = Aligner(model.model, lexicon, model.spoken, align_options(cfg))
+        shards = make_shards(utterances, device=cfg.device)
         aligned = aligner.align(shards)
         result = Alignments(failures=dict(aligned.aligned.failures))
         result.texts = {one.id: " ".join(one.words) for one in utterances}

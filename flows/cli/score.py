@@ -178,7 +178,7 @@ def score_files(
         report = score_sets(pairs.rows, rules)
         result |= {"speakers": pairs.speakers, "overlaps": pairs.overlaps}
         name = path.stem if path.stem not in result["sets"] else str(path)
-        result["sets"][name] = summarize(report, 1000, 0)
+        result["sets"][name] = summarize(report, 0)
         titles = pairs.titles or {label: label for label in report.labels}
         result["labels"][name] = {
             title: report.labels[label].to_dict() for label, title in titles.items() if label in report.labels

@@ -18,6 +18,8 @@ from speech.hmm.gmm import DiagGmm
 from speech.hmm.quadratic import weighted_products
 
 _Floats = NDArray[np.float64]
+SILENCE_WEIGHT = 0.01
+"""Weight of frames of silence and noise, which say little about the speaker; Kaldi's in `decode_fmllr.sh`."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from speech.hmm.align import (
     transition_counts,
     viterbi,
 )
-from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
+from speech.hmm.fmllr import SILENCE_WEIGHT, FmllrStatistics, estimate_fmllr
 from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph, state_graph, utterance_graph
 from speech.hmm.lda import LdaStatistics
 from speech.hmm.mllt import MlltStatistics
@@ -270,7 +270,6 @@ def fmllr_statistics(
     shard: Shard,
     alignments: Alignments,
     adaptations: Adaptations | None = None,
-    silence_weight: float = 0.01,
     every: int = 1,
 ) -> dict[str, FmllrStatistics]:
     """Statistics for fMLLR by speaker.
@@ -280,7 +279,6 @@ def fmllr_statistics(
         shard: Utterances.
         alignments: By utterance.
         adaptations: The transforms so far, for the posteriors.
-        silence_weight: Weight of frames of silence and noise.
         every: Use every n-th frame only.
     """
     stats: dict[str, FmllrStatistics] = {}
@@ -291,7 +289,7 @@ def fmllr_statistics(
         plain, found = _aligned(part, alignments, model.chain, None)
         adapted = adapt(plain, known[speaker]) if speaker in known else plain
         phones = np.concatenate([one.phones[one.phone_of_frame()] for one in found])
-        weights = torch.from_numpy(np.where(phones <= model.tree.phones.noises, silence_weight, 1.0))[::every]
+        weights = torch.from_numpy(np.where(phones <= model.tree.phones.noises, SILENCE_WEIGHT, 1.0))[::every]
         pdfs = _pdfs(found, model.tree, plain.device)[::every]
         zeros = FmllrStatistics.zeros(model.gmm.dim)
         stats[speaker] = zeros.add(model.gmm, plain[::every], pdfs, weights, adapted[::every])

@@ -96,7 +96,7 @@ class IterationLog:
 def _inputs(run: Run) -> Inputs:
     sets = SHARD.record(run)
     config = {
-        "align": address_content(config_of(run), without=("device", "shard_frames", "recognize")),
+        "align": address_content(config_of(run), without=("device", "recognize")),
         "lexicon": address_content(with_digests(run.config.lexicon, "lexicon")),
         "normalizer": address_content(run.config.data.normalizer),  # is part of the model, for further transcripts
         "sample_rate": run.config.data.sample_rate,
@@ -146,12 +146,12 @@ def _aligned(
     counts = count_pronunciations(result.aligned.alignments, {one.id: one.words for one in train}, model.tree.phones)
     lexicon = word_pronunciations(built.lexicon)
     spoken = graph_options(counts, lexicon, by_word=cfg.word_silence)
-    aligner = Aligner(model, lexicon, spoken, align_options(cfg), mapper, cfg.silence_weight)
+    aligner = Aligner(model, lexicon, spoken, align_options(cfg), mapper)
     found: dict[str, AlignedSet] = {}
     adapted = {"train": result.adaptations}
     for name, one in sets.items():
         progress.report("align", len(found), len(sets), f"aligning {name}")
-        shards = make_shards(one.utterances(), cfg.shard_frames, cfg.device)
+        shards = make_shards(one.utterances(), device=cfg.device)
         found[name] = aligner.align(shards, adapted.get(name))
     return found, spoken
 

@@ -20,7 +20,7 @@ from speech.hmm.ivector import BaumWelch, IvectorExtractor, VariabilityStatistic
 from speech.hmm.serialization import dump_value, load_value
 from speech.hmm.statistics import GmmStatistics, merge
 from speech.hmm.ubm import BackgroundModel, component_schedule
-from speech.hmm.utterances import by_speaker
+from speech.hmm.utterances import SHARD_FRAMES, by_speaker
 from storage.objects import ObjectStore
 from tasks.stages import progress
 from tasks.stages.align_data import FeatureSet, config_of, opened
@@ -30,6 +30,8 @@ from tasks.stages.runner import Piece, Workers
 
 EXTRACTOR = Path(IVECTOR_FILE).name
 """Name of the object with the extractor of i-vectors."""
+_BACKGROUND_EVERY = 5
+"""The background model is estimated from every n-th frame; Kaldi's `train_diag_ubm.sh` takes every fifth, too."""
 M = TypeVar("M")
 History = list[float]
 """Log-likelihood before each iteration: of a frame (background model), or of a speaker (total variability)."""
@@ -134,11 +136,11 @@ class IvectorTraining:
                 "features": static.store.url,
                 "digest": static.index.digest,
                 "rows": rows,
-                "every": self._cfg.background_every,
+                "every": _BACKGROUND_EVERY,
                 "align": self._run.result("align").url,
                 "device": self._align.device,
             }
-            for number, rows in enumerate(speaker_groups(static, self._align.shard_frames))
+            for number, rows in enumerate(speaker_groups(static, SHARD_FRAMES))
         )
         return list(self._workers.map("tasks.stages.ivectors:ivector_piece", pieces, f"{step} {name}"))
 

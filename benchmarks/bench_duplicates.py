@@ -29,8 +29,7 @@ from torchaudio.functional import phase_vocoder
 
 from speech.audio import decode_audio, resample
 from speech.fingerprint import fingerprint
-from tasks.dataset.duplicates import Fingerprints
-from tasks.dataset.policies import DuplicatesConfig
+from tasks.dataset.duplicates import BIT_ERRORS, Fingerprints
 
 Audio = tuple[Tensor, int]
 
@@ -171,7 +170,7 @@ def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[st
 def measure(root: Path, name: str, share: float = 1.0, kinds: Kinds = KINDS) -> dict[str, Any]:
     """Recall and false positives in one corpus by kind of copy; kinds are searched separately."""
     files, chosen = sample(root, name, share)
-    clock, limit = Clock(), DuplicatesConfig().bit_errors
+    clock, limit = Clock(), BIT_ERRORS
     everything = list(planted(files, chosen, clock, kinds))
     results = {wanted: search([entry for entry in everything if entry[1] in ("", wanted)], limit) for wanted in kinds}
     return {"corpus": name, "files": len(files), "audio_per_second": round(clock.audio / clock.spent), "kinds": results}

@@ -331,7 +331,7 @@ def check_files(folder: Path, network_only: bool = False) -> dict[str, str]:
     return found
 
 
-_AGAIN = "fetch the model again, or recreate it with `starling register CONFIG --force`"
+_AGAIN = "fetch the model again, or recreate it with `starling run CONFIG --from register`"
 
 
 def _damaged(path: Path) -> BundleError:

@@ -141,7 +141,6 @@ class FrontEnd(nn.Module):
                 feats,
                 frames,
                 window=cfg.cmvn_window,
-                min_window=cfg.cmvn_min_window,
                 center=cfg.cmvn_center,
                 variance=cfg.cmvn_variance,
                 counted=self.extract.speech_frames(feats, frames),

@@ -90,8 +90,8 @@ class GmmCorpusAligner(CorpusAligner):
             features, _ = compute_features(run, cfg.features, SET, ObjectStore(folder), "align")
             utterances = features.utterances()
             lexicon = model.pronunciations(word for utterance in utterances for word in utterance.words)
-            hmm = Aligner(model.model, lexicon, model.spoken, align_options(cfg), silence_weight=cfg.silence_weight)
-            shards = make_shards(utterances, cfg.shard_frames, cfg.device)
+            hmm = Aligner(model.model, lexicon, model.spoken, align_options(cfg))
+            shards = make_shards(utterances, device=cfg.device)
             yield from hmm.aligned_utterances(shards, cfg.features.hop_ms / 1000)
 
 

@@ -1,7 +1,8 @@
-"""`starling run` and the commands that stop after one stage."""
+"""`starling run`, and what stands for former commands that stopped after one stage."""
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,15 +24,16 @@ from flows.cli.common import (
 from flows.cli.configs import ConfigArgument
 from tasks import STAGES
 
-STAGE_HELP = {
-    "shard": "Prepare the corpora of a configuration and pack them into WebDataset shards.",
-    "features": "Compute feature statistics, and feature shards if the configuration stores them.",
-    "decode": "Recognize the test sets of a configuration.",
-    "register": "Register the model of a configuration in MLflow.",
-}
+FORMER = ("shard", "features", "decode", "register")
+"""Stages that were commands, too."""
+HELP = f"""Run a pipeline, or the part of it up to a stage.
+
+Stages, as far as the configuration has them: {", ".join(STAGES)}.
+
+Stages whose inputs and configuration have not changed are taken from the object store.
+"""
 
 NoPrefectOption = Annotated[bool, typer.Option("--no-prefect", help="Run the stages without Prefect.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Run this stage again even if it is done.")]
 
 
 def _stage(value: str | None) -> str | None:
@@ -59,10 +61,7 @@ def run(
     no_prefect: NoPrefectOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Run a pipeline: prepare, shard, features, train, lm (if configured), decode, score, register, report.
-
-    Stages whose inputs and configuration have not changed are taken from the object store.
-    """
+    """Run a pipeline, or the part of it up to a stage; the help is `HELP`."""
     if from_stage and STAGES.index(from_stage) > STAGES.index(until):
         raise typer.BadParameter(f"--from {from_stage} comes after --until {until}: nothing would run again")
     if folds:
@@ -158,18 +157,24 @@ def finish(summary: dict[str, Any], json_output: bool) -> None:
         print_json(summary)
 
 
-def stage_command(name: str) -> Callable[..., None]:
-    """Returns the command that runs a configuration up to one stage."""
+def instead(stage: str, words: Sequence[str]) -> str:
+    """What to write in place of a former command of a single stage.
+
+    Args:
+        stage: The stage, which had the command's name.
+        words: What followed on the command line.
+    """
+    options = f"--from {stage} --until {stage}" if "--force" in words else f"--until {stage}"
+    rest = [word for word in words if word != "--force"]
+    return f"starling run {shlex.join(rest) or 'CONFIG'} {options}"
+
+
+def former_command(stage: str) -> Callable[..., None]:
+    """Returns the hidden command in place of the one that ran a configuration up to a stage."""
 
     @friendly
-    def command(
-        config: ConfigArgument,
-        overrides: SetOption = None,
-        force: ForceOption = False,
-        no_prefect: NoPrefectOption = False,
-        json_output: JsonOption = False,
-    ) -> None:
-        finish(execute(config, overrides or [], name if force else "", name, no_prefect), json_output)
+    def command(context: typer.Context) -> None:
+        raise ValueError(f"there is no command {stage} any more: {instead(stage, context.args)}")
 
-    command.__name__ = name
+    command.__name__ = stage
     return command

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from configurable.choices import Choice
+from configurable.former_fields import former_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,8 +49,6 @@ class FeatureConfig(Choice, ABC):
     """Whether to normalize the variance as well as the mean."""
     cmvn_window: int = Field(default=600, ge=2)
     """Size of the window of `sliding`, in frames."""
-    cmvn_min_window: int = Field(default=100, ge=1)
-    """Smallest size of the window at the start of an utterance in frames, with `cmvn_center: false`."""
     cmvn_center: bool = True
     """Whether the window of `sliding` is centred at the frame; otherwise it ends there (for streaming recognition)."""
     cmvn_gate_db: float = Field(default=0.0, ge=0)
@@ -65,8 +64,6 @@ class FeatureConfig(Choice, ABC):
     training the whole utterance."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Order of the deltas to append: 1 for deltas, 2 for deltas and delta-deltas."""
-    delta_window: int = Field(default=2, ge=1, le=100)
-    """Frames to either side over which deltas are computed by regression."""
     splice_left: int = Field(default=0, ge=0)
     """Number of preceding frames to splice to each frame."""
     splice_right: int = Field(default=0, ge=0)
@@ -76,6 +73,8 @@ class FeatureConfig(Choice, ABC):
     stored: bool = False
     """Compute the features once and store them in shards, instead of on the fly during training. Stored features are
     neither normalized nor spliced; they rule out augmentation of waveforms."""
+
+    _former_fields = former_fields(cmvn_min_window=100, delta_window=2)
 
     @model_validator(mode="after")
     def _check_statistics(self) -> FeatureConfig:
@@ -171,5 +170,5 @@ class FrameEnergyConfig(FilterBankConfig):
     use_energy: bool = False
     """Add the frame's log energy as the first feature (`fbank`), or put it in place of the first coefficient (`mfcc`,
     `plp`)."""
-    energy_floor: float = Field(default=0.0, ge=0)
-    """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""
+
+    _former_energy_fields = former_fields(energy_floor=0.0)

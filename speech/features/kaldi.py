@@ -217,10 +217,10 @@ class FilterBank(nn.Module):
         return torch.matmul(power, self.filters)
 
     @staticmethod
-    def log_energy(centred: Tensor, floor: float) -> Tensor:
+    def log_energy(centred: Tensor) -> Tensor:
         """Log energy of centred frames, before pre-emphasis and window (Kaldi's `--raw-energy`): `[..., 1]`."""
         energy = centred.square().sum(-1, keepdim=True).mul_(_INT16_SCALE**2)
-        return energy.clamp_(min=max(_EPSILON, floor)).log_()
+        return energy.clamp_(min=_EPSILON).log_()
 
     @staticmethod
     def log(energies: Tensor) -> Tensor:

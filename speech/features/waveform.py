@@ -47,4 +47,4 @@ class WaveformConfig(FeatureConfig):
 
     @override
     def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
-        return bank.log_energy(feats - feats.mean(-1, keepdim=True), 0.0).squeeze(-1)
+        return bank.log_energy(feats - feats.mean(-1, keepdim=True)).squeeze(-1)

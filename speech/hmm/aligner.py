@@ -39,7 +39,6 @@ class Aligner:
         graph: Probabilities of pronunciations and silence.
         options: Beams and scales.
         mapper: Applies a step to all shards.
-        silence_weight: Weight of silence in fMLLR.
         every: fMLLR uses every n-th frame.
     """
 
@@ -48,7 +47,6 @@ class Aligner:
     graph: GraphOptions = field(default_factory=GraphOptions)
     options: AlignOptions = field(default_factory=AlignOptions)
     mapper: Mapper[Any] = map
-    silence_weight: float = 0.01
     every: int = 1
 
     def align(
@@ -115,7 +113,6 @@ class Aligner:
             self.model,
             alignments=aligned.alignments,
             adaptations={},
-            silence_weight=self.silence_weight,
             every=self.every,
         )
         return steps.estimate_transforms(self.mapper(step, shards))

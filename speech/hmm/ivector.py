@@ -298,7 +298,8 @@ class IvectorExtractor:
 
         Args:
             frames: `[T, D]`.
-            period: The i-vector is estimated again at every n-th frame, starting with the first.
+            period: The i-vector is estimated again at every n-th frame, starting with the first; by default at every
+                tenth, as in Kaldi (`--ivector-period`).
             before: Statistics of what the speaker said before.
 
         Returns:

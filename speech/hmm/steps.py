@@ -15,7 +15,7 @@ from speech.hmm.gmm import GmmStatistics, accumulate
 from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph, utterance_graph
 from speech.hmm.model import FeatureChain, HmmModel, adapt
 from speech.hmm.topology import Floats, PhoneSet
-from speech.hmm.transforms import FmllrStatistics, LdaStatistics, MlltStatistics, estimate_fmllr
+from speech.hmm.transforms import SILENCE_WEIGHT, FmllrStatistics, LdaStatistics, MlltStatistics, estimate_fmllr
 from speech.hmm.tree import ContextStatistics, DecisionTree
 from speech.hmm.utterances import Adaptations, Shard, TrainingUtterance
 from speech.hmm.viterbi import (
@@ -219,7 +219,6 @@ def fmllr_statistics(
     shard: Shard,
     alignments: Alignments,
     adaptations: Adaptations | None = None,
-    silence_weight: float = 0.01,
     every: int = 1,
 ) -> dict[str, FmllrStatistics]:
     """Statistics for fMLLR by speaker.
@@ -229,7 +228,6 @@ def fmllr_statistics(
         shard: Utterances.
         alignments: By utterance.
         adaptations: The transforms so far, for the posteriors.
-        silence_weight: Weight of frames of silence and noise.
         every: Use every n-th frame only.
     """
     stats: dict[str, FmllrStatistics] = {}
@@ -240,7 +238,7 @@ def fmllr_statistics(
         plain, paths = _aligned(part, alignments, model.chain, None)
         adapted = adapt(plain, known[speaker]) if speaker in known else plain
         phones = np.concatenate([path.phones[path.phone_of_frame()] for path in paths])
-        weights = torch.from_numpy(np.where(phones <= model.tree.phones.noises, silence_weight, 1.0))[::every]
+        weights = torch.from_numpy(np.where(phones <= model.tree.phones.noises, SILENCE_WEIGHT, 1.0))[::every]
         pdfs = _pdfs(paths, model.tree, plain.device)[::every]
         zeros = FmllrStatistics.zeros(model.gmm.dim)
         stats[speaker] = zeros.add(model.gmm, plain[::every], pdfs, weights, adapted[::every])

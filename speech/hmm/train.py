@@ -33,6 +33,10 @@ from speech.hmm.viterbi import AlignOptions
 
 T = TypeVar("T")
 STAGES: tuple[StageName, ...] = ("mono", "tri", "lda", "sat")
+_VARIANCE_FLOOR = 0.01
+"""Floor of variances, relative to the variance of the features; Kaldi's for the statistics of trees."""
+_EVERY = 2
+"""MLLT and fMLLR use every second frame, which halves their time: neighbouring frames differ little."""
 
 
 class TrainingError(ValueError):
@@ -102,9 +106,9 @@ class Trainer:
         used = {word for utterance in known for word in utterance.words}
         listed = (p for word, ps in lexicon.items() if word in used for p in ps) if phones is None else ()
         self.phones = phones or PhoneSet.of(listed, self.config.positions)
-        self.shards = make_shards(known, self.config.shard_frames, device)
+        self.shards = make_shards(known, device=device)
         by_length = sorted(known, key=lambda utterance: (utterance.num_frames, utterance.id))
-        self.short_shards = make_shards(by_length[: self.config.mono_utterances], self.config.shard_frames, device)
+        self.short_shards = make_shards(by_length[: self.config.mono_utterances], device=device)
         self._graphs: dict[str, Any] = {}
 
     def run(self, last: StageName = "sat") -> Checkpoint:
@@ -182,7 +186,7 @@ class Trainer:
         """A tree, and a Gaussian for each of its leaves."""
         stats = self._contexts(chain, aligned, adaptations)
         dim = stats.sums.shape[1] // 2
-        floor = self.config.variance_floor * float(_moments(stats.counts.sum(), stats.sums.sum(0))[1].mean())
+        floor = _VARIANCE_FLOOR * float(_moments(stats.counts.sum(), stats.sums.sum(0))[1].mean())
         rows = stats.rows()
         spoken = list(range(self.phones.noises + 1, len(self.phones) + 1))
         tables = [
@@ -194,7 +198,7 @@ class Trainer:
         questions = phonetic_questions(spoken, tables, floor)
         leaves: int = getattr(self.config, name).leaves
         tree = grow_tree(self.phones, stats, questions, leaves, self.config.leaf_frames, floor)
-        gmm = _leaf_gaussians(tree, stats, dim, self.config.variance_floor)
+        gmm = _leaf_gaussians(tree, stats, dim, _VARIANCE_FLOOR)
         return HmmModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
 
     # -- iterations ------------------------------------------------------------------------------------------------
@@ -232,17 +236,17 @@ class Trainer:
         """The M step, and growing mixtures."""
         sums = total.gmm.sums.sum((0, 1))
         variance = _moments(float(total.gmm.occupancies.sum()), sums.numpy())[1]
-        gmm = update(model.gmm, total.gmm, self.config.variance_floor * variance, self.config.minimum_occupancy)
+        gmm = update(model.gmm, total.gmm, _VARIANCE_FLOOR * variance, self.config.minimum_occupancy)
         if iteration <= config.growing:
             share = iteration / config.growing
             wanted = round(gmm.num_pdfs + share * max(config.gaussians - gmm.num_pdfs, 0))
             occupancies = total.gmm.occupancies.sum(1).tolist()
-            targets = split_targets(occupancies, wanted, self.config.power, 2 * self.config.minimum_occupancy)
-            gmm = gmm.split(targets, self.config.seed + iteration)
+            targets = split_targets(occupancies, wanted, minimum=2 * self.config.minimum_occupancy)
+            gmm = gmm.split(targets, iteration)
         return replace(model, gmm=gmm, transitions=model.transitions.updated(total.transitions)), variance
 
     def _mllt(self, state: Checkpoint) -> HmmModel:
-        step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every)
+        step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=_EVERY)
         stats: MlltStatistics = reduce(operator.add, self._map(step))
         matrix = estimate_mllt(stats)
         chain = state.model.chain
@@ -256,8 +260,7 @@ class Trainer:
             model,
             alignments=aligned.alignments,
             adaptations=adaptations,
-            silence_weight=self.config.silence_weight,
-            every=self.config.every,
+            every=_EVERY,
         )
         return steps.estimate_transforms(self._map(step))
 
@@ -274,7 +277,7 @@ class Trainer:
         )
         everything: Statistics = reduce(operator.add, self._map(step))
         total: GmmStatistics = everything.gmm
-        floor = self.config.variance_floor * _moments(float(total.occupancies.sum()), total.sums.sum((0, 1)).numpy())[1]
+        floor = _VARIANCE_FLOOR * _moments(float(total.occupancies.sum()), total.sums.sum((0, 1)).numpy())[1]
         unadapted = update(state.model.gmm, total, floor, self.config.minimum_occupancy)
         return replace(state, model=replace(state.model, unadapted=unadapted), finished=True)
 

@@ -161,6 +161,8 @@ def estimate_mllt(stats: MlltStatistics, iterations: int = 100) -> Tensor:
 
 
 _Floats = NDArray[np.float64]
+SILENCE_WEIGHT = 0.01
+"""Weight of frames of silence and noise, which say little about the speaker; Kaldi's in `decode_fmllr.sh`."""
 
 
 @dataclass

@@ -15,6 +15,8 @@ S = TypeVar("S", bound=Hashable)
 T = TypeVar("T")
 Adaptations = Mapping[str, Tensor]
 """fMLLR transforms by speaker."""
+SHARD_FRAMES = 200_000
+"""Frames of a shard, the unit of parallel work: half an hour of speech, whose features take about 30 MB."""
 
 
 class TrainingUtterance(Protocol):
@@ -120,18 +122,18 @@ def by_speaker(speakers: Iterable[S]) -> dict[S, list[int]]:
     return places
 
 
-def make_shards(utterances: Iterable[TrainingUtterance], frames: int = 200_000, device: str = "cpu") -> list[Shard]:
+def make_shards(utterances: Iterable[TrainingUtterance], frames: int | None = None, device: str = "cpu") -> list[Shard]:
     """Divide utterances into shards of about this many frames.
 
     Args:
         utterances: The utterances.
-        frames: Frames of a shard.
+        frames: Frames of a shard; by default `SHARD_FRAMES`.
         device: Device for the computation on frames.
     """
     shards: list[list[TrainingUtterance]] = [[]]
     count = 0
     for utterance in utterances:
-        if count >= frames:
+        if count >= (frames or SHARD_FRAMES):
             shards.append([])
             count = 0
         shards[-1].append(utterance)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from configurable.choices import Choice
+from configurable.former_fields import former_fields
 from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class TextConfig(BaseModel):
     """Keeps lines that share a sequence of words with the test and validation transcripts."""
     protected_length: int = Field(default=8, ge=2)
     """Number of words of such a sequence."""
-    block_bytes: int = Field(default=16_000_000, ge=1_000)
-    """Text that a process works on at a time, in bytes."""
+
+    _former = former_fields(block_bytes=16_000_000)
 
 
 class LmConfig(Choice, ABC):

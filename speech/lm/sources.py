@@ -123,6 +123,8 @@ def _hashes(
 
 
 _LONGEST_LINE = 1 << 20
+_BLOCK_BYTES = 16_000_000
+"""Text that a process works on at a time: a few seconds of work, so that few processes wait at the end."""
 _STAMPS = ("ETag", "etag", "LastModified", "mtime", "created")
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
 
@@ -196,7 +198,7 @@ class Text:
     def raw_blocks(self) -> Iterator[tuple[bytes, Counter[str]]]:
         """Yields pieces of the files, whole lines, with what was already counted."""
         for path in text_files(self.cfg):
-            yield from _read(path, self.cfg.block_bytes)
+            yield from _read(path, _BLOCK_BYTES)
 
 
 def text_files(cfg: TextConfig) -> list[str]:

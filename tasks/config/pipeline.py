@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from configurable.former_fields import former_fields
 from speech.decoding import DecodeChoice, GreedyConfig
 from speech.features import FeatureChoice, LogMelConfig
 from speech.hmm.config import AlignConfig
@@ -115,8 +116,8 @@ class ScoreConfig(BaseModel):
 
     sets: tuple[str, ...] = ()
     """Sets to decode and score; empty: every test set, or the validation set if there is no test set."""
-    bootstrap: int = Field(default=1000, ge=100)
-    """Bootstrap samples behind the confidence intervals."""
+
+    _former = former_fields(bootstrap=1000)
 
 
 class ReportConfig(BaseModel):

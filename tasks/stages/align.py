@@ -337,7 +337,7 @@ class IterationLog:
 def _inputs(run: Run) -> Inputs:
     sets = SHARD.record(run)
     config = {
-        "align": address_content(config_of(run), without=("device", "shard_frames", "recognize")),
+        "align": address_content(config_of(run), without=("device", "recognize")),
         "lexicon": address_content(with_digests(run.config.lexicon, "lexicon")),
         "normalizer": address_content(run.config.data.normalizer),  # is part of the model, for further transcripts
         "sample_rate": run.config.data.sample_rate,
@@ -390,12 +390,12 @@ def _aligned(
     counts = count_pronunciations(result.aligned.alignments, transcripts, model.tree.phones)
     lexicon = word_pronunciations(built.lexicon)
     spoken = graph_options(counts, lexicon, by_word=cfg.word_silence)
-    aligner = Aligner(model, lexicon, spoken, align_options(cfg), mapper, cfg.silence_weight)
+    aligner = Aligner(model, lexicon, spoken, align_options(cfg), mapper)
     aligned: dict[str, tuple[AlignedShard, Adaptations]] = {}
     adapted = {"train": result.adaptations}
     for name, features in sets.items():
         progress.report("align", len(aligned), len(sets), f"aligning {name}")
-        shards = make_shards(features.utterances(), cfg.shard_frames, cfg.device)
+        shards = make_shards(features.utterances(), device=cfg.device)
         aligned[name] = aligner.align(shards, adapted.get(name))
     return aligned, spoken
 

@@ -91,7 +91,7 @@ def _inputs(run: Run) -> Inputs:
     cfg = language_model(run)
     config: dict[str, Any] = network_content(run) | {
         # what the text files contain counts, not where they are; blocks do not affect the model
-        "lm": address_content(cfg, without=("text.paths", "text.block_bytes")),
+        "lm": address_content(cfg, without=("text.paths",)),
         "normalizer": address_content(run.config.data.normalizer),
     }
     if _has_lexicon(run):

@@ -93,7 +93,6 @@ def test_sizes_of_single_kinds_are_not_believed(tmp_path, kind, path, value):
         ("features.frame_ms", 1e9, "frame_ms"),
         ("features.hop_ms", 1e9, "hop_ms"),
         ("features.num_mels", 10**9, "num_mels"),
-        ("features.delta_window", 10**9, "delta_window"),
         ("features", {"kind": "plp", "lpc_order": 10**9}, "lpc_order"),
         ("features", {"kind": "mfcc", "num_mels": 10**9, "num_ceps": 6}, "num_mels"),
         ("features", {"kind": "waveform", "samples": 10**9}, "samples"),

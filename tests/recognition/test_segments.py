@@ -78,11 +78,6 @@ def test_segments_do_not_overlap_and_cover_each_utterance(source, tmp_path):
     assert torch.equal(seen, torch.from_numpy(features("a@b")))
 
 
-def test_last_partial_segment_can_be_left_out(source, tmp_path):
-    _, index = cut(source, tmp_path, keep_rest=False)
-    assert index.column("id") == ["a@b@0", "a@b@1", "c@0"]
-
-
 def test_targets_cover_only_the_segments_own_frames(source, tmp_path):
     target, _ = cut(source, tmp_path, frames=20, context=4)
     batch = dataset(target, alignments(tmp_path)).batch(range(5))

@@ -34,8 +34,7 @@ _RUNS_ONLY = (
 )
 WITHOUT_EFFECT = {
     *("runner", "slots", "storage.url", "storage.workers", "storage.credentials", "storage.cache_gb"),
-    *("data.fold", "data.sources.0.licence", "align.device", "align.shard_frames"),
-    *("lm.text.block_bytes", "rescoring.text.block_bytes"),
+    *("data.fold", "data.sources.0.licence", "align.device"),
     *(f"{section}.{name}" for section in ("train", "lm_train") for name in _RUNS_ONLY),
     "train.objective.alignments",  # their digest counts
     *("register_as.promote", "register_as.accept_untrained"),
@@ -72,7 +71,6 @@ READERS = {
     "rescoring": {"rescoring"},
     "decode": {"decode", "register"},
     "tune": {"decode"},
-    "score.bootstrap": {"score"},
     "score.sets": {"decode"},
     "register_as": {"register"},
     "report": {"report"},

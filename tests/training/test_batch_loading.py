@@ -40,7 +40,7 @@ def test_every_loader_thread_runs_its_initializer_first():
 def test_batches_for_a_gpu_are_page_locked_by_the_loader(corpus, tmp_path, monkeypatch):
     data, pinned = open_set(corpus.job(tmp_path), "train"), []
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: (pinned.append(self.clone()), pinned[-1])[1])
-    augmenter = Augmenter(AugmentConfig(gain_db=3.0, noise_snr_db=(5, 20)), tones.RATE, 1)
+    augmenter = Augmenter(AugmentConfig(gain_db=3.0, noise={"snr_db": (5, 20)}), tones.RATE, 1)
     wanted = Loader(data, augmenter, CPU)(np.arange(3), 2)
     assert not pinned
     found = Loader(data, augmenter, GPU)(np.arange(3), 2)

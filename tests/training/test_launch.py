@@ -20,7 +20,7 @@ from training.coordinator.journal import parse_lines, read_journal
 from training.launch.training_process import TrainingFailedError, run_training
 
 ROOT = Path(__file__).resolve().parents[2]
-RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise_snr_db": [10, 20]}
+RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise": {"snr_db": [10, 20]}}
 ENDLESS = 100_000
 SLOW = slow_nodes({0: 8})
 """A tiny model's epochs would be over before a test could interrupt them."""

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 EVERYTHING = {
     "speed_factors": [0.9, 1.0, 1.1],
     "reverb": {"probability": 0.6, "rooms": 5},
-    "noise_snr_db": [10, 20],
+    "noise": {"snr_db": [10, 20]},
     "gain_db": 6,
     "pauses": {"probability": 0.8},
     "time_warp_frames": 3,

@@ -239,7 +239,7 @@ def test_averages_through_the_cuda_mover_conserve_the_sum(tmp_path):
 
 @pytest.mark.gpu
 def test_loader_returns_page_locked_batches(corpus, tmp_path):
-    augment = {"noise_snr_db": [5, 20], "reverb": {"probability": 0.5}, "pauses": {}, "time_warp_frames": 3}
+    augment = {"noise": {"snr_db": [5, 20]}, "reverb": {"probability": 0.5}, "pauses": {}, "time_warp_frames": 3}
     augmenter = Augmenter(AugmentConfig.model_validate(augment), 8000, 1)
     batch = Loader(open_set(job_on(corpus, tmp_path), "train"), augmenter, GPU)(np.arange(9), 0)
     drawn = [tensor for one in batch.drawn.values() for tensor in one.values()]

@@ -183,7 +183,7 @@ def connect(job: TrainJob, node: int, coordinator: str, key: RingKey | None, siz
         return None
     if not job.servers:
         raise ValueError(
-            f"{job.train.strategy.kind} needs a parameter server, and the job names none: `starling train` starts it "
+            f"{job.train.strategy.kind} needs a parameter server, and the job names none: `starling run` starts it "
             "beside the coordinator"
         )
     addresses = [beside(address, coordinator) for address in job.servers]

@@ -22,9 +22,16 @@ STAGE = StageConfig(leaves=20, gaussians=50, iterations=3, growing=2, realign=(2
 CONFIG = HmmConfig(
     mono=StageConfig(gaussians=40, iterations=8, growing=6, realign=(2, 3, 4, 5, 6, 7, 8)),
     tri=STAGE, lda=STAGE, sat=STAGE, lda_context=1, lda_dim=8, leaf_frames=5, minimum_occupancy=3,
-    every=1, shard_frames=400, beam=100.0, acoustic_scale=1.0,
+    beam=100.0, acoustic_scale=1.0,
 )  # fmt: skip
 OPTIONS = AlignOptions(beam=100.0, acoustic_scale=1.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def several_shards():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speech.hmm.utterances.SHARD_FRAMES", 400)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,20 @@ STAGE = StageConfig(leaves=20, gaussians=50, iterations=4, growing=2, realign=(3
 CONFIG = HmmConfig(
     mono=StageConfig(gaussians=40, iterations=10, growing=8, realign=(2, 3, 4, 5, 6, 7, 8, 9, 10)),
     tri=STAGE, lda=STAGE, sat=STAGE, lda_context=1, lda_dim=8, leaf_frames=5, minimum_occupancy=3,
-    every=1, shard_frames=400, beam=100.0, acoustic_scale=1.0,
+    beam=100.0, acoustic_scale=1.0,
 )  # fmt: skip
 PARTS = ("weights", "means", "variances")
 
 
 class Interrupted(Exception):
     """Raised in the middle of training."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def several_shards():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speech.hmm.utterances.SHARD_FRAMES", 400)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -240,6 +240,10 @@ class PipelineConfig(BaseModel):
             )
         return self
 
+    def beginning_with(self, model: str) -> "PipelineConfig":
+        """This configuration with another `train.init`; itself if `model` is empty."""
+        return self.model_copy(update={"train": self.train.model_copy(update={"init": model})}) if model else self
+
     @property
     def corpora(self) -> str:
         """The corpora's names, for the name of a run."""

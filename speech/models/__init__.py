@@ -9,7 +9,16 @@ line in `MODELS`. Configurations load without torch, networks do not.
 from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
-from speech.models.registry import MODELS, ModelChoice, build_model
+from speech.models.registry import MODELS, ModelChoice, ModelOption, build_model
 from speech.models.tdnn import TdnnConfig
 
-__all__ = ["MODELS", "BlstmConfig", "ConformerConfig", "ModelChoice", "ModelConfig", "TdnnConfig", "build_model"]
+__all__ = [
+    "MODELS",
+    "BlstmConfig",
+    "ConformerConfig",
+    "ModelChoice",
+    "ModelConfig",
+    "ModelOption",
+    "TdnnConfig",
+    "build_model",
+]

@@ -20,6 +20,8 @@ MODELS: dict[str, type[ModelConfig]] = {
 }
 ModelChoice = Annotated[ModelConfig, OneOf(MODELS, "conformer")]
 """A field that takes the configuration of any of them."""
+ModelOption = Annotated[ModelConfig | None, OneOf(MODELS, "conformer", optional=True)]
+"""As `ModelChoice`, or None."""
 
 
 def build_model(cfg: ModelConfig, num_features: int, vocab_size: int) -> AcousticModel:

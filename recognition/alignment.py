@@ -27,10 +27,11 @@ from typing_extensions import override
 
 from devices.padding import frame_multiple, rounded_up
 from devices.portions import Portions
-from recognition.bundle import BundleSpec, load_bundle
+from recognition.bundle import BundleSpec, load_bundle, load_spec
 from recognition.data.dataset import Batch, SpeechDataset
 from recognition.inference import whole_batches
-from recognition.recognizer import Recognizer, Scores
+from recognition.recognizer import Recognizer
+from recognition.systems.acoustic import FrameRecognizer, Scores
 from speech.alignments import AlignedUtterance
 from speech.ctc_alignment import AlignmentError, align_tokens
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
@@ -40,7 +41,8 @@ from speech.hmm.aligner import Aligner
 from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.utterances import InMemoryUtterance, Shard
 from speech.hmm.viterbi import align_frames, no_path
-from speech.models.networks.base import AcousticModel
+from speech.hypotheses import DecodeError
+from speech.models.networks.base import TrainableNetwork
 from storage.reading import ShardError
 
 T = TypeVar("T")
@@ -93,7 +95,7 @@ class CtcAligner(NetworkAligner[Scores]):
         recognizer: The model.
     """
 
-    recognizer: Recognizer
+    recognizer: FrameRecognizer
 
     @classmethod
     def load(cls, bundle: Path, device: str, speakers: Mapping[str, CmvnStats]) -> CtcAligner:
@@ -102,14 +104,17 @@ class CtcAligner(NetworkAligner[Scores]):
         Raises:
             ValueError: It is not a CTC model.
         """
+        try:
+            load_spec(bundle).system.require("forced alignment")
+        except DecodeError as error:
+            raise ValueError(f"{bundle} is not a CTC model: {error}") from error
         recognizer = Recognizer.load(bundle, None, device, dict(speakers))
-        if recognizer.decoder.cfg.reads != "ctc":
-            raise ValueError(f"{bundle} is not a CTC model: give one, or the output of the stage align")
+        assert isinstance(recognizer, FrameRecognizer)
         return cls(recognizer)
 
     @override
     def outputs(self, batch: Batch) -> Scores:
-        return self.recognizer.scores(batch.inputs, batch.lengths, batch.speakers)
+        return self.recognizer.encode(batch.inputs, batch.lengths, batch.speakers)
 
     @override
     def align(self, batch: Batch, outputs: Scores) -> Iterator[AlignedUtterance]:
@@ -138,7 +143,7 @@ class StateAligner(NetworkAligner[list[NDArray[np.float32]]]):
     """
 
     spec: BundleSpec
-    model: AcousticModel
+    model: TrainableNetwork
     frontend: FrontEnd
     hmm: Aligner
     device: torch.device

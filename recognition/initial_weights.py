@@ -24,14 +24,14 @@ from configurable.addresses import address_content
 from recognition.bundle import SPEC, BundleSpec, TiedStates, load_bundle, network_digest
 from speech.features import FeatureConfig
 from speech.models import ModelConfig
-from speech.tokens import Tokenizer, tokenizer_from_dict
+from speech.tokens import Tokenizer
 from storage.intact import readable
 from storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.models.networks.base import AcousticModel
+    from speech.models.networks.base import TrainableNetwork
 
 FOLDER = "initial"
 FILE = f"{FOLDER}/model.safetensors"
@@ -67,7 +67,7 @@ class SourceModel:
 def _read_bundle(folder: Path) -> SourceModel:
     spec, model = load_bundle(folder, network_only=True)
     return SourceModel(
-        model=spec.model,
+        model=spec.network,
         digest=network_digest(folder),
         weights=lambda: dict(model.state_dict()),
         sample_rate=spec.sample_rate,
@@ -120,13 +120,13 @@ def check_source(source: SourceModel, spec: BundleSpec, name: str) -> None:
     Raises:
         SourceError: If not; the message has every field that differs, and the remedy.
     """
-    if source.model.kind != spec.model.kind:
+    if source.model.kind != spec.network.kind:
         raise SourceError(
-            f"train.init: {name} is a {source.model.kind}, and model.kind is {spec.model.kind}: set model.kind="
+            f"train.init: {name} is a {source.model.kind}, and model.kind is {spec.network.kind}: set model.kind="
             f"{source.model.kind}, or begin with another model"
         )
-    free = spec.model.free_fields
-    found = _differences("model", source.model, spec.model, free)
+    free = spec.network.free_fields
+    found = _differences("model", source.model, spec.network, free)
     if source.features is not None:
         found |= _differences("features", source.features, spec.features, {"stored"})
     if source.sample_rate not in (None, spec.sample_rate):
@@ -211,7 +211,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES]) + more
 
 
-def transfer_weights(source: SourceModel, spec: BundleSpec, network: AcousticModel) -> Transfer:
+def transfer_weights(source: SourceModel, spec: BundleSpec, network: TrainableNetwork) -> Transfer:
     """Take a source's weights into a network with random ones.
 
     Args:
@@ -262,7 +262,7 @@ def _origin(source: SourceModel, spec: BundleSpec) -> list[int | None]:
     if spec.states is not None:
         same = _same_states(source, spec) is not None and _num_outputs(source) == spec.states.size
         return list(range(spec.states.size)) if same else [None] * spec.states.size
-    mine = tokenizer_from_dict(spec.tokenizer)
+    mine = spec.build_tokenizer()
     if source.tokenizer is None or source.tokenizer.kind != mine.kind:  # the blank means the same everywhere
         return [None if source.tokenizer is None or number else 0 for number in range(mine.size)]
     known = {symbol: number for number, symbol in enumerate(source.tokenizer.symbols)}

@@ -20,7 +20,6 @@ from recognition.initial_weights import (
     open_source,
     transfer_weights,
 )
-from speech.models.networks.base import AcousticModel
 from speech.tokens import BLANK_SYMBOL, TokenConfig, TokenError, Tokenizer, tokenizer_from_dict, train_tokenizer
 from storage.batching import derive_seed
 from storage.objects import ObjectMissingError, ObjectStore
@@ -138,7 +137,7 @@ def initial_tokens(run: Run, texts: Callable[[], Iterable[str]]) -> dict[str, An
     """
     found, choice = initial_model(run), run.config.train.init_tokens
     known = found.source.tokenizer if found else None
-    if known is None or choice == "data" or run.config.train.objective.needs != "tokens":
+    if known is None or choice == "data" or run.config.system.targets != "tokens":
         return train_tokenizer(run.config.tokens, texts()).to_dict()
     assert found is not None
     if choice == "extended":
@@ -189,7 +188,6 @@ def transfer_initial(run: Run, spec: BundleSpec) -> Transfer | None:
     try:
         check_source(found.source, spec, found.name)
         torch.manual_seed(derive_seed("init", run.config.seed))
-        network: AcousticModel = spec.build_model()
-        return transfer_weights(found.source, spec, network)
+        return transfer_weights(found.source, spec, spec.build_model())
     except ValueError as error:
         raise StageError(str(error)) from error

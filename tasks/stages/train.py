@@ -17,7 +17,8 @@ from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
 from recognition.initial_weights import FOLDER as INITIAL
 from recognition.initial_weights import InitialWeights, save_initial
-from recognition.systems.acoustic import AcousticTaskConfig
+from recognition.systems import system_of
+from recognition.systems.base import SpeechTaskConfig
 from speech.hmm.priors import log_priors
 from storage.index import ShardIndex
 from storage.intact import readable
@@ -77,8 +78,10 @@ def _content(run: Run) -> dict[str, Any]:
         "features": config.features,
         "normalizer": config.data.normalizer,
     }
+    own = config.system != system_of(config.train.objective)  # else the objective says it
     return {
         "train": training_content(config.train),
+        **({"system": address_content(config.system)} if own else {}),
         **{name: address_content(part) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
@@ -106,8 +109,8 @@ def _inputs(run: Run) -> Inputs:
 
 
 def uses_alignments(run: Run) -> bool:
-    """Whether the objective needs the states of forced alignments."""
-    return run.config.train.objective.needs == "states"
+    """Whether training needs the states of forced alignments."""
+    return run.config.system.targets == "states"
 
 
 def alignments(run: Run) -> ObjectStore:
@@ -154,6 +157,7 @@ def make_spec(run: Run) -> BundleSpec:
         normalizer=config.data.normalizer,
         provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
         states=tied_states(run),
+        system=config.system,
     )
 
 
@@ -172,19 +176,24 @@ def make_job(
     spec = spec or make_spec(run)
     if initial is None and (transfer := transfer_initial(run, spec)):
         initial = InitialWeights(new=transfer.incomplete)
+    assert config.system.task_config is not None
+    objective: dict[str, Any] = {}
+    if config.system.objectives:
+        objective["objective"] = config.train.objective
+    if uses_alignments(run):
+        objective["alignments_url"] = alignments(run).url
     return TrainJob(
         run=output.key,
         seed=config.seed,
         train=config.train.engine_part(),
-        task=AcousticTaskConfig(
+        task=config.system.task_config(
             spec=spec,
             initial=initial,
-            objective=config.train.objective,
             augment=config.train.augment,
             speakers=features["speakers"],
             train_url=output.store.child(_SEGMENTS).url if config.train.segments else set_url(run, "train"),
             valid_url=set_url(run, "valid"),
-            alignments_url=alignments(run).url if uses_alignments(run) else "",
+            **objective,
         ),
         output_url=output.store.url,
         journal=work_folder("train", output.key) / "journal.jsonl",
@@ -292,7 +301,7 @@ def _check_trained(job: TrainJob) -> None:
     Raises:
         StageError: If they do not; the message has the names that there are.
     """
-    assert isinstance(job.task, AcousticTaskConfig)
+    assert isinstance(job.task, SpeechTaskConfig)
     try:
         with torch.device("meta"):
             trained_network(job.task.spec.build_model(), job.train, job.task.new_parameters)

@@ -61,6 +61,11 @@ class TrainableNetwork(nn.Module):
         """Output frames for each number of input frames [batch]; on the host if they are there, without the device."""
         return lengths
 
+    @property
+    def output_rows(self) -> tuple[str, ...]:
+        """Names of the parameters that have a row for each output."""
+        return ()
+
     def constrain(self) -> None:
         """Move the parameters towards what constrains them; called after each update."""
 
@@ -165,6 +170,7 @@ class AcousticModel(TrainableNetwork, ABC):
         return None
 
     @property
+    @override
     def output_rows(self) -> tuple[str, ...]:
         """Names of the parameters and buffers that have a row for each output."""
         return ("output.weight", "output.bias")

@@ -60,10 +60,9 @@ class Learner(threading.Thread):
             ready = exchange.ready()
             waited = time.perf_counter() - asked
             if ready:
-                self.weights += exchange.take()
-                exchange.release()
-            exchange.give(self.weights, step)
-            exchange.tick(step)
+                with exchange.taken() as delta:
+                    self.weights += delta
+            exchange.offer(self.weights, step)
             if step == _WARM_UP:
                 before = exchange.stats().finished
             if step > _WARM_UP:

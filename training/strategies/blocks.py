@@ -42,9 +42,9 @@ class BmufConfig(WarmConfig):
     tau: int = Field(default=16, ge=1)
     """Steps of a block."""
     eta: float | None = Field(default=None, ge=0, lt=1)
-    """LocalBlock momentum; empty means 1 - 1/N for N learners."""
+    """Block momentum; empty means 1 - 1/N for N learners."""
     zeta: float = Field(default=1.0, gt=0)
-    """LocalBlock learning rate."""
+    """Block learning rate."""
     block_start: Literal["nesterov", "classical"] = "nesterov"
     """Start of a block: the look-ahead point (nesterov), or the model (classical)."""
     momentum: Literal["auto", "keep", "reset"] = "auto"

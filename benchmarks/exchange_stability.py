@@ -162,8 +162,7 @@ def _learn(
         time.sleep(max(0.0, moment - time.time()))
         _average(exchange, weights)
         weights.sub_(velocity)
-        exchange.give(weights, step + 1)
-        exchange.tick(step + 1)
+        exchange.offer(weights, step + 1)
         seen.append(weights[:_SEEN].tolist())
     pipe.send((seen, exchange.stats().mean_s))
     exchange.close()
@@ -172,8 +171,8 @@ def _learn(
 
 def _average(exchange: Exchange, weights: torch.Tensor) -> None:
     if exchange.ready():
-        weights.add_(exchange.take())
-        exchange.release()
+        with exchange.taken() as delta:
+            weights.add_(delta)
 
 
 def show(rows: Sequence[Row]) -> str:

@@ -81,7 +81,7 @@ def test_killed_learner_loses_only_its_own_work(corpus, tmp_path, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.traits.server])
+@pytest.mark.parametrize("strategy", [name for name, method in STRATEGIES.items() if method.traits.server])
 def test_killed_parameter_server_resumes_with_its_saved_state(corpus, tmp_path, strategy):
     with Running(comparison_job(corpus, tmp_path, strategy, epochs=40)) as running:
         running.wait_for_epoch(3)

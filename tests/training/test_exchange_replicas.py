@@ -121,12 +121,12 @@ def test_newcomer_continues_exactly_from_its_neighbours_step(nodes, cfg, key, ki
     nodes.ended.set()
     nodes.threads[0].join()
     neighbour.step()
-    found = [n for n, then in enumerate(neighbour.past, 1) if torch.equal(then, newcomer.state())]
-    assert len(found) == 1, "weights and optimizer state are those of one step"
-    newcomer.steps = found[0]
+    steps = [n for n, then in enumerate(neighbour.past, 1) if torch.equal(then, newcomer.state())]
+    assert len(steps) == 1, "weights and optimizer state are those of one step"
+    newcomer.steps = steps[0]
     newcomer.ring.start(newcomer.steps)
     newcomer.step()
-    assert torch.equal(newcomer.state(), neighbour.past[found[0]])
+    assert torch.equal(newcomer.state(), neighbour.past[steps[0]])
 
 
 def test_neighbour_without_matching_optimizer_state_gives_only_weights(nodes, caplog):

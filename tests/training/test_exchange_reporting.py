@@ -16,9 +16,9 @@ class Averager:
 @pytest.fixture
 def mailbox():
     file = make_file(8)
-    found = Mailbox(file, 8)
-    yield found
-    found.close()
+    mailbox = Mailbox(file, 8)
+    yield mailbox
+    mailbox.close()
     os.close(file)
 
 

@@ -57,10 +57,10 @@ def test_states_from_a_loader_process_equal_those_of_a_thread(corpus, tmp_path, 
     monkeypatch.setattr(Loader, "__call__", lambda *_: None)
     processes = LoaderProcesses(here, partial(open_loader, job, torch.get_num_threads(), 0), 1)
     wait_until(lambda: processes.waiting, every_s=0.02)
-    found = processes(rows, 3)
+    batch = processes(rows, 3)
     processes.close()
-    assert found.frame_factor == wanted.frame_factor == 2
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found.tensors(), wanted.tensors(), strict=True))
+    assert batch.frame_factor == wanted.frame_factor == 2
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(batch.tensors(), wanted.tensors(), strict=True))
 
 
 def test_objective_of_tokens_reads_no_alignments(corpus, tmp_path):
@@ -103,7 +103,7 @@ def test_states_follow_the_speed(factor):
     changed, count = augment.apply(wave, lengths, drawn)
     states = (torch.arange(300) >= step).int()
     moved = augment.moved(
-        states, {name: {key: tensor[0] for key, tensor in one.items()} for name, one in drawn.items()}
+        states, {name: {key: tensor[0] for key, tensor in tensors.items()} for name, tensors in drawn.items()}
     )
     assert abs(len(moved) - int(count[0]) / 160) <= 1
     assert abs(int(moved.argmax()) - int((changed[0] > 0.5).int().argmax()) / 160) <= 1
@@ -158,7 +158,7 @@ def test_a_learner_warps_its_batches_states_with_the_features(corpus, tmp_path, 
     for row, length in enumerate(batch.state_lengths.tolist()):
         before, after = plain.states[row, :length].tolist(), batch.states[row, :length].tolist()
         assert (before[0], before[-1]) == (after[0], after[-1])
-        assert [one for one, _ in groupby(after)] == [one for one, _ in groupby(before)]
+        assert [state for state, _ in groupby(after)] == [state for state, _ in groupby(before)]
 
 
 def test_augmentation_that_states_cannot_follow_is_refused():
@@ -181,10 +181,10 @@ def test_training_learns_the_states(corpus, tmp_path, alignments):
         losses = learner.gradient(data.batch(np.arange(12 * step, 12 * step + 12) % 48), step)
         learner.scale_gradient(losses.tokens)
         learner.update(1e-2)
-    found = Evaluator(job).validate(learner.model.state_dict())
-    assert found["frame_accuracy"] > 0.8
-    assert found["loss"] < 0.7
-    assert "wer" not in found
+    figures = Evaluator(job).validate(learner.model.state_dict())
+    assert figures["frame_accuracy"] > 0.8
+    assert figures["loss"] < 0.7
+    assert "wer" not in figures
 
 
 def test_batch_of_no_utterances_has_no_states():

@@ -94,8 +94,8 @@ def resumes(job):
 
 def checkpoint_steps(job):
     """Steps in the newest complete checkpoint."""
-    found = find_checkpoint(ObjectStore(job.output_url), job.run)
-    return found[1]["totals"]["steps"] if found else 0
+    checkpoint = find_checkpoint(ObjectStore(job.output_url), job.run)
+    return checkpoint[1]["totals"]["steps"] if checkpoint else 0
 
 
 def short_job(corpus, folder, kind):
@@ -247,22 +247,22 @@ PLAIN = {
 def test_node_of_two_learners_trains_like_one_learner(corpus, tmp_path):
     """One code path: the two divide each batch, and add up their gradients."""
     spec = corpus.spec("blstm", model=bare("blstm"))
-    one = train_here(corpus.job(tmp_path / "one", spec=spec, **PLAIN))
+    alone = train_here(corpus.job(tmp_path / "one", spec=spec, **PLAIN))
     job = corpus.job(tmp_path / "two", spec=spec, strategy="scpsgd", learners_per_node=2, **PLAIN)
     two = train(job)
-    ours, theirs = (load_file(run.bundle / "model.safetensors") for run in (one, two))
+    ours, theirs = (load_file(run.bundle / "model.safetensors") for run in (alone, two))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
     norms = [
         {entry["step"]: entry["grad_norm"] for entry in run.entries("step") if entry["learner"] == "0.0"}
-        for run in (one, two)
+        for run in (alone, two)
     ]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    for ours, theirs in zip(one.entries("valid"), two.entries("valid"), strict=True):
+    for ours, theirs in zip(alone.entries("valid"), two.entries("valid"), strict=True):
         for name in ("train_loss", "valid_loss", "audio_seconds"):
             assert theirs[name] == pytest.approx(ours[name], rel=1e-4)
-    assert two.result["step"] == one.result["step"]
+    assert two.result["step"] == alone.result["step"]
     assert_counts_add_up(two, corpus, nodes=1, per_node=2, epochs=2)
 
 

@@ -215,6 +215,6 @@ def test_micro_batches_have_equal_size_and_are_not_empty(utterances, micro_batch
     ],
 )
 def test_cost_of_the_largest_stage_is_minimal(costs, parts, cuts):
-    found = balanced(costs, parts)
-    assert [len(part) for part in found] == cuts
-    assert [number for part in found for number in part] == list(range(len(costs)))
+    shares = balanced(costs, parts)
+    assert [len(part) for part in shares] == cuts
+    assert [number for part in shares for number in part] == list(range(len(costs)))

@@ -105,8 +105,8 @@ def test_processes_get_unique_numbers_and_unused_ones_are_reused(tmp_path):
     coordinator = coordinator_without_data(tmp_path)
     join(coordinator, 1)
     numbers = NodeNumbers(coordinator.ledger, clock)
-    found = [numbers.answer(NumberRequest(token=token)).node for token in ("a", "b", "a")]
-    assert found == [0, 2, 0]
+    given = [numbers.answer(NumberRequest(token=token)).node for token in ("a", "b", "a")]
+    assert given == [0, 2, 0]
     clock.now += HELD_S + 1
     assert numbers.answer(NumberRequest(token="c")).node == 0
 
@@ -796,7 +796,7 @@ def start(name, folder, learners=1, pause=0.01, epochs=3, after=0):
 def rows_of(folder, name):
     path = folder / f"rows-{name}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [tuple(one) for line in lines for one in json.loads(line)]
+    return [tuple(row) for line in lines for row in json.loads(line)]
 
 
 def wait_for(condition, patience_s=240.0):

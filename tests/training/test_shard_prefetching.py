@@ -62,9 +62,9 @@ def test_shards_of_a_lease_are_fetched_before_its_first_batch(job):
                     counts = {"utterances": len(work.rows), "seconds": 1.0, "tokens": 1, "loss_sum": 1.0}
                     client.trained(work, **counts)
         finally:
-            for one in (client, idle):
-                one.leave()
-                one.close()
+            for connection in (client, idle):
+                connection.leave()
+                connection.close()
             worker.prefetch.close()
     assert 2 <= len(leases[0]) < SHARDS
     assert not leases[0] & leases[1]

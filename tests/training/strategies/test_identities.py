@@ -166,7 +166,7 @@ def test_a_warm_up_of_an_epoch_is_synchronous_sgd_for_exactly_that_long(name, co
         config = METHODS[strategy].config(**more)
         problem = Regression(batches=batches, epochs=2, momentum=0.9)
         outcome = Simulation(Cluster(learners=4), strategy, problem, config, observe=batches).run()
-        looks.append([one.figures["loss"] for one in outcome.observations])
+        looks.append([observation.figures["loss"] for observation in outcome.observations])
     same = [one == other for one, other in zip(*looks, strict=True)]
     # looks come before the update of their step, whose weights the next step's first look sees
     last = 4 * -(-batches // 4) + 4

@@ -94,7 +94,7 @@ def test_newcomers_of_synchronous_strategies_start_with_equal_weights(name, link
     cluster = Cluster(learners=4, joins=joins, link_gbit=link_gbit, jitter=0.2)
     problem = Regression(batches=80, momentum=0.9)
     outcome = Simulation(cluster, name, problem, observe=40).run()
-    assert max(one.consensus for one in outcome.observations) < 1e-6
+    assert max(observation.consensus for observation in outcome.observations) < 1e-6
 
 
 def test_newcomer_of_bmuf_receives_model_momentum_and_block():

@@ -24,7 +24,7 @@ from speech.audio import resample
 RATE = 4000
 WINDOW, HOP = 512, 26
 """Samples at `RATE`: 128 ms, and 6.5 ms between words."""
-BANDS = 33
+BANDS = 33  # a word has a bit for each pair of neighbours
 _LOW_HZ, _HIGH_HZ = 300.0, 1900.0
 _SILENCE = 1e-4
 """Frames more than 40 dB below the loudest one have no word (ratio of energies)."""

@@ -22,10 +22,10 @@ from storage.locks import passing_lock
 from storage.publishing import sweep_temporary_files, temporary_file
 from storage.retries import ObjectStoreError
 
-DEFAULT_BYTES = 50 * 10**9
+DEFAULT_BYTES = 50 * 10**9  # 800 hours of LibriSpeech as FLAC
 _LIMIT = ".limit.json"
-_DOWNLOAD_WAIT_S = 3600.0
-_TOUCH_S = 10.0
+_DOWNLOAD_WAIT_S = 3600.0  # for another process that downloads the same file
+_TOUCH_S = 10.0  # between two marks that a file is in use: each is a write to the disk
 _CLEARINGS = 5
 """How often in a row other processes may empty the folder during a download."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})

@@ -22,6 +22,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+# numbers of components that mixtures are padded to, so that few shapes occur and at most a third is padding
 _WIDTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256)
 MOST_COMPONENTS = _WIDTHS[-1]
 """Components of one of several mixtures, at most."""

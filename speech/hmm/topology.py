@@ -44,6 +44,8 @@ class Topology:
         return len(self.moves)
 
 
+# Kaldi's topologies and initial probabilities (utils/gen_topo.pl): speech goes from left to right through 3 states;
+# silence has 5, of which the first leads to the first four, and each of the middle three to all but the first
 SPEECH_TOPOLOGY = Topology(tuple(((i, 0.75), (i + 1, 0.25)) for i in range(3)))
 SILENCE_TOPOLOGY = Topology(
     (

@@ -336,7 +336,7 @@ def _leaf_gaussians(tree: DecisionTree, stats: ContextStatistics, dim: int, floo
     sums = np.zeros((tree.num_pdfs, 2 * dim))
     np.add.at(sums, pdfs, stats.sums)
     mean, variance = _moments(float(counts.sum()), sums.sum(0))
-    unseen = counts < 10  # such as noise, where the corpus has none
+    unseen = counts < 10  # frames: too few for a variance; such as noise, where the corpus has none
     safe = np.maximum(counts, 1.0)[:, None]
     means, squares = sums[:, :dim] / safe, sums[:, dim:] / safe
     variances = np.maximum(squares - np.square(means), floor * variance.numpy())

@@ -6,6 +6,14 @@
 | `kaldip` | `word probability phone phone …` |
 | `cmudict` | `word(2) PH ON E # comment`; `;;;` begins a line of comment |
 | `mfa` | word, tab, optionally 1 or 4 numbers with tabs (the first is the probability), then phones |
+
+    kaldi     READ R EH1 D
+    kaldip    READ 0.35 R EH1 D
+    cmudict   READ(2)  R IY1 D # present tense
+    mfa       read<tab>0.35<tab>0.1<tab>1.2<tab>0.9<tab>R EH1 D
+
+The numbers of `mfa` are the probability of the pronunciation, that of silence after it, and factors for silence and for
+no silence before it; only the first one is used.
 """
 
 from __future__ import annotations
@@ -21,7 +29,8 @@ from speech.lexicon.base import BadLine, LexiconError, Pronunciation
 
 Format = Literal["kaldi", "kaldip", "cmudict", "mfa"]
 _SAMPLE = 2000
-_SHOWN = 60
+"""First lines that tell the format: among so many, a CMUdict has alternatives, as READ(2)."""
+_SHOWN = 60  # characters of a bad line in reports
 _ALTERNATIVE = re.compile(r"(?P<word>.+)\((?P<number>[0-9]{1,2})\)")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE]-?[0-9]+)?")

@@ -2,11 +2,21 @@
 
     \\data\\
     ngram 1=4
+    ngram 2=2
 
     \\1-grams:
-    -1.2041<tab>word<tab>-0.30103
-    …
+    -99<tab><s><tab>-0.30103
+    -0.90309<tab></s>
+    -2<tab><unk>
+    -0.60206<tab>word<tab>-0.17609
+
+    \\2-grams:
+    -0.30103<tab><s> word
+    -0.47712<tab>word </s>
+
     \\end\\
+
+A line has log10 p, the words, and the log10 of the back-off weight unless no longer n-gram begins with them.
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ from speech.lm.base import LmError
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import UNKNOWN, UNKNOWN_ID, Vocabulary
 
-_BATCH = 1 << 18
+_BATCH = 1 << 18  # lines that are parsed at once: some ten megabytes
 _UNKNOWN_LOG_PROB = -100.0  # KenLM's for a model without <unk>
 _Batch = tuple[Any, NDArray[np.float32], NDArray[np.float32]]
 _COUNT = re.compile(r"ngram\s+(\d+)\s*=\s*(\d+)")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Unit = Literal["word", "character", "token"]
 States = Sequence[Any] | NDArray[np.int64]
 """States of a batch: an array where they are numbers."""
-_BATCH = 8192
+_BATCH = 8192  # sentences that are scored side by side
 
 
 class LmError(ValueError):

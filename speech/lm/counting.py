@@ -21,6 +21,7 @@ from speech.lm.processes import in_processes
 from speech.lm.vocabulary import START_ID
 
 _RANGE = 8_000_000
+"""Entries of a range of keys, all runs together: 128 MB of keys and counts, and as much again while they are sorted."""
 Keys = NDArray[np.int64]
 Counts = NDArray[np.int64]
 

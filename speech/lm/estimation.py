@@ -93,7 +93,7 @@ def estimated_discounts(counts_of_counts: Sequence[int]) -> list[float]:
     return [count - (count + 1) * share * n[count + 1] / n[count] for count in (1, 2, 3)]
 
 
-_SLICE = 1 << 22
+_SLICE = 1 << 22  # n-grams at a time: 32 MB for each array of 64-bit numbers
 Mask = NDArray[np.bool_]
 
 

@@ -17,7 +17,7 @@ from speech.lm.base import LanguageModel, LmError, States
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import START_ID, UNKNOWN_ID, Vocabulary
 
-_TINY = 1e-12
+_TINY = 1e-12  # probability left for unseen words, at least: rounding may leave none, or less
 
 
 class Mixture(LanguageModel):

@@ -26,7 +26,7 @@ from speech.lm.vocabulary import END_ID, Vocabulary
 from speech.native_output import without_lines
 
 _PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
-_HEADER_LINES = 100
+_HEADER_LINES = 100  # that are searched for the counts: comments may precede them, and there are at most a dozen
 _BLANKS = " \t\r\n\v\f"
 _SPACE = re.compile(f"[{_BLANKS}]+")
 _COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,18})")
@@ -36,7 +36,7 @@ _GZIP = b"\x1f\x8b"
 _SHORTEST_LINE = 4
 """Bytes of an n-gram, at least: a probability, a tab, a word, the end of the line."""
 _DEFLATED = 1032
-"""What a byte of a packed file unpacks to, at most."""
+"""What a byte of a packed file unpacks to, at most: deflate's largest ratio (zlib's technical details)."""
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a packed file raises that is cut off or damaged."""
 NOT_WORDS = frozenset(

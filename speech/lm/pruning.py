@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from speech.lm.ngram import NgramModel, NgramTables
 from speech.lm.vocabulary import END_ID, START_ID
 
-_TINY = 1e-12
+_TINY = 1e-12  # probability left for unseen words, at least: rounding may leave none, or less
 Floats = NDArray[np.float64]
 
 

@@ -16,6 +16,7 @@ from rapidfuzz.distance import Levenshtein
 Operation = Literal["cor", "sub", "ins", "del"]
 Step = tuple[Operation, str | None, str | None]
 
+# sclite's weights: a substitution costs less than the insertion and the deletion that it stands for
 SUBSTITUTION_COST = 4
 INSERTION_COST = 3
 DELETION_COST = 3

@@ -36,7 +36,7 @@ Missing = Literal["refuse", "delete"]
 Extra = Literal["refuse", "insert", "ignore"]
 """Hypotheses without a reference: an error, all of their words inserted, or left out."""
 
-_NAMED = 5
+_NAMED = 5  # examples in messages
 _TOUCH_S = 0.005
 """Segments that overlap by less touch each other: their times are rounded."""
 

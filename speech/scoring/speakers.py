@@ -1,4 +1,9 @@
-"""Who speaks in the utterances of a transcript: as it says, as Kaldi's `utt2spk` says, or as ids of NIST's form say."""
+"""Who speaks in the utterances of a transcript: as it says, as Kaldi's `utt2spk` says, or as ids of NIST's form say.
+
+    ann-1 ann
+
+is a line of `utt2spk`: utterance, speaker. `(ann-utt1)` is an id of NIST's form: speaker, hyphen, utterance.
+"""
 
 from __future__ import annotations
 

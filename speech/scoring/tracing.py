@@ -15,7 +15,7 @@ import numpy as np
 from speech.scoring.align import DELETION_COST, INSERTION_COST, SUBSTITUTION_COST, Operation, Step, align
 from speech.scoring.network import NULL, START, Arc, Network, ScoringRules, parse_network
 
-OPTIONAL_COST = 2
+OPTIONAL_COST = 2  # sclite's weights of a deleted optional word and of a missing word
 NULL_COST = 0.001
 
 _single = np.float32

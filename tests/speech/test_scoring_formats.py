@@ -1,5 +1,6 @@
 """Transcripts of all formats: what is read, which line is wrong and why, and how utterances are paired."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,13 @@ def test_alternatives_of_a_ctm_file_have_the_latest_middle_and_may_be_empty(writ
 def test_the_first_word_of_a_ctm_line_may_be_a_number(write):
     stm, ctm = write("ref.stm", "f A s 0 1 7\n"), write("hyp.ctm", "f A 0.1 0.2 7 0.9\n")
     assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["7"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sample_in_the_documentation_of_a_format_is_read(write, name):
+    format_ = FORMATS[name]
+    documented = sys.modules[format_.read.__module__].__doc__
+    lines = [line.strip() for line in documented.splitlines() if line.startswith("    ")]
+    transcript = read_transcript(write("sample", "".join(f"{line}\n" for line in lines)), "ref", name)
+    assert len(transcript) >= 1
+    assert all(entry.text for entry in transcript.segments)

@@ -22,6 +22,7 @@ from speech.lexicon import (
     LexiconError,
     Pronunciation,
     build_lexicon,
+    formats,
     read_lexicon,
 )
 from speech.lexicon.arpabet import from_ipa
@@ -40,6 +41,15 @@ MFA_SILENCE = "hello\t0.99\t0.2\t1.1\t0.9\thh ə l oʊ\nbye\t0.5\t0.2\t1.1\t0.9\
 
 def parsed(text, format_="auto"):
     return parse_lines(text.encode().split(b"\n"), format_)
+
+
+@pytest.mark.parametrize("format_", ["kaldi", "kaldip", "cmudict", "mfa"])
+def test_sample_in_the_documentation_of_a_format_is_read(format_):
+    samples = dict(line.split(None, 1) for line in formats.__doc__.splitlines() if line.startswith("    "))
+    entries = parsed(samples[format_].replace("<tab>", "\t"), format_).entries
+    assert {word.upper(): [len(spoken.phones) for spoken in variants] for word, variants in entries.items()} == {
+        "READ": [3]
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,21 @@ line in `MODELS`. Configurations load without torch, networks do not.
 from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
+from speech.models.pretrained import PretrainedConfig
 from speech.models.registry import MODELS, ModelChoice, build_model
 from speech.models.tdnn import TdnnConfig
+from speech.models.wav2vec2 import Wav2Vec2Config
+from speech.models.whisper import WhisperConfig
 
-__all__ = ["MODELS", "BlstmConfig", "ConformerConfig", "ModelChoice", "ModelConfig", "TdnnConfig", "build_model"]
+__all__ = [
+    "MODELS",
+    "BlstmConfig",
+    "ConformerConfig",
+    "ModelChoice",
+    "ModelConfig",
+    "PretrainedConfig",
+    "TdnnConfig",
+    "Wav2Vec2Config",
+    "WhisperConfig",
+    "build_model",
+]

@@ -10,6 +10,7 @@ from pydantic import Field
 from configurable.choices import Choice
 
 if TYPE_CHECKING:
+    from speech.features.config import FeatureConfig
     from speech.models.networks.base import AcousticModel
 
 
@@ -18,10 +19,14 @@ class ModelConfig(Choice, ABC):
 
     Attributes:
         can_be_split: Whether the network has `AcousticModel.stage`, which the strategy `pipeline` needs.
+        subsamplings: Values of `subsampling` that the kind has networks for.
+        packages: Packages that the network needs besides those of every model.
         tiny: Fields of a network that trains in a moment: the tests of all models build it, whatever its kind.
     """
 
     can_be_split: ClassVar[bool] = False
+    subsamplings: ClassVar[tuple[int, ...]] = (1, 2, 4, 8)
+    packages: ClassVar[tuple[str, ...]] = ()
     tiny: ClassVar[dict[str, Any]] = {"dim": 16, "layers": 1, "subsampling": 2, "channels": 4}
 
     dim: int = Field(default=144, ge=8)
@@ -39,6 +44,22 @@ class ModelConfig(Choice, ABC):
     def halvings(self) -> int:
         """How often the front end halves the number of frames; each halving rounds up."""
         return self.subsampling.bit_length() - 1
+
+    @property
+    def max_frames(self) -> int:
+        """Feature frames of the longest utterance that the network can read; 0 if it reads any."""
+        return 0
+
+    def check_inputs(self, features: FeatureConfig, sample_rate: int) -> None:
+        """Check that the network can read some features; by default, it reads any.
+
+        Args:
+            features: Their configuration.
+            sample_rate: Of the waveforms, in Hz.
+
+        Raises:
+            ValueError: It cannot; the message names the field and the remedy.
+        """
 
     @abstractmethod
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -328,6 +328,10 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
     spec = load_spec(folder)
     check_files(folder)
     try:
+        spec.model.check_packages()
+    except ValueError as error:
+        raise BundleError(f"{folder} cannot be loaded: {error}") from error
+    try:
         spec.build_frontend()
         assert spec.frame_factor
         assert spec.num_outputs

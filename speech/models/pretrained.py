@@ -11,15 +11,14 @@ finished model is built without its source, and its weights are those of its own
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
-from configurable.extras import install_remedy
 from speech.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ class PretrainedConfig(ModelConfig, ABC):
     """
 
     packages: ClassVar[tuple[str, ...]] = ("transformers",)
+    extra: ClassVar[str] = "pretrained"
     subsamplings: ClassVar[tuple[int, ...]] = (2,)
     sample_rate: ClassVar[int] = 16000
     features: ClassVar[str]
@@ -61,7 +61,7 @@ class PretrainedConfig(ModelConfig, ABC):
     licence: str = ""
     """Licence of the pretrained model, for the model card; by default what its own card (README.md) states."""
     trained_on: str = ""
-    """What the pretrained model was trained on, for the model card; by default the data sets that its own card names."""
+    """What the pretrained model was trained on, for the model card; by default the data sets that its own names."""
     encoder: dict[str, Any] = Field(default_factory=dict)
     """Configuration of the encoder as `transformers` reads it; taken from the source."""
 
@@ -91,11 +91,15 @@ class PretrainedConfig(ModelConfig, ABC):
         return self
 
     @override
+    def with_paths(self, change: Callable[[str], str]) -> Self:
+        return self if self.revision else self.model_copy(update={"source": change(self.source)})
+
+    @override
     def check_inputs(self, features: FeatureConfig, sample_rate: int) -> None:
         if sample_rate != self.sample_rate:
             raise ValueError(
-                f"data.sample_rate is {sample_rate}, but pretrained {self.kind} models heard {self.sample_rate} Hz: set "
-                f"data.sample_rate={self.sample_rate} (audio is resampled)"
+                f"data.sample_rate is {sample_rate}, but pretrained {self.kind} models heard {self.sample_rate} Hz: "
+                f"set data.sample_rate={self.sample_rate} (audio is resampled)"
             )
         if features.kind != self.features:
             raise ValueError(
@@ -180,22 +184,14 @@ def _kind_of(model_type: str) -> str:
 
 
 def import_transformers() -> Any:
-    """The library `transformers`, imported now: that takes seconds.
-
-    Raises:
-        ModuleNotFoundError: It is not installed; the message says what to install.
-    """
-    check_transformers()
+    """The library `transformers`, imported now: that takes seconds."""
     return import_module("transformers")
 
 
-def check_transformers() -> None:
-    """Check that the library `transformers` is installed, without importing it.
-
-    Raises:
-        ModuleNotFoundError: It is not.
-    """
-    if find_spec("transformers") is None:
-        raise ModuleNotFoundError(
-            f"pretrained encoders need the package transformers: {install_remedy('pretrained')}", name="transformers"
-        )
+@contextmanager
+def describing() -> Iterator[None]:
+    """Context in which `transformers` builds an encoder: turns its errors into a `ValueError`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"transformers builds no encoder of this configuration: {error!r}") from error

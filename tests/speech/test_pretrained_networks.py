@@ -1,5 +1,6 @@
 """Pretrained encoders compute what the library `transformers` computes, in a batch as alone; sizes come from it."""
 
+import subprocess
 import sys
 
 import pytest
@@ -206,7 +207,6 @@ def test_another_number_of_features_or_samples_is_an_error():
 
 @pytest.mark.real_interpreter
 def test_other_models_do_not_import_the_library():
-    import subprocess
 
     program = (
         "import sys\nfrom speech.models import *\nbuild_model(ConformerConfig(), 80, 5)\nWhisperConfig(source='x')\n"

@@ -7,6 +7,7 @@ here that is over its own frames, so that a batch changes nothing.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from typing_extensions import override
 from speech.features.cmvn import frame_mask
 from speech.models.networks.dropout import Dropout
 from speech.models.networks.pretrained import PretrainedEncoder, PretrainedStage, fills, key_mask, with_fast_dropout
-from speech.models.pretrained import import_transformers
+from speech.models.pretrained import describing, import_transformers
 from speech.models.wav2vec2 import Wav2Vec2Config
 
 Convolutions = Sequence[tuple[int, int]]
@@ -88,11 +89,11 @@ class Wav2Vec2FrontEnd(nn.Module):
 
     def _convolved(self, layer: nn.Module, x_BCT: Tensor, lengths: Tensor, number: int) -> Tensor:
         norm = getattr(layer, "layer_norm", None)
-        if not isinstance(norm, UtteranceNorm):
-            out: Tensor = layer(x_BCT)
-            return out
-        frames = frames_of(lengths, self._block, self._convolutions[: number + 1])
-        out = layer.activation(norm(layer.conv(x_BCT), frames))  # type: ignore[operator]
+        if isinstance(norm, UtteranceNorm):
+            frames = frames_of(lengths, self._block, self._convolutions[: number + 1])
+            out: Tensor = layer.activation(norm(layer.conv(x_BCT), frames))  # type: ignore[operator]
+        else:
+            out = layer(x_BCT)
         return out
 
     def _positions(self, x_BTD: Tensor, mask_BT1: Tensor | None) -> Tensor:
@@ -136,23 +137,21 @@ class Wav2Vec2Encoder(PretrainedEncoder):
             ValueError: Its convolutions do not fit the blocks of samples, or its sizes do not match.
         """
         cfg, library = self.cfg, import_transformers()
-        name = cfg.model_types[cfg.encoder["model_type"]]
         none = ("attention_dropout", "activation_dropout", "feat_proj_dropout", "layerdrop", "mask_time_prob")
         own = cfg.encoder | dict.fromkeys((*none, "mask_feature_prob"), 0.0)
         own |= {"hidden_size": cfg.dim, "num_hidden_layers": cfg.layers, "hidden_dropout": cfg.dropout}
         if "conv_stride" not in own:  # of no published model: a convolution over each block, and one over blocks
             own |= {"conv_kernel": [self.num_features, 1], "conv_stride": [self.num_features, cfg.subsampling]}
         own.setdefault("do_stable_layer_norm", False)
-        config = getattr(library, f"{name}Config")(**own)
-        stride = 1
-        for one in config.conv_stride:
-            stride *= one
-        if stride != self.num_features * cfg.subsampling:
+        with describing():
+            name = cfg.model_types[str(cfg.encoder["model_type"])]
+            model = getattr(library, f"{name}Model")(getattr(library, f"{name}Config")(**own))
+        if (stride := prod(model.config.conv_stride)) != self.num_features * cfg.subsampling:
             raise ValueError(
                 f"the encoder has a frame for every {stride} samples, not for {cfg.subsampling} blocks of "
                 f"{self.num_features}"
             )
-        return getattr(library, f"{name}Model")(config)
+        return model
 
     @override
     def run_layers(self, layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:

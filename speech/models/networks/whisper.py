@@ -17,7 +17,7 @@ from speech.features.cmvn import frame_mask
 from speech.models.networks.base import halved
 from speech.models.networks.dropout import Dropout
 from speech.models.networks.pretrained import PretrainedEncoder, fills, key_mask
-from speech.models.pretrained import import_transformers
+from speech.models.pretrained import describing, import_transformers
 from speech.models.whisper import WhisperConfig
 
 _LONGEST_WAVE = 10_000.0
@@ -88,7 +88,8 @@ class WhisperEncoder(PretrainedEncoder):
         none = {"attention_dropout": 0.0, "activation_dropout": 0.0, "encoder_layerdrop": 0.0}
         # the positions are computed, and the library would allocate a table of them
         own = {**cfg.encoder, **sizes, **none, "max_source_positions": 1}
-        return library.models.whisper.modeling_whisper.WhisperEncoder(library.WhisperConfig(**own))
+        with describing():
+            return library.models.whisper.modeling_whisper.WhisperEncoder(library.WhisperConfig(**own))
 
     @override
     def run_layers(self, layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:

@@ -249,13 +249,30 @@ def copy_network(source: Path, target: Path) -> str:
     Raises:
         BundleError: If the source is not a usable bundle.
     """
-    own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
-    spec, files = load_spec(source).model_copy(update=own), check_files(source)
+    check_files(source)
+    spec, files = _network_of(source)
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
-    save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
+    save_spec(target, spec, files)
+    return network_digest(target)
+
+
+def _network_of(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
+    """A bundle's spec without its decoder and what adapts features, and the SHA-256 of the file that is left."""
+    own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
+    spec, files = _read(folder)
+    return spec.model_copy(update=own), {WEIGHTS: files.get(WEIGHTS, "")}
+
+
+def network_digest(folder: Path) -> str:
+    """Digest of a bundle's network and front end: the same for bundles that differ in their other parts only.
+
+    Raises:
+        BundleError: If the folder is not a usable bundle.
+    """
+    spec, files = _network_of(folder)
     # not of the file, which has all defaults
-    content = json.dumps(address_content(spec) | {WEIGHTS: files[WEIGHTS]}, sort_keys=True)
+    content = json.dumps(address_content(spec) | files, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -290,8 +307,12 @@ def _read(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
     return BundleSpec(**{name: getattr(value, name) for name in BundleSpec.model_fields}), value.files
 
 
-def check_files(folder: Path) -> dict[str, str]:
+def check_files(folder: Path, network_only: bool = False) -> dict[str, str]:
     """Verify the checksums of the other files of a bundle.
+
+    Args:
+        folder: The bundle.
+        network_only: Verify the weights alone.
 
     Returns:
         SHA-256 of each file by name.
@@ -301,7 +322,7 @@ def check_files(folder: Path) -> dict[str, str]:
     """
     files = _read(folder)[1]
     found = {}
-    for name in {WEIGHTS: "", **files}:
+    for name in (WEIGHTS,) if network_only else {WEIGHTS: "", **files}:
         if not (folder / name).is_file():
             raise BundleError(f"{folder / name} is missing: {_AGAIN}")
         found[name] = _sha256(folder / name)
@@ -317,8 +338,12 @@ def _damaged(path: Path) -> BundleError:
     return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
 
 
-def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
+def load_bundle(folder: Path, network_only: bool = False) -> tuple[BundleSpec, AcousticModel]:
     """Load a bundle; the model is on the CPU and in evaluation mode.
+
+    Args:
+        folder: The bundle.
+        network_only: Do without its other files, such as the decoder's.
 
     Raises:
         BundleError: If the folder is not a usable bundle.
@@ -326,7 +351,7 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
     from speech.models.networks.base import load_network
 
     spec = load_spec(folder)
-    check_files(folder)
+    check_files(folder, network_only)
     try:
         spec.model.check_packages()
     except ValueError as error:

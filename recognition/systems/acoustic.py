@@ -18,6 +18,7 @@ from typing_extensions import override
 from configurable.lazy import torch
 from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec
+from recognition.initial_weights import InitialWeights
 from recognition.systems.base import SystemTaskConfig
 from speech.features.augment import AugmentConfig
 from speech.features.cmvn import CmvnStats
@@ -49,13 +50,24 @@ class AcousticTaskConfig(SystemTaskConfig):
     alignments_url: str = ""
     """Store of the sets' alignments, if the objective needs them: `train.parquet` and `valid.parquet`."""
 
+    initial: InitialWeights | None = None
+    """The weights that training begins with; random ones without."""
+
     def speaker_stats(self) -> dict[str, CmvnStats]:
         """The speakers' statistics as objects."""
         return {name: CmvnStats.from_dict(stats) for name, stats in self.speakers.items()}
 
     def build_network(self) -> AcousticModel:
-        """The model, with random weights."""
-        return self.spec.build_model()
+        """The model, with the weights that training begins with."""
+        network = self.spec.build_model()
+        if self.initial is not None:
+            network.load_state_dict(self.initial.read())
+        return network
+
+    @property
+    def new_parameters(self) -> frozenset[str] | None:
+        """Names of the parameters that begin with random values; None if all do."""
+        return None if self.initial is None else frozenset(self.initial.new)
 
     def build(self, seed: int) -> AcousticTask:
         """The task at one process."""

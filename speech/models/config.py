@@ -25,6 +25,7 @@ class ModelConfig(Choice, ABC):
         subsamplings: Values of `subsampling` that the kind has networks for.
         packages: Packages that the network needs besides those of every model.
         extra: The extra that installs them.
+        free_fields: Fields that do not change what weights mean: a training may begin with a model that has others.
         tiny: Fields of a network that trains in a moment: the tests of all models build it, whatever its kind.
     """
 
@@ -32,6 +33,7 @@ class ModelConfig(Choice, ABC):
     subsamplings: ClassVar[tuple[int, ...]] = (1, 2, 4, 8)
     packages: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
+    free_fields: ClassVar[frozenset[str]] = frozenset({"layers", "dropout"})
     tiny: ClassVar[dict[str, Any]] = {"dim": 16, "layers": 1, "subsampling": 2, "channels": 4}
 
     dim: int = Field(default=144, ge=8)

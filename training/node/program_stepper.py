@@ -273,15 +273,20 @@ class ProgramStepper(Stepper):
 
     @override
     def model(self) -> Weights | None:
-        if self.shared:
-            return cpu_weights(self.learner.model)
+        ema = self.learner.ema
         if self.server:
-            return self._named(self._pull())
-        if self.method.equal:
-            return cpu_weights(self.learner.model) if self.group.rank == 0 else None
-        op = AllReduce(self.replica.weights)
-        mean: Tensor = self._collectives.finish(self._collectives.begin(op)).vector
-        return self._named(self.context.finish(mean)) if self.group.rank == 0 else None
+            return self._named(self._pull()) | (ema.tensors() if ema else {})
+        if self.shared or self.method.equal:
+            return self.learner.state() if self.group.rank == 0 else None
+        mean, averaged = self._mean(self.replica.weights), self._mean(ema.values) if ema else None
+        if self.group.rank:
+            return None
+        return self._named(self.context.finish(mean)) | (ema.tensors(averaged) if ema else {})
+
+    def _mean(self, vector: Tensor) -> Tensor:
+        """The mean of a vector over the node's learners."""
+        mean: Tensor = self._collectives.finish(self._collectives.begin(AllReduce(vector))).vector
+        return mean
 
     @torch.no_grad()
     def _named(self, vector: Tensor) -> Weights:

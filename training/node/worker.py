@@ -179,7 +179,7 @@ class Worker:
         if facts["source"] == "neighbour":
             # another process may have made these steps: their seeds must not be used twice
             self.step = max(self.step, facts["step"])
-            return self.stepper.fetch()
+            return self._take_from_neighbour()
         self.stepper.forget()
         if self.step:  # training restarts, and this process has trained already
             self.learner.reset()
@@ -190,6 +190,12 @@ class Worker:
             self._resume(facts["record"], facts["records"])
         self.stepper.begin(facts["session"])
         return True
+
+    def _take_from_neighbour(self) -> bool:
+        found = self.stepper.fetch()
+        if found and self.learner.ema:  # of other weights
+            self.learner.ema.restart()
+        return found
 
     def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]]) -> None:
         """Continue with this rank's replica of a checkpoint, or merge all replicas if their number has changed."""
@@ -250,6 +256,7 @@ class Worker:
         batch, lost = self._take(self._share(turn["rows"]), turn["epoch"])
         self.prefetch.hint([(self._share(one["rows"]), one["epoch"]) for one in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
+        self.learner.enter(turn["epoch"])
         losses = self.learner.gradient(batch, seed)
         self.stepper.step(losses, lost is not None, turn["lr"])
         self.step += 1
@@ -303,7 +310,7 @@ class Worker:
             self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
         self._recoveries += 1
         self.learner.moments.clear()
-        if self._recoveries > MAX_RECOVERIES or not self.stepper.fetch():
+        if self._recoveries > MAX_RECOVERIES or not self._take_from_neighbour():
             raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
         self.stepper.start(self.step)
 

@@ -4,7 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from training.config import OptimizerConfig
-from training.learner.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from training.learner.optim import (
+    Rate,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
 from training.parameter_server.layout import SCALARS, Layout
 
 _STATE = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
@@ -34,14 +40,16 @@ class Share:
         self.weights = torch.zeros(layout.size)
         self._grads = torch.zeros(layout.num_grads)
         pieces = nn.ParameterList()
+        rates: dict[Tensor, Rate] = {}
         start = 0
         for piece in layout.pieces:
             stop = start + piece.stop - piece.first
             parameter = nn.Parameter(self.weights[start:stop].view(piece.kept_shape))
             parameter.grad = self._grads[start:stop].view(piece.kept_shape)
             pieces.append(parameter)
+            rates[parameter] = Rate(piece.scale)
             start = stop
-        self._optimizer = build_optimizer(cfg, pieces)
+        self._optimizer = build_optimizer(cfg, pieces, rates)
         # the optimizer numbers the pieces in the order in which the whole model's optimizer numbers the parameters
         self._numbers = sorted(piece.number for piece in layout.pieces)
 

@@ -169,6 +169,11 @@ class AcousticModel(TrainableNetwork, ABC):
         """Number of the layer that a named parameter belongs to; None for the front end and the output layer."""
         return None
 
+    @property
+    def output_rows(self) -> tuple[str, ...]:
+        """Names of the parameters and buffers that have a row for each output."""
+        return ("output.weight", "output.bias")
+
     def stage(self, layers: range) -> "ModelStage":
         """Consecutive layers as a module of its own, with this model's parameters.
 

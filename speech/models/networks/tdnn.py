@@ -105,7 +105,9 @@ def constrain_layers(layers: Iterable[nn.Module]) -> None:
     """One step of each layer's bottleneck towards semi-orthogonality."""
     for layer in layers:
         assert isinstance(layer, FactorizedLayer)
-        layer.linear.weight.copy_(semi_orthogonal_step(layer.linear.weight))
+        weight = layer.linear.weight
+        if weight.is_leaf and weight.requires_grad:  # neither frozen nor adapted
+            weight.copy_(semi_orthogonal_step(weight))
 
 
 class TdnnStage(ModelStage):

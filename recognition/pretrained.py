@@ -1,8 +1,8 @@
 """Reads pretrained models: a folder, a URL on object storage, or a name on the Hugging Face hub; safetensors only.
 
-    pretrained = read_pretrained(WhisperConfig(source="models/whisper-base"), cache)
-    config = pretrained.sized(config)                        # with the sizes of its encoder
-    weights = pretrained.weights(config, num_features)       # by the names of our network
+    pretrained = read_pretrained(config, cache)     # config.source is models/whisper-base
+    config = pretrained.sized(config)               # with the sizes of its encoder
+    weights = pretrained.weights(config)            # by the names of our network
 
 Nothing is unpickled, and no code that comes with a model is run. Only a name on the hub with its revision leads to the
 network, where `HF_HUB_OFFLINE=1` forbids it and the hub's own cache is asked first.
@@ -22,11 +22,12 @@ import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from recognition.initial_weights import SourceModel
 from speech.files import check_finite
-from speech.models import PretrainedConfig
+from speech.models import MODELS, PretrainedConfig
 from speech.models.networks.pretrained import PretrainedEncoder
 from storage.intact import DamagedObjectError, parse_json
-from storage.objects import ObjectMissingError, ObjectStore
+from storage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -36,8 +37,6 @@ _LARGEST_JSON = 64 << 20
 """Bytes of a description; an index of a very large model has a few."""
 _TOLERANCE = 2e-3
 """Difference between tensors that are computed here and those in a file, which may be in fp16."""
-_HEAD = "output."
-"""What the names of the output layer's weights begin with, which no pretrained model has."""
 
 
 class PretrainedError(ValueError):
@@ -74,35 +73,48 @@ class PretrainedModel:
         except ValueError as error:
             raise PretrainedError(f"{self.name} cannot be used as model.source: {error}") from error
 
-    def weights(self, cfg: PretrainedConfig, num_features: int) -> dict[str, Tensor]:
+    def weights(self, cfg: PretrainedConfig) -> dict[str, Tensor]:
         """The encoder's weights, by the names of our network, in float32.
 
         Args:
             cfg: What `sized` gives.
-            num_features: Width of the frames that the network reads.
 
         Raises:
             PretrainedError: A file is damaged, or the weights are not those of the encoder that is described.
         """
-        wanted = _wanted(cfg, num_features)
-        found: dict[str, Tensor] = {}
+        wanted, fixed = self._expected(cfg)
+        expected, found = wanted | fixed, {}
         for path in self.paths:
             try:
                 with safe_open(str(path), "pt") as file:
                     for name in file.keys():  # noqa: SIM118 - no mapping
                         own = cfg.own_name(name)
-                        if own is not None and (own in wanted or own in _fixed(cfg)):
-                            self._check_shape(name, file.get_slice(name).get_shape(), (wanted | _fixed(cfg))[own])
+                        if own in expected:
+                            self._check_shape(name, file.get_slice(name).get_shape(), expected[own])
                             found[own] = file.get_tensor(name).float()
             except (SafetensorError, OSError) as error:
                 raise PretrainedError(f"{path} is damaged or truncated ({error}): fetch the model again") from error
         self._check_complete(wanted, found)
+        for name, tensor in fixed.items():
+            if name in found and not torch.allclose(found[name], tensor, atol=_TOLERANCE, rtol=0):
+                raise PretrainedError(f"{self.name}: {name} differs from the published one, which is not supported")
         return {name: found[name].contiguous() for name in wanted}
+
+    def _expected(self, cfg: PretrainedConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The encoder's trained tensors by name, without memory, and those that are computed."""
+        try:
+            with torch.device("meta"):
+                network = cfg.build(cfg.num_features, 2)
+        except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise PretrainedError(f"{self.name}: {CONFIG} describes no encoder: {error}") from error
+        assert isinstance(network, PretrainedEncoder)
+        names = {name: tensor for name, tensor in network.state_dict().items() if name not in network.output_rows}
+        return names, network.fixed_tensors()
 
     def _check_shape(self, name: str, shape: list[int], wanted: Tensor) -> None:
         if tuple(shape) != tuple(wanted.shape):
             raise PretrainedError(
-                f"{self.name}: {name} is {tuple(shape)}, but its config.json describes {tuple(wanted.shape)}: the files "
+                f"{self.name}: {name} is {tuple(shape)}, but its {CONFIG} describes {tuple(wanted.shape)}: its files "
                 "are not of one model"
             )
 
@@ -130,12 +142,13 @@ class PretrainedModel:
             "trained_on": ", ".join(map(str, datasets)) if isinstance(datasets, list) else str(datasets),
         }
 
+    def source_model(self, cfg: PretrainedConfig) -> SourceModel:
+        """This model as one that a training may begin with.
 
-def _wanted(cfg: PretrainedConfig, num_features: int) -> dict[str, Tensor]:
-    """The encoder's tensors by name, without memory."""
-    with torch.device("meta"):
-        network = cfg.build(num_features, 2)
-    return {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(_HEAD)}
+        Args:
+            cfg: What `sized` gives.
+        """
+        return SourceModel(cfg, self.digest, lambda: self.weights(cfg), cfg.sample_rate)
 
 
 def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
@@ -170,6 +183,20 @@ def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
     )
 
 
+def read_pretrained_folder(folder: Path) -> SourceModel:
+    """A folder's model as one that a training may begin with, of the kind that its `config.json` names.
+
+    Raises:
+        PretrainedError: It cannot be used.
+    """
+    kinds = [kind for kind in MODELS.values() if issubclass(kind, PretrainedConfig)]
+    model_type = str(_json(ObjectStore(folder), CONFIG).get("model_type", ""))
+    kind = next((one for one in kinds if model_type in one.model_types), kinds[0])
+    cfg = kind(source=str(folder))
+    found = read_pretrained(cfg, folder)
+    return found.source_model(found.sized(cfg))
+
+
 def _not_a_model(source: str, exists: bool) -> str:
     """Message about a source without a configuration."""
     if exists:
@@ -182,7 +209,9 @@ def _json(store: ObjectStore, name: str) -> dict[str, Any]:
     try:
         value = parse_json(store.join(name), store.read(name, 0, _LARGEST_JSON))
     except DamagedObjectError as error:
-        raise PretrainedError(f"{store.join(name)} {error.reason.removeprefix('it ')}: fetch the model again") from error
+        raise PretrainedError(
+            f"{store.join(name)} {error.reason.removeprefix('it ')}: fetch the model again"
+        ) from error
     if not isinstance(value, dict):
         raise PretrainedError(f"{store.join(name)} is not a mapping: fetch the model again")
     return value
@@ -217,7 +246,7 @@ def _weight_files(source: str, store: ObjectStore, names: Any) -> list[str]:
         command = f"AutoModel.from_pretrained({source!r}).save_pretrained({source!r})"
         raise PretrainedError(
             f"model.source {source} has its weights in {pickles[0]} only, a pickle, which can run code and is not "
-            f"read. If you trust it, convert it: python -c \"from transformers import AutoModel; {command}\""
+            f'read. If you trust it, convert it: python -c "from transformers import AutoModel; {command}"'
         )
     raise PretrainedError(f"model.source {source} has no {WEIGHTS}: fetch the model again, or name another")
 
@@ -276,7 +305,3 @@ def hub_folder(name: str, revision: str) -> str:
         f"({constants.HF_HUB_CACHE}), and {reason}. Where there is a network, run `hf download {name} --revision "
         f"{revision} --local-dir FOLDER`, and name the folder in model.source, without model.revision"
     ) from None
-
-
-def _fixed(cfg: PretrainedConfig) -> dict[str, Tensor]:
-    return {}

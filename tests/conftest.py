@@ -89,7 +89,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests marked `gpu`, or `gpu(2)`, without as many GPUs, and those of pretrained kinds without their library."""
+    """Skip tests marked `gpu`, or `gpu(2)`, without as many GPUs, and pretrained models without their library."""
     callspec = getattr(item, "callspec", None)
     if callspec is not None and callspec.params.get("kind") in ("wav2vec2", "whisper"):
         pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from typing_extensions import override
 
 from speech.models.config import ModelConfig
@@ -48,6 +48,7 @@ class PretrainedConfig(ModelConfig, ABC):
 
     packages: ClassVar[tuple[str, ...]] = ("transformers",)
     extra: ClassVar[str] = "pretrained"
+    free_fields: ClassVar[frozenset[str]] = frozenset({"dropout", "source", "revision", "licence", "trained_on"})
     subsamplings: ClassVar[tuple[int, ...]] = (2,)
     sample_rate: ClassVar[int] = 16000
     features: ClassVar[str]
@@ -152,7 +153,16 @@ class PretrainedConfig(ModelConfig, ABC):
             sizes = self._sizes(encoder)
         except (KeyError, TypeError) as error:
             raise ValueError(f"its config.json lacks the size {error}") from error
-        return type(self).model_validate({**self.model_dump(), **sizes})
+        try:
+            return type(self).model_validate({**self.model_dump(), **sizes})
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            raise ValueError(f"its config.json has sizes that are none ({wrong})") from error
+
+    @property
+    @abstractmethod
+    def num_features(self) -> int:
+        """Width of the frames that the encoder reads."""
 
     @abstractmethod
     def _sizes(self, encoder: dict[str, Any]) -> dict[str, Any]:

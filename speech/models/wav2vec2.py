@@ -32,6 +32,8 @@ _WEIGHT_NORM = {"conv.weight_g": "conv.parametrizations.weight.original0"} | {
 """Names of a normalized weight's length and direction: of older files, and now."""
 _STRIDES = {"conv_stride": [5, 2, 2, 2, 2, 2, 2], "conv_kernel": [10, 3, 3, 3, 3, 2, 2]}
 """Of the published models, where a configuration has none: a frame every 320 samples."""
+_SAMPLES = 160
+"""Samples of a block of theirs, half as many as those of an output frame."""
 _NOT_SUPPORTED = {"add_adapter": False, "adapter_attn_dim": None, "conv_pos_batch_norm": False}
 """Parts that some models have, and the values that mean that they are not there."""
 
@@ -64,16 +66,21 @@ class Wav2Vec2Config(PretrainedConfig):
     subsampling: Literal[1, 2, 4, 8] = 2
     """Blocks of samples per output frame: 2, blocks of 10 ms."""
 
+    @property
+    @override
+    def num_features(self) -> int:
+        return int(prod(self.encoder["conv_stride"])) // self.subsampling
+
     @override
     def check_inputs(self, features: FeatureConfig, sample_rate: int) -> None:
         super().check_inputs(features, sample_rate)
         if features.frame_ms != features.hop_ms:
             raise ValueError(f"features.frame_ms and hop_ms must be the same for model {self.kind}: remove both")
-        stride = prod(self.encoder.get("conv_stride", (320,)))
-        if features.width * self.subsampling != stride:
+        samples = self.num_features if self.encoder else _SAMPLES
+        if features.width != samples:
             raise ValueError(
-                f"features.samples is {features.width}, but the pretrained model has a frame for every {stride} "
-                f"samples: set features.samples={stride // 2} and features.frame_ms and hop_ms to as long"
+                f"features.samples is {features.width}, but model {self.kind} reads blocks of {samples}: set "
+                f"features.samples={samples}, and features.frame_ms and hop_ms to {1000 * samples / sample_rate:g}"
             )
 
     @override

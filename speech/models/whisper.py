@@ -40,6 +40,11 @@ class WhisperConfig(PretrainedConfig):
         return 2 * self.positions
 
     @property
+    @override
+    def num_features(self) -> int:
+        return int(self.encoder["num_mel_bins"])
+
+    @property
     def positions(self) -> int:
         """Output frames of the longest utterance."""
         return int(self.encoder.get("max_source_positions", _POSITIONS))

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from speech.models.networks.base import AcousticModel
 
-FILE = "initial/model.safetensors"
+FOLDER = "initial"
+FILE = f"{FOLDER}/model.safetensors"
 """In a training's output: the weights that it begins with."""
 _NAMES = 8
 """Names of parameters in a message."""
@@ -186,6 +187,11 @@ class Transfer:
     outputs: dict[str, int] = field(default_factory=dict)
     """Numbers of outputs that are `kept`, `new` and `left_out`."""
 
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """Names of those that are not, or not entirely, the source's."""
+        return (*self.new, *self.rows)
+
     def summary(self) -> dict[str, Any]:
         """What is taken, left out and new, as JSON, for a record."""
         return {
@@ -287,9 +293,10 @@ class InitialWeights(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    url: str
-    """Store with the file `initial/model.safetensors`, which has all of the network's weights."""
-    sha256: str
+    url: str = ""
+    """Store with the file `initial/model.safetensors`, which has all of the network's weights; empty for measurements,
+    in which they may be random."""
+    sha256: str = ""
     """Of the file."""
     new: tuple[str, ...] = ()
     """Names of the parameters that are not, or not entirely, another model's."""
@@ -317,5 +324,4 @@ def save_initial(transfer: Transfer, store: ObjectStore) -> InitialWeights:
 
     data = save({name: tensor.contiguous() for name, tensor in transfer.weights.items()})
     store.write(FILE, data)
-    new = (*transfer.new, *transfer.rows)
-    return InitialWeights(url=store.url, sha256=hashlib.sha256(data).hexdigest(), new=new)
+    return InitialWeights(url=store.url, sha256=hashlib.sha256(data).hexdigest(), new=transfer.incomplete)

@@ -60,7 +60,7 @@ class AcousticTaskConfig(SystemTaskConfig):
     def build_network(self) -> AcousticModel:
         """The model, with the weights that training begins with."""
         network = self.spec.build_model()
-        if self.initial is not None:
+        if self.initial is not None and self.initial.url:
             network.load_state_dict(self.initial.read())
         return network
 

@@ -28,6 +28,7 @@ from tasks.config.decoding import TuneConfig, check_decoding, check_rescoring
 from tasks.config.given import Place, find_given
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained, listed
+from tasks.config.model_names import registered_uri
 from tasks.config.realign import RealignConfig, check_realign
 from tasks.config.training import AcousticTrainConfig
 from tasks.config.yaml_text import parse_yaml
@@ -326,8 +327,11 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     objective = config.train.objective
     if objective.alignments_folder:
         objective = objective.model_copy(update={"alignments": absolute(objective.alignments_folder)})
+    init = config.train.init
+    if not registered_uri(init, config.model_name) or (init and (folder / init / "bundle.json").exists()):
+        init = absolute(init)
     train = config.train.model_copy(
-        update={"augment": config.train.augment.with_files(absolute), "objective": objective}
+        update={"augment": config.train.augment.with_files(absolute), "objective": objective, "init": init}
     )
     files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
     align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)

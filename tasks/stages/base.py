@@ -149,6 +149,8 @@ class Run:
     results: dict[str, StageResult] = field(default_factory=dict)
     bundle: Path | None = None
     """Folder of an existing model that the run evaluates instead of training one."""
+    initial: Any = None
+    """The model that training begins with (`tasks.stages.initial.InitialModel`), once it has been looked up."""
 
     def __post_init__(self) -> None:
         refuse_import_by_workers()

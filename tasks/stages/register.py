@@ -40,6 +40,7 @@ from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageRe
 from tasks.stages.bundles import own_bundle
 from tasks.stages.decode import DECODE
 from tasks.stages.decoder_files import decoder_of, with_digests
+from tasks.stages.initial import initial_tags
 from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import SCORE
 from tasks.stages.train import TRAIN, forward_note, training_run
@@ -93,6 +94,7 @@ def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str
         "starling.model_digest": TRAIN.record(run)["digest"],
         TESTS_TAG: tests_tag(run),
         **version_tags(run),
+        **initial_tags(run),
         **card_tags(about),
     }
 

@@ -5,18 +5,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 from uuid import uuid4
 
+import torch
 from pydantic import BaseModel
 
 from configurable.addresses import address_content
 from recognition.bundle import BundleSpec, TiedStates
 from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
+from recognition.initial_weights import FOLDER as INITIAL
+from recognition.initial_weights import InitialWeights, save_initial
 from recognition.systems.acoustic import AcousticTaskConfig
 from speech.hmm.priors import log_priors
-from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
@@ -32,6 +34,14 @@ from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
 from tasks.stages.features import FEATURES
+from tasks.stages.initial import (
+    begins_with,
+    initial_model,
+    initial_stats,
+    initial_tags,
+    initial_tokens,
+    transfer_initial,
+)
 from tasks.stages.preflight import run_preflight
 from tasks.stages.quarantined import DamageRecord, add_damaged
 from tasks.stages.reporter import Reporter
@@ -47,6 +57,7 @@ from training.job import TrainJob
 from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
+from training.learner.trained import trained_network
 
 _FEW_LEARNERS = 8
 """Maximum number of learners whose own curves are worth a look."""
@@ -83,6 +94,8 @@ def _inputs(run: Run) -> Inputs:
     # the statistics themselves, not the features stage's key: a forced rerun with the same result changes nothing
     stats = {"stats": train_stats(run), "speakers": FEATURES.record(run)["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
+    if initial := initial_model(run):
+        digests["init"] = initial.source.digest
     augment = run.config.train.augment
     if augment.file_lists():
         digests["augment"] = augment_digest(augment)
@@ -129,26 +142,43 @@ def forward_note(key: str, training: str) -> Path:
     return folder / f"forward-{hashlib.sha256(training.encode()).hexdigest()[:12]}.json"
 
 
-def make_job(run: Run, output: StageOutput) -> TrainJob:
-    """The training job of a run; the tokens come from the training transcripts."""
-    config, features = run.config, FEATURES.record(run)
-    tokenizer = train_tokenizer(config.tokens, set_texts(run, "train"))
-    spec = BundleSpec(
+def make_spec(run: Run) -> BundleSpec:
+    """What a run's model is described by; the tokens come from the training transcripts, or from `train.init`."""
+    config = run.config
+    return BundleSpec(
         sample_rate=config.data.sample_rate,
         features=config.features.model_copy(update={"stored": False}),
-        stats=train_stats(run),
-        tokenizer=tokenizer.to_dict(),
+        stats=initial_stats(run, train_stats(run)),
+        tokenizer=initial_tokens(run, partial(set_texts, run, "train")),
         model=config.model,
         normalizer=config.data.normalizer,
         provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
         states=tied_states(run),
     )
+
+
+def make_job(
+    run: Run, output: StageOutput, spec: BundleSpec | None = None, initial: InitialWeights | None = None
+) -> TrainJob:
+    """The training job of a run.
+
+    Args:
+        run: The run.
+        output: The training's output.
+        spec: What `make_spec` has returned, if it has been called.
+        initial: The weights that training begins with, once they are written; otherwise they are random.
+    """
+    config, features = run.config, FEATURES.record(run)
+    spec = spec or make_spec(run)
+    if initial is None and (transfer := transfer_initial(run, spec)):
+        initial = InitialWeights(new=transfer.incomplete)
     return TrainJob(
         run=output.key,
         seed=config.seed,
         train=config.train.engine_part(),
         task=AcousticTaskConfig(
             spec=spec,
+            initial=initial,
             objective=config.train.objective,
             augment=config.train.augment,
             speakers=features["speakers"],
@@ -176,8 +206,8 @@ def training_run(run: Run, training: str) -> TrainingRun:
         training,
         run.config.name,
         run.run_id,
-        run_tags(run),
-        flatten(content | {"data": data}),
+        run_tags(run) | initial_tags(run),
+        flatten(content | {"data": data} | ({"init": begun} if (begun := begins_with(run)) else {})),
         set_inputs(run, ("train", "valid")),
         _learner_metrics(run.config.train),
     )
@@ -252,6 +282,22 @@ class TrainRecord(DamageRecord):
     """`training`: identity of the training, by which its MLflow run is found."""
     digest: str
     """SHA-256 of the model's files."""
+    initial: NotRequired[dict[str, Any]]
+    """The model that training began with, and what was taken from it."""
+
+
+def _check_trained(job: TrainJob) -> None:
+    """Check that the patterns of the parameters to train fit the model, before processes are started.
+
+    Raises:
+        StageError: If they do not; the message has the names that there are.
+    """
+    assert isinstance(job.task, AcousticTaskConfig)
+    try:
+        with torch.device("meta"):
+            trained_network(job.task.spec.build_model(), job.train, job.task.new_parameters)
+    except ValueError as error:
+        raise StageError(str(error)) from error
 
 
 def _work(run: Run, output: StageOutput) -> TrainRecord:
@@ -261,7 +307,13 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
             "sharding and features only)"
         )
     run_preflight(run)
-    job = make_job(run, output)
+    spec = make_spec(run)
+    transfer = transfer_initial(run, spec)
+    initial = save_initial(transfer, output.store) if transfer else None
+    job = make_job(run, output, spec, initial)
+    _check_trained(job)
+    if transfer:
+        progress.announce("train", f"begins with {begins_with(run)['model']}: {transfer.text()}")
     if run.forced("train"):
         job.journal.unlink(missing_ok=True)
     store = output.store
@@ -273,7 +325,7 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
-    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE, _SEGMENTS):
+    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE, _SEGMENTS, INITIAL):
         store.delete_tree(folder)
     store.delete(_IDENTITY)
     counts = {name: result[field] for name, field in _COUNTED.items()}
@@ -287,6 +339,8 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         "tracking": {"training": training},
         "digest": model_digest(store),
     }
+    if transfer:
+        record["initial"] = begins_with(run) | transfer.summary()
     add_damage(record, store)
     return record
 

@@ -256,9 +256,16 @@ def test_parameters_thaw_after_their_epochs(corpus, tmp_path, optimizer):
     assert steps > 3
 
 
+def test_parameters_thaw_in_nodes_of_several_learners(corpus, tmp_path):
+    freeze, kind = [{"names": FROZEN, "until": 1}], {"strategy": "scpsgd", "learners_per_node": 2}
+    job = corpus.job(tmp_path, "conformer", epochs=2, freeze=freeze, average=1, checkpoint_steps=1000, **kind)
+    before, after = initial_weights(job), load_bundle(train(job).bundle)[1].state_dict()
+    assert [name for name, tensor in after.items() if torch.equal(tensor, before[name])] == []
+
+
 @pytest.mark.parametrize("stop", [2, 5])
 def test_adapters_resume_where_they_stopped(corpus, tmp_path, stop):
-    options = {"kind": "conformer", "epochs": 2, "lora": LORA, "new_lr": 4.0, "ema": 0.9}
+    options = {"kind": "conformer", "epochs": 2, "init": "another", "lora": LORA, "new_lr": 4.0, "ema": 0.9}
 
     def job(folder):
         return warm(corpus.job(folder, **options))
@@ -272,7 +279,7 @@ def test_adapters_resume_where_they_stopped(corpus, tmp_path, stop):
 
 
 def test_frozen_weights_are_those_that_training_begins_with(corpus, tmp_path):
-    job = warm(corpus.job(tmp_path, "conformer", epochs=1, lora=LORA))
+    job = warm(corpus.job(tmp_path, "conformer", epochs=1, init="another", lora=LORA))
     assert isinstance(job.task, WarmTask)
     learner = Learner(job, CPU)
     assert learner.flat.weights.numel() < 0.5 * learner.initial.num_weights

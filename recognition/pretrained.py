@@ -23,8 +23,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from recognition.initial_weights import SourceModel
+from speech.features import FeatureConfig
 from speech.files import check_finite
-from speech.models import MODELS, PretrainedConfig
+from speech.models import MODELS, ModelConfig, PretrainedConfig
 from speech.models.networks.pretrained import PretrainedEncoder
 from storage.intact import DamagedObjectError, parse_json
 from storage.objects import ObjectStore
@@ -181,6 +182,42 @@ def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
         paths=paths,
         digest=sha256.hexdigest(),
     )
+
+
+def sized_model(model: ModelConfig, cache: Path) -> ModelConfig:
+    """The configuration of any model with all its sizes: those of a pretrained one are read from its source.
+
+    Raises:
+        PretrainedError: The source cannot be used.
+    """
+    if not isinstance(model, PretrainedConfig) or model.encoder:
+        return model
+    return read_pretrained(model, cache).sized(model)
+
+
+def check_pretrained(model: ModelConfig, features: FeatureConfig, sample_rate: int, cache: Path) -> ModelConfig:
+    """Check that a pretrained model is there, and that the features are those that it was trained on.
+
+    Args:
+        model: The model's configuration; of other kinds, nothing is checked.
+        features: What it is to read.
+        sample_rate: Of the audio, in Hz.
+        cache: Local folder for copies of what is on object storage.
+
+    Returns:
+        The configuration with all sizes.
+
+    Raises:
+        ValueError: It is not, or they are not; the message names the field.
+    """
+    model.check_packages()
+    if not isinstance(model, PretrainedConfig) or model.encoder:
+        return model
+    found = read_pretrained(model, cache)
+    sized = found.sized(model)
+    sized.check_inputs(features, sample_rate)
+    sized.check_preprocessor(features, found.preprocessor)
+    return sized
 
 
 def read_pretrained_folder(folder: Path) -> SourceModel:

@@ -59,8 +59,6 @@ class AcousticTrainConfig(TrainConfig):
                 f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the {needs} that "
                 f"{self.objective.kind} needs: use another strategy"
             )
-        if self.lora and not self.init:
-            raise ValueError("lora adapts another model's weights: name it in init, or leave out lora")
         if needs == "states":
             self.augment.refuse_insertions()
         elif self.segments:

@@ -40,6 +40,8 @@ from tasks.stages.initial import (
     initial_stats,
     initial_tags,
     initial_tokens,
+    model_config,
+    pretrained_model,
     transfer_initial,
 )
 from tasks.stages.preflight import run_preflight
@@ -65,6 +67,8 @@ _EPOCHS = 50
 """Maximum number of epochs in a table."""
 _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
+_NOT_OF_THE_MODEL = ("source", "revision", "licence", "trained_on")
+"""Fields of a pretrained model's configuration of which its digest tells what affects the training."""
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
@@ -79,7 +83,7 @@ def _content(run: Run) -> dict[str, Any]:
     }
     return {
         "train": training_content(config.train),
-        **{name: address_content(part) for name, part in parts.items()},
+        **{name: address_content(part, without=_NOT_OF_THE_MODEL) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
@@ -94,6 +98,8 @@ def _inputs(run: Run) -> Inputs:
     # the statistics themselves, not the features stage's key: a forced rerun with the same result changes nothing
     stats = {"stats": train_stats(run), "speakers": FEATURES.record(run)["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
+    if pretrained := pretrained_model(run):
+        digests["pretrained"] = pretrained.digest
     if initial := initial_model(run):
         digests["init"] = initial.source.digest
     augment = run.config.train.augment
@@ -145,14 +151,15 @@ def forward_note(key: str, training: str) -> Path:
 def make_spec(run: Run) -> BundleSpec:
     """What a run's model is described by; the tokens come from the training transcripts, or from `train.init`."""
     config = run.config
+    provenance = {"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")}
     return BundleSpec(
         sample_rate=config.data.sample_rate,
         features=config.features.model_copy(update={"stored": False}),
         stats=initial_stats(run, train_stats(run)),
         tokenizer=initial_tokens(run, partial(set_texts, run, "train")),
-        model=config.model,
+        model=model_config(run),
         normalizer=config.data.normalizer,
-        provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
+        provenance=provenance | ({"pretrained": pretrained.about()} if (pretrained := pretrained_model(run)) else {}),
         states=tied_states(run),
     )
 
@@ -282,6 +289,8 @@ class TrainRecord(DamageRecord):
     """`training`: identity of the training, by which its MLflow run is found."""
     digest: str
     """SHA-256 of the model's files."""
+    pretrained: NotRequired[dict[str, str]]
+    """The pretrained model that `model.source` names: revision, digest, and what its card states."""
     initial: NotRequired[dict[str, Any]]
     """The model that training began with, and what was taken from it."""
 
@@ -339,6 +348,8 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         "tracking": {"training": training},
         "digest": model_digest(store),
     }
+    if pretrained := pretrained_model(run):
+        record["pretrained"] = pretrained.about()
     if transfer:
         record["initial"] = begins_with(run) | transfer.summary()
     add_damage(record, store)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -45,6 +46,8 @@ HMM_FILES = ("hmm/model.json", "hmm/model.safetensors")
 """The GMM-HMM that adapts features to speakers."""
 IVECTOR_FILE = "hmm/ivector.safetensors"
 """What extracts the i-vectors among the features, if there are any."""
+_TRIMMED = 16
+"""Feature frames by which trimming may lengthen an utterance, at most."""
 _LONGEST_FRAME = 100
 """Aligned frames to an output frame, at most: decoding repeats the scores of an output frame as often."""
 
@@ -131,6 +134,19 @@ class BundleSpec(BaseModel):
                 "features.stride or model.subsampling"
             )
         return int(factor)
+
+    def max_inputs(self, stored: bool = False) -> int:
+        """Samples, or stored frames, of the longest utterance that the network can read; 0 if it reads any."""
+        if not self.model.max_frames:
+            return 0
+        frames = self.model.max_frames - (_TRIMMED if self.features.trim_db else 0)
+        hop = 1 if stored else self.sample_rate * self.features.hop_ms / 1000
+        return int(frames * self.features.stride * hop)
+
+    @property
+    def max_seconds(self) -> float:
+        """Duration of the longest utterance that the network can read, in seconds; infinite if it reads any."""
+        return self.max_inputs() / self.sample_rate or math.inf
 
     @property
     def states_per_frame(self) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from devices.padding import frame_multiple, rounded_up
 from recognition.bundle import BundleSpec, load_bundle, own_decoder
+from recognition.long_utterances import scores_in_pieces
 from speech.decoding import DecodeConfig, Decoder, GraphDecoder, Hypothesis, build_decoder
 from speech.features.cmvn import CmvnStats
 from speech.frontend import FrontEnd
@@ -126,11 +127,17 @@ class Recognizer:
     def scores(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:
         """Run the model on utterances, after trimming or padding the silence at their ends to the same length.
 
+        What is longer than the model can read is cut in pauses; the scores of the pieces are joined.
+
         Args:
             inputs: Waveforms [batch, samples] in ±1, or stored or adapted features [batch, frames, F].
             lengths: Samples or frames of each utterance [batch].
             speakers: Speaker of each utterance, for `cmvn: speaker`.
         """
+        most = self.spec.max_inputs(stored=inputs.ndim == 3)
+        if most and len(lengths) and int(lengths.max()) > most:
+            given = inputs, lengths, speakers
+            return Scores(*scores_in_pieces(self.scores, self.frontend, *given, most))
         feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
         padded = rounded_up(feats, frame_multiple(self.device))
         log_probs, frames = self.model(padded, num_frames)

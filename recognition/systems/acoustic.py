@@ -82,7 +82,8 @@ class AcousticTaskConfig(SystemTaskConfig):
         if self.objective.needs == "states":
             table = read_alignments(ObjectStore(self.alignments_url), name)
             targets = StateTargets(table, self.spec.frame_factor, segments_of(index))
-        return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid", "targets": targets}
+        limits = {"lenient": name == "valid", "max_seconds": self.spec.max_seconds}
+        return {"tokenizer": self.spec.build_tokenizer(), "targets": targets, **limits}
 
 
 class AcousticTask:

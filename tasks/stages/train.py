@@ -280,6 +280,29 @@ def cut_segments(run: Run, store: ObjectStore) -> None:
     cut_set(source, store.child(_SEGMENTS), segments, hop_s, run.cache_folder, damaged)
 
 
+def too_long(run: Run, spec: BundleSpec) -> list[dict[str, str]]:
+    """Utterances that are longer than the model can read, as a stage's record lists them.
+
+    Raises:
+        StageError: If no utterance of a set is left.
+    """
+    found: list[dict[str, str]] = []
+    for name in ("train", "valid"):
+        index = ShardIndex.read(ObjectStore(set_url(run, name)))
+        durations, ids = index.column("duration"), index.values("id")
+        rows = [row for row, seconds in enumerate(durations) if seconds > spec.max_seconds]
+        if rows and len(rows) == len(index):
+            raise StageError(
+                f"all utterances of the set {name} are longer than the {spec.max_seconds:g} s that model "
+                f"{spec.model.kind} can read: use shorter ones, or another model"
+            )
+        limit = f"the model reads up to {spec.max_seconds:g} s"
+        found += [
+            {"id": ids[row].as_py(), "reason": "too-long", "detail": f"{durations[row]:.1f} s, {limit}"} for row in rows
+        ]
+    return found
+
+
 class TrainRecord(DamageRecord):
     """What a training has made."""
 
@@ -289,6 +312,8 @@ class TrainRecord(DamageRecord):
     """`training`: identity of the training, by which its MLflow run is found."""
     digest: str
     """SHA-256 of the model's files."""
+    quarantined: NotRequired[list[dict[str, str]]]
+    """Id, reason and detail of utterances that are longer than the model can read."""
     pretrained: NotRequired[dict[str, str]]
     """The pretrained model that `model.source` names: revision, digest, and what its card states."""
     initial: NotRequired[dict[str, Any]]
@@ -317,6 +342,7 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         )
     run_preflight(run)
     spec = make_spec(run)
+    left_out = too_long(run, spec)
     transfer = transfer_initial(run, spec)
     initial = save_initial(transfer, output.store) if transfer else None
     job = make_job(run, output, spec, initial)
@@ -352,6 +378,9 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         record["pretrained"] = pretrained.about()
     if transfer:
         record["initial"] = begins_with(run) | transfer.summary()
+    if left_out:
+        record["quarantined"] = left_out
+        record["counts"]["quarantined"] = len(left_out)
     add_damage(record, store)
     return record
 

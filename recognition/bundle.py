@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -56,6 +57,8 @@ HMM_FILES = ("hmm/model.json", "hmm/model.safetensors")
 """The GMM-HMM that adapts features to speakers."""
 IVECTOR_FILE = "hmm/ivector.safetensors"
 """What extracts the i-vectors among the features, if there are any."""
+_TRIMMED = 16
+"""Feature frames by which trimming may lengthen an utterance, at most."""
 _LONGEST_FRAME = 100
 """Aligned frames to an output frame, at most: decoding repeats the scores of an output frame as often."""
 
@@ -183,6 +186,19 @@ class BundleSpec(BaseModel):
                 "features.stride or model.subsampling"
             )
         return int(factor)
+
+    def max_inputs(self, stored: bool = False) -> int:
+        """Samples, or stored frames, of the longest utterance that the network can read; 0 if it reads any."""
+        if self.model is None or not self.model.max_frames:
+            return 0
+        frames = self.model.max_frames - (_TRIMMED if self.features.trim_db else 0)
+        hop = 1 if stored else self.sample_rate * self.features.hop_ms / 1000
+        return int(frames * self.features.stride * hop)
+
+    @property
+    def max_seconds(self) -> float:
+        """Duration of the longest utterance that the network can read, in seconds; infinite if it reads any."""
+        return self.max_inputs() / self.sample_rate or math.inf
 
     @property
     def states_per_frame(self) -> float:
@@ -411,6 +427,11 @@ def load_bundle(folder: Path, network_only: bool = False) -> tuple[BundleSpec, T
 
     spec = load_spec(folder)
     check_files(folder, network_only)
+    try:
+        if spec.model is not None:
+            spec.model.check_packages()
+    except ValueError as error:
+        raise BundleError(f"{folder} cannot be loaded: {error}") from error
     try:
         spec.build_frontend()
         layers = spec.system.num_layers(spec)

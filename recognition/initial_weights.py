@@ -78,7 +78,13 @@ def _read_bundle(folder: Path) -> SourceModel:
     )
 
 
-READERS: dict[str, Callable[[Path], SourceModel]] = {SPEC: _read_bundle}
+def _read_pretrained(folder: Path) -> SourceModel:
+    from recognition.pretrained import read_pretrained_folder
+
+    return read_pretrained_folder(folder)
+
+
+READERS: dict[str, Callable[[Path], SourceModel]] = {SPEC: _read_bundle, "config.json": _read_pretrained}
 """What reads a folder of each format, which may be gone afterwards; by the name of a file that is in it."""
 
 

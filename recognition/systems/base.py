@@ -105,7 +105,8 @@ class SpeechTaskConfig(SystemTaskConfig):
 
     @override
     def _further(self, name: Literal["train", "valid"], index: ShardIndex) -> dict[str, Any]:
-        return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid"}
+        limits = {"lenient": name == "valid", "max_seconds": self.spec.max_seconds}
+        return {"tokenizer": self.spec.build_tokenizer(), **limits}
 
 
 class SpeechTask:

@@ -25,11 +25,15 @@ class FeatureConfig(Choice, ABC):
     Attributes:
         adapted: Whether they are those of the speaker-adapted GMM-HMM, which one waveform does not determine.
         has_levels: Whether the energy of a frame can be told from them, which `cmvn_gate_db` and `trim_db` need.
+        centred_frames: Whether frame t is centred at its hop t, from the first sample on: there are as many frames as
+            whole hops, and samples are made up before and after the utterance (`waves_before`). Otherwise frames lie
+            entirely inside the utterance.
         tiny: Fields of small features at 8 kHz: the tests of all kinds compute them.
     """
 
     adapted: ClassVar[bool] = False
     has_levels: ClassVar[bool] = True
+    centred_frames: ClassVar[bool] = False
     tiny: ClassVar[dict[str, Any]] = {}
 
     frame_ms: float = Field(default=25.0, gt=0, le=1000)
@@ -117,6 +121,28 @@ class FeatureConfig(Choice, ABC):
             FeatureError: Options contradict each other.
         """
         return {}
+
+    def waves_before(self, bank: FilterBank, waves: Tensor, lengths: Tensor) -> Tensor:
+        """What is done to whole waveforms before they are cut into frames; nothing by default.
+
+        Args:
+            bank: The filters.
+            waves: `[B, N]`; what stands beyond an utterance may have any values.
+            lengths: `[B]`, samples of each utterance.
+
+        Returns:
+            `[B, N]`; with `centred_frames`, longer by half a frame before and at least as much after the utterance.
+        """
+        return waves
+
+    def finished(self, feats: Tensor, num_frames: Tensor) -> Tensor:
+        """What is done to an utterance's features at last, which depends on all its frames; nothing by default.
+
+        Args:
+            feats: `[B, T, width]`, zero in the padding.
+            num_frames: `[B]`, frames of each utterance.
+        """
+        return feats
 
     @abstractmethod
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:

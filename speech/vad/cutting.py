@@ -64,6 +64,24 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
         yield from _pieces(vad, wave, rate, speech, before)
 
 
+def cut_whole(vad: Vad, wave: Tensor, rate: int, most: int) -> list[Tensor]:
+    """Cut a waveform in its pauses as `cut` does, but keep all of it: consecutive pieces.
+
+    Args:
+        vad: Finds speech.
+        wave: Samples [num_samples].
+        rate: In Hz.
+        most: Samples of the longest piece, at least 3.
+    """
+    pieces = []
+    while len(wave) > most:
+        window = wave[:most]
+        end = _last_pause(vad.speech(window, rate), window, rate)
+        pieces.append(wave[:end])
+        wave = wave[end:]
+    return [*pieces, wave]
+
+
 def _may_be_word(wave: Tensor, rate: int) -> bool:
     """Whether a recording without detected speech may be a word: it is short, and its level varies unlike noise's.
 

@@ -21,7 +21,7 @@ from speech.features import FeatureChoice, LogMelConfig
 from speech.hmm.config import AlignConfig
 from speech.lexicon import GraphemesConfig, LexiconChoice
 from speech.lm import LmOption
-from speech.models import ConformerConfig, ModelChoice
+from speech.models import ConformerConfig, ModelChoice, PretrainedConfig
 from speech.tokens import TokenConfig
 from tasks.config.adapted import check_features
 from tasks.config.assignments import assign
@@ -226,6 +226,7 @@ class PipelineConfig(BaseModel):
             raise ValueError(
                 f"model {self.model.kind} cannot be split: use another strategy than {self.train.strategy.kind}"
             )
+        self._check_model()
         self.system.check_decoder(self.decoder.kind)
         if self.tune is not None:
             self.system.require("tuning")
@@ -241,6 +242,19 @@ class PipelineConfig(BaseModel):
                 "features.stored=true and features.cmvn to global, speaker or none"
             )
         return self
+
+    def _check_model(self) -> None:
+        """Check that the model fits the features, and what the training takes from other models."""
+        pretrained, augment = isinstance(self.model, PretrainedConfig), self.train.augment
+        self.model.check_inputs(self.features, self.data.sample_rate)
+        if self.train.lora and not self.train.init and not pretrained:
+            raise ValueError("train.lora adapts another model's weights: name it in train.init, or remove train.lora")
+        masked = augment.enabled and augment.freq_masks and augment.freq_mask_bins
+        if pretrained and self.features.kind == "waveform" and masked:
+            raise ValueError(
+                f"train.augment.freq_masks is {augment.freq_masks}, and would silence samples of every block, since "
+                f"model {self.model.kind} reads samples: set train.augment.freq_masks=0"
+            )
 
     def beginning_with(self, model: str) -> "PipelineConfig":
         """This configuration with another `train.init`; itself if `model` is empty."""
@@ -350,7 +364,10 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     train = config.train.model_copy(
         update={"augment": config.train.augment.with_files(absolute), "objective": objective, "init": init}
     )
-    files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
+    files: dict[str, Any] = {
+        "decode": config.decode.with_files(absolute),
+        "lexicon": config.lexicon.with_files(absolute),
+    }
     align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)
     rescoring = config.rescoring and config.rescoring.with_paths(absolute)
     realign = config.realign and config.realign.with_files(absolute)

@@ -2,8 +2,6 @@
 
 from typing import Any, Literal
 
-from pydantic import model_validator
-
 from configurable.addresses import address_content
 from recognition.data.segments import SegmentConfig
 from recognition.system import SystemConfig
@@ -53,12 +51,6 @@ class AcousticTrainConfig(TrainConfig):
     `bpe`), or those of the training transcripts, as the section tokens says."""
     init_statistics: Literal["source", "data"] = "source"
     """Feature statistics with `init`: those of that model, or those of the training set."""
-
-    @model_validator(mode="after")
-    def _check_adapters(self) -> "AcousticTrainConfig":
-        if self.lora and not self.init:
-            raise ValueError("lora adapts another model's weights: name it in init, or leave out lora")
-        return self
 
 
 def check_system(

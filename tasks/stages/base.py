@@ -151,6 +151,8 @@ class Run:
     """Folder of an existing model that the run evaluates instead of training one."""
     initial: Any = None
     """The model that training begins with (`tasks.stages.initial.InitialModel`), once it has been looked up."""
+    pretrained: Any = None
+    """The pretrained model (`recognition.pretrained.PretrainedModel`) that `model.source` names, once it is read."""
 
     def __post_init__(self) -> None:
         refuse_import_by_workers()

@@ -1,4 +1,7 @@
-"""The model that a training begins with (`train.init`): looked up when a run begins, and the same until its end."""
+"""The model that a training begins with: looked up when a run begins, and the same until its end.
+
+`train.init` names it; without, a pretrained kind of model begins with what `model.source` names.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from mlflow.exceptions import MlflowException
+from typing_extensions import override
 
 from recognition.bundle import SPEC, WEIGHTS, BundleSpec
 from recognition.data.dataset import check_vocabulary
@@ -20,6 +24,8 @@ from recognition.initial_weights import (
     open_source,
     transfer_weights,
 )
+from recognition.pretrained import PretrainedModel, check_pretrained, read_pretrained
+from speech.models import ModelConfig, PretrainedConfig
 from speech.tokens import BLANK_SYMBOL, TokenConfig, TokenError, Tokenizer, tokenizer_from_dict, train_tokenizer
 from storage.batching import derive_seed
 from storage.objects import ObjectMissingError, ObjectStore
@@ -65,6 +71,53 @@ class InitialModel:
             return open_source(Path(folder), self.name)
 
 
+@dataclass(frozen=True)
+class PretrainedSource(InitialModel):
+    """The pretrained model that `model.source` names, as the one that training begins with."""
+
+    known: SourceModel
+
+    @property
+    @override
+    def source(self) -> SourceModel:  # type: ignore[override] - without a cache
+        return self.known
+
+
+def pretrained_model(run: Run) -> PretrainedModel | None:
+    """The pretrained model that `model.source` names, read once in a run; None for models of other kinds.
+
+    Raises:
+        StageError: If it cannot be used, or was trained on other features.
+    """
+    model = run.config.model
+    if not isinstance(model, PretrainedConfig) or not model.source:
+        return None
+    if run.pretrained is None:
+        try:
+            check_pretrained(model, run.config.features, run.config.data.sample_rate, run.cache_folder)
+            run.pretrained = read_pretrained(model, run.cache_folder)
+        except ValueError as error:
+            raise StageError(str(error)) from error
+    found: PretrainedModel = run.pretrained
+    return found
+
+
+def model_config(run: Run) -> ModelConfig:
+    """The model's configuration with all its sizes: those of a pretrained one come with it.
+
+    Raises:
+        StageError: If the pretrained model cannot be used.
+    """
+    model, found = run.config.model, pretrained_model(run)
+    if found is None:
+        return model
+    assert isinstance(model, PretrainedConfig)
+    try:
+        return found.sized(model)
+    except ValueError as error:
+        raise StageError(str(error)) from error
+
+
 def initial_model(run: Run) -> InitialModel | None:
     """The model that a run's training begins with; None if it begins with random weights.
 
@@ -75,7 +128,11 @@ def initial_model(run: Run) -> InitialModel | None:
     """
     given = run.config.train.init
     if not given:
-        return None
+        pretrained, sized = pretrained_model(run), model_config(run)
+        if pretrained is None:
+            return None
+        assert isinstance(sized, PretrainedConfig)
+        return PretrainedSource("", pretrained.name, pretrained.source_model(sized))
     if run.initial is None or run.initial.given != given:
         run.initial = InitialModel(given, _looked_up(given, run.config.model_name))
     found: InitialModel = run.initial

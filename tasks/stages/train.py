@@ -41,6 +41,8 @@ from tasks.stages.initial import (
     initial_stats,
     initial_tags,
     initial_tokens,
+    model_config,
+    pretrained_model,
     transfer_initial,
 )
 from tasks.stages.preflight import run_preflight
@@ -66,6 +68,8 @@ _EPOCHS = 50
 """Maximum number of epochs in a table."""
 _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
+_NOT_OF_THE_MODEL = ("source", "revision", "licence", "trained_on")
+"""Fields of a pretrained model's configuration of which its digest tells what affects the training."""
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
@@ -82,7 +86,7 @@ def _content(run: Run) -> dict[str, Any]:
     return {
         "train": training_content(config.train),
         **({"system": address_content(config.system)} if own else {}),
-        **{name: address_content(part) for name, part in parts.items()},
+        **{name: address_content(part, without=_NOT_OF_THE_MODEL) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
@@ -97,6 +101,8 @@ def _inputs(run: Run) -> Inputs:
     # the statistics themselves, not the features stage's key: a forced rerun with the same result changes nothing
     stats = {"stats": train_stats(run), "speakers": FEATURES.record(run)["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
+    if pretrained := pretrained_model(run):
+        digests["pretrained"] = pretrained.digest
     if initial := initial_model(run):
         digests["init"] = initial.source.digest
     augment = run.config.train.augment
@@ -148,14 +154,15 @@ def forward_note(key: str, training: str) -> Path:
 def make_spec(run: Run) -> BundleSpec:
     """What a run's model is described by; the tokens come from the training transcripts, or from `train.init`."""
     config = run.config
+    provenance = {"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")}
     return BundleSpec(
         sample_rate=config.data.sample_rate,
         features=config.features.model_copy(update={"stored": False}),
         stats=initial_stats(run, train_stats(run)),
         tokenizer=initial_tokens(run, partial(set_texts, run, "train")),
-        model=config.model,
+        model=model_config(run),
         normalizer=config.data.normalizer,
-        provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
+        provenance=provenance | ({"pretrained": pretrained.about()} if (pretrained := pretrained_model(run)) else {}),
         states=tied_states(run),
         system=config.system,
     )
@@ -282,6 +289,29 @@ def cut_segments(run: Run, store: ObjectStore) -> None:
     cut_set(source, store.child(_SEGMENTS), segments, hop_s, run.cache_folder, damaged)
 
 
+def too_long(run: Run, spec: BundleSpec) -> list[dict[str, str]]:
+    """Utterances that are longer than the model can read, as a stage's record lists them.
+
+    Raises:
+        StageError: If no utterance of a set is left.
+    """
+    found: list[dict[str, str]] = []
+    for name in ("train", "valid"):
+        index = ShardIndex.read(ObjectStore(set_url(run, name)))
+        durations, ids = index.column("duration"), index.values("id")
+        rows = [row for row, seconds in enumerate(durations) if seconds > spec.max_seconds]
+        if rows and len(rows) == len(index):
+            raise StageError(
+                f"all utterances of the set {name} are longer than the {spec.max_seconds:g} s that model "
+                f"{spec.network.kind} can read: use shorter ones, or another model"
+            )
+        limit = f"the model reads up to {spec.max_seconds:g} s"
+        found += [
+            {"id": ids[row].as_py(), "reason": "too-long", "detail": f"{durations[row]:.1f} s, {limit}"} for row in rows
+        ]
+    return found
+
+
 class TrainRecord(DamageRecord):
     """What a training has made."""
 
@@ -291,6 +321,10 @@ class TrainRecord(DamageRecord):
     """`training`: identity of the training, by which its MLflow run is found."""
     digest: str
     """SHA-256 of the model's files."""
+    quarantined: NotRequired[list[dict[str, str]]]
+    """Id, reason and detail of utterances that are longer than the model can read."""
+    pretrained: NotRequired[dict[str, str]]
+    """The pretrained model that `model.source` names: revision, digest, and what its card states."""
     initial: NotRequired[dict[str, Any]]
     """The model that training began with, and what was taken from it."""
 
@@ -317,6 +351,7 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         )
     run_preflight(run)
     spec = make_spec(run)
+    left_out = too_long(run, spec)
     transfer = transfer_initial(run, spec)
     initial = save_initial(transfer, output.store) if transfer else None
     job = make_job(run, output, spec, initial)
@@ -348,8 +383,13 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         "tracking": {"training": training},
         "digest": model_digest(store),
     }
+    if pretrained := pretrained_model(run):
+        record["pretrained"] = pretrained.about()
     if transfer:
         record["initial"] = begins_with(run) | transfer.summary()
+    if left_out:
+        record["quarantined"] = left_out
+        record["counts"]["quarantined"] = len(left_out)
     add_damage(record, store)
     return record
 

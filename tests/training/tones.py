@@ -182,8 +182,9 @@ LEARNS = {
 
 
 def bare(kind: str) -> ModelConfig:
-    """The tiny model without dropout, at 25 output frames a second."""
-    return TINY[kind].model_copy(update={"subsampling": 4, "dropout": 0.0})
+    """The tiny model without dropout, at 25 output frames a second if there are such models of its kind."""
+    factor = min(4, max(TINY[kind].subsamplings))
+    return TINY[kind].model_copy(update={"subsampling": factor, "dropout": 0.0})
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -158,7 +159,11 @@ class AcousticModel(TrainableNetwork, ABC):
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:
-        return halved(lengths, self.cfg.halvings)
+        return self.num_frames_rule()(lengths)
+
+    def num_frames_rule(self) -> Callable[[Tensor], Tensor]:
+        """What `num_frames` computes, without the network: stages of it compute it, too."""
+        return partial(halved, times=self.cfg.halvings)
 
     @property
     def hidden_width(self) -> int:
@@ -203,13 +208,14 @@ class ModelStage(nn.Module, ABC):
         self.in_width = model.num_features if self.is_first else model.hidden_width
         self.out_width = model.vocab_size if self.is_last else model.hidden_width
         self.subsampling = model.subsampling if self.is_first else None
+        self._num_frames = model.num_frames_rule()
 
     def constrain(self) -> None:
         """What `AcousticModel.constrain` does, for these layers."""
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of feature frames."""
-        return halved(lengths, self.cfg.halvings)
+        return self._num_frames(lengths)
 
     @abstractmethod
     def run(self, x: Tensor, frames: Tensor) -> Tensor:

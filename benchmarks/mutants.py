@@ -7,6 +7,12 @@
 A mutant is tested with the fast tests that are nearest to its module by imports, nearest first, until one fails. That
 test is then run on the unchanged code, and counts only if it passes there. A test that times out counts as a detection.
 Survivors are printed as diffs for review: some mutations have no relevant effect.
+
+mutmut 3 is faster for a small module (47 mutants of `configurable/addresses.py` in 42 s), but it takes a function that
+tests reach only in a child process for untested: all 15 mutants of `training.processes.exit_reason.run_with_reason`
+got no tests, and most of the engine runs in such processes. cosmic-ray 8 runs one given command for every mutant, and
+neither of the two selects the tests nearest to a module, draws a sample by folder with a seed, or repeats the test that
+failed on the unchanged code.
 """
 
 import argparse

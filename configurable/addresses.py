@@ -46,15 +46,15 @@ def _contents(
     cls: type[BaseModel], only: frozenset[str] | None, without: frozenset[str]
 ) -> tuple[tuple[str, frozenset[str], Any], ...]:
     """The fields of a class that an address may hold: name, what to leave out of the value, and the default as JSON."""
-    found = []
+    fields = []
     for name, field in cls.model_fields.items():
         if name in without or (only is not None and name not in only):
             continue
         inner = frozenset(path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}."))
         kind = name == "kind" if issubclass(cls, Choice) else _is_discriminator(field)
         always = field.is_required() or kind
-        found.append((name, inner, _ALWAYS if always else _plain(field.get_default(call_default_factory=True), inner)))
-    return tuple(found)
+        fields.append((name, inner, _ALWAYS if always else _plain(field.get_default(call_default_factory=True), inner)))
+    return tuple(fields)
 
 
 def _is_discriminator(field: FieldInfo) -> bool:

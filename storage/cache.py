@@ -132,10 +132,10 @@ class ShardCache:
         """Open the copy if it exists and passes the check."""
         self.touch(target)
         try:
-            found = open_checked(target, check)
+            opened = open_checked(target, check)
         except FileNotFoundError:
             return None
-        return found if isinstance(found, int) else None
+        return opened if isinstance(opened, int) else None
 
     def _fetch_with_room(self, target: Path, size: int, fetch: Fetch, check: Check) -> int | str:
         try:
@@ -172,12 +172,12 @@ class ShardCache:
 
     def _copies(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of each copy, least recently used first."""
-        found = []
+        copies = []
         for path in self.folder.glob("*.tar"):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        return sorted(found)
+                copies.append((status.st_mtime, status.st_size, path))
+        return sorted(copies)
 
     def evict(self, room: int = 0, keep: Path | None = None) -> list[Path]:
         """Remove the least recently used copies until the others and `room` bytes fit into the limit.

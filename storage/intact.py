@@ -56,9 +56,9 @@ class DamagedObjectError(ValueError):
 
 def remedy(url: str) -> str:
     """The remedy for a missing or damaged object."""
-    if found := _OUTPUT_URL.match(url):
+    if match := _OUTPUT_URL.match(url):
         return (
-            f"`starling storage verify --repair --url {found[1]}` removes damaged objects and their stage's record; "
+            f"`starling storage verify --repair --url {match[1]}` removes damaged objects and their stage's record; "
             "then run the pipeline again to recreate them"
         )
     return "Delete it (a shard with its part file), and rerun the program that writes it"

@@ -98,10 +98,10 @@ def download_corpus(
                 continue
             archive = fetch(corpus.parts[part], folder, on_progress, patience or Patience())
             on_progress(f"unpacking {archive.name}", 0, 0)
-            found = asdict(unpack(archive, folder))
-            about = {"url": corpus.parts[part].url, "digest": corpus.parts[part].digest, **found}
+            unpacked = asdict(unpack(archive, folder))
+            about = {"url": corpus.parts[part].url, "digest": corpus.parts[part].digest, **unpacked}
             replace_file(marker, json.dumps(about).encode())
-            done[part] = {**found, "present": False}
+            done[part] = {**unpacked, "present": False}
             if not keep_archives:
                 archive.unlink()
     return {"kind": corpus.kind, "path": os.path.normpath(folder / corpus.folder), "parts": done}

@@ -57,9 +57,9 @@ class SidecarReader(CorpusReader):
                 except (OSError, ValueError) as error:
                     self._problem(id_, "bad-line", f"{transcript} cannot be used: {getattr(error, 'strerror', error)}")
                     continue
-                found = self._make(id_, audio, text, audio.parent.name)
-                if found:
-                    yield found
+                utterance = self._make(id_, audio, text, audio.parent.name)
+                if utterance:
+                    yield utterance
 
     @override
     def scanned(self) -> list[Path]:

@@ -290,7 +290,7 @@ def near_column(name: str, columns: Iterable[str]) -> str:
 
 def misspelled(header: Iterable[str], names: Iterable[str]) -> str:
     """End of a message about a missing column: which name a column of the table may misspell; empty if none."""
-    near = next(((name, found) for name in header if (found := near_column(name, names))), None)
+    near = next(((name, near_name) for name in header if (near_name := near_column(name, names))), None)
     return f"; {near[0]!r}: did you mean {near[1]!r}?" if near else ""
 
 

@@ -1,4 +1,4 @@
-"""Creates the learners of a simulated cluster: replica, exchange and program of each."""
+"""Creates the learners of a simulated cluster: replica, exchange and program of each; and lets newcomers join."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Results of a simulation."""
+"""Results of a simulation, and the evaluations of the average model on the way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Runs the programs of all learners on a virtual clock: deterministic, in one process, without threads."""
+"""Simulates any strategy on a virtual clock: deterministic, in one process, without threads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast

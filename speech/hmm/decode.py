@@ -95,7 +95,7 @@ class GraphSearch:
         graph: The transducer, input labels pdf + 1.
         words: The output labels.
         options: Beam and scale.
-        families: int32 `[P]`, the phone of each pdf (`speech.hmm.confidence`), to compute confidences.
+        families: int32 `[P]`, the phone of each pdf (`speech.hmm.aligner`), to compute confidences.
 
     Attributes:
         num_states: Tied states that the graph knows: log-likelihoods must have as many columns, or more.

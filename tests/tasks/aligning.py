@@ -25,8 +25,8 @@ def aligned_run(home, stage="sat", **fields):
     """A run whose speech is sharded and aligned."""
     run = Run(parse_config(tiny_document(align=SIZES | {"stage": stage}, **fields)), "r")
     give_mlflow(home)
-    for one in (PREPARE, SHARD):
-        one.execute(run)
+    for before in (PREPARE, SHARD):
+        before.execute(run)
     return run
 
 

@@ -80,7 +80,7 @@ def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     heard: list[tuple[list[int], list[int]]] = []
 
     def recorded(model, decoder, features, passes, *, speech, first):
-        heard.append(([len(one) for one in features], [len(mask) for mask in speech]))
+        heard.append(([len(feats) for feats in features], [len(mask) for mask in speech]))
         assert (first.options.beam, first.options.max_active) == (10.0, 2000)
         assert (decoder.options.beam, decoder.options.max_active) == (12.0, 7000)
         return decode_speaker(model, decoder, features, passes, speech=speech, first=first)

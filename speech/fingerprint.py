@@ -30,6 +30,7 @@ _SILENCE = 1e-4
 """Frames more than 40 dB below the loudest one have no word (ratio of energies)."""
 NO_WORD = 0
 _MARGIN = 0.25
+"""Reduction of the limit of differing bits at one common word; n words have 1 / √n of it."""
 
 Words = NDArray[np.uint32]
 _HASH = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hash

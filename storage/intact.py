@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from storage.objects import ObjectStore
 
 _OUTPUT_URL = re.compile(r"(.+?)/[a-z][a-z0-9_-]*/[0-9a-f]{16}(?:/|$)")
-_CHUNK = 8 << 20
+_CHUNK = 8 << 20  # bytes of an object that are in memory while its SHA-256 is computed
 _UNREADABLE = (
     SafetensorError,
     EOFError,

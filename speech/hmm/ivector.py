@@ -38,6 +38,7 @@ from speech.hmm.gmm import DiagGmm, GmmStatistics, update
 from speech.hmm.model import ModelError, write_tensors
 
 _CHUNK = 4096  # frames at a time: 32 MB of posteriors of 2048 components
+# HTK's floor of variances, and Kaldi's minimum occupancy: the defaults of the mixtures of HMMs, too
 _FLOOR = 0.01  # of the variance of all frames: the smallest variance of a component
 _MINIMUM = 10.0  # frames: components that explain fewer are removed
 

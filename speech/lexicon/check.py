@@ -74,6 +74,7 @@ def _lengths(lexicon: Lexicon) -> Iterator[Suspicion]:
     middle = float(np.median(ratios))
     # median absolute deviation, scaled to the standard deviation of a normal distribution; the lower bound keeps a
     # single phone in a long word from being reported
+    # 1.4826 median absolute deviations are a normal distribution's standard deviation (Hampel 1974)
     scatter = max(1.4826 * float(np.median(np.abs(ratios - middle))), 0.1)
     for (word, phones, count), ratio in zip(pairs, ratios, strict=True):
         expected = count * math.exp(middle)

@@ -11,7 +11,7 @@ from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Uttera
 
 _SUFFIXES = (".sph", ".wav", ".flac", ".raw")
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()\s]+)\)\s*")
-_RAW_RATE = 16000
+_RAW_RATE = 16000  # of AN4's `.raw` files, which have no header
 
 
 class An4Reader(CorpusReader):

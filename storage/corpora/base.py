@@ -43,7 +43,7 @@ OVERSHOOT_S = 0.5
 """Seconds by which a declared time may exceed the audio: the allowance of Kaldi's extract-segments."""
 _OVERSHOOT_SHARE, _ROUNDING_S = 0.1, 0.1
 _LONGEST_ID, _LONGEST_DETAIL, _LONGEST_ERROR, _LONGEST_SUFFIX = 200, 600, 1200, 20
-_NAMED = 3
+_NAMED = 3  # examples of each problem in messages
 
 
 class CorpusError(ValueError):

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_BUFFER = 1 << 20
-_BATCH_BYTES = 2 << 20
-_MOST_ROWS = 64
+_BUFFER = 1 << 20  # bytes of a column chunk that are read at once
+_BATCH_BYTES = 2 << 20  # of decoded cells, about: some utterances of 10 s
+_MOST_ROWS = 64  # of a batch: sizes in the file's metadata may be wrong
 _KEPT = 4
 """Batches that a cursor keeps: threads read rows nearly, but not exactly in order."""
-_MOST_CURSORS = 4
+_MOST_CURSORS = 4  # open files: each keeps a page and some batches in memory
 
 
 class Cell(NamedTuple):

@@ -15,8 +15,8 @@ from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number
 
 _PUNCTUATION = {"<COMMA>": ",", "<PERIOD>": ".", "<QUESTIONMARK>": "?", "<EXCLAMATIONPOINT>": "!"}
 _GARBAGE = ("<SIL>", "<MUSIC>", "<NOISE>", "<OTHER>")
-_CHUNK = 1 << 20
-_MAX_OBJECT = 1 << 26
+_CHUNK = 1 << 20  # bytes that are read at once
+_MAX_OBJECT = 1 << 26  # characters of one recording's object: the longest have a few million
 _ARRAY = re.compile(r'"audios"\s*:\s*\[')
 _BLANK = re.compile(r"[\s,]*")
 

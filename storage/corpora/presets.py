@@ -10,7 +10,7 @@ from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Uttera
 from storage.corpora.kaldi import KaldiReader
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_TEST_TAKES = 5
+_TEST_TAKES = 5  # the data set's own division: takes 0 to 4 are for tests (its README)
 
 
 class SpeechOceanReader(CorpusReader):

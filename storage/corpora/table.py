@@ -46,7 +46,7 @@ KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
 """Column names of each field in public corpora; the first one present in the table is used."""
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """File names of tables end in one of these."""
-_BATCH_ROWS = 1024
+_BATCH_ROWS = 1024  # of a Parquet file that are in memory at once
 
 
 class TableReader(CorpusReader):

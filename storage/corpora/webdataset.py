@@ -26,7 +26,7 @@ _TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 _SPEAKERS = ("speaker", "speaker_id", "client_id", "spk")
 _PLAIN_TEXTS = ("txt", "cls")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MAX_SHARDS = 1_000_000
+_MAX_SHARDS = 1_000_000  # a petabyte in shards of a gigabyte; a larger range is a slip of the keyboard
 
 
 class WebDatasetReader(CorpusReader):

@@ -178,9 +178,9 @@ def intervals(text):
     tiers = {}
     for part in re.split(r"    item \[\d+\]:\n", text)[1:]:
         name = re.search(r'name = "(.*)"', part)[1]
-        found = re.findall(r'xmin = ([\d.]+)\n +xmax = ([\d.]+)\n +text = "(.*)"\n', part)
-        assert int(re.search(r"intervals: size = (\d+)", part)[1]) == len(found)
-        tiers[name] = [(float(a), float(b), c.replace('""', '"')) for a, b, c in found]
+        parts = re.findall(r'xmin = ([\d.]+)\n +xmax = ([\d.]+)\n +text = "(.*)"\n', part)
+        assert int(re.search(r"intervals: size = (\d+)", part)[1]) == len(parts)
+        tiers[name] = [(float(a), float(b), c.replace('""', '"')) for a, b, c in parts]
     return tiers
 
 
@@ -204,20 +204,20 @@ def test_intervals_of_any_units_are_contiguous(gaps, duration):
     for gap, length in gaps:
         units.append(Word("x", (now + gap) / 100, length / 100, 1.0))
         now += gap + length
-    found = intervals(textgrid(duration / 100, {"words": units}))["words"]
-    assert found[0][0] == 0
-    assert found[-1][1] == max(duration, now) / 100
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
-    assert sum(text == "x" for _, _, text in found) == sum(unit.duration > 0 for unit in units)
+    spans = intervals(textgrid(duration / 100, {"words": units}))["words"]
+    assert spans[0][0] == 0
+    assert spans[-1][1] == max(duration, now) / 100
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
+    assert sum(text == "x" for _, _, text in spans) == sum(unit.duration > 0 for unit in units)
 
 
 def test_scores_far_below_the_median_are_found_worst_first():
     draw = random.Random(1)
     scores = {f"u{number}": draw.gauss(-50, 1) for number in range(100)}
     assert low_scores(scores) == {}
-    found = low_scores(scores | {"bad": -60.0, "worse": -70.0})
-    assert list(found) == ["worse", "bad"]
-    assert found["worse"] == pytest.approx(20, rel=0.3)
+    low = low_scores(scores | {"bad": -60.0, "worse": -70.0})
+    assert list(low) == ["worse", "bad"]
+    assert low["worse"] == pytest.approx(20, rel=0.3)
     assert low_scores({"a": -1.0, "b": -90.0}) == {}
 
 
@@ -225,9 +225,9 @@ def test_nearly_equal_scores_of_a_saturated_ctc_model_are_not_suspicious():
     """Of 2,000 correct digits, 248 were reported, the worst 1,539 deviations below the median."""
     scores = {f"u{number}": -0.0001 * (number % 5) for number in range(100)}
     fine = {"sure": -0.003, "less sure": -0.09}
-    found = low_scores(scores | fine | {"wrong word": -0.12, "wrong": -2.0})
-    assert list(found) == ["wrong", "wrong word"]
-    assert found["wrong"] == pytest.approx(100, rel=0.01)
+    low = low_scores(scores | fine | {"wrong word": -0.12, "wrong": -2.0})
+    assert list(low) == ["wrong", "wrong word"]
+    assert low["wrong"] == pytest.approx(100, rel=0.01)
     assert low_scores(dict.fromkeys(scores, -0.5)) == {}
 
 

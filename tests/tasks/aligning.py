@@ -35,8 +35,8 @@ def aligned_run(home, stage="sat", **fields):
     run = Run(parse_config(tiny_document(align=SIZES | {"stage": stage}, **fields)), "r")
     if not (home / "mlflow").exists():
         give_mlflow(home)
-    for one in (PREPARE, SHARD):
-        one.execute(run)
+    for before in (PREPARE, SHARD):
+        before.execute(run)
     return run
 
 

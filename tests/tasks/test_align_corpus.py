@@ -22,7 +22,9 @@ def test_a_corpus_is_aligned_with_a_ctc_model(finished, tmp_path, monkeypatch):
     assert len(corpus.utterances) == 8
     assert corpus.quarantined == 1
     assert done[-1] == (8, 8)
-    assert [utterance.id for utterance in corpus.utterances] == sorted({one.id for one in corpus.utterances})
+    assert [utterance.id for utterance in corpus.utterances] == sorted(
+        {utterance.id for utterance in corpus.utterances}
+    )
     assert all(utterance.text and utterance.heard is not None for utterance in corpus.utterances)
     texts = {utterance.id: utterance.text for utterance in corpus.utterances}
     assert corpus.alignments

@@ -82,7 +82,7 @@ def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     adapt_to_speaker, search = hmm_decode.adapt_to_speaker, GmmRecognizer.search
 
     def recorded(model, first, features, passes, *, speech):
-        heard.append(([len(one) for one in features], [len(mask) for mask in speech]))
+        heard.append(([len(feats) for feats in features], [len(mask) for mask in speech]))
         assert (first.options.beam, first.options.max_active, passes) == (10.0, 2000, 1)
         return adapt_to_speaker(model, first, features, passes, speech=speech)
 

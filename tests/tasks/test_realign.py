@@ -86,8 +86,8 @@ def test_network_that_agrees_with_the_gmm_changes_nothing(plain, bundle, monkeyp
     before, after = tables(run, "align"), tables(run, "realign")
     assert {name: table.digest for name, table in after.items()} == {name: t.digest for name, t in before.items()}
     assert counts == {"aligned": sum(map(len, before.values())), "failed": 0}
-    for name, one in run.result("realign").record["sets"].items():
-        assert (one["moved"], one["digest"]) == (0.0, before[name].digest)
+    for name, figures in run.result("realign").record["sets"].items():
+        assert (figures["moved"], figures["digest"]) == (0.0, before[name].digest)
         for utterance in before[name]:
             old, new = before[name].alignment(utterance), after[name].alignment(utterance)
             assert old.words == new.words
@@ -125,8 +125,8 @@ def test_key_depends_on_the_network_not_its_path(realigned, bundle, plain, tmp_p
     add_decoder(copy, WordsConfig(words=str(tmp_path / "some.txt")))
     assert load_spec(copy).decode.kind == "words"
     assert REALIGN.output(realigning(plain, copy)).key == realigned.result("realign").key
-    again, found = realigning(plain, copy, retry_beam=81.0), realigned.result("realign").record["sets"]
-    assert REALIGN.execute(again).record["sets"]["train"]["digest"] == found["train"]["digest"]
+    again, sets = realigning(plain, copy, retry_beam=81.0), realigned.result("realign").record["sets"]
+    assert REALIGN.execute(again).record["sets"]["train"]["digest"] == sets["train"]["digest"]
     assert REALIGN.output(realigning(plain, copy, beam=19.0)).key != realigned.result("realign").key
     weights = {name: value * 2 for name, value in torch_weights(copy).items()}
     save_bundle(copy, load_spec(copy), weights)
@@ -196,7 +196,7 @@ def test_share_of_changed_frames_is_reported(plain):
     assert moved_share(table, table) == 0.0
     names = list(table)
     rows = table._table.to_pydict()
-    rows["pdfs"] = [[state + (place == 0) for state in one] for place, one in enumerate(rows["pdfs"])]
+    rows["pdfs"] = [[state + (place == 0) for state in pdfs] for place, pdfs in enumerate(rows["pdfs"])]
     import pyarrow as pa
 
     changed = AlignmentTable(table.info, pa.table(rows, schema=table._table.schema))

@@ -161,11 +161,11 @@ def test_confidences_of_all_phones_sum_to_one():
 
 
 def test_lexicon_with_probabilities_survives_a_file_round_trip(tmp_path):
-    lexicon = Lexicon({word: [Pronunciation(phones) for phones in found] for word, found in LEXICON.items()})
+    lexicon = Lexicon({word: [Pronunciation(phones) for phones in variants] for word, variants in LEXICON.items()})
     spoken = GraphOptions(0.37, {("TO", ("T", "AH0")): 0.25}, {"TO": 0.9})
     save_lexicon(tmp_path, lexicon, spoken)
     again, options = load_lexicon(tmp_path)
-    assert word_pronunciations(again, LEXICON) == {w: sorted(found) for w, found in LEXICON.items()}
+    assert word_pronunciations(again, LEXICON) == {w: sorted(variants) for w, variants in LEXICON.items()}
     assert options == spoken
     (tmp_path / "silence.json").write_text("{}")
     with pytest.raises(ModelError, match="no lexicon of an alignment"):

@@ -113,6 +113,6 @@ def test_tree_survives_json_and_statistics_merge_in_any_order():
     whole = ContextStatistics.of_frames(states, frames)
     parts = [ContextStatistics.of_frames(states[a:b], frames[a:b]) for a, b in ((0, 100), (100, 350), (350, 500))]
     for order in (parts, parts[::-1]):
-        found = ContextStatistics.merge(order)
-        np.testing.assert_array_equal(found.contexts, whole.contexts)
-        np.testing.assert_allclose(found.rows(), whole.rows(), rtol=1e-6, atol=1e-6)
+        merged = ContextStatistics.merge(order)
+        np.testing.assert_array_equal(merged.contexts, whole.contexts)
+        np.testing.assert_allclose(merged.rows(), whole.rows(), rtol=1e-6, atol=1e-6)

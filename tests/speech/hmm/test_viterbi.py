@@ -71,9 +71,9 @@ def test_alignment_is_the_best_path(dependent, seed):
     states = state_graph(graph, model.tree, model.transitions)
     path = viterbi(states, scores, states.pdfs)
     score, phones = best_reading(model, words, scores)
-    found = path_of_states(graph, states, path)
-    assert tuple(found.phones) == phones
-    np.testing.assert_array_equal(found.pdfs(model.tree), states.pdfs[path])
+    best = path_of_states(graph, states, path)
+    assert tuple(best.phones) == phones
+    np.testing.assert_array_equal(best.pdfs(model.tree), states.pdfs[path])
     total = scores[np.arange(len(path)), states.pdfs[path]].sum()
     assert total < score + 40  # the rest is transitions and silence
     wide = viterbi(states, scores, states.pdfs, beam=60.0)
@@ -96,21 +96,26 @@ def test_narrow_beam_fails_and_is_retried():
 
 
 def test_utterance_too_short_for_its_transcript_is_named():
-    shard = Shard([type(one)(one.id, one.speaker, one.features[:5], one.words) for one in corpus(1)])
+    shard = Shard(
+        [
+            type(utterance)(utterance.id, utterance.speaker, utterance.features[:5], utterance.words)
+            for utterance in corpus(1)
+        ]
+    )
     graphs = make_graphs(shard, PHONES, LEXICON, context=False)
-    found = align(random_model(np.random.default_rng(0), dim=12), shard, graphs)
-    assert list(found.failures) == ["u000"]
-    assert "5 frames" in found.failures["u000"]
+    aligned = align(random_model(np.random.default_rng(0), dim=12), shard, graphs)
+    assert list(aligned.failures) == ["u000"]
+    assert "5 frames" in aligned.failures["u000"]
     assert equal_path(graphs["u000"], 5, PHONES) is None
 
 
 def test_equal_path_distributes_frames_evenly():
     graph = utterance_graph(PHONES, LEXICON, ["AT", "A"], context=False)
-    found = equal_path(graph, 38, PHONES)
-    assert [PHONES.names[p - 1] for p in found.phones] == [SILENCE, "AE1", "T", "AH0", SILENCE]
-    assert np.diff(found.starts).tolist() == [10, 6, 6, 6, 10]
-    assert found.words.tolist() == [-1, 0, 0, 1, -1]
-    assert found.word_times() == [(0, 10, 22), (1, 22, 28)]
+    path = equal_path(graph, 38, PHONES)
+    assert [PHONES.names[p - 1] for p in path.phones] == [SILENCE, "AE1", "T", "AH0", SILENCE]
+    assert np.diff(path.starts).tolist() == [10, 6, 6, 6, 10]
+    assert path.words.tolist() == [-1, 0, 0, 1, -1]
+    assert path.word_times() == [(0, 10, 22), (1, 22, 28)]
 
 
 def test_unknown_words_are_noise_and_pronunciations_have_costs():
@@ -125,8 +130,8 @@ def test_transition_counts_equal_those_of_the_path():
     rng = np.random.default_rng(1)
     model = random_model(rng)
     graph = utterance_graph(PHONES, LEXICON, ["A"], context=False)
-    found = equal_path(graph, 30, PHONES)
-    counts = transition_counts(found, model.tree, model.transitions)
+    path = equal_path(graph, 30, PHONES)
+    counts = transition_counts(path, model.tree, model.transitions)
     leaving = model.transitions.destinations == model.transitions.num_states[model.transitions.owners]
     assert counts.sum() == 30
     assert counts[leaving].sum() == 3  # three phones end

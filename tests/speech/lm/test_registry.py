@@ -65,9 +65,11 @@ def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines, in_place):
     assert (tmp_path / "lm" / WORDS).read_text().split() == list(model.words)[3:]
     assert MODEL_FILES.get(cfg.kind, arpa_of(cfg) or WORDS) in files
     assert record["protection"] == {"allowed": False, "length": 8, "sequences": 0, "too_short": 0}
-    found = model.evaluate(line.split() for line in lines[:20])
-    assert found.without_unknown == pytest.approx(record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5)
-    assert 2 < found.without_unknown < 12
+    perplexity = model.evaluate(line.split() for line in lines[:20])
+    assert perplexity.without_unknown == pytest.approx(
+        record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5
+    )
+    assert 2 < perplexity.without_unknown < 12
 
 
 def test_transcripts_can_be_excluded(tmp_path, cfg, lines, in_place):

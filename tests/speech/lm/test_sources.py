@@ -43,8 +43,8 @@ def test_urls_and_patterns_are_read_in_order(tmp_path):
 def test_unusable_lines_are_counted_by_reason(tmp_path):
     lines = [b"good line", b"caf\xff", b"", b"...", "привет".encode(), b"another good line", b"x" * (1 << 20) + b"y"]
     (tmp_path / "t.txt").write_bytes(b"\n".join(lines))
-    found, counts = read([tmp_path / "t.txt"])
-    assert found == ["good line", "another good line"]
+    kept, counts = read([tmp_path / "t.txt"])
+    assert kept == ["good line", "another good line"]
     assert counts == {
         "files": 1, "lines": 7, "kept": 2, "undecodable": 1, "empty": 2, "outside-alphabet": 1, "too-long": 1
     }  # fmt: skip

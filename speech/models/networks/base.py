@@ -54,8 +54,8 @@ class TrainableNetwork(nn.Module):
     """What the engine trains: an acoustic model, or a language model.
 
     It is called with inputs [batch, frames, features], the frames of each sequence [batch] and what else its task gives
-    it, and returns natural log probabilities [batch, output frames, outputs] and output frames [batch], or what its task
-    reads in place of them.
+    it, such as tokens. It returns natural log probabilities [batch, output frames, outputs] and output frames [batch],
+    or what its task reads in place of them.
     """
 
     def num_frames(self, lengths: Tensor) -> Tensor:

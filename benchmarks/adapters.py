@@ -6,7 +6,7 @@ real; forward and backward passes are waits of equal length, so that the differe
 `benchmarks.scaling`). Bytes are those that a machine has sent per step, headers included.
 
     python -m benchmarks.adapters configs/librispeech_100.yaml            # a table, about five minutes
-    python -m benchmarks.adapters configs/librispeech_100.yaml --rank 8 --modules '*' --json
+    python -m benchmarks.adapters configs/librispeech_100.yaml --rank 16 --modules '*' --json
 """
 
 import argparse
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and print a table or JSON; returns 1 if this machine cannot emulate links."""
     parser = argparse.ArgumentParser(prog="benchmarks.adapters", description=__doc__.partition("\n")[0])
     parser.add_argument("config", type=Path, help="configuration of the model")
-    parser.add_argument("--rank", type=int, default=4, help="rank of the adapters")
+    parser.add_argument("--rank", type=int, default=8, help="rank of the adapters")
     parser.add_argument("--modules", nargs="+", default=["*attention*"], help="patterns of the layers with adapters")
     parser.add_argument("--outputs", type=int, default=256, help="the model's tokens")
     parser.add_argument("--step-s", type=float, default=0.3, help="seconds per gradient")

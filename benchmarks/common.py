@@ -19,16 +19,18 @@ class BenchmarkError(RuntimeError):
     """A process has died or does not answer, so there is no result."""
 
 
-def compare(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+def compare(
+    rivals: dict[str, Callable[[], object]], rounds: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each alternative; they run in turns, so that load on the machine affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for work in rivals.values():
         work()  # warm up caches and lazy imports
     for _ in range(rounds):
         for name, work in rivals.items():
-            started = time.perf_counter()
+            started = clock()
             work()
-            times[name].append(time.perf_counter() - started)
+            times[name].append(clock() - started)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

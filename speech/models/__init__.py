@@ -14,6 +14,7 @@ from speech.models.decoder_networks import DecoderNetworkConfig
 from speech.models.registry import DECODER_NETWORKS, MODELS, DecoderNetworkChoice, ModelChoice, build_model
 from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
+from speech.models.whisper_decoder import WhisperDecoderConfig
 
 __all__ = [
     "DECODER_NETWORKS",
@@ -26,5 +27,6 @@ __all__ = [
     "ModelConfig",
     "TdnnConfig",
     "TransformerDecoderConfig",
+    "WhisperDecoderConfig",
     "build_model",
 ]

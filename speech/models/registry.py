@@ -11,6 +11,7 @@ from speech.models.conformer import ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
 from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
+from speech.models.whisper_decoder import WhisperDecoderConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
@@ -25,6 +26,7 @@ ModelChoice = Annotated[ModelConfig, OneOf(MODELS, "conformer")]
 
 DECODER_NETWORKS: dict[str, type[DecoderNetworkConfig]] = {
     "transformer": TransformerDecoderConfig,
+    "whisper": WhisperDecoderConfig,
 }
 DecoderNetworkChoice = Annotated[DecoderNetworkConfig, OneOf(DECODER_NETWORKS, "transformer")]
 """A field that takes the configuration of any decoder network."""

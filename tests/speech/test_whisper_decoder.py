@@ -46,18 +46,20 @@ def byte_pieces():
     return made
 
 
-def write_folder(folder, weights=None, **changes):
-    """A tiny Whisper model in Hugging Face's format; returns the number of text tokens."""
-    made = byte_pieces()
-    size = changes.pop("vocab_size", made.get_vocab_size() + 20)
-    folder.mkdir(exist_ok=True)
+def write_decoder(folder, size=300, **changes):
+    """A tiny Whisper decoder in Hugging Face's format, without a tokenizer."""
     (folder / "config.json").write_text(json.dumps({**SIZES, "vocab_size": size, **changes}))
-    (folder / "tokenizer.json").write_text(made.to_str())
-    if weights is None:
-        torch.manual_seed(1)
-        network = WhisperDecoderConfig(dim=16, layers=2, heads=2, feed_forward=2, positions=24).build(16, size)
-        weights = {f"model.decoder.{name}": tensor.half() for name, tensor in network.state_dict().items()}
+    torch.manual_seed(1)
+    network = WhisperDecoderConfig(dim=16, layers=2, heads=2, feed_forward=2, positions=24).build(16, size)
+    weights = {f"model.decoder.{name}": tensor.half() for name, tensor in network.state_dict().items()}
     save_file(weights, str(folder / "model.safetensors"))
+
+
+def write_folder(folder):
+    """A tiny Whisper model with a tokenizer; returns the number of text tokens."""
+    made = byte_pieces()
+    write_decoder(folder, made.get_vocab_size() + 20)
+    (folder / "tokenizer.json").write_text(made.to_str())
     return made.token_to_id("<|endoftext|>")
 
 
@@ -94,9 +96,9 @@ def test_log_probabilities_are_the_librarys(tmp_path):
 
 @pytest.mark.parametrize("suppressed", [{}, {"suppress_tokens": [3, 5, 70, 90], "begin_suppress_tokens": [10, 261]}])
 def test_greedy_search_gives_the_tokens_of_the_librarys_generate(tmp_path, suppressed):
+    model = library_model(tmp_path)
     from transformers.modeling_outputs import BaseModelOutput
 
-    model = library_model(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps(suppressed))
     names = read_whisper_tokenizer(tmp_path)
     encoded = 3 * torch.randn(4, 20, 16, generator=torch.Generator().manual_seed(2))
@@ -123,7 +125,7 @@ def test_greedy_search_gives_the_tokens_of_the_librarys_generate(tmp_path, suppr
 
 
 def test_folder_of_half_precision_is_read_without_the_library(tmp_path):
-    write_folder(tmp_path)
+    write_decoder(tmp_path)
     cfg, size, weights = read_whisper_decoder(tmp_path)
     assert cfg == WhisperDecoderConfig(dim=16, layers=2, heads=2, feed_forward=2, positions=24)
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
@@ -196,7 +198,7 @@ def test_suppressed_tokens_and_timing_heads_are_those_of_the_folder(tmp_path):
     ],
 )
 def test_folder_that_is_no_whisper_decoder_is_refused_naming_what_is_wrong(tmp_path, changes, message):
-    write_folder(tmp_path, **changes)
+    write_decoder(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         read_whisper_decoder(tmp_path)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.silence import clip_arguments, load_clips, open_model
-from recognition.recognizer import Recognizer, Scores
+from recognition.systems.acoustic import FrameRecognizer, Scores
 from speech.decoding import GraphDecoder
 from speech.decoding.graph import GraphConfig
 from speech.hmm.priors import scaled_likelihoods
@@ -65,7 +65,7 @@ class Measurement:
         return sum(one.errors for one in counts) / sum(one.ref_words for one in counts)
 
 
-def adapted(recognizer: Recognizer, measured: Measurement) -> Iterator[Tensor]:
+def adapted(recognizer: FrameRecognizer, measured: Measurement) -> Iterator[Tensor]:
     """Features of the clips, adapted to their speakers."""
     features: list[Tensor] = [torch.empty(0)] * len(measured.waves)
     for places in by_speaker([speaker for _, _, speaker in measured.said]).values():
@@ -131,6 +131,7 @@ def main() -> None:
     with redirect_stdout(sys.stderr):
         transcriber, run = open_model(options)
         recognizer = transcriber.recognizer
+        assert isinstance(recognizer, FrameRecognizer)
         if not isinstance(recognizer.decoder, GraphDecoder):
             raise SystemExit("this model is not decoded with a graph: give --model one that is")
         decoder = recognizer.decoder
@@ -139,9 +140,9 @@ def main() -> None:
         decoder.prepare()
         decoder.search.nbest(np.zeros((1, decoder.num_outputs), dtype=np.float32), 1, 1.0)  # reads the graph once more
         inputs: Sequence[Tensor] = waves
-        if recognizer.adapts:
+        if recognizer.by_speaker:
             inputs = measured.step("adaptation", adapted(recognizer, measured))
-        outputs = measured.step("network", (recognizer.scores(one[None], torch.tensor([len(one)])) for one in inputs))
+        outputs = measured.step("network", (recognizer.encode(one[None], torch.tensor([len(one)])) for one in inputs))
         configs = widths(decoder.cfg, options.beams, options.states)
         measure_best_paths(decoder, measured, outputs, configs)
         if decoder.cfg.hypotheses > 1:

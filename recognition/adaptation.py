@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ class SpeakerAdapter:
         self._search = search.with_options(first_pass(cfg.search))
 
     @torch.inference_mode()
-    def __call__(self, waves: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, waves: Iterable[Tensor]) -> list[Tensor]:
         """Adapted features of all of a speaker's utterances.
 
         Args:
@@ -73,10 +73,14 @@ class SpeakerAdapter:
         Returns:
             float32 [frames, D] for each; without fMLLR if there are fewer than 500 frames.
         """
-        static, speech = _frames(self._extract, waves)
-        transform = self.transform(static, speech) if self._transforms else None
+        own, parts = SpeakerFrames(self._extract), {n: SpeakerFrames(one) for n, one in self._others.items()}
+        for wave in waves:
+            for frames in (own, *parts.values()):
+                frames.add(wave)
+        static = own.normalized()
+        transform = self.transform(static, own.speech) if self._transforms else None
         ivectors = self._adapted.ivectors(static)
-        others = {n: _frames(extract, waves)[0] for n, extract in self._others.items()}
+        others = {n: part.normalized() for n, part in parts.items()}
         return [
             self._adapted(one, transform, ivectors[row], {n: found[row] for n, found in others.items()})
             for row, one in enumerate(static)
@@ -84,7 +88,10 @@ class SpeakerAdapter:
 
     def static(self, waves: Sequence[Tensor]) -> list[Tensor]:
         """Features of utterances [frames, F], normalized over all of them, as the GMM-HMM was trained on."""
-        return _frames(self._extract, waves)[0]
+        frames = SpeakerFrames(self._extract)
+        for wave in waves:
+            frames.add(wave)
+        return frames.normalized()
 
     def transform(self, static: Sequence[Tensor], speech: Sequence[Tensor] | None = None) -> Tensor | None:
         """The speaker's fMLLR [D, D + 1] by decoding; None if there is too little speech to estimate it.
@@ -118,23 +125,35 @@ def _check(
         )
 
 
-def _frames(extract: FilterBank, waves: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Features of a speaker's utterances, and which of their frames count in `cmvn`.
+class SpeakerFrames:
+    """Features of a speaker's utterances, which are computed one by one and normalized together.
 
-    Returns:
-        For each utterance, float32 `[T, F]`, normalized over all of them if configured, and bool `[T]`: all frames, or
-        the loud ones if `cmvn_gate_db` is configured.
+    Args:
+        extract: Computes them.
+
+    Attributes:
+        speech: For each utterance, which frames count in `cmvn`, bool `[T]`: all, or the loud ones if `cmvn_gate_db` is
+            configured.
     """
-    found, speech, stats = [], [], CmvnStats(extract.dim)
-    for wave in waves:
-        feats, frames = extract(wave[None], torch.tensor([len(wave)]))
-        found.append(feats[0, : int(frames[0])])
-        speech.append(extract.speech_mask(found[-1]))
-        stats.add(found[-1][speech[-1]])
-    if not stats.count or extract.config.cmvn != "speaker":
-        return found, speech
-    mean, std, floor = stats.mean, stats.std, extract.config.cmvn_floor
-    return [normalize_frames(one, mean, std, floor) for one in found], speech
+
+    def __init__(self, extract: FilterBank) -> None:
+        self._extract, self._found, self.speech = extract, list[Tensor](), list[Tensor]()
+        self._stats = CmvnStats(extract.dim)
+
+    def add(self, wave: Tensor) -> None:
+        """Add an utterance: its waveform [samples] in ±1."""
+        feats, frames = self._extract(wave[None], torch.tensor([len(wave)]))
+        found = feats[0, : int(frames[0])]
+        self._found.append(found)
+        self.speech.append(self._extract.speech_mask(found))
+        self._stats.add(found[self.speech[-1]])
+
+    def normalized(self) -> list[Tensor]:
+        """float32 `[T, F]` of each utterance, normalized over all of them if configured."""
+        if not self._stats.count or self._extract.config.cmvn != "speaker":
+            return self._found
+        mean, std, floor = self._stats.mean, self._stats.std, self._extract.config.cmvn_floor
+        return [normalize_frames(one, mean, std, floor) for one in self._found]
 
 
 def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig, ivector: Path | None = None) -> None:
@@ -152,12 +171,30 @@ def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig, ivecto
     files, spec = check_files(folder), load_spec(folder)
     if spec.states is None or model_digest(hmm) != spec.states.model:
         raise BundleError(f"{hmm} is not the GMM-HMM that {folder} was trained with: give that one, or train again")
+    files |= _copied(folder, hmm, ivector)
+    save_spec(folder, spec.model_copy(update={"adaptation": adaptation}), files)
+
+
+def save_gmm(folder: Path, spec: BundleSpec, hmm: Path) -> None:
+    """Write the bundle of a GMM-HMM that recognizes by itself.
+
+    Args:
+        folder: The bundle's folder.
+        spec: Its contents.
+        hmm: Folder of the saved GMM-HMM.
+    """
+    save_spec(folder, spec, _copied(folder, hmm))
+
+
+def _copied(folder: Path, hmm: Path, ivector: Path | None = None) -> dict[str, str]:
+    """Copy a GMM-HMM into a bundle, and the extractor of i-vectors if there is one; returns each file's SHA-256."""
     sources = {name: hmm / Path(name).name for name in HMM_FILES} | ({IVECTOR_FILE: ivector} if ivector else {})
+    files = {}
     for name, source in sources.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / name)
         files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    save_spec(folder, spec.model_copy(update={"adaptation": adaptation}), files)
+    return files
 
 
 def load_hmm(folder: Path, spec: BundleSpec) -> HmmModel:

@@ -29,12 +29,12 @@ NOTHING = TimedAlternative("", 0.0, 1.0)
 """The only hypothesis of a piece without any."""
 
 
-def timed_alternatives(hypothesis: Hypothesis, times: FrameTimes) -> list[TimedAlternative]:
+def timed_alternatives(hypothesis: Hypothesis, times: FrameTimes | None) -> list[TimedAlternative]:
     """The best hypotheses of a piece; itself if there are no others.
 
     Args:
         hypothesis: What the decoder found.
-        times: Of the frames.
+        times: Of the frames; None if the search does not know when the words are.
     """
     if not hypothesis.nbest:
         return [TimedAlternative(hypothesis.text, hypothesis.score, 1.0)]
@@ -43,7 +43,7 @@ def timed_alternatives(hypothesis: Hypothesis, times: FrameTimes) -> list[TimedA
             one.text,
             one.score,
             one.posterior,
-            tuple(placed_words(one.text, one.word_frames, one.word_confidences, times)),
+            tuple(placed_words(one.text, one.word_frames, one.word_confidences, times)) if times else (),
         )
         for one in hypothesis.nbest
     ]

@@ -1,10 +1,11 @@
 """Bundles: folders with everything needed to turn audio into text, without code or pickle.
 
-`model.safetensors` contains the weights, `bundle.json` the rest: sample rate, features with their statistics, tokens,
-model sizes, text normalization and decoding parameters. Files that these name (a language model, a list of words) are
-copied into the folder; so is the GMM-HMM that adapts features to speakers (`recognition.adaptation`). A flipped bit in
-a weight would silently change the output, so `bundle.json` contains the SHA-256 of the other files and of itself;
-loading verifies them.
+`bundle.json` says of which system the recognizer is. `model.safetensors` contains the weights of a network,
+`bundle.json` the rest: sample rate, features with their statistics, tokens, model sizes, text normalization and
+decoding parameters. Files that these name (a language model, a list of words) are copied into the folder; so is the
+GMM-HMM that adapts features to speakers (`recognition.adaptation`) or recognizes by itself. A flipped bit in a weight
+would silently change the output, so `bundle.json` contains the SHA-256 of the other files and of itself; loading
+verifies them.
 """
 
 from __future__ import annotations
@@ -16,19 +17,29 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from safetensors import SafetensorError
 
 from configurable.addresses import address_content
+from recognition.system import SystemConfig
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
 from speech.features.cmvn import CmvnStats
 from speech.files import check_finite
 from speech.hmm.config import AdaptationConfig
 from speech.hmm.priors import StateOutputs
-from speech.models import ModelChoice, build_model
+from speech.models import ModelConfig, ModelOption
 from speech.text import NormalizerConfig
 from speech.tokens import Tokenizer, tokenizer_from_dict
 
@@ -36,7 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from speech.frontend import FrontEnd
-    from speech.models.networks.base import AcousticModel
+    from speech.models.networks.base import TrainableNetwork
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -71,6 +82,29 @@ class TiedStates(BaseModel):
         return len(self.log_priors)
 
 
+def _implied_system(states: TiedStates | None) -> str:
+    """The system of descriptions that name none, as earlier versions wrote them."""
+    return "hybrid" if states else "ctc"
+
+
+def _known_system(value: Any, info: ValidationInfo) -> SystemConfig:
+    """The system that a description names.
+
+    Raises:
+        ValueError: This version does not know it.
+    """
+    from recognition.systems import SYSTEMS  # these import bundles
+
+    if isinstance(value, SystemConfig):
+        return value
+    value = _implied_system(info.data.get("states")) if value is None else value
+    value = {"kind": value} if isinstance(value, str) else value
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind not in SYSTEMS:
+        raise ValueError(f"system {kind!r} is none of {', '.join(SYSTEMS)}")
+    return SYSTEMS[kind].model_validate(value)
+
+
 class BundleSpec(BaseModel):
     """The contents of bundle.json."""
 
@@ -83,8 +117,10 @@ class BundleSpec(BaseModel):
     sample_rate: int = Field(ge=1, le=1_000_000)
     features: FeatureChoice
     stats: dict[str, Any] | None
-    tokenizer: dict[str, Any]
-    model: ModelChoice
+    tokenizer: dict[str, Any] | None
+    """Of systems with tokens."""
+    model: ModelOption
+    """Of systems with a network."""
     normalizer: NormalizerConfig = NormalizerConfig()
     decode: DecodeChoice = GreedyConfig()
     provenance: dict[str, Any] = {}
@@ -92,6 +128,21 @@ class BundleSpec(BaseModel):
     """What the outputs stand for if they are not tokens."""
     adaptation: AdaptationConfig | None = None
     """How the GMM-HMM in the folder `hmm` adapts the features to speakers, if they are adapted ones."""
+    system: Annotated[SerializeAsAny[SystemConfig], PlainValidator(_known_system)] = Field(
+        default=None, validate_default=True
+    )
+    """What is recognized with; by default `hybrid` if the outputs are states, else `ctc`."""
+
+    @model_validator(mode="after")
+    def _check_system(self) -> BundleSpec:
+        self.system.check(self)
+        return self
+
+    @property
+    def network(self) -> ModelConfig:
+        """The model, of systems that have one."""
+        assert self.model is not None
+        return self.model
 
     def build_frontend(self, speakers: dict[str, CmvnStats] | None = None) -> FrontEnd:
         """The front end with this bundle's statistics."""
@@ -102,6 +153,7 @@ class BundleSpec(BaseModel):
 
     def build_tokenizer(self) -> Tokenizer:
         """The tokenizer."""
+        assert self.tokenizer is not None
         return tokenizer_from_dict(self.tokenizer)
 
     @property
@@ -112,7 +164,7 @@ class BundleSpec(BaseModel):
     @property
     def frame_ms(self) -> float:
         """Time between two output frames, milliseconds."""
-        return self.model.subsampling * self.features.stride * self.features.hop_ms
+        return self.network.subsampling * self.features.stride * self.features.hop_ms
 
     @property
     def frame_factor(self) -> int:
@@ -135,16 +187,21 @@ class BundleSpec(BaseModel):
     @property
     def states_per_frame(self) -> float:
         """Aligned frames to a frame of features."""
-        return self.frame_factor / self.model.subsampling
+        return self.frame_factor / self.network.subsampling
 
     @property
     def state_outputs(self) -> StateOutputs | None:
         """What a decoder needs to know about outputs that are tied states; None for tokens."""
         return StateOutputs(self.states.log_priors, self.frame_factor) if self.states else None
 
-    def build_model(self) -> AcousticModel:
-        """The acoustic model, with random weights."""
-        return build_model(self.model, self.features.width * self.features.frame_factor, self.num_outputs)
+    @property
+    def input_width(self) -> int:
+        """Values of a frame that the network reads."""
+        return self.features.width * self.features.frame_factor
+
+    def build_model(self) -> TrainableNetwork:
+        """The system's network, with random weights."""
+        return self.system.build_network(self)
 
     def save(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """Write the bundle into a folder."""
@@ -236,8 +293,9 @@ def _sha256(path: Path) -> str:
 
 
 def bundle_digest(bundle: Path) -> str:
-    """SHA-256 of a bundle's description, which has the checksums of the other files, and of its weights."""
-    return hashlib.sha256((bundle / SPEC).read_bytes() + _sha256(bundle / WEIGHTS).encode()).hexdigest()
+    """SHA-256 of a bundle's description, which has the checksums of the other files, and of its weights if any."""
+    weights = _sha256(bundle / WEIGHTS) if (bundle / WEIGHTS).exists() else ""
+    return hashlib.sha256((bundle / SPEC).read_bytes() + weights.encode()).hexdigest()
 
 
 def copy_network(source: Path, target: Path) -> str:
@@ -255,7 +313,8 @@ def copy_network(source: Path, target: Path) -> str:
     shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
     save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
     # not of the file, which has all defaults
-    content = json.dumps(address_content(spec) | {WEIGHTS: files[WEIGHTS]}, sort_keys=True)
+    without = ("system",) if spec.system.kind == _implied_system(spec.states) else ()
+    content = json.dumps(address_content(spec, without=without) | {WEIGHTS: files[WEIGHTS]}, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -299,9 +358,9 @@ def check_files(folder: Path) -> dict[str, str]:
     Raises:
         BundleError: If a file, or bundle.json itself, is missing or damaged.
     """
-    files = _read(folder)[1]
+    spec, files = _read(folder)
     found = {}
-    for name in {WEIGHTS: "", **files}:
+    for name in dict.fromkeys((*spec.system.files, *files)):
         if not (folder / name).is_file():
             raise BundleError(f"{folder / name} is missing: {_AGAIN}")
         found[name] = _sha256(folder / name)
@@ -317,11 +376,11 @@ def _damaged(path: Path) -> BundleError:
     return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
 
 
-def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
-    """Load a bundle; the model is on the CPU and in evaluation mode.
+def load_bundle(folder: Path) -> tuple[BundleSpec, TrainableNetwork]:
+    """Load a bundle with a network, which is on the CPU and in evaluation mode.
 
     Raises:
-        BundleError: If the folder is not a usable bundle.
+        BundleError: If the folder is not a usable bundle, or its system has no network.
     """
     from speech.models.networks.base import load_network
 
@@ -329,12 +388,13 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, AcousticModel]:
     check_files(folder)
     try:
         spec.build_frontend()
+        layers = spec.system.num_layers(spec)
         assert spec.frame_factor
         assert spec.num_outputs
     except ValueError as error:
         raise BundleError(f"{folder / SPEC} does not describe a valid model: {error}") from error
     try:
-        model = load_network(folder / WEIGHTS, spec.build_model, spec.model.layers)
+        model = load_network(folder / WEIGHTS, spec.build_model, layers)
     except (OSError, ValueError, SafetensorError) as error:
         raise BundleError(f"{folder / WEIGHTS} does not match its bundle.json: {error}") from error
     try:

@@ -1,15 +1,15 @@
-"""Chooses a decoder's parameters: the model's output is computed once, and decoded with every combination of values."""
+"""Chooses a decoder's parameters: speech is encoded once, and searched with every combination of values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from recognition.decoding_pool import DecodingPool, useful_processes
-from recognition.recognizer import Scores
-from speech.decoding import Decoder
+from recognition.recognizer import Recognizer
 from speech.scoring import ErrorCounts, score_utterance
 
+E = TypeVar("E")
 Grid = Mapping[str, Sequence[Any]]
 """The values to try by field of the decoder's configuration, ascending."""
 
@@ -29,51 +29,42 @@ class Trial:
 
 
 def try_all(
-    decoder: Decoder,
-    scored: Sequence[tuple[Sequence[str], Scores]],
+    recognizer: Recognizer[E],
+    encoded: Sequence[tuple[Sequence[str], E]],
     grid: Grid,
     processes: int = 1,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> list[Trial]:
-    """Decode with all combinations of values, in the order of the grid.
+    """Search with all combinations of values, in the order of the grid.
 
     Args:
-        decoder: The decoder; its configuration gives all other fields.
-        scored: Transcripts of batches, and the model's output.
+        recognizer: The model; its decoder's configuration gives all other fields.
+        encoded: Transcripts of batches, and what the recognizer has encoded.
         grid: The values.
         processes: Processes for a slow search, as far as the work is worth them.
         on_progress: Called with the number of finished combinations and of all.
+
+    Raises:
+        DecodeError: The recognizer's decoders cannot be tuned.
     """
+    recognizer.spec.system.require("tuning")
     combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    total = len(combinations) * sum(len(texts) for texts, _ in scored)
-    count = useful_processes(decoder, processes, total)
+    total = len(combinations) * sum(len(texts) for texts, _ in encoded)
+    count = useful_processes(recognizer, processes, total)
     if count < 2:
-        decoder.prepare()  # each combination shares what is read here
-    pool: DecodingPool[Sequence[str]] = DecodingPool(decoder, count)
+        recognizer.prepare()  # each combination shares what is read here
     found = []
-    with pool:
+    with DecodingPool[Sequence[str]](recognizer, count) as pool:
         for values in combinations:
-            pool.use(decoder.with_config(decoder.cfg.model_copy(update=values)))
-            found.append(Trial(values, _errors(pool, scored)))
+            pool.use(recognizer.with_decoder(recognizer.cfg.model_copy(update=values)))
+            errors = ErrorCounts()
+            for texts, hypotheses in pool.each(encoded):
+                for text, hypothesis in zip(texts, hypotheses, strict=True):
+                    errors += score_utterance(text, hypothesis.text)
+            found.append(Trial(values, errors))
             if on_progress:
                 on_progress(len(found), len(combinations))
     return found
-
-
-def _errors(pool: DecodingPool[Sequence[str]], scored: Sequence[tuple[Sequence[str], Scores]]) -> ErrorCounts:
-    total = ErrorCounts()
-
-    def take(texts: Sequence[str], hypotheses: Sequence[Any]) -> None:
-        nonlocal total
-        for text, hypothesis in zip(texts, hypotheses, strict=True):
-            total += score_utterance(text, hypothesis.text)
-
-    for texts, scores in scored:
-        for done in pool.add(texts, scores):
-            take(*done)
-    for done in pool.rest():
-        take(*done)
-    return total
 
 
 def best_trial(trials: Sequence[Trial], grid: Grid, configured: Mapping[str, Any]) -> Trial:

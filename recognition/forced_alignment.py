@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from devices.portions import Portions
+from recognition.bundle import load_spec
 from recognition.data.dataset import Batch
 from recognition.inference import open_set, whole_batches
-from recognition.recognizer import Recognizer, Scores
+from recognition.recognizer import Recognizer
+from recognition.systems.acoustic import FrameRecognizer, Scores
 from speech.ctc_alignment import AlignmentError, CtcAlignment, align_tokens
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
 from speech.features.cmvn import CmvnStats
+from speech.hypotheses import DecodeError
 from storage.reading import ShardError
 
 
@@ -34,7 +37,7 @@ class AlignedRow:
 
 
 def align_set(
-    recognizer: Recognizer,
+    recognizer: FrameRecognizer,
     url: str,
     *,
     cache: Path,
@@ -55,7 +58,7 @@ def align_set(
     decoder = GreedyDecoder(GreedyConfig(), recognizer.tokenizer)
 
     def compute(part: Batch) -> Scores:
-        return recognizer.scores(part.inputs, part.lengths, part.speakers)
+        return recognizer.encode(part.inputs, part.lengths, part.speakers)
 
     for batch in whole_batches(dataset, np.arange(len(dataset.index)), batch_seconds, on_damage):
         for part, scores in portions.each(batch, compute):
@@ -64,7 +67,7 @@ def align_set(
                 yield AlignedRow(int(part.rows[i]), text, heard[i].text, _aligned(recognizer, scores, i, text))
 
 
-def _aligned(recognizer: Recognizer, scores: Scores, i: int, text: str) -> CtcAlignment | str:
+def _aligned(recognizer: FrameRecognizer, scores: Scores, i: int, text: str) -> CtcAlignment | str:
     frames = int(scores.frames[i])
     try:
         return align_tokens(
@@ -78,13 +81,16 @@ def _aligned(recognizer: Recognizer, scores: Scores, i: int, text: str) -> CtcAl
         return str(error)
 
 
-def load_recognizer(bundle: Path, device: str, speakers: Mapping[str, CmvnStats]) -> Recognizer:
+def load_recognizer(bundle: Path, device: str, speakers: Mapping[str, CmvnStats]) -> FrameRecognizer:
     """The recognizer of a bundle.
 
     Raises:
         ValueError: Its model is not a CTC model.
     """
+    try:
+        load_spec(bundle).system.require("forced alignment")
+    except DecodeError as error:
+        raise ValueError(f"{bundle} is not a CTC model: {error}") from error
     recognizer = Recognizer.load(bundle, None, device, dict(speakers))
-    if recognizer.decoder.cfg.reads != "ctc":
-        raise ValueError(f"{bundle} is not a CTC model: give one, or the output of the stage align")
+    assert isinstance(recognizer, FrameRecognizer)
     return recognizer

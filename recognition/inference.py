@@ -1,28 +1,30 @@
 """Recognizes a set of shards: a hypothesis for every utterance."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from devices.portions import Portions
 from recognition.data.dataset import Batch, SpeechDataset, read_ahead
 from recognition.decoding_pool import DecodingPool, useful_processes
-from recognition.recognizer import Recognizer, Scores
-from speech.decoding import DecodeConfig, Hypothesis
-from speech.features.cmvn import CmvnStats
+from recognition.recognizer import Recognizer
+from speech.decoding import Hypothesis
 from speech.hmm.utterances import by_speaker
 from storage.batching import plan_epoch
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardError, ShardReader
 
-_ADAPTED_S = 3600.0
-"""Seconds of a speaker that are in memory at once, and that features are adapted to."""
+BATCH_SECONDS = 240.0
+"""Seconds of audio in a batch, padding included."""
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -41,101 +43,40 @@ class Decoded:
 
 
 def decode_set(
-    bundle: Path,
-    url: str,
-    *,
-    decode: DecodeConfig,
-    cache: Path,
-    device: str = "cpu",
-    speakers: Mapping[str, CmvnStats] | None = None,
-    batch_seconds: float = 240.0,
-    on_progress: Callable[[int, int], None] | None = None,
-    on_damage: Callable[[ShardError], object] | None = None,
-    shards: Sequence[int] | None = None,
-    processes: int = 1,
-) -> list[Decoded]:
-    """Recognize a set.
-
-    Args:
-        bundle: Folder of the model.
-        url: Store of the set's index and shards (audio, or features of the model's kind).
-        decode: Decoding parameters.
-        cache: Local folder for copies of remote shards.
-        device: Device that the model runs on.
-        speakers: Statistics by speaker, for `cmvn: speaker`.
-        batch_seconds: Seconds of audio in a batch, padding included.
-        on_progress: Called with the number of finished utterances and of all.
-        on_damage: Called once for each damaged shard; may raise to stop. Without it the first damaged shard raises.
-        shards: Numbers of shards in the index: recognize only their utterances.
-        processes: Processes for a slow search, as far as the set is worth them.
-
-    Returns:
-        One entry per utterance, in the order of the index, without those of damaged shards.
-
-    Raises:
-        TooLargeError: If the device's memory does not hold a single utterance.
-    """
-    recognizer = Recognizer.load(bundle, decode, device, speakers)
-    dataset = open_set(url, recognizer.spec.sample_rate, cache)
-    rows = None
-    if shards is not None:
-        rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), list(shards))).tolist()
-    decoded = recognize_set(
-        recognizer,
-        dataset,
-        batch_seconds=batch_seconds,
-        on_progress=on_progress,
-        on_damage=on_damage,
-        rows=rows,
-        processes=processes,
-    )
-    return [decoded[row] for row in sorted(decoded)]
-
-
-def recognize_set(
-    recognizer: Recognizer,
+    recognizer: Recognizer[Any],
     dataset: SpeechDataset,
     *,
-    batch_seconds: float = 240.0,
+    rows: Sequence[int] | None = None,
+    batch_seconds: float = BATCH_SECONDS,
+    processes: int = 1,
     on_progress: Callable[[int, int], None] | None = None,
     on_damage: Callable[[ShardError], object] | None = None,
-    rows: Sequence[int] | None = None,
-    processes: int = 1,
 ) -> dict[int, Decoded]:
-    """Recognize an open set, or some of its utterances.
+    """Recognize a set, or some of its utterances.
 
     Args:
         recognizer: The model.
         dataset: The set, as `open_set` returns it.
-        batch_seconds: Seconds of audio in a batch, padding included.
-        on_progress: Called with the number of finished utterances and of all.
-        on_damage: Called once for each damaged shard.
         rows: Rows of the index; all by default.
-        processes: Processes for a slow search.
+        batch_seconds: Seconds of audio in a batch, padding included.
+        processes: Processes for a slow search, as far as the set is worth them.
+        on_progress: Called with the number of finished utterances and of all.
+        on_damage: Called once for each damaged shard; may raise to stop. Without it the first damaged shard raises.
 
     Returns:
-        Hypotheses by row, without those of damaged shards.
+        Hypotheses by row, in the order of the index, without those of damaged shards.
+
+    Raises:
+        TooLargeError: If the device's memory does not hold a single utterance.
     """
     wanted = np.arange(len(dataset.index)) if rows is None else np.asarray(rows, dtype=np.int64)
     decoded: dict[int, Decoded] = {}
-    decoder = recognizer.decoder
-    pool: DecodingPool[Batch] = DecodingPool(decoder, useful_processes(decoder, processes, len(wanted)))
-    with pool:
-        scored = _scored(recognizer, dataset, wanted, batch_seconds, on_damage)
-        for part, hypotheses in _recognize(pool, scored):
+    with DecodingPool[Batch](recognizer, useful_processes(recognizer, processes, len(wanted))) as pool:
+        for part, hypotheses in pool.each(encode_set(recognizer, dataset, wanted, batch_seconds, on_damage)):
             decoded |= zip(map(int, part.rows), _decoded(part, hypotheses, dataset), strict=True)
             if on_progress:
                 on_progress(len(decoded), len(wanted))
-    return decoded
-
-
-def _recognize(
-    pool: DecodingPool[Batch], scored: Iterable[tuple[Batch, Scores]]
-) -> Iterator[tuple[Batch, list[Hypothesis]]]:
-    """Search batches of scores; yields the batches with their hypotheses."""
-    for part, scores in scored:
-        yield from pool.add(part, scores)
-    yield from pool.rest()
+    return dict(sorted(decoded.items()))
 
 
 def _decoded(part: Batch, hypotheses: list[Hypothesis], dataset: SpeechDataset) -> Iterator[Decoded]:
@@ -155,40 +96,9 @@ def _decoded(part: Batch, hypotheses: list[Hypothesis], dataset: SpeechDataset) 
         )
 
 
-def score_some(
-    bundle: Path,
-    url: str,
-    *,
-    decode: DecodeConfig,
-    utterances: int,
-    seed: int,
-    cache: Path,
-    device: str = "cpu",
-    speakers: Mapping[str, CmvnStats] | None = None,
-    batch_seconds: float = 240.0,
-    on_damage: Callable[[ShardError], object] | None = None,
-) -> list[tuple[list[str], Scores]]:
-    """Run the model, without decoding, on utterances of a set that are drawn at random.
-
-    Args:
-        bundle: Folder of the model.
-        url: Store of the set's index and shards.
-        decode: Decoding parameters, for features that are adapted with hypotheses.
-        utterances: Number of utterances; a smaller set is used whole.
-        seed: Seed of the draw.
-        cache: Local folder for copies of remote shards.
-        device: Device that the model runs on.
-        speakers: Statistics by speaker, for `cmvn: speaker`.
-        batch_seconds: Seconds of audio in a batch, padding included.
-        on_damage: As for `decode_set`.
-
-    Returns:
-        Batches: the transcripts, and the model's output.
-    """
-    recognizer = Recognizer.load(bundle, decode, device, speakers)
-    dataset = open_set(url, recognizer.spec.sample_rate, cache)
-    rows = np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
-    return [(list(part.texts), scores) for part, scores in _scored(recognizer, dataset, rows, batch_seconds, on_damage)]
+def drawn_rows(dataset: SpeechDataset, utterances: int, seed: int) -> NDArray[np.int64]:
+    """Rows of utterances that are drawn at random, ascending; a smaller set is used whole."""
+    return np.sort(np.random.default_rng(seed).permutation(len(dataset.index))[:utterances])
 
 
 def open_set(url: str, sample_rate: int, cache: Path) -> SpeechDataset:
@@ -204,20 +114,28 @@ def open_set(url: str, sample_rate: int, cache: Path) -> SpeechDataset:
     return SpeechDataset(index, ShardReader(store, index, cache), sample_rate=sample_rate)
 
 
-def _scored(
-    recognizer: Recognizer,
+def encode_set(
+    recognizer: Recognizer[E],
     dataset: SpeechDataset,
     rows: NDArray[np.int64],
-    batch_seconds: float,
-    on_damage: Callable[[ShardError], object] | None,
-) -> Iterator[tuple[Batch, Scores]]:
-    """Batches of utterances with the model's output, as far as the device's memory allows."""
+    batch_seconds: float = BATCH_SECONDS,
+    on_damage: Callable[[ShardError], object] | None = None,
+) -> Iterator[tuple[Batch, E]]:
+    """Batches of some utterances with what the encoder gives for them, as far as the device's memory allows.
+
+    Args:
+        recognizer: The model.
+        dataset: The set.
+        rows: Rows of its index.
+        batch_seconds: As of `decode_set`.
+        on_damage: As of `decode_set`.
+    """
     portions = Portions()
 
-    def compute(part: Batch) -> Scores:
-        return recognizer.scores(part.inputs, part.lengths, part.speakers)
+    def compute(part: Batch) -> E:
+        return recognizer.encode(part.inputs, part.lengths, part.speakers)
 
-    if recognizer.adapts:
+    if recognizer.by_speaker:
         batches = _adapted_batches(recognizer, dataset, rows, batch_seconds, on_damage)
     else:
         batches = whole_batches(dataset, rows, batch_seconds, on_damage)
@@ -226,25 +144,31 @@ def _scored(
 
 
 def _adapted_batches(
-    recognizer: Recognizer,
+    recognizer: Recognizer[Any],
     dataset: SpeechDataset,
     rows: NDArray[np.int64],
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
 ) -> Iterator[Batch]:
-    """Batches of speaker-adapted features, computed from all utterances of a speaker, an hour at a time."""
+    """Batches of speaker-adapted features, computed from as many of a speaker's utterances as the recognizer takes."""
     speakers = dataset.index.values("speaker")
     for places in by_speaker(speakers[int(row)].as_py() for row in rows).values():
         own = rows[places]
-        hours = (np.cumsum(dataset.durations[own]) // _ADAPTED_S).tolist()
-        for part in by_speaker(hours).values():
-            given = list(whole_batches(dataset, own[part], batch_seconds, on_damage))
-            waves = [one[:size] for batch in given for one, size in zip(batch.inputs, batch.lengths, strict=True)]
-            feats = iter(recognizer.adapted(waves))
-            for batch in given:
+        spans = (np.cumsum(dataset.durations[own]) // recognizer.together_s).tolist()
+        for part in by_speaker(spans).values():
+            heard: list[Batch] = []
+            feats = iter(recognizer.adapted(_waves(whole_batches(dataset, own[part], batch_seconds, on_damage), heard)))
+            for batch in heard:
                 found = list(islice(feats, len(batch.ids)))
                 inputs = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
                 yield replace(batch, inputs=inputs, lengths=torch.tensor([len(one) for one in found]))
+
+
+def _waves(batches: Iterable[Batch], heard: list[Batch]) -> Iterator[Tensor]:
+    """The waveforms of batches; adds each batch without them, since only its features stay in memory."""
+    for batch in batches:
+        heard.append(replace(batch, inputs=batch.inputs.new_zeros(len(batch.ids), 0)))
+        yield from (one[:size] for one, size in zip(batch.inputs, batch.lengths, strict=True))
 
 
 def whole_batches(

@@ -1,148 +1,161 @@
-"""The recognizer: features, encoder and decoder. Everything that turns audio into text uses it."""
+"""The interface of recognizers, in two steps: an encoder, and a search. All that turns audio into text uses it.
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+    recognizer = Recognizer.load(folder)
+    hypotheses = recognizer.search(recognizer.encode(waves, lengths))
+
+What is between the two steps only the recognizer knows: log posteriors of frames, states of an encoder, adapted
+features. Others keep it, give it back, or send it to another process in the form of `arrays`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
-import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
 
-from devices.padding import frame_multiple, rounded_up
-from recognition.bundle import BundleSpec, load_bundle, own_decoder
-from speech.decoding import DecodeConfig, Decoder, GraphDecoder, Hypothesis, build_decoder
-from speech.features.cmvn import CmvnStats
-from speech.frontend import FrontEnd
+from recognition.bundle import BundleSpec, load_spec, own_decoder
+from speech.hypotheses import Hypothesis, Word
 
 if TYPE_CHECKING:
-    from recognition.adaptation import SpeakerAdapter
-    from speech.hmm.ivector import IvectorExtractor
-    from speech.hmm.model import HmmModel
+    import torch
+    from torch import Tensor
+
+    from speech.decoding import DecodeConfig
+    from speech.features.cmvn import CmvnStats
+    from speech.words import FrameTimes
+
+E = TypeVar("E")
+Arrays = dict[str, NDArray[Any]]
+"""What an encoder gave for one utterance, for another process."""
 
 
-class Scores(NamedTuple):
-    """Encoder outputs of a batch of utterances, on the CPU."""
+class Elsewhere(NamedTuple):
+    """How other processes search."""
 
-    log_probs: Tensor
-    """Log posteriors [batch, frames, tokens or states]."""
-    frames: Tensor
-    """Frames of each utterance [batch]."""
-    starts: Tensor
-    """Start time of each utterance's first frame within its recording, in seconds [batch]."""
+    search: Callable[[str, Arrays], Hypothesis]
+    """A function of a module; it gets the description and the arrays of an utterance."""
+    description: str
+    """What the search is made from."""
 
 
-class Recognizer:
-    """A bundle's model, ready to use.
+class Recognizer(ABC, Generic[E]):
+    """A bundle's model, ready to use; `E` is what its encoder gives for a batch.
 
     Args:
         spec: The bundle's contents without the weights.
-        model: The acoustic model.
-        decode: Decoding parameters; the bundle's own by default.
-        device: Device of the model, for example `cpu` or `cuda`.
-        speakers: Statistics by speaker, for `cmvn: speaker`.
-        hmm: The GMM-HMM that makes the features, if they are adapted to speakers.
-        extractor: Of the i-vectors among the features, if there are any.
+        cfg: Decoding parameters.
+
+    Attributes:
+        together_s: Seconds of a speaker that are recognized together at most, if the system does that.
     """
 
-    def __init__(
-        self,
-        spec: BundleSpec,
-        model: nn.Module,
-        decode: DecodeConfig | None = None,
-        device: str | torch.device = "cpu",
-        speakers: Mapping[str, CmvnStats] | None = None,
-        hmm: "HmmModel | None" = None,
-        extractor: "IvectorExtractor | None" = None,
-    ) -> None:
-        self.spec, self.device = spec, torch.device(device)
-        self.model = model.to(self.device)
-        self.frontend: FrontEnd = spec.build_frontend(dict(speakers or {})).to(self.device)
-        self.tokenizer = spec.build_tokenizer()
-        self._decode, self._hmm, self._extractor = decode or spec.decode, hmm, extractor
+    together_s: float = math.inf
 
-    @classmethod
+    def __init__(self, spec: BundleSpec, cfg: DecodeConfig) -> None:
+        self.spec, self.cfg = spec, cfg
+
+    @staticmethod
     def load(
-        cls,
         folder: Path,
         decode: DecodeConfig | None = None,
         device: str | torch.device = "cpu",
         speakers: Mapping[str, CmvnStats] | None = None,
-    ) -> "Recognizer":
-        """Load a recognizer from a bundle's folder; arguments as for the class.
-
-        Raises:
-            BundleError: The folder is not a bundle, the bundle is damaged, or it lacks the GMM-HMM that it needs.
-        """
-        spec, model = load_bundle(Path(folder))
-        hmm, extractor = None, None
-        if spec.features.adapted:
-            from recognition.adaptation import load_extractor, load_hmm
-
-            hmm, extractor = load_hmm(Path(folder), spec), load_extractor(Path(folder), spec)
-        return cls(spec, model, decode or own_decoder(Path(folder)), device, speakers, hmm, extractor)
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the model reads features that are adapted to speakers: `scores` then takes what `adapted` gives."""
-        return self.spec.features.adapted
-
-    def adapted(self, waves: Sequence[Tensor]) -> list[Tensor]:
-        """Features of one speaker's utterances, adapted to this speaker.
+    ) -> Recognizer[Any]:
+        """Load a recognizer from a bundle's folder.
 
         Args:
-            waves: Waveforms [samples] in ±1: the more, the better the adaptation.
-
-        Returns:
-            Features [frames, F] of each, as they are stored for training.
-        """
-        return self._adapter(waves)
-
-    @cached_property
-    def _adapter(self) -> "SpeakerAdapter":
-        from recognition.adaptation import SpeakerAdapter
-
-        assert self._hmm is not None
-        spec = self.spec
-        assert spec.adaptation is not None
-        assert isinstance(self.decoder, GraphDecoder), "states are decoded with a graph"
-        search = self.decoder.search
-        return SpeakerAdapter(self._hmm, spec.adaptation, spec.sample_rate, search, spec.features, self._extractor)
-
-    @cached_property
-    def decoder(self) -> Decoder:
-        """The decoder, built when it is first used: some uses need only the model's output.
+            folder: The folder.
+            decode: Decoding parameters; the bundle's own by default.
+            device: Where networks compute, for example `cpu` or `cuda`.
+            speakers: Statistics by speaker, for `cmvn: speaker`.
 
         Raises:
-            DecodeError: It cannot read the model's outputs.
+            BundleError: The folder is not a bundle, the bundle is damaged, or it lacks a file that it needs.
         """
-        return build_decoder(self._decode, self.tokenizer, self.spec.state_outputs)
+        folder = Path(folder)
+        spec = load_spec(folder)
+        return spec.system.open(folder, spec, decode or own_decoder(folder), device, speakers)
 
-    @property
-    def frame_seconds(self) -> float:
-        """Frame shift of the model's output in seconds."""
-        return self.spec.frame_ms / 1000
+    # --- the two steps
 
-    @torch.inference_mode()
-    def scores(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:
-        """Run the model on utterances, after trimming or padding the silence at their ends to the same length.
+    @abstractmethod
+    def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> E:
+        """Compute what the search reads.
 
         Args:
-            inputs: Waveforms [batch, samples] in ±1, or stored or adapted features [batch, frames, F].
+            inputs: Waveforms [batch, samples] in ±1, stored features [batch, frames, F], or what `adapted` gives.
             lengths: Samples or frames of each utterance [batch].
             speakers: Speaker of each utterance, for `cmvn: speaker`.
         """
-        feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
-        padded = rounded_up(feats, frame_multiple(self.device))
-        log_probs, frames = self.model(padded, num_frames)
-        frames = frames.cpu()
-        if padded is not feats:
-            log_probs = log_probs[:, : max(1, int(frames.max()))]
-        return Scores(log_probs.cpu(), frames, starts.cpu())
 
-    def decode(self, scores: Scores) -> list[Hypothesis]:
+    @abstractmethod
+    def search(self, encoded: E) -> list[Hypothesis]:
         """The best hypothesis of each utterance.
 
         Raises:
-            DecodeError: The scores contain NaN, or their shapes do not match.
+            DecodeError: It contains NaN, or the decoder does not fit.
         """
-        return self.decoder.decode(scores.log_probs, scores.frames)
+
+    def prepare(self) -> None:
+        """Read what files the search needs now, not at the first utterance."""
+
+    @property
+    def by_speaker(self) -> bool:
+        """Whether `encode` takes what `adapted` gives for all utterances of a speaker."""
+        return self.spec.system.by_speaker(self.spec.features)
+
+    def adapted(self, waves: Iterable[Tensor]) -> list[Tensor]:
+        """Features of one speaker's utterances, adapted to this speaker.
+
+        Args:
+            waves: Waveforms [samples] in ±1, each of which is read once: the more, the better the adaptation.
+
+        Returns:
+            Features [frames, F] of each.
+        """
+        raise NotImplementedError
+
+    # --- in other processes
+
+    def elsewhere(self) -> Elsewhere | None:
+        """How other processes search; None if the search needs this process, or is too fast to be worth another."""
+        return None
+
+    def arrays(self, encoded: E) -> list[Arrays]:
+        """What other processes need of each utterance."""
+        raise NotImplementedError
+
+    # --- abilities: `spec.system.require` tells whether there are these
+
+    def with_decoder(self, cfg: DecodeConfig) -> Self:
+        """This recognizer with another decoder of the same kind, for tuning; it searches what this one has encoded."""
+        raise NotImplementedError
+
+    def times(self, encoded: E, row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes | None:
+        """When the frames are that hypotheses name; None if they name none.
+
+        Args:
+            encoded: What the hypothesis was found in.
+            row: Number of the utterance in it.
+            begin: Start of the utterance in its recording, seconds.
+            end: Its end.
+        """
+        return None
+
+    def timed_words(self, encoded: E, row: int, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:
+        """The words of a hypothesis with their times.
+
+        Args:
+            encoded: What the hypothesis was found in.
+            row: Number of the utterance in it.
+            hypothesis: The hypothesis.
+            times: What `times` gives.
+        """
+        from speech.words import placed_words
+
+        confidences = hypothesis.word_confidences or [hypothesis.confidence] * len(hypothesis.word_frames)
+        return placed_words(hypothesis.text, hypothesis.word_frames, confidences, times)

@@ -21,7 +21,7 @@ from speech.hmm.aligner import Aligner
 from speech.hmm.priors import scaled_likelihoods
 from speech.hmm.steps import align_frames, no_path
 from speech.hmm.utterances import InMemoryUtterance, Shard
-from speech.models.networks.base import AcousticModel
+from speech.models.networks.base import TrainableNetwork
 from storage.reading import ShardError
 
 
@@ -37,7 +37,7 @@ class StateNetwork:
     """
 
     spec: BundleSpec
-    model: AcousticModel
+    model: TrainableNetwork
     frontend: FrontEnd
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recognition.alternatives import TimedAlternative, joined_alternatives, timed_alternatives
-from recognition.bundle import own_decoder
+from recognition.bundle import load_spec, own_decoder
 from recognition.recognizer import Recognizer
 from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
 from speech.hypotheses import Word
 from speech.vad import VadConfig, build_vad, cut, default_vad
-from speech.words import FrameTimes, timed_words
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
@@ -106,7 +105,7 @@ class Transcriber:
 
     Raises:
         BundleError: The folder is not a bundle, or the bundle is damaged.
-        DecodeError: More than one hypothesis is requested, and the decoder finds one only.
+        DecodeError: More than one hypothesis is requested, and the recognizer or its decoder finds one only.
     """
 
     def __init__(
@@ -120,6 +119,7 @@ class Transcriber:
     ) -> None:
         self.vad = build_vad(vad or default_vad())
         if nbest > 1:
+            load_spec(folder).system.require("several hypotheses")
             decode = (decode or own_decoder(folder)).with_nbest(nbest)
         self.recognizer = Recognizer.load(folder, decode, device)
         self.spec, self.batch_seconds, self.nbest = self.recognizer.spec, batch_seconds, nbest
@@ -149,6 +149,9 @@ class Transcriber:
             speakers: Speaker of each recording: a model whose features are adapted to speakers adapts to all recordings
                 of a speaker together (by default, to each recording). Of those, eight minutes are in memory at once.
             on_seconds: Called after each batch with the seconds of audio recognized in it.
+
+        Raises:
+            DecodeError: Times are asked for, and the recognizer does not know when words are.
         """
         if isinstance(audio, str | Path | bytes) or (isinstance(audio, np.ndarray | Tensor) and audio.ndim == 1):
             audio = [audio]  # one recording, not one for each character or sample
@@ -180,6 +183,8 @@ class Transcriber:
             words: Whether to find the words' times.
             on_seconds: Called after each batch.
         """
+        if words:
+            self.spec.system.require("word times")
         found: dict[int, _Recording] = {}
         window: list[_Piece] = []
         most = _WINDOW * self.batch_seconds
@@ -206,7 +211,7 @@ class Transcriber:
 
     def _complete(self, window: list[_Piece], full: bool) -> tuple[list[_Piece], list[_Piece]]:
         """Pieces to recognize now, and those that wait for more of the last speaker, unless they fill the window."""
-        if not self.recognizer.adapts or not window:
+        if not self.recognizer.by_speaker or not window:
             return window, []
         before = [piece for piece in window if piece.speaker != window[-1].speaker]
         return (before, window[len(before) :]) if before or not full else (window, [])
@@ -227,7 +232,7 @@ class Transcriber:
                 silent -= seconds
                 yield number, _Piece(number, wave, start, speaker), seconds
             silent += recording.seconds
-            yield number, None, 0.0 if self.recognizer.adapts else max(0.0, silent)
+            yield number, None, 0.0 if self.recognizer.by_speaker else max(0.0, silent)
 
     def _pieces(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[tuple[Tensor, float]]:
         """Yield a recording's pieces at the model's rate, and their starts; records its duration, or its error."""
@@ -264,7 +269,7 @@ class Transcriber:
         on_seconds: Callable[[float], object] | None,
     ) -> None:
         """Recognize pieces in batches of similar length, and append the results to their recordings in order."""
-        if self.recognizer.adapts:
+        if self.recognizer.by_speaker:
             window = self._adapted(window)
         parts: dict[int, _Part] = {}
         order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
@@ -312,14 +317,11 @@ class Transcriber:
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
         given, recognizer = [piece.inputs for piece in pieces], self.recognizer
         inputs = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
-        scores = recognizer.scores(inputs, torch.tensor([len(one) for one in given]))
-        found = recognizer.decode(scores)
+        encoded = recognizer.encode(inputs, torch.tensor([len(one) for one in given]))
         parts = []
-        for row, (one, piece) in enumerate(zip(found, pieces, strict=True)):
-            log_probs, begin = scores.log_probs[row, : int(scores.frames[row])], piece.start + float(scores.starts[row])
-            end = piece.start + len(piece.wave) / self.sample_rate
-            times = FrameTimes(recognizer.frame_seconds, begin, piece.start, end)
-            spoken = timed_words(one, log_probs, recognizer.tokenizer, times) if words else []
+        for row, (one, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
+            times = recognizer.times(encoded, row, piece.start, piece.start + len(piece.wave) / self.sample_rate)
+            spoken = recognizer.timed_words(encoded, row, one, times) if words and times else []
             parts.append(_Part(one, spoken, timed_alternatives(one, times) if self.nbest > 1 else []))
         return parts
 

@@ -21,14 +21,13 @@ class Validation:
 
     Args:
         objective: Objective that defines the loss.
-        tokenizer: Converts recognized tokens to text; None for models of other outputs.
+        tokenizer: Converts recognized tokens to text; None for models of tied states.
     """
 
     def __init__(self, objective: Objective, tokenizer: Tokenizer | None) -> None:
         self._objective = objective
         # tied states need a graph to become words: their training is followed by loss and frame accuracy
-        readable = objective.cfg.outputs == GreedyConfig.reads
-        self._decoder = build_decoder(GreedyConfig(), tokenizer) if tokenizer and readable else None
+        self._decoder = build_decoder(GreedyConfig(), tokenizer) if tokenizer else None
         self._loss, self._items = 0.0, 0
         self._further: dict[str, tuple[float, int]] = {}
         self._rows: list[tuple[str, str, str, str, str]] = []
@@ -101,7 +100,7 @@ def validate(
     """
     found = Validation(objective, tokenizer)
     # targets that are aligned to frames are those of whole utterances
-    features = frontend.trimmed if objective.cfg.needs == "tokens" else frontend
+    features = frontend.trimmed if tokenizer else frontend
 
     def add(batch: Batch) -> None:
         feats, frames = features(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)[:2]

@@ -126,7 +126,7 @@ class Speech:
         self._cfg, self._seed = job.train, job.seed
         task = job.task
         assert isinstance(task, AcousticTaskConfig)
-        spec = task.spec.model_copy(update={"model": task.spec.model.model_copy(update={"dropout": 0.0})})
+        spec = task.spec.model_copy(update={"model": task.spec.network.model_copy(update={"dropout": 0.0})})
         self._spec, self.epochs = spec, epochs or job.train.epochs
         if like is None:
             self._train = Utterances(_open(job, "train"), spec, job)
@@ -149,7 +149,9 @@ class Speech:
 
     def _build(self) -> AcousticModel:
         torch.manual_seed(derive_seed("init", self._seed))
-        return self._spec.build_model()
+        model = self._spec.build_model()
+        assert isinstance(model, AcousticModel)
+        return model
 
     def replica(self) -> ModelReplica:
         """A new replica with the initial weights."""
@@ -245,7 +247,7 @@ class Speech:
             return {"loss": float("nan"), "wer": float("nan")}
         self._scratch.load(weights)
         self._model.eval()
-        found = Validation(self._objective, self._spec.build_tokenizer())
+        found = Validation(self._objective, None if self._spec.states else self._spec.build_tokenizer())
         order = np.argsort(self._valid.frames, kind="stable")
         for start in range(0, len(order), _LOAD):
             batch = self._valid.batch(order[start : start + _LOAD])

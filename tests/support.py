@@ -105,6 +105,23 @@ def tiny_bundle(folder, **fields):
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
 
 
+def frame_recognizer(cfg, tokenizer):
+    """A CTC recognizer with a decoder; its network is not trained, and what it searches comes from elsewhere."""
+    from recognition.bundle import BundleSpec
+    from recognition.systems.acoustic import FrameRecognizer
+    from speech.features import LogMelConfig
+    from speech.models import BlstmConfig
+
+    spec = BundleSpec(
+        sample_rate=8000,
+        features=LogMelConfig(num_mels=6, cmvn="none"),
+        stats=None,
+        tokenizer=tokenizer.to_dict(),
+        model=BlstmConfig(dim=8, layers=1, channels=1),
+    )
+    return FrameRecognizer(spec, spec.build_model(), cfg)
+
+
 def load_beside(file, name):
     """A module by its path, relative to a test file: tests/ has no packages, and is not on sys.path."""
     path = (Path(file).resolve().parent / name).resolve()

@@ -1,12 +1,31 @@
 """Systems: what is trained, and what recognizes with it; a new one is one file and one line here."""
 
+from typing import Annotated
+
 from pydantic import BaseModel
 
-from recognition.systems.acoustic import AcousticTaskConfig
+from configurable.choices import OneOf
+from recognition.system import SystemConfig
+from recognition.systems.ctc import CtcSystem
+from recognition.systems.gmm import GmmSystem
+from recognition.systems.hybrid import HybridSystem
 from recognition.systems.language_model import LanguageModelTaskConfig
+from speech.objectives import ObjectiveConfig
 
-TASK_CONFIGS: dict[str, type[BaseModel]] = {
-    "acoustic": AcousticTaskConfig,
-    "language_model": LanguageModelTaskConfig,
+SYSTEMS: dict[str, type[SystemConfig]] = {
+    "ctc": CtcSystem,
+    "hybrid": HybridSystem,
+    "gmm": GmmSystem,
 }
-"""Tasks that the engine trains, by kind."""
+SystemOption = Annotated[SystemConfig | None, OneOf(SYSTEMS, "ctc", optional=True)]
+"""A field that takes the configuration of any system, or None."""
+
+_TASKS: list[type[BaseModel]] = [one.task_config for one in SYSTEMS.values() if one.task_config]
+_TASKS.append(LanguageModelTaskConfig)
+TASK_CONFIGS = {one.model_fields["kind"].default: one for one in _TASKS}
+"""Tasks that the engine trains, by kind: those of the systems, and language models."""
+
+
+def system_of(objective: ObjectiveConfig) -> SystemConfig:
+    """The system that is trained with an objective, unless a configuration names another."""
+    return next(one() for one in SYSTEMS.values() if objective.kind in one.objectives)

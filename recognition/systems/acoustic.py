@@ -1,27 +1,37 @@
-"""Acoustic models as a task: features of audio in, log probabilities of each frame out, an objective compares them.
+"""What systems share whose encoder is an acoustic model: features of audio in, log posteriors of each frame out.
 
-The objective says what the outputs are: tokens by CTC, or tied states of forced alignments for hybrid recognizers.
+An objective of `speech.objectives` compares them with the transcripts' tokens or with the tied states of forced
+alignments, and a decoder of `speech.decoding` searches them.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import TypeAdapter
 from typing_extensions import override
 
 from configurable.lazy import torch
+from devices.padding import frame_multiple, rounded_up
 from devices.transfers import known_on_host
-from recognition.bundle import BundleSpec
-from recognition.systems.base import SystemTaskConfig
-from speech.features.augment import AugmentConfig
+from recognition.bundle import BundleSpec, load_bundle
+from recognition.recognizer import Arrays, Elsewhere, Recognizer
+from recognition.system import Ability, SystemConfig
+from recognition.systems.base import SpeechTask, SpeechTaskConfig
+from speech.decoding import DecodeChoice, DecodeConfig, Decoder, GraphDecoder, build_decoder
 from speech.features.cmvn import CmvnStats
+from speech.hmm.priors import StateOutputs
+from speech.hypotheses import Hypothesis, Word
+from speech.models import build_model
 from speech.objectives import CtcConfig, ObjectiveChoice, build_objective
+from speech.tokens import tokenizer_from_dict
 from storage.batching import BatchLimits
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -30,32 +40,25 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from devices.padding import CalledNetwork
+    from recognition.adaptation import SpeakerAdapter
     from recognition.data.dataset import Batch, SpeechDataset
+    from speech.hmm.ivector import IvectorExtractor
+    from speech.hmm.model import HmmModel
     from speech.models.networks.base import AcousticModel, ModelStage, TrainableNetwork
+    from speech.words import FrameTimes
 
 
-class AcousticTaskConfig(SystemTaskConfig):
-    """Which acoustic model is trained, and on which data."""
+# --- what is trained
+
+
+class AcousticTaskConfig(SpeechTaskConfig):
+    """Which acoustic model is trained, on which data, and with which objective."""
 
     kind: Literal["acoustic"] = "acoustic"
-    spec: BundleSpec
-    """The contents of the finished bundle: features, tokens, model sizes, normalization."""
     objective: ObjectiveChoice = CtcConfig()
     """What is minimized."""
-    augment: AugmentConfig = AugmentConfig()
-    """Augmentation of training audio and features."""
-    speakers: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Feature statistics by speaker, for `cmvn: speaker`."""
     alignments_url: str = ""
-    """Store of the sets' alignments, if the objective needs them: `train.parquet` and `valid.parquet`."""
-
-    def speaker_stats(self) -> dict[str, CmvnStats]:
-        """The speakers' statistics as objects."""
-        return {name: CmvnStats.from_dict(stats) for name, stats in self.speakers.items()}
-
-    def build_network(self) -> AcousticModel:
-        """The model, with random weights."""
-        return self.spec.build_model()
+    """Store of the sets' alignments, if the outputs are states: `train.parquet` and `valid.parquet`."""
 
     def build(self, seed: int) -> AcousticTask:
         """The task at one process."""
@@ -67,13 +70,13 @@ class AcousticTaskConfig(SystemTaskConfig):
         from recognition.data.state_targets import StateTargets, read_alignments
 
         targets = None
-        if self.objective.needs == "states":
+        if self.spec.system.targets == "states":
             table = read_alignments(ObjectStore(self.alignments_url), name)
             targets = StateTargets(table, self.spec.frame_factor, segments_of(index))
-        return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid", "targets": targets}
+        return super()._further(name, index) | {"targets": targets}
 
 
-class AcousticTask:
+class AcousticTask(SpeechTask):
     """An acoustic model's task at one process, see `training.learner.task.Task`.
 
     Args:
@@ -81,37 +84,13 @@ class AcousticTask:
         seed: The training's seed.
 
     Attributes:
-        frontend: From audio to features.
         objective: What is minimized.
-        augmenter: Makes and applies the random draws of augmentation.
     """
 
     def __init__(self, config: AcousticTaskConfig, seed: int) -> None:
-        from recognition.data.augmentation import Augmenter
-
-        spec = config.spec
-        self._tokenizer, self._sample_rate = spec.build_tokenizer(), spec.sample_rate
-        self.frontend = spec.build_frontend(config.speaker_stats())
+        super().__init__(config, seed)
         self.objective = build_objective(config.objective)
-        self.augmenter = Augmenter(config.augment, spec.sample_rate, seed, spec.states_per_frame)
-
-    def to(self, device: torch.device) -> None:
-        """Move the front end."""
-        self.frontend.to(device)
-
-    def prepare_draws(self) -> None:
-        """Make the noise that augmentation draws from: its Fourier transform rounds differently with fewer threads."""
-        from speech.features.augment.noise import generated
-
-        generated("pink", self._sample_rate)
-
-    def drawn(self, batch: Batch, epoch: int) -> Batch:
-        """Add the random draws of an epoch's augmentation to a batch."""
-        return self.augmenter.drawn(batch, epoch)
-
-    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
-        """Duration of utterances in an epoch, after augmentation."""
-        return self.augmenter.heard_seconds(ids, seconds, epoch)
+        self._of_states = config.spec.system.targets == "states"
 
     def losses(self, network: CalledNetwork, batch: Batch, device: torch.device) -> tuple[Tensor, int]:
         """The objective's losses of a batch with its draws, and the number of unalignable utterances."""
@@ -132,8 +111,9 @@ class AcousticTask:
         from recognition.validation import validate
         from speech.decoding import DecodeError
 
+        tokenizer = None if self._of_states else self.tokenizer
         try:
-            return validate(network, self.frontend, data, self._tokenizer, self.objective, limits, device)
+            return validate(network, self.frontend, data, tokenizer, self.objective, limits, device)
         except DecodeError:
             return {"loss": math.nan, "wer": math.nan}
 
@@ -150,11 +130,6 @@ class AcousticTask:
 
         assert isinstance(network, AcousticModel)
         return split_model(network, stages)
-
-    def features(self, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Augmented features [batch, frames, dim] of a batch with its draws, and frames [batch] on the host."""
-        feats, _ = self.augmenter.features(self.frontend, batch, device)
-        return feats, self.augmenter.num_frames(self.frontend, batch)
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         """The transcripts' tokens [batch, most tokens] and their numbers [batch]."""
@@ -177,3 +152,195 @@ class Transcripts:
     """Token numbers [batch, most tokens]."""
     token_lengths: Tensor
     """Tokens of each utterance [batch]."""
+
+
+# --- what recognizes
+
+
+class FrameSystem(SystemConfig):
+    """Base class of systems whose encoder puts out log posteriors of frames."""
+
+    task_config: ClassVar[type[SpeechTaskConfig] | None] = AcousticTaskConfig
+    abilities: ClassVar[frozenset[Ability]] = frozenset({"word times", "several hypotheses", "tuning"})
+
+    @override
+    def build_network(self, spec: BundleSpec) -> AcousticModel:
+        return build_model(spec.network, spec.input_width, spec.num_outputs)
+
+    @override
+    def open(
+        self,
+        folder: Path,
+        spec: BundleSpec,
+        decode: DecodeConfig,
+        device: str | torch.device = "cpu",
+        speakers: Mapping[str, CmvnStats] | None = None,
+    ) -> FrameRecognizer:
+        spec, network = load_bundle(folder)
+        hmm, extractor = None, None
+        if spec.features.adapted:
+            from recognition.adaptation import load_extractor, load_hmm
+
+            hmm, extractor = load_hmm(folder, spec), load_extractor(folder, spec)
+        return FrameRecognizer(spec, network, decode, device, speakers, hmm, extractor)
+
+
+class Scores(NamedTuple):
+    """Encoder outputs of a batch of utterances, on the CPU."""
+
+    log_probs: Tensor
+    """Log posteriors [batch, frames, tokens or states]."""
+    frames: Tensor
+    """Frames of each utterance [batch]."""
+    starts: Tensor
+    """Start time of each utterance's first frame within its recording, in seconds [batch]."""
+
+
+class FrameRecognizer(Recognizer[Scores]):
+    """An acoustic model, and a decoder that searches its log posteriors.
+
+    Args:
+        spec: The bundle's contents without the weights.
+        model: The acoustic model.
+        decode: Decoding parameters; the bundle's own by default.
+        device: Device of the model, for example `cpu` or `cuda`.
+        speakers: Statistics by speaker, for `cmvn: speaker`.
+        hmm: The GMM-HMM that makes the features, if they are adapted to speakers.
+        extractor: Of the i-vectors among the features, if there are any.
+    """
+
+    together_s = 3600.0
+
+    def __init__(
+        self,
+        spec: BundleSpec,
+        model: nn.Module,
+        decode: DecodeConfig | None = None,
+        device: str | torch.device = "cpu",
+        speakers: Mapping[str, CmvnStats] | None = None,
+        hmm: HmmModel | None = None,
+        extractor: IvectorExtractor | None = None,
+    ) -> None:
+        super().__init__(spec, decode or spec.decode)
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.frontend = spec.build_frontend(dict(speakers or {})).to(self.device)
+        self.tokenizer = spec.build_tokenizer()
+        self._hmm, self._extractor = hmm, extractor
+
+    @override
+    def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:
+        """Run the model on utterances, after trimming or padding the silence at their ends to the same length."""
+        with torch.inference_mode():
+            feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
+            padded = rounded_up(feats, frame_multiple(self.device))
+            log_probs, frames = self.model(padded, num_frames)
+            frames = frames.cpu()
+            if padded is not feats:
+                log_probs = log_probs[:, : max(1, int(frames.max()))]
+            return Scores(log_probs.cpu(), frames, starts.cpu())
+
+    @override
+    def search(self, encoded: Scores) -> list[Hypothesis]:
+        return self.decoder.decode(encoded.log_probs, encoded.frames)
+
+    @override
+    def prepare(self) -> None:
+        self.decoder.prepare()
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The decoder, built when it is first used: some uses need only the model's output.
+
+        Raises:
+            DecodeError: It cannot read the model's outputs.
+        """
+        self.spec.system.check_decoder(self.cfg.kind)
+        return build_decoder(self.cfg, self.tokenizer, self.spec.state_outputs)
+
+    @override
+    def with_decoder(self, cfg: DecodeConfig) -> Self:
+        other = copy(self)
+        other.cfg, other.decoder = cfg, self.decoder.with_config(cfg)
+        return other
+
+    @override
+    def adapted(self, waves: Iterable[Tensor]) -> list[Tensor]:
+        return self._adapter(waves)
+
+    @cached_property
+    def _adapter(self) -> SpeakerAdapter:
+        from recognition.adaptation import SpeakerAdapter
+
+        spec = self.spec
+        assert self._hmm is not None
+        assert spec.adaptation is not None
+        assert isinstance(self.decoder, GraphDecoder), "states are decoded with a graph"
+        search = self.decoder.search
+        return SpeakerAdapter(self._hmm, spec.adaptation, spec.sample_rate, search, spec.features, self._extractor)
+
+    @override
+    def elsewhere(self) -> Elsewhere | None:
+        if not self.decoder.slow:
+            return None
+        cfg, states = self.cfg.model_dump(mode="json"), self.spec.state_outputs
+        about = {"decode": cfg, "tokenizer": self.tokenizer.to_dict(), "states": states}
+        return Elsewhere(search_frames, json.dumps(about))
+
+    @override
+    def arrays(self, encoded: Scores) -> list[Arrays]:
+        rows = zip(encoded.log_probs, encoded.frames.tolist(), strict=True)
+        return [{"log_probs": one[:count].numpy()} for one, count in rows]
+
+    @property
+    def frame_seconds(self) -> float:
+        """Frame shift of the model's output in seconds."""
+        return self.spec.frame_ms / 1000
+
+    @override
+    def times(self, encoded: Scores, row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes:
+        from speech.words import FrameTimes
+
+        return FrameTimes(self.frame_seconds, begin + float(encoded.starts[row]), begin, end)
+
+    @override
+    def timed_words(self, encoded: Scores, row: int, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:
+        from speech.words import timed_words
+
+        return timed_words(hypothesis, encoded.log_probs[row, : int(encoded.frames[row])], self.tokenizer, times)
+
+
+def search_frames(description: str, arrays: Arrays) -> Hypothesis:
+    """Search the log posteriors [frames, tokens] of an utterance, in a process that has only a description.
+
+    Args:
+        description: Of `FrameRecognizer.elsewhere`.
+        arrays: Of `FrameRecognizer.arrays`.
+    """
+    log_probs = torch.from_numpy(arrays["log_probs"])[None]
+    return _decoder(description).decode(log_probs, torch.tensor([log_probs.shape[1]]))[0]
+
+
+_held: dict[str, Decoder] = {}
+"""This process's decoder by its description."""
+
+
+def _decoder(description: str) -> Decoder:
+    """The decoder of a description; it shares what the one before has read, if only parameters differ."""
+    if description not in _held:
+        torch.set_num_threads(1)
+        value = json.loads(description)
+        cfg = TypeAdapter(DecodeChoice).validate_python(value["decode"])
+        before = next(iter(_held.values()), None)
+        if (
+            before is not None
+            and isinstance(cfg, type(before.cfg))
+            and before.tokenizer.to_dict() == value["tokenizer"]
+        ):
+            made = before.with_config(cfg)
+        else:
+            states = StateOutputs(tuple(value["states"][0]), value["states"][1]) if value["states"] else None
+            made = build_decoder(cfg, tokenizer_from_dict(value["tokenizer"]), states)
+        _held.clear()
+        _held[description] = made
+    return _held[description]

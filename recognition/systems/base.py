@@ -1,13 +1,23 @@
-"""What the tasks of all systems share: their sets are shards, and what they save says how it was trained."""
+"""What the tasks of all systems share: their sets are shards, and what they save says how it was trained.
+
+Those of networks that hear audio share a front end and augmentation, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import override
 
+from configurable.lazy import torch
+from recognition.bundle import BundleSpec
+from speech.features.augment import AugmentConfig
+from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -16,7 +26,8 @@ from storage.reading import ShardReader
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recognition.data.dataset import SpeechDataset
+    from recognition.data.dataset import Batch, SpeechDataset
+    from speech.models.networks.base import TrainableNetwork
 
 
 class SystemTaskConfig(BaseModel):
@@ -61,3 +72,71 @@ class SystemTaskConfig(BaseModel):
     def save(self, folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Write the model into a folder."""
         self.spec.model_copy(update={"provenance": {**self.spec.provenance, **about}}).save(folder, weights)
+
+
+class SpeechTaskConfig(SystemTaskConfig):
+    """Which network that hears audio is trained, and on which data."""
+
+    spec: BundleSpec
+    """The contents of the finished bundle: system, features, tokens, model sizes, normalization."""
+    augment: AugmentConfig = AugmentConfig()
+    """Augmentation of training audio and features."""
+    speakers: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Feature statistics by speaker, for `cmvn: speaker`."""
+
+    def speaker_stats(self) -> dict[str, CmvnStats]:
+        """The speakers' statistics as objects."""
+        return {name: CmvnStats.from_dict(stats) for name, stats in self.speakers.items()}
+
+    def build_network(self) -> TrainableNetwork:
+        """The network, with random weights."""
+        return self.spec.build_model()
+
+    @override
+    def _further(self, name: Literal["train", "valid"], index: ShardIndex) -> dict[str, Any]:
+        return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid"}
+
+
+class SpeechTask:
+    """What tasks share whose network hears audio, see `training.learner.task.Task`.
+
+    Args:
+        config: What is trained.
+        seed: The training's seed.
+
+    Attributes:
+        tokenizer: The model's tokens.
+        frontend: From audio to features.
+        augmenter: Makes and applies the random draws of augmentation.
+    """
+
+    def __init__(self, config: SpeechTaskConfig, seed: int) -> None:
+        from recognition.data.augmentation import Augmenter
+
+        spec = config.spec
+        self.tokenizer, self._sample_rate = spec.build_tokenizer(), spec.sample_rate
+        self.frontend = spec.build_frontend(config.speaker_stats())
+        self.augmenter = Augmenter(config.augment, spec.sample_rate, seed, spec.states_per_frame)
+
+    def to(self, device: torch.device) -> None:
+        """Move the front end."""
+        self.frontend.to(device)
+
+    def prepare_draws(self) -> None:
+        """Make the noise that augmentation draws from: its Fourier transform rounds differently with fewer threads."""
+        from speech.features.augment.noise import generated
+
+        generated("pink", self._sample_rate)
+
+    def drawn(self, batch: Batch, epoch: int) -> Batch:
+        """Add the random draws of an epoch's augmentation to a batch."""
+        return self.augmenter.drawn(batch, epoch)
+
+    def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
+        """Duration of utterances in an epoch, after augmentation."""
+        return self.augmenter.heard_seconds(ids, seconds, epoch)
+
+    def features(self, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Augmented features [batch, frames, dim] of a batch with its draws, and frames [batch] on the host."""
+        feats, _ = self.augmenter.features(self.frontend, batch, device)
+        return feats, self.augmenter.num_frames(self.frontend, batch)

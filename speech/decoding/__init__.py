@@ -60,12 +60,5 @@ def build_decoder(cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs 
         cfg: Its configuration.
         tokenizer: The model's tokens.
         states: The model's tied states, if its outputs are these.
-
-    Raises:
-        DecodeError: It reads other outputs than the model's.
     """
-    if (cfg.reads == "states") != (states is not None):
-        fitting = [kind for kind, one in DECODERS.items() if (one.reads == "states") == (states is not None)]
-        what = "tied states" if states else "tokens"
-        raise DecodeError(f"decode.kind {cfg.kind} cannot read a model of {what}: use {' or '.join(fitting)}")
     return cfg.build(tokenizer, states)

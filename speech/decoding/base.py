@@ -21,13 +21,11 @@ class DecodeConfig(ChoiceWithFiles, ABC):
     """Base class of decoding configurations.
 
     Attributes:
-        reads: Outputs that the decoder reads (`ObjectiveConfig.outputs`).
         packages: Python packages that it needs beside the model's.
         lm_unit: What the language model in the field `lm` predicts: `word` or `token`; empty for decoders without one.
         grid: Fields that are worth tuning on a validation set, with the values to try.
     """
 
-    reads: ClassVar[str] = "ctc"
     packages: ClassVar[tuple[str, ...]] = ()
     lm_unit: ClassVar[str] = ""
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from speech.hmm.decode import DecodeOptions, GraphPath, GraphSearch
+    from speech.hmm.topology import Ints
 
 _SOURCES = ("hmm", "lexicon", "lm")
 """Fields that name what a graph is made from."""
@@ -43,7 +44,6 @@ class GraphConfig(RescoredConfig):
     """The best word sequence of a decoding graph, for models of tied states."""
 
     kind: Literal["graph"] = "graph"
-    reads: ClassVar[str] = "states"
     packages: ClassVar[tuple[str, ...]] = ("kaldifst", "kaldi-decoder", "kaldilm", "flashlight-text")
     """The last one reads the second model."""
     hmm: str = ""
@@ -161,12 +161,13 @@ class GraphConfig(RescoredConfig):
         return GraphDecoder(self, tokenizer, states)
 
 
-def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
+def open_search(cfg: GraphConfig, num_states: int, families: Ints | None = None) -> GraphSearch:
     """The search that a configuration describes.
 
     Args:
         cfg: The configuration; a graph that it only names the sources of is made.
-        num_states: Tied states of the network.
+        num_states: Tied states of the model.
+        families: Of `GraphSearch`.
 
     Raises:
         DecodeError: The graph is damaged, or of another model.
@@ -177,11 +178,11 @@ def open_search(cfg: GraphConfig, num_states: int) -> GraphSearch:
     with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
         cfg = cfg.prepared(Path(folder))
         found = read_graph(Path(cfg.graph), Path(cfg.words))
-    search = GraphSearch(found.arrays, found.words, cfg.options())
+    search = GraphSearch(found.arrays, found.words, cfg.options(), families)
     if search.num_states > num_states:
         raise DecodeError(
-            f"decode.graph has {search.num_states} states, the network {num_states}: make it from the HMMs that "
-            "aligned the network's training data"
+            f"decode.graph has {search.num_states} states, the model {num_states}: make it from the HMMs that "
+            "aligned its training data"
         )
     return search
 
@@ -249,7 +250,7 @@ class GraphDecoder(Decoder):
             text=" ".join(found.words),
             score=-found.cost,
             confidence=min(max(confidence, 0.0), 1.0),
-            word_frames=_word_frames(found, factor),
+            word_frames=word_frames(found, factor),
         )
 
     def _ranked(self, likelihoods: NDArray[np.float32], factor: int) -> Hypothesis:
@@ -257,7 +258,7 @@ class GraphDecoder(Decoder):
         assert self._search is not None
         count = max(self.cfg.hypotheses, _CONSIDERED)
         found = [
-            WordPath(one.words, tuple(_word_frames(one, factor)), one.pdfs, -one.cost)
+            WordPath(one.words, tuple(word_frames(one, factor)), one.pdfs, -one.cost)
             for one in self._search.nbest(likelihoods, count, self.cfg.lattice_beam)
         ]
         if not found:
@@ -283,7 +284,7 @@ class GraphDecoder(Decoder):
         return sorted(scored, key=lambda one: -one.score)
 
 
-def _word_frames(found: GraphPath, factor: int) -> list[tuple[int, int]]:
+def word_frames(found: GraphPath, factor: int = 1) -> list[tuple[int, int]]:
     """First output frame of each word, and the one where the next begins; silence counts to the word before it."""
     bounds = [*(start // factor for start in found.starts.tolist()), -(-len(found.pdfs) // factor)]
     return [(first, max(first + 1, end)) for first, end in pairwise(bounds)]

@@ -11,7 +11,14 @@ from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
-from speech.models.registry import DECODER_NETWORKS, MODELS, DecoderNetworkChoice, ModelChoice, build_model
+from speech.models.registry import (
+    DECODER_NETWORKS,
+    MODELS,
+    DecoderNetworkChoice,
+    ModelChoice,
+    ModelOption,
+    build_model,
+)
 from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
 from speech.models.whisper_decoder import WhisperDecoderConfig
@@ -25,6 +32,7 @@ __all__ = [
     "DecoderNetworkConfig",
     "ModelChoice",
     "ModelConfig",
+    "ModelOption",
     "TdnnConfig",
     "TransformerDecoderConfig",
     "WhisperDecoderConfig",

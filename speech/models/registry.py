@@ -23,6 +23,8 @@ MODELS: dict[str, type[ModelConfig]] = {
 }
 ModelChoice = Annotated[ModelConfig, OneOf(MODELS, "conformer")]
 """A field that takes the configuration of any of them."""
+ModelOption = Annotated[ModelConfig | None, OneOf(MODELS, "conformer", optional=True)]
+"""As `ModelChoice`, or None."""
 
 DECODER_NETWORKS: dict[str, type[DecoderNetworkConfig]] = {
     "transformer": TransformerDecoderConfig,

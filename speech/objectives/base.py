@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from configurable.choices import Choice
 
@@ -16,15 +16,7 @@ NO_STATE = -1
 
 
 class ObjectiveConfig(Choice, ABC):
-    """What training minimizes.
-
-    Attributes:
-        outputs: What models trained with it put out; decoders that read that have it as `DecodeConfig.reads`.
-        needs: Targets that it needs: `tokens` of the transcripts, or `states` of forced alignments.
-    """
-
-    outputs: ClassVar[str]
-    needs: ClassVar[Literal["tokens", "states"]] = "tokens"
+    """What training minimizes, of systems whose encoder puts out log probabilities of frames."""
 
     @abstractmethod
     def build(self) -> Objective:
@@ -50,7 +42,7 @@ class Targets(Protocol):
 
 @runtime_checkable
 class FrameTargets(Protocol):
-    """Forced alignments of several utterances, which objectives get that need `states`.
+    """Forced alignments of several utterances, which objectives of tied states get.
 
     Attributes:
         states: Tied state of each aligned frame [batch, most frames], `NO_STATE` where there is none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
@@ -18,7 +18,6 @@ class CtcConfig(ObjectiveConfig):
     """Connectionist temporal classification, over all alignments of the tokens."""
 
     kind: Literal["ctc"] = "ctc"
-    outputs: ClassVar[str] = "ctc"
 
     @override
     def build(self) -> Objective:

@@ -6,7 +6,7 @@ the first. The number of frames may differ by a few, since features treat the ed
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -33,8 +33,6 @@ class FrameCrossEntropyConfig(ObjectiveConfig):
     """Cross-entropy with the tied states of forced alignments, frame by frame."""
 
     kind: Literal["frame_cross_entropy"] = "frame_cross_entropy"
-    outputs: ClassVar[str] = "states"
-    needs: ClassVar[Literal["tokens", "states"]] = "states"
     alignments: str = ""
     """Folder or URL of the alignments: `train.parquet` and `valid.parquet`. Empty: those of the stage `align`."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)

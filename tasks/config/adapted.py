@@ -1,11 +1,14 @@
 """What features of the speaker-adapted GMM-HMM need of the rest of a configuration."""
 
+from recognition.system import SystemConfig
 from speech.features import FeatureConfig, FmllrConfig, IvectorConfig
 from speech.hmm.config import AlignConfig
 from speech.objectives import ObjectiveConfig
 
 
-def check_features(features: FeatureConfig, align: AlignConfig | None, objective: ObjectiveConfig) -> None:
+def check_features(
+    features: FeatureConfig, align: AlignConfig | None, system: SystemConfig, objective: ObjectiveConfig
+) -> None:
     """Check that adapted features have the GMM-HMM that makes them, and that a graph decodes what is trained on them.
 
     Raises:
@@ -36,10 +39,10 @@ def check_features(features: FeatureConfig, align: AlignConfig | None, objective
             f"{kind} with a frame every {features.hop_ms:g} ms, but align.features.hop_ms is "
             f"{align.features.hop_ms:g}: set features.hop_ms to {align.features.hop_ms:g}"
         )
-    if objective.needs != "states":
+    if system.is_trained and system.targets != "states":
         raise ValueError(
-            f"{kind}, which recognition adapts by decoding with the GMM-HMM's graph, but models trained with "
-            f"{objective.kind} do not have its states: set train.objective to frame_cross_entropy"
+            f"{kind}, which recognition adapts by decoding with the GMM-HMM's graph, but a recognizer of kind "
+            f"{system.kind} does not have its states: set train.objective to frame_cross_entropy"
         )
     if objective.alignments_folder:
         raise ValueError(

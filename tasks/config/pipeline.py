@@ -13,13 +13,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from speech.decoding import DecodeChoice, GreedyConfig
+from recognition.system import SystemConfig
+from recognition.systems import SystemOption, system_of
+from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice, LogMelConfig
 from speech.hmm.config import AlignConfig
 from speech.lexicon import GraphemesConfig, LexiconChoice
 from speech.lm import LmOption
 from speech.models import ConformerConfig, ModelChoice
-from speech.objectives import check_decoder
 from speech.tokens import TokenConfig
 from tasks.config.adapted import check_features
 from tasks.config.assignments import assign
@@ -29,7 +30,7 @@ from tasks.config.given import Place, find_given
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained, listed
 from tasks.config.realign import RealignConfig, check_realign
-from tasks.config.training import AcousticTrainConfig
+from tasks.config.training import AcousticTrainConfig, check_system
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import SlotsConfig
 from tasks.dataset.sources import checked_name
@@ -165,9 +166,9 @@ class PipelineConfig(BaseModel):
     """What the acoustic model sees."""
     align: AlignConfig | None = None
     """The GMM-HMM that the stage `align` trains and aligns with; without this section there is no such stage."""
-    recognizer: Literal["network", "gmm"] = "network"
-    """What decodes the test sets: the trained network, or the GMM-HMM of the stage `align`, as `align.recognize` says;
-    then there are no stages `train`, `register` and `report`."""
+    recognizer: SystemOption = None
+    """What is trained and recognizes; by default (`network`) the one that `train.objective` is for: `ctc` or `hybrid`.
+    `gmm` is the GMM-HMM of the stage `align`; then there are no stages `train`, `register` and `report`."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""
     model: ModelChoice = ConformerConfig()
@@ -205,10 +206,16 @@ class PipelineConfig(BaseModel):
             raise ValueError("a name must not be empty")
         return checked_name(name)
 
+    @field_validator("recognizer", mode="before")
+    @classmethod
+    def _of_objective(cls, value: Any) -> Any:
+        return None if value == "network" else value
+
     @model_validator(mode="after")
     def _check_parts(self) -> "PipelineConfig":
-        check_features(self.features, self.align, self.train.objective)
-        check_realign(self.realign, self.align, self.train.objective)
+        check_system(self.system, self.train, self.align, self.lm)
+        check_features(self.features, self.align, self.system, self.train.objective)
+        check_realign(self.realign, self.align, self.system, self.train.objective)
         if self.features.stored:
             self.train.augment.refuse_waves("features.stored", "set features.stored=false")
         elif self.features.in_shards:
@@ -217,18 +224,13 @@ class PipelineConfig(BaseModel):
             raise ValueError(
                 f"model {self.model.kind} cannot be split: use another strategy than {self.train.strategy.kind}"
             )
-        check_decoder(self.train.objective, self.decode.kind)
+        self.system.check_decoder(self.decoder.kind)
+        if self.tune is not None:
+            self.system.require("tuning")
         check_decoding(self.decode, self.lm, self.tune, self.align is not None)
         if self.rescoring is not None:
             check_rescoring(self.decode, self.rescoring)
         check_lm_training(self.lm, self.rescoring, self.lm_train)
-        if self.recognizer == "gmm" and not (self.align and (self.align.recognize.arpa or self.lm)):
-            raise ValueError(
-                "recognizer is gmm, which needs a GMM-HMM and a language model: give the sections align and lm, or set "
-                "align.recognize.arpa"
-            )
-        if self.recognizer == "gmm" and self.tune is not None:
-            raise ValueError("recognizer is gmm, but tune chooses parameters of a network's decoder: remove tune")
         if self.train.segments and (
             not self.features.in_shards or self.features.cmvn not in ("none", "global", "speaker")
         ):
@@ -237,6 +239,16 @@ class PipelineConfig(BaseModel):
                 "features.stored=true and features.cmvn to global, speaker or none"
             )
         return self
+
+    @property
+    def system(self) -> SystemConfig:
+        """What is trained, and recognizes."""
+        return self.recognizer or system_of(self.train.objective)
+
+    @property
+    def decoder(self) -> DecodeConfig:
+        """What the system decodes with."""
+        return self.system.decoder(self.decode, self.align)
 
     @property
     def corpora(self) -> str:

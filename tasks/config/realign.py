@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from recognition.system import SystemConfig
 from speech.hmm.config import AlignConfig
 from speech.objectives import ObjectiveConfig
 
@@ -30,7 +31,9 @@ class RealignConfig(BaseModel):
         return self.model_copy(update={"model": change(self.model)})
 
 
-def check_realign(realign: RealignConfig | None, align: AlignConfig | None, objective: ObjectiveConfig) -> None:
+def check_realign(
+    realign: RealignConfig | None, align: AlignConfig | None, system: SystemConfig, objective: ObjectiveConfig
+) -> None:
     """Check that there is something to align again, and that training uses it.
 
     Raises:
@@ -40,7 +43,7 @@ def check_realign(realign: RealignConfig | None, align: AlignConfig | None, obje
         return
     if align is None:
         raise ValueError("realign changes the alignments of the section align, and there is none: add it")
-    if objective.needs != "states" or objective.alignments_folder:
+    if system.is_trained and (system.targets != "states" or objective.alignments_folder):
         raise ValueError(
             "realign gives training the states of alignments, which it does not use: set train.objective to "
             "frame_cross_entropy without alignments, or remove realign"

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from pydantic import model_validator
-
 from configurable.addresses import address_content
 from recognition.data.segments import SegmentConfig
+from recognition.system import SystemConfig
 from speech.features.augment import AugmentConfig
+from speech.hmm.config import AlignConfig
+from speech.lm import LmConfig
 from speech.objectives import CtcConfig, ObjectiveChoice
 from training.config import TrainConfig
 
@@ -43,19 +44,42 @@ class AcousticTrainConfig(TrainConfig):
     augment: AugmentConfig = AugmentConfig()
     """Augmentation of training audio and features; validation and test data are not augmented."""
 
-    @model_validator(mode="after")
-    def _check_targets(self) -> "AcousticTrainConfig":
-        needs = self.objective.needs
-        if self.traits.split and needs != "tokens":
-            raise ValueError(
-                f"{self.strategy.kind} splits the model, and its last part gets transcripts only, not the {needs} that "
-                f"{self.objective.kind} needs: use another strategy"
-            )
-        if needs == "states":
-            self.augment.refuse_insertions()
-        elif self.segments:
-            raise ValueError(
-                f"segments have no transcripts, which {self.objective.kind} needs: leave segments out, or use "
-                "objective frame_cross_entropy"
-            )
-        return self
+
+def check_system(
+    system: SystemConfig, train: AcousticTrainConfig, align: AlignConfig | None, lm: LmConfig | None
+) -> None:
+    """Check that a system has what it needs, and that it can be trained as configured.
+
+    Args:
+        system: What is trained.
+        train: How.
+        align: The GMM-HMM that the pipeline trains, if it does.
+        lm: The language model that it estimates, if it does.
+
+    Raises:
+        ValueError: If not; the message names the field and the remedy.
+    """
+    if lacking := system.lacking(align, lm):
+        raise ValueError(lacking)
+    if not system.is_trained:
+        return
+    kind, targets = train.objective.kind, system.targets
+    if system.objectives and kind not in system.objectives:
+        raise ValueError(
+            f"recognizer is {system.kind}, which is not trained with {kind}: set train.objective to "
+            f"{' or '.join(system.objectives)}"
+        )
+    if not system.objectives and train.objective != CtcConfig():
+        raise ValueError(f"recognizer is {system.kind}, which has a loss of its own: leave out train.objective")
+    if train.traits.split and not (system.objectives and targets == "tokens"):
+        raise ValueError(
+            f"train.strategy: {train.strategy.kind} splits the model, and its last part gets transcripts only, which "
+            f"do not train a recognizer of kind {system.kind}: use another strategy"
+        )
+    if targets == "states":
+        train.augment.refuse_insertions()
+    elif train.segments:
+        raise ValueError(
+            f"train.segments have no transcripts, which a recognizer of kind {system.kind} needs: leave segments out, "
+            "or use train.objective frame_cross_entropy"
+        )

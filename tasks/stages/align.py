@@ -38,7 +38,7 @@ from tasks.stages import progress
 from tasks.stages.align_data import FeatureSet, aligned_sets, compute_features, config_of
 from tasks.stages.align_model import write_config
 from tasks.stages.align_steps import StepMapper
-from tasks.stages.base import Inputs, Run, Stage, StageError
+from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
 from tasks.stages.decoder_files import file_digest, with_digests
 from tasks.stages.folds import train_folder
 from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
@@ -211,7 +211,7 @@ class AlignRecord(DamageRecord):
 
 def _work(run: Run, output: StageOutput) -> AlignRecord:
     cfg, work = config_of(run), work_folder("align", output.key)
-    if run.config.recognizer == "gmm" and cfg.recognize.arpa:
+    if not has_network(run.config) and cfg.recognize.arpa:
         file_digest(cfg.recognize.arpa, "align.recognize.arpa")  # a missing file is named before hours of training
     if run.forced("align"):
         shutil.rmtree(work, ignore_errors=True)

@@ -67,8 +67,8 @@ def stages_of(config: PipelineConfig) -> tuple[str, ...]:
 
 
 def has_network(config: PipelineConfig) -> bool:
-    """Whether a configuration's recognizer is a network, which is trained and registered."""
-    return config.recognizer == "network"
+    """Whether a configuration's system has a network, which is trained and registered."""
+    return config.system.is_trained
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
-"""Local copies of trained models, with the GMM-HMM of the stage align if their features are adapted to speakers."""
+"""Local copies of a run's recognizer: its network, and the GMM-HMM that adapts features or recognizes by itself."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from configurable.addresses import address_content
-from recognition.adaptation import add_adaptation
+from recognition.adaptation import add_adaptation, save_gmm
+from recognition.bundle import BundleSpec
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks.stages.align_data import config_of
 from tasks.stages.align_model import AlignmentModel
-from tasks.stages.base import Run
+from tasks.stages.base import Run, has_network
 from tasks.stages.ivectors import EXTRACTOR
+from tasks.stages.train import TRAIN
 
 
 def fetch_bundle(source: ObjectStore | StageOutput, folder: Path) -> Path:
@@ -33,13 +36,55 @@ def fetch_bundle(source: ObjectStore | StageOutput, folder: Path) -> Path:
 
 
 def own_bundle(run: Run, folder: Path) -> Path:
-    """Copy the run's trained model into a local folder, with the GMM-HMM if its features are adapted to speakers."""
-    bundle, source = fetch_bundle(run.result("train").output, folder), adaptation_source(run)
-    return adapt_bundle(bundle, **source) if source else bundle
+    """Write the bundle of the run's own recognizer into a local folder; returns the folder."""
+    return make_bundle(bundle_source(run), folder)
+
+
+def bundle_source(run: Run) -> dict[str, Any]:
+    """What `make_bundle` makes the bundle of the run's own recognizer from, as JSON: workers make copies of it."""
+    if has_network(run.config):
+        model = {"model": run.result("train").url, "digest": TRAIN.record(run)["digest"]}
+        return model | (adaptation_source(run) or {})
+    align = config_of(run)
+    spec = BundleSpec(
+        sample_rate=run.config.data.sample_rate,
+        features=align.features,
+        stats=None,
+        tokenizer=None,
+        model=None,
+        normalizer=run.config.data.normalizer,
+        provenance={"name": run.config.name},
+        adaptation=AdaptationConfig(features=align.features, search=align.recognize.model_copy(update={"arpa": ""})),
+        system=run.config.system,
+    )
+    return {"spec": spec.model_dump(mode="json"), "align": run.result("align").url}
+
+
+def make_bundle(source: Mapping[str, Any], folder: Path) -> Path:
+    """Write a bundle into a local folder; returns the folder.
+
+    Args:
+        source: What `bundle_source` gives.
+        folder: The folder.
+    """
+    if "model" in source:
+        fetch_bundle(StageOutput.at(source["model"]), folder)
+    if "align" not in source:
+        return folder
+    with tempfile.TemporaryDirectory() as local:
+        AlignmentModel.fetch(StageOutput.at(source["align"]), Path(local))
+        hmm = Path(local) / "model"
+        if "spec" in source:
+            save_gmm(folder, BundleSpec.model_validate(source["spec"]), hmm)
+            return folder
+        adapt = source.get("adapt")
+        ivector = StageOutput.at(adapt).fetch(EXTRACTOR, Path(local)) if adapt else None
+        add_adaptation(folder, hmm, AdaptationConfig.model_validate(source["adaptation"]), ivector)
+    return folder
 
 
 def adaptation_source(run: Run) -> dict[str, Any] | None:
-    """Arguments of `adapt_bundle` for a run that trains on adapted features; None for others."""
+    """What a bundle's source says of adaptation, for a run that trains on adapted features; None for others."""
     if not run.config.features.adapted or run.bundle is not None:
         return None
     align = config_of(run)
@@ -61,19 +106,3 @@ def adaptation_inputs(run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     search = address_content(config_of(run).recognize, without=("arpa",))
     digests = {"adaptation": run.result("align").key}
     return {"adaptation": search}, digests | ({"ivectors": run.result("adapt").key} if _has_ivectors(run) else {})
-
-
-def adapt_bundle(folder: Path, align: str, adaptation: dict[str, Any], adapt: str = "") -> Path:
-    """Give a bundle the GMM-HMM of the stage align; returns the bundle's folder.
-
-    Args:
-        folder: The bundle.
-        align: URL of the stage's output.
-        adaptation: How the GMM-HMM is used.
-        adapt: URL of the output of the stage adapt, which has the extractor of i-vectors, if the features have some.
-    """
-    with tempfile.TemporaryDirectory() as local:
-        AlignmentModel.fetch(StageOutput.at(align), Path(local))
-        ivector = StageOutput.at(adapt).fetch(EXTRACTOR, Path(local)) if adapt else None
-        add_adaptation(folder, Path(local) / "model", AdaptationConfig.model_validate(adaptation), ivector)
-    return folder

@@ -1,21 +1,30 @@
-"""Stage decode: hypotheses of the test sets, as NIST trn and as Parquet."""
+"""Stage decode: hypotheses of the test sets, as NIST trn and as Parquet.
 
+Workers other than this process's threads decode pieces of a set: some shards, or a speaker, where the system recognizes
+all utterances of a speaker together. After a kill, pieces that are done are not repeated.
+"""
+
+import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NotRequired
 
+import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
 from configurable.addresses import address_content
 from devices.choice import best_device
 from recognition.bundle import bundle_digest, load_spec
-from recognition.inference import Decoded, decode_set
+from recognition.inference import Decoded, decode_set, open_set
+from recognition.recognizer import Recognizer
 from speech.decoding import DecodeChoice, DecodeConfig
 from speech.features.cmvn import CmvnStats
+from speech.hmm.decode import PRIOR_FRAMES
+from speech.hmm.utterances import by_speaker as rows_by_speaker
 from speech.scoring import format_trn
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -24,12 +33,13 @@ from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.decoding import grid_of
 from tasks.config.home import home
+from tasks.config.pipeline import RunnerConfig
 from tasks.dataset.sets import VALID
 from tasks.dataset.tables import write_table
 from tasks.stages import progress
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
-from tasks.stages.bundles import adaptation_inputs, adaptation_source, fetch_bundle, own_bundle
-from tasks.stages.decode_adapted import decode_by_speaker
+from tasks.stages.align_data import config_of
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, has_network
+from tasks.stages.bundles import adaptation_inputs, bundle_source, make_bundle, own_bundle
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
 from tasks.stages.features import FEATURES
 from tasks.stages.process_cache import cached_once
@@ -40,6 +50,9 @@ from tasks.stages.train import TRAIN
 from tasks.stages.tuning import check_tuning, figures, tune_on_validation, tuned_text
 
 _WORK = "work"
+Answer = dict[str, Any]
+"""Of a piece. `rows`: for each utterance its row, and hypothesis, score and confidence; `damaged`: shards that could
+not be read, with the reason."""
 _SCHEMA = pa.schema(
     [
         *[(name, pa.string()) for name in ("id", "ref", "hyp", "speaker", "domain", "corpus")],
@@ -56,7 +69,7 @@ def decode_with(
     own: bool = True,
     on_damage: Callable[[ShardError], object] | None = None,
 ) -> list[Decoded]:
-    """Hypotheses of one set by a model.
+    """Hypotheses of one set by a model, in this process.
 
     Args:
         run: The run that has the set.
@@ -69,17 +82,20 @@ def decode_with(
     """
     same_features = own or load_spec(bundle).features == run.config.features.model_copy(update={"stored": False})
     speakers = FEATURES.record(run)["speakers"] if same_features else {}
-    return decode_set(
-        bundle,
-        set_url(run, name, recognition=True) if own else run.result("shard").store.child(name).url,
-        decode=decode,
-        cache=run.cache_folder,
-        device=str(best_device(run.config.train.device)),
-        speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
+    recognizer = Recognizer.load(bundle, decode, str(best_device(run.config.train.device)), _stats(speakers))
+    url = set_url(run, name, recognition=True) if own else run.result("shard").store.child(name).url
+    found = decode_set(
+        recognizer,
+        open_set(url, recognizer.spec.sample_rate, run.cache_folder),
         on_progress=lambda done, total: progress.report("decode", done, total, name),
         on_damage=on_damage,
         processes=run.runner.count,
     )
+    return list(found.values())
+
+
+def _stats(speakers: Mapping[str, Any]) -> dict[str, CmvnStats]:
+    return {who: CmvnStats.from_dict(value) for who, value in speakers.items()}
 
 
 class DecodeRecord(DamageRecord):
@@ -103,13 +119,11 @@ def publish_hypotheses(output: StageOutput, name: str, found: list[Decoded], cou
 
 
 def _inputs(run: Run) -> Inputs:
-    if run.config.recognizer == "gmm":
-        from tasks.stages.decode_gmm import gmm_inputs
-
-        return gmm_inputs(run)
-    sets = scored_sets(run)
-    digests = {name: set_digest(run, name, recognition=True) for name in sets}
-    config: dict[str, Any] = {"decode": address_content(with_digests(run.config.decode))}
+    digests = {name: set_digest(run, name, recognition=True) for name in scored_sets(run)}
+    if run.bundle is None and not has_network(run.config):
+        config = {"gmm": address_content(config_of(run).recognize, without=("arpa",)), "prior": PRIOR_FRAMES}
+        return config, digests | {"model": run.result("align").key, "graph": run.result("graph").key}
+    config = {"decode": address_content(with_digests(run.config.decode))}
     digests["model"] = _model_digest(run)
     adaptation = adaptation_inputs(run)
     config, digests = config | adaptation[0], digests | adaptation[1]
@@ -133,10 +147,6 @@ def _model_digest(run: Run) -> str:
 
 
 def _work(run: Run, output: StageOutput) -> DecodeRecord:
-    if run.config.recognizer == "gmm":
-        from tasks.stages.decode_gmm import decode_with_gmm
-
-        return decode_with_gmm(run, output)
     counts: dict[str, int] = {"utterances": 0, "empty": 0}
     damaged: list[QuarantinedShard] = []
     speed: dict[str, dict[str, float]] = {}
@@ -148,7 +158,7 @@ def _work(run: Run, output: StageOutput) -> DecodeRecord:
         if run.config.tune is not None:
             record["tuning"] = tune_on_validation(run, bundle)
             chosen = record["tuning"]["chosen"]
-        decode = run.config.decode.model_copy(update=chosen)
+        decode = run.config.decoder.model_copy(update=chosen)
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
             started = time.monotonic()
@@ -165,7 +175,9 @@ def _work(run: Run, output: StageOutput) -> DecodeRecord:
 def _decode(
     run: Run, output: StageOutput, bundle: Path, name: str, decode: DecodeConfig, quarantine: ShardQuarantine
 ) -> list[Decoded]:
-    """Decode a set: in this process if the runner is local or the model is not the run's own, else in workers.
+    """Decode a set: in this process if the model is not the run's own, or the workers are its threads; else in workers.
+
+    Threads decode speakers in parallel, whose answers are kept; what else they would take turns in is done here.
 
     Args:
         run: The run.
@@ -175,62 +187,100 @@ def _decode(
         decode: Decoding parameters, without the files that stages make.
         quarantine: Takes damaged shards.
     """
-    source = stage_files(run)
-    adaptation = adaptation_source(run)
-    if (run.runner.local and not adaptation) or run.bundle is not None:
+    source, by_speaker = stage_files(run), run.config.system.by_speaker(run.config.features)
+    if run.bundle is not None or (run.runner.local and not by_speaker):
         whole = with_stage_files(decode, source)
         return decode_with(run, bundle, name, whole, own=run.bundle is None, on_damage=quarantine.add)
-    url = set_url(run, name, recognition=True)
-    index = ShardIndex.read(ObjectStore(url))
+    index = ShardIndex.read(ObjectStore(set_url(run, name, recognition=True)))
+    work = output.store.child(_WORK)
     common = {
-        "model": run.result("train").url,
-        "digest": TRAIN.record(run)["digest"],
-        "url": url,
+        "work": work.url,
+        "url": set_url(run, name, recognition=True),
+        "bundle": bundle_source(run),
         "decode": decode.model_dump(mode="json"),
         "files": source,  # fetched by each worker, which may be on another machine
         "device": run.config.train.device,
-        "speakers": FEATURES.record(run)["speakers"],
+        "speakers": {} if by_speaker else FEATURES.record(run)["speakers"],
     }
-    if adaptation:
-        common["adaptation"] = adaptation
-        return decode_by_speaker(run, output.store.child(_WORK), name, url, common, quarantine)
-    pieces = (common | {"name": piece_name(n), "shards": n} for n in share_out(len(index.shards), run.runner))
+    pieces = _speaker_pieces(index, name) if by_speaker else _shard_pieces(index, name, run.runner)
     records = {record.name: record for record in index.shards}
-    found: list[Decoded] = []
-    done = 0
-    for answer in map_pieces(run.runner, "tasks.stages.decode:decode_piece", pieces, f"decode {name}"):
-        found += [Decoded(**row) for row in answer["rows"]]
+    found: dict[int, Decoded] = {}
+    given = (common | piece for piece in pieces)
+    for answer in map_pieces(run.runner, "tasks.stages.decode:decode_piece", given, f"decode {name}"):
+        found |= {row: _joined(index.row(row), *values) for row, values in answer["rows"]}
         for shard, reason in answer["damaged"]:
             quarantine.add(ShardError(reason, records[shard], reason))
-        done += answer["shards"]
-        progress.report("decode", done, len(index.shards), name)
-    return found
+        progress.report("decode", len(found), len(index), name)
+    return [found[row] for row in sorted(found)]
 
 
-@cached_once(maxsize=2)
-def _fetched(url: str, digest: str) -> "tempfile.TemporaryDirectory[str]":
-    """A model's local copy; cached for further pieces in this process, and removed when nobody refers to it."""
-    folder = tempfile.TemporaryDirectory(prefix="starling-model-")
-    fetch_bundle(StageOutput.at(url), Path(folder.name))
-    return folder
+def _speaker_pieces(index: ShardIndex, name: str) -> Iterator[Piece]:
+    """A piece for each speaker of a set: its rows, and where the answer is kept in case the run is killed."""
+    for number, (speaker, rows) in enumerate(sorted(rows_by_speaker(index.column("speaker")).items())):
+        yield {"name": speaker, "rows": rows, "result": f"decoded-{name}/{number}.json"}
 
 
-def decode_piece(piece: Piece) -> dict[str, Any]:
-    """Decode some shards of a set; returns `rows`, `damaged` shards with reasons, and the number of `shards`."""
-    damaged: list[tuple[str, str]] = []
-    decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(piece["decode"])
-    model = _fetched(piece["model"], piece["digest"])  # its folder is there as long as this refers to it
-    found = decode_set(
-        Path(model.name),
-        piece["url"],
-        decode=with_stage_files(decode, piece["files"]),
-        cache=home() / "cache",
-        device=str(best_device(piece["device"])),
-        speakers={who: CmvnStats.from_dict(value) for who, value in piece["speakers"].items()},
-        on_damage=lambda error: damaged.append(error.damage),
-        shards=piece["shards"],
+def _shard_pieces(index: ShardIndex, name: str, runner: RunnerConfig) -> Iterator[Piece]:
+    """Pieces of some shards of a set."""
+    for numbers in share_out(len(index.shards), runner):
+        label = piece_name(numbers)
+        yield {"name": label, "shards": numbers, "result": f"decoded-{name}/shards-{label}.json"}
+
+
+def _joined(about: Mapping[str, Any], hypothesis: str, score: float, confidence: float) -> Decoded:
+    """A hypothesis with what the index says about the utterance."""
+    return Decoded(
+        id=about["id"],
+        ref=about["text"],
+        hyp=hypothesis,
+        score=score,
+        confidence=confidence,
+        speaker=about["speaker"],
+        domain=about["domain"],
+        corpus=about["corpus"],
+        duration=float(about["duration"]),
     )
-    return {"rows": [asdict(entry) for entry in found], "damaged": damaged, "shards": len(piece["shards"])}
+
+
+def decode_piece(piece: Piece) -> Answer:
+    """Decode some rows or shards of a set: the answer that is kept, or a new one."""
+    store = ObjectStore(piece["work"])
+    if store.exists(piece["result"]):  # done before a kill
+        kept: Answer = store.read_json(piece["result"])
+        return kept
+    damaged: list[tuple[str, str]] = []
+    recognizer = _loaded(json.dumps({name: piece[name] for name in _PARTS}, sort_keys=True))
+    dataset = open_set(piece["url"], recognizer.spec.sample_rate, home() / "cache")
+    rows = piece.get("rows")
+    if rows is None:
+        rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), piece["shards"])).tolist()
+    found = decode_set(recognizer, dataset, rows=rows, on_damage=lambda error: damaged.append(error.damage))
+    answer = {
+        "rows": [[row, [one.hyp, one.score, one.confidence]] for row, one in found.items()],
+        "damaged": [list(one) for one in damaged],
+    }
+    if not damaged:  # damaged shards may be repaired
+        store.write_json(piece["result"], answer)
+    return answer
+
+
+_PARTS = ("bundle", "decode", "files", "device", "speakers")
+"""What a piece says about its recognizer."""
+
+
+@cached_once(maxsize=1)
+def _loaded(description: str) -> Recognizer[Any]:
+    """The recognizer of a piece; cached for further pieces in this process. It has read all its files."""
+    parts = json.loads(description)
+    decode: DecodeConfig = TypeAdapter(DecodeChoice).validate_python(parts["decode"])
+    with tempfile.TemporaryDirectory(prefix="starling-model-") as folder:
+        bundle = make_bundle(parts["bundle"], Path(folder))
+        device = str(best_device(parts["device"]))
+        recognizer = Recognizer.load(
+            bundle, with_stage_files(decode, parts["files"]), device, _stats(parts["speakers"])
+        )
+        recognizer.prepare()
+    return recognizer
 
 
 def set_quarantine(run: Run, name: str, store: ObjectStore) -> ShardQuarantine:

@@ -42,12 +42,12 @@ def with_stage_files(cfg: DecodeConfig, source: Mapping[str, Any] | None) -> Dec
 def tuned_decoder(run: Run) -> DecodeConfig:
     """The run's decoding parameters with the values that the decode stage has chosen, without files of stages."""
     found = run.result("decode").record.get("tuning", {}) if "decode" in run.results else {}
-    return run.config.decode.model_copy(update=found.get("chosen", {}))
+    return run.config.decoder.model_copy(update=found.get("chosen", {}))
 
 
 def stage_files(run: Run) -> dict[str, Any] | None:
     """Arguments of `local_files` for a decoder that takes files of the stages `lm`, `rescoring` or `graph`, or None."""
-    decode, sources = run.config.decode, []
+    decode, sources = run.config.decoder, []
     rescored = run.config.rescoring is not None or "rescore_lm" in decode.files()
     if decode.makes_graph:
         sources.append(graph_files(run))

@@ -9,7 +9,6 @@ from configurable.wording import similar
 from recognition.bundle import SPEC, BundleError, load_spec, own_decoder
 from speech.decoding import DecodeConfig, GreedyConfig
 from speech.lm import LmConfig
-from speech.objectives import objective_of
 from tasks import STAGES
 from tasks.config.assignments import assign
 from tasks.config.decoding import uses_stage
@@ -66,10 +65,12 @@ def evaluation_config(
             # a part is the corpus' own: training data that is divided again may be in it
             **({"valid_share": 0.0, "test_share": 0.0} if split else {}),
         },
-        "decode": decode.model_dump(mode="json"),
-        "train": {"objective": objective_of(decode.kind)},
         "score": {"sets": [split or TEST]},
     }
+    if spec.system.is_trained:  # the configuration of another one needs the GMM-HMM; `use_model` gives it the model's
+        document["recognizer"] = spec.system.model_dump(mode="json")
+        document["decode"] = decode.model_dump(mode="json")
+        document["train"] = dict(zip(("objective",), spec.system.objectives, strict=False))
     if not spec.features.adapted:  # those are made by the bundle itself
         document["features"] = spec.features.model_dump(mode="json") | {"stored": False}
     try:
@@ -124,9 +125,10 @@ def use_model(run: Run, bundle: Path, as_configured: bool = False) -> None:
     """
     run.bundle = bundle
     decode = own = own_decoder(bundle)
+    system = load_spec(bundle).system
     if as_configured or (run.config.decode != GreedyConfig() and run.config.tune is None):
         decode = _completed(run.config.decode, own, run.config.lm)
-    parts = {"decode": decode, "recognizer": "network", "align": None, "lm": None}
+    parts = {"decode": decode, "recognizer": system, "align": None, "lm": None}
     parts |= {"realign": None, "rescoring": None, "tune": None}
     run.config = run.config.model_copy(update=parts)
 

@@ -18,7 +18,7 @@ from speech.hypotheses import DecodeError
 from speech.lm.base import LmError
 from speech.lm.kenlm import arpa_words
 from storage.stages import StageOutput
-from tasks.config.pipeline import PipelineConfig, RunnerConfig
+from tasks.config.pipeline import RunnerConfig
 from tasks.stages import progress
 from tasks.stages.align_model import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError
@@ -33,18 +33,14 @@ start. Larger ones keep the interpreter for minutes, and the run's threads must 
 
 def _named(run: Run) -> dict[str, str]:
     """Files that the configuration names, by field."""
-    if run.config.recognizer == "gmm":
-        assert run.config.align is not None
-        arpa = run.config.align.recognize.arpa
-        return {"lm": arpa} if arpa else {}
-    return run.config.decode.files()
+    return run.config.decoder.files()
 
 
 def _field(run: Run) -> str:
     """The field that names the language model's file, or the section that makes it."""
     if "lm" not in _named(run):
         return "lm"
-    return "align.recognize.arpa" if run.config.recognizer == "gmm" else "decode.lm"
+    return "decode.lm" if run.config.decoder is run.config.decode else "align.recognize.arpa"
 
 
 def _lm_digest(run: Run) -> str:
@@ -68,7 +64,7 @@ def _inputs(run: Run) -> Inputs:
 
 def _silence(run: Run) -> float:
     """Probability of silence between two words; of graphs from the HMMs of a file."""
-    decode = run.config.decode
+    decode = run.config.decoder
     assert isinstance(decode, GraphConfig)
     return decode.silence_probability
 
@@ -124,16 +120,12 @@ def graph_piece(piece: Piece) -> dict[str, Any]:
         raise StageError(f"{piece['field']}: {error}") from error
 
 
-def _runs(config: PipelineConfig) -> bool:
-    return config.recognizer == "gmm" or config.decode.makes_graph
-
-
 GRAPH = Stage(
     "graph",
     2,
     _inputs,
     _work,
-    runs=_runs,
+    runs=lambda config: config.decoder.makes_graph,
     reads="HMMs, lexicon, language model",
     writes="`graph.fst` (HCLG), `graph-words.txt`",
     only="with decoder `graph` or `recognizer: gmm`",

@@ -154,7 +154,7 @@ def requirements(spec: BundleSpec) -> list[str]:
         spec: Specification of the model; only BPE tokens need sentencepiece, and only searches flashlight-text.
     """
     needed = [*_REQUIREMENTS]
-    needed += [_PIECES] if spec.tokenizer.get("kind") == "bpe" else []
+    needed += [_PIECES] if spec.tokenizer and spec.tokenizer.get("kind") == "bpe" else []
     needed += spec.decode.packages
     return [f"{name}=={metadata.version(name)}" for name in needed]
 

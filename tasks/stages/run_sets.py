@@ -54,6 +54,8 @@ def _set_source(run: Run, name: str, recognition: bool) -> tuple[str, str]:
     """The stage that made the shards of a set, and their folder in its output."""
     cfg = run.config.features
     folder = train_folder(run.config.data) if name == TRAIN else name
+    if recognition and run.config.system.by_speaker(cfg):
+        return "shard", folder
     if cfg.adapted and not recognition and name in ADAPT.record(run)["sets"]:
         return "adapt", name
     return ("features" if cfg.stored else "shard"), folder

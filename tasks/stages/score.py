@@ -17,7 +17,7 @@ from speech.scoring import (
 from storage.stages import StageOutput, digest_json
 from tasks.dataset.tables import read_table
 from tasks.figures import percent
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, has_network
 
 Row = dict[str, Any]
 GROUPS = {"corpora": "corpus", "domains": "domain"}
@@ -148,7 +148,7 @@ def _work(run: Run, output: StageOutput) -> ScoreRecord:
         "sets": sets,
         "groups": {name: found for name, found in groups.items() if found},
     }
-    if run.config.recognizer == "gmm":  # no registration follows that logs the figures
+    if not (run.bundle or has_network(run.config)):  # no registration follows that logs the figures
         from tasks.tracking.stage_runs import log_stage
 
         record["tracking"] = log_stage(run, "align", run.result("align").key, figures(record))

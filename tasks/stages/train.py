@@ -14,7 +14,7 @@ from configurable.addresses import address_content
 from recognition.bundle import BundleSpec, TiedStates
 from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
-from recognition.systems.acoustic import AcousticTaskConfig
+from recognition.systems import system_of
 from speech.hmm.priors import log_priors
 from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
@@ -66,8 +66,10 @@ def _content(run: Run) -> dict[str, Any]:
         "features": config.features,
         "normalizer": config.data.normalizer,
     }
+    own = config.system != system_of(config.train.objective)  # else the objective says it
     return {
         "train": training_content(config.train),
+        **({"system": address_content(config.system)} if own else {}),
         **{name: address_content(part) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
@@ -93,8 +95,8 @@ def _inputs(run: Run) -> Inputs:
 
 
 def uses_alignments(run: Run) -> bool:
-    """Whether the objective needs the states of forced alignments."""
-    return run.config.train.objective.needs == "states"
+    """Whether training needs the states of forced alignments."""
+    return run.config.system.targets == "states"
 
 
 def alignments(run: Run) -> ObjectStore:
@@ -142,19 +144,25 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         normalizer=config.data.normalizer,
         provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
         states=tied_states(run),
+        system=config.system,
     )
+    assert config.system.task_config is not None
+    objective: dict[str, Any] = {}
+    if config.system.objectives:
+        objective["objective"] = config.train.objective
+    if uses_alignments(run):
+        objective["alignments_url"] = alignments(run).url
     return TrainJob(
         run=output.key,
         seed=config.seed,
         train=config.train.engine_part(),
-        task=AcousticTaskConfig(
+        task=config.system.task_config(
             spec=spec,
-            objective=config.train.objective,
             augment=config.train.augment,
             speakers=features["speakers"],
             train_url=output.store.child(_SEGMENTS).url if config.train.segments else set_url(run, "train"),
             valid_url=set_url(run, "valid"),
-            alignments_url=alignments(run).url if uses_alignments(run) else "",
+            **objective,
         ),
         output_url=output.store.url,
         journal=work_folder("train", output.key) / "journal.jsonl",

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from devices.choice import best_device
-from recognition.bundle import load_spec
 from recognition.decoder_tuning import best_trial, try_all
-from recognition.inference import score_some
-from speech.decoding import build_decoder
+from recognition.inference import drawn_rows, encode_set, open_set
+from recognition.recognizer import Recognizer
 from speech.features.cmvn import CmvnStats
 from storage.reading import ShardError
 from tasks.config.decoding import grid_of
@@ -51,25 +50,16 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
     decode = decoder_of(run)
     grid = grid_of(run.config.decode, tune)
     configured = {name: getattr(decode, name) for name in grid}
-    spec = load_spec(bundle)
-    speakers = FEATURES.record(run)["speakers"]
-    scored = score_some(
-        bundle,
-        set_url(run, VALID, recognition=True),
-        decode=decode,
-        utterances=tune.utterances,
-        seed=run.config.seed,
-        cache=run.cache_folder,
-        device=str(best_device(run.config.train.device)),
-        speakers={who: CmvnStats.from_dict(value) for who, value in speakers.items()},
-        on_damage=_warn,
-    )
-    decoder = build_decoder(decode, spec.build_tokenizer(), spec.state_outputs)
-    trials = try_all(decoder, scored, grid, run.runner.count, _report)
+    speakers = {who: CmvnStats.from_dict(value) for who, value in FEATURES.record(run)["speakers"].items()}
+    recognizer = Recognizer.load(bundle, decode, str(best_device(run.config.train.device)), speakers)
+    dataset = open_set(set_url(run, VALID, recognition=True), recognizer.spec.sample_rate, run.cache_folder)
+    rows = drawn_rows(dataset, tune.utterances, run.config.seed)
+    encoded = [(list(part.texts), one) for part, one in encode_set(recognizer, dataset, rows, on_damage=_warn)]
+    trials = try_all(recognizer, encoded, grid, run.runner.count, _report)
     best = best_trial(trials, grid, configured)
     return {
         "set": VALID,
-        "utterances": sum(len(texts) for texts, _ in scored),
+        "utterances": sum(len(texts) for texts, _ in encoded),
         "words": best.counts.ref_words,
         "configured": configured,
         "chosen": best.values,

@@ -88,7 +88,7 @@ def contents(run: Run) -> dict[str, Any]:
             **{field: Path(path).stat().st_size for field, path in decode.files().items()},
         },
         "training": {
-            "objective": config.train.objective.kind,
+            "objective": config.train.objective.kind if config.system.objectives else config.system.kind,
             "strategy": config.train.strategy.kind,
             "nodes": config.train.nodes,
             "learners_per_node": config.train.learners_per_node,

@@ -7,6 +7,7 @@ import pytest
 from support import copy_finished, tiny_document
 
 from flows import folds, pipeline, promote, verify, watch
+from recognition.systems.ctc import CtcSystem
 from speech.decoding import GreedyConfig
 from storage.objects import ObjectStore
 from tasks.config.pipeline import parse_config
@@ -149,8 +150,8 @@ def test_finished_and_later_stages_are_skipped(monkeypatch):
         realign=None,
         lm=None,
         rescoring=None,
-        recognizer="network",
-        decode=GreedyConfig(),
+        system=CtcSystem(),
+        decoder=GreedyConfig(),
         features=features,
     )
     run = SimpleNamespace(results={"shard": None}, config=config)

@@ -5,7 +5,7 @@ import torch
 import torchaudio
 from support import load_beside
 
-from recognition.recognizer import Recognizer
+from recognition.systems.acoustic import FrameRecognizer
 from speech.features import LogMelConfig, build_features
 from speech.features.augment import AUGMENTATIONS, SpeedConfig
 
@@ -58,13 +58,13 @@ def test_few_lengths_are_resampled_and_give_the_same_waveforms(monkeypatch):
 def test_recognition_has_few_shapes_and_the_same_scores(corpus, tones, kind, trim_db, monkeypatch):
     spec = corpus.spec(kind, model=tones.bare(kind), features=LogMelConfig(num_mels=16, trim_db=trim_db))
     torch.manual_seed(0)
-    recognizer = Recognizer(spec, spec.build_model().eval())
+    recognizer = FrameRecognizer(spec, spec.build_model().eval())
     waves, lengths = torch.randn(3, 9000), torch.tensor([9000, 4000, 0])
-    wanted, seen, forward = recognizer.scores(waves, lengths), [], recognizer.model.forward
+    wanted, seen, forward = recognizer.encode(waves, lengths), [], recognizer.model.forward
     monkeypatch.setattr(recognizer.model, "forward", lambda feats, *rest: seen.append(feats) or forward(feats, *rest))
     recognizer.device = emulation.GPU
     with emulation.emulated_gpu(monkeypatch):
-        found = recognizer.scores(waves, lengths)
+        found = recognizer.encode(waves, lengths)
     assert seen[0].shape[1] % 64 == 0
     assert found.log_probs.shape == wanted.log_probs.shape
     for one, other, count in zip(found.log_probs, wanted.log_probs, wanted.frames, strict=True):

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from devices.portions import TooLargeError
-from recognition import inference, recognizer
+from recognition import inference
+from recognition.systems.acoustic import FrameRecognizer
 from speech.decoding import GreedyConfig
 
 
 @pytest.fixture
-def decode(corpus, tmp_path, tones, monkeypatch):
+def decode(corpus, tmp_path, tones):
     spec = corpus.spec("conformer", model=tones.bare("conformer"))
 
     def run(most, error=None):
@@ -30,15 +31,10 @@ def decode(corpus, tmp_path, tones, monkeypatch):
             return forward(feats, frames)
 
         model.forward = limited
-        monkeypatch.setattr(recognizer, "load_bundle", lambda path: (spec, model))
-        found = inference.decode_set(
-            tmp_path,
-            corpus.url("valid"),
-            decode=GreedyConfig(),
-            cache=tmp_path / "cache",
-            batch_seconds=1000,
-        )
-        return [(one.id, one.ref, one.hyp) for one in found], sizes
+        recognizer = FrameRecognizer(spec, model, GreedyConfig())
+        dataset = inference.open_set(corpus.url("valid"), spec.sample_rate, tmp_path / "cache")
+        found = inference.decode_set(recognizer, dataset, batch_seconds=1000)
+        return [(one.id, one.ref, one.hyp) for one in found.values()], sizes
 
     return run
 

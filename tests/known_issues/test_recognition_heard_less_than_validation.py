@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recognition.inference import decode_set
+from recognition.inference import decode_set, open_set
+from recognition.recognizer import Recognizer
 from recognition.transcriber import Transcriber
 from speech.decoding import GreedyConfig
 from speech.features import LogMelConfig
@@ -29,7 +30,8 @@ def test_all_paths_hear_the_same_samples(trim_db, corpus, tmp_path, tones_are_sp
     job.task.spec.save(tmp_path / "bundle", weights)
 
     validated = Evaluator(job).validate(weights)["wer"]
-    decoded = decode_set(tmp_path / "bundle", corpus.url("valid"), decode=GreedyConfig(), cache=tmp_path / "cache")
+    recognizer = Recognizer.load(tmp_path / "bundle", GreedyConfig())
+    decoded = decode_set(recognizer, open_set(corpus.url("valid"), 8000, tmp_path / "cache")).values()
     files = [one.members["flac"] for one in corpus.valid]
     transcribed = [one.text for one in Transcriber(tmp_path / "bundle", vad=EverythingConfig()).transcribe(files)]
     registered = SpeechRecognizer()

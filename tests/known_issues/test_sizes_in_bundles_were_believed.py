@@ -28,7 +28,8 @@ def write(folder, kind="conformer", **changes):
         stats=CmvnStats(6).add(torch.randn(40, 6)).to_dict(),
         tokenizer={"kind": "characters", "symbols": ["<blank>", "a"]},
         model=MODELS[kind].model_validate(MODELS[kind].tiny),
-    ).model_copy(update=changes)
+        **changes,
+    )
     save_bundle(folder, spec, spec.build_model().state_dict())
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from support import frame_recognizer
 
 from recognition import decoder_tuning
 from recognition.decoder_tuning import Trial, best_trial, try_all
-from recognition.recognizer import Scores
-from speech.decoding import WordsConfig, build_decoder
+from recognition.systems.acoustic import Scores
+from speech.decoding import WordsConfig
 from speech.scoring import ErrorCounts
 from speech.tokens import CharacterTokenizer
 
@@ -32,16 +33,17 @@ def test_ties_are_broken_by_rules(trials, best):
 
 
 @pytest.fixture
-def decoder(tmp_path):
+def recognizer(tmp_path):
     (tmp_path / "words.txt").write_text("a\nab\nbb\n")
-    return build_decoder(WordsConfig(words=str(tmp_path / "words.txt")), CharacterTokenizer(["<blank>", "▁", "a", "b"]))
+    tokenizer = CharacterTokenizer(["<blank>", "▁", "a", "b"])
+    return frame_recognizer(WordsConfig(words=str(tmp_path / "words.txt")), tokenizer)
 
 
-def test_every_combination_is_tried_here_or_in_processes(decoder, monkeypatch):
+def test_every_combination_is_tried_here_or_in_processes(recognizer, monkeypatch):
     scores = torch.randn(4, 12, 4, generator=torch.Generator().manual_seed(2)).log_softmax(-1)
     scored = [(["a", "ab", "bb", "a bb"], Scores(scores, torch.tensor([12, 8, 12, 5]), torch.zeros(4)))] * 2
     grid, seen = {"word_score": [-3.0, 0.0, 3.0], "beam": [1, 8]}, []
-    alone = try_all(decoder, scored, grid, 1, lambda done, total: seen.append((done, total)))
+    alone = try_all(recognizer, scored, grid, 1, lambda done, total: seen.append((done, total)))
     assert [one.values for one in alone] == [
         {"word_score": s, "beam": b} for s in grid["word_score"] for b in grid["beam"]
     ]
@@ -49,4 +51,4 @@ def test_every_combination_is_tried_here_or_in_processes(decoder, monkeypatch):
     assert len({one.counts for one in alone}) > 2
     assert {one.counts.utterances for one in alone} == {8}
     monkeypatch.setattr(decoder_tuning, "useful_processes", lambda *_: 2)
-    assert try_all(decoder, scored, grid, 2) == alone
+    assert try_all(recognizer, scored, grid, 2) == alone

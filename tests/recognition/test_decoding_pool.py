@@ -6,17 +6,20 @@ from contextlib import suppress
 
 import pytest
 import torch
+from support import frame_recognizer
 
 from recognition.decoding_pool import DecodingPool, useful_processes
-from recognition.recognizer import Scores
-from speech.decoding import BeamConfig, DecodeError, WordsConfig, build_decoder
+from recognition.systems.acoustic import Scores
+from speech.decoding import BeamConfig, DecodeError, WordsConfig
 from speech.tokens import CharacterTokenizer
+
+LETTERS = CharacterTokenizer(["<blank>", "▁", "a", "b"])
 
 
 @pytest.fixture
-def decoder(tmp_path):
+def recognizer(tmp_path):
     (tmp_path / "words.txt").write_text("a\nab\nbb\n")
-    return build_decoder(WordsConfig(words=str(tmp_path / "words.txt")), CharacterTokenizer(["<blank>", "▁", "a", "b"]))
+    return frame_recognizer(WordsConfig(words=str(tmp_path / "words.txt")), LETTERS)
 
 
 def batches(count, size=3):
@@ -26,9 +29,9 @@ def batches(count, size=3):
         yield Scores(log_probs, torch.tensor([12, 0, 5][:size]), torch.zeros(size))
 
 
-def decoded(decoder, processes, between=lambda pool: None, count=5):
+def decoded(recognizer, processes, between=lambda pool: None, count=5):
     found = []
-    with DecodingPool(decoder, processes) as pool:
+    with DecodingPool(recognizer, processes) as pool:
         for number, scores in enumerate(batches(count)):
             found += pool.add(number, scores)
             between(pool)
@@ -36,35 +39,35 @@ def decoded(decoder, processes, between=lambda pool: None, count=5):
     return found
 
 
-def test_two_processes_decode_like_this_process(decoder):
-    alone = decoded(decoder, 1)
+def test_two_processes_decode_like_this_process(recognizer):
+    alone = decoded(recognizer, 1)
     assert [number for number, _ in alone] == list(range(5))
-    assert alone == [(n, decoder.decode(s.log_probs, s.frames)) for n, s in enumerate(batches(5))]
-    assert decoded(decoder, 2) == alone
+    assert alone == [(n, recognizer.search(s)) for n, s in enumerate(batches(5))]
+    assert decoded(recognizer, 2) == alone
 
 
-def test_killed_process_loses_no_utterance(decoder, caplog):
+def test_killed_process_loses_no_utterance(recognizer, caplog):
     def kill(pool):
         if pool._pool is not None:
             for process in list((pool._pool._processes or {}).values()):
                 with suppress(ProcessLookupError):  # the pool ends the others as soon as it misses one
                     os.kill(process.pid, signal.SIGKILL)
 
-    assert decoded(decoder, 2, kill) == decoded(decoder, 1)
+    assert decoded(recognizer, 2, kill) == decoded(recognizer, 1)
     assert "this one goes on alone" in caplog.text
 
 
-def test_nan_scores_are_reported(decoder):
+def test_nan_scores_are_reported(recognizer):
     scores = next(batches(1))
     scores.log_probs[0, 3, 1] = float("nan")
-    with DecodingPool(decoder, 2) as pool:
+    with DecodingPool(recognizer, 2) as pool:
         assert list(pool.add(0, scores)) == []
         with pytest.raises(DecodeError, match="NaN"):
             list(pool.rest())
 
 
-def test_processes_are_started_for_slow_searches_of_many_utterances(decoder):
-    assert useful_processes(decoder, 4, 1000) == 4
-    assert useful_processes(decoder, 4, 150) == 2
-    assert useful_processes(decoder, 4, 20) == 0
-    assert useful_processes(build_decoder(BeamConfig(), decoder.tokenizer), 4, 1000) == 0
+def test_processes_are_started_for_slow_searches_of_many_utterances(recognizer):
+    assert useful_processes(recognizer, 4, 1000) == 4
+    assert useful_processes(recognizer, 4, 150) == 2
+    assert useful_processes(recognizer, 4, 20) == 0
+    assert useful_processes(frame_recognizer(BeamConfig(), LETTERS), 4, 1000) == 0

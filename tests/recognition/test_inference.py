@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from recognition.inference import decode_set
+from recognition.inference import decode_set, open_set
+from recognition.recognizer import Recognizer
 from speech.audio import encode_flac
 from speech.decoding import DECODERS, GreedyConfig
 from storage.batching import BatchError
@@ -14,7 +15,9 @@ GREEDY = GreedyConfig()
 
 
 def decode(trained, url, tmp_path, **options):
-    return decode_set(trained.bundle, url, **{"decode": GREEDY, "cache": tmp_path / "cache", **options})
+    recognizer = Recognizer.load(trained.bundle, options.pop("decode", GREEDY))
+    dataset = open_set(url, recognizer.spec.sample_rate, tmp_path / "cache")
+    return list(decode_set(recognizer, dataset, **options).values())
 
 
 def test_a_trained_model_recognizes_the_set(trained, corpus, tmp_path):

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import tones
 import torch
-from pydantic import ValidationError
 
 from recognition.data.dataset import SpeechDataset
 from recognition.data.segments import SegmentConfig, cut_set, segments_of
 from recognition.data.state_targets import StateTargets
+from recognition.systems import SYSTEMS
 from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, write_alignments
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
 from storage.reading import ShardError, ShardReader
 from storage.shards import Sample, build_index, write_shard
-from tasks.config.training import AcousticTrainConfig
+from tasks.config.training import AcousticTrainConfig, check_system
 
 FRAMES = {"a@b": 50, "c": 21, "d": 5}
 STATES = 60
@@ -125,7 +125,8 @@ def test_sets_of_audio_are_refused(tmp_path):
 
 
 def test_segments_need_an_objective_of_frames():
-    with pytest.raises(ValidationError, match="segments have no transcripts, which ctc needs"):
-        AcousticTrainConfig.model_validate({"segments": {}})
+    with pytest.raises(ValueError, match="segments have no transcripts, which a recognizer of kind ctc needs"):
+        check_system(SYSTEMS["ctc"](), AcousticTrainConfig.model_validate({"segments": {}}), None, None)
     found = AcousticTrainConfig.model_validate({"segments": {}, "objective": "frame_cross_entropy"})
+    check_system(SYSTEMS["hybrid"](), found, None, None)
     assert found.segments == SegmentConfig(frames=21, context=0)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn.functional import ctc_loss
 
-from speech.decoding import DECODERS
 from speech.objectives import (
     OBJECTIVES,
     Ctc,
@@ -16,7 +15,6 @@ from speech.objectives import (
     FrameCrossEntropy,
     FrameCrossEntropyConfig,
     build_objective,
-    check_decoder,
 )
 from speech.objectives.base import NO_STATE
 from speech.objectives.ctc import needed_frames
@@ -50,17 +48,6 @@ def objective(request):
 
 def test_configuration_accepts_every_objective():
     assert {one().kind: one for one in OBJECTIVES.values()} == OBJECTIVES
-
-
-def test_decoders_of_every_objective_exist(objective):
-    assert any(decoder.reads == objective.cfg.outputs for decoder in DECODERS.values())
-
-
-def test_unsuitable_decoder_is_refused_naming_suitable_ones(monkeypatch):
-    monkeypatch.setattr(DECODERS["beam"], "reads", "frames")
-    check_decoder(CtcConfig(), "greedy")
-    with pytest.raises(ValueError, match=r"decode\.kind is beam, .* trained with ctc say: use greedy"):
-        check_decoder(CtcConfig(), "beam")
 
 
 def test_batch_losses_equal_those_of_its_parts_and_can_be_minimized(objective):

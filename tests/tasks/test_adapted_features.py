@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from tasks.config.pipeline import parse_config
 from tasks.dataset.tables import read_table
-from tasks.stages import adapt, by_speaker, decode
+from tasks.stages import adapt, decode
 from tasks.stages.adapt import ADAPT
 from tasks.stages.align_data import compute_features
 from tasks.stages.base import Run, Stage
@@ -253,7 +254,7 @@ def test_all_test_utterances_are_decoded_without_repeating_finished_speakers(run
             DECODE.execute(again)
     again.force_from = ""
     DECODE.output(run).withdraw()
-    monkeypatch.setattr("tasks.stages.decode_adapted.recognize_set", failing_on_call(AssertionError))
+    monkeypatch.setattr(decode, "decode_set", failing_on_call(AssertionError))
     DECODE.execute(again)
     assert read_table(again.result("decode").store, "test.parquet") == rows
 
@@ -346,22 +347,27 @@ def test_bundle_needs_its_own_gmm(run, bundle, tmp_path):
 def test_adapted_features_of_a_waveform_alone_are_refused(bundle):
     recognizer = Recognizer.load(bundle)
     with pytest.raises(FeatureError, match="all speech of a speaker"):
-        recognizer.scores(torch.zeros(1, 4000), torch.tensor([4000]))
+        recognizer.encode(torch.zeros(1, 4000), torch.tensor([4000]))
 
 
-def test_results_of_damaged_shards_are_not_cached(tmp_path):
-    store = ObjectStore(str(tmp_path))
-    piece = {"work": store.url, "result": "a.json", "rows": [0, 1]}
+def test_results_of_damaged_shards_are_not_cached(tmp_path, monkeypatch):
+    piece = dict.fromkeys(("bundle", "decode", "files", "device", "speakers"))
+    piece |= {"work": str(tmp_path), "url": "", "result": "a.json", "rows": [0, 1]}
     calls = []
 
-    def work(rows):
+    def work(recognizer, dataset, *, rows, on_damage):
         calls.append(rows)
-        return {1: ("a b", -2.0, 0.5)}, [("shard-0.tar", "torn")] if len(calls) == 1 else []
+        if len(calls) == 1:
+            on_damage(SimpleNamespace(damage=("shard-0.tar", "torn")))
+        return {1: SimpleNamespace(hyp="a b", score=-2.0, confidence=0.5)}
 
-    damaged, whole, kept = (by_speaker.answered(piece, work) for _ in range(3))
+    monkeypatch.setattr(decode, "_loaded", lambda description: SimpleNamespace(spec=SimpleNamespace(sample_rate=1)))
+    monkeypatch.setattr(decode, "open_set", lambda *_: None)
+    monkeypatch.setattr(decode, "decode_set", work)
+    damaged, whole, kept = (decode.decode_piece(piece) for _ in range(3))
     assert damaged["damaged"] == [["shard-0.tar", "torn"]]
-    assert whole == kept
-    assert len(calls) == 2
+    assert whole == kept == {"rows": [[1, ["a b", -2.0, 0.5]]], "damaged": []}
+    assert calls == [[0, 1]] * 2
 
 
 def test_models_with_other_features_have_no_adaptation(home):

@@ -9,9 +9,10 @@ from support import environment, load_beside, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from recognition.systems.gmm import GmmRecognizer
+from speech.hmm import decode as hmm_decode
 from speech.hmm.alignments import AlignmentTable
 from speech.hmm.config import AlignConfig
-from speech.hmm.decode import decode_speaker
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
 from speech.hmm.train import TrainingProgress
@@ -21,7 +22,7 @@ from tasks.config.home import home as home_folder
 from tasks.config.home import work_folder
 from tasks.config.pipeline import ConfigError, load_config, parse_config
 from tasks.dataset.tables import read_table
-from tasks.stages import decode_gmm, progress
+from tasks.stages import decode, progress
 from tasks.stages.align import ALIGN, IterationLog, figures
 from tasks.stages.base import Run, Stage, StageError, stages_of
 from tasks.stages.decode import DECODE
@@ -78,22 +79,27 @@ def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     assert graph.counts["unpronounced"] == 1
     assert graph.counts["words"] == len(graph.store.read("graph-words.txt").split())
     heard: list[tuple[list[int], list[int]]] = []
+    adapt_to_speaker, search = hmm_decode.adapt_to_speaker, GmmRecognizer.search
 
-    def recorded(model, decoder, features, passes, *, speech, first):
+    def recorded(model, first, features, passes, *, speech):
         heard.append(([len(one) for one in features], [len(mask) for mask in speech]))
-        assert (first.options.beam, first.options.max_active) == (10.0, 2000)
-        assert (decoder.options.beam, decoder.options.max_active) == (12.0, 7000)
-        return decode_speaker(model, decoder, features, passes, speech=speech, first=first)
+        assert (first.options.beam, first.options.max_active, passes) == (10.0, 2000, 1)
+        return adapt_to_speaker(model, first, features, passes, speech=speech)
+
+    def searched(recognizer, encoded):
+        assert (recognizer._search.options.beam, recognizer._search.options.max_active) == (12.0, 7000)
+        return search(recognizer, encoded)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decode_gmm, "publish_hypotheses", failing_on_call(KeyboardInterrupt))
-        patch.setattr(decode_gmm, "decode_speaker", recorded)
+        patch.setattr(decode, "publish_hypotheses", failing_on_call(KeyboardInterrupt))
+        patch.setattr(hmm_decode, "adapt_to_speaker", recorded)
+        patch.setattr(GmmRecognizer, "search", searched)
         with pytest.raises(KeyboardInterrupt):
             DECODE.execute(run)
     assert heard
     assert all(frames == masks for frames, masks in heard)  # adaptation knows which frames are loud, as for networks
     with monkeypatch.context() as patch:  # speakers that are done are not decoded again
-        patch.setattr(decode_gmm, "decode_speaker", failing_on_call(AssertionError))
+        patch.setattr(decode, "decode_set", failing_on_call(AssertionError))
         result = DECODE.execute(run)
     rows = read_table(result.store, "test.parquet")
     index = ShardIndex.read(run.result("shard").store.child("test"))

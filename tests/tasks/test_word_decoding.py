@@ -169,10 +169,8 @@ GRID = {"lm_weight": [0.0, 3.0], "word_score": [-2.0, 2.0]}
 
 def test_weights_are_tuned_on_the_validation_set_alone(continued, tmp_path, monkeypatch):
     urls = []
-    score_some = tuning.score_some
-    monkeypatch.setattr(
-        tuning, "score_some", lambda bundle, url, **more: urls.append(url) or score_some(bundle, url, **more)
-    )
+    open_set = tuning.open_set
+    monkeypatch.setattr(tuning, "open_set", lambda url, *more: urls.append(url) or open_set(url, *more))
     run = words_run(continued, tune={"grid": GRID})
     result = DECODE.execute(run)
     found = result.record["tuning"]

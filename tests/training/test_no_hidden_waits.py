@@ -9,6 +9,7 @@ from emulated_gpu import GPU, OnGpu, as_kind, emulated_gpu, move_to_gpu, node_of
 from tones import RATE, bare, with_task
 
 from devices.transfers import known_on_host, on_host, without_host_values
+from recognition.systems import system_of
 from speech.features import FEATURES, CmvnStats
 from speech.frontend import FrontEnd
 from speech.models import MODELS
@@ -25,7 +26,7 @@ EVERYTHING = {
     "time_mask_frames": 3,
     "freq_mask_bins": 3,
 }
-OF_SPEECH = sorted(kind for kind, objective in OBJECTIVES.items() if objective.needs != "inputs")
+OF_SPEECH = sorted(OBJECTIVES)
 LAST = "tolist in transfers.py: read_back"
 CTC = "ctc_loss in ctc_on_gpu.py: forward"
 """Where torch itself reads the lengths."""
@@ -38,7 +39,7 @@ def make_job(corpus, tmp_path_factory):
 
     def make(kind, objective, **fields):
         fields["objective"] = objective
-        if OBJECTIVES[objective].needs == "tokens":
+        if system_of(OBJECTIVES[objective]()).targets == "tokens":
             spec = corpus.spec(kind, model=bare(kind))
             return corpus.job(tmp_path_factory.mktemp("job"), spec=spec, augment=EVERYTHING, **fields)
         job = state_job(corpus, tmp_path_factory.mktemp("job"), folder, kind, **fields)

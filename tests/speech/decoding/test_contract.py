@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import load_beside
 
+from recognition.systems import SYSTEMS
 from speech.decoding import DECODERS, DecodeError, build_decoder
 from speech.hmm.priors import StateOutputs, log_priors
 from speech.tokens import WordTokenizer
@@ -38,8 +39,9 @@ def decoder(request, sources):
     model, files = sources
     one = DECODERS[request.param]
     cfg = one(**{name: path for name, path in files.items() if name in one.file_fields})
-    states = {"ctc": None, "states": StateOutputs(log_priors(np.arange(1, model.gmm.num_pdfs + 1)))}[one.reads]
-    return build_decoder(cfg, TOKENIZER, states)
+    of_states = request.param in SYSTEMS["hybrid"].decoders
+    priors = StateOutputs(log_priors(np.arange(1, model.gmm.num_pdfs + 1)))
+    return build_decoder(cfg, TOKENIZER, priors if of_states else None)
 
 
 def posteriors(decoder, lengths, seed=0):

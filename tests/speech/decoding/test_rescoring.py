@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from support import load_beside, write_arpa
+from support import frame_recognizer, load_beside, write_arpa
 
 from recognition.bundle import BundleSpec, add_decoder, check_files, own_decoder, save_bundle
 from recognition.decoder_tuning import try_all
-from recognition.recognizer import Scores
+from recognition.systems.acoustic import Scores
 from speech.decoding import WordsConfig, build_decoder
 from speech.decoding.nbest import WordPath
 from speech.decoding.rescoring import Rescorer
@@ -106,14 +106,15 @@ def test_file_that_is_not_a_model_is_named(files, tmp_path):
 
 
 def test_weights_are_tuned_like_other_parameters(files):
-    decoder = build_decoder(WordsConfig(**files), LETTERS)
+    recognizer = frame_recognizer(WordsConfig(**files), LETTERS)
     scored = [(["a", "ab b"], Scores(words.posteriors(2, 9, 4), torch.tensor([9, 7]), torch.zeros(2)))]
-    trials = try_all(decoder, scored, {"rescore_weight": [0.0, 1.0, 3.0]}, 1)
+    trials = try_all(recognizer, scored, {"rescore_weight": [0.0, 1.0, 3.0]}, 1)
     assert len({one.counts for one in trials}) > 1
-    assert decoder.with_config(WordsConfig(**files, rescore_weight=0.5))._rescorer is decoder._rescorer
+    other = recognizer.with_decoder(WordsConfig(**files, rescore_weight=0.5))
+    assert other.decoder._rescorer is recognizer.decoder._rescorer
     for one in trials:
         cfg = WordsConfig(**files, rescore_weight=one.values["rescore_weight"])
-        assert try_all(build_decoder(cfg, LETTERS), scored, {}, 1)[0].counts == one.counts
+        assert try_all(frame_recognizer(cfg, LETTERS), scored, {}, 1)[0].counts == one.counts
 
 
 def test_bundle_includes_the_second_model(files, tmp_path):

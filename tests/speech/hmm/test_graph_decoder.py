@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from hmm_toys import LEXICON, arpa, best_sentence, context_tree, random_model, sentence_costs
+from support import tiny_bundle
 
 from recognition.bundle import BundleError, BundleSpec, TiedStates, add_decoder, load_spec, own_decoder, save_bundle
-from recognition.recognizer import Recognizer, Scores
+from recognition.recognizer import Recognizer
 from recognition.transcriber import Transcriber
 from speech.decoding import DecodeError, GraphConfig, GreedyConfig, build_decoder
 from speech.features import LogMelConfig
@@ -108,18 +109,20 @@ def test_utterances_of_a_batch_end_at_their_lengths(toy):
     assert decoder.decode(batch, torch.tensor([0, 0]))[0].text == ""
 
 
-def test_decoder_and_model_must_have_the_same_units(toy):
+def test_decoder_and_model_must_have_the_same_units(toy, tmp_path):
     model, _, cfg = toy
-    with pytest.raises(DecodeError, match="greedy cannot read a model of tied states: use graph"):
-        build_decoder(GreedyConfig(), TOKENIZER, StateOutputs(random_priors(model)))
-    with pytest.raises(DecodeError, match="graph cannot read a model of tokens: use greedy or"):
-        build_decoder(cfg, TOKENIZER)
+    saved_bundle(tmp_path / "states", model)
+    with pytest.raises(DecodeError, match="greedy does not search what .* of kind hybrid puts out: use graph"):
+        Recognizer.load(tmp_path / "states", GreedyConfig()).prepare()
+    tiny_bundle(tmp_path / "tokens")
+    with pytest.raises(DecodeError, match="graph does not search what .* of kind ctc puts out: use greedy or"):
+        Recognizer.load(tmp_path / "tokens", cfg).prepare()
 
 
 def test_graph_of_a_larger_model_is_refused(toy):
     _, _, cfg = toy
     decoder = build_decoder(cfg, TOKENIZER, StateOutputs(log_priors([1, 1, 1])))
-    with pytest.raises(DecodeError, match=r"decode\.graph has \d+ states, the network 3"):
+    with pytest.raises(DecodeError, match=r"decode\.graph has \d+ states, the model 3"):
         decoder.prepare()
 
 
@@ -200,14 +203,14 @@ def test_bundle_includes_the_graph_without_its_sources(toy, tmp_path):
     (tmp_path / "bundle").rename(tmp_path / "elsewhere")
     recognizer = Recognizer.load(tmp_path / "elsewhere")
     waves = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1))
-    scores = recognizer.scores(waves, torch.tensor([4000, 3000]))
+    scores = recognizer.encode(waves, torch.tensor([4000, 3000]))
     assert scores.log_probs.shape[2] == model.gmm.num_pdfs
-    found = recognizer.decode(scores)
+    found = recognizer.search(scores)
     likelihoods = scaled_likelihoods(
         scores.log_probs[0, : int(scores.frames[0])].numpy(), spec.states.log_priors, spec.frame_factor
     )
     direct = build_decoder(own_decoder(tmp_path / "elsewhere"), TOKENIZER, StateOutputs(spec.states.log_priors, 2))
-    assert direct.decode(*Scores(*scores)[:2]) == found
+    assert direct.decode(*scores[:2]) == found
     assert len(likelihoods) == 2 * int(scores.frames[0])
 
     whole = Transcriber(tmp_path / "elsewhere", vad=EverythingConfig())

@@ -1,0 +1,147 @@
+"""What a system is: what the engine trains, what a bundle of it holds, and what recognizes with it.
+
+The kinds are in `recognition/systems/`. A bundle names its system, so this module knows neither of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from configurable.choices import Choice
+from speech.hypotheses import DecodeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from recognition.bundle import BundleSpec
+    from recognition.recognizer import Recognizer
+    from recognition.systems.base import SpeechTaskConfig
+    from speech.decoding import DecodeConfig
+    from speech.features import FeatureConfig
+    from speech.features.cmvn import CmvnStats
+    from speech.hmm.config import AlignConfig
+    from speech.lm import LmConfig
+    from speech.models.networks.base import TrainableNetwork
+
+Ability = Literal["word times", "several hypotheses", "tuning", "forced alignment"]
+"""What some recognizers can do besides finding the best hypothesis."""
+_REMEDIES: dict[Ability, str] = {
+    "word times": "leave out the words' times",
+    "several hypotheses": "ask for one",
+    "tuning": "remove the section tune",
+    "forced alignment": "give a CTC model, or the output of the stage align",
+}
+
+
+class SystemConfig(Choice, ABC):
+    """A system; its fields are what it has beside the model, the features and the tokens.
+
+    Attributes:
+        objectives: Kinds of `train.objective` that it is trained with; none if its task has a loss of its own.
+        targets: What a training compares the outputs with: `tokens` of the transcripts, or `states` of alignments.
+        task_config: Configuration of the task that the engine trains; None if it is not trained by the engine.
+        decoders: Kinds of decoders that search what its encoder gives.
+        abilities: What its recognizers can do besides finding the best hypothesis.
+        files: Files that each of its bundles has beside `bundle.json`.
+    """
+
+    objectives: ClassVar[tuple[str, ...]] = ()
+    targets: ClassVar[Literal["tokens", "states"]] = "tokens"
+    task_config: ClassVar[type[SpeechTaskConfig] | None] = None
+    decoders: ClassVar[tuple[str, ...]]
+    abilities: ClassVar[frozenset[Ability]] = frozenset()
+    files: ClassVar[tuple[str, ...]] = ("model.safetensors",)
+
+    # --- of a configuration
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the engine trains it."""
+        return self.task_config is not None
+
+    def lacking(self, align: AlignConfig | None, lm: LmConfig | None) -> str:
+        """What the system needs of a pipeline that has it not, with the remedy; empty if nothing is missing.
+
+        Args:
+            align: The GMM-HMM that a pipeline trains, if it does.
+            lm: The language model that it estimates, if it does.
+        """
+        return ""
+
+    def decoder(self, decode: DecodeConfig, align: AlignConfig | None) -> DecodeConfig:
+        """What a pipeline decodes with.
+
+        Args:
+            decode: Its section `decode`.
+            align: Its section `align`, if there is one.
+        """
+        return decode
+
+    def check_decoder(self, kind: str) -> None:
+        """See that a kind of decoder searches what the encoder gives.
+
+        Raises:
+            DecodeError: It does not.
+        """
+        if kind not in self.decoders:
+            raise DecodeError(
+                f"decode.kind {kind} does not search what a recognizer of kind {self.kind} puts out: use "
+                f"{' or '.join(self.decoders)}"
+            )
+
+    def require(self, ability: Ability) -> None:
+        """See that recognizers have an ability.
+
+        Raises:
+            DecodeError: They have it not.
+        """
+        if ability not in self.abilities:
+            raise DecodeError(f"a recognizer of kind {self.kind} has no {ability}: {_REMEDIES[ability]}")
+
+    def by_speaker(self, features: FeatureConfig) -> bool:
+        """Whether all utterances of a speaker are recognized together.
+
+        Args:
+            features: What the encoder reads.
+        """
+        return features.adapted
+
+    # --- of a bundle
+
+    def check(self, spec: BundleSpec) -> None:
+        """See that a bundle's description has what the system needs.
+
+        Raises:
+            ValueError: It has not.
+        """
+        missing = [name for name in ("model", "tokenizer") if getattr(spec, name) is None]
+        if missing:
+            raise ValueError(f"a bundle of kind {self.kind} needs {' and '.join(missing)}")
+
+    def build_network(self, spec: BundleSpec) -> TrainableNetwork:
+        """The network, with random weights.
+
+        It must work on torch's device `meta`, too, see `speech.models.config.ModelConfig.build`.
+
+        Raises:
+            ValueError: There is none.
+        """
+        raise ValueError(f"a recognizer of kind {self.kind} has no network: give the model of another kind")
+
+    def num_layers(self, spec: BundleSpec) -> int:
+        """How many layers the network makes, each of which has weights."""
+        return spec.network.layers
+
+    @abstractmethod
+    def open(
+        self,
+        folder: Path,
+        spec: BundleSpec,
+        decode: DecodeConfig,
+        device: str | torch.device = "cpu",
+        speakers: Mapping[str, CmvnStats] | None = None,
+    ) -> Recognizer[Any]:
+        """Load a bundle, see `recognition.recognizer.Recognizer.load`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -22,12 +21,12 @@ class EncoderDecoder(TrainableNetwork):
             layer reads.
         decoder: The decoder network's configuration.
         vocab_size: Tokens, the one that ends a text included.
-        start: Tokens that precede every text.
+        num_start: How many tokens precede every text.
         ctc: Whether the encoder has CTC.
     """
 
     def __init__(
-        self, encoder: AcousticModel, decoder: DecoderNetworkConfig, vocab_size: int, start: tuple[int, ...], ctc: bool
+        self, encoder: AcousticModel, decoder: DecoderNetworkConfig, vocab_size: int, num_start: int, ctc: bool
     ) -> None:
         super().__init__()
         output = encoder.output
@@ -35,7 +34,7 @@ class EncoderDecoder(TrainableNetwork):
         self.encoder, self.ctc = encoder, output if ctc else None
         encoder.output = nn.Identity()
         self.decoder = decoder.build(output.in_features, vocab_size)
-        self._start = start
+        self._num_start = num_start
 
     def encode(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """The frames that are attended to [B, T', D], and their numbers [B]; arguments as for `AcousticModel`."""
@@ -46,6 +45,11 @@ class EncoderDecoder(TrainableNetwork):
         """Natural log posteriors of tokens by CTC [B, T', vocab_size] in float32; None without CTC."""
         return None if self.ctc is None else self.ctc(encoded_BTD).float().log_softmax(dim=-1)
 
+    def outputs(self, encoded_BTD: Tensor, frames: Tensor, tokens_BL: Tensor) -> Tensor:
+        """What `forward` gives, for what `encode` gave."""
+        decoded = self.decoder(tokens_BL, encoded_BTD, frames)
+        return joint_outputs(self.posteriors(encoded_BTD), decoded[:, self._num_start - 1 :])
+
     @override
     def forward(self, feats_BTF: Tensor, lengths: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Log probabilities of frames by CTC and of the tokens' places, see `joint_outputs`.
@@ -53,15 +57,13 @@ class EncoderDecoder(TrainableNetwork):
         Args:
             feats_BTF: Features, zero beyond each length.
             lengths: Feature frames of each utterance [batch].
-            tokens_BL: The transcripts' tokens; what pads them may be any tokens.
+            tokens_BL: What precedes the transcripts, and their tokens; what pads them may be any tokens.
 
         Returns:
             [batch, output frames + most tokens + 1, vocab_size], and the output frames of each utterance [batch].
         """
         encoded_BTD, frames = self.encode(feats_BTF, lengths)
-        start = torch.tensor(self._start, device=tokens_BL.device).expand(len(tokens_BL), -1)
-        decoded = self.decoder(torch.cat((start, tokens_BL.long()), dim=1), encoded_BTD, frames)
-        return joint_outputs(self.posteriors(encoded_BTD), decoded[:, len(self._start) - 1 :]), frames
+        return self.outputs(encoded_BTD, frames, tokens_BL), frames
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:

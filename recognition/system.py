@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from speech.lm import LmConfig
     from speech.models import ModelConfig
     from speech.models.networks.base import TrainableNetwork
+    from speech.objectives import ObjectiveConfig
 
 Ability = Literal["word times", "several hypotheses", "tuning", "forced alignment"]
 """What some recognizers can do besides finding the best hypothesis."""
@@ -46,6 +47,7 @@ class SystemConfig(Choice, ABC):
         task_config: Configuration of the task that the engine trains; None if it is not trained by the engine.
         decoders: Kinds of decoders that search what its encoder gives.
         abilities: What its recognizers can do besides finding the best hypothesis.
+        can_be_split: Whether a training can split its network over learners, which the strategy `pipeline` does.
         files: Files that each of its bundles has beside `bundle.json`.
     """
 
@@ -54,6 +56,7 @@ class SystemConfig(Choice, ABC):
     task_config: ClassVar[type[SpeechTaskConfig] | None] = None
     decoders: ClassVar[tuple[str, ...]]
     abilities: ClassVar[frozenset[Ability]] = frozenset()
+    can_be_split: ClassVar[bool] = False
     files: ClassVar[tuple[str, ...]] = ("model.safetensors",)
 
     # --- of a configuration
@@ -72,6 +75,18 @@ class SystemConfig(Choice, ABC):
             lm: The language model that it estimates, if it does.
         """
         return ""
+
+    def check_objective(self, objective: ObjectiveConfig) -> None:
+        """See that the system is trained with an objective.
+
+        Raises:
+            ValueError: It is not; the message names the field and the remedy.
+        """
+        if self.objectives and objective.kind not in self.objectives:
+            raise ValueError(
+                f"recognizer is {self.kind}, which is not trained with {objective.kind}: set train.objective to "
+                f"{' or '.join(self.objectives)}"
+            )
 
     def decoder(self, decode: DecodeConfig, align: AlignConfig | None) -> DecodeConfig:
         """What a pipeline decodes with.

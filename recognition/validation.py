@@ -1,6 +1,6 @@
 """Loss and greedy word error rate of a set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from devices.padding import frame_multiple, rounded_up
 from recognition.data.dataset import Batch, SpeechDataset, read_ahead
 from speech.decoding import GreedyConfig, build_decoder
 from speech.frontend import FrontEnd
+from speech.hypotheses import Hypothesis
 from speech.models.networks.base import TrainableNetwork
 from speech.objectives import Objective
 from speech.scoring import score_sets
@@ -21,33 +22,38 @@ class Validation:
 
     Args:
         objective: Objective that defines the loss.
-        tokenizer: Converts recognized tokens to text; None for models of tied states.
+        tokenizer: Converts recognized tokens to text; None for models of tied states, and if hypotheses are given.
     """
 
     def __init__(self, objective: Objective, tokenizer: Tokenizer | None) -> None:
         self._objective = objective
         # tied states need a graph to become words: their training is followed by loss and frame accuracy
         self._decoder = build_decoder(GreedyConfig(), tokenizer) if tokenizer else None
+        self._reads = self._decoder is not None
         self._loss, self._items = 0.0, 0
         self._further: dict[str, tuple[float, int]] = {}
         self._rows: list[tuple[str, str, str, str, str]] = []
 
-    def add(self, batch: Batch, log_probs: Tensor, frames: Tensor) -> None:
+    def add(
+        self, batch: Batch, log_probs: Tensor, frames: Tensor, hypotheses: Sequence[Hypothesis] | None = None
+    ) -> None:
         """Add a batch.
 
         Args:
             batch: The utterances.
             log_probs: The model's output [batch, frames, vocab].
             frames: Output frames of each utterance [batch].
+            hypotheses: What was recognized; by default what a greedy search of the output finds, for models of tokens.
         """
         self._loss += float(self._objective.losses(log_probs, frames, batch)[0].double().sum())
         self._items += self._objective.items(batch)
         for name, (value, count) in self._objective.figures(log_probs, frames, batch).items():
             total, items = self._further.get(name, (0.0, 0))
             self._further[name] = total + value, items + count
-        if self._decoder is None:
-            return
-        for i, hypothesis in enumerate(self._decoder.decode(log_probs, frames)):
+        if hypotheses is None:
+            hypotheses = self._decoder.decode(log_probs, frames) if self._decoder else ()
+        self._reads = self._reads or bool(hypotheses)
+        for i, hypothesis in enumerate(hypotheses):
             self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
 
     def figures(self) -> dict[str, float]:
@@ -56,7 +62,7 @@ class Validation:
         Models of tied states have no `wer`.
         """
         found = {name: value / max(1, count) for name, (value, count) in self._further.items()}
-        if self._decoder is not None:
+        if self._reads:
             wer = score_sets(self._rows).wer
             found["wer"] = float("nan") if wer is None else wer
         return {"loss": self._loss / max(1, self._items), **found}

@@ -15,18 +15,25 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from configurable.extras import install_remedy
 
 BLANK_SYMBOL = "<blank>"
 SPACE_SYMBOL = "▁"
 
 # sentencepiece silently skips training lines that are longer than this limit (default: 4,192 bytes).
 _MAX_LINE_BYTES = 1 << 20
+_MULTILINGUAL = 51_865
+"""Tokens of a Whisper model for several languages, at least; those for English only have fewer."""
+_LONGEST_PROMPT = 223
+"""Tokens of Whisper's prompt at most, as in the published code: half of its positions less one."""
 
 
 class TokenError(ValueError):
@@ -268,6 +275,130 @@ class BpeTokenizer(Tokenizer):
             raise TokenError("a bpe tokenizer needs `model`, a sentencepiece model in base64") from error
 
 
+class WhisperTokens(BaseModel):
+    """A pretrained Whisper model's tokens, and what it is asked for."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, protected_namespaces=())
+
+    model: str
+    """The model's `tokenizer.json`."""
+    size: int = Field(ge=2, le=1 << 20)
+    """Number of tokens, time stamps included: the model's `vocab_size`."""
+    language: str = "en"
+    """Code of the language, such as `en`; ignored by models for English only."""
+    task: Literal["transcribe", "translate"] = "transcribe"
+    """Whether the text is in the language of the speech, or in English."""
+    prompt: str = ""
+    """What was said or written before, such as names; at most 223 tokens of it fit."""
+    suppressed: tuple[int, ...] = ()
+    """Numbers of the tokens that are never written."""
+    suppressed_first: tuple[int, ...] = ()
+    """Numbers of the tokens that are not written first."""
+
+
+class WhisperTokenizer(Tokenizer):
+    """Byte-level pieces of a pretrained Whisper model, as the package `tokenizers` reads them (Radford et al. 2022).
+
+    Tokens that precede a text say what is wanted: the language, a transcription or translation, no time stamps. There
+    is no blank: CTC needs another tokenizer.
+
+    Args:
+        about: The model's tokens, and what it is asked for.
+
+    Raises:
+        TokenError: The package is missing, it cannot read the model, or the model does not know the language.
+    """
+
+    kind = "whisper"
+    blank = -1
+
+    def __init__(self, about: WhisperTokens) -> None:
+        self._about, self._tokenizer = about, _read_byte_pieces(about.model)
+        known = self._tokenizer.get_vocab_size()
+        if known > about.size:
+            raise TokenError(f"the tokenizer.json of a Whisper model has {known} tokens, but the model {about.size}")
+        self.symbols = [self._tokenizer.id_to_token(index) or f"<|{index}|>" for index in range(about.size)]
+        self.end = self._number("<|endoftext|>")
+        asked = ("<|startoftranscript|>", f"<|{about.language}|>", f"<|{about.task}|>", "<|notimestamps|>")
+        wanted = asked if about.size >= _MULTILINGUAL else (asked[0], asked[-1])
+        self.start = (*self._preceding(about.prompt), *map(self._number, wanted))
+        self.suppressed, self.suppressed_first = about.suppressed, about.suppressed_first
+        if wrong := [token for token in (*self.suppressed, *self.suppressed_first) if not 0 <= token < self.size]:
+            raise TokenError(f"suppressed tokens {wrong[:5]} are out of range: there are {self.size}")
+
+    def _number(self, symbol: str) -> int:
+        number = self._tokenizer.token_to_id(symbol)
+        if number is None:
+            languages = sorted(one[2:-2] for one in self.symbols if re.fullmatch(r"<\|[a-z]{2,3}\|>", one))
+            raise TokenError(
+                f"the Whisper tokenizer has no token {symbol}: use its own tokenizer.json, and one of its languages "
+                f"({', '.join(languages) or 'none'})"
+            )
+        return int(number)
+
+    def _preceding(self, prompt: str) -> list[int]:
+        if not prompt.split():
+            return []
+        tokens = self.encode(" ".join(prompt.split()))
+        if len(tokens) > _LONGEST_PROMPT:
+            raise TokenError(f"the prompt has {len(tokens)} tokens, more than {_LONGEST_PROMPT}: shorten it")
+        return [self._number("<|startofprev|>"), *tokens]
+
+    @classmethod
+    def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
+        """Pretrained pieces are not trained.
+
+        Raises:
+            TokenError: Always.
+        """
+        raise TokenError("Whisper's tokenizer comes with the pretrained model: use characters, bpe or words here")
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the pieces of the text; the first word begins with a space, as all others do."""
+        return list(self._tokenizer.encode(f" {text}", add_special_tokens=False).ids) if text else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of a sequence of tokens; what is no text (languages, time stamps) is left out."""
+        for token in ids:
+            if not 0 <= token < self.size:
+                raise TokenError(f"token {token} is not text: ids are 0 to {self.size - 1}")
+        return " ".join(self._tokenizer.decode([token for token in ids if token < self.end]).split())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the model's tokenizer.json, and what it is asked for."""
+        return {"kind": self.kind, **self._about.model_dump(mode="json")}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Tokenizer:
+        """Reads what `to_dict` returned."""
+        try:
+            about = WhisperTokens.model_validate({name: item for name, item in value.items() if name != "kind"})
+        except ValidationError as error:
+            raise TokenError(f"this is no whisper tokenizer: {error}") from error
+        return cls(about)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for another process, which reads the model again."""
+        return {"_about": self._about}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_about"])  # type: ignore[misc]
+
+
+def _read_byte_pieces(model: str) -> Any:
+    """The tokenizer of a tokenizer.json; what looks like a special token in a text is text."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise TokenError(f"Whisper's tokenizer needs the package tokenizers: {install_remedy('pretrained')}") from error
+    try:
+        found = tokenizers.Tokenizer.from_str(model)
+    except Exception as error:  # the package raises nothing more specific
+        raise TokenError(f"the tokenizer.json of a Whisper model cannot be read: {error}") from error
+    found.encode_special_tokens = True
+    return found
+
+
 def _train_sentencepiece(lines: list[str], vocab_size: int) -> bytes:
     import sentencepiece
 
@@ -302,7 +433,9 @@ def _checked(text: str) -> str:
     return text
 
 
-TOKENIZERS: dict[str, type[Tokenizer]] = {cls.kind: cls for cls in (CharacterTokenizer, BpeTokenizer, WordTokenizer)}
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    cls.kind: cls for cls in (CharacterTokenizer, BpeTokenizer, WordTokenizer, WhisperTokenizer)
+}
 
 
 def train_tokenizer(cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:

@@ -125,7 +125,11 @@ class Speech:
     ) -> None:
         self._cfg, self._seed = job.train, job.seed
         task = job.task
-        assert isinstance(task, AcousticTaskConfig)
+        if not isinstance(task, AcousticTaskConfig):
+            raise ValueError(
+                f"simulations compute gradients of acoustic models, not of a recognizer of kind {task.kind}: set "
+                "train.objective to ctc"
+            )
         spec = task.spec.model_copy(update={"model": task.spec.network.model_copy(update={"dropout": 0.0})})
         self._spec, self.epochs = spec, epochs or job.train.epochs
         if like is None:

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from configurable.choices import OneOf
 from recognition.system import SystemConfig
+from recognition.systems.attention import AttentionSystem
 from recognition.systems.ctc import CtcSystem
 from recognition.systems.gmm import GmmSystem
 from recognition.systems.hybrid import HybridSystem
@@ -16,6 +17,7 @@ SYSTEMS: dict[str, type[SystemConfig]] = {
     "ctc": CtcSystem,
     "hybrid": HybridSystem,
     "gmm": GmmSystem,
+    "attention": AttentionSystem,
 }
 SystemOption = Annotated[SystemConfig | None, OneOf(SYSTEMS, "ctc", optional=True)]
 """A field that takes the configuration of any system, or None."""

@@ -18,6 +18,7 @@ class CtcSystem(FrameSystem):
 
     kind: Literal["ctc"] = "ctc"
     objectives: ClassVar[tuple[str, ...]] = ("ctc",)
+    can_be_split: ClassVar[bool] = True
     decoders: ClassVar[tuple[str, ...]] = ("greedy", "beam", "tokens", "words")
     abilities: ClassVar[frozenset[Ability]] = FrameSystem.abilities | {"forced alignment"}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from configurable.choices import OneOf
+from speech.decoding.attention import AttentionDecodeConfig, AttentionSearch
 from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.beam import BeamConfig, BeamDecoder
 from speech.decoding.graph import GraphConfig, GraphDecoder
@@ -24,6 +25,8 @@ from speech.tokens import Tokenizer
 __all__ = [
     "DECODERS",
     "Alternative",
+    "AttentionDecodeConfig",
+    "AttentionSearch",
     "BeamConfig",
     "BeamDecoder",
     "DecodeChoice",
@@ -48,6 +51,7 @@ DECODERS: dict[str, type[DecodeConfig]] = {
     "tokens": TokensConfig,
     "words": WordsConfig,
     "graph": GraphConfig,
+    "attention": AttentionDecodeConfig,
 }
 DecodeChoice = Annotated[DecodeConfig, OneOf(DECODERS, "greedy")]
 """A field that takes the configuration of any decoder."""

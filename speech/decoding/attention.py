@@ -72,12 +72,13 @@ class AttentionDecodeConfig(DecodeConfig):
     """Where words' times come from: the best path of CTC, the frames that are attended to, or (`auto`) CTC if the
     encoder has it."""
 
+    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
     file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
     lm_unit: ClassVar[str] = "token"
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "ctc_weight": (0.0, 0.3, 0.5),
-        "lm_weight": (0.0, 0.25, 0.5, 1.0),
-        "length_bonus": (0.0, 0.5, 1.0),
+        "lm_weight": (0.25, 0.5, 1.0),
+        "length_bonus": (0.0, 0.5),
     }
 
     @override
@@ -170,6 +171,13 @@ class AttentionSearch:
         self.cfg, self._network, self._tokenizer = cfg, network, tokenizer
         self._lm: LanguageModel | None = None
 
+    def with_config(self, cfg: AttentionDecodeConfig) -> AttentionSearch:
+        """This search with other parameters; it shares the language model if that is the same."""
+        made = AttentionSearch(cfg, self._network, self._tokenizer)
+        if cfg.files() == self.cfg.files() and self._lm is not None:
+            made._lm, made._lm_numbers = self._lm, self._lm_numbers
+        return made
+
     def prepare(self) -> None:
         """Read the language model now, not at the first utterance.
 
@@ -183,7 +191,6 @@ class AttentionSearch:
             self._lm_numbers = model.words.indices(symbols)
             self._lm = model
 
-    @torch.inference_mode()
     def __call__(self, encoded_BTD: Tensor, frames: Tensor, ctc_BTV: Tensor | None = None) -> list[Hypothesis]:
         """The best hypothesis of each utterance.
 
@@ -204,11 +211,11 @@ class AttentionSearch:
         at = torch.tensor(heard, device=encoded_BTD.device)
         encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
         ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
-        for place, ended in enumerate(self._searched(encoded, own, ctc)):
-            row, count = heard[place], counts[heard[place]]
-            best = self._hypothesis(ended)
-            posteriors = None if ctc is None else ctc[place, :count]
-            found[row] = self._timed(best, encoded[place : place + 1, :count], posteriors)
+        with torch.inference_mode():
+            for place, ended in enumerate(self._searched(encoded, own, ctc)):
+                row, count = heard[place], counts[heard[place]]
+                posteriors = None if ctc is None else ctc[place, :count]
+                found[row] = self._timed(self._hypothesis(ended), encoded[place : place + 1, :count], posteriors)
         return found
 
     def _check(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[int]:
@@ -438,11 +445,12 @@ class AttentionSearch:
         else:
             start = self._tokenizer.start
             tokens = torch.tensor([[*start, *found.tokens]], device=encoded_1TD.device)
-            frames = torch.tensor([encoded_1TD.shape[1]], device=encoded_1TD.device)
-            weights = self._network.attention(tokens, encoded_1TD, frames)
+            lengths = torch.tensor([encoded_1TD.shape[1]], device=encoded_1TD.device)
+            weights = self._network.attention(tokens, encoded_1TD, lengths)
             spans = attended_frames(weights[0, :, len(start) - 1 :])
-        if not spans:
-            return found
+        if not spans:  # too few frames for the tokens: each gets its share
+            frames, count = encoded_1TD.shape[1], len(found.tokens)
+            spans = [(place * frames // count, (place + 1) * frames // count) for place in range(count)]
         words = self._tokenizer.word_groups(found.tokens)
         return replace(
             found,

@@ -24,6 +24,7 @@ from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
 from speech.models.wav2vec2 import Wav2Vec2Config
 from speech.models.whisper import WhisperConfig
+from speech.models.whisper_decoder import WhisperDecoderConfig
 
 __all__ = [
     "DECODER_NETWORKS",
@@ -40,5 +41,6 @@ __all__ = [
     "TransformerDecoderConfig",
     "Wav2Vec2Config",
     "WhisperConfig",
+    "WhisperDecoderConfig",
     "build_model",
 ]

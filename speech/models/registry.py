@@ -13,6 +13,7 @@ from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
 from speech.models.wav2vec2 import Wav2Vec2Config
 from speech.models.whisper import WhisperConfig
+from speech.models.whisper_decoder import WhisperDecoderConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
@@ -31,6 +32,7 @@ ModelOption = Annotated[ModelConfig | None, OneOf(MODELS, "conformer", optional=
 
 DECODER_NETWORKS: dict[str, type[DecoderNetworkConfig]] = {
     "transformer": TransformerDecoderConfig,
+    "whisper": WhisperDecoderConfig,
 }
 DecoderNetworkChoice = Annotated[DecoderNetworkConfig, OneOf(DECODER_NETWORKS, "transformer")]
 """A field that takes the configuration of any decoder network."""

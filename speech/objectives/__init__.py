@@ -9,16 +9,19 @@ A new objective is one file with its configuration beside `ctc.py`, and one line
 from typing import Annotated
 
 from configurable.choices import OneOf
+from speech.objectives.attention import AttentionConfig, JointAttention
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 from speech.objectives.ctc import Ctc, CtcConfig
 from speech.objectives.frame_cross_entropy import FrameCrossEntropy, FrameCrossEntropyConfig
 
 __all__ = [
     "OBJECTIVES",
+    "AttentionConfig",
     "Ctc",
     "CtcConfig",
     "FrameCrossEntropy",
     "FrameCrossEntropyConfig",
+    "JointAttention",
     "Objective",
     "ObjectiveChoice",
     "ObjectiveConfig",
@@ -29,6 +32,7 @@ __all__ = [
 OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "ctc": CtcConfig,
     "frame_cross_entropy": FrameCrossEntropyConfig,
+    "attention": AttentionConfig,
 }
 ObjectiveChoice = Annotated[ObjectiveConfig, OneOf(OBJECTIVES, "ctc")]
 """A field that takes the configuration of any objective."""

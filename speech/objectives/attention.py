@@ -84,6 +84,11 @@ class JointAttention(Objective):
         return {"token_accuracy": (float(right.sum()), int(counted.sum()))}
 
 
+def with_start(tokens: Tensor, start: tuple[int, ...]) -> Tensor:
+    """What a decoder network reads: texts [batch, most tokens] with the tokens that precede each of them."""
+    return torch.cat((torch.tensor(start).expand(len(tokens), -1), tokens.long()), dim=1)
+
+
 def joint_outputs(encoded: Tensor | None, decoded: Tensor) -> Tensor:
     """What a network puts out that has an encoder and a decoder network: [batch, frames + places, tokens].
 

@@ -59,20 +59,15 @@ def check_system(system: SystemConfig, train: AcousticTrainConfig) -> None:
     """
     if not system.is_trained:
         return
-    kind, targets = train.objective.kind, system.targets
-    if system.objectives and kind not in system.objectives:
-        raise ValueError(
-            f"recognizer is {system.kind}, which is not trained with {kind}: set train.objective to "
-            f"{' or '.join(system.objectives)}"
-        )
+    system.check_objective(train.objective)
     if not system.objectives and train.objective != CtcConfig():
         raise ValueError(f"recognizer is {system.kind}, which has a loss of its own: leave out train.objective")
-    if train.traits.split and not (system.objectives and targets == "tokens"):
+    if train.traits.split and not system.can_be_split:
         raise ValueError(
             f"train.strategy: {train.strategy.kind} splits the model, and its last part gets transcripts only, which "
             f"do not train a recognizer of kind {system.kind}: use another strategy"
         )
-    if targets == "states":
+    if system.targets == "states":
         train.augment.refuse_insertions()
     elif train.segments:
         raise ValueError(

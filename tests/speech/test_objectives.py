@@ -41,7 +41,7 @@ def token_batch(tokens, lengths, states=STATES[:1]):
 # --- what every objective promises
 
 
-@pytest.fixture(params=sorted(OBJECTIVES))
+@pytest.fixture(params=sorted(OBJECTIVES.keys() - {"attention"}))  # whose outputs have two parts, see its own tests
 def objective(request):
     return build_objective(OBJECTIVES[request.param]())
 

@@ -159,12 +159,12 @@ class TestWords(TokenizerSuite):
 
 
 def test_every_kind_is_registered():
-    assert set(TOKENIZERS) == {"characters", "bpe", "words"}
+    assert set(TOKENIZERS) == {"characters", "bpe", "words", "whisper"}
 
 
 @pytest.mark.parametrize("value", [{}, {"kind": "phones"}, {"kind": 3}])
 def test_unknown_kind_is_refused(value):
-    with pytest.raises(TokenError, match="bpe, characters, words"):
+    with pytest.raises(TokenError, match="bpe, characters, whisper, words"):
         tokenizer_from_dict(value)
 
 

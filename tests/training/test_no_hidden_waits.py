@@ -39,8 +39,9 @@ def make_job(corpus, tmp_path_factory):
 
     def make(kind, objective, **fields):
         fields["objective"] = objective
-        if system_of(OBJECTIVES[objective]()).targets == "tokens":
-            spec = corpus.spec(kind, model=bare(kind))
+        system = system_of(OBJECTIVES[objective]())
+        if system.targets == "tokens":
+            spec = corpus.spec(kind, model=bare(kind), system=system)
             return corpus.job(tmp_path_factory.mktemp("job"), spec=spec, augment=EVERYTHING, **fields)
         job = state_job(corpus, tmp_path_factory.mktemp("job"), folder, kind, **fields)
         return with_task(job, spec=job.task.spec.model_copy(update={"model": bare(kind)}))

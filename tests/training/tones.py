@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from recognition.bundle import BundleSpec
-from recognition.systems.acoustic import AcousticTaskConfig
 from speech.audio import decode_audio, encode_flac
 from speech.features import CmvnStats, LogMelConfig, build_features
 from speech.models import MODELS, ModelConfig
@@ -133,20 +132,22 @@ class Corpus:
         }
         train.update({name: value for name, value in changes.items() if name in AcousticTrainConfig.model_fields})
         recipe = AcousticTrainConfig.model_validate(train)
+        spec = spec or self.spec(kind)
+        config = spec.system.task_config
         task: dict[str, object] = {
-            "spec": spec or self.spec(kind),
+            "spec": spec,
             "objective": recipe.objective,
             "augment": recipe.augment,
             "train_url": self.url("train"),
             "valid_url": self.url("valid"),
         }
         rest = {name: value for name, value in changes.items() if name not in AcousticTrainConfig.model_fields}
-        task.update({name: rest.pop(name) for name in rest.keys() & AcousticTaskConfig.model_fields.keys()})
+        task.update({name: rest.pop(name) for name in rest.keys() & config.model_fields.keys()})
         values: dict[str, object] = {
             "run": "run-1",
             "seed": 7,
             "train": recipe.engine_part(),
-            "task": AcousticTaskConfig.model_validate(task),
+            "task": config.model_validate(task),
             "output_url": str(folder / "output"),
             "journal": folder / "journal.jsonl",
             "cache": folder / "cache",

@@ -1,4 +1,4 @@
-"""What every decoder of `DECODERS` does: a new one is tested by being registered."""
+"""What every decoder of posteriors does: a new one is tested by being registered."""
 
 import pickle
 from itertools import pairwise
@@ -33,7 +33,7 @@ def sources(tmp_path_factory):
     return model, {name: str(path) for name, path in files.items()}
 
 
-@pytest.fixture(params=DECODERS)
+@pytest.fixture(params=[*SYSTEMS["ctc"].decoders, *SYSTEMS["hybrid"].decoders])
 def decoder(request, sources):
     """A decoder with the language model, and the HMMs if it reads states; tokens are words."""
     model, files = sources
@@ -52,6 +52,10 @@ def posteriors(decoder, lengths, seed=0):
 
 def decode(decoder, log_probs, lengths):
     return decoder.decode(log_probs, torch.tensor(lengths))
+
+
+def test_every_decoder_belongs_to_a_system():
+    assert {kind for system in SYSTEMS.values() for kind in system.decoders} == set(DECODERS)
 
 
 def test_registered_name_is_that_of_the_configuration(decoder):

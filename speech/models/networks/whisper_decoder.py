@@ -1,0 +1,153 @@
+"""Whisper's decoder (Radford et al. 2022, arXiv:2212.04356), and its weights from a folder in Hugging Face's format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from typing_extensions import override
+
+from speech.files import check_finite
+from speech.models.networks.transformer_decoder import TransformerDecoder
+from speech.models.whisper_decoder import WhisperDecoderConfig
+from speech.tokens import WhisperTokenizer
+
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+_PREFIXES = ("model.decoder.", "decoder.")
+"""What the names of the decoder's weights begin with: of the model for transcription, and of the bare model."""
+_LARGEST_JSON = 64 << 20
+"""Bytes of a description that are read at most."""
+
+
+class WhisperDecoder(TransformerDecoder):
+    """The Transformer decoder with trained positions and embeddings that are the output layer's weights, too."""
+
+    cfg: WhisperDecoderConfig
+
+    @override
+    def _add_ends(self) -> None:
+        self.most_tokens = self.cfg.positions
+        self.embed_positions = nn.Embedding(self.cfg.positions, self.cfg.dim)
+
+    @override
+    def _embedded(self, tokens: Tensor, first: int) -> Tensor:
+        places = self.embed_positions.weight[first : first + tokens.shape[-1]]
+        out: Tensor = self.dropout(self.embed_tokens(tokens) + places)
+        return out
+
+    @override
+    def scores(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.embed_tokens.weight)
+
+    @property
+    @override
+    def timing_heads(self) -> list[tuple[int, int]]:
+        return list(self.cfg.alignment_heads) or super().timing_heads
+
+
+def read_json(folder: Path, name: str, optional: bool = False) -> dict[str, Any]:
+    """A description of a folder's model.
+
+    Args:
+        folder: The folder.
+        name: Of the file.
+        optional: Whether a missing file is an empty description.
+
+    Raises:
+        ValueError: It is missing, damaged, or no mapping.
+    """
+    path = folder / name
+    if optional and not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ValueError("it is too large")
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; fetch the model again, or correct the path") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is no mapping: fetch the model again")
+    return value
+
+
+def read_whisper_decoder(folder: Path) -> tuple[WhisperDecoderConfig, int, dict[str, Tensor]]:
+    """Read the decoder of a Whisper model.
+
+    Args:
+        folder: In Hugging Face's format: `config.json`, `*.safetensors`, and `generation_config.json` if there is one.
+
+    Returns:
+        Its configuration, the number of tokens, and its weights by name in float32.
+
+    Raises:
+        ValueError: The folder has no such model, or it is damaged.
+    """
+    described = read_json(folder, CONFIG)
+    try:
+        cfg = WhisperDecoderConfig.described(described, read_json(folder, GENERATION, optional=True))
+        vocab_size = int(described["vocab_size"])
+        with torch.device("meta"):
+            wanted = cfg.build(cfg.dim, vocab_size).state_dict()
+    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG} does not describe a Whisper decoder: {error}") from error
+    found: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(str(path), "pt") as file:
+                for name, own in _own_names(file.keys()):
+                    shape = tuple(file.get_slice(name).get_shape())
+                    if own in wanted and shape != tuple(wanted[own].shape):
+                        raise ValueError(f"{name} is {shape}, not {tuple(wanted[own].shape)} as {CONFIG} says")
+                    if own in wanted:
+                        found[own] = file.get_tensor(name).float()
+        except (OSError, SafetensorError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read as a Whisper model: {error}; fetch it again") from error
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise ValueError(
+            f"{folder} lacks {len(missing)} of the decoder's weights, such as {missing[0]}: fetch it again"
+        )
+    check_finite(found)
+    return cfg, vocab_size, found
+
+
+def _own_names(names: list[str]) -> Iterator[tuple[str, str]]:
+    """The names of a decoder's tensors in a file, and ours."""
+    for name in names:
+        prefix = next((one for one in _PREFIXES if name.startswith(one)), None)
+        if prefix:
+            yield name, name.removeprefix(prefix)
+
+
+def read_whisper_tokenizer(folder: Path, **asked: Any) -> WhisperTokenizer:
+    """Read the tokenizer of a Whisper model, and which tokens it must not write.
+
+    Args:
+        folder: As of `read_whisper_decoder`, with `tokenizer.json`.
+        **asked: Fields of `WhisperTokens`: language, task, prompt.
+
+    Raises:
+        ValueError: A file is missing or damaged, or the model does not know what it is asked for.
+    """
+    size, generation = read_json(folder, CONFIG).get("vocab_size"), read_json(folder, GENERATION, optional=True)
+    suppressed = {
+        "suppressed": generation.get("suppress_tokens") or (),
+        "suppressed_first": generation.get("begin_suppress_tokens") or (),
+    }
+    model = json.dumps(read_json(folder, TOKENIZER), ensure_ascii=False)
+    found = WhisperTokenizer.from_dict({"model": model, "size": size, **suppressed, **asked})
+    assert isinstance(found, WhisperTokenizer)
+    return found
+
+
+def load_whisper_decoder(folder: Path) -> WhisperDecoder:
+    """The decoder of a Whisper model, in evaluation mode on the CPU; arguments and errors as `read_whisper_decoder`."""
+    cfg, vocab_size, weights = read_whisper_decoder(folder)
+    network = WhisperDecoder(cfg, cfg.dim, vocab_size)
+    network.load_state_dict(weights)
+    return network.eval()

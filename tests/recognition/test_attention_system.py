@@ -1,0 +1,178 @@
+"""Attention models as a system: training, recognition, times, tuning, and no endless texts for what is no speech."""
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from support import load_beside
+
+from recognition.bundle import BundleError, load_spec
+from recognition.decoder_tuning import try_all
+from recognition.inference import decode_set, drawn_rows, encode_set, open_set
+from recognition.recognizer import Recognizer
+from recognition.systems import system_of
+from recognition.systems.attention import AttentionSystem, AttentionTask
+from recognition.transcriber import Transcriber
+from speech.decoding import AttentionDecodeConfig, DecodeError, GreedyConfig
+from speech.models import TransformerDecoderConfig
+from speech.objectives import AttentionConfig
+
+tones = load_beside(__file__, "../training/tones.py")
+RATE, WORDS = tones.RATE, tones.WORDS
+SYSTEM = AttentionSystem(decoder_network=TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0))
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """An attention model that knows the six words."""
+    spec = corpus.spec("conformer", model=tones.bare("conformer"), system=SYSTEM)
+    changes = {**tones.LEARNS, "objective": "attention", "epochs": 14, "average": 2, "optimizer": {"lr": 5e-3}}
+    return tones.train_here(corpus.job(tmp_path_factory.mktemp("attention"), spec=spec, **changes))
+
+
+def decoded(trained, corpus, folder, batch_seconds=4.0, **fields):
+    recognizer = Recognizer.load(trained.bundle, AttentionDecodeConfig(**fields))
+    return list(
+        decode_set(recognizer, open_set(corpus.url("valid"), RATE, folder), batch_seconds=batch_seconds).values()
+    )
+
+
+def test_validation_has_loss_token_accuracy_and_error_rate(trained):
+    figures = trained.result["valid"]
+    assert 0 < figures["loss"] < 1.5
+    assert figures["token_accuracy"] > 0.5  # of six words and the end
+    assert figures["wer"] < 0.7
+
+
+def test_trained_model_recognizes_the_set_with_ctc(trained, corpus, tmp_path):
+    """A minute of speech does not teach attention enough to do without."""
+    found = decoded(trained, corpus, tmp_path, ctc_weight=0.8)
+    assert sum(entry.ref != entry.hyp for entry in found) <= 2
+    assert all(0 < entry.confidence <= 1 for entry in found)
+
+
+def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path):
+    ways = [decoded(trained, corpus, tmp_path, batch_seconds) for batch_seconds in (0.1, 1000)]
+    assert [entry.hyp for entry in ways[0]] == [entry.hyp for entry in ways[1]]
+    assert [entry.score for entry in ways[0]] == pytest.approx([entry.score for entry in ways[1]], abs=1e-3)
+
+
+@pytest.mark.parametrize("times", ["ctc", "attention"])
+def test_words_have_times_in_order_within_the_recording(trained, times):
+    wave = tones.speak(["ba", "gu", "ce"], np.random.default_rng(5))
+    transcriber = Transcriber(trained.bundle, decode=AttentionDecodeConfig(times=times, ctc_weight=0.8))
+    (found,) = transcriber.transcribe([wave], words=True)
+    assert found.text.split() == [word.word for word in found.words]
+    assert len(found.words) >= 2
+    end = 0.0
+    for word in found.words:
+        assert word.start >= end - 1e-6
+        end = word.start + word.duration
+        assert 0 < word.confidence <= 1
+    assert end <= len(wave) / RATE + 1e-3
+
+
+def test_times_of_ctc_are_those_of_the_words(trained):
+    wave = tones.speak(["ba", "gu"], np.random.default_rng(5))
+    transcriber = Transcriber(trained.bundle, decode=AttentionDecodeConfig(times="ctc", ctc_weight=0.8))
+    (found,) = transcriber.transcribe([wave], words=True)
+    assert found.text == "ba gu"
+    for word, begin in zip(found.words, (0.05, 0.21), strict=True):  # each word 0.10 to 0.14 s, 0.04 s between
+        assert abs(word.start - begin) < 0.15
+
+
+def not_speech():
+    """Waveforms without words, by what they are."""
+    rng, time = np.random.default_rng(0), np.arange(30 * RATE) / RATE
+    chord = sum(np.sin(2 * np.pi * pitch * time) for pitch in (220, 277, 330))
+    cut = tones.speak(["ba", "ce", "di"], np.random.default_rng(1)).numpy()
+    return {
+        "zeros": np.zeros(30 * RATE),
+        "noise": rng.normal(0, 0.1, 30 * RATE),
+        "quiet noise": rng.normal(0, 1e-4, 30 * RATE),
+        "music": 0.1 * chord * (1 + np.sin(2 * np.pi * 2 * time)),
+        "cut word": cut[: int(0.11 * RATE)],
+        "words and silence": np.concatenate([cut, np.zeros(28 * RATE)]),
+    }
+
+
+@pytest.mark.parametrize("fields", [{"beam": 1}, {"beam": 1, "ctc_weight": 0.0}, {"beam": 4}])
+@pytest.mark.parametrize("name", sorted(not_speech()))
+def test_what_is_no_speech_gives_no_endless_text(trained, name, fields):
+    wave = torch.from_numpy(not_speech()[name]).float()
+    recognizer = Recognizer.load(trained.bundle, AttentionDecodeConfig(**fields))
+    encoded = recognizer.encode(wave[None], torch.tensor([len(wave)]))
+    (found,) = recognizer.search(encoded)
+    words = found.text.split()
+    assert len(words) <= int(encoded.frames[0])
+    for phrase in range(1, 17):  # nothing is said nine times on end
+        for start in range(len(words) - 9 * phrase + 1):
+            assert words[start : start + 9 * phrase] != words[start : start + phrase] * 9
+
+
+def test_parameters_can_be_tuned(trained, corpus, tmp_path):
+    cfg = AttentionDecodeConfig(beam=2)
+    recognizer = Recognizer.load(trained.bundle, cfg)
+    data = open_set(corpus.url("valid"), RATE, tmp_path)
+    encoded = [(part.texts, one) for part, one in encode_set(recognizer, data, drawn_rows(data, 6, seed=1))]
+    trials = try_all(recognizer, encoded, {"ctc_weight": [0.0, 0.3], "length_bonus": [-50.0, 0.0]})
+    assert len(trials) == 4
+    assert trials[0].counts.errors > trials[1].counts.errors  # so large a malus allows no words
+
+
+def test_decoder_of_posteriors_is_refused(trained):
+    recognizer = Recognizer.load(trained.bundle, GreedyConfig())
+    with pytest.raises(DecodeError, match="use attention"):
+        recognizer.prepare()
+
+
+def test_bundle_is_one_file_of_weights_and_names_its_system(trained):
+    spec = load_spec(trained.bundle)
+    assert spec.system == SYSTEM
+    damaged = trained.bundle.parent / "damaged"
+    damaged.mkdir()
+    for path in trained.bundle.iterdir():
+        (damaged / path.name).write_bytes(path.read_bytes())
+    text = (damaged / "bundle.json").read_text()
+    changed = text.replace('"layers": 1', '"layers": 2').replace('"checksum"', '"provenance": {}, "checksum"')
+    (damaged / "bundle.json").write_text(changed)
+    with pytest.raises(BundleError):
+        Recognizer.load(damaged, AttentionDecodeConfig())
+
+
+def test_model_without_ctc_trains_on_the_decoder_network_alone(corpus, tmp_path):
+    spec = corpus.spec("tdnn", system=SYSTEM.model_copy(update={"ctc": False}))
+    job = corpus.job(tmp_path, spec=spec, objective="attention")
+    task = job.task.build(1)
+    assert isinstance(task, AttentionTask)
+    assert task.objective.cfg.ctc_weight == 0
+    data = job.task.open_set("valid", tmp_path / "cache", None, lambda _: None)
+    batch = data.batch(np.arange(5))
+    network = job.task.build_network()
+    losses, unalignable = task.losses(network, task.drawn(batch, 0), torch.device("cpu"))
+    assert losses.shape == (5,)
+    assert unalignable == 0
+    losses.sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_objective_chooses_the_system_which_checks_it():
+    assert system_of(AttentionConfig()).kind == "attention"
+    AttentionSystem().check_objective(AttentionConfig())
+    AttentionSystem(ctc=False).check_objective(AttentionConfig(ctc_weight=0))
+    with pytest.raises(ValueError, match="leaves CTC's output layer untrained: set recognizer"):
+        AttentionSystem().check_objective(AttentionConfig(ctc_weight=0))
+    with pytest.raises(ValueError, match="set train.objective to attention"):
+        AttentionSystem().check_objective(system_objective("ctc"))
+
+
+def system_objective(kind):
+    from speech.objectives import OBJECTIVES
+
+    return OBJECTIVES[kind]()
+
+
+def test_ctc_with_whispers_tokens_is_refused(corpus):
+    values = corpus.spec("tdnn", system=SYSTEM).model_dump() | {"tokenizer": {"kind": "whisper"}}
+    with pytest.raises(ValidationError, match=r"set recognizer\.ctc to false"):
+        type(corpus.spec("tdnn")).model_validate(values)

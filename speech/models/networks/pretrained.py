@@ -6,6 +6,7 @@ Its modules are; so weights have one meaning here and there.
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from speech.features.cmvn import frame_mask
 from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
 from speech.models.pretrained import PretrainedConfig
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def fills(lengths: Tensor, num_frames: int) -> bool:
@@ -38,7 +41,7 @@ def key_mask(lengths: Tensor, num_frames: int) -> Tensor | None:
     return None if fills(lengths, num_frames) else frame_mask(lengths, num_frames)
 
 
-def with_fast_dropout(module: nn.Module) -> nn.Module:
+def with_fast_dropout(module: AnyModule) -> AnyModule:
     """Replace a module's dropouts by those that are fast on a CPU."""
     for parent in module.modules():
         for name, child in parent.named_children():
@@ -56,6 +59,7 @@ class PretrainedEncoder(AcousticModel):
 
     cfg: PretrainedConfig
     layers: nn.ModuleList
+    norm: nn.Module
 
     def __init__(self, cfg: PretrainedConfig, num_features: int, vocab_size: int) -> None:
         cfg.check_built()

@@ -72,7 +72,7 @@ def test_a_model_to_begin_with_is_told_from_a_stage(recorder, config, tmp_path):
     tiny_bundle(tmp_path / "bundle")
     invoke("run", config, "--from", tmp_path / "bundle")
     assert executed == [(config, [f'train.init="{tmp_path}/bundle"'], "", "report", False)]
-    assert "is not a stage; did you mean 'train'?" in invoke("run", config, "--from", "trian", code=2).stderr
+    assert "is not a stage; did you mean 'train'?" in invoke("run", config, "--from", "traim", code=2).stderr
     assert "a stage, a model, or one of each" in invoke("run", config, "--from", "m/1", "--from", "m/2", code=2).stderr
     assert "is neither a stage" in invoke("run", config, "--from", "a/folder", code=1).stderr
 

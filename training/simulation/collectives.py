@@ -166,7 +166,8 @@ class VirtualCollectives:
             self._clock.after(0.0, lambda: self._finish(rank, ticket, op.vector))
         else:
             self._mixing[rank] = ticket
-        self._mix(None if op.graph == "complete" else op.group(rank, self._present.order))
+        # random neighbours that are in later rounds may wait for a last vector, too
+        self._mix(None if op.graph == "complete" or op.last else op.group(rank, self._present.order))
 
     def enter_ring(self, rank: int, giver: int, vector: Tensor) -> None:
         """Put a newcomer into its giver's round; for neighbours in earlier rounds, it posts its weights there, too."""

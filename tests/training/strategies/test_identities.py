@@ -269,6 +269,13 @@ def test_every_round_pairs_all_learners_at_random_and_one_of_an_odd_number_stays
     assert len(seen) > learners // 2
 
 
+@pytest.mark.parametrize("graph", ["ring", "complete", "pairs"])
+def test_learners_that_are_rounds_ahead_end_with_the_last_vector_of_a_slow_one(graph):
+    name, config = ("pairs", PairsConfig(tau=2)) if graph == "pairs" else ("sdpsgd", SdpsgdConfig(graph=graph))
+    outcome = simulate(name, learners=8, problem=Regression(batches=120), config=config, slow={0: 10.0}, jitter=0.3)
+    assert sum(outcome.steps) == 120
+
+
 @pytest.mark.parametrize("rank", range(5))
 def test_neighbours_on_the_ring_and_on_the_complete_graph(rank):
     ring, complete = (Mix(torch.zeros(1), graph).group(rank, range(5)) for graph in ("ring", "complete"))

@@ -19,7 +19,6 @@ from recognition.adaptation import SpeakerAdapter
 from speech.alignments import Alignment, AlignmentInfo, AlignmentsError, AlignmentTable, Span
 from speech.alignments import write_alignments as write_table
 from speech.features import FmllrConfig, MfccConfig
-from speech.hmm.checkpoint import pack_alignments, unpack_alignments
 from speech.hmm.config import AdaptationConfig
 from speech.hmm.decode import GraphSearch
 from speech.hmm.decoding_graph import WordTable
@@ -221,14 +220,6 @@ def test_alignment_that_contradicts_itself_is_refused(change):
     alignment()
     with pytest.raises(ValueError, match="an alignment of"):
         alignment(**change)
-
-
-@pytest.mark.parametrize("sizes", [[[2, -5]], [[3, 5]], [[2, 6]], [[2**31 - 1, 5]], []])
-def test_sizes_of_stored_alignments_are_compared_with_their_arrays(sizes):
-    packed = pack_alignments({"a": alignment()})
-    assert list(unpack_alignments(["a"], packed)) == ["a"]
-    with pytest.raises(ValueError, match="other sizes"):
-        unpack_alignments(["a"], packed | {"sizes": torch.tensor(sizes, dtype=torch.int32).reshape(-1, 2)})
 
 
 def test_stored_alignment_that_contradicts_itself_is_refused():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hmm_toys import LEXICON, arpa, corpus
 
-from speech.hmm.checkpoint import load_checkpoint, pack_alignments, unpack_alignments
+from speech.hmm.checkpoint import load_checkpoint, save_checkpoint
 from speech.hmm.config import HmmConfig, StageConfig
 from speech.hmm.decode import DecodeOptions, GraphSearch, decode_plain, decode_speaker, speaker_transform
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
@@ -170,19 +170,27 @@ def test_adaptation_helps_an_unusual_speaker(trained, tmp_path):
     assert mistakes(adapted[-1], unusual) <= mistakes(first, unusual)
 
 
-def test_model_and_alignments_survive_a_file_round_trip(trained, tmp_path):
+def test_checkpoint_survives_a_file_round_trip_and_damage_is_named(trained, tmp_path):
     result, _, _ = trained
     result.model.save(tmp_path / "model")
     again = HmmModel.load(tmp_path / "model")
     for part in PARTS:
         torch.testing.assert_close(getattr(again.gmm, part), getattr(result.model.gmm, part), rtol=0, atol=0)
     torch.testing.assert_close(again.chain.matrix, result.model.chain.matrix)
-    packed = pack_alignments(result.aligned.alignments)
-    names = list(result.aligned.alignments)
-    for name, unpacked in unpack_alignments(names, packed).items():
-        np.testing.assert_array_equal(unpacked.states, result.aligned.alignments[name].states)
-        np.testing.assert_array_equal(unpacked.starts, result.aligned.alignments[name].starts)
-        np.testing.assert_array_equal(unpacked.words, result.aligned.alignments[name].words)
+    save_checkpoint(tmp_path / "sat", result)
+    saved = load_checkpoint(tmp_path / "sat")
+    assert (saved.stage, saved.iteration, saved.finished) == (result.stage, result.iteration, result.finished)
+    assert (saved.aligned.failures, saved.aligned.retried) == (result.aligned.failures, result.aligned.retried)
+    assert saved.aligned.alignments.keys() == result.aligned.alignments.keys()
+    for name, path in saved.aligned.alignments.items():
+        for part in ("phones", "words", "starts", "states", "score"):
+            np.testing.assert_array_equal(getattr(path, part), getattr(result.aligned.alignments[name], part))
+    assert saved.adaptations.keys() == result.adaptations.keys()
+    assert all(torch.equal(matrix, result.adaptations[who]) for who, matrix in saved.adaptations.items())
+    (aligned,) = (tmp_path / "sat").glob("*/aligned")
+    aligned.write_bytes(aligned.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="is damaged .*: delete the folder"):
+        load_checkpoint(tmp_path / "sat")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"{}")
     with pytest.raises(ModelError, match="holds no acoustic model"):
         HmmModel.load(tmp_path / "model")

@@ -89,9 +89,9 @@ class _Reference:
         groups: dict[tuple[str, ...], list[str]] = {}
         for row, those in sharing.items():
             groups.setdefault(tuple(those), []).append(row)
-        for those, rows in sorted(groups.items(), key=lambda group: -len(group[0])):
-            if len(those) > 1:
-                yield f"Fields of {_of_kinds(those, list(kinds))}:\n"
+        for some, rows in sorted(groups.items(), key=lambda group: -len(group[0])):
+            if len(some) > 1:
+                yield f"Fields of {_of_kinds(some, list(kinds))}:\n"
                 yield _table_of(rows)
         for kind, model in kinds.items():
             yield f"**`kind: {kind}`**: {summary(model)}\n"

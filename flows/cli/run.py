@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from flows.cli.common import (
     JsonOption,
@@ -21,9 +22,13 @@ from flows.cli.common import (
     out,
     print_json,
     progress_bars,
+    run_log,
 )
 from flows.cli.configs import ConfigArgument
 from tasks import STAGES
+
+if TYPE_CHECKING:
+    from tasks.config.pipeline import PipelineConfig
 
 FORMER = ("shard", "features", "decode", "register")
 """Stages that were commands, too."""
@@ -98,14 +103,17 @@ def run(
 def execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     """Run a configuration and return its summary; output of libraries goes to standard error."""
     with redirect_stdout(sys.stderr), interruptible():
-        return _execute(config_path, overrides, force_from, until, no_prefect)
+        config = _open(config_path, overrides, until)
+        with run_log(config.name) as log:
+            return _execute(config, force_from, until, no_prefect) | {"log": str(log)}
 
 
 def _say(text: str) -> None:
     err.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
+def _open(config_path: Path, overrides: list[str], until: str) -> "PipelineConfig":
+    """A configuration whose sources and servers can be reached."""
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
     from tasks.stages.sources import check_sources_open
@@ -113,6 +121,10 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
     config = load_config(config_path, overrides)
     check_sources_open(config, str(config_path))
     check_servers(config, until, _say)
+    return config
+
+
+def _execute(config: "PipelineConfig", force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     if no_prefect:
         from flows.plain import run_pipeline
 
@@ -171,10 +183,12 @@ def finish_folds(result: dict[str, Any], json_output: bool) -> None:
 
 
 def finish(summary: dict[str, Any], json_output: bool) -> None:
-    """Print a run's outcome as tables, or, with JSON on standard output, as tables on standard error."""
-    from flows.summary import print_summary
+    """Print a run's outcome, or, with JSON on standard output, on standard error; all tables go to the run's log."""
+    from flows.summary import print_outcome, print_summary
 
-    print_summary(summary, err if json_output else out)
+    with Path(summary["log"]).open("a", encoding="utf-8") as file:
+        print_summary(summary, Console(file=file, width=160))
+    print_outcome(summary, err if json_output else out)
     if json_output:
         print_json(summary)
 

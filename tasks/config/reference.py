@@ -87,11 +87,11 @@ class _Reference:
             for name, field in fields.items():
                 sharing.setdefault(_row(name, field), []).append(kind)
         groups: dict[tuple[str, ...], list[str]] = {}
-        for row, sharers in sharing.items():
-            groups.setdefault(tuple(sharers), []).append(row)
-        for those, rows in sorted(groups.items(), key=lambda group: -len(group[0])):
-            if len(those) > 1:
-                yield f"Fields of {_of_kinds(those, list(kinds))}:\n"
+        for row, those in sharing.items():
+            groups.setdefault(tuple(those), []).append(row)
+        for some, rows in sorted(groups.items(), key=lambda group: -len(group[0])):
+            if len(some) > 1:
+                yield f"Fields of {_of_kinds(some, list(kinds))}:\n"
                 yield _table_of(rows)
         for kind, model in kinds.items():
             yield f"**`kind: {kind}`**: {summary(model)}\n"

@@ -326,6 +326,7 @@ class Stage(Generic[RecordT]):
             record=record,
         )
         run.results[self.name] = result
+        progress.end(self.name)  # first, so that what follows is none of the many lines of a running stage
         progress.announce(self.name, result.line)
         if result.counts.get("quarantined") or "passed_over" in record:
             from tasks.stages.quarantined import left_out_lines, quarantine_lines  # imports pyarrow

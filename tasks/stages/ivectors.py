@@ -38,6 +38,8 @@ EXTRACTOR = Path(IVECTOR_FILE).name
 """Name of the object with the extractor of i-vectors."""
 _BACKGROUND_EVERY = 5
 """The background model is estimated from every n-th frame; Kaldi's `train_diag_ubm.sh` takes every fifth, too."""
+_SEED = 0
+"""Of the directions in which components are split, and of the matrix that EM starts from."""
 M = TypeVar("M")
 History = list[float]
 """Log-likelihood before each iteration: of a frame (background model), or of a speaker (total variability)."""
@@ -72,7 +74,7 @@ class IvectorTraining:
 
         def background(number: int, model: BackgroundModel) -> tuple[BackgroundModel, float]:
             stats: GmmStatistics = merge(self._map("background", f"background-{number}", name, static))
-            return model.updated(stats, self._sizes[number], number), stats.average
+            return model.updated(stats, self._sizes[number], _SEED + number), stats.average
 
         def variability(number: int, extractor: IvectorExtractor) -> tuple[IvectorExtractor, float]:
             total: VariabilityStatistics = merge(self._map("variability", f"variability-{number}", name, static))
@@ -81,7 +83,7 @@ class IvectorTraining:
         first = BackgroundModel.standard(self._align.lda_dim)
         model, frames = self._iterations("background", first, len(self._sizes), background)
         self._speakers(name, static)
-        start = IvectorExtractor.random(model, cfg.dim, seed=0)
+        start = IvectorExtractor.random(model, cfg.dim, _SEED)
         extractor, speakers = self._iterations("variability", start, cfg.iterations, variability)
         return extractor, {"background": frames, "variability": speakers}
 

@@ -3,6 +3,11 @@
 Shards are written in parallel, each of them atomically; a crashed stage continues with the missing shards. FLAC that
 needs no change is copied; everything else is decoded, resampled and encoded. The training set has copies of its
 utterances at the speeds of `data.speeds`, and the pauses of `data.pauses`.
+
+So the stage `prepare` decodes audio once, and this one again unless it copies it. For 300 utterances of LibriSpeech at
+16 kHz, this second decoding is nothing of FLAC, and 22 % (MP3), 26 % (Vorbis) and 39 % (Opus) of the CPU time of both
+stages: 1, 2 and 13 s for an hour of speech. Shards that `prepare` wrote would save it, but an utterance's set, and
+whether it is a duplicate, is known only when all have been read; samples kept until then would take 115 MB for an hour.
 """
 
 import hashlib

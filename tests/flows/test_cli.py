@@ -261,7 +261,9 @@ def test_run_prints_json_on_stdout_and_tables_on_stderr(tmp_path, home):
     line = r"^shard: 0 quarantined, 40 read, \d+ shards, 40 written \(\d+\.\d s\)$"
     assert re.search(line, result.stderr, re.MULTILINE)
     again = invoke("run", path, "--until", "features", "--no-prefect")
-    assert again.stdout.count("cached") == 3
+    assert "time    nothing to do; cached: prepare, shard, features\n" in again.stdout
+    log = Path(again.stdout.splitlines()[-1].removeprefix("log     "))
+    assert log.read_text().count("cached") == 6  # its lines, and the table
     forced = json.loads(invoke("run", path, "--from", "shard", "--until", "shard", "--no-prefect", "--json").stdout)
     assert [stage["cached"] for stage in forced["stages"]] == [True, False]
 

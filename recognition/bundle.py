@@ -334,8 +334,7 @@ def copy_network(source: Path, target: Path) -> str:
 def _network_of(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
     """A bundle's spec without its decoder and what adapts features, and the SHA-256 of the file that is left."""
     own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
-    spec, files = _read(folder)
-    return spec.model_copy(update=own), {WEIGHTS: files.get(WEIGHTS, "")}
+    return _with_network(folder).model_copy(update=own), {WEIGHTS: _read(folder)[1].get(WEIGHTS, "")}
 
 
 def network_digest(folder: Path) -> str:
@@ -413,6 +412,20 @@ def _damaged(path: Path) -> BundleError:
     return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
 
 
+def _with_network(folder: Path) -> BundleSpec:
+    """The description of a bundle that has a network.
+
+    Raises:
+        BundleError: It has none, or is damaged.
+    """
+    spec = load_spec(folder)
+    if not spec.system.is_trained:
+        raise BundleError(
+            f"{folder}: a recognizer of kind {spec.system.kind} has no network: give another kind's model"
+        )
+    return spec
+
+
 def load_bundle(folder: Path, network_only: bool = False) -> tuple[BundleSpec, TrainableNetwork]:
     """Load a bundle with a network, which is on the CPU and in evaluation mode.
 
@@ -425,11 +438,10 @@ def load_bundle(folder: Path, network_only: bool = False) -> tuple[BundleSpec, T
     """
     from speech.models.networks.base import load_network
 
-    spec = load_spec(folder)
+    spec = _with_network(folder)
     check_files(folder, network_only)
     try:
-        if spec.model is not None:
-            spec.model.check_packages()
+        spec.network.check_packages()
     except ValueError as error:
         raise BundleError(f"{folder} cannot be loaded: {error}") from error
     try:

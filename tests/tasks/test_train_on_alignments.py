@@ -89,5 +89,7 @@ def test_segments_need_stored_features(tmp_path):
 def test_decoder_of_tokens_is_refused(tmp_path):
     document = hybrid(tmp_path)
     document["decode"] = {"kind": "greedy"}
-    with pytest.raises(ConfigError, match=r"decode\.kind is greedy, which does not read what models trained with"):
+    with pytest.raises(
+        ConfigError, match=r"decode\.kind greedy does not search what a recognizer of kind hybrid puts out: use graph"
+    ):
         parse_config(document)

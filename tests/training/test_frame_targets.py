@@ -8,15 +8,15 @@ import pytest
 import tones
 import torch
 from aligned_tones import OBJECTIVE, align_corpus, loudest_quarter, state_job
-from pydantic import ValidationError
 from support import wait_until
 
 from recognition.data.augmentation import Augmenter
 from recognition.data.state_targets import padded_states, read_alignments
+from recognition.systems import system_of
 from speech.features.augment import SpecAugment, WaveAugment
 from speech.features.augment.config import AugmentConfig
 from storage.objects import ObjectStore
-from tasks.config.training import AcousticTrainConfig
+from tasks.config.training import AcousticTrainConfig, check_system
 from tasks.simulated_speech import Speech
 from training.learner.compute import Learner, open_loader, open_set
 from training.learner.prefetch import Loader, LoaderProcesses
@@ -161,12 +161,18 @@ def test_a_learner_warps_its_batches_states_with_the_features(corpus, tmp_path, 
         assert [state for state, _ in groupby(after)] == [state for state, _ in groupby(before)]
 
 
+def checked(document):
+    """Check a section `train` with the system that its objective is for."""
+    train = AcousticTrainConfig.model_validate(document)
+    check_system(system_of(train.objective), train)
+
+
 def test_augmentation_that_states_cannot_follow_is_refused():
     augment = {"pauses": {}}
-    with pytest.raises(ValidationError, match=r"aligned states cannot follow pauses of train\.augment"):
-        AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "augment": augment})
-    AcousticTrainConfig.model_validate({"augment": augment})
-    AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})
+    with pytest.raises(ValueError, match=r"aligned states cannot follow pauses of train\.augment"):
+        checked({"objective": OBJECTIVE, "augment": augment})
+    checked({"augment": augment})
+    checked({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})
 
 
 def test_missing_alignments_are_named(tmp_path):
@@ -192,8 +198,8 @@ def test_batch_of_no_utterances_has_no_states():
 
 
 def test_strategy_that_splits_the_model_is_refused():
-    with pytest.raises(ValidationError, match="pipeline splits the model, .* that frame_cross_entropy needs"):
-        AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "strategy": "pipeline", "learners_per_node": 2})
+    with pytest.raises(ValueError, match="pipeline splits the model, .* do not train a recognizer of kind hybrid"):
+        checked({"objective": OBJECTIVE, "strategy": "pipeline", "learners_per_node": 2})
 
 
 def test_simulated_learners_get_the_gradients_of_a_real_one(corpus, tmp_path, alignments):

@@ -28,10 +28,9 @@ _LONGEST_WAVE = 10_000.0
 def sinusoids(num_frames: int, dim: int, device: torch.device) -> Tensor:
     """Whisper's encoding of positions: sines, then cosines [num_frames, dim]."""
     # step by step as in the published code: a late position's angle turns a rounding error into 1e-4
-    steps = torch.arange(dim // 2, device=device, dtype=torch.float32) * -(
-        math.log(_LONGEST_WAVE) / max(1, dim // 2 - 1)
-    )
-    angles = torch.arange(num_frames, device=device, dtype=torch.float32)[:, None] * steps.exp()
+    step = math.log(_LONGEST_WAVE) / max(1, dim // 2 - 1)
+    rates = torch.exp(-step * torch.arange(dim // 2, device=device, dtype=torch.float32))
+    angles = torch.arange(num_frames, device=device, dtype=torch.float32)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 

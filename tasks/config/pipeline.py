@@ -369,6 +369,7 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     files: dict[str, Any] = {
         "decode": config.decode.with_files(absolute),
         "lexicon": config.lexicon.with_files(absolute),
+        "model": config.model.with_paths(absolute),
     }
     align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)
     rescoring = config.rescoring and config.rescoring.with_paths(absolute)

@@ -5,14 +5,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from support import tiny_document
+from support import tiny_document, write_config
 
 from recognition.bundle import load_bundle
 from recognition.inference import decode_set
 from speech.decoding import GreedyConfig
 from speech.models import WhisperConfig
 from storage.index import ShardIndex
-from tasks.config.pipeline import ConfigError, parse_config
+from tasks.config.pipeline import ConfigError, load_config, parse_config
 from tasks.stages.base import Run, StageError
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.config_check import find_problems
@@ -154,6 +154,18 @@ def test_record_states_licence_and_training_data_or_that_they_are_unknown(traine
 def test_configurations_that_do_not_fit_the_encoder_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         parse_config(document("x") | changes)
+
+
+def test_folder_of_the_source_is_relative_to_the_configurations_and_a_name_on_the_hub_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODELS", "/models")
+    for source, revision, wanted in (
+        ("whisper", "", str(tmp_path / "whisper")),
+        ("$MODELS/whisper", "", "/models/whisper"),
+        ("s3://bucket/whisper", "", "s3://bucket/whisper"),
+        ("openai/whisper-base", "ab" * 20, "openai/whisper-base"),
+    ):
+        file = write_config(tmp_path / "c.yaml", document(source, revision=revision))
+        assert load_config(file).model.source == wanted
 
 
 def test_check_finds_what_is_wrong_with_the_source(tmp_path):

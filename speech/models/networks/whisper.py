@@ -4,6 +4,7 @@ Whisper's own code pads every utterance with silence to 30 s. Here, an utterance
 the first one on, and neither convolutions nor attention see what it is padded with in a batch.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -26,8 +27,10 @@ _LONGEST_WAVE = 10_000.0
 
 def sinusoids(num_frames: int, dim: int, device: torch.device) -> Tensor:
     """Whisper's encoding of positions: sines, then cosines [num_frames, dim]."""
-    steps = torch.arange(dim // 2, device=device, dtype=torch.float32) / max(1, dim // 2 - 1)
-    angles = torch.arange(num_frames, device=device, dtype=torch.float32)[:, None] * _LONGEST_WAVE**-steps
+    # step by step as in the published code: a late position's angle turns a rounding error into 1e-4
+    step = math.log(_LONGEST_WAVE) / max(1, dim // 2 - 1)
+    rates = torch.exp(-step * torch.arange(dim // 2, device=device, dtype=torch.float32))
+    angles = torch.arange(num_frames, device=device, dtype=torch.float32)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from speech.features.cmvn import CmvnStats
     from speech.hmm.config import AlignConfig
     from speech.lm import LmConfig
+    from speech.models import ModelConfig
     from speech.models.networks.base import TrainableNetwork
     from speech.objectives import ObjectiveConfig
 
@@ -65,10 +66,11 @@ class SystemConfig(Choice, ABC):
         """Whether the engine trains it."""
         return self.task_config is not None
 
-    def lacking(self, align: AlignConfig | None, lm: LmConfig | None) -> str:
+    def lacking(self, model: ModelConfig, align: AlignConfig | None, lm: LmConfig | None) -> str:
         """What the system needs of a pipeline that has it not, with the remedy; empty if nothing is missing.
 
         Args:
+            model: The model that it trains.
             align: The GMM-HMM that a pipeline trains, if it does.
             lm: The language model that it estimates, if it does.
         """

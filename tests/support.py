@@ -122,6 +122,24 @@ def frame_recognizer(cfg, tokenizer):
     return FrameRecognizer(spec, spec.build_model(), cfg)
 
 
+def silent_system():
+    """A kind of system whose recognizers have no abilities: networks of `ctc`, searched greedily."""
+    from recognition.system import SystemConfig
+    from recognition.systems import SYSTEMS
+
+    class SilentSystem(SystemConfig):
+        kind: str = "silent"
+        decoders = ("greedy",)
+
+        def build_network(self, spec):
+            return SYSTEMS["ctc"]().build_network(spec)
+
+        def open(self, *given):
+            return SYSTEMS["ctc"]().open(*given)
+
+    return SilentSystem
+
+
 def load_beside(file, name):
     """A module by its path, relative to a test file: tests/ has no packages, and is not on sys.path."""
     path = (Path(file).resolve().parent / name).resolve()

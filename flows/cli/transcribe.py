@@ -173,10 +173,12 @@ def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[li
 def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcriber", sink: "Sink") -> int:
     """Transcribe the recordings of one speaker after another, with a progress bar; returns how many failed."""
     failed = 0
+    # formats that are made of times need them; JSON has them where the recognizer knows them
+    timed = sink.timed or (sink.words and "word times" in transcriber.spec.system.abilities)
     recordings = [(path, place, voice) for voice, own in enumerate(voices) for path, place in own]
     with sink, _progress(len(recordings)) as (show, tell, tick):
         audio = _opened(recordings, show)
-        found = transcriber.stream(audio, words=sink.words, on_seconds=tell)
+        found = transcriber.stream(audio, words=timed, on_seconds=tell)
         for (path, place, _), one in zip(recordings, found, strict=True):
             sink.add(path, place, one)
             tick()

@@ -48,7 +48,7 @@ class Sink(ABC):
 
     def __init__(self, kind: str, model: str) -> None:
         self.kind, self.model = kind, model
-        self.words = kind != "text"
+        self.words, self.timed = kind != "text", kind in TIMED
 
     @abstractmethod
     def add(self, path: Path, place: Path, found: Transcript) -> None:

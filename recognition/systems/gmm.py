@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from speech.hmm.decode import GraphSearch
     from speech.hmm.model import HmmModel
     from speech.lm import LmConfig
+    from speech.models import ModelConfig
     from speech.words import FrameTimes
 
 
@@ -44,7 +45,7 @@ class GmmSystem(SystemConfig):
     files: ClassVar[tuple[str, ...]] = HMM_FILES
 
     @override
-    def lacking(self, align: AlignConfig | None, lm: LmConfig | None) -> str:
+    def lacking(self, model: ModelConfig, align: AlignConfig | None, lm: LmConfig | None) -> str:
         if align and (align.recognize.arpa or lm):
             return ""
         return (

@@ -213,7 +213,9 @@ class PipelineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_parts(self) -> "PipelineConfig":
-        check_system(self.system, self.train, self.align, self.lm)
+        if lacking := self.system.lacking(self.model, self.align, self.lm):
+            raise ValueError(lacking)
+        check_system(self.system, self.train)
         check_features(self.features, self.align, self.system, self.train.objective)
         check_realign(self.realign, self.align, self.system, self.train.objective)
         if self.features.stored:

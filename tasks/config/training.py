@@ -6,8 +6,6 @@ from configurable.addresses import address_content
 from recognition.data.segments import SegmentConfig
 from recognition.system import SystemConfig
 from speech.features.augment import AugmentConfig
-from speech.hmm.config import AlignConfig
-from speech.lm import LmConfig
 from speech.objectives import CtcConfig, ObjectiveChoice
 from training.config import TrainConfig
 
@@ -45,22 +43,12 @@ class AcousticTrainConfig(TrainConfig):
     """Augmentation of training audio and features; validation and test data are not augmented."""
 
 
-def check_system(
-    system: SystemConfig, train: AcousticTrainConfig, align: AlignConfig | None, lm: LmConfig | None
-) -> None:
-    """Check that a system has what it needs, and that it can be trained as configured.
-
-    Args:
-        system: What is trained.
-        train: How.
-        align: The GMM-HMM that the pipeline trains, if it does.
-        lm: The language model that it estimates, if it does.
+def check_system(system: SystemConfig, train: AcousticTrainConfig) -> None:
+    """Check that a system can be trained as configured.
 
     Raises:
         ValueError: If not; the message names the field and the remedy.
     """
-    if lacking := system.lacking(align, lm):
-        raise ValueError(lacking)
     if not system.is_trained:
         return
     system.check_objective(train.objective)

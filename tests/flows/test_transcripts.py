@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from support import load_beside, write_tone
+from support import load_beside, silent_system, tiny_bundle, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
 from flows.cli.subtitles import ctm, srt, vtt
 from recognition.bundle import add_decoder
+from recognition.systems import SYSTEMS
 from recognition.transcriber import Transcriber, Transcript
 from speech.audio import decode_audio, stream_audio
 from speech.decoding import BeamConfig
@@ -53,6 +54,16 @@ def audio(tmp_path):
     soundfile.write(place / "e.opus", speak(TEXT), RATE, format="OGG", subtype="OPUS")
     (place / "bad one.wav").write_bytes(b"no audio")
     return place
+
+
+def test_json_of_a_recognizer_without_times_has_no_words_and_formats_of_times_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(SYSTEMS, "silent", silent_system())
+    tiny_bundle(tmp_path / "model", system={"kind": "silent"})
+    recording = write_tone(tmp_path / "a.wav", rate=RATE)
+    (found,) = json.loads(transcribe(recording, "--json", model=tmp_path / "model").stdout)["files"]
+    assert (found["error"], found["words"]) == ("", [])
+    refused = transcribe(recording, "--format", "ctm", model=tmp_path / "model", code=1)
+    assert "a recognizer of kind silent has no word times: leave out the words' times" in refused.stderr
 
 
 def test_a_gpu_is_used_by_option_and_its_absence_is_explained(perfect_model, tmp_path, monkeypatch):

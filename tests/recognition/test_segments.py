@@ -126,7 +126,7 @@ def test_sets_of_audio_are_refused(tmp_path):
 
 def test_segments_need_an_objective_of_frames():
     with pytest.raises(ValueError, match="segments have no transcripts, which a recognizer of kind ctc needs"):
-        check_system(SYSTEMS["ctc"](), AcousticTrainConfig.model_validate({"segments": {}}), None, None)
+        check_system(SYSTEMS["ctc"](), AcousticTrainConfig.model_validate({"segments": {}}))
     found = AcousticTrainConfig.model_validate({"segments": {}, "objective": "frame_cross_entropy"})
-    check_system(SYSTEMS["hybrid"](), found, None, None)
+    check_system(SYSTEMS["hybrid"](), found)
     assert found.segments == SegmentConfig(frames=21, context=0)

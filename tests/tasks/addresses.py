@@ -38,6 +38,7 @@ if __name__ == "__main__":
     _added_to_every_class()
 
 from configurable.choices import Choice, choice_of  # noqa: E402
+from recognition.systems.gmm import GmmSystem  # noqa: E402
 from speech.decoding import WordsConfig  # noqa: E402
 from speech.features import FmllrConfig, IvectorConfig, MfccConfig  # noqa: E402
 from speech.hmm.config import AlignConfig  # noqa: E402
@@ -127,7 +128,7 @@ def configurations(bundle: Path, file: Path) -> Iterator[tuple[PipelineConfig, P
     one = whole(bundle)
     yield one, ()
     recognize = one.align.recognize.model_copy(update={"arpa": __file__})
-    yield changed(one, ("align", "recognize"), recognize).model_copy(update={"recognizer": "gmm"}), ("align",)
+    yield changed(one, ("align", "recognize"), recognize).model_copy(update={"recognizer": GmmSystem()}), ("align",)
     parts = (FmllrConfig(), MfccConfig(), IvectorConfig())
     for place, part in enumerate(parts):
         appended = {"kind": "appended", "parts": (part, *parts[:place], *parts[place + 1 :])}

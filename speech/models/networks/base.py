@@ -53,8 +53,9 @@ class Subsampling(nn.Module):
 class TrainableNetwork(nn.Module):
     """What the engine trains: an acoustic model, or a language model.
 
-    It is called with inputs [batch, frames, features] and the frames of each sequence [batch], and returns natural log
-    probabilities [batch, output frames, outputs] and output frames [batch].
+    It is called with inputs [batch, frames, features], the frames of each sequence [batch] and what else its task gives
+    it, such as tokens. It returns natural log probabilities [batch, output frames, outputs] and output frames [batch],
+    or what its task reads in place of them.
     """
 
     def num_frames(self, lengths: Tensor) -> Tensor:
@@ -147,9 +148,13 @@ class AcousticModel(TrainableNetwork, ABC):
             Log probabilities [batch, output frames, vocab_size] in float32 and the output frames of each
             utterance [batch]. What stands beyond a length is unspecified.
         """
-        x_BTD, out_lengths = self.subsampling(feats_BTF, lengths)
-        logits_BTV = self.encode(x_BTD, out_lengths)
+        logits_BTV, out_lengths = self.outputs(feats_BTF, lengths)
         return logits_BTV.float().log_softmax(dim=-1), out_lengths
+
+    def outputs(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, not normalized: what a larger network reads that has this one as its encoder."""
+        x_BTD, out_lengths = self.subsampling(feats_BTF, lengths)
+        return self.encode(x_BTD, out_lengths), out_lengths
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:

@@ -308,7 +308,7 @@ def copy_network(source: Path, target: Path) -> str:
         BundleError: If the source is not a usable bundle.
     """
     own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
-    spec, files = load_spec(source).model_copy(update=own), check_files(source)
+    spec, files = _with_network(source).model_copy(update=own), check_files(source)
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
     save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
@@ -376,6 +376,20 @@ def _damaged(path: Path) -> BundleError:
     return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
 
 
+def _with_network(folder: Path) -> BundleSpec:
+    """The description of a bundle that has a network.
+
+    Raises:
+        BundleError: It has none, or is damaged.
+    """
+    spec = load_spec(folder)
+    if not spec.system.is_trained:
+        raise BundleError(
+            f"{folder}: a recognizer of kind {spec.system.kind} has no network: give another kind's model"
+        )
+    return spec
+
+
 def load_bundle(folder: Path) -> tuple[BundleSpec, TrainableNetwork]:
     """Load a bundle with a network, which is on the CPU and in evaluation mode.
 
@@ -384,7 +398,7 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, TrainableNetwork]:
     """
     from speech.models.networks.base import load_network
 
-    spec = load_spec(folder)
+    spec = _with_network(folder)
     check_files(folder)
     try:
         spec.build_frontend()

@@ -9,15 +9,21 @@ from support import environment, load_beside, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from recognition.bundle import BundleError, add_decoder, copy_network, load_bundle, load_spec
 from recognition.systems.gmm import GmmRecognizer
+from recognition.transcriber import Transcriber
+from speech.audio import decode_audio
 from speech.hmm import decode as hmm_decode
 from speech.hmm.alignments import AlignmentTable
 from speech.hmm.config import AlignConfig
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
 from speech.hmm.train import TrainingProgress
+from speech.hypotheses import DecodeError
+from speech.vad import EverythingConfig
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
+from storage.reading import ShardReader
 from tasks.config.home import home as home_folder
 from tasks.config.home import work_folder
 from tasks.config.pipeline import ConfigError, load_config, parse_config
@@ -25,7 +31,9 @@ from tasks.dataset.tables import read_table
 from tasks.stages import decode, progress
 from tasks.stages.align import ALIGN, IterationLog, figures
 from tasks.stages.base import Run, Stage, StageError, stages_of
+from tasks.stages.bundles import own_bundle
 from tasks.stages.decode import DECODE
+from tasks.stages.decoder_files import decoder_of
 from tasks.stages.graph import GRAPH
 from tasks.stages.score import SCORE
 
@@ -113,6 +121,38 @@ def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     tracked = client().get_run(record["tracking"]["run"])
     assert tracked.data.metrics["test.wer"] == record["sets"]["test"]["wer"]
     assert record["tracking"] == run.result("align").record["tracking"]
+
+
+def test_bundle_of_the_gmm_recognizes_like_the_stage_with_times(aligned, tmp_path):
+    run = gmm_run(aligned, tmp_path)
+    for stage in (GRAPH, DECODE):
+        stage.execute(run)
+    rows = read_table(run.result("decode").store, "test.parquet")
+    expected = {row["id"]: (row["hyp"], row["confidence"]) for row in rows}
+    bundle = own_bundle(run, tmp_path / "made")
+    add_decoder(bundle, decoder_of(run))
+    bundle = bundle.rename(tmp_path / "gmm")
+    assert (load_spec(bundle).system.kind, load_spec(bundle).model) == ("gmm", None)
+    store = run.result("shard").store.child("test")
+    index = ShardIndex.read(store)
+    reader = ShardReader(store, index)
+    about = [index.row(row) for row in range(len(index))]
+    waves = [decode_audio(reader.payload(row))[0].numpy() for row in range(len(index))]
+    transcriber = Transcriber(bundle, vad=EverythingConfig())
+    found = transcriber.transcribe(waves, 8000, words=True, speakers=[row["speaker"] for row in about])
+    for row, one in zip(about, found, strict=True):
+        assert (one.error, one.text) == ("", expected[row["id"]][0])
+        assert one.confidence == pytest.approx(expected[row["id"]][1], abs=1e-6)
+        assert [word.word for word in one.words] == one.text.split()
+        assert all(0 <= word.start < word.start + word.duration <= one.seconds for word in one.words)
+    with pytest.raises(DecodeError, match="of kind gmm has no several hypotheses"):
+        Transcriber(bundle, nbest=2)
+    for read in (load_bundle, lambda folder: copy_network(folder, tmp_path / "copy")):
+        with pytest.raises(BundleError, match="of kind gmm has no network"):
+            read(bundle)
+    (bundle / "hmm" / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(BundleError, match=r"hmm/model\.safetensors is damaged"):
+        Transcriber(bundle)
 
 
 def test_stage_lm_supplies_the_language_model_unless_one_is_named(aligned, tmp_path):

@@ -107,14 +107,14 @@ class Corpus:
 
     def spec(self, kind: str = "blstm", **changes: object) -> BundleSpec:
         tokenizer = train_tokenizer(TokenConfig(kind="words"), [row.row["text"] for row in self.train])
-        spec = BundleSpec(
-            sample_rate=RATE,
-            features=FEATURES,
-            stats=self.stats.to_dict(),
-            tokenizer=tokenizer.to_dict(),
-            model=TINY[kind],
-        )
-        return spec.model_copy(update=changes)
+        values = {
+            "sample_rate": RATE,
+            "features": FEATURES,
+            "stats": self.stats.to_dict(),
+            "tokenizer": tokenizer.to_dict(),
+            "model": TINY[kind],
+        }
+        return BundleSpec(**values | changes)
 
     def job(self, folder: Path, kind: str = "blstm", spec: BundleSpec | None = None, **changes: object) -> TrainJob:
         """A job that leaves its output and journal below `folder`; `changes` go to the job or to its `train` part."""

@@ -24,6 +24,7 @@ ROOT_PAGES = {
 """Pages of the checkout's root, and where the site has them."""
 REGISTRIES = {
     "Models": "speech.models.registry:MODELS",
+    "Decoder networks": "speech.models.registry:DECODER_NETWORKS",
     "Objectives": "speech.objectives:OBJECTIVES",
     "Features": "speech.features.registry:FEATURES",
     "Decoders": "speech.decoding:DECODERS",

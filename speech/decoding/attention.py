@@ -54,7 +54,7 @@ class AttentionDecodeConfig(DecodeConfig):
     """Share of CTC prefix scores in a hypothesis' score, if the encoder has CTC; the decoder network has the rest."""
     lm: str = ""
     """Language model of tokens, written as the tokenizer writes them: an ARPA file (also .gz), a KenLM binary, or a
-    network (`lm.safetensors`). Empty: none."""
+    network (`lm.safetensors`). Empty: that of the pipeline's stage `lm`, if there is one."""
     lm_weight: float = Field(default=0.5, ge=0)
     """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
     length_bonus: float = 0.0
@@ -75,6 +75,7 @@ class AttentionDecodeConfig(DecodeConfig):
     packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
     file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
     lm_unit: ClassVar[str] = "token"
+    reads_networks: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "ctc_weight": (0.0, 0.3, 0.5),
         "lm_weight": (0.25, 0.5, 1.0),

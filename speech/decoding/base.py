@@ -23,11 +23,13 @@ class DecodeConfig(ChoiceWithFiles, ABC):
     Attributes:
         packages: Python packages that it needs beside the model's.
         lm_unit: What the language model in the field `lm` predicts: `word` or `token`; empty for decoders without one.
+        reads_networks: Whether that language model may be a network.
         grid: Fields that are worth tuning on a validation set, with the values to try.
     """
 
     packages: ClassVar[tuple[str, ...]] = ()
     lm_unit: ClassVar[str] = ""
+    reads_networks: ClassVar[bool] = False
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {}
 
     @abstractmethod

@@ -87,7 +87,7 @@ def _check_graph(decode: DecodeConfig, lm: LmConfig | None, aligned: bool) -> No
 
 
 def _check_model(decode: DecodeConfig, lm: LmConfig) -> None:
-    if not arpa_of(lm):
+    if not (arpa_of(lm) or (decode.reads_networks and isinstance(lm, NetworkConfig))):
         raise ValueError(
             f"decode.kind {decode.kind} reads ARPA files, and lm.kind {lm.kind} makes none: use lm.kind "
             f"{' or '.join(kinds_with_arpa())}, or name an ARPA file in decode.lm"

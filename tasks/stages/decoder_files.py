@@ -9,6 +9,7 @@ from typing import Any, TypedDict, TypeVar
 
 from configurable.choices import ChoiceWithFiles
 from speech.decoding import DecodeConfig
+from speech.lm import NetworkConfig
 from storage.stages import StageOutput, digest_json
 from tasks.config.decoding import uses_stage
 from tasks.stages.base import Run, StageError, StageRecord
@@ -53,6 +54,9 @@ def stage_files(run: Run) -> dict[str, Any] | None:
         sources.append(graph_files(run))
         if rescored and uses_stage(decode, run.config.lm):
             sources.append(_files_of(run, "lm", ("lm",), "graph_lm"))
+    elif isinstance(run.config.lm, NetworkConfig):
+        if uses_stage(decode, run.config.lm):
+            sources.append(_files_of(run, "lm", ("network",), "lm"))
     elif uses_stage(decode, run.config.lm):
         sources.append(_files_of(run, "lm", decode.file_fields))
     if run.config.rescoring is not None:

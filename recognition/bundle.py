@@ -419,7 +419,7 @@ def _with_network(folder: Path) -> BundleSpec:
         BundleError: It has none, or is damaged.
     """
     spec = load_spec(folder)
-    if not spec.system.is_trained:
+    if WEIGHTS not in spec.system.files:
         raise BundleError(
             f"{folder}: a recognizer of kind {spec.system.kind} has no network: give another kind's model"
         )

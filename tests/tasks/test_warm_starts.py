@@ -230,6 +230,6 @@ def test_a_bundle_may_be_in_an_object_store(home, bundle):
 
 
 def test_misspelt_patterns_are_refused_before_training(home, bundle):
-    run = ready(bundle, lora=LoraConfig(modules=("*atention*",)).model_dump())
-    with pytest.raises(StageError, match=r"'\*atention\*' matches no layer; these layers can be adapted: subsampling"):
+    run = ready(bundle, lora=LoraConfig(modules=("*attn*",)).model_dump())
+    with pytest.raises(StageError, match=r"'\*attn\*' matches no layer; these layers can be adapted: subsampling"):
         TRAIN.execute(run)

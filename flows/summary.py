@@ -80,13 +80,13 @@ def _training(run: Run) -> dict[str, Any]:
 
 
 def _utterances(run: Run) -> dict[str, int]:
-    """Counts over both stages that quarantine utterances: read = written + quarantined."""
+    """Counts over both stages that quarantine utterances: read = written + quarantined, + unused with shares."""
     counts = dict(run.result("prepare").counts)
     if "shard" in run.results:
         late = run.result("shard").counts["quarantined"]
         counts["written"] -= late
         counts["quarantined"] += late
-    return {name: counts[name] for name in ("read", "written", "quarantined")}
+    return {name: counts[name] for name in ("read", "written", "quarantined", "unused") if name in counts}
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:

@@ -85,7 +85,7 @@ def _read_pretrained(folder: Path) -> SourceModel:
 
 
 READERS: dict[str, Callable[[Path], SourceModel]] = {SPEC: _read_bundle, "config.json": _read_pretrained}
-"""What reads a folder of each format; by the name of a file that is in it."""
+"""What reads a folder of each format, which may be gone afterwards; by the name of a file that is in it."""
 
 
 def open_source(folder: Path, name: str = "") -> SourceModel:

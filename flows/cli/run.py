@@ -1,5 +1,6 @@
 """`starling run` and the commands that stop after one stage."""
 
+import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -42,13 +43,30 @@ def _stage(value: str | None) -> str | None:
     return value
 
 
+def _beginning(values: list[str] | None) -> tuple[str, str]:
+    """The stage and the model that `--from` names, each at most once."""
+    stages = [value for value in values or [] if value in STAGES]
+    models = [value for value in values or [] if value not in STAGES]
+    if len(stages) > 1 or len(models) > 1:
+        raise typer.BadParameter("--from names a stage, a model, or one of each", param_hint="--from")
+    model = models[0] if models else ""
+    if re.fullmatch(r"[a-z_]+", model) and not Path(model).is_dir():
+        _stage(model)
+    return stages[0] if stages else "", model
+
+
 @friendly
 def run(
     config: ConfigArgument,
     overrides: SetOption = None,
-    from_stage: Annotated[
-        str | None,
-        typer.Option("--from", metavar="STAGE", callback=_stage, help="Run this stage and all later ones again."),
+    beginning: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="STAGE|MODEL",
+            help="Run this stage and all later ones again; or begin training with a model: @champion, NAME@ALIAS, "
+            "NAME/VERSION, a bundle's folder or URL. Repeatable.",
+        ),
     ] = None,
     until: Annotated[
         str, typer.Option("--until", metavar="STAGE", callback=_stage, help="Stop after this stage.")
@@ -63,14 +81,18 @@ def run(
 
     Stages whose inputs and configuration have not changed are taken from the object store.
     """
+    from tasks.config.model_names import initial_overrides
+
+    from_stage, model = _beginning(beginning)
+    overrides = [*(overrides or []), *initial_overrides(model)]
     if from_stage and STAGES.index(from_stage) > STAGES.index(until):
         raise typer.BadParameter(f"--from {from_stage} comes after --until {until}: nothing would run again")
     if folds:
         if until != "report":
             raise typer.BadParameter("--until and --folds exclude each other: every fold runs through `score`")
-        finish_folds(execute_folds(config, overrides or [], folds, from_stage or "", no_prefect), json_output)
+        finish_folds(execute_folds(config, overrides, folds, from_stage, no_prefect), json_output)
         return
-    summary = execute(config, overrides or [], from_stage or "", until, no_prefect)
+    summary = execute(config, overrides, from_stage, until, no_prefect)
     finish(summary, json_output)
 
 

@@ -1,6 +1,10 @@
 """Names of registered models, as users write them."""
 
+import json
 import re
+from pathlib import Path
+
+from tasks import STAGES
 
 _NAME = re.compile(r"(?P<name>[^@/\s]*)(?:@(?P<alias>[^@/\s]+)|/(?P<version>[0-9]+))")
 
@@ -19,3 +23,25 @@ def registered_uri(model: str, own: str = "") -> str:
     if found is None or not name:
         return ""
     return f"models:/{name}@{found['alias']}" if found["alias"] else f"models:/{name}/{found['version']}"
+
+
+def initial_overrides(model: str) -> list[str]:
+    """The assignments of `--from MODEL`: training begins with that model.
+
+    Args:
+        model: A registered model's name, or a bundle's folder or URL; empty for none.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if not model:
+        return []
+    folder = Path(model).expanduser()
+    if (folder / "bundle.json").is_file():
+        model = str(folder.resolve())
+    elif not registered_uri(model, "own") and "://" not in model:
+        raise ValueError(
+            f"--from {model!r} is neither a stage ({', '.join(STAGES)}) nor a model: give @champion, NAME@ALIAS, "
+            "NAME/VERSION, models:/…, or the folder or URL of a bundle"
+        )
+    return [f"train.init={json.dumps(model)}"]

@@ -253,6 +253,10 @@ class PipelineConfig(BaseModel):
                 f"model {self.model.kind} reads samples: set train.augment.freq_masks=0"
             )
 
+    def beginning_with(self, model: str) -> "PipelineConfig":
+        """This configuration with another `train.init`; itself if `model` is empty."""
+        return self.model_copy(update={"train": self.train.model_copy(update={"init": model})}) if model else self
+
     @property
     def corpora(self) -> str:
         """The corpora's names, for the name of a run."""

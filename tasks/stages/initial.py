@@ -62,15 +62,14 @@ class InitialModel:
             return open_source(download_bundle(self.name), self.name)
         if "://" not in self.name:
             return open_source(Path(self.name), self.name)
-        # its weights are read as long as the folder is there
-        self._folder = TemporaryDirectory(prefix="starling-initial-")
         store = ObjectStore(self.name)
-        for file in (WEIGHTS, SPEC):
-            try:
-                store.fetch_into(file, Path(self._folder.name) / file)
-            except ObjectMissingError as error:
-                raise StageError(f"train.init: {self.name} is no bundle, it has no {file}: give another URL") from error
-        return open_source(Path(self._folder.name), self.name)
+        with TemporaryDirectory(prefix="starling-initial-") as folder:
+            for file in (WEIGHTS, SPEC):
+                try:
+                    store.fetch_into(file, Path(folder) / file)
+                except ObjectMissingError as error:
+                    raise StageError(f"train.init: {self.name} is no bundle, it has no {file}: give another") from error
+            return open_source(Path(folder), self.name)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
-from support import tiny_document, write_config
+from support import tiny_bundle, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli import deploy, run
@@ -28,6 +28,11 @@ def config(tmp_path):
         (["run"], ([], "", "report", False)),
         (["run", "--set", "a=1", "--set", "b=2"], (["a=1", "b=2"], "", "report", False)),
         (["run", "--from", "train", "--until", "score", "--no-prefect"], ([], "train", "score", True)),
+        (["run", "--from", "@champion"], (['train.init="@champion"'], "", "report", False)),
+        (
+            ["run", "--from", "m/3", "--from", "train", "--set", "a=1"],
+            (["a=1", 'train.init="m/3"'], "train", "report", False),
+        ),
         (["decode"], ([], "", "decode", False)),
         (["register", "--force", "--set", "a=1"], (["a=1"], "register", "register", False)),
         (["train"], ([], "", "train", False)),
@@ -44,6 +49,22 @@ def test_run_options_select_the_stages(recorder, config, words, expected, json_o
     invoke(name, config, *options, *(["--json"] if json_output else []))
     assert executed == [(config, *expected)]
     assert finished == [({"a": "summary"}, json_output)]
+
+
+def test_a_model_to_begin_with_is_told_from_a_stage(recorder, config, tmp_path):
+    executed = recorder("flows.cli.run.execute", {"a": "summary"})
+    recorder("flows.cli.run.finish")
+    tiny_bundle(tmp_path / "bundle")
+    invoke("run", config, "--from", tmp_path / "bundle")
+    assert executed == [(config, [f'train.init="{tmp_path}/bundle"'], "", "report", False)]
+    assert "is not a stage; did you mean 'train'?" in invoke("run", config, "--from", "trian", code=2).stderr
+    assert "a stage, a model, or one of each" in invoke("run", config, "--from", "m/1", "--from", "m/2", code=2).stderr
+    assert "is neither a stage" in invoke("run", config, "--from", "a/folder", code=1).stderr
+
+
+def test_deployments_begin_with_the_model_that_is_named(config):
+    text = invoke("deploy", "--config", config, "--from", "@champion", "--print").stdout
+    assert "init: '@champion'" in text
 
 
 def test_run_options_of_cross_validation(recorder, config):
@@ -91,7 +112,7 @@ def test_deploy_options_select_flows_and_pools(recorder, prefect, config):
     assert json.loads(found) == {"deployments": deployed}
     assert len(prefect) == 1
     assert "on demand" in invoke("deploy", "--config", config).stdout
-    assert calls[1] == ([config], None, Options(), "")
+    assert calls[1] == ([config], [], Options(), "")
 
 
 def test_deploy_registers_each_configuration_and_its_automations(recorder, config, tmp_path, monkeypatch):

@@ -46,6 +46,7 @@ ELSEWHERE = {
     "data.folds": "is not valid alone: tests/tasks/test_folds.py",
     "decode.hmm": "is not valid alone: tests/tasks/test_graph_stage.py",
     "model.source": "names a pretrained model, whose digest counts: tests/tasks/test_pretrained_training.py",
+    "train.init": "names a model, whose digest counts: tests/tasks/test_warm_starts.py",
     "realign.model": "names a model, whose digest counts: tests/tasks/test_realign.py",
 }
 """Fields that are not varied here."""

@@ -66,7 +66,7 @@ def add_adapter(module: nn.Module, cfg: LoraConfig) -> None:
     made.lora_b = nn.Parameter(weight.new_zeros(weight.shape[0], cfg.rank))
     nn.init.kaiming_uniform_(made.lora_a, a=math.sqrt(5))  # as nn.Linear, and the authors' code
     made.lora_scale = cfg.alpha / cfg.rank
-    module.__class__ = _adapted_class(type(module))
+    module.__class__ = _adapted_class(type(module))  # type: ignore[arg-type]
 
 
 def _adaptable(network: nn.Module) -> dict[str, nn.Module]:

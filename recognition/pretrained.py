@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,9 @@ def read_pretrained_folder(folder: Path) -> SourceModel:
     kind = next((one for one in kinds if model_type in one.model_types), kinds[0])
     cfg = kind(source=str(folder))
     found = read_pretrained(cfg, folder)
-    return found.source_model(found.sized(cfg))
+    source = found.source_model(found.sized(cfg))
+    weights = source.weights()  # now: the folder may be gone later
+    return replace(source, weights=lambda: weights)
 
 
 def _not_a_model(source: str, exists: bool) -> str:

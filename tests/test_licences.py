@@ -56,6 +56,13 @@ def test_the_core_and_the_pipeline_need_nothing_under_the_gpl():
     assert sorted(name for name in core if is_gpl(name)) == []
 
 
+def test_pretrained_encoders_need_nothing_under_the_gpl():
+    pytest.importorskip("transformers")
+    extra = needed(PROJECT["optional-dependencies"]["pretrained"])
+    assert {"transformers", "tokenizers", "huggingface-hub"} <= {name.replace("_", "-") for name in extra}
+    assert [name for name in extra if is_gpl(name)] == []
+
+
 def test_gpl_licences_are_recognized():
     pytest.importorskip("espeakng_loader")
     extra = needed(PROJECT["optional-dependencies"]["espeak"])

@@ -8,7 +8,7 @@ import torch
 
 from speech.features import FbankConfig, LogMelConfig, WaveformConfig, WhisperLogMelConfig
 from speech.features.cmvn import frame_mask
-from speech.models import Wav2Vec2Config, WhisperConfig, build_model
+from speech.models import MODELS, Wav2Vec2Config, WhisperConfig, build_model
 from speech.models.networks.stages import split_model
 
 transformers = pytest.importorskip("transformers")
@@ -123,6 +123,33 @@ def test_nothing_is_masked_or_skipped_at_random_in_training():
         network = build_model(config, width, 5)
         feats, lengths = torch.randn(2, 60, width), torch.tensor([60, 40])
         torch.testing.assert_close(network.train()(feats, lengths)[0], network.eval()(feats, lengths)[0])
+
+
+@pytest.mark.parametrize("kind", ["wav2vec2", "wavlm", "data2vec-audio"])
+def test_mixed_precision_gives_about_the_same(kind):
+    model = library_model(kind)
+    network = with_weights(Wav2Vec2Config(source="x", dropout=0.0).with_encoder(model.config.to_dict()), 160, model)
+    feats, lengths = torch.randn(2, 40, 160), torch.tensor([40, 22])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, frames = network.train()(feats, lengths)
+    found.sum().backward()
+    inside = frame_mask(frames, found.shape[1])
+    torch.testing.assert_close(found[inside], network(feats, lengths)[0][inside], atol=0.3, rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["whisper", "wav2vec2"])
+def test_compiled_networks_are_one_program_for_batches_of_all_shapes(kind):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    config = MODELS[kind].model_validate({**MODELS[kind].tiny, "dropout": 0.0})
+    network, programs = build_model(config, 16, 7), []
+    compiled = torch.compile(network, dynamic=True, backend=lambda graph, _: programs.append(graph) or graph)
+    for count, frames in ((4, 64), (3, 128), (5, 192)):
+        feats, lengths = torch.randn(count, frames, 16), torch.randint(10, frames + 1, (count,))
+        wanted, found = network(feats, lengths)[0], compiled(feats, lengths)[0]
+        inside = frame_mask(network.num_frames(lengths), wanted.shape[1])
+        torch.testing.assert_close(found[inside], wanted[inside], atol=1e-5, rtol=1e-5)
+    assert len(programs) == 1
 
 
 @pytest.mark.parametrize(("kind", "norm"), [("wav2vec2", "group"), ("hubert", "layer"), ("data2vec-audio", "layer")])

@@ -37,12 +37,14 @@ WITHOUT_EFFECT = {
     *("data.fold", "data.sources.0.licence", "align.device"),
     *(f"{section}.{name}" for section in ("train", "lm_train") for name in _RUNS_ONLY),
     "train.objective.alignments",  # their digest counts
+    "model.revision",
     *("register_as.promote", "register_as.accept_untrained"),
 }
 """Fields that change no output, and parts of which no field does."""
 ELSEWHERE = {
     "data.folds": "is not valid alone: tests/tasks/test_folds.py",
     "decode.hmm": "is not valid alone: tests/tasks/test_graph_stage.py",
+    "model.source": "names a pretrained model, whose digest counts: tests/tasks/test_pretrained_training.py",
     "train.init": "names a model, whose digest counts: tests/tasks/test_warm_starts.py",
     "realign.model": "names a model, whose digest counts: tests/tasks/test_realign.py",
 }
@@ -61,6 +63,7 @@ READERS = {
     "features": {"features", "train"},
     "tokens": {"train"},
     "model": {"train"},
+    **{f"model.{name}": {"register"} for name in ("licence", "trained_on")},
     "train": {"train"},
     "align": {"align"},
     "align.recognize": {"decode"},

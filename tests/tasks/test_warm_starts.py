@@ -94,6 +94,12 @@ def test_adapters_need_a_model_to_adapt():
         parse_config(document)
 
 
+def test_a_flows_parameter_comes_before_the_configuration():
+    config = parse_config(tiny_document())
+    assert config.beginning_with("m/3").train.init == "m/3"
+    assert config.beginning_with("") is config
+
+
 # --- the registry
 
 

@@ -28,6 +28,7 @@ from tasks.orchestration.reachable import check_servers
 from tasks.orchestration.stage_tasks import close_run, lines_logged, open_run, run_plainly, run_stage
 from tasks.stages.base import Run, position, stages_of
 from tasks.stages.evaluation import evaluation_stages, use_model
+from tasks.stages.initial import initial_model
 
 INGEST, TRAIN = STAGES[: STAGES.index("train")], ("train",)
 _ABOUT = "{config.corpora}, {config.model.kind}"
@@ -84,6 +85,7 @@ def train(config: PipelineConfig, run_id: str = "", force_from: str = "", from_m
     """
     config = config.beginning_with(from_model)
     with _run(config, run_id, force_from, TRAIN[-1]) as run:
+        initial_model(run)
         _stages(run, [*INGEST, *TRAIN], "report")
         return summarize(run)
 
@@ -120,6 +122,8 @@ def evaluate(
             use_model(run, fetch_model(model_uri(model)), as_configured)
             _stages(run, evaluation_stages(), "score")
             return summarize_evaluation(run, model)
+        if position(until) >= position(TRAIN[0]):
+            initial_model(run)
         _stages(run, STAGES, until)
         return summarize(run)
 
@@ -157,6 +161,8 @@ def pipeline(
     run.flow_run_url = lasting_url(flow_run.ui_url)
     last = position(until)
     try:
+        if last >= position(TRAIN[0]):
+            initial_model(run)
         with tags(TAG), lines_logged(get_run_logger()):
             ingest(config, run_id, force_from, until if until in INGEST else INGEST[-1])
             if last >= position(TRAIN[0]):

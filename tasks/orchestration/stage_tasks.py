@@ -27,6 +27,7 @@ from tasks.stages.initial import initial_model
 from tasks.stages.preflight import check_names
 from tasks.stages.prepare import PREPARE
 from tasks.stages.runner import check_runner
+from tasks.stages.train import TRAIN
 
 _runs: dict[str, Run] = {}
 
@@ -35,14 +36,10 @@ def open_run(config: PipelineConfig, run_id: str, force_from: str = "") -> Run:
     """The run of this id in this process; created if it is new.
 
     Raises:
-        StageError: If its cluster's package is not installed, or there is no model that training should begin with.
+        StageError: If its cluster's package is not installed.
     """
     check_runner(config.runner, within_flow=True)
-    if run_id not in _runs:
-        run = Run(config, run_id, force_from)
-        initial_model(run)
-        _runs[run_id] = run
-    return _runs[run_id]
+    return _runs.setdefault(run_id, Run(config, run_id, force_from))
 
 
 def close_run(run_id: str) -> None:
@@ -122,10 +119,10 @@ def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = 
         StageError: If the configuration needs Prefect.
     """
     check_runner(run.config.runner, within_flow=False)
-    initial_model(run)
-    for name in stages_of(run.config) if stages is None else stages:
-        if position(name) > position(until):
-            break
+    names = [one for one in (stages_of(run.config) if stages is None else stages) if position(one) <= position(until)]
+    if TRAIN.name in names:
+        initial_model(run)
+    for name in names:
         get_stage(name).execute(run)
         if name == PREPARE.name:
             _tell_sets(run, logging.getLogger(__name__))

@@ -10,7 +10,7 @@ from speech.tokens import tokenizer_from_dict
 from storage.objects import ObjectStore
 from tasks.config.model_names import registered_uri
 from tasks.config.pipeline import ConfigError, load_config, parse_config
-from tasks.orchestration.stage_tasks import close_run, open_run
+from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
 from tasks.stages.bundles import fetch_bundle
@@ -110,12 +110,27 @@ def test_an_alias_is_looked_up_once_in_a_run(api):
     document["train"]["init"] = "@champion"
     run = open_run(parse_config(document), "once")
     try:
+        initial_model(run)
         api.set_registered_model_alias("tiny", "champion", "2")
         assert initial_model(run).name == "models:/tiny/1"
         assert initial_tags(run) == {"starling.initial": "models:/tiny/1"}
         assert initial_model(Run(run.config, "next")).name == "models:/tiny/2"
     finally:
         close_run("once")
+
+
+def test_a_plain_run_looks_the_alias_up_before_its_first_stage_and_only_if_it_trains(api, monkeypatch):
+    add(api, "tiny", 2)
+    document, seen = tiny_document(), []
+    document["train"]["init"] = "tiny@nobody"
+    run = Run(parse_config(document), "plain")
+    monkeypatch.setattr("tasks.orchestration.stage_tasks.get_stage", lambda name: seen.append(name))
+    with pytest.raises(StageError, match="no version with the alias @nobody"):
+        run_plainly(run)
+    assert seen == []
+    with pytest.raises(AttributeError):  # the stage is none
+        run_plainly(run, "shard")
+    assert seen == ["prepare"]
 
 
 def test_a_first_run_begins_with_random_weights_if_its_model_has_no_version_yet(api):

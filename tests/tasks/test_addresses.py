@@ -62,6 +62,7 @@ READERS = {
     "tokens": {"train"},
     "model": {"train"},
     "train": {"train"},
+    "recognizer": {"train"},
     "align": {"align"},
     "align.recognize": {"decode"},
     "align.recognize.arpa": {"graph"},

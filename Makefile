@@ -25,8 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)  ## create .venv and install Starling with its development tools and all extras
 
 demo: $(STAMP)  ## run the whole pipeline on synthetic speech: corpus to champion
+	@echo "$(BIN)/starling run configs/demo.yaml (for the command starling: . $(BIN)/activate)"
 	@$(BIN)/starling run configs/demo.yaml
-	@echo "(the command is $(BIN)/starling; activate the environment with: . $(BIN)/activate)"
 
 # tests wait for servers, disks and other processes: twice as many test processes as cores keep the cores busy
 test: $(STAMP)  ## run the tests (the fast ones, about six minutes on 2 cores)

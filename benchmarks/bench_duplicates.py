@@ -29,8 +29,7 @@ from torchaudio.functional import phase_vocoder
 
 from speech.audio import decode_audio, resample
 from speech.fingerprint import fingerprint
-from tasks.dataset.duplicates import Fingerprints
-from tasks.dataset.policies import DuplicatesConfig
+from tasks.dataset.duplicates import BIT_ERRORS, Fingerprints
 
 Audio = tuple[Tensor, int]
 
@@ -156,21 +155,25 @@ def search(entries: list[tuple[Path, str, np.ndarray]], limit: float) -> dict[st
         near = prints.near(np.ones(len(entries), bool), limit)
         pairs = [(entries[i][0], entries[j][0]) for i, j in near[["first", "second"]].tolist()]
         seconds = time.perf_counter() - started
-    found = {one for one, two in pairs if one == two}
+    recalled = {first for first, second in pairs if first == second}
     wrong = {tuple(sorted(pair)) for pair in pairs if pair[0] != pair[1]}
     return {
-        "copies": copies, "recall": len(found) / copies, "wrong_pairs": len(wrong), "pairs": files * (files - 1) // 2,
-        "wrongly_dropped": len({max(pair) for pair in wrong}) / files, "search_seconds": round(seconds, 2),
-    }  # fmt: skip
+        "copies": copies,
+        "recall": len(recalled) / copies,
+        "wrong_pairs": len(wrong),
+        "pairs": files * (files - 1) // 2,
+        "wrongly_dropped": len({max(pair) for pair in wrong}) / files,
+        "search_seconds": round(seconds, 2),
+    }
 
 
 def measure(root: Path, name: str, share: float = 1.0, kinds: Kinds = KINDS) -> dict[str, Any]:
     """Recall and false positives in one corpus by kind of copy; kinds are searched separately."""
     files, chosen = sample(root, name, share)
-    clock, limit = Clock(), DuplicatesConfig().bit_errors
+    clock, limit = Clock(), BIT_ERRORS
     everything = list(planted(files, chosen, clock, kinds))
-    found = {wanted: search([entry for entry in everything if entry[1] in ("", wanted)], limit) for wanted in kinds}
-    return {"corpus": name, "files": len(files), "audio_per_second": round(clock.audio / clock.spent), "kinds": found}
+    results = {wanted: search([entry for entry in everything if entry[1] in ("", wanted)], limit) for wanted in kinds}
+    return {"corpus": name, "files": len(files), "audio_per_second": round(clock.audio / clock.spent), "kinds": results}
 
 
 def main() -> None:
@@ -189,10 +192,11 @@ def main() -> None:
         rows.append(row)
         if not args.json:
             print(f"{name}: {row['files']} files, fingerprints at {row['audio_per_second']} x real time", flush=True)
-            for kind, found in row["kinds"].items():
-                print(f"  {kind:28} {found['recall']:7.1%} of {found['copies']} found; {found['wrong_pairs']} wrong of "
-                      f"{found['pairs']:,} pairs, {found['wrongly_dropped']:.2%} of the files; "
-                      f"{found['search_seconds']} s", flush=True)  # fmt: skip
+            for kind, result in row["kinds"].items():
+                recall = f"{result['recall']:7.1%} of {result['copies']} found"
+                wrong = f"{result['wrong_pairs']} wrong of {result['pairs']:,} pairs"
+                dropped = f"{result['wrongly_dropped']:.2%} of the files"
+                print(f"  {kind:28} {recall}; {wrong}, {dropped}; {result['search_seconds']} s", flush=True)
     if args.json:
         print(json.dumps(rows, indent=1))
 

@@ -51,13 +51,13 @@ def speech(minutes: float) -> tuple[list[Tensor], str]:
 
 def batches(waves: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Padded batches of utterances of similar length, as in training."""
-    ordered, found = sorted(waves, key=len), []
+    ordered, padded = sorted(waves, key=len), []
     while ordered:
         count = max(1, min(len(ordered), BATCH_SECONDS * RATE // len(ordered[-1])))
         rows, ordered = ordered[-count:], ordered[:-count]
         lengths = torch.tensor([len(row) for row in rows])
-        found.append((torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths))
-    return found
+        padded.append((torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths))
+    return padded
 
 
 def native_options() -> knf.FbankOptions:
@@ -78,8 +78,8 @@ def native(samples: list[float]) -> list[object]:
 
 def ported(wave: Tensor) -> Tensor:
     """Features of one utterance, on the scale of 16-bit samples, by torchaudio."""
-    found: Tensor = torchaudio.compliance.kaldi.fbank(wave, num_mel_bins=FILTERS, dither=0.0)
-    return found
+    features: Tensor = torchaudio.compliance.kaldi.fbank(wave, num_mel_bins=FILTERS, dither=0.0)
+    return features
 
 
 def check_definitions(wave: Tensor) -> None:

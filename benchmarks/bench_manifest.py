@@ -114,8 +114,8 @@ def manifest(folder: Path, count: int) -> None:
 
 def read_set(folder: Path, count: int) -> None:
     """Stream one set from the manifest."""
-    found = sum(1 for _ in iter_manifest(ObjectStore(folder), folder, "train", ["id", "duration"]))
-    assert 0 < found < count
+    rows = sum(1 for _ in iter_manifest(ObjectStore(folder), folder, "train", ["id", "duration"]))
+    assert 0 < rows < count
 
 
 def rows_of_shards(begin: int, size: int) -> pa.Table:
@@ -210,8 +210,8 @@ def leases(folder: Path, count: int, nodes: int = 16) -> dict[str, object]:
             packed = pack_rows(lease.rows)
             largest = max(largest, len(packed))
             worklist = Worklist(shards, 1, 1, {})
-            found = Lease(id=str(lease.number), epoch=0, rows=packed)
-            worklist.add(plan_lease(planner, found, len(shards)))
+            packed_lease = Lease(id=str(lease.number), epoch=0, rows=packed)
+            worklist.add(plan_lease(planner, packed_lease, len(shards)))
             if granted == nodes:
                 state = len(json.dumps(ledger.to_dict()))
             report(ledger, worklist, f"n{node}")

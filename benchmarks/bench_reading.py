@@ -70,16 +70,16 @@ def _bucketed(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]
     bucket: list[dict[str, Any]] = []
 
     def batches() -> Iterator[list[dict[str, Any]]]:
-        bucket.sort(key=lambda one: one["seconds"])
-        found: list[list[dict[str, Any]]] = [[]]
-        for one in bucket:
-            full = len(found[-1]) == MAX_BATCH or one["seconds"] * (len(found[-1]) + 1) > BATCH_SECONDS
-            if full and found[-1]:
-                found.append([])
-            found[-1].append(one)
-        random.shuffle(found)
+        bucket.sort(key=lambda sample: sample["seconds"])
+        cut: list[list[dict[str, Any]]] = [[]]
+        for sample in bucket:
+            full = len(cut[-1]) == MAX_BATCH or sample["seconds"] * (len(cut[-1]) + 1) > BATCH_SECONDS
+            if full and cut[-1]:
+                cut.append([])
+            cut[-1].append(sample)
+        random.shuffle(cut)
         bucket.clear()
-        yield from found
+        yield from cut
 
     for sample in samples:
         bucket.append(sample)
@@ -97,7 +97,7 @@ def with_webdataset(folder: Path) -> Work:
         count = 0
         data = webdataset.WebDataset(tars, shardshuffle=len(tars), seed=0).shuffle(200).map(_features)
         for group in _bucketed(data):
-            torch.nn.utils.rnn.pad_sequence([one["feats"] for one in group], batch_first=True)
+            torch.nn.utils.rnn.pad_sequence([sample["feats"] for sample in group], batch_first=True)
             count += len(group)
         return count
 

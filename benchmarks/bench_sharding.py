@@ -126,7 +126,7 @@ def lhotse_cuts(rows: list[Row]) -> Any:
 
 def rivals(rows: list[Row]) -> dict[str, Callable[[], object]]:
     """Alternative ways to write the same shards."""
-    found: dict[str, Callable[[], object]] = {
+    writers: dict[str, Callable[[], object]] = {
         OURS: lambda: in_a_folder(lambda folder: with_starling(rows, folder)),
         "starling, re-encoding": lambda: in_a_folder(lambda folder: with_starling(rows, folder, re_encoded)),
         "webdataset.TarWriter": lambda: in_a_folder(lambda folder: with_tar_writer(rows, folder)),
@@ -134,12 +134,12 @@ def rivals(rows: list[Row]) -> dict[str, Callable[[], object]]:
     }
     try:
         cuts = lhotse_cuts(rows)
-        found["lhotse Shar"] = lambda: in_a_folder(
+        writers["lhotse Shar"] = lambda: in_a_folder(
             lambda folder: cuts.to_shar(folder, fields={"recording": "flac"}, shard_size=PER_SHARD)
         )
     except ImportError:
         print("lhotse is not installed: pip install lhotse")
-    return found
+    return writers
 
 
 def main() -> None:

@@ -19,16 +19,18 @@ class BenchmarkError(RuntimeError):
     """A process has died or does not answer, so there is no result."""
 
 
-def compare(rivals: dict[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+def compare(
+    rivals: dict[str, Callable[[], object]], rounds: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each alternative; they run in turns, so that load on the machine affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in rivals}
     for work in rivals.values():
         work()  # warm up caches and lazy imports
     for _ in range(rounds):
         for name, work in rivals.items():
-            started = time.perf_counter()
+            started = clock()
             work()
-            times[name].append(time.perf_counter() - started)
+            times[name].append(clock() - started)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -111,7 +113,7 @@ class Watched:
                 # watch all processes while waiting for one
                 if number not in answers and (new := _receive(number, pipe, process)):
                     answers[number] = new[0]
-            waiting = [end for n, one in enumerate(self._members) if n not in answers for end in _waitables(*one)]
+            waiting = [end for n, member in enumerate(self._members) if n not in answers for end in _waitables(*member)]
             if waiting:
                 wait(waiting, 1.0)
         return [answers[number] for number in range(len(self._members))]
@@ -136,4 +138,4 @@ class Watched:
 
 def view_of(endpoints: Sequence[str]) -> View:
     """A view of nodes with one learner each, whose exchanges have these endpoints."""
-    return View(1, tuple(Member(node, str(node), (one,)) for node, one in enumerate(endpoints)))
+    return View(1, tuple(Member(node, str(node), (endpoint,)) for node, endpoint in enumerate(endpoints)))

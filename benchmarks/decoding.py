@@ -42,17 +42,21 @@ def transcripts(folder: Path) -> list[str]:
 def posteriors(text: str, tokenizer: Tokenizer, noise: float, seed: int) -> NDArray[np.float32]:
     """Log posteriors [frames, tokens] of an utterance: each character and a blank after it last one or two frames."""
     drawn = np.random.default_rng(seed)
-    frames = [token for one in tokenizer.encode(text) for token in (one, 0) for _ in range(int(drawn.integers(1, 3)))]
+    frames = [
+        token for symbol in tokenizer.encode(text) for token in (symbol, 0) for _ in range(int(drawn.integers(1, 3)))
+    ]
     scores = drawn.normal(0, noise, (len(frames), tokenizer.size))
     scores[np.arange(len(frames)), frames] += 6.0
-    found: NDArray[np.float32] = torch.from_numpy(scores).log_softmax(-1).float().numpy()
-    return found
+    log_posteriors: NDArray[np.float32] = torch.from_numpy(scores).log_softmax(-1).float().numpy()
+    return log_posteriors
 
 
 def decode(decoder: Decoder, utterances: list[NDArray[np.float32]]) -> tuple[float, list[str]]:
     """CPU seconds, and the texts."""
     started = time.process_time()
-    texts = [decoder.decode(torch.from_numpy(one)[None], torch.tensor([len(one)]))[0].text for one in utterances]
+    texts = [
+        decoder.decode(torch.from_numpy(scores)[None], torch.tensor([len(scores)]))[0].text for scores in utterances
+    ]
     return time.process_time() - started, texts
 
 
@@ -60,13 +64,15 @@ def peer_seconds(python: str, task: dict[str, Any]) -> dict[str, Any]:
     """The result of the peer's side."""
     script = Path(__file__).with_name("decoding_pyctcdecode.py")
     done = subprocess.run([python, str(script)], input=json.dumps(task), capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def word_error_rate(references: list[str], texts: list[str]) -> float:
     """Over all utterances."""
-    rows = [(str(n), one, other, "", "") for n, (one, other) in enumerate(zip(references, texts, strict=True))]
+    rows = [
+        (str(n), reference, other, "", "") for n, (reference, other) in enumerate(zip(references, texts, strict=True))
+    ]
     return float(score_sets(rows).wer or 0.0)
 
 
@@ -79,7 +85,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     words = (folder / WORDS).read_text().split()
     tokenizer = train_tokenizer(TokenConfig(kind="characters"), [*training, *references])
     utterances = [posteriors(text, tokenizer, options.noise, n) for n, text in enumerate(references)]
-    np.savez(folder / "posteriors.npz", **{f"{n:05}": one for n, one in enumerate(utterances)})
+    np.savez(folder / "posteriors.npz", **{f"{n:05}": scores for n, scores in enumerate(utterances)})
     labels = ["", *(" " if symbol == "▁" else symbol for symbol in tokenizer.symbols[1:])]
     rows = []
     for beam in options.beams:
@@ -100,10 +106,10 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             peer += answer["seconds"]
             theirs = answer["texts"]
         audio = FRAME_S * sum(map(len, utterances))
-        for name, taken, found in (("starling", ours, texts), ("pyctcdecode", peer, theirs)):
+        for name, taken, hypotheses in (("starling", ours, texts), ("pyctcdecode", peer, theirs)):
             median = statistics.median(taken)
             row = {"decoder": name, "beam": beam, "utterances_per_s": len(utterances) / median, "rtf": median / audio}
-            row |= {"wer": word_error_rate(references, found), "speed": statistics.median(peer) / median}
+            row |= {"wer": word_error_rate(references, hypotheses), "speed": statistics.median(peer) / median}
             rows.append(row)
             print(_line(row), flush=True)
     return rows

@@ -32,7 +32,7 @@ def main() -> None:
     seconds, texts = [], []
     for _ in range(1 + task["rounds"]):
         started = time.process_time()
-        texts = [decoder.decode(one, **options) for one in utterances]
+        texts = [decoder.decode(scores, **options) for scores in utterances]
         seconds.append(time.process_time() - started)
     print(json.dumps({"seconds": seconds[1:], "texts": texts}))
 

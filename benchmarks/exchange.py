@@ -24,7 +24,8 @@ import torch
 
 from benchmarks.common import view_of
 from benchmarks.exchange_raw import RawPair
-from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
+from benchmarks.peers.gloo import GlooExchange
+from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.exchange.config import ExchangeConfig
 from training.processes.keys import RingKey
 from training.strategies.gossip import GossipConfig
@@ -33,24 +34,28 @@ PUBLISHED = 43_000_000
 """Parameters of the published acoustic model (arXiv:1904.04956: "over 43 M")."""
 
 _LONGEST_S = 120.0
+GLOO = "gloo"
 _VARIANTS: dict[str, dict[str, object]] = {
     "zmq plain": {"encrypt": False},
     "zmq encrypted": {"encrypt": True},
     "zmq plain bf16": {"encrypt": False, "wire": "bf16"},
-    "gloo": {"kind": "gloo", "encrypt": False},
+    GLOO: {"encrypt": False},
 }
 
 
 class Pair:
     """The exchanges of two nodes."""
 
-    def __init__(self, count: int, folder: Path, options: dict[str, object]) -> None:
+    def __init__(self, count: int, folder: Path, variant: str) -> None:
+        options = _VARIANTS[variant]
         cfg, gossip = ExchangeConfig.model_validate({"timeout_s": 60.0, **options}), GossipConfig(per_step=1)
         key = RingKey.generate() if cfg.encrypt else None
-        rendezvous = RingRendezvous(str(folder / "meet"), 2)
-        self.both = cfg.kind == "gloo"
-        setups = [ExchangeSetup(node, 0, count, key, folder, rendezvous=rendezvous, gossip=gossip) for node in range(2)]
-        self.ends = [build_exchange(cfg, setup) for setup in setups]
+        self.both = variant == GLOO
+        setups = [ExchangeSetup(node, 0, count, key, folder, gossip=gossip) for node in range(2)]
+        self.ends = [
+            GlooExchange(cfg, setup, str(folder / "meet"), 2) if self.both else build_exchange(cfg, setup)
+            for setup in setups
+        ]
         view = view_of([end.endpoint for end in self.ends])
         weights = torch.from_numpy(np.random.default_rng(0).normal(size=count).astype(np.float32))
         for node, end in enumerate(self.ends):
@@ -61,16 +66,16 @@ class Pair:
 
     def once(self) -> tuple[float, float]:
         """Run one exchange; returns its seconds and CPU seconds."""
-        one = self.ends[0]
-        before, cpu = one.stats().finished, self.cpu()
+        asker = self.ends[0]
+        before, cpu = asker.stats().finished, self.cpu()
         for end in self.ends if self.both else self.ends[:1]:
             end.tick(0)
-        wait(lambda: one.stats().finished > before)
+        wait(lambda: asker.stats().finished > before)
         time.sleep(0.15)  # figures are updated every 50 ms
         used = self.cpu() - cpu
         for end in self.ends:
             drain(end)
-        return one.stats().last_s, used
+        return asker.stats().last_s, used
 
     def cpu(self) -> float:
         """CPU seconds of both daemons so far."""
@@ -98,8 +103,8 @@ def wait(condition: Callable[[], object]) -> None:
 def drain(end: Exchange) -> None:
     """Take a ready delta, as a training process does between two steps."""
     if end.ready():
-        end.take()
-        end.release()
+        with end.taken():
+            pass
 
 
 def measure(count: int, rounds: int, names: list[str]) -> list[dict[str, object]]:
@@ -116,7 +121,7 @@ def measure(count: int, rounds: int, names: list[str]) -> list[dict[str, object]
         stack.callback(rivals["raw sockets"].close)
         for name in names:
             (folder / name).mkdir()
-            rivals[name] = Pair(count, folder / name, _VARIANTS[name])
+            rivals[name] = Pair(count, folder / name, name)
             stack.callback(rivals[name].close)
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in rivals}
         for number in range(rounds + 1):
@@ -143,7 +148,7 @@ def interference(count: int, seconds: float) -> list[dict[str, object]]:
     cores = sorted(os.sched_getaffinity(0))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        pair = Pair(count, Path(folder), _VARIANTS["zmq plain"])
+        pair = Pair(count, Path(folder), "zmq plain")
         daemons = [task for end in pair.ends for task in Path(f"/proc/{end.pid}/task").iterdir()]  # type: ignore[attr-defined]
         try:
             for condition in ["own core", "shared cores"] if len(cores) > 1 else ["shared cores"]:
@@ -204,7 +209,7 @@ def _compute(cores: set[int], seconds: float) -> tuple[float, float]:
 def hand_over(count: int) -> dict[str, float]:
     """Seconds that `give`, and `take` with the addition, cost the training thread."""
     with tempfile.TemporaryDirectory() as folder:
-        pair = Pair(count, Path(folder), _VARIANTS["zmq plain"])
+        pair = Pair(count, Path(folder), "zmq plain")
         weights = torch.zeros(count)
         gives, takes = [], []
         try:

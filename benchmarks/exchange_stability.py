@@ -77,9 +77,9 @@ def computed(learners: int, neighbours: Kind, rate: float, momentum: float, per_
     for step in range(steps):
         velocity = momentum * velocity + rate * weights
         for number in range(step * per_step, (step + 1) * per_step):
-            for one in torch.randperm(learners, generator=chance).tolist():
-                other = neighbour(neighbours, view, one, number, 0)
-                weights[[one, other]] = weights[[one, other]].mean(dim=0)
+            for learner in torch.randperm(learners, generator=chance).tolist():
+                other = neighbour(neighbours, view, learner, number, 0)
+                weights[[learner, other]] = weights[[learner, other]].mean(dim=0)
         weights = weights - velocity
         spreads.append(scale + math.log((weights - weights.mean(dim=0)).square().mean().sqrt().item()))
         largest = max(weights.abs().max().item(), velocity.abs().max().item())
@@ -94,10 +94,10 @@ def measure(options: argparse.Namespace, learners: int, neighbours: str, curvatu
     stage.start()
     writer.close()
     try:
-        found: Row = json.loads(reader.recv_bytes())
+        row: Row = json.loads(reader.recv_bytes())
     finally:
         stage.join(20)
-    return found
+    return row
 
 
 def _stage(options: argparse.Namespace, learners: int, neighbours: str, curvature: float, writer: Connection) -> None:
@@ -162,8 +162,7 @@ def _learn(
         time.sleep(max(0.0, moment - time.time()))
         _average(exchange, weights)
         weights.sub_(velocity)
-        exchange.give(weights, step + 1)
-        exchange.tick(step + 1)
+        exchange.offer(weights, step + 1)
         seen.append(weights[:_SEEN].tolist())
     pipe.send((seen, exchange.stats().mean_s))
     exchange.close()
@@ -172,8 +171,8 @@ def _learn(
 
 def _average(exchange: Exchange, weights: torch.Tensor) -> None:
     if exchange.ready():
-        weights.add_(exchange.take())
-        exchange.release()
+        with exchange.taken() as delta:
+            weights.add_(delta)
 
 
 def show(rows: Sequence[Row]) -> str:

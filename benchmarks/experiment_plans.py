@@ -172,8 +172,8 @@ def seeds(sweep: Sweep, batch: int, choice: Choice, results: Results) -> list[Ru
     """Runs of a method with all seeds at the best learning rate of the first seed; empty if that is unknown."""
     runs = sweep.runs(batch, choice)
     top = best(runs, results)
-    found = next((run for run in runs if results.get(run) is top), None) if top else None
-    return [replace(found, seed=seed) for seed in SEEDS] if found else []
+    best_run = next((run for run in runs if results.get(run) is top), None) if top else None
+    return [replace(best_run, seed=seed) for seed in SEEDS] if best_run else []
 
 
 def links() -> list[Run]:
@@ -235,8 +235,8 @@ def sweep(runs: Sequence[Run], results: Results, problems: Problems) -> Iterator
 
 def best(runs: Sequence[Run], results: Results) -> Record | None:
     """The record with the lowest held-out loss; None if no run has a loss."""
-    found = [record for run in runs if (record := results.get(run)) is not None and record["loss"] is not None]
-    return min(found, key=lambda record: record["loss"], default=None)
+    records = [record for run in runs if (record := results.get(run)) is not None and record["loss"] is not None]
+    return min(records, key=lambda record: record["loss"], default=None)
 
 
 def converged(record: Record | None) -> bool:
@@ -248,4 +248,4 @@ def converged(record: Record | None) -> bool:
 
 def time_to(record: Record, loss: float) -> float | None:
     """Virtual seconds until the average model's held-out loss reached a target; None if it never did."""
-    return next((one[0] for one in record["curve"] if one[2] is not None and one[2] <= loss), None)
+    return next((point[0] for point in record["curve"] if point[2] is not None and point[2] <= loss), None)

@@ -68,12 +68,12 @@ def sweep_rows(results: Results, name: str = "headline") -> list[Row]:
 
 def largest_batches(results: Results, name: str = "headline") -> dict[str, int | None]:
     """The largest batch size at which each method converged, whether or not it converged at all smaller ones."""
-    found: dict[str, int | None] = {}
+    largest: dict[str, int | None] = {}
     for row in sweep_rows(results, name):
-        found.setdefault(row["method"], None)
+        largest.setdefault(row["method"], None)
         if row["converged"]:
-            found[row["method"]] = row["batch"]
-    return found
+            largest[row["method"]] = row["batch"]
+    return largest
 
 
 def strategy_rows(results: Results) -> list[Row]:
@@ -84,7 +84,7 @@ def strategy_rows(results: Results) -> list[Row]:
         top = plans.best(runs, results)
         if top is None:
             continue
-        run = next(one for one in runs if results.get(one) is top)
+        run = next(run for run in runs if results.get(run) is top)
         for slow in (1.0, plans.SLOW):
             record = results.get(replace(run, slow=slow))
             if record is not None:
@@ -121,11 +121,13 @@ def link_rows(results: Results) -> list[Row]:
     """ADPSGD with more exchanges per step and faster links: figures of all seeds."""
     rows, runs = [], plans.links()
     for first in (run for run in runs if run.seed == plans.LINK_SEEDS[0]):
-        found = [one for run in runs if replace(run, seed=first.seed) == first and (one := results.get(run))]
-        if found:
+        records = [record for run in runs if replace(run, seed=first.seed) == first and (record := results.get(run))]
+        if records:
             row: Row = {"method": first.method, "link, Gbit/s": f"{first.link:g}"}
-            row["exchanges a step"] = _each((one["bytes"] / _EXCHANGE_BYTES for one in found), 2)
-            rows.append({**row, **{name: _each((one[name] for one in found), 2) for name in ("staleness", "loss")}})
+            row["exchanges a step"] = _each((record["bytes"] / _EXCHANGE_BYTES for record in records), 2)
+            rows.append(
+                {**row, **{name: _each((record[name] for record in records), 2) for name in ("staleness", "loss")}}
+            )
     return rows
 
 
@@ -146,25 +148,29 @@ def seed_rows(results: Results, name: str = "headline") -> list[Row]:
     figure, of_loss, of_figure = words if sweep.data == "digits" else ("frame_accuracy", "frame_loss", "right")
     for batch in sweep.repeated:
         for choice in sweep.choices:
-            found = [(run, one) for run in plans.seeds(sweep, batch, choice, results) if (one := results.get(run))]
-            if not found:
+            finished = [
+                (run, record) for run in plans.seeds(sweep, batch, choice, results) if (record := results.get(run))
+            ]
+            if not finished:
                 continue
-            run = found[0][0]
-            rates = " / ".join("–" if one.get(figure) is None else f"{100 * one[figure]:.1f}" for _, one in found)
-            losses = " / ".join("–" if one["loss"] is None else _number(one["loss"]) for _, one in found)
+            run = finished[0][0]
+            rates = " / ".join(
+                "–" if record.get(figure) is None else f"{100 * record[figure]:.1f}" for _, record in finished
+            )
+            losses = " / ".join("–" if record["loss"] is None else _number(record["loss"]) for _, record in finished)
             rows.append({"batch": batch, "method": run.method, "lr": run.lr, of_loss: losses, of_figure: rates})
     return rows
 
 
 def _rows(runs: Sequence[Run], results: Results, *names: str) -> list[Row]:
     """Selected settings of runs, with loss, WER and virtual time."""
-    found = [(run, record) for run in runs if (record := results.get(run)) is not None]
+    finished = [(run, record) for run in runs if (record := results.get(run)) is not None]
     return [
         {
             **{name: getattr(run, name) for name in names},
             **{name: record.get(name) for name in ("loss", "wer", "seconds")},
         }
-        for run, record in found
+        for run, record in finished
     ]
 
 
@@ -188,19 +194,19 @@ def newcomer_rows(results: Results) -> list[Row]:
         for late, _ in plans.NEWCOMERS:
             for takes in get_args(Newcomer):
                 runs = plans.newcomers(recipe, late, takes)
-                found = [(run, record) for run in runs if (record := results.get(run)) and record["curve"]]
-                if not found:
+                finished = [(run, record) for run in runs if (record := results.get(run)) and record["curve"]]
+                if not finished:
                     continue
-                after = [_after(run, record) for run, record in found]
+                after = [_after(run, record) for run, record in finished]
                 rows.append(
                     {
                         "optimizer": recipe[0],
                         "lr": recipe[1],
                         "join": f"{late} of {runs[0].learners}",
                         "takes": takes,
-                        "consensus": _each(1000 * max(one[4] for one in looks) for looks in after),
-                        "after": _each(sum(one[2] for one in looks) / len(looks) for looks in after),
-                        "loss": _each(record["loss"] for _, record in found),
+                        "consensus": _each(1000 * max(point[4] for point in looks) for looks in after),
+                        "after": _each(sum(point[2] for point in looks) / len(looks) for looks in after),
+                        "loss": _each(record["loss"] for _, record in finished),
                     }
                 )
     return rows
@@ -209,8 +215,8 @@ def newcomer_rows(results: Results) -> list[Row]:
 def _after(run: Run, record: Record) -> list[list[float]]:
     """Points of the curve within an epoch after learners have joined."""
     curve = record["curve"]
-    joined = next((one[1] for one in curve if one[0] >= run.join_s), run.epochs)
-    return [one for one in curve if one[0] >= run.join_s and one[1] <= joined + 1]
+    joined = next((point[1] for point in curve if point[0] >= run.join_s), run.epochs)
+    return [point for point in curve if point[0] >= run.join_s and point[1] <= joined + 1]
 
 
 def _each(values: Iterable[float], digits: int = 3) -> str:

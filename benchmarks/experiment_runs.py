@@ -79,7 +79,7 @@ class Run:
     @property
     def method(self) -> str:
         """The method with its options for display, without the block length, which is the same in all runs."""
-        values = [one.removeprefix("neighbours=") for one in self.options if not one.startswith("tau=")]
+        values = [option.removeprefix("neighbours=") for option in self.options if not option.startswith("tau=")]
         return " ".join([self.strategy, *values, *([] if self.momentum else ["(plain SGD)"])])
 
     @property
@@ -155,7 +155,7 @@ def train(run: Run, problems: Problems) -> Record:
     from tasks.config.yaml_text import parse_yaml
 
     began = time.process_time()
-    options = {name: parse_yaml(value) for name, _, value in (one.partition("=") for one in run.options)}
+    options = {name: parse_yaml(value) for name, _, value in (option.partition("=") for option in run.options)}
     config = find_method(run.strategy).config.model_validate(options)
     simulation = Simulation(
         run.cluster,
@@ -165,23 +165,29 @@ def train(run: Run, problems: Problems) -> Record:
         seed=run.seed,
         observe=run.looks,
     )
-    found: Record = {"run": asdict(run), "loss": None, "wer": None, "curve": []}
+    without: Record = {"run": asdict(run), "loss": None, "wer": None, "curve": []}
     try:
         outcome = simulation.run()
     except DivergedError:
-        return {**found, "cpu_s": round(time.process_time() - began, 1)}
+        return {**without, "cpu_s": round(time.process_time() - began, 1)}
     seen = [
-        [one.at_s, one.epochs, one.figures["loss"], one.figures.get("wer", math.nan), one.consensus]
-        for one in outcome.observations
+        [
+            observation.at_s,
+            observation.epochs,
+            observation.figures["loss"],
+            observation.figures.get("wer", math.nan),
+            observation.consensus,
+        ]
+        for observation in outcome.observations
     ]
     return {
-        **found,
+        **without,
         **_finite(outcome.figures),
         "seconds": _short(outcome.seconds),
         "staleness": _short(outcome.staleness.mean),
         "consensus": _short(outcome.consensus),
         "bytes": _short(outcome.bytes_per_step),
-        "curve": [[_short(value) for value in one] for one in seen] if run.looks else [],
+        "curve": [[_short(value) for value in point] for point in seen] if run.looks else [],
         "cpu_s": round(time.process_time() - began, 1),
     }
 

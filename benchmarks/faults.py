@@ -103,7 +103,7 @@ class Battery:
             if number % len(self.variants) == 0:
                 rng.shuffle(self.variants)
             variant = self.variants[number % len(self.variants)]
-            samples = [Sample.read(one) for run in self.calm[variant.name] for one in run["samples"]]
+            samples = [Sample.read(sample) for run in self.calm[variant.name] for sample in run["samples"]]
             faults = draw(rng, samples, drawn, min(self.args.per_run, left), self.args.only)
             drawn.update(fault.pair for fault in faults)
             if not faults:
@@ -170,7 +170,7 @@ def _row(pair: Pair, faults: Sequence[tuple[Given, Outcome]]) -> dict[str, Any]:
         "signal": pair[1],
         "faults": len(faults),
         "ended": len(ended),
-        "end_s": statistics.median(one.end_s or 0.0 for one in ended) if ended else None,
+        "end_s": statistics.median(given.end_s or 0.0 for given in ended) if ended else None,
         "finished": len(finished),
         "finished_s": statistics.median(finished) if finished else None,
         "findings": sum(len(outcome.findings) for outcome in touched.values()),

@@ -202,7 +202,7 @@ def findings_of(
     journal, bundle = output.local_path("journal.jsonl"), output.local_path("model/bundle.json")
     if journal is None or bundle is None:
         return [Finding("output", f"the training left no journal or no model in {output.url}")]
-    found = [
+    findings = [
         *epochs_whole(read_journal(journal), epochs, size),
         *weights_finite(bundle.parent),
         *(rate_within(summary["sets"]["test"]["wer"], band) if band else ()),
@@ -213,5 +213,5 @@ def findings_of(
     ]
     utterances = summary["utterances"]
     if utterances["quarantined"] or utterances["read"] != utterances["written"]:
-        found.append(Finding("utterances", f"the corpus is whole, and the run tells {utterances}"))
-    return found
+        findings.append(Finding("utterances", f"the corpus is whole, and the run tells {utterances}"))
+    return findings

@@ -82,7 +82,7 @@ class Sample:
 
 def observe(living: Sequence[Found], progress: Progress, since: float) -> Sample:
     """Sample a run; groups of processes count as separate roles."""
-    roles = {one.role for one in living} - {OTHER}
+    roles = {process.role for process in living} - {OTHER}
     return Sample(progress, since, tuple(sorted(roles | ({GROUP, EVERYTHING} if COMMAND in roles else set()))))
 
 

@@ -79,8 +79,8 @@ class Household:
 
     def living(self) -> list[Found]:
         """All live processes, in the order of their start."""
-        found = [one for process in psutil.process_iter() if (one := self._look(process)) is not None]
-        return sorted(found, key=lambda one: one.process.create_time())
+        ours = [alive for process in psutil.process_iter() if (alive := self._look(process)) is not None]
+        return sorted(ours, key=lambda alive: alive.process.create_time())
 
     def _look(self, process: psutil.Process) -> Found | None:
         try:
@@ -125,15 +125,15 @@ class Household:
 
 def with_role(living: Iterable[Found], role: str) -> list[Found]:
     """The processes with a role; all of them for `everything`."""
-    return [one for one in living if role == EVERYTHING or one.role == role]
+    return [process for process in living if role == EVERYTHING or process.role == role]
 
 
 def send(processes: Iterable[Found], number: signal.Signals) -> int:
     """Send a signal to processes; returns how many received it."""
     sent = 0
-    for one in processes:
+    for entry in processes:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            one.process.send_signal(number)
+            entry.process.send_signal(number)
             sent += 1
     return sent
 
@@ -141,7 +141,9 @@ def send(processes: Iterable[Found], number: signal.Signals) -> int:
 def describe(processes: Iterable[Found]) -> str:
     """Describe processes: role, process id, end of the command line, and status."""
     texts = []
-    for one in processes:
+    for entry in processes:
         with suppress(psutil.Error):
-            texts.append(f"{one.role} {one.pid} ({' '.join(one.process.cmdline())[-120:]}, {one.process.status()})")
+            texts.append(
+                f"{entry.role} {entry.pid} ({' '.join(entry.process.cmdline())[-120:]}, {entry.process.status()})"
+            )
     return "; ".join(texts)

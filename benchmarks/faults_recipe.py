@@ -74,7 +74,6 @@ class Variant:
                 "schedule": {"kind": "cosine", "warmup_epochs": 0.5},
             },
             "decode": {"kind": "greedy"},
-            "score": {"bootstrap": 200},
             "register": {"accept_untrained": True},  # the battery tests recovery, not learning
         }
 

@@ -201,7 +201,7 @@ class Trial:
             self._note_end(attempt)
             if attempt.status() == 0:
                 return attempt
-            mine = [one for one in self.outcome.given if one.attempt == attempt.number]
+            mine = [given for given in self.outcome.given if given.attempt == attempt.number]
             by_itself += hung or not mine
             if not (hung or mine):
                 self._find("fails by itself", f"status {attempt.status()}: {last_word(attempt.words())}")
@@ -303,7 +303,7 @@ class Trial:
     def _note_end(self, attempt: Attempt) -> None:
         """Record the end of a command, attributed to the last fault unless it has finished."""
         words, status = attempt.words(), attempt.status()
-        mine = [one for one in self.outcome.given if one.attempt == attempt.number]
+        mine = [given for given in self.outcome.given if given.attempt == attempt.number]
         if status:
             self._killed.add(attempt.process.pid)
             self.say(f"  {self._elapsed():6.1f} s: the command ended with {status}: {last_word(words)}")
@@ -324,15 +324,15 @@ class Trial:
     # --- the end
 
     def _check(self, attempt: Attempt, band: Band | None) -> None:
-        for one in self.outcome.given:
-            one.finished_s = self._elapsed() - one.at_s
+        for given in self.outcome.given:
+            given.finished_s = self._elapsed() - given.at_s
         self.outcome.finished = True
         self._await_orphans()
         summary = attempt.summary()
         self.outcome.rate = summary["sets"]["test"]["wer"]
         try:
-            found = findings_of(self.home, self.config, summary, band, self._killed, self.epochs, TRAIN_UTTERANCES)
+            findings = findings_of(self.home, self.config, summary, band, self._killed, self.epochs, TRAIN_UTTERANCES)
         except subprocess.TimeoutExpired as error:
-            found = [Finding("does not end", str(error))]
-        for finding in found:
+            findings = [Finding("does not end", str(error))]
+        for finding in findings:
             self._find(finding.kind, finding.text)

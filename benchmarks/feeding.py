@@ -93,9 +93,9 @@ def feed(number: int, options: Options, pipe: Connection, parent: int) -> None:
         measured = consumer.submit(_measure, number, options, loader.data, prefetcher, pids)
         measured.add_done_callback(lambda _: stop.set())
         beside, waited = launch(time.monotonic() + options.seconds, stop) if options.busy else (0.0, 0.0)
-        found = measured.result()
+        rates = measured.result()
     prefetcher.close()
-    pipe.send(found | {"launches_per_s": beside, "launches_alone_per_s": alone, "lock_wait": waited})
+    pipe.send(rates | {"launches_per_s": beside, "launches_alone_per_s": alone, "lock_wait": waited})
 
 
 def open_loader(options: Options) -> Loader:
@@ -153,7 +153,7 @@ def _measure(
 def _cpu_seconds(pids: list[int]) -> float:
     """CPU time of processes so far, seconds."""
     times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return sum(one.user + one.system for one in times)
+    return sum(used.user + used.system for used in times)
 
 
 def measure(options: Options, learners: int, wanted: float) -> dict[str, Any]:
@@ -212,9 +212,9 @@ def main(argv: list[str] | None = None) -> None:
         common = {name: getattr(args, name) for name in ("busy", "seconds", "batch_seconds", "max_batch", "augment")}
         loaders = [{"threads": count} for count in args.threads] + [{"processes": count} for count in args.processes]
         rows = [
-            measure(Options(url, **one, **common), learners, args.wanted)
+            measure(Options(url, **fields, **common), learners, args.wanted)
             for learners in args.learners
-            for one in loaders
+            for fields in loaders
         ]
     if args.json:
         print(json.dumps({"benchmark": "feeding", "cores": os.cpu_count(), "rows": rows}))

@@ -30,8 +30,8 @@ def run_without(config: Path, speaker: str, settings: list[str]) -> dict[str, An
     for setting in settings:
         command += ["--set", setting]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ class Place:
             return {}
         work()
         self.wait()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
             began = time.perf_counter()
             for _ in range(calls):
                 work()
@@ -127,7 +127,7 @@ class Place:
             wall = time.perf_counter() - began
         spans = sorted(
             (event.time_range.start, event.time_range.end)
-            for event in found.events()
+            for event in profiled.events()
             if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
         )
         busy = last = 0.0
@@ -135,7 +135,7 @@ class Place:
             busy += max(0.0, end - max(start, last))
             last = max(last, end)
         print(name)
-        print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=70))
+        print(profiled.key_averages().table(sort_by="self_cuda_time_total", row_limit=14, max_name_column_width=70))
         return {"gpu_busy": busy / 1e6 / wall, "kernels": len(spans) / calls}
 
     def waits(self, work: Callable[[], object]) -> Row:
@@ -154,9 +154,9 @@ class Place:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         at = collections.Counter(
-            f"{Path(one.filename).parent.name}/{Path(one.filename).name}:{one.lineno}"
-            for one in seen
-            if "synchroniz" in str(one.message)
+            f"{Path(warning.filename).parent.name}/{Path(warning.filename).name}:{warning.lineno}"
+            for warning in seen
+            if "synchroniz" in str(warning.message)
         )
         return {"waits": sum(at.values()), "waits_at": dict(at.most_common(12))}
 
@@ -205,17 +205,17 @@ def _libri(speech: Path, part: str, limit: float) -> list[tuple[str, Path, str, 
     """Utterances of a part of mini LibriSpeech in random order, up to a number of bytes."""
     import numpy as np
 
-    found = []
+    utterances = []
     for table in sorted((speech / "LibriSpeech" / part).rglob("*.trans.txt")):
         for line in table.read_text().splitlines():
             name, _, text = line.partition(" ")
-            found.append((name, next(table.parent.glob(name + ".*")), text.lower(), name.split("-")[0]))
+            utterances.append((name, next(table.parent.glob(name + ".*")), text.lower(), name.split("-")[0]))
     picked, size = [], 0
-    for number in np.random.default_rng(1).permutation(len(found)):
+    for number in np.random.default_rng(1).permutation(len(utterances)):
         if size > limit:
             break
-        picked.append(found[number])
-        size += found[number][1].stat().st_size
+        picked.append(utterances[number])
+        size += utterances[number][1].stat().st_size
     return picked
 
 
@@ -341,22 +341,22 @@ def _copies(place: Place, size: int) -> None:
     began = time.perf_counter()
     codes = [int(cudart.cudaHostRegister(part.ctypes.data, part.nbytes, 0)) for part in parts]
     place.result(what="page-locking of a memfd", codes=codes, seconds=time.perf_counter() - began)
-    one, two = (torch.empty(size, device=place.device) for _ in range(2))
+    first, two = (torch.empty(size, device=place.device) for _ in range(2))
     host, pageable = [torch.from_numpy(part) for part in box.weights], torch.empty(size)
     streams = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def both() -> None:
         with torch.cuda.stream(streams[0]):
-            host[0].copy_(one, non_blocking=True)
+            host[0].copy_(first, non_blocking=True)
         with torch.cuda.stream(streams[1]):
             two.copy_(host[1], non_blocking=True)
 
     ways: dict[str, Callable[[], object]] = {
-        "down": lambda: host[0].copy_(one, non_blocking=True),
+        "down": lambda: host[0].copy_(first, non_blocking=True),
         "up": lambda: two.copy_(host[1], non_blocking=True),
         "both": both,
-        "down, pageable": lambda: pageable.copy_(one),
-        "on the device": lambda: two.copy_(one),
+        "down, pageable": lambda: pageable.copy_(first),
+        "on the device": lambda: two.copy_(first),
     }
     for name, work in ways.items():
         seconds, _ = place.timed(work, 0.4)
@@ -367,7 +367,7 @@ def _copies(place: Place, size: int) -> None:
 
 def tests(place: Place) -> None:
     """All tests marked `gpu`, by several processes; speeds are measured by the other steps."""
-    found = subprocess.run(
+    files = subprocess.run(
         ["grep", "-rl", "--include=test_*.py", r"pytest\.mark\.gpu", "tests"],
         cwd=ROOT,
         capture_output=True,
@@ -375,7 +375,7 @@ def tests(place: Place) -> None:
         check=True,
     ).stdout.split()
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-n", "6", "--dist", "load", "--timeout", "100"]
-    command = [sys.executable, "-m", "pytest", *options, "-k", "not test_speed_of", *sorted(found)]
+    command = [sys.executable, "-m", "pytest", *options, "-k", "not test_speed_of", *sorted(files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     print(done.stdout, done.stderr[-2000:], flush=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")) or " in " in line[-20:]]
@@ -545,8 +545,10 @@ class Load(threading.Thread):
     def mean(self) -> Row:
         """Stop; returns the mean of each figure."""
         self._ended.set()
-        names = {name for one in self.seen for name in one}
-        return {f"gpu_{name}": statistics.mean(one[name] for one in self.seen if name in one) for name in names}
+        names = {name for figures in self.seen for name in figures}
+        return {
+            f"gpu_{name}": statistics.mean(figures[name] for figures in self.seen if name in figures) for name in names
+        }
 
 
 def training(place: Place, name: str, nodes: int, limit_s: float, **fields: Any) -> None:
@@ -591,11 +593,11 @@ def _trained(folder: Path) -> Row:
         first, last = own[len(own) // 2], own[-1]
         rate += (last["audio_seconds"] - first["audio_seconds"]) / max(1e-9, last["elapsed"] - first["elapsed"])
     names = ("step_s", "exchanges_per_step", "staleness", "exchange_s", "averaging_s")
-    found = {name: [entry[name] for entry in steps if name in entry] for name in names}
+    figures = {name: [entry[name] for entry in steps if name in entry] for name in names}
     row = {"finished": record.exists(), "epochs": len(done["history"]), "steps": len(steps), "audio_per_s": rate}
     row |= {name: done["valid"].get(name) for name in ("wer", "loss")}
     row |= {name: done.get(name) for name in ("device", "precision")}
-    return row | {name: statistics.median(values) for name, values in found.items() if values}
+    return row | {name: statistics.median(values) for name, values in figures.items() if values}
 
 
 def feeding(place: Place) -> None:
@@ -711,15 +713,15 @@ def main(argv: list[str] | None = None) -> None:
     packing.add_argument("--libri-mb", type=float, default=16.0)
     packing.add_argument("--python", default="", help="also download wheels for this version of Python, such as 3.12")
     for name in ("run", "step"):
-        one = commands.add_parser(name)
-        one.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-        one.add_argument("--pack", type=Path, default=Path("gpu-pack"))
-        one.add_argument("--output", type=Path, default=Path("gpu-report"))
+        command = commands.add_parser(name)
+        command.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+        command.add_argument("--pack", type=Path, default=Path("gpu-pack"))
+        command.add_argument("--output", type=Path, default=Path("gpu-report"))
         if name == "run":
-            one.add_argument("--total", type=float, default=560.0, help="seconds")
-            one.add_argument("--steps", nargs="+", default=[], choices=list(STEPS), metavar="NAME")
+            command.add_argument("--total", type=float, default=560.0, help="seconds")
+            command.add_argument("--steps", nargs="+", default=[], choices=list(STEPS), metavar="NAME")
         else:
-            one.add_argument("name", choices=list(STEPS))
+            command.add_argument("name", choices=list(STEPS))
     args = parser.parse_args(argv)
     if args.command == "pack":
         pack(args.speech, args.output, args.libri_mb, args.python)

@@ -50,28 +50,28 @@ class Measurement:
     def step(self, name: str, work: Iterable[T]) -> list[T]:
         """Do a step, which computes its results one by one, and add a row with what it cost."""
         began = time.process_time()
-        found = list(work)
+        results = list(work)
         cpu_s = time.process_time() - began
         self.rows.append({"step": name, "cpu_s": cpu_s, "real_time_factor": cpu_s / self.seconds})
         print(f"{name}: {cpu_s:.1f} s", file=sys.stderr, flush=True)
-        return found
+        return results
 
     def wer(self, texts: Sequence[Sequence[str]]) -> float:
         """Word error rate of the best of some hypotheses for each clip."""
         counts = [
-            min((score_utterance(said, text) for text in found or [""]), key=lambda one: one.errors)
-            for (_, said, _), found in zip(self.said, texts, strict=True)
+            min((score_utterance(said, text) for text in hypotheses or [""]), key=lambda count: count.errors)
+            for (_, said, _), hypotheses in zip(self.said, texts, strict=True)
         ]
-        return sum(one.errors for one in counts) / sum(one.ref_words for one in counts)
+        return sum(count.errors for count in counts) / sum(count.ref_words for count in counts)
 
 
 def adapted(recognizer: FrameRecognizer, measured: Measurement) -> Iterator[Tensor]:
     """Features of the clips, adapted to their speakers."""
     features: list[Tensor] = [torch.empty(0)] * len(measured.waves)
     for places in by_speaker([speaker for _, _, speaker in measured.said]).values():
-        found = recognizer.adapted([measured.waves[place] for place in places])
-        for place, one in zip(places, found, strict=True):
-            features[place] = one
+        adapted_clips = recognizer.adapted([measured.waves[place] for place in places])
+        for place, clip in zip(places, adapted_clips, strict=True):
+            features[place] = clip
     yield from features
 
 
@@ -87,12 +87,12 @@ def measure_best_paths(
     states = decoder.states
     assert states is not None
     likelihoods: list[NDArray[np.float32]] = [
-        scaled_likelihoods(one.log_probs[0].numpy(), states.log_priors, states.frame_factor) for one in outputs
+        scaled_likelihoods(scores.log_probs[0].numpy(), states.log_priors, states.frame_factor) for scores in outputs
     ]
     for cfg in configs:
         search = decoder.search.with_options(cfg.options())
-        found = measured.step(f"best path, beam {cfg.beam:g}, {cfg.max_active:,} states", map(search, likelihoods))
-        measured.rows[-1]["wer"] = measured.wer([[" ".join(one.words)] for one in found])
+        paths = measured.step(f"best path, beam {cfg.beam:g}, {cfg.max_active:,} states", map(search, likelihoods))
+        measured.rows[-1]["wer"] = measured.wer([[" ".join(path.words)] for path in paths])
 
 
 def measure_lists(
@@ -101,15 +101,15 @@ def measure_lists(
     """The best of the ranked hypotheses with each configuration; the whole lists are made again, beside the clock."""
     for cfg in configs:
         ranked = decoder.with_config(cfg)
-        found = measured.step(
+        ranked_first = measured.step(
             f"ranked list, beam {cfg.beam:g}, {cfg.max_active:,} states, lattice beam {cfg.lattice_beam:g}",
-            (ranked.decode(one.log_probs, one.frames)[0] for one in outputs),
+            (ranked.decode(scores.log_probs, scores.frames)[0] for scores in outputs),
         )
         row = measured.rows[-1]
-        row["wer"] = measured.wer([[one.text] for one in found])
+        row["wer"] = measured.wer([[best.text] for best in ranked_first])
         listed = decoder.with_config(cfg.with_nbest(cfg.hypotheses))
-        lists = [listed.decode(one.log_probs, one.frames)[0] for one in outputs]
-        row["oracle"] = measured.wer([[one.text, *(other.text for other in one.nbest)] for one in lists])
+        lists = [listed.decode(scores.log_probs, scores.frames)[0] for scores in outputs]
+        row["oracle"] = measured.wer([[best.text, *(other.text for other in best.nbest)] for best in lists])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -142,7 +142,9 @@ def main() -> None:
         inputs: Sequence[Tensor] = waves
         if recognizer.by_speaker:
             inputs = measured.step("adaptation", adapted(recognizer, measured))
-        outputs = measured.step("network", (recognizer.encode(one[None], torch.tensor([len(one)])) for one in inputs))
+        outputs = measured.step(
+            "network", (recognizer.encode(feats[None], torch.tensor([len(feats)])) for feats in inputs)
+        )
         configs = widths(decoder.cfg, options.beams, options.states)
         measure_best_paths(decoder, measured, outputs, configs)
         if decoder.cfg.hypotheses > 1:

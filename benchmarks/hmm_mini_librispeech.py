@@ -27,6 +27,7 @@ from speech.features import CmvnStats, MfccConfig, build_features
 from speech.hmm.checkpoint import load_checkpoint
 from speech.hmm.config import HmmConfig
 from speech.hmm.decode import DecodeOptions, GraphPath, GraphSearch, decode_plain, decode_speaker
+from speech.hmm.decoding_graph import word_graph
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions, Lexicon
 from speech.hmm.model import HmmModel
@@ -34,7 +35,6 @@ from speech.hmm.pronunciations import count_pronunciations, graph_options
 from speech.hmm.topology import PhoneSet
 from speech.hmm.train import STAGES, Trainer, TrainingProgress
 from speech.hmm.utterances import InMemoryUtterance, by_speaker
-from speech.hmm.word_graph import word_graph
 from speech.scoring import score_sets
 
 RATE = 16000
@@ -60,17 +60,17 @@ def read_corpus(folder: Path) -> list[InMemoryUtterance]:
     texts = transcripts(folder)
     features: dict[str, Tensor] = {}
     stats: dict[str, CmvnStats] = {}
-    for path in sorted(one for one in folder.rglob("*") if one.suffix in (".flac", ".opus")):
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".flac", ".opus")):
         wave = decode_audio(path)[0]
         features[path.stem] = extract(wave.unsqueeze(0), torch.tensor([len(wave)]))[0][0]
         stats.setdefault(path.stem.split("-")[0], CmvnStats(extract.dim)).add(features[path.stem])
-    found = []
+    utterances = []
     for name, frames in features.items():
         own = stats[name.split("-")[0]]
-        found.append(
+        utterances.append(
             InMemoryUtterance(name, name.split("-")[0], (frames - own.mean) / own.std, tuple(texts[name].split()))
         )
-    return found
+    return utterances
 
 
 def transcripts(folder: Path) -> dict[str, str]:
@@ -81,11 +81,11 @@ def transcripts(folder: Path) -> dict[str, str]:
 
 def read_cmudict(path: Path) -> Lexicon:
     """Pronunciations by word, in lower case."""
-    found: dict[str, list[tuple[str, ...]]] = {}
+    lexicon: dict[str, list[tuple[str, ...]]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         word, *phones = line.split("#")[0].split()
-        found.setdefault(re.sub(r"\(\d+\)$", "", word).lower(), []).append(tuple(phones))
-    return found
+        lexicon.setdefault(re.sub(r"\(\d+\)$", "", word).lower(), []).append(tuple(phones))
+    return lexicon
 
 
 class Recognition:
@@ -103,38 +103,38 @@ class Recognition:
     def graph(self, name: str, model: HmmModel) -> FstArrays:
         """The decoding graph of a model."""
         with measured(f"{name}: graph") as row:
-            found = self.graphs.decoding_graph(model)
-            row |= {"states": len(found.finals), "arcs": len(found.arcs), "mb": round(len(found.arcs) * 16e-6)}
-        return found
+            graph = self.graphs.decoding_graph(model)
+            row |= {"states": len(graph.finals), "arcs": len(graph.arcs), "mb": round(len(graph.arcs) * 16e-6)}
+        return graph
 
     def score(self, name: str, model: HmmModel, test: list[InMemoryUtterance], passes: int) -> None:
         """Decode and print the WER after each pass."""
         decoder = GraphSearch(self.graph(name, model), self.words, self.options)
-        seconds = sum(len(one.features) for one in test) / 100
+        seconds = sum(len(utterance.features) for utterance in test) / 100
         started = time.process_time()
         with measured(f"{name}: decode") as row:
             hypotheses = decoded(model, decoder, test, passes)
-            row["wer"] = [round(100 * wer(test, one), 2) for one in hypotheses]
+            row["wer"] = [round(100 * wer(test, paths), 2) for paths in hypotheses]
             row["rtf"] = round((time.process_time() - started) / seconds / (passes + 1), 3)
 
 
 def decoded(model: HmmModel, decoder: GraphSearch, test: list[InMemoryUtterance], passes: int) -> list[list[GraphPath]]:
     """Hypotheses of all utterances after each pass."""
     if not passes:
-        return [decode_plain(model, decoder, [one.features for one in test])]
-    found: list[dict[int, GraphPath]] = [{} for _ in range(passes + 1)]
-    for places in by_speaker([one.speaker for one in test]).values():
-        for number, one in enumerate(decode_speaker(model, decoder, [test[i].features for i in places], passes)):
-            for place, hypothesis in zip(places, one, strict=True):
-                found[number][place] = hypothesis
-    return [[one[place] for place in range(len(test))] for one in found]
+        return [decode_plain(model, decoder, [utterance.features for utterance in test])]
+    by_pass: list[dict[int, GraphPath]] = [{} for _ in range(passes + 1)]
+    for places in by_speaker([utterance.speaker for utterance in test]).values():
+        for number, paths in enumerate(decode_speaker(model, decoder, [test[i].features for i in places], passes)):
+            for place, hypothesis in zip(places, paths, strict=True):
+                by_pass[number][place] = hypothesis
+    return [[paths[place] for place in range(len(test))] for paths in by_pass]
 
 
 def wer(test: list[InMemoryUtterance], hypotheses: list[GraphPath]) -> float:
     """Word error rate, counted as sclite does."""
     rows = [
-        (one.id, " ".join(one.words), " ".join(found.words), one.speaker, "dev")
-        for one, found in zip(test, hypotheses, strict=True)
+        (utterance.id, " ".join(utterance.words), " ".join(path.words), utterance.speaker, "dev")
+        for utterance, path in zip(test, hypotheses, strict=True)
     ]
     return float(score_sets(rows).wer)
 
@@ -173,15 +173,17 @@ def main() -> None:
         train = read_corpus(data / "LibriSpeech" / "train-clean-5")[: args.limit]
         test = read_corpus(data / "LibriSpeech" / "dev-clean-5")
     lexicon = read_cmudict(data / "lexicon" / "cmudict.dict")
-    phones = PhoneSet.of(one for several in lexicon.values() for one in several)
+    phones = PhoneSet.of(pronunciation for several in lexicon.values() for pronunciation in several)
     trainer = Trainer(train, lexicon, HmmConfig(**json.loads(args.config)), args.work, show, phones=phones)
     state = None
-    for name in STAGES[: 1 + max(STAGES.index(one) for one in args.stages)]:
+    for name in STAGES[: 1 + max(STAGES.index(stage) for stage in args.stages)]:
         with measured(f"{name}: train") as row:
             state = trainer.stage(name, state)
             row |= {"pdfs": state.model.gmm.num_pdfs, "gaussians": state.model.gmm.num_components}
     assert state is not None
-    counts = count_pronunciations(state.aligned.alignments, {one.id: one.words for one in train}, phones)
+    counts = count_pronunciations(
+        state.aligned.alignments, {utterance.id: utterance.words for utterance in train}, phones
+    )
     spoken = graph_options(counts, lexicon)
     del trainer, train, state
     if args.arpa:

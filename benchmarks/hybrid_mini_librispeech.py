@@ -27,8 +27,8 @@ from torch import Tensor
 from benchmarks.hmm_mini_librispeech import ROWS, Recognition, measured, read_cmudict, read_corpus, transcripts, wer
 from recognition.bundle import BundleSpec, TiedStates, load_bundle
 from recognition.systems.acoustic import AcousticTaskConfig
+from speech.alignments import AlignmentInfo, AlignmentTable, write_alignments
 from speech.features import CmvnStats, MfccConfig
-from speech.hmm.alignments import AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint
 from speech.hmm.decode import DecodeOptions, GraphSearch, decode_plain, speaker_transform
 from speech.hmm.decoding_graph import WordTable
@@ -67,17 +67,17 @@ def write_set(url: str, utterances: Iterable[tuple[InMemoryUtterance, Tensor]], 
     """Write stored features [frames, dim] as shards."""
     samples = [
         Sample(
-            one.id,
+            utterance.id,
             {"npy": _npy(feats)},
             {
                 "duration": len(feats) / 100,
                 "num_frames": len(feats),
                 "sample_rate": 16000,
-                "text": " ".join(one.words),
-                "speaker": one.speaker,
+                "text": " ".join(utterance.words),
+                "speaker": utterance.speaker,
             },
         )
-        for one, feats in utterances
+        for utterance, feats in utterances
     ]
     store = ObjectStore(url)
     starts = range(0, len(samples), per_shard)
@@ -95,18 +95,21 @@ def prepare(work: Path, folder: Path, checkpoint: Checkpoint, train: Sequence[In
     """Write features, alignments and the spec of the bundle; every 20th utterance is for validation."""
     model = checkpoint.model
     aligned = checkpoint.aligned.alignments
-    feats = [(one, model.chain(one.features, checkpoint.adaptations.get(one.speaker))) for one in train]
+    feats = [
+        (utterance, model.chain(utterance.features, checkpoint.adaptations.get(utterance.speaker)))
+        for utterance in train
+    ]
     stats = CmvnStats(feats[0][1].shape[1])
-    for _, one in feats:
-        stats.add(one)
+    for _, chained in feats:
+        stats.add(chained)
     write_set(str(work / "train"), (pair for n, pair in enumerate(feats) if n % 20))
     write_set(str(work / "valid"), (pair for n, pair in enumerate(feats) if not n % 20))
     info = AlignmentInfo(10.0, model.gmm.num_pdfs, model_digest(folder))
     for name, chosen in (("train", lambda n: n % 20), ("valid", lambda n: not n % 20)):
         rows = (
-            aligned_utterance(one.id, aligned[one.id], one.words, model.tree)
-            for n, (one, _) in enumerate(feats)
-            if chosen(n) and one.id in aligned
+            aligned[utterance.id].alignment(utterance.id, utterance.words, model.tree)
+            for n, (utterance, _) in enumerate(feats)
+            if chosen(n) and utterance.id in aligned
         )
         write_alignments(work / "alignments" / f"{name}.parquet", info, rows)
     (work / "stats.json").write_text(json.dumps(stats.to_dict()))
@@ -159,16 +162,16 @@ def test_transforms(
     """fMLLR of each test utterance's speaker, from two decoding passes of the SAT model."""
     path = work / "transforms.safetensors"
     if not path.exists():
-        found: dict[str, Tensor] = {}
-        for speaker, places in by_speaker([one.speaker for one in test]).items():
+        estimated: dict[str, Tensor] = {}
+        for speaker, places in by_speaker([utterance.speaker for utterance in test]).items():
             feats = [test[i].features for i in places]
             transform = speaker_transform(model, feats, decode_plain(model, decoder, feats))
-            adapted = [model.gmm.log_likelihoods(model.chain(one, transform)) for one in feats]
-            again = [decoder(one.numpy()) for one in adapted]
-            found[speaker] = speaker_transform(model, feats, again, transform).contiguous()
-        save_file(found, path)
+            adapted = [model.gmm.log_likelihoods(model.chain(frames, transform)) for frames in feats]
+            again = [decoder(likelihoods.numpy()) for likelihoods in adapted]
+            estimated[speaker] = speaker_transform(model, feats, again, transform).contiguous()
+        save_file(estimated, path)
     transforms = load_file(path)
-    return [transforms[one.speaker] for one in test]
+    return [transforms[utterance.speaker] for utterance in test]
 
 
 @torch.inference_mode()
@@ -178,9 +181,11 @@ def network_scores(work: Path, feats: Sequence[Tensor]) -> list[NDArray[np.float
     frontend = spec.build_frontend()
     assert spec.states is not None
     scores = []
-    for one in feats:
-        log_probs, _ = network(*frontend(one[None], torch.tensor([len(one)])))
-        scores.append(scaled_likelihoods(log_probs[0].numpy(), spec.states.log_priors, spec.frame_factor)[: len(one)])
+    for frames in feats:
+        log_probs, _ = network(*frontend(frames[None], torch.tensor([len(frames)])))
+        scores.append(
+            scaled_likelihoods(log_probs[0].numpy(), spec.states.log_priors, spec.frame_factor)[: len(frames)]
+        )
     return scores
 
 
@@ -258,17 +263,17 @@ def decode(args: argparse.Namespace, checkpoint: Checkpoint) -> None:
     test = read_corpus(DATA / "LibriSpeech" / "dev-clean-5")
     with measured("SAT: two passes for fMLLR"):
         transforms = test_transforms(args.work, model, GraphSearch(graph, table), test)
-    feats = [model.chain(one.features, transform) for one, transform in zip(test, transforms, strict=True)]
+    feats = [model.chain(utterance.features, transform) for utterance, transform in zip(test, transforms, strict=True)]
     with measured("network: scores"):
         scores = network_scores(args.work, feats)
     for scale in args.scales:
         with measured("network: decode", scale=scale) as row:
             decoder = GraphSearch(graph, table, DecodeOptions(beam=args.beam, acoustic_scale=scale))
-            found = [decoder(one) for one in scores]
-            row["wer"] = round(100 * wer(test, found), 2)
-            speakers = by_speaker([one.speaker for one in test])
+            paths = [decoder(posteriors) for posteriors in scores]
+            row["wer"] = round(100 * wer(test, paths), 2)
+            speakers = by_speaker([utterance.speaker for utterance in test])
             row["by_speaker"] = {
-                who: round(100 * wer([test[i] for i in places], [found[i] for i in places]), 1)
+                who: round(100 * wer([test[i] for i in places], [paths[i] for i in places]), 1)
                 for who, places in speakers.items()
             }
 

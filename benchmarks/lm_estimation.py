@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,6 @@ from typing import Any
 import psutil
 
 from speech.lm import NgramConfig, Sources, Text, TextConfig, entropy_pruned, estimate, read_arpa
-from speech.lm.lmplz import lmplz_path
 from speech.text import TextNormalizer
 
 
@@ -63,9 +63,9 @@ def _watch(pid: int, peak: list[float]) -> None:
         root = psutil.Process(pid)
         while root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
             total = 0
-            for one in [root, *root.children(recursive=True)]:
+            for process in [root, *root.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):
-                    total += one.memory_full_info().pss
+                    total += process.memory_full_info().pss
             peak[0] = max(peak[0], total)
             time.sleep(0.5)
 
@@ -90,7 +90,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     cost = measured(again)
     record = json.loads(cost.output)
     rows.append(row("starling", cost, args.folder / "lm.arpa", args) | {"text": record["text"]})
-    if tool := lmplz_path():
+    if tool := os.environ.get("LMPLZ") or shutil.which("lmplz"):
         plain, arpa = args.folder / "plain.txt", args.folder / "lmplz.arpa"
         text = Text(TextConfig(paths=args.text), protect=transcripts(args.dev), workers=args.workers)
         with plain.open("w") as file:
@@ -107,21 +107,21 @@ def row(name: str, cost: Cost, arpa: Path, args: argparse.Namespace) -> dict[str
     """Costs, sizes and perplexities of one model."""
     model = read_arpa(arpa)
     dev = [line.split() for line in transcripts(args.dev)]
-    found = {"tool": name, "seconds": round(cost.seconds), "cpu_s": round(cost.cpu_s), "peak_mb": round(cost.peak_mb)}
-    found |= {"ngrams": model.tables.counts, "arpa_mb": round(arpa.stat().st_size / 1e6)}
+    figures = {"tool": name, "seconds": round(cost.seconds), "cpu_s": round(cost.cpu_s), "peak_mb": round(cost.peak_mb)}
+    figures |= {"ngrams": model.tables.counts, "arpa_mb": round(arpa.stat().st_size / 1e6)}
     total = model.evaluate(dev)
-    found |= {"perplexity": round(total.without_unknown, 2), "with_unknown": round(total.with_unknown, 2)}
-    found["unknown"] = round(100 * total.unknown_rate, 2)
+    figures |= {"perplexity": round(total.without_unknown, 2), "with_unknown": round(total.with_unknown, 2)}
+    figures["unknown"] = round(100 * total.unknown_rate, 2)
     for threshold in args.prune if name == "starling" else ():
         started = time.process_time()
         pruned = entropy_pruned(model, threshold)
-        found[f"pruned at {threshold:g}"] = {
+        figures[f"pruned at {threshold:g}"] = {
             "ngrams": pruned.tables.counts,
             "perplexity": round(pruned.evaluate(dev).without_unknown, 2),
             "cpu_s": round(time.process_time() - started),
         }
-    print(json.dumps(found), flush=True)
-    return found
+    print(json.dumps(figures), flush=True)
+    return figures
 
 
 def main() -> None:
@@ -144,10 +144,10 @@ def main() -> None:
         rows = compare(args)
     print("| tool | seconds | CPU s | peak MB | n-grams | ARPA MB | perplexity | with unknown words | unknown % |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for one in rows:
-        sizes = " + ".join(f"{count / 1e6:.2f} M" for count in one["ngrams"])
-        cells = [one["tool"], one["seconds"], one["cpu_s"], one["peak_mb"], sizes, one["arpa_mb"]]
-        cells += [one["perplexity"], one["with_unknown"], one["unknown"]]
+    for row in rows:
+        sizes = " + ".join(f"{count / 1e6:.2f} M" for count in row["ngrams"])
+        cells = [row["tool"], row["seconds"], row["cpu_s"], row["peak_mb"], sizes, row["arpa_mb"]]
+        cells += [row["perplexity"], row["with_unknown"], row["unknown"]]
         print(f"| {' | '.join(map(str, cells))} |")
 
 

@@ -7,6 +7,12 @@
 A mutant is tested with the fast tests that are nearest to its module by imports, nearest first, until one fails. That
 test is then run on the unchanged code, and counts only if it passes there. A test that times out counts as a detection.
 Survivors are printed as diffs for review: some mutations have no relevant effect.
+
+mutmut 3 is faster for a small module (47 mutants of `configurable/addresses.py` in 42 s), but it takes a function that
+tests reach only in a child process for untested: all 15 mutants of `training.processes.exit_reason.run_with_reason`
+got no tests, and most of the engine runs in such processes. cosmic-ray 8 runs one given command for every mutant, and
+neither of the two selects the tests nearest to a module, draws a sample by folder with a seed, or repeats the test that
+failed on the unchanged code.
 """
 
 import argparse
@@ -74,13 +80,13 @@ def draw(paths: list[str], count: int, seed: int) -> list[Mutation]:
         for change in mutations(path, (ROOT / path).read_bytes()):
             lines[stratum(path)][path, change.line].append(change)
     shares = _shares({name: len(places) for name, places in sorted(lines.items())}, count)
-    found = []
+    mutants = []
     for name, share in shares.items():
         places = sorted(lines[name])
         rng.shuffle(places)
         drawn = (change for place in places if (change := _one(lines[name][place], rng)) is not None)
-        found += [change for change, _ in zip(drawn, range(share), strict=False)]
-    return found
+        mutants += [change for change, _ in zip(drawn, range(share), strict=False)]
+    return mutants
 
 
 def _shares(sizes: dict[str, int], count: int) -> dict[str, int]:
@@ -110,13 +116,13 @@ def _one(changes: list[Mutation], rng: random.Random) -> Mutation | None:
 
 def at_places(places: list[str]) -> list[Mutation]:
     """All mutants of `path:line,line` places."""
-    found = []
+    mutants = []
     for place in places:
         path, _, numbers = place.partition(":")
         source = (ROOT / path).read_bytes()
         wanted = {int(number) for number in numbers.split(",")}
-        found += [change for change in mutations(path, source) if change.line in wanted and change.is_valid(source)]
-    return found
+        mutants += [change for change in mutations(path, source) if change.line in wanted and change.is_valid(source)]
+    return mutants
 
 
 # --- which tests
@@ -256,8 +262,8 @@ def _failed(status: int | None, output: str) -> str:
     """The test that failed, or the file that could not be collected; empty if all passed or timed out."""
     if status in (None, 0, 5):
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
-    return found[1] if found else NO_START
+    failure = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
+    return failure[1] if failure else NO_START
 
 
 # --- reporting

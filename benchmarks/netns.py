@@ -96,6 +96,18 @@ class Switch:
         _run("tc", "qdisc", "add", "dev", device, "root", *bucket)
 
 
+def sent_bytes(namespace: int) -> int:
+    """Bytes that a machine has sent over its link so far, headers included.
+
+    Args:
+        namespace: Descriptor of its namespace.
+    """
+    with _inside(namespace):
+        lines = Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines()
+    # `eth0: received bytes, 7 more figures, sent bytes, …`
+    return next(int(line.split()[9]) for line in lines if line.strip().startswith(f"{DEVICE}:"))
+
+
 def why_not() -> str:
     """Why links cannot be shaped here, tested in a separate process; empty if they can."""
     root = Path(__file__).resolve().parents[1]

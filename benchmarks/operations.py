@@ -56,9 +56,9 @@ def count(model: torch.nn.Module, num_features: int, flat_bf16: bool) -> Counter
     """Count the operations of a step of a model of `num_features`; its parameters become flat."""
     flat = FlatParameters(model)
     weights = Bf16Weights(flat).in_use if flat_bf16 else nullcontext
-    with Operations() as found:
+    with Operations() as operations:
         backward(model, torch.zeros(2, 64, num_features), torch.tensor([64, 50]), weights)
-    return found.counts
+    return operations.counts
 
 
 def main(argv: list[str] | None = None) -> None:

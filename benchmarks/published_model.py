@@ -121,13 +121,12 @@ class Bench:
         scores, _ = self._forward(self.inputs, self.lengths)
         nn.functional.cross_entropy(scores.flatten(0, 1).float(), self.states).backward()
         if exchange is not None and exchange.ready():
-            self.flat.weights.add_(exchange.take())
-            exchange.release()
+            with exchange.taken() as delta:
+                self.flat.weights.add_(delta)
             self.staleness.append(exchange.stats().staleness)
         self.optimizer.step()
         if exchange is not None:
-            exchange.give(self.flat.weights, self.steps)
-            exchange.tick(self.steps)
+            exchange.offer(self.flat.weights, self.steps)
         if self.device.type == "cuda":
             # not the whole device: copies of the exchange may overlap with the next step
             torch.cuda.current_stream(self.device).synchronize()

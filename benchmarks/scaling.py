@@ -97,8 +97,8 @@ def plan(options: argparse.Namespace) -> Iterator[Scenario]:
         yield from _each(short, options.strategies, options.disturbed)
     for name, factor in slow.items():
         epoch_s = max(options.epoch_s, options.epoch_steps * factor * short.step_s)
-        one = replace(short, condition=name, slow=factor, epoch_s=epoch_s, closings=options.closings)
-        yield from _each(one, options.strategies, options.disturbed)
+        disturbed = replace(short, condition=name, slow=factor, epoch_s=epoch_s, closings=options.closings)
+        yield from _each(disturbed, options.strategies, options.disturbed)
 
 
 def _each(base: Scenario, strategies: Sequence[str], learners: int) -> Iterator[Scenario]:
@@ -117,7 +117,7 @@ def to_row(result: Result, earlier: Sequence[Result]) -> Row:
     scenario, got = result.scenario, result.measured
     slowed = scenario.slow > 1
     rates = got.steps_per_s[:-1] if slowed else got.steps_per_s
-    one = _find(earlier, replace(scenario, strategy="single", learners=1))
+    alone = _find(earlier, replace(scenario, strategy="single", learners=1))
     same = _find(earlier, scenario)
     row: Row = {
         "strategy": scenario.strategy,
@@ -126,7 +126,7 @@ def to_row(result: Result, earlier: Sequence[Result]) -> Row:
         "params": scenario.params,
         "step_s": scenario.step_s,
         "steps_per_s": round(statistics.median(rates), 4),
-        "speedup": round(got.utterances_per_s / one.measured.utterances_per_s, 3) if one else None,
+        "speedup": round(got.utterances_per_s / alone.measured.utterances_per_s, 3) if alone else None,
         "epoch_ratio": round((_epoch_ratio if slowed else _throughput_ratio)(got, same.measured), 3) if same else None,
         "throughput_ratio": round(_throughput_ratio(got, same.measured), 3) if same else None,
         "cpu_share": round(got.cpu_share, 3),
@@ -154,10 +154,10 @@ def _note(got: Measured) -> str:
 def _find(results: Sequence[Result], like: Scenario) -> Result | None:
     """The undisturbed run with the same strategy, learners, model size and step time."""
     for result in results:
-        one = result.scenario
-        if one.condition != "homogeneous":
+        scenario = result.scenario
+        if scenario.condition != "homogeneous":
             continue
-        if all(getattr(one, name) == getattr(like, name) for name in ("strategy", "learners", "params", "step_s")):
+        if all(getattr(scenario, name) == getattr(like, name) for name in ("strategy", "learners", "params", "step_s")):
             return result
     return None
 
@@ -175,10 +175,10 @@ def _throughput_ratio(got: Measured, base: Measured) -> float:
 
 def check_goals(rows: Sequence[Row]) -> list[Row]:
     """The goals that apply to the rows, and whether they are met."""
-    found: list[Row] = []
+    goals: list[Row] = []
 
     def goal(text: str, value: float | None, met: bool) -> None:
-        found.append({"goal": text, "value": value, "met": met})
+        goals.append({"goal": text, "value": value, "met": met})
 
     for row in rows:
         name, condition = row["strategy"], row["condition"]
@@ -191,7 +191,7 @@ def check_goals(rows: Sequence[Row]) -> list[Row]:
             goal(f"adpsgd, {condition}: no loss (5 %)", row["epoch_ratio"], row["epoch_ratio"] <= 1.05)
     if any(row["epochs"] for row in rows):
         goal("each closed epoch counts every utterance once", None, all(row["accounted"] is not False for row in rows))
-    return found
+    return goals
 
 
 # --- showing

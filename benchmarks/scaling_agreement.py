@@ -86,18 +86,18 @@ def _compare(row: Row, rows: Sequence[Row]) -> Row:
     overhead_s = max(0.0, 1 / alone["steps_per_s"] - row["step_s"])
     base = _find(rows, row)
     real, simulated = row["speedup"] * alone["steps_per_s"], rate(row, overhead_s)
-    found: Row = {name: row[name] for name in ("strategy", "learners", "condition", "params", "step_s", "cpu_share")}
-    found |= {"overhead_s": overhead_s, "real": real, "simulated": simulated, "difference": simulated / real - 1}
-    found |= {"calibrated": None, "calibrated_difference": None, "real_ratio": None, "simulated_ratio": None}
+    figures: Row = {name: row[name] for name in ("strategy", "learners", "condition", "params", "step_s", "cpu_share")}
+    figures |= {"overhead_s": overhead_s, "real": real, "simulated": simulated, "difference": simulated / real - 1}
+    figures |= {"calibrated": None, "calibrated_difference": None, "real_ratio": None, "simulated_ratio": None}
     if base is not None:
         undisturbed = base["speedup"] * alone["steps_per_s"]
         excess = base["learners"] * (1 / undisturbed - 1 / rate(base, overhead_s))
         calibrated = rate(row, max(0.0, overhead_s + excess))
-        found |= {"calibrated": calibrated, "calibrated_difference": calibrated / real - 1}
-        found["real_ratio"] = row["epoch_ratio"]
-        found["simulated_ratio"] = rate(base, max(0.0, overhead_s + excess)) / calibrated
-    found["agrees"] = abs(found["difference"]) <= WITHIN
-    return found
+        figures |= {"calibrated": calibrated, "calibrated_difference": calibrated / real - 1}
+        figures["real_ratio"] = row["epoch_ratio"]
+        figures["simulated_ratio"] = rate(base, max(0.0, overhead_s + excess)) / calibrated
+    figures["agrees"] = abs(figures["difference"]) <= WITHIN
+    return figures
 
 
 def _find(rows: Sequence[Row], like: Row, **changes: Any) -> Row | None:
@@ -132,7 +132,7 @@ def show(rows: Sequence[Row], skipped: Sequence[Mapping[str, str]] = ()) -> str:
     lines += [f"\nskipped: {skip['condition']}: {skip['reason']}" for skip in skipped]
     apart = [f"{row['strategy']}, {row['condition']} ({row['difference']:+.1%})" for row in rows if not row["agrees"]]
     lines += ["", f"within {WITHIN:.0%}: {len(rows) - len(apart)} of {len(rows)} rows"]
-    lines += [f"apart: {one}" for one in apart]
+    lines += [f"apart: {description}" for description in apart]
     return "\n".join(lines)
 
 
@@ -143,8 +143,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     words += ["--closings", str(options.closings), "--strategies", *options.strategies]
     command = [sys.executable, "-m", "benchmarks.scaling", *words, "--conditions", *options.conditions]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=_ROOT)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ def start_coordinator(
     # epochs and checkpoints are not measured
     cfg = TrainConfig.model_validate({"epochs": 1_000_000, "checkpoint_steps": 1_000_000, **train})
     job = {"run": "benchmark", "seed": 1, "train": cfg.model_dump(mode="json"), "journal": str(folder / "journal")}
-    job |= {"train_url": str(folder / "train"), "output_url": str(folder / "output")}
+    job |= {"task": {"train_url": str(folder / "train")}, "output_url": str(folder / "output")}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     RingKey.generate().save(folder / "ring.key")
     words = ["--folder", str(folder / "coordinator"), "--job", str(folder / "job.json"), "--listen", f"{host}:0"]

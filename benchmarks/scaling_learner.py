@@ -202,8 +202,7 @@ class _Learner:
         self.weights.sub_(self.grads)
         self.step += 1
         if self.exchange:
-            self.exchange.give(self.mine, self.step)
-            self.exchange.tick(self.step)
+            self.exchange.offer(self.mine, self.step)
             self.board.note(self.exchange)
         if self.client and self.work is not None:
             count = len(self.work.rows)
@@ -217,6 +216,5 @@ class _Learner:
 
     def _average(self) -> None:
         assert self.exchange is not None
-        delta = self.group.gather_shares(self.exchange.take(), self.weights.numel())
-        self.weights.add_(delta)
-        self.exchange.release()
+        with self.exchange.taken() as delta:
+            self.weights.add_(self.group.gather_shares(delta, self.weights.numel()))

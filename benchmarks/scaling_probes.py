@@ -67,15 +67,15 @@ def running(process: int) -> bool:
 
 def _family(root: int) -> dict[int, tuple[int, float]]:
     """Parent and CPU seconds of a process and its descendants."""
-    found: dict[int, tuple[int, float]] = {}
+    processes: dict[int, tuple[int, float]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
         used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        found[int(path.parent.name)] = int(fields[1]), used
-    family = {root} & set(found)
-    while more := {number for number, (parent, _) in found.items() if parent in family} - family:
+        processes[int(path.parent.name)] = int(fields[1]), used
+    family = {root} & set(processes)
+    while more := {number for number, (parent, _) in processes.items() if parent in family} - family:
         family |= more
-    return {number: found[number] for number in family}
+    return {number: processes[number] for number in family}

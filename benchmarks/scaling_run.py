@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -195,6 +195,7 @@ class _Stage:
         step = scenario.step_s * (scenario.slow if scenario.strategy == "scpsgd" else 1.0)
         self._watch(began + max(1.0, 2 * step))
         window, machine, own = time.monotonic(), machine_cpu(), tree_cpu(os.getpid())
+        sent, steps = self._sent(), self._steps()
         self._watch(window + max(scenario.seconds, 2.5 * step))
         wanted = scenario.closings if scenario.strategy != "scpsgd" or scenario.slow == 1.0 else 0
         while len(self.closed) < wanted and time.monotonic() < window + scenario.limit_s:
@@ -202,7 +203,14 @@ class _Stage:
         end, later = time.monotonic(), machine_cpu()
         cores = os.cpu_count() or 1
         used = (tree_cpu(os.getpid()) - own) / ((end - window) * cores)
-        return self._result(window, end, (later[0] - machine[0]) / max(later[1] - machine[1], 1e-9), used)
+        found = self._result(window, end, (later[0] - machine[0]) / max(later[1] - machine[1], 1e-9), used)
+        return replace(found, bytes_per_step=(self._sent() - sent) / max(1, self._steps() - steps))
+
+    def _sent(self) -> int:
+        return sum(map(netns.sent_bytes, self.switch.machines)) if self.switch else 0
+
+    def _steps(self) -> int:
+        return sum(len(board.stamps()) for board in self.boards)
 
     def _watch(self, until: float) -> None:
         while (left := until - time.monotonic()) > 0:
@@ -223,7 +231,6 @@ class _Stage:
     def _result(self, window: float, end: float, cpu_share: float, own_share: float) -> Measured:
         rates = [rate(board.stamps(), window, end) for board in self.boards]
         epochs, facts = self._epochs(), [board.facts() for board in self.boards]
-        steps = sum(len(board.stamps()) for board in self.boards)
         took = [fact["mean_s"] for fact in facts if fact["mean_s"] > 0]
         size = len(self.shard)
         return Measured(
@@ -235,7 +242,7 @@ class _Stage:
             accounted=all(entry["utterances"] == entry["index"] == size and not entry["repeated"] for entry in epochs),
             cpu_share=cpu_share,
             own_share=own_share,
-            exchanges_per_step=sum(fact["initiated"] for fact in facts) / max(steps, 1),
+            exchanges_per_step=sum(fact["initiated"] for fact in facts) / max(self._steps(), 1),
             exchange_s=float(np.mean(took)) if took else 0.0,
             failed=int(sum(fact["failed"] for fact in facts)),
             seconds=end - window,

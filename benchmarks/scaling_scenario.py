@@ -89,6 +89,7 @@ class Measured:
         exchange_s: Mean seconds of an exchange.
         failed: Exchanges that were not answered in time.
         seconds: Duration of the measurement.
+        bytes_per_step: Bytes that a machine sends per step of a learner, headers included; 0 without links.
         staleness: Staleness of the last average of each learner, in steps.
     """
 
@@ -104,4 +105,5 @@ class Measured:
     exchange_s: float = 0.0
     failed: int = 0
     seconds: float = 0.0
+    bytes_per_step: float = 0.0
     staleness: list[float] = field(default_factory=list)

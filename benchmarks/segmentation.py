@@ -36,7 +36,7 @@ class Recording:
 def join(clips: list[Recording], level_db: float | None, sample_rate: int) -> list[Recording]:
     """Join clips to recordings of about two minutes, with pauses between, before and after them."""
     generator = random.Random(1)
-    found: list[Recording] = []
+    joined: list[Recording] = []
     parts: list[Tensor] = []
     texts: list[str] = []
     for number, clip in enumerate(clips):
@@ -44,17 +44,19 @@ def join(clips: list[Recording], level_db: float | None, sample_rate: int) -> li
         texts.append(clip.text)
         if sum(map(len, parts)) >= JOINED_S * sample_rate or clip is clips[-1]:
             parts.append(pause(1.0, level_db, sample_rate, len(clips)))
-            found.append(Recording(torch.cat(parts), " ".join(texts), f"recording {len(found)}"))
+            joined.append(Recording(torch.cat(parts), " ".join(texts), f"recording {len(joined)}"))
             parts, texts = [], []
-    return found
+    return joined
 
 
 def wer(transcriber: Transcriber, recordings: list[Recording]) -> float:
     """Word error rate over all recordings."""
-    texts = [found.text for found in transcriber.transcribe([one.wave.numpy() for one in recordings])]
+    texts = [
+        transcript.text for transcript in transcriber.transcribe([recording.wave.numpy() for recording in recordings])
+    ]
     rows = [
-        (str(number), one.text, text, one.speaker, "")
-        for number, (one, text) in enumerate(zip(recordings, texts, strict=True))
+        (str(number), recording.text, text, recording.speaker, "")
+        for number, (recording, text) in enumerate(zip(recordings, texts, strict=True))
     ]
     return float(score_sets(rows).wer)
 

@@ -76,7 +76,7 @@ def measure(
     rows = []
     for seconds, level_db in [(0.0, None), *pauses]:
         clips = [padded(wave, seconds, level_db, rate, number) for number, wave in enumerate(waves)]
-        texts = [found.text for found in transcriber.transcribe([clip.numpy() for clip in clips])]
+        texts = [transcript.text for transcript in transcriber.transcribe([clip.numpy() for clip in clips])]
         clean = clean or texts
         scored = [(who, ref, hyp, speaker, "") for (who, ref, speaker), hyp in zip(said, texts, strict=True)]
         report = score_sets(scored)

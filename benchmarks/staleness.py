@@ -60,10 +60,9 @@ class Learner(threading.Thread):
             ready = exchange.ready()
             waited = time.perf_counter() - asked
             if ready:
-                self.weights += exchange.take()
-                exchange.release()
-            exchange.give(self.weights, step)
-            exchange.tick(step)
+                with exchange.taken() as delta:
+                    self.weights += delta
+            exchange.offer(self.weights, step)
             if step == _WARM_UP:
                 before = exchange.stats().finished
             if step > _WARM_UP:
@@ -88,8 +87,8 @@ def measure(options: argparse.Namespace, per_step: int) -> dict[str, Any]:
             exchange.set_view(view)
         step_s = options.step_ms / 1000
         learners = [
-            Learner(one, options.weights, options.steps, step_s, 0.5 + node * step_s / options.learners)
-            for node, one in enumerate(exchanges)
+            Learner(exchange, options.weights, options.steps, step_s, 0.5 + node * step_s / options.learners)
+            for node, exchange in enumerate(exchanges)
         ]
         for learner in learners:
             learner.start()

@@ -4,6 +4,7 @@ A field that a later version adds has its default in every existing configuratio
 is made again. A default that changes gives another output at the same address: raise the stage's version then.
 """
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,6 +13,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from configurable.choices import Choice
+
+_ALWAYS = object()
+"""Instead of the default of a field that is always there."""
+_JSON = frozenset((str, int, float, bool, type(None)))
 
 
 def address_content(
@@ -29,19 +34,27 @@ def address_content(
             `exchange.encrypt`, `sources.licence`.
     """
     content: dict[str, Any] = {}
-    for name, field in type(config).model_fields.items():
-        if name in without or (only is not None and name not in only):
-            continue
-        inner = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
+    for name, inner, default in _contents(type(config), None if only is None else frozenset(only), frozenset(without)):
         value = _plain(getattr(config, name), inner)
-        kind = name == "kind" if isinstance(config, Choice) else _is_discriminator(field)
-        if field.is_required() or kind or value != _plain(_default(field), inner):
+        if default is _ALWAYS or value != default:
             content[name] = value
     return content
 
 
-def _default(field: FieldInfo) -> Any:
-    return field.get_default(call_default_factory=True)
+@functools.cache
+def _contents(
+    cls: type[BaseModel], only: frozenset[str] | None, without: frozenset[str]
+) -> tuple[tuple[str, frozenset[str], Any], ...]:
+    """The fields of a class that an address may hold: name, what to leave out of the value, and the default as JSON."""
+    fields = []
+    for name, field in cls.model_fields.items():
+        if name in without or (only is not None and name not in only):
+            continue
+        inner = frozenset(path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}."))
+        kind = name == "kind" if issubclass(cls, Choice) else _is_discriminator(field)
+        always = field.is_required() or kind
+        fields.append((name, inner, _ALWAYS if always else _plain(field.get_default(call_default_factory=True), inner)))
+    return tuple(fields)
 
 
 def _is_discriminator(field: FieldInfo) -> bool:
@@ -49,7 +62,9 @@ def _is_discriminator(field: FieldInfo) -> bool:
     return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
-def _plain(value: Any, without: Collection[str]) -> Any:
+def _plain(value: Any, without: frozenset[str]) -> Any:
+    if type(value) in _JSON:
+        return value
     if isinstance(value, BaseModel):
         return address_content(value, without=without)
     if isinstance(value, Mapping):

@@ -40,10 +40,10 @@ class Choice(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """With a description of the kind, which subclasses redeclare without one: a form shows it."""
-        found = handler(schema)
-        kind = handler.resolve_ref_schema(found).get("properties", {}).get("kind", {})
+        described = handler(schema)
+        kind = handler.resolve_ref_schema(described).get("properties", {}).get("kind", {})
         kind.setdefault("description", Choice.model_fields["kind"].description)
-        return found
+        return described
 
 
 class ChoiceWithFiles(Choice):
@@ -85,13 +85,13 @@ class OneOf:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """With `anyOf` in place of `oneOf`, which the forms of Prefect's UI do not know."""
-        found = handler(schema)
+        form = handler(schema)
         if self.optional:
-            choices, nothing = found["anyOf"]
-            return found | {"anyOf": [*choices["oneOf"], nothing]}
-        found.pop("discriminator", None)
-        found["anyOf"] = found.pop("oneOf")
-        return found
+            choices, nothing = form["anyOf"]
+            return form | {"anyOf": [*choices["oneOf"], nothing]}
+        form.pop("discriminator", None)
+        form["anyOf"] = form.pop("oneOf")
+        return form
 
     def _named(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -103,4 +103,4 @@ class OneOf:
 
 def choice_of(field: FieldInfo) -> OneOf | None:
     """The choice that a field is annotated with, if it is."""
-    return next((one for one in field.metadata if isinstance(one, OneOf)), None)
+    return next((note for note in field.metadata if isinstance(note, OneOf)), None)

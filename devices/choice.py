@@ -68,49 +68,49 @@ def gpu_trouble(driver: Driver, wheel: str | None, visible: str | None = None) -
 
 
 def pick_device(
-    wanted: str, number: int = 0, found: Inventory | None = None, field: str = "train.device"
+    wanted: str, number: int = 0, machine: Inventory | None = None, field: str = "train.device"
 ) -> torch.device:
     """The device that `auto`, `cpu` or `cuda` means on this machine.
 
     Args:
         wanted: The configured device.
         number: Number of the GPU; learners share GPUs if there are fewer.
-        found: The machine's GPUs; detected if None.
+        machine: The machine's GPUs; detected if None.
         field: Name of the configuration field, for the error.
 
     Raises:
         ValueError: If `wanted` is `cuda` and there is no GPU.
     """
-    found = found or inventory()
-    if wanted == "cuda" and not found.gpus:
-        why = found.trouble or "use 'auto' or 'cpu', or install NVIDIA's driver"
+    machine = machine or inventory()
+    if wanted == "cuda" and not machine.gpus:
+        why = machine.trouble or "use 'auto' or 'cpu', or install NVIDIA's driver"
         raise ValueError(f"{field} is 'cuda' but torch sees no GPU: {why}")
-    if wanted == "cpu" or not found.gpus:
+    if wanted == "cpu" or not machine.gpus:
         return torch.device("cpu")
-    return torch.device("cuda", number % found.gpus)
+    return torch.device("cuda", number % machine.gpus)
 
 
-def best_device(wanted: str, number: int = 0, found: Inventory | None = None) -> torch.device:
+def best_device(wanted: str, number: int = 0, machine: Inventory | None = None) -> torch.device:
     """Like `pick_device`, but fall back to the CPU if `wanted` is `cuda` and there is no GPU.
 
     For processes that run beside or after training, possibly on a machine without learners.
     """
-    found = found or inventory()
-    if wanted == "cuda" and not found.gpus:
+    machine = machine or inventory()
+    if wanted == "cuda" and not machine.gpus:
         log.warning("train.device is 'cuda' and this machine has no GPU that torch can use: this runs on its CPU")
         return torch.device("cpu")
-    return pick_device(wanted, number, found)
+    return pick_device(wanted, number, machine)
 
 
-def spare_device(wanted: str, learners: int, found: Inventory | None = None) -> torch.device:
+def spare_device(wanted: str, learners: int, machine: Inventory | None = None) -> torch.device:
     """Device of a process that runs beside this machine's learners: a GPU that none of them uses, if there is one.
 
     Args:
         wanted: The configured device.
         learners: Number of learners on this machine, which take the first GPUs.
-        found: The machine's GPUs; detected if None.
+        machine: The machine's GPUs; detected if None.
     """
-    return best_device(wanted, learners, found)
+    return best_device(wanted, learners, machine)
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -128,7 +128,7 @@ def claim(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def share_gpu(device: torch.device, learners: int, found: Inventory | None = None) -> None:
+def share_gpu(device: torch.device, learners: int, machine: Inventory | None = None) -> None:
     """Limit this process to its share of a GPU's memory if other learners of this machine use the same GPU.
 
     Without a limit, the first learner takes what it can get, and the others divide their batches for ever.
@@ -136,9 +136,9 @@ def share_gpu(device: torch.device, learners: int, found: Inventory | None = Non
     Args:
         device: This learner's device.
         learners: Learners on this machine; their GPUs follow each other, see `pick_device`.
-        found: The machine's GPUs; detected if None.
+        machine: The machine's GPUs; detected if None.
     """
-    gpus = (found or inventory()).gpus
+    gpus = (machine or inventory()).gpus
     if device.type != "cuda" or not gpus:
         return
     sharing = len(range(device.index or 0, learners, gpus))

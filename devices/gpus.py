@@ -45,16 +45,16 @@ class Gpus:
 
     def sample(self) -> list[dict[str, float]]:
         """Load and memory in percent, memory in MB and power in watts of each GPU, if the driver reports them."""
-        return [self._one(number, handle) for number, handle in enumerate(self._handles)]
+        return [self._figures(number, handle) for number, handle in enumerate(self._handles)]
 
     @staticmethod
-    def _one(number: int, handle: Any) -> dict[str, float]:
-        found: dict[str, float] = {"gpu": number}
+    def _figures(number: int, handle: Any) -> dict[str, float]:
+        figures: dict[str, float] = {"gpu": number}
         with suppress(pynvml.NVMLError):
-            found["load"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            figures["load"] = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         with suppress(pynvml.NVMLError):
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            found |= {"memory_mb": memory.used / _MEGA, "memory": 100.0 * memory.used / max(1, memory.total)}
+            figures |= {"memory_mb": memory.used / _MEGA, "memory": 100.0 * memory.used / max(1, memory.total)}
         with suppress(pynvml.NVMLError):
-            found["watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
-        return found
+            figures["watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0
+        return figures

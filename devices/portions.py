@@ -101,12 +101,12 @@ class Portions:
         while start < len(batch.ids):
             part = batch.part(slice(start, start + size))
             try:
-                found = compute(part)
+                result = compute(part)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
             else:
-                yield part, found
+                yield part, result
                 start += size
                 continue
             # outside the handler: the error's traceback keeps tensors alive

@@ -1,10 +1,10 @@
 """Finds a model by any of its names: a registered model, its version or alias, a URI, or a bundle's folder."""
 
-import re
 from pathlib import Path
 
+from tasks.config.model_names import registered_uri
+
 SPEC = "bundle.json"  # as in recognition.bundle, whose import takes a second
-_REGISTERED = re.compile(r"(?P<name>[^@/\s]+)(?:@(?P<alias>[^@/\s]+)|/(?P<version>\d+))?")
 
 
 def model_uri(model: str) -> str:
@@ -17,17 +17,15 @@ def model_uri(model: str) -> str:
     Raises:
         ValueError: If it is none of these.
     """
-    match = _REGISTERED.fullmatch(model)
-    if model.startswith("models:/") or (Path(model).is_dir() and (match is None or (Path(model) / SPEC).exists())):
+    uri = registered_uri(model) or registered_uri(f"{model}@champion")
+    if model.startswith("models:/") or (Path(model).is_dir() and (not uri or (Path(model) / SPEC).exists())):
         return model
-    if match is None:
+    if not uri:
         raise ValueError(
             f"{model!r} is neither a folder nor the name of a model: give NAME, NAME@ALIAS, NAME/VERSION, models:/… "
             "or a bundle's folder"
         )
-    if match["version"]:
-        return f"models:/{match['name']}/{match['version']}"
-    return f"models:/{match['name']}@{match['alias'] or 'champion'}"
+    return uri
 
 
 def fetch_model(model: str, option: str = "") -> Path:

@@ -73,14 +73,16 @@ def ingest(config: PipelineConfig, run_id: str = "", force_from: str = "", until
 
 @flow(name="train", flow_run_name=pipeline_name("train", _ABOUT), persist_result=False)
 @in_turn
-def train(config: PipelineConfig, run_id: str = "", force_from: str = "") -> dict[str, Any]:
+def train(config: PipelineConfig, run_id: str = "", force_from: str = "", from_model: str = "") -> dict[str, Any]:
     """Train an acoustic model; ingests first if needed.
 
     Args:
         config: The pipeline's configuration.
         run_id: A run of this process to join; empty starts a new one.
         force_from: Run this stage and all later ones again.
+        from_model: Model that training begins with, such as @champion; by default as `train.init` says.
     """
+    config = config.beginning_with(from_model)
     with _run(config, run_id, force_from, TRAIN[-1]) as run:
         _stages(run, [*INGEST, *TRAIN], "report")
         return summarize(run)
@@ -131,7 +133,9 @@ def evaluate_plainly(config: PipelineConfig, model: str) -> dict[str, Any]:
 
 @flow(name="pipeline", flow_run_name=pipeline_name("", _ABOUT), persist_result=False)
 @in_turn
-def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report") -> dict[str, Any]:
+def pipeline(
+    config: PipelineConfig, run_id: str = "", force_from: str = "", until: str = "report", from_model: str = ""
+) -> dict[str, Any]:
     """Run all stages, from a corpus to a registered recognizer.
 
     The stages run in nested flow runs; their lines are in this run's log, too.
@@ -141,10 +145,12 @@ def pipeline(config: PipelineConfig, run_id: str = "", force_from: str = "", unt
         run_id: Name of the run; generated if empty.
         force_from: Run this stage and all later ones again.
         until: Last stage.
+        from_model: Model that training begins with, such as @champion; by default as `train.init` says.
 
     Returns:
         The object that `starling run --json` prints.
     """
+    config = config.beginning_with(from_model)
     check_servers(config, until, run_log().warning, OUTAGE_S)
     run_id = run_id or new_run_id(config)
     run = open_run(config, run_id, force_from)

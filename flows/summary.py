@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from configurable.wording import counted
 from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.duplicates import data_warnings
 from tasks.dataset.sets import is_trained
@@ -17,6 +18,11 @@ from tasks.stages.report import interval, local_report
 from tasks.stages.score import GROUPS, LEARN_MORE, SCORE, nothing_correct
 from tasks.stages.train import TRAIN
 from tasks.tracking.registry import current_aliases
+
+_LONG = 0.1
+"""Share of a run's time from which a stage is named."""
+_MINUTES_FROM = 90.0
+"""Seconds from which times are given in minutes."""
 
 
 def summarize(run: Run) -> dict[str, Any]:
@@ -80,13 +86,13 @@ def _training(run: Run) -> dict[str, Any]:
 
 
 def _utterances(run: Run) -> dict[str, int]:
-    """Counts over both stages that quarantine utterances: read = written + quarantined."""
+    """Counts over both stages that quarantine utterances: read = written + quarantined, + unused with shares."""
     counts = dict(run.result("prepare").counts)
     if "shard" in run.results:
         late = run.result("shard").counts["quarantined"]
         counts["written"] -= late
         counts["quarantined"] += late
-    return {name: counts[name] for name in ("read", "written", "quarantined")}
+    return {name: counts[name] for name in ("read", "written", "quarantined", "unused") if name in counts}
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
@@ -108,11 +114,48 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(_training_table(training))
     if summary["sets"]:
         print_scores(summary["sets"], console)
-    if training and not summary["untrained"]:  # else the decision says so
-        for warning in useless_warnings(summary["sets"]):
-            console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     if summary.get("groups"):
         console.print(group_table(summary["groups"]))
+    _print_model(summary, console)
+
+
+def print_outcome(summary: dict[str, Any], console: Console) -> None:
+    """Print what a run has come to, in a few lines; `print_summary` has the tables, which are in the run's log."""
+    for warning in summary["data"]["warnings"]:
+        console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
+    console.print()
+    if summary["sets"]:
+        console.print(outcome_table(summary["sets"]))
+        console.print()
+    console.print(f"time    {time_text(summary['stages'])}", highlight=False, soft_wrap=True)
+    _print_model(summary, console)
+    console.print(f"log     {summary['log']}", highlight=False, soft_wrap=True)
+
+
+def time_text(stages: list[dict[str, Any]]) -> str:
+    """Where the time of a run went: the stages that took most of it, and those that were not run again."""
+    ran = sorted((s for s in stages if not s["cached"]), key=lambda s: -s["seconds"])
+    total = sum(s["seconds"] for s in ran)
+    long = [s for s in ran if s["seconds"] >= _LONG * total]
+    parts = [f"{s['name']} {_seconds(s['seconds'])}" for s in long]
+    if len(ran) > len(long):
+        parts.append(
+            f"{counted(len(ran) - len(long), 'other')} {_seconds(sum(s['seconds'] for s in ran[len(long) :]))}"
+        )
+    cached = ", ".join(s["name"] for s in stages if s["cached"])
+    found = f"{_seconds(total)}: {', '.join(parts)}" if parts else "nothing to do"
+    return f"{found}; cached: {cached}" if cached else found
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < _MINUTES_FROM else f"{seconds / 60:.1f} min"
+
+
+def _print_model(summary: dict[str, Any], console: Console) -> None:
+    """Print warnings about the model, where it and its report are, and how to use it."""
+    if summary.get("training") and not summary["untrained"]:  # else the decision says so
+        for warning in useless_warnings(summary["sets"]):
+            console.print(f"[bold yellow]warning[/bold yellow] {escape(warning)}", highlight=False, soft_wrap=True)
     if summary["model_uri"]:
         aliases = " ".join(f"@{alias}" for alias in summary["model_aliases"])
         console.print(f"model   [bold]{summary['model_uri']}[/bold]  {aliases}", highlight=False)
@@ -164,6 +207,20 @@ def _training_table(training: dict[str, Any]) -> Table:
         table.add_column(head, justify="right")
     fields = ("nodes", "learners_per_node", "utterances", "repeated")
     table.add_row(training["strategy"], *(f"{training[name]:,}" for name in fields))
+    return table
+
+
+def outcome_table(sets: dict[str, Any]) -> Table:
+    """Word error rates by set, with their intervals: over speakers if there are several, else over utterances."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    table.add_column("set", overflow="ellipsis", no_wrap=True, max_width=20)
+    for head in ("WER", "95 % interval", "over", "words"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, s in sets.items():
+        several = s.get("wer_speaker_low") is not None
+        over = counted(s["speakers"], "speaker") if several else counted(s["utterances"], "utterance")
+        found = interval(s, "wer_speaker" if several else "wer")
+        table.add_row(name, percent(s["wer"]), found, over, f"{s['words']:,}")
     return table
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -56,6 +57,8 @@ HMM_FILES = ("hmm/model.json", "hmm/model.safetensors")
 """The GMM-HMM that adapts features to speakers."""
 IVECTOR_FILE = "hmm/ivector.safetensors"
 """What extracts the i-vectors among the features, if there are any."""
+_TRIMMED = 16
+"""Feature frames by which trimming may lengthen an utterance, at most."""
 _LONGEST_FRAME = 100
 """Aligned frames to an output frame, at most: decoding repeats the scores of an output frame as often."""
 
@@ -184,6 +187,19 @@ class BundleSpec(BaseModel):
             )
         return int(factor)
 
+    def max_inputs(self, stored: bool = False) -> int:
+        """Samples, or stored frames, of the longest utterance that the network can read; 0 if it reads any."""
+        if self.model is None or not self.model.max_frames:
+            return 0
+        frames = self.model.max_frames - (_TRIMMED if self.features.trim_db else 0)
+        hop = 1 if stored else self.sample_rate * self.features.hop_ms / 1000
+        return int(frames * self.features.stride * hop)
+
+    @property
+    def max_seconds(self) -> float:
+        """Duration of the longest utterance that the network can read, in seconds; infinite if it reads any."""
+        return self.max_inputs() / self.sample_rate or math.inf
+
     @property
     def states_per_frame(self) -> float:
         """Aligned frames to a frame of features."""
@@ -307,14 +323,30 @@ def copy_network(source: Path, target: Path) -> str:
     Raises:
         BundleError: If the source is not a usable bundle.
     """
-    own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
-    spec, files = _with_network(source).model_copy(update=own), check_files(source)
+    check_files(source)
+    spec, files = _network_of(source)
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
-    save_spec(target, spec, {WEIGHTS: files[WEIGHTS]})
+    save_spec(target, spec, files)
+    return network_digest(target)
+
+
+def _network_of(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
+    """A bundle's spec without its decoder and what adapts features, and the SHA-256 of the file that is left."""
+    own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
+    return _with_network(folder).model_copy(update=own), {WEIGHTS: _read(folder)[1].get(WEIGHTS, "")}
+
+
+def network_digest(folder: Path) -> str:
+    """Digest of a bundle's network and front end: the same for bundles that differ in their other parts only.
+
+    Raises:
+        BundleError: If the folder is not a usable bundle.
+    """
+    spec, files = _network_of(folder)
     # not of the file, which has all defaults
     without = ("system",) if spec.system.kind == _implied_system(spec.states) else ()
-    content = json.dumps(address_content(spec, without=without) | {WEIGHTS: files[WEIGHTS]}, sort_keys=True)
+    content = json.dumps(address_content(spec, without=without) | files, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -349,8 +381,12 @@ def _read(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
     return BundleSpec(**{name: getattr(value, name) for name in BundleSpec.model_fields}), value.files
 
 
-def check_files(folder: Path) -> dict[str, str]:
+def check_files(folder: Path, network_only: bool = False) -> dict[str, str]:
     """Verify the checksums of the other files of a bundle.
+
+    Args:
+        folder: The bundle.
+        network_only: Verify the weights alone.
 
     Returns:
         SHA-256 of each file by name.
@@ -360,7 +396,7 @@ def check_files(folder: Path) -> dict[str, str]:
     """
     spec, files = _read(folder)
     found = {}
-    for name in dict.fromkeys((*spec.system.files, *files)):
+    for name in (WEIGHTS,) if network_only else dict.fromkeys((*spec.system.files, *files)):
         if not (folder / name).is_file():
             raise BundleError(f"{folder / name} is missing: {_AGAIN}")
         found[name] = _sha256(folder / name)
@@ -369,7 +405,7 @@ def check_files(folder: Path) -> dict[str, str]:
     return found
 
 
-_AGAIN = "fetch the model again, or recreate it with `starling register CONFIG --force`"
+_AGAIN = "fetch the model again, or recreate it with `starling run CONFIG --from register`"
 
 
 def _damaged(path: Path) -> BundleError:
@@ -390,8 +426,12 @@ def _with_network(folder: Path) -> BundleSpec:
     return spec
 
 
-def load_bundle(folder: Path) -> tuple[BundleSpec, TrainableNetwork]:
+def load_bundle(folder: Path, network_only: bool = False) -> tuple[BundleSpec, TrainableNetwork]:
     """Load a bundle with a network, which is on the CPU and in evaluation mode.
+
+    Args:
+        folder: The bundle.
+        network_only: Do without its other files, such as the decoder's.
 
     Raises:
         BundleError: If the folder is not a usable bundle, or its system has no network.
@@ -399,7 +439,11 @@ def load_bundle(folder: Path) -> tuple[BundleSpec, TrainableNetwork]:
     from speech.models.networks.base import load_network
 
     spec = _with_network(folder)
-    check_files(folder)
+    check_files(folder, network_only)
+    try:
+        spec.network.check_packages()
+    except ValueError as error:
+        raise BundleError(f"{folder} cannot be loaded: {error}") from error
     try:
         spec.build_frontend()
         layers = spec.system.num_layers(spec)

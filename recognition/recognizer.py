@@ -86,6 +86,8 @@ class Recognizer(ABC, Generic[E]):
     def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> E:
         """Compute what the search reads.
 
+        What is longer than the model can read is cut in pauses; the scores of the pieces are joined.
+
         Args:
             inputs: Waveforms [batch, samples] in ±1, stored features [batch, frames, F], or what `adapted` gives.
             lengths: Samples or frames of each utterance [batch].

@@ -1,4 +1,4 @@
-"""Forced alignment with a CTC model: when each token and word of a known transcript is spoken.
+"""Alignment of tokens with the outputs of a CTC model.
 
 The best path through the transcript's tokens and blanks is found by torchaudio's `forced_align` (Kürzinger et al. 2020,
 "CTC-segmentation"). CTC tokens are short: a unit starts late and ends early compared with the sound.
@@ -7,14 +7,13 @@ The best path through the transcript's tokens and blanks is found by torchaudio'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torchaudio.functional import TokenSpan, forced_align, merge_tokens
 
-from speech.hypotheses import Word
+from speech.alignments import Alignment, Span
 from speech.tokens import TokenError, Tokenizer
 
 
@@ -22,27 +21,13 @@ class AlignmentError(ValueError):
     """A transcript that cannot be aligned with its speech."""
 
 
-@dataclass(frozen=True)
-class CtcAlignment:
-    """The alignment of an utterance.
-
-    Attributes:
-        words: Words with times and confidences.
-        tokens: Tokens with times and confidences.
-        score: Log posterior of the path per frame.
-    """
-
-    words: list[Word]
-    tokens: list[Word]
-    score: float
-
-
 def align_tokens(
-    log_probs_TV: Tensor, tokenizer: Tokenizer, text: str, frame_seconds: float, offset: float = 0.0
-) -> CtcAlignment:
-    """Align a transcript.
+    name: str, log_probs_TV: Tensor, tokenizer: Tokenizer, text: str, frame_seconds: float, offset: float = 0.0
+) -> Alignment:
+    """Align a transcript with the outputs of a CTC model.
 
     Args:
+        name: The utterance.
         log_probs_TV: Log posteriors [frames, tokens], the blank first.
         tokenizer: The model's tokenizer.
         text: The normalized transcript.
@@ -63,17 +48,13 @@ def align_tokens(
     spans, score = _aligned(log_probs_TV, tokens)
     if score == float("-inf"):
         raise AlignmentError("no path of the transcript has a probability")
-
-    def unit(label: str, start: int, end: int, confidence: float) -> Word:
-        began, lasted = offset + start * frame_seconds, (end - start) * frame_seconds
-        return Word(label, round(max(0.0, began), 3), round(lasted, 3), round(min(confidence, 1.0), 4))
-
-    words: list[Word] = []
+    units = tuple(Span(tokenizer.symbols[span.token], span.start, span.end, span.score) for span in spans)
+    words: list[Span] = []
     for label, group in zip(tokenizer.decode(tokens).split(), tokenizer.word_groups(tokens), strict=True):
         own = [spans[place] for place in group]
-        words.append(unit(label, own[0].start, own[-1].end, sum(span.score for span in own) / len(own)))
-    units = [unit(tokenizer.symbols[span.token], span.start, span.end, span.score) for span in spans]
-    return CtcAlignment(words, units, score)
+        words.append(Span(label, own[0].start, own[-1].end, sum(span.score for span in own) / len(own)))
+    duration = len(log_probs_TV) * frame_seconds
+    return Alignment(name, tuple(words), units, score, None, frame_seconds, offset, duration)
 
 
 def token_spans(log_probs_TV: Tensor, tokens: Sequence[int]) -> list[tuple[int, int]]:

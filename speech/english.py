@@ -107,15 +107,15 @@ def _money_after(match: re.Match[str]) -> str:
 
 
 def _sum(sign: str, whole: str, cents: str | None, fraction: str | None, word: str | None, letters: str | None) -> str:
-    one, hundredth = _CURRENCIES[sign]
-    several = one if one == "yen" else f"{one}s"
+    singular, hundredth = _CURRENCIES[sign]
+    several = singular if singular == "yen" else f"{singular}s"
     if scale := word or _SCALES.get((letters or "").strip().lower()):
         decimals = cents or (fraction or "")[1:]
         tail = f" point {_digit_words(decimals)}" if decimals else ""
         return f" {_read(whole)}{tail} {scale} {several} "
     if fraction:
         return f" {_read(whole)} point {_digit_words(fraction[1:])} {several} "
-    words = f" {_read(whole)} {one if whole == '1' else several} "
+    words = f" {_read(whole)} {singular if whole == '1' else several} "
     if cents and cents != "00":
         amount = int(cents)
         name = "penny" if hundredth == "pence" and amount == 1 else hundredth

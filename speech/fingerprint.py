@@ -24,12 +24,13 @@ from speech.audio import resample
 RATE = 4000
 WINDOW, HOP = 512, 26
 """Samples at `RATE`: 128 ms, and 6.5 ms between words."""
-BANDS = 33
+BANDS = 33  # a word has a bit for each pair of neighbours
 _LOW_HZ, _HIGH_HZ = 300.0, 1900.0
 _SILENCE = 1e-4
 """Frames more than 40 dB below the loudest one have no word (ratio of energies)."""
 NO_WORD = 0
 _MARGIN = 0.25
+"""Reduction of the limit of differing bits at one common word; n words have 1 / √n of it."""
 
 Words = NDArray[np.uint32]
 _HASH = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hash
@@ -102,12 +103,12 @@ def bit_errors(first: Words, second: Words, offset: int) -> tuple[float, float]:
         Share of differing bits in the common words, and the common words' share of the shorter recording's words.
     """
     begin, end = max(offset, 0), min(len(first), len(second) + offset)
-    one, two = first[begin:end], second[begin - offset : end - offset]
-    both = (one != NO_WORD) & (two != NO_WORD)
+    first_part, second_part = first[begin:end], second[begin - offset : end - offset]
+    both = (first_part != NO_WORD) & (second_part != NO_WORD)
     common = int(both.sum())
     if end <= begin or common == 0:
         return 1.0, 0.0
-    differing = int(np.bitwise_count(one[both] ^ two[both]).sum())
+    differing = int(np.bitwise_count(first_part[both] ^ second_part[both]).sum())
     shorter = min(int((first != NO_WORD).sum()), int((second != NO_WORD).sum()))
     return differing / (32 * common), common / shorter
 
@@ -119,11 +120,11 @@ def word_offset(first: Words, second: Words) -> int | None:
         Position in `first` of the first word of `second`; None if they share no word.
     """
     places = [np.unique(words, return_index=True) for words in (first, second)]
-    common, one, two = np.intersect1d(places[0][0], places[1][0], assume_unique=True, return_indices=True)
+    common, *at = np.intersect1d(places[0][0], places[1][0], assume_unique=True, return_indices=True)
     real = common != NO_WORD
     if not real.any():
         return None
-    offsets = places[0][1][one[real]] - places[1][1][two[real]]
+    offsets = places[0][1][at[0][real]] - places[1][1][at[1][real]]
     values, counts = np.unique(offsets, return_counts=True)
     return int(values[counts.argmax()])
 

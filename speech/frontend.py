@@ -124,8 +124,8 @@ class FrontEnd(nn.Module):
         size = self.extract.hop_length * _PADDING
         if inputs.ndim == 2:
             waves = inputs.masked_fill(~frame_mask(lengths, inputs.shape[1], inputs.device), 0.0)
-            found: tuple[Tensor, Tensor] = self.extract(nn.functional.pad(waves, (size, size)), lengths + 2 * size)
-            return found
+            padded: tuple[Tensor, Tensor] = self.extract(nn.functional.pad(waves, (size, size)), lengths + 2 * size)
+            return padded
         zeros = inputs.new_zeros(1, self.extract.frame_length)
         silence = self.extract(zeros, torch.tensor([zeros.shape[1]]))[0]
         feats = torch.where(frame_mask(lengths, inputs.shape[1], inputs.device).unsqueeze(2), inputs, silence)
@@ -141,7 +141,6 @@ class FrontEnd(nn.Module):
                 feats,
                 frames,
                 window=cfg.cmvn_window,
-                min_window=cfg.cmvn_min_window,
                 center=cfg.cmvn_center,
                 variance=cfg.cmvn_variance,
                 counted=self.extract.speech_frames(feats, frames),
@@ -173,7 +172,7 @@ class FrontEnd(nn.Module):
         key = kind, like.device, like.dtype
         if key not in self._tables:
             with torch.inference_mode(False):  # they may be used for training later
-                pairs = [(torch.as_tensor(one.mean), torch.as_tensor(one.std)) for one in stats]
+                pairs = [(torch.as_tensor(cmvn.mean), torch.as_tensor(cmvn.std)) for cmvn in stats]
                 mean, std = (torch.stack(column).to(like) for column in zip(*pairs, strict=True))
             self._tables[key] = mean, std
         return self._tables[key]

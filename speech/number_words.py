@@ -161,7 +161,7 @@ class _Speller:
         separators = _FIXED_SPACES + _POINT_REGIONS.get(region, usual)
         self._separators = re.compile(f"[{re.escape(separators)}]")
         # at most as many groups as are read as a number, so that long lists of digits take linear time
-        grouped = "|".join(rf"\d{{1,3}}(?:{re.escape(one)}\d{{3}}){{1,5}}" for one in separators)
+        grouped = "|".join(rf"\d{{1,3}}(?:{re.escape(separator)}\d{{3}}){{1,5}}" for separator in separators)
         # with commas, groups of two digits above the thousands as in India, too
         indian = r"|\d{1,2}(?:,\d{2}){1,6},\d{3}" if "," in separators else ""
         mark = "[.]" if region in _POINT_REGIONS else ","
@@ -229,8 +229,8 @@ class _Speller:
 
 def _form(amount: int, fraction: bool, forms: tuple[str, ...]) -> int:
     """Which form of a unit goes with a number."""
-    one = amount % 10 == 1 and amount % 100 != 11 if len(forms) == 3 and " " not in forms[0] else amount == 1
-    if one and not fraction:
+    singular = amount % 10 == 1 and amount % 100 != 11 if len(forms) == 3 and " " not in forms[0] else amount == 1
+    if singular and not fraction:
         return 0
     few = fraction or (amount % 10 in (2, 3, 4) and amount % 100 not in (12, 13, 14))
     return 1 if len(forms) == 3 and few else len(forms) - 1

@@ -180,12 +180,12 @@ class CharacterTokenizer(_ListedTokenizer):
     @classmethod
     def train(cls, cfg: TokenConfig, texts: Iterable[str]) -> Tokenizer:
         """Uses the characters of the texts, sorted by code point; the space comes first."""
-        found: set[str] = set()
+        characters: set[str] = set()
         for text in texts:
-            found.update(_checked(text))
-        if not found:
+            characters.update(_checked(text))
+        if not characters:
             raise TokenError("there is no text to take characters from")
-        return cls([BLANK_SYMBOL, *(SPACE_SYMBOL if c == " " else c for c in sorted(found))])
+        return cls([BLANK_SYMBOL, *(SPACE_SYMBOL if c == " " else c for c in sorted(characters))])
 
     def encode(self, text: str) -> list[int]:
         """Returns a token for each character."""

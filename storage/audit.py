@@ -145,9 +145,9 @@ class _Audit:
 
     def _promises(self) -> Iterator[tuple[str, Promise]]:
         for name in sorted(self.sizes):
-            if not (found := _OUTPUT.match(name)) or name != f"{found[1]}/{found[2]}/{DONE}":
+            if not (place := _OUTPUT.match(name)) or name != f"{place[1]}/{place[2]}/{DONE}":
                 continue
-            output = StageOutput(self.store, found[1], found[2])
+            output = StageOutput(self.store, place[1], place[2])
             self.report.objects += 1
             try:
                 record, promised = output.record(), output.promised()
@@ -157,8 +157,8 @@ class _Audit:
             sets = (record or {}).get("sets")
             for which, entry in sets.items() if isinstance(sets, dict) else ():
                 if isinstance(entry, dict) and "digest" in entry and "bytes" in entry:
-                    self._check_set(f"{found[1]}/{found[2]}/{which}/{INDEX_NAME}", str(entry["digest"]))
-            yield from ((f"{found[1]}/{found[2]}/{one}", promise) for one, promise in (promised or {}).items())
+                    self._check_set(f"{place[1]}/{place[2]}/{which}/{INDEX_NAME}", str(entry["digest"]))
+            yield from ((f"{place[1]}/{place[2]}/{part}", promise) for part, promise in (promised or {}).items())
 
     def _check_set(self, index: str, digest: str) -> None:
         """Check that the index of a set named in a record exists and has the recorded digest."""
@@ -178,8 +178,8 @@ class _Audit:
         return _digest_problem(self.store, name, size, promise.sha256, "the stage's record")
 
     def _unlisted(self, listed: set[str]) -> list[str]:
-        found = [n for n in self.sizes if _OUTPUT.match(n) and n not in listed and not _INDEX.match(n)]
-        return [n for n in found if n.count("/") != 2 or not n.endswith(f"/{DONE}")]
+        unlisted = [n for n in self.sizes if _OUTPUT.match(n) and n not in listed and not _INDEX.match(n)]
+        return [n for n in unlisted if n.count("/") != 2 or not n.endswith(f"/{DONE}")]
 
     def _content_problem(self, name: str) -> str | None:
         try:
@@ -200,11 +200,11 @@ def named_shards(store: ObjectStore, index: str) -> list[tuple[str, ShardRecord]
     return _named(ShardIndex.read(store, index), index)
 
 
-def _named(found: ShardIndex, index: str) -> list[tuple[str, ShardRecord]]:
+def _named(shard_index: ShardIndex, index: str) -> list[tuple[str, ShardRecord]]:
     folder = index.rpartition("/")[0]
-    if BESIDE in found.metadata:
+    if BESIDE in shard_index.metadata:
         folder = folder.rpartition("/")[0]
-    return [(f"{folder}/{record.name}".removeprefix("/"), record) for record in found.shards]
+    return [(f"{folder}/{record.name}".removeprefix("/"), record) for record in shard_index.shards]
 
 
 def shard_problem(store: ObjectStore, name: str, record: ShardRecord, size: int | None, quick: bool) -> str | None:
@@ -226,10 +226,10 @@ def shard_problem(store: ObjectStore, name: str, record: ShardRecord, size: int 
 
 def _digest_problem(store: ObjectStore, name: str, size: int, digest: str, whose: str) -> str | None:
     try:
-        found = object_sha256(store, name, size)
+        actual = object_sha256(store, name, size)
     except ObjectMissingError:
         return VANISHED
-    return None if found == digest else f"its SHA-256 differs from {whose}"
+    return None if actual == digest else f"its SHA-256 differs from {whose}"
 
 
 @dataclass
@@ -263,8 +263,8 @@ def repair(
     done = Repair()
     by_output: dict[tuple[str, str], list[StorageProblem]] = defaultdict(list)
     for problem in problems:
-        if found := _OUTPUT.match(problem.object):
-            by_output[found[1], found[2]].append(problem)
+        if place := _OUTPUT.match(problem.object):
+            by_output[place[1], place[2]].append(problem)
         else:
             done.left.append(
                 StorageProblem(problem.object, "not part of a stage's output: delete and recreate it by hand")
@@ -285,10 +285,10 @@ def _delete(store: ObjectStore, name: str) -> list[str]:
     """Delete an object, and for a shard its part file, which marks it finished; returns the deleted names."""
     folder, slash, last = name.rpartition("/")
     names = [name, f"{folder}{slash}{part_name(last)}"] if name.endswith(".tar") else [name]
-    found = [one for one in names if store.exists(one)]
-    for one in reversed(found):
-        store.delete(one)
-    return found
+    present = [object_name for object_name in names if store.exists(object_name)]
+    for object_name in reversed(present):
+        store.delete(object_name)
+    return present
 
 
 @dataclass
@@ -310,14 +310,14 @@ class Output:
 
 def usage(store: ObjectStore) -> list[Output]:
     """All stage outputs of a store with their sizes and times, largest first; ignores other objects."""
-    found: dict[str, Output] = defaultdict(lambda: Output("", ""))
+    outputs: dict[str, Output] = defaultdict(lambda: Output("", ""))
     for entry in store.entries():
         if not (place := _OUTPUT.match(entry.path)):
             continue
-        output = found[f"{place[1]}/{place[2]}"]
+        output = outputs[f"{place[1]}/{place[2]}"]
         output.stage, output.key = place[1], place[2]
         output.bytes += entry.size
         output.modified = max(output.modified, entry.modified)
         output.published |= entry.path == f"{output.name}/{DONE}"
         output.objects.append(entry)
-    return sorted(found.values(), key=lambda output: (-output.bytes, output.name))
+    return sorted(outputs.values(), key=lambda output: (-output.bytes, output.name))

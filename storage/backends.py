@@ -213,12 +213,12 @@ class _FsspecBackend(Backend):
         with self._asking():
             self._fs.invalidate_cache()
             try:
-                found = list(self._fs.find(folder, detail=True).items())
+                entries = list(self._fs.find(folder, detail=True).items())
             except FileNotFoundError as error:
                 if store_code(error) == "NoSuchBucket":
                     raise
                 return
-        for path, info in found:
+        for path, info in entries:
             name = str(path) if folder.startswith("/") else str(path).lstrip("/")
             if not name.endswith("/") and not name.rpartition("/")[2].startswith(TEMP_PREFIX):
                 yield Entry(name, int(info["size"]), _changed_at(info))

@@ -22,10 +22,10 @@ from storage.locks import passing_lock
 from storage.publishing import sweep_temporary_files, temporary_file
 from storage.retries import ObjectStoreError
 
-DEFAULT_BYTES = 50 * 10**9
+DEFAULT_BYTES = 50 * 10**9  # 800 hours of LibriSpeech as FLAC
 _LIMIT = ".limit.json"
-_DOWNLOAD_WAIT_S = 3600.0
-_TOUCH_S = 10.0
+_DOWNLOAD_WAIT_S = 3600.0  # for another process that downloads the same file
+_TOUCH_S = 10.0  # between two marks that a file is in use: each is a write to the disk
 _CLEARINGS = 5
 """How often in a row other processes may empty the folder during a download."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -132,10 +132,10 @@ class ShardCache:
         """Open the copy if it exists and passes the check."""
         self.touch(target)
         try:
-            found = open_checked(target, check)
+            opened = open_checked(target, check)
         except FileNotFoundError:
             return None
-        return found if isinstance(found, int) else None
+        return opened if isinstance(opened, int) else None
 
     def _fetch_with_room(self, target: Path, size: int, fetch: Fetch, check: Check) -> int | str:
         try:
@@ -172,12 +172,12 @@ class ShardCache:
 
     def _copies(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size and path of each copy, least recently used first."""
-        found = []
+        copies = []
         for path in self.folder.glob("*.tar"):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        return sorted(found)
+                copies.append((status.st_mtime, status.st_size, path))
+        return sorted(copies)
 
     def evict(self, room: int = 0, keep: Path | None = None) -> list[Path]:
         """Remove the least recently used copies until the others and `room` bytes fit into the limit.

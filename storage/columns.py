@@ -108,10 +108,10 @@ class ParquetColumns:
         """Number of missing values in a column, from the file's statistics if it has them."""
         place, count = self.schema.get_field_index(name), 0
         for group in range(self._file.metadata.num_row_groups):
-            found = self._file.metadata.row_group(group).column(place).statistics
-            if found is None or not found.has_null_count:
+            statistics = self._file.metadata.row_group(group).column(place).statistics
+            if statistics is None or not statistics.has_null_count:
                 return sum(batch.column(0).null_count for batch in self.batches([name]))
-            count += int(found.null_count)
+            count += int(statistics.null_count)
         return count
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

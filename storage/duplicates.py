@@ -48,16 +48,16 @@ def repeated_texts(texts: Callable[[], Iterable[list[str]]], count: int, limit: 
     hashes = np.fromiter((hash(text) for part in texts() for text in part), dtype=np.int64, count=count)
     hashes.sort()
     suspects = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
-    found: list[str] = []
+    repeated: list[str] = []
     # count a limited number of suspects at a time (all texts may be repeated), exactly (hashes may collide)
     for begin in range(0, len(suspects), 1000):
         some, seen = set(suspects[begin : begin + 1000].tolist()), Counter[str]()
         for part in texts():
             seen.update(text for text in part if hash(text) in some)
-        found += [text for text, number in seen.items() if number > 1]
-        if len(found) >= limit:
+        repeated += [text for text, number in seen.items() if number > 1]
+        if len(repeated) >= limit:
             break
-    return found[:limit]
+    return repeated[:limit]
 
 
 class SeenTexts:
@@ -124,10 +124,10 @@ def join_labels(labels: Labels, first: NDArray[np.integer], second: NDArray[np.i
     """Merge the labels of pairs of rows: label each row by the first row to which it is connected."""
     joined = labels.copy()
     while len(first):
-        one, two = joined[first], joined[second]
-        low = np.minimum(one, two)
+        heads_of_first, heads_of_second = joined[first], joined[second]
+        low = np.minimum(heads_of_first, heads_of_second)
         hooked = joined.copy()
-        for heads in (one, two):
+        for heads in (heads_of_first, heads_of_second):
             np.minimum.at(hooked, heads, low)
         while not np.array_equal(shorter := hooked[hooked], hooked):
             hooked = shorter
@@ -226,14 +226,14 @@ def _pairs_of(entries: NDArray[np.void], rank: NDArray[np.uint32]) -> Iterator[N
     far = np.flatnonzero(numbers - head > _LINKS)
     links = [(numbers[:-lag], numbers[lag:]) for lag in range(1, _LINKS + 1)]
     for left, right in [*links, (head[far], far)]:
-        one, two = entries[left], entries[right]
-        linked = (one["word"] == two["word"]) & (one["recording"] != two["recording"])
-        one, two = one[linked], two[linked]
-        swap = one["recording"] > two["recording"]
-        rows = np.empty(len(one), dtype=_PAIR)
-        rows["first"] = np.where(swap, two["recording"], one["recording"])
-        rows["second"] = np.where(swap, one["recording"], two["recording"])
-        rows["offset"] = (one["position"] - two["position"]) * np.where(swap, -1, 1)
+        lefts, rights = entries[left], entries[right]
+        linked = (lefts["word"] == rights["word"]) & (lefts["recording"] != rights["recording"])
+        lefts, rights = lefts[linked], rights[linked]
+        swap = lefts["recording"] > rights["recording"]
+        rows = np.empty(len(lefts), dtype=_PAIR)
+        rows["first"] = np.where(swap, rights["recording"], lefts["recording"])
+        rows["second"] = np.where(swap, lefts["recording"], rights["recording"])
+        rows["offset"] = (lefts["position"] - rights["position"]) * np.where(swap, -1, 1)
         yield rows
 
 
@@ -246,10 +246,10 @@ def _votes_of(pairs: NDArray[np.void]) -> NDArray[np.void]:
     fresh[1:] = (both[1:] != both[:-1]) | (offsets[1:] - offsets[:-1] > _JITTER)
     starts = np.flatnonzero(fresh)
     votes = np.diff(np.append(starts, len(order)))
-    found = np.empty(len(starts), dtype=MATCH)
-    found["first"], found["second"] = both[starts] >> np.uint64(32), both[starts] & np.uint64(0xFFFFFFFF)
-    found["offset"], found["votes"] = offsets[starts + votes // 2], votes
-    return found
+    matches = np.empty(len(starts), dtype=MATCH)
+    matches["first"], matches["second"] = both[starts] >> np.uint64(32), both[starts] & np.uint64(0xFFFFFFFF)
+    matches["offset"], matches["votes"] = offsets[starts + votes // 2], votes
+    return matches
 
 
 def _joined(high: NDArray[np.uint32], low: NDArray[np.uint32]) -> NDArray[np.uint64]:

@@ -134,7 +134,7 @@ def _add_foundations(store: ObjectStore, kept: dict[str, str], outputs: Collecti
 
 def _unnamed_shards(store: ObjectStore, outputs: Iterable[Output]) -> list[Garbage]:
     """Tars that no index in their folder or above names, with their part files."""
-    found = []
+    unnamed = []
     for output in outputs:
         sizes = {entry.path: entry.size for entry in output.objects}
         tars = {name for name in sizes if name.endswith(".tar")}
@@ -151,8 +151,8 @@ def _unnamed_shards(store: ObjectStore, outputs: Iterable[Output]) -> list[Garba
         if extra:
             reason = f"{len(folders)} shard{'s' if len(folders) > 1 else ''} that no index names"
             size = sum(sizes[name] for name in extra)
-            found.append(Garbage(output.name, size, reason, tuple(extra), output.modified))
-    return found
+            unnamed.append(Garbage(output.name, size, reason, tuple(extra), output.modified))
+    return unnamed
 
 
 def collect(

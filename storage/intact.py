@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from storage.objects import ObjectStore
 
 _OUTPUT_URL = re.compile(r"(.+?)/[a-z][a-z0-9_-]*/[0-9a-f]{16}(?:/|$)")
-_CHUNK = 8 << 20
+_CHUNK = 8 << 20  # bytes of an object that are in memory while its SHA-256 is computed
 _UNREADABLE = (
     SafetensorError,
     EOFError,
@@ -56,9 +56,9 @@ class DamagedObjectError(ValueError):
 
 def remedy(url: str) -> str:
     """The remedy for a missing or damaged object."""
-    if found := _OUTPUT_URL.match(url):
+    if match := _OUTPUT_URL.match(url):
         return (
-            f"`starling storage verify --repair --url {found[1]}` removes damaged objects and their stage's record; "
+            f"`starling storage verify --repair --url {match[1]}` removes damaged objects and their stage's record; "
             "then run the pipeline again to recreate them"
         )
     return "Delete it (a shard with its part file), and rerun the program that writes it"

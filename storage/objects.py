@@ -194,11 +194,11 @@ class ObjectStore:
         folder = prefix.rstrip("/")
         base = self._path.rstrip("/") + "/"
 
-        def found(backend: Backend, path: str) -> list[Entry]:
+        def below(backend: Backend, path: str) -> list[Entry]:
             everything = (e for e in backend.walk(path) if e.path.startswith(base))
             return sorted(e._replace(path=e.path.removeprefix(base)) for e in everything)
 
-        return self._call(folder, found, root=True)
+        return self._call(folder, below, root=True)
 
     def list(self, prefix: str = "") -> list[str]:
         """Sorted names, relative to this store, of all objects below the folder `prefix`."""

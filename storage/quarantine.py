@@ -87,15 +87,15 @@ class ShardQuarantine:
 
     def entries(self) -> list[QuarantinedShard]:
         """All quarantined shards, sorted by name."""
-        found = []
+        shards = []
         for name in self._store.list():
             try:
                 value = self._store.read_json(name)
             except ObjectMissingError:  # cleared meanwhile
                 continue
             with readable(self._store.join(name)):
-                found.append(QuarantinedShard(**{**value, "ids": tuple(value["ids"])}))
-        return sorted(found, key=lambda entry: entry.shard)
+                shards.append(QuarantinedShard(**{**value, "ids": tuple(value["ids"])}))
+        return sorted(shards, key=lambda entry: entry.shard)
 
     @property
     def names(self) -> frozenset[str]:

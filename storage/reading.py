@@ -252,13 +252,13 @@ class ShardReader:
             return _problem(file, record)
 
         try:
-            found = open_checked(path, check)
+            opened = open_checked(path, check)
         except FileNotFoundError as error:
             raise self._error(record, "it is missing") from error
-        if isinstance(found, str):
-            raise self._error(record, found)
+        if isinstance(opened, str):
+            raise self._error(record, opened)
         self._stamps[shard], self._paths[shard] = stamps[0], path
-        return found
+        return opened
 
     def _obtain_copy(self, shard: int, record: ShardRecord) -> int | None:
         if time.monotonic() < self._full_until:
@@ -270,7 +270,7 @@ class ShardReader:
 
         cache = self._shard_cache()
         try:
-            found = cache.open(record.sha256, record.bytes, fetch, lambda file: _problem(file, record))
+            opened = cache.open(record.sha256, record.bytes, fetch, lambda file: _problem(file, record))
         except ObjectMissingError as error:
             raise self._error(record, "it is missing") from error
         except DamagedCopyError as error:
@@ -282,7 +282,7 @@ class ShardReader:
             self._verify_through(shard, record)
             return None
         self._paths[shard] = cache.path(record.sha256)
-        return found
+        return opened
 
     def _verify_through(self, shard: int, record: ShardRecord) -> None:
         """Compare a shard with the index without making a copy."""

@@ -12,7 +12,7 @@ from typing import BinaryIO, Self
 
 ALLOWED_SUFFIXES = frozenset({"flac", "wav", "ogg", "opus", "mp3", "json", "txt", "npy"})
 _BLOCK = tarfile.BLOCKSIZE
-_MAX_NAMES = 1 << 20
+_MAX_NAMES = 1 << 20  # bytes of a tar's long names and extended headers, which tarfile reads into memory
 _NAMES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 

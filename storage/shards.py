@@ -271,8 +271,8 @@ def build_index(parts: Iterable[ShardPart], metadata: Mapping[str, str]) -> Shar
     columns = collect_columns(tables(), SCHEMA)
     if len(payloads) > 1:
         raise ShardWriteError(f"the parts have different payloads ({', '.join(sorted(payloads))}): index each alone")
-    found = {"payload": next(iter(payloads))} if payloads else {}
-    index = ShardIndex(columns, tuple(records), {**found, **metadata})
+    payload = {"payload": next(iter(payloads))} if payloads else {}
+    index = ShardIndex(columns, tuple(records), {**payload, **metadata})
     index.validate()
     return index
 

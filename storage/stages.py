@@ -105,8 +105,8 @@ class StageOutput:
         Raises:
             DamagedObjectError: the record is damaged.
         """
-        found = self._load()
-        return None if found is None else {name: value for name, value in found.items() if name != _OBJECTS}
+        record = self._load()
+        return None if record is None else {name: value for name, value in record.items() if name != _OBJECTS}
 
     def _load(self) -> dict[str, Any] | None:
         url = self.store.join(DONE)
@@ -124,10 +124,10 @@ class StageOutput:
 
     def promised(self) -> dict[str, Promise] | None:
         """The objects listed in the record; None without a record."""
-        found = self._load()
-        if found is None:
+        record = self._load()
+        if record is None:
             return None
-        return {name: Promise(*entry) for name, entry in found[_OBJECTS].items()}
+        return {name: Promise(*entry) for name, entry in record[_OBJECTS].items()}
 
     def lacking(self) -> list[str]:
         """Names of listed objects that are missing or have another size; needs a single listing of the store."""
@@ -244,10 +244,10 @@ class StageOutput:
 
     def forget(self, names: Sequence[str]) -> None:
         """Remove objects from the record's list, for example before they are deleted as garbage."""
-        found = self._load()
-        if found is not None and not found[_OBJECTS].keys().isdisjoint(names):
-            kept = {name: entry for name, entry in found[_OBJECTS].items() if name not in names}
-            self._write({**found, _OBJECTS: kept})
+        record = self._load()
+        if record is not None and not record[_OBJECTS].keys().isdisjoint(names):
+            kept = {name: entry for name, entry in record[_OBJECTS].items() if name not in names}
+            self._write({**record, _OBJECTS: kept})
 
     def withdraw(self) -> None:
         """Delete the record, so that the stage runs again; it reuses intact objects."""

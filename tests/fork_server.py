@@ -245,6 +245,8 @@ def import_libraries():
     with mock.patch("prefect.logging.configuration.setup_logging"):
         importlib.import_module("prefect.main")
     sys.meta_path[:] = finders
+    # MLflow reads the metadata of all installed packages when a model is first logged or loaded
+    importlib.import_module("mlflow.utils.requirements_utils")._init_packages_to_modules_map()
     # it evaluates strings at exit, after which Python ends an interrupted process with status 1 instead of the signal
     atexit.unregister(sys.modules["torch._dynamo.utils"].dump_compile_times)
     ours = Importer()

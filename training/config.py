@@ -65,6 +65,33 @@ class ScheduleConfig(BaseModel):
     """The peak is `lr` x batch / this number of utterances (published: 256); 0 leaves `lr` unscaled."""
 
 
+class FreezeConfig(BaseModel):
+    """Parameters that are not trained, or not from the start."""
+
+    model_config = _MODEL_CONFIG
+
+    names: tuple[str, ...] = Field(min_length=1)
+    """Patterns of parameters' names, such as `subsampling.*` or `layers.0.*`; `*` stands for any characters."""
+    until: int = Field(default=0, ge=0)
+    """They are trained after this many epochs; 0: never. What is never trained is neither exchanged nor in the
+    optimizer."""
+
+
+class LoraConfig(BaseModel):
+    """Low-rank adaptation (LoRA: Hu et al. 2021, arXiv:2106.09685): W + alpha / rank · B A, of which A and B are
+    trained. All other weights that the training begins with are frozen."""
+
+    model_config = _MODEL_CONFIG
+
+    rank: int = Field(default=8, ge=1, le=4096)
+    """Rows of A and columns of B."""
+    alpha: float = Field(default=16.0, gt=0)
+    """Scale of the product, divided by the rank."""
+    modules: tuple[str, ...] = Field(default=("*",), min_length=1)
+    """Patterns of the names of linear layers and convolutions that get adapters, such as `*attention*`; `*` stands for
+    any characters."""
+
+
 class LaunchConfig(BaseModel):
     """Where the nodes run."""
 
@@ -92,9 +119,9 @@ class TrainConfig(BaseModel):
 
     strategy: Annotated[StrategyConfig, OneOf(STRATEGY_CONFIGS, "single")] = SingleConfig()
     """How learners work together. `single` is one process. One node of several learners: `scpsgd`, `onebit` and `d1d`
-    average gradients, `sdpsgd`, `ma` and `bmuf` average weights, `pipeline` splits the layers. Several nodes of one
-    learner: `adpsgd` averages weights with neighbours, `asgd` and `easgd` use a parameter server, `hogwild` shares
-    memory. Several nodes of several learners: `h-adpsgd`. See docs/strategies.md."""
+    average gradients, `sdpsgd`, `ma`, `bmuf` and `pairs` average weights, `pipeline` splits the layers. Several nodes
+    of one learner: `adpsgd` averages weights with neighbours, `asgd` and `easgd` use a parameter server, `hogwild`
+    shares memory. Several nodes of several learners: `h-adpsgd`. See docs/strategies.md."""
     nodes: int = Field(default=1, ge=1, le=4096)
     """Nodes in the ring (super-learners)."""
     learners_per_node: int = Field(default=1, ge=1, le=4096)
@@ -137,8 +164,26 @@ class TrainConfig(BaseModel):
     """Optimizer and its constants."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over training."""
+    accumulate: int = Field(default=1, ge=1, le=4096)
+    """Micro-batches that a learner divides its part of a batch into. Their gradients are summed before the step, which
+    takes less memory and changes the result only by rounding and by dropout's draws. Learners exchange once a step."""
+    freeze: tuple[FreezeConfig, ...] = ()
+    """Parameters that are not trained, or not from the start."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters instead of the weights that training begins with; they are merged into the model."""
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor of the learning rate from a layer to the one below it (discriminative fine-tuning, arXiv:1801.06146, which
+    uses 1/2.6; 0.8 to 0.95 is customary for transformers). The output layer has the factor 1."""
+    new_lr: float = Field(default=1.0, gt=0)
+    """Factor of the learning rate for parameters that do not begin with another model's weights: an output layer with
+    new tokens, for example, and adapters."""
     average: int = Field(default=1, ge=1)
     """The final model averages the weights of this many epochs, those with the lowest validation loss."""
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    """Decay per step of an exponential moving average of each learner's weights (Polyak averaging), 0.999 for example;
+    0 keeps none. After t steps the decay is at most (1 + t) / (10 + t), so that the first weights are forgotten."""
+    final: Literal["weights", "ema"] = "weights"
+    """What is validated, chosen and averaged for the final model: the learners' weights, or their moving averages."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` uses a GPU if there is one."""
     amp: Literal["auto", "off", "bf16"] = "auto"
@@ -231,19 +276,10 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_exchange(self) -> "TrainConfig":
-        gossip = self.gossip
-        if self.exchange.kind == "gloo" and gossip.neighbours not in ("auto", "ring"):
-            raise ValueError("exchange.kind gloo has fixed neighbours: use strategy.neighbours=ring, or zmq")
-        if self.exchange.kind == "gloo" and gossip.newcomer != "weights":
-            raise ValueError("exchange.kind gloo has no newcomers: use strategy.newcomer=weights, or zmq")
-        if self.exchange.daemons > 1 and gossip.newcomer != "weights":
+        if self.exchange.daemons > 1 and self.gossip.newcomer != "weights":
             raise ValueError(
                 f"exchange.daemons is {self.exchange.daemons}, but newcomers get the optimizer's state from a single "
                 "daemon only: use strategy.newcomer=weights, or daemons=1"
-            )
-        if self.exchange.kind == "gloo" and self.launch.kind != "local":
-            raise ValueError(
-                f"exchange.kind gloo is for nodes of one machine (launch.kind=local), not {self.launch.kind}: use zmq"
             )
         if self.exchange.kind == "cuda" and (self.launch.kind != "local" or self.device == "cpu"):
             raise ValueError(
@@ -256,6 +292,32 @@ class TrainConfig(BaseModel):
                 f"comm_hook is {self.comm_hook} but {self.strategy.kind} does not all-reduce gradients by buckets: use "
                 f"comm_hook=none, or {able}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_trained_part(self) -> "TrainConfig":
+        kind, traits = self.strategy.kind, self.traits
+        thaws = any(one.until for one in self.freeze)
+        if self.lora and thaws:
+            raise ValueError(
+                "lora trains adapters instead of the weights it begins with, so none of these thaw: use freeze without "
+                "until, or leave out lora"
+            )
+        if late := [one.until for one in self.freeze if one.until >= self.epochs]:
+            raise ValueError(
+                f"freeze.until is {late[0]} of {self.epochs} epochs, so these parameters would never be trained: leave "
+                "out until, or train for more epochs"
+            )
+        for name, used in {"freeze": self.freeze, "lora": self.lora, "ema": self.ema}.items():
+            if used and traits.split:
+                raise ValueError(f"{name} needs the whole model, which {kind} splits: use another strategy")
+        if self.accumulate > 1 and traits.split:
+            raise ValueError(f"{kind} divides batches by strategy.micro_batches: use that instead of accumulate")
+        for name, used in {"freeze.until": thaws, "ema": self.ema}.items():
+            if used and not traits.own_updates:
+                raise ValueError(f"{name} is up to learners, and {kind} makes updates at a server: use easgd or adpsgd")
+        if self.final == "ema" and not self.ema:
+            raise ValueError("final is ema, and no moving average is kept: set ema, to 0.999 for example")
         return self
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ Each pair is Starling and one other system with the same number of learners, on 
 their gradients are waits (`benchmarks.peers.emulation`), their exchanges are real, over loopback. Both are exposed to
 the same load, so their ratio is reliable even on a busy machine. Systems:
 
+- gloo: AD-PSGD with fixed pairs over Gloo, with Starling's averaging (`benchmarks.peers.gloo`);
 - ddp, localsgd: torch's DistributedDataParallel and post-local SGD, over Gloo;
 - adpsgd, pushsum: github.com/facebookresearch/stochastic_gradient_push; name its folder with --sgp;
 - hivemind, torchft: `python -m venv VENV; VENV/bin/pip install hivemind torchft-nightly`, and pass VENV/bin/python as
@@ -99,7 +100,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--params, --slow-params and --large-params must be positive")
     if min(options.step_s, options.slow_step_s, options.large_step_s, options.window_s) <= 0:
         parser.error("--step-s, --slow-step-s, --large-step-s and --window-s must be positive")
-    options.exchange = dict(one.split("=", 1) if "=" in one else (one, "") for one in options.exchange)
+    options.exchange = dict(
+        assignment.split("=", 1) if "=" in assignment else (assignment, "") for assignment in options.exchange
+    )
     try:
         exchange_config(options.exchange)
     except ValueError as error:
@@ -151,14 +154,14 @@ def run(options: argparse.Namespace) -> Row:
 def show(document: Row) -> str:
     """The tables, and what they lack."""
     lines = [table(document["rows"]), ""]
-    lines += [f"skipped: {find(one['peer']).title}: {one['reason']}" for one in document["skipped"]]
+    lines += [f"skipped: {find(entry['peer']).title}: {entry['reason']}" for entry in document["skipped"]]
     lines += [
-        f"failed: {find(one['peer']).title}, {one['condition']}: {one['reason'].splitlines()[0]}"
-        for one in document["failures"]
+        f"failed: {find(entry['peer']).title}, {entry['condition']}: {entry['reason'].splitlines()[0]}"
+        for entry in document["failures"]
     ]
     if not document["own_network"]:
         lines.append("bytes are not counted: that takes root, on Linux with iproute2")
-    lines += [f"behind: {one}" for one in behind(document["rows"])]
+    lines += [f"behind: {figure}" for figure in behind(document["rows"])]
     return "\n".join(lines)
 
 

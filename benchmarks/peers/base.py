@@ -23,6 +23,7 @@ SYSTEMS = {
     "starling": "benchmarks.peers.starling:Starling",
     "adpsgd": "benchmarks.peers.sgp:AdPsgd",
     "pushsum": "benchmarks.peers.sgp:PushSum",
+    "gloo": "benchmarks.peers.gloo:Gloo",
     "ddp": "benchmarks.peers.ddp:Ddp",
     "localsgd": "benchmarks.peers.ddp:PostLocalSgd",
     "hivemind": "benchmarks.peers.swarm:Hivemind",

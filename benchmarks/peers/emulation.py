@@ -29,7 +29,7 @@ class EmulatedModel(nn.Module):
         super().__init__()
         size = -(-params // _PARTS)
         sizes = [min(size, params - start) for start in range(0, params, size)]
-        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(one)) for one in sizes])
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
         self._step_s = step_s
         self._random = torch.Generator().manual_seed(seed)
         self._noise = torch.randn(2 * _NOISE, generator=self._random)
@@ -46,11 +46,11 @@ class EmulatedModel(nn.Module):
         """Wait until a part's gradient would be computed, and return it."""
         self._left -= 1
         self._wait(1 - (1 - _FORWARD) * self._left / len(self.parts))
-        found = torch.empty_like(like)
+        noise = torch.empty_like(like)
         start = int(torch.randint(_NOISE, (1,), generator=self._random))
-        for piece in found.split(_NOISE):
+        for piece in noise.split(_NOISE):
             piece.copy_(self._noise[start : start + len(piece)])
-        return found
+        return noise
 
     def _wait(self, share: float) -> None:
         """Wait until a share of the step's duration has passed."""
@@ -72,6 +72,6 @@ class _Part(torch.autograd.Function):
 def sample(weights: list[Tensor]) -> Tensor:
     """A fixed selection of the weights [SAMPLES]."""
     each = -(-SAMPLES // len(weights))
-    found = [part.detach().flatten()[:: max(1, part.numel() // each)][:each] for part in weights]
-    flat = torch.cat(found)[:SAMPLES]
+    pieces = [part.detach().flatten()[:: max(1, part.numel() // each)][:each] for part in weights]
+    flat = torch.cat(pieces)[:SAMPLES]
     return nn.functional.pad(flat, (0, SAMPLES - len(flat)))

@@ -117,18 +117,18 @@ def measure(
         wait_until(lambda: all(all(map(len, side.stamps()[:-1])) for side in sides), FIRST_STEP_S)
         time.sleep(times.warm_s)
         before = machine_cpu()
-        found = _windows(sides, scenario, times)
+        measured = _windows(sides, scenario, times)
         after = machine_cpu()
         if scenario.kills:
-            _kill(sides, found, times)
+            _kill(sides, measured, times)
     finally:
         for side in sides:
             side.clear()
-    return Measured(found[0], found[1], (after[0] - before[0]) / max(after[1] - before[1], 1e-9))
+    return Measured(measured[0], measured[1], (after[0] - before[0]) / max(after[1] - before[1], 1e-9))
 
 
 def _windows(sides: Sequence[Side], scenario: Scenario, times: Times) -> list[Figures]:
-    found = [Figures() for _ in sides]
+    measured = [Figures() for _ in sides]
     apart: list[list[float]] = [[] for _ in sides]
     for _ in range(times.windows):
         began, before = time.monotonic(), [side.counters() for side in sides]
@@ -137,15 +137,15 @@ def _windows(sides: Sequence[Side], scenario: Scenario, times: Times) -> list[Fi
             for side, distances in zip(sides, apart, strict=True):
                 distances.append(side.distance())
         ended, after = time.monotonic(), [side.counters() for side in sides]
-        for side, figures, old, new in zip(sides, found, before, after, strict=True):
+        for side, figures, old, new in zip(sides, measured, before, after, strict=True):
             figures.steps_per_s.append(pace(side, began, ended, slowed=scenario.slow > 1))
             _add_costs(figures, old, new)
-    for side, figures, distances in zip(sides, found, apart, strict=True):
+    for side, figures, distances in zip(sides, measured, apart, strict=True):
         figures.distance = statistics.median(distances)
-        figures.ended = sum(not side.alive(one) for one in range(scenario.learners))
+        figures.ended = sum(not side.alive(number) for number in range(scenario.learners))
         if figures.ended:
             raise BenchmarkError(f"learners of {side.name} have ended:\n{side.log()}")
-    return found
+    return measured
 
 
 def _add_costs(figures: Figures, old: Counters, new: Counters) -> None:
@@ -160,7 +160,7 @@ def pace(side: Side, began: float, ended: float, slowed: bool) -> float:
     """Steps per second: the median over all learners but the last one, if that one is slow or dead."""
     stamps = side.stamps()
     chosen = stamps[:-1] if slowed else stamps
-    return statistics.median(advance(one, began, ended) / (ended - began) for one in chosen)
+    return statistics.median(advance(learner_stamps, began, ended) / (ended - began) for learner_stamps in chosen)
 
 
 def advance(stamps: NDArray[np.float64], began: float, ended: float) -> float:
@@ -185,21 +185,21 @@ def progress(stamps: NDArray[np.float64], moment: float) -> float:
 # --- killing and joining
 
 
-def _kill(sides: Sequence[Side], found: Sequence[Figures], times: Times) -> None:
+def _kill(sides: Sequence[Side], measured: Sequence[Figures], times: Times) -> None:
     for side in sides:
         side.kill()
     killed = time.monotonic()
     time.sleep(times.kill_s)
     now = time.monotonic()
-    for side, figures in zip(sides, found, strict=True):
+    for side, figures in zip(sides, measured, strict=True):
         survivors = side.stamps()[:-1]
         before = max(statistics.median(figures.steps_per_s), 1e-9)
         figures.kept = pace(side, now - times.kill_s / 3, now, slowed=True) / before
-        figures.pause_s = max(longest_pause(one.tolist(), killed, now) for one in survivors)
-        figures.ended = sum(not side.alive(one) for one in range(len(survivors)))
+        figures.pause_s = max(longest_pause(learner_stamps.tolist(), killed, now) for learner_stamps in survivors)
+        figures.ended = sum(not side.alive(number) for number in range(len(survivors)))
     joining = [
         (side, figures)
-        for side, figures in zip(sides, found, strict=True)
+        for side, figures in zip(sides, measured, strict=True)
         if side.system.joins and not figures.ended and (figures.kept or 0.0) > STOPPED
     ]
     # measure Starling's newcomer only together with the other system's
@@ -224,5 +224,5 @@ def _join(joining: Sequence[tuple[Side, Figures]], times: Times) -> None:
 
 def longest_pause(stamps: Sequence[float], began: float, ended: float) -> float:
     """Longest time between step ends within an interval, including its boundaries."""
-    inside = [began, *(one for one in stamps if began < one < ended), ended]
+    inside = [began, *(stamp for stamp in stamps if began < stamp < ended), ended]
     return max(later - earlier for earlier, later in pairwise(inside))

@@ -33,7 +33,7 @@ def to_row(scenario: Scenario, name: str, results: Sequence[Measured]) -> Row:
         name: The other system.
         results: Results of the pair's repetitions, at least one.
     """
-    ours, theirs = [one.ours for one in results], [one.theirs for one in results]
+    ours, theirs = [result.ours for result in results], [result.theirs for result in results]
     row: Row = {
         "condition": scenario.name,
         "peer": name,
@@ -42,14 +42,14 @@ def to_row(scenario: Scenario, name: str, results: Sequence[Measured]) -> Row:
         "step_s": scenario.step_s,
         "starling": _figures(ours),
         "theirs": _figures(theirs),
-        "cpu_share": round(statistics.median(one.cpu_share for one in results), 3),
+        "cpu_share": round(statistics.median(result.cpu_share for result in results), 3),
     }
     row["ahead"] = {key: ahead(row["starling"][key], row["theirs"][key], more) for key, more in _MORE_IS_BETTER.items()}
     # windows of both systems are concurrent, so their ratios are more precise than the ratio of the medians
     pairs = [
         mine / their
-        for one in results
-        for mine, their in zip(one.ours.steps_per_s, one.theirs.steps_per_s, strict=True)
+        for result in results
+        for mine, their in zip(result.ours.steps_per_s, result.theirs.steps_per_s, strict=True)
         if mine and their
     ]
     if pairs:
@@ -81,8 +81,8 @@ def ahead(mine: float | None, theirs: float | None, more_is_better: bool) -> flo
 def _note(scenario: Scenario, name: str, theirs: Sequence[Figures], cpu_share: float) -> str:
     notes = ["the cores were busy"] if cpu_share > BUSY else []
     if scenario.kills:
-        ended = sum(one.ended for one in theirs)
-        stopped = [one for one in theirs if (one.kept or 0.0) <= STOPPED]
+        ended = sum(figures.ended for figures in theirs)
+        stopped = [figures for figures in theirs if (figures.kept or 0.0) <= STOPPED]
         if ended:
             notes.append("its survivors ended")
         elif stopped:
@@ -93,14 +93,14 @@ def _note(scenario: Scenario, name: str, theirs: Sequence[Figures], cpu_share: f
 
 def behind(rows: Sequence[Row]) -> list[str]:
     """Descriptions of the figures in which Starling is behind."""
-    found = []
+    figures = []
     for row in rows:
         for key, value in row["ahead"].items():
             if value is not None and value < 1 - _ABOUT_EQUAL:
-                found.append(f"{row['condition']}, {find(row['peer']).title}: {_TITLES[key]} x {value:.2f}")
+                figures.append(f"{row['condition']}, {find(row['peer']).title}: {_TITLES[key]} x {value:.2f}")
             elif value is None and key == "distance" and row["starling"]["distance"] and not row["theirs"]["distance"]:
-                found.append(f"{row['condition']}, {find(row['peer']).title}: its replicas are equal after each step")
-    return found
+                figures.append(f"{row['condition']}, {find(row['peer']).title}: its replicas are equal after each step")
+    return figures
 
 
 # --- showing

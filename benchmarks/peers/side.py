@@ -133,8 +133,8 @@ class Side:
             0, scenario.learners, scenario.params, scenario.step_s, run, _free_ports(), exchange=exchange
         )
         self.service = self._order(do="serve", setup=asdict(self._setup))["pid"]
-        self.boards = [open_board(run, one) for one in range(scenario.learners)]
-        self.pids = [self._learner(one, joining=False) for one in range(scenario.learners)]
+        self.boards = [open_board(run, number) for number in range(scenario.learners)]
+        self.pids = [self._learner(number, joining=False) for number in range(scenario.learners)]
 
     def _learner(self, number: int, joining: bool) -> int:
         scenario, last = self.scenario, number == self.scenario.learners - 1
@@ -178,7 +178,7 @@ class Side:
 
     def log(self) -> str:
         """The last lines of each process's log."""
-        return "\n".join(end_of_log(one, lines=4) for one in sorted(self._setup.folder.glob("*.log")))
+        return "\n".join(end_of_log(file, lines=4) for file in sorted(self._setup.folder.glob("*.log")))
 
     def counters(self) -> Counters:
         """Totals of its processes so far."""
@@ -235,10 +235,10 @@ def _free_ports() -> tuple[int, ...]:
     """Find free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(_PORTS)]
     try:
-        return tuple(one.getsockname()[1] for one in sockets)
+        return tuple(probe.getsockname()[1] for probe in sockets)
     finally:
-        for one in sockets:
-            one.close()
+        for probe in sockets:
+            probe.close()
 
 
 def wait_until(done: Any, patience_s: float) -> bool:

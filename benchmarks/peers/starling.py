@@ -37,7 +37,7 @@ class Starling(System):
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         key = RingKey.load(await_file(setup.folder / "ring.key"))
         cfg, gossip = exchange_config(setup.exchange)
-        one = ExchangeSetup(
+        exchange_setup = ExchangeSetup(
             node=setup.number,
             rank=0,
             size=self.flat.weights.numel(),
@@ -46,7 +46,7 @@ class Starling(System):
             gossip=gossip,
         )
         group = NodeGroup(0, 1, setup.folder / "unused", torch.device("cpu"))
-        self.ring = NodeExchange(setup.number, group, self.flat, build_exchange(cfg, one))
+        self.ring = NodeExchange(setup.number, group, self.flat, build_exchange(cfg, exchange_setup))
         await_file(setup.folder / "coordinator" / "coordinator.json")
         self.client = NodeClient(coordinator_address(setup.folder), key, setup.number, folder=setup.folder)
         self.steps = 0

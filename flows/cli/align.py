@@ -26,9 +26,9 @@ from flows.cli.configs import YAML_SUFFIXES, complete_config_or_file, complete_p
 from flows.cli.found_corpus import HELP, corpus_data
 
 if TYPE_CHECKING:
-    from recognition.timings import TimedUtterance
-    from tasks.forced_alignment import Alignments
-    from tasks.stages.align_model import AlignmentModel
+    from speech.alignments import AlignedUtterance
+    from tasks.alignment import AlignedCorpus
+    from tasks.stages.align import AlignmentModel
 
 _SHOWN = 20
 
@@ -65,33 +65,35 @@ def align(
     Writes words.ctm, phones.ctm (or tokens.ctm), a TextGrid for each utterance, and suspicious.csv. A configuration's
     model is trained first if necessary.
     """
+    from speech.alignments import suspicious
+
     with redirect_stdout(sys.stderr), interruptible(), progress_bars():
-        found = _aligned(model, data, overrides or [], device)
-    files = write_files(found, output, deviations)
-    suspicious = found.suspicious(deviations)
+        corpus = _aligned(model, data, overrides or [], device)
+    wrong = suspicious(corpus.utterances, deviations)
+    files = write_files(corpus, wrong, output)
     summary: dict[str, Any] = {
-        "aligned": len(found.found),
-        "failed": len(found.failures),
-        "quarantined": found.quarantined,
+        "aligned": len(corpus.alignments),
+        "failed": len(corpus.utterances) - len(corpus.alignments),
+        "quarantined": corpus.quarantined,
         "suspicious": [
-            {"id": name, "reason": reason, "transcript": found.texts.get(name, ""), "heard": found.heard.get(name)}
-            for name, reason, _ in suspicious
+            {"id": utterance.id, "reason": reason, "transcript": utterance.text, "heard": utterance.heard}
+            for utterance, reason in wrong
         ],
         "files": [str(path) for path in files],
     }
     if json_output:
         print_json(summary)
         return
-    _show(suspicious, found.texts, found.heard)
+    _show(wrong)
     counts = ", ".join(f"{summary[name]:,} {name}" for name in ("aligned", "failed", "quarantined"))
     print_line(f"{counts}; files in {output}")
 
 
-def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alignments":
+def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "AlignedCorpus":
     from flows.models import fetch_model, model_uri
-    from tasks.forced_alignment import align_with_ctc, align_with_gmm
+    from tasks.alignment import CtcCorpusAligner, GmmCorpusAligner, align_corpus
     from tasks.stages import progress
-    from tasks.stages.align_model import AlignmentModel, is_alignment_model
+    from tasks.stages.align import AlignmentModel, is_alignment_model
 
     def report(done: float, total: float) -> None:
         progress.report("align", done, total, data.name)
@@ -101,13 +103,13 @@ def _aligned(model: str, data: Path, overrides: list[str], device: str) -> "Alig
         from tasks.config.pipeline import load_config
 
         config = load_config(Path(model), overrides)
-        with _model_of(config) as found:
-            return align_with_gmm(found, sources, report, config)
+        with _model_of(config) as trained:
+            return align_corpus(GmmCorpusAligner(trained), sources, report, config)
     if overrides:
         raise ValueError(f"--set overrides fields of a configuration, and {model} is a model: remove --set")
     if is_alignment_model(Path(model)):
-        return align_with_gmm(AlignmentModel.load(Path(model)), sources, report)
-    return align_with_ctc(fetch_model(model_uri(model)), sources, device, report)
+        return align_corpus(GmmCorpusAligner(AlignmentModel.load(Path(model))), sources, report)
+    return align_corpus(CtcCorpusAligner(fetch_model(model_uri(model)), device), sources, report)
 
 
 @contextmanager
@@ -115,7 +117,7 @@ def _model_of(config: Any) -> "Iterator[AlignmentModel]":
     """The model of a configuration's stage align, which runs if it has not."""
     from flows.names import new_run_id
     from tasks.orchestration.stage_tasks import run_plainly
-    from tasks.stages.align_model import AlignmentModel
+    from tasks.stages.align import AlignmentModel
     from tasks.stages.base import Run
 
     if config.align is None:
@@ -126,23 +128,34 @@ def _model_of(config: Any) -> "Iterator[AlignmentModel]":
         yield AlignmentModel.fetch(run.result("align").output, Path(folder))
 
 
-def write_files(found: "Alignments", output: Path, deviations: float) -> list[Path]:
-    """Write CTM files, TextGrids and the report; returns their paths without the TextGrids'."""
+def write_files(corpus: "AlignedCorpus", wrong: "list[tuple[AlignedUtterance, str]]", output: Path) -> list[Path]:
+    """Write CTM files, TextGrids and the report; returns their paths without the TextGrids'.
+
+    Args:
+        corpus: The alignments.
+        wrong: Utterances whose transcripts are probably wrong, with the reasons.
+        output: The folder.
+    """
     from configurable.files import replace_file
-    from recognition.timings import ctm_lines, distinct_names, textgrid
+    from speech.alignments import ctm_lines, distinct_names, textgrid
 
     grids = output / "textgrids"
     grids.mkdir(parents=True, exist_ok=True)
-    words, units = (output / f"{name}.ctm" for name in ("words", found.units))
-    named = list(zip(distinct_names(one.id for one in found.found), found.found, strict=True))
-    replace_file(words, "".join(ctm_lines(name, one.words) for name, one in named).encode())
-    replace_file(units, "".join(ctm_lines(name, one.units) for name, one in named).encode())
-    for one in found.found:
-        text = textgrid(one.duration, {"words": one.words, found.units: one.units})
-        replace_file(grids / _grid_name(one.id), text.encode())
+    names = distinct_names(alignment.id for alignment in corpus.alignments)
+    tiers = [
+        {"words": alignment.timed(alignment.words), corpus.units: alignment.timed(alignment.units)}
+        for alignment in corpus.alignments
+    ]
+    files = []
+    for tier in ("words", corpus.units):
+        lines = (ctm_lines(name, of_utterance[tier]) for name, of_utterance in zip(names, tiers, strict=True))
+        files.append(output / f"{tier}.ctm")
+        replace_file(files[-1], "".join(lines).encode())
+    for alignment, of_utterance in zip(corpus.alignments, tiers, strict=True):
+        replace_file(grids / _grid_name(alignment.id), textgrid(alignment.duration, of_utterance).encode())
     report = output / "suspicious.csv"
-    replace_file(report, _table(found, deviations).encode())
-    return [words, units, report]
+    replace_file(report, _table(wrong).encode())
+    return [*files, report]
 
 
 def _grid_name(utterance: str) -> str:
@@ -150,33 +163,35 @@ def _grid_name(utterance: str) -> str:
     return utterance.replace("%", "%25").replace("/", "%2F") + ".TextGrid"
 
 
-def _table(found: "Alignments", deviations: float) -> str:
+def _table(wrong: "list[tuple[AlignedUtterance, str]]") -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["id", "reason", "score", "confidence", "duration", "transcript", "heard"])
-    for name, reason, one in found.suspicious(deviations):
-        writer.writerow([name, reason, *_figures(one), found.texts.get(name, ""), found.heard.get(name, "")])
+    for utterance, reason in wrong:
+        writer.writerow([utterance.id, reason, *_figures(utterance), utterance.text, utterance.heard or ""])
     return text.getvalue()
 
 
-def _figures(one: "TimedUtterance | None") -> tuple[str, str, str]:
-    return (f"{one.score:.3f}", f"{one.confidence:.3f}", f"{one.duration:.2f}") if one else ("", "", "")
+def _figures(utterance: "AlignedUtterance") -> tuple[str, str, str]:
+    """Score, confidence and seconds of an alignment; empty if there is none."""
+    alignment = utterance.alignment
+    if alignment is None:
+        return "", "", ""
+    return f"{alignment.score:.3f}", f"{alignment.confidence:.3f}", f"{alignment.duration:.2f}"
 
 
-def _show(
-    suspicious: "list[tuple[str, str, TimedUtterance | None]]", texts: dict[str, str], heard: dict[str, str]
-) -> None:
+def _show(wrong: "list[tuple[AlignedUtterance, str]]") -> None:
     """Table of the worst utterances, with what was said and what the model heard instead."""
-    if not suspicious:
+    if not wrong:
         out.print("no transcript looks wrong")
         return
     out.print("Suspicious transcripts", style="italic")
-    for name, reason, one in suspicious[:_SHOWN]:
-        score, confidence, seconds = _figures(one)
-        figures = f"; score {score}, confidence {confidence}, {seconds} s" if one else ""
-        print_line(f"{name}: {reason}{figures}", "bold")
-        print_line(f"  transcript: {texts.get(name, '')}")
-        if name in heard:
-            print_line(f"  heard:      {heard[name] or '(nothing)'}")
-    if len(suspicious) > _SHOWN:
-        say(f"{len(suspicious) - _SHOWN} more are in suspicious.csv")
+    for utterance, reason in wrong[:_SHOWN]:
+        score, confidence, seconds = _figures(utterance)
+        figures = f"; score {score}, confidence {confidence}, {seconds} s" if score else ""
+        print_line(f"{utterance.id}: {reason}{figures}", "bold")
+        print_line(f"  transcript: {utterance.text}")
+        if utterance.heard is not None:
+            print_line(f"  heard:      {utterance.heard or '(nothing)'}")
+    if len(wrong) > _SHOWN:
+        say(f"{len(wrong) - _SHOWN} more are in suspicious.csv")

@@ -67,12 +67,13 @@ def _options(
 
 
 app.command("init")(init.init)
-app.command("run")(run.run)
-for stage in ("shard", "features", "decode", "register"):
-    app.command(stage, help=run.STAGE_HELP[stage])(run.stage_command(stage))
-app.command("train")(node.train)
+app.command("run", help=run.HELP)(run.run)
+_ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
+for stage in run.FORMER:
+    app.command(stage, hidden=True, context_settings=_ANY_WORDS)(run.former_command(stage))
+app.command("train", context_settings=_ANY_WORDS)(node.train)
 app.command("key")(node.key)
-app.command("score")(score.score)
+app.command("score", context_settings={"ignore_unknown_options": True})(score.score)
 app.command("evaluate")(evaluate.evaluate)
 app.command("align")(align.align)
 corpus.app.command("changed")(deploy.corpus_changed)

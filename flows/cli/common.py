@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
+from pathlib import Path
 from typing import IO, Annotated, Any, ParamSpec, TypeVar, cast
 
 import typer
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from flows.servers.shutdown import bounded_end, end_if_signalled
-from tasks.config.home import own_disks_named
+from tasks.config.home import home, own_disks_named
 from tasks.figures import percent
 from tasks.orchestration.logs import LogStream
 from training.processes.logs import wants_json
@@ -30,8 +31,8 @@ err = Console(file=cast(IO[str], LogStream()), width=200) if wants_json() else C
 
 _WIDE = 130
 """Columns of a terminal in which a long bar and a clock fit beside the note of a training."""
-_QUIET_S = 30.0
-"""Longest time without a line while a stage reports progress, where there are no bars."""
+_QUIET_S, _QUIETEST_S = 30.0, 600.0
+"""Time between two lines of a running stage: it doubles with each of them, up to the second of these times."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, last on standard output.")]
 SetOption = Annotated[
@@ -151,16 +152,41 @@ def _bar_columns(width: int) -> list[ProgressColumn]:
 
 
 @contextmanager
+def run_log(name: str) -> Iterator[Path]:
+    """Write every line of the block's stages, with its time, into a new file of the data folder.
+
+    Args:
+        name: Of the configuration; begins the file's name.
+
+    Yields:
+        The file.
+    """
+    from tasks.stages import progress
+
+    path = home() / "logs" / f"run-{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8", buffering=1) as file:
+
+        def tell(stage: str, text: str) -> None:
+            file.write(f"{datetime.now().astimezone():%H:%M:%S} {stage}: {text}\n")
+
+        with progress.following(tell):
+            yield path
+
+
+@contextmanager
 def progress_bars() -> Iterator[None]:
     """Show progress on standard error while the block runs: lines, and running stages as bars on a terminal.
 
-    Elsewhere, a stage that has given no line for half a minute gives one of how far it is.
+    Of the lines of a running stage, such as one for each epoch, those are left out that follow another one too soon.
+    Where there are no bars, a stage without lines gives one of how far it is.
     """
     from tasks.stages import progress
 
     with Progress(*_bar_columns(err.width), console=err, transient=True) as bars:
         shown: dict[str, TaskID] = {}
-        spoke: dict[str, float] = {}
+        spoke: dict[str, float] = {}  # when a running stage gave its last line, or began
+        pauses: dict[str, float] = {}
 
         def sink(stage: str, done: float, total: float, note: str) -> None:
             if stage not in shown:
@@ -168,15 +194,21 @@ def progress_bars() -> Iterator[None]:
             text = note if total > 0 else f"{note} {done:,.0f}"
             bars.update(shown[stage], completed=done, total=total or None, note=text)
             now = time.monotonic()
-            if not err.is_terminal and now - spoke.setdefault(stage, now) >= _QUIET_S:
+            if not err.is_terminal and now - spoke.setdefault(stage, now) >= pauses.get(stage, _QUIET_S):
                 tell(stage, f"{note} {percent(done / total, 0)}".strip() if total > 0 else text)
 
         def tell(stage: str, text: str) -> None:
-            spoke[stage] = time.monotonic()
+            now = time.monotonic()
+            if stage in shown:
+                if stage in pauses and now - spoke[stage] < pauses[stage]:
+                    return
+                pauses[stage] = min(2 * pauses.get(stage, _QUIET_S), _QUIETEST_S)
+            spoke[stage] = now
             bars.console.print(f"{stage}: {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
         def end(stage: str) -> None:
             spoke.pop(stage, None)
+            pauses.pop(stage, None)
             if stage in shown:
                 bars.remove_task(shown.pop(stage))
 

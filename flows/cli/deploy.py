@@ -109,6 +109,14 @@ def checked_url(url: str) -> str:
 def deploy(
     config: ConfigOption = None,
     overrides: SetOption = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="MODEL",
+            help="Model that training begins with: @champion, NAME@ALIAS, NAME/VERSION, a bundle's folder or URL.",
+        ),
+    ] = "",
     pool: Annotated[str, typer.Option(help="Work pool; created if missing.")] = "starling",
     pool_type: Annotated[str, typer.Option(help="Type of the pool: process, docker or kubernetes.")] = "process",
     image: Annotated[str, typer.Option(help="Image of docker and kubernetes pools; default: starling:0.1.0-cpu.")] = "",
@@ -124,13 +132,15 @@ def deploy(
     """Register the deployments of configurations, with schedules and automations, at the running Prefect server."""
     from flows.deploy.deployments import Options, prefect_yaml
     from flows.deploy.pools import WorkPool
+    from tasks.config.model_names import initial_overrides
     from tasks.config.pipeline import load_config
 
     if not config and not DEFAULT_CONFIG.is_file():
         raise ValueError("there is no configs/demo.yaml here: name a configuration with --config")
+    overrides = [*(overrides or []), *initial_overrides(model)]
     options = Options(WorkPool(pool, pool_type, image), timezone, tuple(watch or ()))
     if print_only:
-        loaded = [load_config(path, overrides or []) for path in config or [DEFAULT_CONFIG]]
+        loaded = [load_config(path, overrides) for path in config or [DEFAULT_CONFIG]]
         sys.stdout.write(prefect_yaml(loaded, options))
         return
     url = checked_url(notify_url)

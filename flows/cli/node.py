@@ -1,4 +1,4 @@
-"""`starling train` runs a whole training or one node of it; `starling key` makes the key that nodes share."""
+"""`starling train` runs one node of a training; `starling key` makes the key that nodes share."""
 
 import os
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.common import JsonOption, SetOption, friendly, print_json, print_line
-from flows.cli.configs import OptionalConfigArgument, complete_path
-from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
+from flows.cli.common import JsonOption, friendly, print_json, print_line
+from flows.cli.configs import complete_path
+from flows.cli.run import instead
 
 COORDINATOR, KEY_FILE = "STARLING_COORDINATOR", "STARLING_RING_KEY_FILE"
 RANKS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
@@ -26,10 +26,7 @@ FolderOption = Annotated[
 
 @friendly
 def train(
-    config: OptionalConfigArgument = None,
-    overrides: SetOption = None,
-    force: ForceOption = False,
-    no_prefect: NoPrefectOption = False,
+    context: typer.Context,
     node_rank: Annotated[
         int | None,
         typer.Option("--node-rank", min=0, help=f"Run this node of a ring. Default: {' or '.join(RANKS)}."),
@@ -49,37 +46,22 @@ def train(
     max_restarts: Annotated[
         int | None, typer.Option("--max-restarts", min=0, help="Restarts of the node's processes. Default: 3.")
     ] = None,
-    json_output: JsonOption = False,
 ) -> None:
-    """Train the acoustic model of a configuration, or run one node of a training that was started elsewhere.
+    """Run one node of a training: this process and its children.
 
-    Without a configuration, and with --node-rank and --coordinator, this process and its children form one node. The
-    training itself is started by `starling train CONFIG` or `starling run CONFIG` with train.launch.kind=external.
+    The training itself is started by `starling run CONFIG` with train.launch.kind=external.
     """
-    node_options = {
-        "--node-rank": node_rank,
-        "--coordinator": coordinator or None,
-        "--key-file": key_file,
-        "--bind": bind or None,
-        "--advertise": advertise or None,
-        "--folder": folder,
-        "--max-restarts": max_restarts,
-    }
-    given = [name for name, value in node_options.items() if value is not None]
-    if config is not None:
-        if given:
-            raise ValueError(
-                f"{given[0]} is for a node, which takes no configuration (the coordinator sends it): leave out "
-                f"{config}, or {given[0]}"
-            )
-        finish(execute(config, overrides or [], "train" if force else "", "train", no_prefect), json_output)
-        return
-    if not given and not os.environ.get(COORDINATOR):
-        raise ValueError("give a configuration to train, or --node-rank and --coordinator to run a node of a training")
-    foreign = {"--set": bool(overrides), "--force": force, "--no-prefect": no_prefect, "--json": json_output}
-    for name, used in foreign.items():
-        if used:
-            raise ValueError(f"{name} needs a configuration; a node takes none (the coordinator sends it)")
+    if context.args:
+        raise ValueError(
+            f"{context.args[0]} is no option of a node, which gets its configuration from the coordinator; to train "
+            f"one: {instead('train', context.args)}"
+        )
+    given = (node_rank, coordinator or None, key_file, bind or None, advertise or None, folder, max_restarts)
+    if all(value is None for value in given) and not os.environ.get(COORDINATOR):
+        raise ValueError(
+            "give --node-rank and --coordinator, the node of a training; to train a configuration: "
+            f"{instead('train', [])}"
+        )
     raise typer.Exit(
         _node(node_rank, coordinator, key_file, bind, advertise, folder, 3 if max_restarts is None else max_restarts)
     )

@@ -1,13 +1,16 @@
-"""`starling run` and the commands that stop after one stage."""
+"""`starling run`, and what stands for former commands that stopped after one stage."""
 
+import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from flows.cli.common import (
     JsonOption,
@@ -19,19 +22,24 @@ from flows.cli.common import (
     out,
     print_json,
     progress_bars,
+    run_log,
 )
 from flows.cli.configs import ConfigArgument
 from tasks import STAGES
 
-STAGE_HELP = {
-    "shard": "Prepare the corpora of a configuration and pack them into WebDataset shards.",
-    "features": "Compute feature statistics, and feature shards if the configuration stores them.",
-    "decode": "Recognize the test sets of a configuration.",
-    "register": "Register the model of a configuration in MLflow.",
-}
+if TYPE_CHECKING:
+    from tasks.config.pipeline import PipelineConfig
+
+FORMER = ("shard", "features", "decode", "register")
+"""Stages that were commands, too."""
+HELP = f"""Run a pipeline, or the part of it up to a stage.
+
+Stages, as far as the configuration has them: {", ".join(STAGES)}.
+
+Stages whose inputs and configuration have not changed are taken from the object store.
+"""
 
 NoPrefectOption = Annotated[bool, typer.Option("--no-prefect", help="Run the stages without Prefect.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Run this stage again even if it is done.")]
 
 
 def _stage(value: str | None) -> str | None:
@@ -42,13 +50,30 @@ def _stage(value: str | None) -> str | None:
     return value
 
 
+def _beginning(values: list[str] | None) -> tuple[str, str]:
+    """The stage and the model that `--from` names, each at most once."""
+    stages = [value for value in values or [] if value in STAGES]
+    models = [value for value in values or [] if value not in STAGES]
+    if len(stages) > 1 or len(models) > 1:
+        raise typer.BadParameter("--from names a stage, a model, or one of each", param_hint="--from")
+    model = models[0] if models else ""
+    if re.fullmatch(r"[a-z_]+", model) and not Path(model).is_dir():
+        _stage(model)
+    return stages[0] if stages else "", model
+
+
 @friendly
 def run(
     config: ConfigArgument,
     overrides: SetOption = None,
-    from_stage: Annotated[
-        str | None,
-        typer.Option("--from", metavar="STAGE", callback=_stage, help="Run this stage and all later ones again."),
+    beginning: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="STAGE|MODEL",
+            help="Run this stage and all later ones again; or begin training with a model: @champion, NAME@ALIAS, "
+            "NAME/VERSION, a bundle's folder or URL. Repeatable.",
+        ),
     ] = None,
     until: Annotated[
         str, typer.Option("--until", metavar="STAGE", callback=_stage, help="Stop after this stage.")
@@ -59,32 +84,36 @@ def run(
     no_prefect: NoPrefectOption = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Run a pipeline: prepare, shard, features, train, lm (if configured), decode, score, register, report.
+    """Run a pipeline, or the part of it up to a stage; the help is `HELP`."""
+    from tasks.config.model_names import initial_overrides
 
-    Stages whose inputs and configuration have not changed are taken from the object store.
-    """
+    from_stage, model = _beginning(beginning)
+    overrides = [*(overrides or []), *initial_overrides(model)]
     if from_stage and STAGES.index(from_stage) > STAGES.index(until):
         raise typer.BadParameter(f"--from {from_stage} comes after --until {until}: nothing would run again")
     if folds:
         if until != "report":
             raise typer.BadParameter("--until and --folds exclude each other: every fold runs through `score`")
-        finish_folds(execute_folds(config, overrides or [], folds, from_stage or "", no_prefect), json_output)
+        finish_folds(execute_folds(config, overrides, folds, from_stage, no_prefect), json_output)
         return
-    summary = execute(config, overrides or [], from_stage or "", until, no_prefect)
+    summary = execute(config, overrides, from_stage, until, no_prefect)
     finish(summary, json_output)
 
 
 def execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     """Run a configuration and return its summary; output of libraries goes to standard error."""
     with redirect_stdout(sys.stderr), interruptible():
-        return _execute(config_path, overrides, force_from, until, no_prefect)
+        config = _open(config_path, overrides, until)
+        with run_log(config.name) as log:
+            return _execute(config, force_from, until, no_prefect) | {"log": str(log)}
 
 
 def _say(text: str) -> None:
     err.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def _execute(config_path: Path, overrides: list[str], force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
+def _open(config_path: Path, overrides: list[str], until: str) -> "PipelineConfig":
+    """A configuration whose sources and servers can be reached."""
     from tasks.config.pipeline import load_config
     from tasks.orchestration.reachable import check_servers
     from tasks.stages.sources import check_sources_open
@@ -92,6 +121,10 @@ def _execute(config_path: Path, overrides: list[str], force_from: str, until: st
     config = load_config(config_path, overrides)
     check_sources_open(config, str(config_path))
     check_servers(config, until, _say)
+    return config
+
+
+def _execute(config: "PipelineConfig", force_from: str, until: str, no_prefect: bool) -> dict[str, Any]:
     if no_prefect:
         from flows.plain import run_pipeline
 
@@ -150,26 +183,34 @@ def finish_folds(result: dict[str, Any], json_output: bool) -> None:
 
 
 def finish(summary: dict[str, Any], json_output: bool) -> None:
-    """Print a run's outcome as tables, or, with JSON on standard output, as tables on standard error."""
-    from flows.summary import print_summary
+    """Print a run's outcome, or, with JSON on standard output, on standard error; all tables go to the run's log."""
+    from flows.summary import print_outcome, print_summary
 
-    print_summary(summary, err if json_output else out)
+    with Path(summary["log"]).open("a", encoding="utf-8") as file:
+        print_summary(summary, Console(file=file, width=160))
+    print_outcome(summary, err if json_output else out)
     if json_output:
         print_json(summary)
 
 
-def stage_command(name: str) -> Callable[..., None]:
-    """Returns the command that runs a configuration up to one stage."""
+def instead(stage: str, words: Sequence[str]) -> str:
+    """What to write in place of a former command of a single stage.
+
+    Args:
+        stage: The stage, which had the command's name.
+        words: What followed on the command line.
+    """
+    options = f"--from {stage} --until {stage}" if "--force" in words else f"--until {stage}"
+    rest = [word for word in words if word != "--force"]
+    return f"starling run {shlex.join(rest) or 'CONFIG'} {options}"
+
+
+def former_command(stage: str) -> Callable[..., None]:
+    """Returns the hidden command in place of the one that ran a configuration up to a stage."""
 
     @friendly
-    def command(
-        config: ConfigArgument,
-        overrides: SetOption = None,
-        force: ForceOption = False,
-        no_prefect: NoPrefectOption = False,
-        json_output: JsonOption = False,
-    ) -> None:
-        finish(execute(config, overrides or [], name if force else "", name, no_prefect), json_output)
+    def command(context: typer.Context) -> None:
+        raise ValueError(f"there is no command {stage} any more: {instead(stage, context.args)}")
 
-    command.__name__ = name
+    command.__name__ = stage
     return command

@@ -1,5 +1,6 @@
-"""`starling score`: the error rates of a configuration's test sets, or of any recognizer's transcripts."""
+"""`starling score`: the error rates of any recognizer's transcripts."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configurable.wording import counted
-from flows.cli.common import JsonOption, SetOption, friendly, out, print_json, print_line, say
-from flows.cli.configs import CONFIG_SUFFIXES, complete_config_or_file, complete_path, find_config
-from flows.cli.run import ForceOption, NoPrefectOption, execute, finish
+from flows.cli.common import JsonOption, friendly, out, print_json, print_line, say
+from flows.cli.configs import CONFIG_SUFFIXES, complete_path, packaged_configs
+from flows.cli.run import instead
 
 if TYPE_CHECKING:
     from speech.scoring import PairingRules, ScoringRules
@@ -50,16 +51,8 @@ class ExtraOption(StrEnum):
 def score(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="CONFIG | REF HYP",
-            help="YAML configuration, or two transcripts.",
-            show_default=False,
-            autocompletion=complete_config_or_file,
-        ),
+        typer.Argument(metavar="REF HYP", help="Two transcripts.", show_default=False, autocompletion=complete_path),
     ] = None,
-    overrides: SetOption = None,
-    force: ForceOption = False,
-    no_prefect: NoPrefectOption = False,
     kind: Annotated[
         str,
         typer.Option(
@@ -85,13 +78,9 @@ def score(
     extra: Annotated[ExtraOption, typer.Option("--extra", help="Hypotheses without a reference.")] = ExtraOption.refuse,
     json_output: JsonOption = False,
 ) -> None:
-    """Score a configuration's test sets, or a recognizer's transcript against the reference as NIST's sclite does."""
-    if not files or len(files) > 2:
-        raise ValueError("give either a configuration, or a reference and a hypothesis: starling score REF HYP")
-    if len(files) == 1:
-        config = _config(files[0])
-        finish(execute(config, overrides or [], "score" if force else "", "score", no_prefect), json_output)
-        return
+    """Score a recognizer's transcript against the reference as NIST's sclite does."""
+    _check_transcripts(files or [])
+    assert files
     from speech.scoring import PairingRules, ScoringRules, read_glm
 
     ref_format, _, hyp_format = kind.partition(",")
@@ -108,18 +97,21 @@ def score(
     _show(result, text, json_output)
 
 
-def _config(path: Path) -> Path:
-    """A configuration's file.
+def _check_transcripts(files: Sequence[Path]) -> None:
+    """Check that there are two files and no unknown options, which the command takes for files.
 
     Raises:
-        ValueError: If the file is a transcript.
+        ValueError: If not; for a configuration, which was scored by this command, it names the command to use.
     """
-    if path.is_file() and path.suffix not in CONFIG_SUFFIXES:
-        raise ValueError(
-            f"{path} is one transcript: give a reference and a hypothesis, starling score REF HYP, or a YAML "
-            "configuration"
-        )
-    return find_config(path) or path
+    words = [str(path) for path in files]
+    unknown = [word for word in words if word.startswith("-")]
+    config = [path for path in files if path.suffix in CONFIG_SUFFIXES or path.name in packaged_configs()]
+    if config and (len(files) == 1 or unknown):
+        raise ValueError(f"{config[0]} is a configuration; to score its test sets: {instead('score', words)}")
+    if unknown:
+        raise ValueError(f"there is no option {unknown[0]}: see starling score --help")
+    if len(files) != 2:
+        raise ValueError("give a reference and a hypothesis: starling score REF HYP")
 
 
 def _show(result: dict[str, Any], text: str, json_output: bool) -> None:
@@ -178,7 +170,7 @@ def score_files(
         report = score_sets(pairs.rows, rules)
         result |= {"speakers": pairs.speakers, "overlaps": pairs.overlaps}
         name = path.stem if path.stem not in result["sets"] else str(path)
-        result["sets"][name] = summarize(report, 1000, 0)
+        result["sets"][name] = summarize(report, 0)
         titles = pairs.titles or {label: label for label in report.labels}
         result["labels"][name] = {
             title: report.labels[label].to_dict() for label, title in titles.items() if label in report.labels

@@ -3,8 +3,8 @@
 import html
 from collections.abc import Iterator, Sequence
 
-from recognition.timings import ctm_lines
 from recognition.transcriber import Transcript
+from speech.alignments import ctm_lines
 from speech.hypotheses import Word
 
 _PAUSE_S, _CUE_S = 0.8, 6.0

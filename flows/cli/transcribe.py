@@ -265,7 +265,7 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
 
 def _named_apart(recordings: list[tuple[Path, Path]]) -> list[tuple[Path, Path]]:
     """Recordings whose names differ in every output format."""
-    from recognition.timings import distinct_names, scored_name
+    from speech.alignments import distinct_names, scored_name
 
     def with_suffix(path: Path, name: Path) -> Path:
         return name.with_name(name.name + path.suffix)

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -146,6 +147,7 @@ class SpeechDataset:
         quarantine: Records damaged shards, whose utterances are then omitted from batches; None raises for them.
         targets: Tied states of the utterances, if the objective needs them.
         checked: The tokenizer is known to encode all transcripts: do not read them for that.
+        max_seconds: Utterances that are longer are left out of batches.
 
     Raises:
         TokenError: If the tokenizer does not know a symbol of a transcript, unless `lenient` or `checked`.
@@ -161,6 +163,7 @@ class SpeechDataset:
         quarantine: ShardQuarantine | None = None,
         targets: StateTargets | None = None,
         checked: bool = False,
+        max_seconds: float = math.inf,
     ) -> None:
         self.index = index
         self.reader = reader
@@ -171,6 +174,7 @@ class SpeechDataset:
         self._ids, self._speakers, self._texts = (index.values(name) for name in ("id", "speaker", "text"))
         self._shard_of = index.column("shard")
         self._lost: set[int] = set()
+        self._max_seconds = max_seconds
         self._stored = index.metadata["payload"] == "npy"
         self._tokenizer, self._lenient, self._quarantine = tokenizer, lenient, quarantine
         if tokenizer and not lenient and not checked:
@@ -228,8 +232,9 @@ class SpeechDataset:
             ShardError: If a shard is damaged and there is no quarantine.
             TooManyShardsError: If there is one, and with this shard more is lost than its limit.
         """
+        rows = [int(row) for row in rows if self.durations[int(row)] <= self._max_seconds]
         # a list, not a dictionary: a sampled epoch may draw an utterance twice for one batch
-        loaded = [(int(row), item) for row in rows if (item := self._load_or_quarantine(int(row))) is not None]
+        loaded = [(row, item) for row in rows if (item := self._load_or_quarantine(row)) is not None]
         found = np.array([row for row, _ in loaded], dtype=np.int64)
         texts = [self._texts[row].as_py() for row, _ in loaded]
         encoded = [encode(self._tokenizer, text, self._lenient) if self._tokenizer else [] for text in texts]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from configurable.former_fields import former_fields
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import ShardQuarantine
@@ -36,13 +37,12 @@ class SegmentConfig(BaseModel):
     """Stored feature frames of a segment (published: 21)."""
     context: int = Field(default=0, ge=0)
     """Frames before and after a segment that the network sees, too, but is not trained to classify."""
-    keep_rest: bool = True
-    """Keep what is left at the end of an utterance as a shorter segment; if false, it is left out."""
+
+    _former = former_fields(keep_rest=True)
 
     def spans(self, num_frames: int) -> list[tuple[int, int]]:
-        """First own frame and end of each segment of an utterance."""
-        ends = [(start, min(start + self.frames, num_frames)) for start in range(0, num_frames, self.frames)]
-        return ends if self.keep_rest else [span for span in ends if span[1] - span[0] == self.frames]
+        """First own frame and end of each segment of an utterance; the last one may be shorter."""
+        return [(start, min(start + self.frames, num_frames)) for start in range(0, num_frames, self.frames)]
 
     def seen(self, span: tuple[int, int], num_frames: int) -> tuple[int, int]:
         """First frame and end of what the network sees of a segment."""

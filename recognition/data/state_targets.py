@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recognition.data.segments import SegmentConfig, parse_id
-from speech.hmm.alignments import AlignmentTable
+from speech.alignments import AlignmentTable
 from speech.objectives.base import NO_STATE
 from storage.objects import ObjectStore
 

@@ -22,6 +22,7 @@ from configurable.lazy import torch
 from devices.padding import frame_multiple, rounded_up
 from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec, load_bundle
+from recognition.long_utterances import scores_in_pieces
 from recognition.recognizer import Arrays, Elsewhere, Recognizer
 from recognition.system import Ability, SystemConfig
 from recognition.systems.base import SpeechTask, SpeechTaskConfig
@@ -230,7 +231,14 @@ class FrameRecognizer(Recognizer[Scores]):
 
     @override
     def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:
-        """Run the model on utterances, after trimming or padding the silence at their ends to the same length."""
+        """Run the model on utterances, after trimming or padding the silence at their ends to the same length.
+
+        What is longer than the model can read is cut in pauses; the scores of the pieces are joined.
+        """
+        most = self.spec.max_inputs(stored=inputs.ndim == 3)
+        if most and len(lengths) and int(lengths.max()) > most:
+            given = inputs, lengths, speakers
+            return Scores(*scores_in_pieces(self.encode, self.frontend, *given, most))
         with torch.inference_mode():
             feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
             padded = rounded_up(feats, frame_multiple(self.device))

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from configurable.lazy import torch
 from recognition.bundle import BundleSpec
+from recognition.initial_weights import InitialWeights
 from speech.features.augment import AugmentConfig
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
@@ -83,18 +84,29 @@ class SpeechTaskConfig(SystemTaskConfig):
     """Augmentation of training audio and features."""
     speakers: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Feature statistics by speaker, for `cmvn: speaker`."""
+    initial: InitialWeights | None = None
+    """The weights that training begins with; random ones without."""
 
     def speaker_stats(self) -> dict[str, CmvnStats]:
         """The speakers' statistics as objects."""
         return {name: CmvnStats.from_dict(stats) for name, stats in self.speakers.items()}
 
     def build_network(self) -> TrainableNetwork:
-        """The network, with random weights."""
-        return self.spec.build_model()
+        """The network, with the weights that training begins with."""
+        network = self.spec.build_model()
+        if self.initial is not None and self.initial.url:
+            network.load_state_dict(self.initial.read())
+        return network
+
+    @property
+    def new_parameters(self) -> frozenset[str] | None:
+        """Names of the parameters that begin with random values; None if all do."""
+        return None if self.initial is None else frozenset(self.initial.new)
 
     @override
     def _further(self, name: Literal["train", "valid"], index: ShardIndex) -> dict[str, Any]:
-        return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid"}
+        limits = {"lenient": name == "valid", "max_seconds": self.spec.max_seconds}
+        return {"tokenizer": self.spec.build_tokenizer(), **limits}
 
 
 class SpeechTask:

@@ -151,7 +151,7 @@ class GmmRecognizer(Recognizer[list["Tensor"]]):
     @cached_property
     def _search(self) -> GraphSearch:
         from speech.decoding.graph import open_search
-        from speech.hmm.confidence import phone_families
+        from speech.hmm.aligner import phone_families
 
         self.spec.system.check_decoder(self.cfg.kind)
         assert isinstance(self.cfg, GraphConfig)

@@ -14,6 +14,8 @@ from speech.features.mfcc import MfccConfig
 from speech.features.plp import PlpConfig
 from speech.features.registry import FEATURES, FeatureChoice, build_features, feature_dim
 from speech.features.sliding import sliding_normalize
+from speech.features.waveform import WaveformConfig
+from speech.features.whisper_logmel import WhisperLogMelConfig
 
 __all__ = [
     "AUGMENTATIONS",
@@ -34,6 +36,8 @@ __all__ = [
     "PlpConfig",
     "SpecAugment",
     "WaveAugment",
+    "WaveformConfig",
+    "WhisperLogMelConfig",
     "build_features",
     "feature_dim",
     "normalize",

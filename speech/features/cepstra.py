@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from typing_extensions import override
 
+from configurable.former_fields import former_fields
 from speech.features.config import FrameEnergyConfig
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ class CepstraConfig(FrameEnergyConfig):
 
     num_ceps: int = Field(default=13, ge=1)
     """Number of cepstral coefficients, at most `num_mels`."""
-    cepstral_lifter: float = Field(default=22.0, ge=0)
-    """Length of the cepstral lifter; 0 is none."""
+
+    _former_cepstra_fields = former_fields(cepstral_lifter=22.0)
 
     @property
     @override
@@ -42,7 +43,7 @@ class CepstraConfig(FrameEnergyConfig):
         centred = bank.centred(frames)
         feats = self.cepstra(bank, centred)
         if self.use_energy:
-            feats[..., :1] = bank.log_energy(centred, self.energy_floor)
+            feats[..., :1] = bank.log_energy(centred)
         return feats
 
     @override

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from configurable.choices import Choice
+from configurable.former_fields import former_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +25,15 @@ class FeatureConfig(Choice, ABC):
     Attributes:
         adapted: Whether they are those of the speaker-adapted GMM-HMM, which one waveform does not determine.
         has_levels: Whether the energy of a frame can be told from them, which `cmvn_gate_db` and `trim_db` need.
+        centred_frames: Whether frame t is centred at its hop t, from the first sample on: there are as many frames as
+            whole hops, and samples are made up before and after the utterance (`waves_before`). Otherwise frames lie
+            entirely inside the utterance.
         tiny: Fields of small features at 8 kHz: the tests of all kinds compute them.
     """
 
     adapted: ClassVar[bool] = False
     has_levels: ClassVar[bool] = True
+    centred_frames: ClassVar[bool] = False
     tiny: ClassVar[dict[str, Any]] = {}
 
     frame_ms: float = Field(default=25.0, gt=0, le=1000)
@@ -48,8 +53,6 @@ class FeatureConfig(Choice, ABC):
     """Whether to normalize the variance as well as the mean."""
     cmvn_window: int = Field(default=600, ge=2)
     """Size of the window of `sliding`, in frames."""
-    cmvn_min_window: int = Field(default=100, ge=1)
-    """Smallest size of the window at the start of an utterance in frames, with `cmvn_center: false`."""
     cmvn_center: bool = True
     """Whether the window of `sliding` is centred at the frame; otherwise it ends there (for streaming recognition)."""
     cmvn_gate_db: float = Field(default=0.0, ge=0)
@@ -65,8 +68,6 @@ class FeatureConfig(Choice, ABC):
     training the whole utterance."""
     delta_order: int = Field(default=0, ge=0, le=4)
     """Order of the deltas to append: 1 for deltas, 2 for deltas and delta-deltas."""
-    delta_window: int = Field(default=2, ge=1, le=100)
-    """Frames to either side over which deltas are computed by regression."""
     splice_left: int = Field(default=0, ge=0)
     """Number of preceding frames to splice to each frame."""
     splice_right: int = Field(default=0, ge=0)
@@ -76,6 +77,8 @@ class FeatureConfig(Choice, ABC):
     stored: bool = False
     """Compute the features once and store them in shards, instead of on the fly during training. Stored features are
     neither normalized nor spliced; they rule out augmentation of waveforms."""
+
+    _former_fields = former_fields(cmvn_min_window=100, delta_window=2)
 
     @model_validator(mode="after")
     def _check_statistics(self) -> FeatureConfig:
@@ -118,6 +121,28 @@ class FeatureConfig(Choice, ABC):
             FeatureError: Options contradict each other.
         """
         return {}
+
+    def waves_before(self, bank: FilterBank, waves: Tensor, lengths: Tensor) -> Tensor:
+        """What is done to whole waveforms before they are cut into frames; nothing by default.
+
+        Args:
+            bank: The filters.
+            waves: `[B, N]`; what stands beyond an utterance may have any values.
+            lengths: `[B]`, samples of each utterance.
+
+        Returns:
+            `[B, N]`; with `centred_frames`, longer by half a frame before and at least as much after the utterance.
+        """
+        return waves
+
+    def finished(self, feats: Tensor, num_frames: Tensor) -> Tensor:
+        """What is done to an utterance's features at last, which depends on all its frames; nothing by default.
+
+        Args:
+            feats: `[B, T, width]`, zero in the padding.
+            num_frames: `[B]`, frames of each utterance.
+        """
+        return feats
 
     @abstractmethod
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
@@ -171,5 +196,5 @@ class FrameEnergyConfig(FilterBankConfig):
     use_energy: bool = False
     """Add the frame's log energy as the first feature (`fbank`), or put it in place of the first coefficient (`mfcc`,
     `plp`)."""
-    energy_floor: float = Field(default=0.0, ge=0)
-    """Smallest energy of a frame with `use_energy`, on the scale of squared 16-bit samples; 0 is none."""
+
+    _former_energy_fields = former_fields(energy_floor=0.0)

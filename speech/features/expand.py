@@ -138,7 +138,7 @@ class Expand(nn.Module):
         """
         config = self.config
         if config.delta_order:
-            feats = add_deltas(feats, lengths, config.delta_order, config.delta_window)
+            feats = add_deltas(feats, lengths, config.delta_order)
         if config.splice_left or config.splice_right:
             feats = splice(feats, lengths, config.splice_left, config.splice_right)
         return thin(feats, lengths, config.stride) if config.stride > 1 else (feats, lengths)

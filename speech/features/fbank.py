@@ -38,7 +38,7 @@ class FbankConfig(FrameEnergyConfig):
             energies = bank.log(energies)
         if not self.use_energy:
             return energies
-        return torch.cat([bank.log_energy(centred, self.energy_floor), energies], dim=-1)
+        return torch.cat([bank.log_energy(centred), energies], dim=-1)
 
     @override
     def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """I-vectors as features: how the speaker sounds, beside the frames that say what is said (Saon et al. 2013, ASRU).
 
 The background model and the total variability matrix are estimated from the training set, on the LDA and MLLT features
-of the GMM-HMM before fMLLR (`speech.hmm.ubm`, `speech.hmm.ivector`).
+of the GMM-HMM before fMLLR (`speech.hmm.ivector`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import override
 
+from configurable.former_fields import former_fields
 from speech.features.adapted import AdaptedConfig
 
 
@@ -24,15 +25,13 @@ class IvectorConfig(AdaptedConfig):
     """Components of the background model."""
     background_iterations: int = Field(default=4, ge=1)
     """EM iterations of the background model at each of its sizes 2, 4, 8 and so on."""
-    background_every: int = Field(default=5, ge=1)
-    """The background model is estimated from every n-th frame."""
     iterations: int = Field(default=10, ge=1)
     """EM iterations of the total variability matrix."""
     extraction: Literal["speaker", "utterance", "online"] = "speaker"
     """What an i-vector is extracted from: all speech of the speaker, the utterance, or the utterance up to the frame
     (for streaming recognition)."""
-    period: int = Field(default=10, ge=1)
-    """With `extraction: online`, the i-vector is estimated again at every n-th frame."""
+
+    _former_fields = former_fields(background_every=5, period=10)
 
     @property
     @override

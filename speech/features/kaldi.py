@@ -122,6 +122,8 @@ class FilterBank(nn.Module):
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Numbers of frames `[B]` of utterances of `lengths` samples; 0 if an utterance is shorter than a frame."""
+        if self.config.centred_frames:
+            return torch.div(lengths, self.hop_length, rounding_mode="floor")
         frames = torch.div(lengths - self.frame_length, self.hop_length, rounding_mode="floor") + 1
         return frames.clamp(min=0)
 
@@ -145,12 +147,12 @@ class FilterBank(nn.Module):
         num_frames = self.num_frames(lengths)
         if self.config.level_db:
             waves = self._leveled(waves.float(), num_frames)
-        total = max(0, (waves.shape[1] - self.frame_length) // self.hop_length + 1)
+        total = int(self.num_frames(torch.tensor(waves.shape[1])))
         # The spectrum spans ten orders of magnitude: exclude it from mixed precision.
         with torch.autocast(waves.device.type, enabled=False):
-            if waves.device.type == "cpu":
-                return self._each(waves.float(), num_frames, total), num_frames
-            return self._together(waves.float(), num_frames, total), num_frames
+            waves = self.config.waves_before(self, waves.float(), lengths)
+            compute = self._each if waves.device.type == "cpu" else self._together
+            return self.config.finished(compute(waves, num_frames, total), num_frames), num_frames
 
     def _leveled(self, waves: Tensor, num_frames: Tensor) -> Tensor:
         """Waveforms `[B, N]`, scaled so that the tenth loudest frame of each has `level_db`, whatever its offset."""
@@ -217,10 +219,10 @@ class FilterBank(nn.Module):
         return torch.matmul(power, self.filters)
 
     @staticmethod
-    def log_energy(centred: Tensor, floor: float) -> Tensor:
+    def log_energy(centred: Tensor) -> Tensor:
         """Log energy of centred frames, before pre-emphasis and window (Kaldi's `--raw-energy`): `[..., 1]`."""
         energy = centred.square().sum(-1, keepdim=True).mul_(_INT16_SCALE**2)
-        return energy.clamp_(min=max(_EPSILON, floor)).log_()
+        return energy.clamp_(min=_EPSILON).log_()
 
     @staticmethod
     def log(energies: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from configurable.former_fields import former_fields
 from configurable.lazy import torch
 from speech.features.cepstra import CepstraConfig
 from speech.features.mel import equal_loudness, filter_centres, lifter_weights
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from speech.features.kaldi import FilterBank
 
+_COMPRESSION = 1 / 3
+"""Power that the energies are raised to: loudness is the cube root of intensity (Hermansky 1990)."""
 _LEAST = 1e-5
 """Floor of 1 - k² in Durbin's recursion, for reflection coefficients k of 1."""
 
@@ -35,8 +38,8 @@ class PlpConfig(CepstraConfig):
     """Number of cepstral coefficients, at most `lpc_order` + 1."""
     lpc_order: int = Field(default=12, ge=1, le=1000)
     """Order of the all-pole model."""
-    compression: float = Field(default=1 / 3, gt=0, le=1)
-    """Power that the energies are raised to, for loudness (Kaldi's `--compress-factor`)."""
+
+    _former_plp_fields = former_fields(compression=1 / 3)
 
     @model_validator(mode="after")
     def _check_order(self) -> PlpConfig:
@@ -54,14 +57,14 @@ class PlpConfig(CepstraConfig):
         return {
             "curve": equal_loudness(centres),
             "correlations": correlation_matrix(self.num_mels, self.lpc_order),
-            "lifter": lifter_weights(self.num_ceps, self.cepstral_lifter),
+            "lifter": lifter_weights(self.num_ceps),
             "spectrum": 2.0 * torch.cos(torch.outer(torch.arange(1, self.num_ceps, dtype=torch.float64), angles)),
         }
 
     @override
     def cepstra(self, bank: FilterBank, centred: Tensor) -> Tensor:
         loudness = bank.energies(centred).clamp_(min=bank.epsilon).mul_(bank.get_buffer("curve"))
-        autocorrelation = torch.matmul(loudness.pow_(self.compression), bank.get_buffer("correlations"))
+        autocorrelation = torch.matmul(loudness.pow_(_COMPRESSION), bank.get_buffer("correlations"))
         coefficients, error = linear_prediction(autocorrelation)
         cepstra = prediction_cepstrum(coefficients, self.num_ceps - 1)
         # Kaldi floors the logarithm, not the energy
@@ -72,7 +75,7 @@ class PlpConfig(CepstraConfig):
     def smoothed(self, bank: FilterBank, cepstra: Tensor) -> Tensor:
         plain = cepstra / bank.get_buffer("lifter")
         loudness = plain[..., :1] + torch.matmul(plain[..., 1:], bank.get_buffer("spectrum"))
-        return loudness / self.compression - bank.get_buffer("curve").log()
+        return loudness / _COMPRESSION - bank.get_buffer("curve").log()
 
 
 def correlation_matrix(num_mels: int, order: int) -> Tensor:

@@ -15,6 +15,7 @@ from speech.features.logmel import LogMelConfig
 from speech.features.mfcc import MfccConfig
 from speech.features.plp import PlpConfig
 from speech.features.waveform import WaveformConfig
+from speech.features.whisper_logmel import WhisperLogMelConfig
 
 if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
@@ -26,6 +27,7 @@ FEATURES: dict[str, type[FeatureConfig]] = {
     "fbank": FbankConfig,
     "fber": FberConfig,
     "waveform": WaveformConfig,
+    "whisper_logmel": WhisperLogMelConfig,
     "fmllr": FmllrConfig,
     "ivector": IvectorConfig,
     "appended": AppendedConfig,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
+from configurable.lazy import torch
+from speech.features.cmvn import frame_mask
 from speech.features.config import FeatureConfig
 from speech.features.mel import FeatureError
 
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from speech.features.kaldi import FilterBank
+
+
+_EPSILON = 1e-7
+"""Added to the variance, as `Wav2Vec2FeatureExtractor` of the library `transformers` does."""
 
 
 class WaveformConfig(FeatureConfig):
@@ -25,6 +31,9 @@ class WaveformConfig(FeatureConfig):
     """Length of a block in milliseconds: blocks that are longer than `hop_ms` overlap."""
     samples: int = Field(default=160, ge=2)
     """Samples of a block: those of `frame_ms` at the sample rate, such as 160 for 10 ms at 16 kHz, or 80 at 8 kHz."""
+    normalize: bool = False
+    """Give each utterance zero mean and unit variance over all its samples, as most wav2vec 2.0 models expect it
+    (`do_normalize` of a model's preprocessor_config.json)."""
 
     @property
     @override
@@ -42,9 +51,20 @@ class WaveformConfig(FeatureConfig):
         return {}
 
     @override
+    def waves_before(self, bank: FilterBank, waves: Tensor, lengths: Tensor) -> Tensor:
+        if not self.normalize:
+            return waves
+        mask = frame_mask(lengths, waves.shape[1], waves.device)
+        counts = lengths.to(waves.device).clamp(min=1).unsqueeze(1)
+        mean = waves.masked_fill(~mask, 0.0).sum(1, keepdim=True) / counts
+        centred = (waves - mean).masked_fill_(~mask, 0.0)
+        variance = centred.square().sum(1, keepdim=True) / counts
+        return centred * torch.rsqrt(variance + _EPSILON)
+
+    @override
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
         return bank.dithered(frames)
 
     @override
     def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:
-        return bank.log_energy(feats - feats.mean(-1, keepdim=True), 0.0).squeeze(-1)
+        return bank.log_energy(feats - feats.mean(-1, keepdim=True)).squeeze(-1)

@@ -56,7 +56,7 @@ class AdaptedFeatures:
         assert self.extractor is not None
         plain = [self.chain(one) for one in static]
         if part.extraction == "online":
-            return [self.extractor.prefix_ivectors(one, part.period) for one in plain]
+            return [self.extractor.prefix_ivectors(one) for one in plain]
         stats = [statistics(self.extractor.model, one) for one in plain]
         if part.extraction == "speaker" and stats:
             stats = [sum(stats[1:], stats[0])] * len(stats)

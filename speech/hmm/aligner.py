@@ -1,37 +1,32 @@
-"""Alignment of any utterances with a trained model: with fMLLR for each speaker if the model is speaker-adapted."""
+"""Alignment of any utterances with a trained GMM-HMM, with fMLLR for each speaker if the model is speaker-adapted.
+
+Confidences of frames, from which those of words and phones follow, are posteriors of the aligned phones.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from speech.alignments import AlignedUtterance
 from speech.hmm import steps
 from speech.hmm.graphs import GraphOptions, Lexicon, UtteranceGraph
 from speech.hmm.model import HmmModel
-from speech.hmm.steps import AlignedShard, AlignOptions
-from speech.hmm.train import Mapper
-from speech.hmm.utterances import Shard
+from speech.hmm.steps import AlignedShard
+from speech.hmm.topology import Ints
+from speech.hmm.utterances import Adaptations, Mapper, Shard
+from speech.hmm.viterbi import AlignOptions, StatePath
 
 ADAPTATION_FRAMES = 40_000
 """Most frames of a speaker from which fMLLR is estimated: 400 s, since more take time and change few alignments."""
-
-
-@dataclass(frozen=True)
-class AlignedSet:
-    """The alignments of a set.
-
-    Attributes:
-        aligned: Alignments, and utterances that failed with the reasons.
-        adaptations: fMLLR transforms by speaker; empty for a model without adaptation.
-    """
-
-    aligned: AlignedShard
-    adaptations: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,6 @@ class Aligner:
         graph: Probabilities of pronunciations and silence.
         options: Beams and scales.
         mapper: Applies a step to all shards.
-        silence_weight: Weight of silence in fMLLR.
         every: fMLLR uses every n-th frame.
     """
 
@@ -53,30 +47,55 @@ class Aligner:
     graph: GraphOptions = field(default_factory=GraphOptions)
     options: AlignOptions = field(default_factory=AlignOptions)
     mapper: Mapper[Any] = map
-    silence_weight: float = 0.01
     every: int = 1
 
-    def align(self, shards: Sequence[Shard], adaptations: Mapping[str, Tensor] | None = None) -> AlignedSet:
+    def align(
+        self, shards: Sequence[Shard], adaptations: Adaptations | None = None
+    ) -> tuple[AlignedShard, Adaptations]:
         """Align a set.
 
         Args:
             shards: Its utterances.
             adaptations: fMLLR transforms by speaker, as far as they are known. Those of other speakers are estimated
                 from a first alignment without transforms, of at most about `ADAPTATION_FRAMES` frames of each.
+
+        Returns:
+            Alignments, with the reasons for utterances without one; and the transforms of all speakers, none for a
+            model without adaptation.
         """
         graphs = self.graphs(shards)
         if self.model.unadapted is None:
-            return AlignedSet(self._align(self.model, shards, graphs, {}))
+            return self._align(self.model, shards, graphs, {}), {}
         known = dict(adaptations or {})
         if some := _some_of_each_speaker(shards, known):
             plain = replace(self.model, gmm=self.model.unadapted)
             known |= self.estimate(some, self._align(plain, some, graphs, {}))
-        return AlignedSet(self._align(self.model, shards, graphs, known), known)
+        return self._align(self.model, shards, graphs, known), known
+
+    def aligned_utterances(self, shards: Sequence[Shard], frame_seconds: float) -> Iterator[AlignedUtterance]:
+        """Align a set, with confidences and unscaled scores.
+
+        Args:
+            shards: Its utterances.
+            frame_seconds: Frame shift in seconds.
+        """
+        aligned, adaptations = self.align(shards)
+        for shard in shards:
+            model = self.model.to(shard.device)
+            for utterance, frames in zip(shard.utterances, shard.features(model.chain, adaptations), strict=True):
+                text, path = " ".join(utterance.words), aligned.alignments.get(utterance.id)
+                if path is None:
+                    yield AlignedUtterance(utterance.id, text, None, aligned.failures[utterance.id])
+                    continue
+                confidences = frame_confidences(model, frames, path)
+                alignment = path.alignment(utterance.id, utterance.words, model.tree, confidences, frame_seconds)
+                alignment = replace(alignment, score=path.score / self.options.acoustic_scale)
+                yield AlignedUtterance(utterance.id, text, alignment)
 
     def graphs(self, shards: Sequence[Shard]) -> dict[str, UtteranceGraph]:
         """Graphs of the transcripts."""
         tree = self.model.tree
-        used = {word for shard in shards for one in shard.utterances for word in one.words}
+        used = {word for shard in shards for utterance in shard.utterances for word in utterance.words}
         lexicon = {word: self.lexicon[word] for word in sorted(used) if word in self.lexicon}
         known = self.graph.pronunciations or {}
         after = self.graph.silence_after and {w: p for w, p in self.graph.silence_after.items() if w in used}
@@ -94,7 +113,6 @@ class Aligner:
             self.model,
             alignments=aligned.alignments,
             adaptations={},
-            silence_weight=self.silence_weight,
             every=self.every,
         )
         return steps.estimate_transforms(self.mapper(step, shards))
@@ -114,18 +132,67 @@ def _some_of_each_speaker(shards: Sequence[Shard], known: Container[str]) -> lis
     """Evenly spaced utterances of each speaker who is not known, since recordings of a day may differ from others."""
     frames: Counter[str] = Counter()
     for shard in shards:
-        for one in shard.utterances:
-            frames[one.speaker] += one.num_frames
+        for utterance in shard.utterances:
+            frames[utterance.speaker] += utterance.num_frames
     seen: Counter[str] = Counter()
-    found: list[Shard] = []
+    parts: list[Shard] = []
     for shard in shards:
         chosen = []
-        for one in shard.utterances:
-            if one.speaker not in known:
-                every = max(1, -(-frames[one.speaker] // ADAPTATION_FRAMES))
-                if seen[one.speaker] % every == 0:
-                    chosen.append(one)
-                seen[one.speaker] += 1
+        for utterance in shard.utterances:
+            speaker = utterance.speaker
+            if speaker not in known:
+                every = max(1, -(-frames[speaker] // ADAPTATION_FRAMES))
+                if seen[speaker] % every == 0:
+                    chosen.append(utterance)
+                seen[speaker] += 1
         if chosen:
-            found.append(shard.part(chosen))
-    return found
+            parts.append(shard.part(chosen))
+    return parts
+
+
+def phone_families(model: HmmModel) -> tuple[Ints, Ints]:
+    """The family of each phone `[phones + 1]`, and the family of each pdf `[P]`; families are numbered from 0."""
+    phones = model.tree.phones
+    of_phone = np.zeros(len(phones) + 1, dtype=np.int32)
+    for number, family in enumerate(phones.families()):
+        of_phone[family] = number
+    of_pdf = np.zeros(model.gmm.num_pdfs, dtype=np.int32)
+    keys = model.transitions.keys
+    of_pdf[keys[:, 2]] = of_phone[keys[:, 0]]
+    return of_phone, of_pdf
+
+
+def frame_confidences(model: HmmModel, frames: Tensor, path: StatePath) -> NDArray[np.float64]:
+    """Posterior of the aligned phone at each frame, after "goodness of pronunciation" (Witt & Young 2000).
+
+    All tied states are equally probable a priori. Phones that differ only in stress or position count as one.
+
+    Args:
+        model: The model.
+        frames: Transformed features `[T, D]`.
+        path: The alignment of the utterance.
+
+    Returns:
+        `[T]`, 0 to 1.
+    """
+    _, families = phone_families(model)
+    return pdf_confidences(model.gmm.log_likelihoods(frames), path.pdfs(model.tree), families)
+
+
+def pdf_confidences(log_likelihoods: Tensor, pdfs: Ints, families: Ints) -> NDArray[np.float64]:
+    """Posterior of each frame's phone.
+
+    Args:
+        log_likelihoods: Of all pdfs, `[T, P]`.
+        pdfs: int32 `[T]`, the pdf of each frame.
+        families: int32 `[P]`, the phone of each pdf, from `phone_families`.
+
+    Returns:
+        `[T]`, 0 to 1.
+    """
+    device = log_likelihoods.device
+    family = torch.from_numpy(families.astype(np.int64)).to(device)
+    summed = log_likelihoods.new_zeros(len(log_likelihoods), int(families.max()) + 1)
+    summed.index_add_(1, family, log_likelihoods.softmax(dim=1))
+    chosen = family[torch.from_numpy(pdfs.astype(np.int64)).to(device)]
+    return np.asarray(summed.gather(1, chosen[:, None])[:, 0].double().cpu().numpy(), dtype=np.float64)

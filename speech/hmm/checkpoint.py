@@ -1,4 +1,11 @@
-"""Checkpoints of training: model, alignments and speakers' transforms after an iteration; safetensors and JSON."""
+"""Checkpoints of training: model, alignments and speakers' transforms after an iteration.
+
+    sat/state.json                    the last checkpoint's folder, with stage and iteration
+    sat/12/model.{json,safetensors}   the model
+    sat/12/aligned                    alignments and transforms (`speech.hmm.serialization`)
+
+The first is written last.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+from configurable.files import replace_file
 from speech.files import DAMAGED
-from speech.hmm.align import Alignment
-from speech.hmm.model import HmmModel, ModelError, write_json, write_tensors
+from speech.hmm.model import HmmModel, ModelError, write_json
+from speech.hmm.serialization import dump_value, load_value
 from speech.hmm.steps import AlignedShard
+
+_ALIGNED = "aligned"
 
 
 @dataclass(frozen=True)
@@ -48,16 +55,12 @@ def save_checkpoint(folder: Path, state: Checkpoint) -> None:
     name = f"{state.iteration}{'-finished' if state.finished else ''}"
     target = folder / name
     state.model.save(target)
-    write_tensors(target / "alignments.safetensors", pack_alignments(state.aligned.alignments))
-    write_tensors(target / "speakers.safetensors", dict(state.adaptations))
+    replace_file(target / _ALIGNED, dump_value((state.aligned, dict(state.adaptations))))
     facts: dict[str, Any] = {
         "stage": state.stage,
         "iteration": state.iteration,
         "finished": state.finished,
         "checkpoint": name,
-        "utterances": list(state.aligned.alignments),
-        "failures": dict(state.aligned.failures),
-        "retried": state.aligned.retried,
     }
     write_json(folder / "state.json", facts)
     for other in folder.iterdir():
@@ -76,52 +79,9 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         facts = json.loads((folder / "state.json").read_text())
         target = folder / facts["checkpoint"]
-        alignments = unpack_alignments(facts["utterances"], load_file(target / "alignments.safetensors"))
-        speakers = load_file(target / "speakers.safetensors")
-        aligned = AlignedShard(alignments, facts["failures"], facts["retried"])
+        aligned, adaptations = load_value((target / _ALIGNED).read_bytes())
         state = (facts["stage"], facts["iteration"])
         finished = bool(facts["finished"])
     except DAMAGED as error:
         raise ModelError(f"the checkpoint in {folder} is damaged ({error!r}): delete the folder") from error
-    return Checkpoint(*state, HmmModel.load(target), aligned, speakers, None, finished)
-
-
-def pack_alignments(alignments: Mapping[str, Alignment]) -> dict[str, Tensor]:
-    """Alignments one after the other in five arrays; the order is the mapping's."""
-    found = list(alignments.values())
-    empty = np.zeros(0, dtype=np.int32)
-    return {
-        "sizes": torch.tensor([[len(one.phones), one.num_frames] for one in found], dtype=torch.int32).reshape(-1, 2),
-        "scores": torch.tensor([one.score for one in found], dtype=torch.float64),
-        "phones": _joined([one.phones for one in found], np.int16),
-        "words": _joined([one.words for one in found], np.int16),
-        "durations": _joined([np.diff(one.starts) for one in found] or [empty], np.int32),
-        "states": _joined([one.states for one in found], np.int8),
-    }
-
-
-def _joined(parts: list[Any], kind: Any) -> Tensor:
-    return torch.from_numpy(np.concatenate([*parts, np.zeros(0, dtype=kind)]).astype(kind))
-
-
-def unpack_alignments(names: list[str], arrays: Mapping[str, Tensor]) -> dict[str, Alignment]:
-    """The inverse of `pack_alignments`.
-
-    Raises:
-        ValueError: The arrays do not fit together.
-    """
-    values = {name: tensor.numpy() for name, tensor in arrays.items()}
-    sizes = values["sizes"].reshape(-1, 2)
-    ends = np.cumsum(sizes, axis=0, dtype=np.int64)
-    lengths = [len(values["phones"]), len(values["states"])]
-    if sizes.min(initial=0) < 0 or (ends[-1].tolist() if len(ends) else [0, 0]) != lengths:
-        raise ValueError(f"alignments of {lengths} phones and frames have other sizes")
-    found: dict[str, Alignment] = {}
-    for name, (phones, frames), (end, last), score in zip(
-        names, sizes.tolist(), ends.tolist(), values["scores"].tolist(), strict=True
-    ):
-        part = slice(end - phones, end)
-        starts = np.concatenate([[0], np.cumsum(values["durations"][part])]).astype(np.int32)
-        states = values["states"][last - frames : last]
-        found[name] = Alignment(values["phones"][part], values["words"][part], starts, states, score)
-    return found
+    return Checkpoint(*state, HmmModel.load(target), aligned, adaptations, None, finished)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from configurable.former_fields import former_fields
 from speech.features import FeatureChoice, FeatureConfig, MfccConfig
 
 StageName = Literal["mono", "tri", "lda", "sat"]
@@ -34,6 +35,9 @@ class StageConfig(BaseModel):
 class HmmConfig(BaseModel):
     """GMM-HMM training: monophones, triphones on deltas, LDA with MLLT, speaker-adaptive training."""
 
+    # beams, acoustic scale and power are those of Kaldi's steps/train_*.sh, the weight of silence is decode_fmllr.sh's,
+    # leaves and Gaussians of lda and sat are those of the recipe for Mini LibriSpeech; Kaldi iterates 35 to 40 times
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     mono: StageConfig = StageConfig(gaussians=1000, iterations=14, growing=10, realign=(2, 3, 4, 5, 6, 8, 10, 12))
@@ -58,24 +62,14 @@ class HmmConfig(BaseModel):
     """Weight of the log-likelihoods in alignment."""
     silence_probability: float = Field(default=0.5, gt=0, lt=1)
     """Probability of silence between words."""
-    power: float = Field(default=0.25, ge=0, le=1)
-    """Components of a mixture are proportional to this power of its frames."""
-    variance_floor: float = Field(default=0.01, gt=0)
-    """Floor of variances, relative to the variance of the features."""
     minimum_occupancy: float = Field(default=10.0, ge=0)
     """Components with fewer frames are removed."""
     leaf_frames: float = Field(default=80.0, ge=0)
     """Minimum number of frames of a leaf of the tree."""
-    silence_weight: float = Field(default=0.01, ge=0)
-    """Weight of silence in fMLLR."""
-    every: int = Field(default=2, ge=1)
-    """MLLT and fMLLR use every n-th frame."""
     positions: bool = False
     """Whether phones depend on their position in the word; for larger corpora."""
-    shard_frames: int = Field(default=200_000, ge=1)
-    """Frames of a shard, the unit of parallel work."""
-    seed: int = 0
-    """Seed for the directions in which components are split."""
+
+    _former = former_fields(power=0.25, variance_floor=0.01, silence_weight=0.01, every=2, shard_frames=200_000, seed=0)
 
 
 class GraphSearchConfig(BaseModel):
@@ -90,14 +84,12 @@ class GraphSearchConfig(BaseModel):
     """Width of the beam, at the scale of the scaled log-likelihoods."""
     max_active: int = Field(default=7000, ge=1)
     """Maximum number of active states per frame."""
-    first_beam: float = Field(default=10.0, gt=0)
-    """Width of the beam in passes whose hypotheses only serve to estimate fMLLR: all that a network needs."""
-    first_max_active: int = Field(default=2000, ge=1)
-    """Maximum number of active states per frame in these passes."""
     acoustic_scale: float = Field(default=0.0625, gt=0)
     """Weight of the log-likelihoods beside the costs of the graph."""
     passes: int = Field(default=2, ge=0)
     """How often fMLLR is estimated from the hypotheses, and the speech decoded again; only for `stage: sat`."""
+
+    _former = former_fields(first_beam=10.0, first_max_active=2000)
 
 
 class AdaptationConfig(BaseModel):

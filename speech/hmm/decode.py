@@ -15,18 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from speech.hmm.confidence import pdf_confidences
+from speech.hmm.aligner import pdf_confidences
 from speech.hmm.config import GraphSearchConfig
 from speech.hmm.decoding_graph import WordTable
-from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.lattice import LatticeOptions, LatticeSearch
-from speech.hmm.lattice_paths import best_paths
+from speech.hmm.lattice import LatticeOptions, LatticeSearch, best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
+from speech.hmm.transforms import SILENCE_WEIGHT, FmllrStatistics, estimate_fmllr
 
 MINIMUM_FRAMES = 500
 """With fewer frames of speech a speaker is not adapted."""
+_FIRST_BEAM, _FIRST_MAX_ACTIVE = 10.0, 2000
+"""Limits of passes whose hypotheses only serve to estimate fMLLR; those of Kaldi's `decode_fmllr.sh`."""
 PRIOR_FRAMES = 500.0
 """Weight of the average speaker when a transform is estimated, in frames: one minute of speech outweighs it."""
 
@@ -48,7 +49,7 @@ class DecodeOptions:
 
 def first_pass(cfg: GraphSearchConfig) -> DecodeOptions:
     """Parameters of the passes from whose hypotheses a speaker's transform is estimated."""
-    return DecodeOptions(cfg.first_beam, cfg.first_max_active, cfg.acoustic_scale)
+    return DecodeOptions(_FIRST_BEAM, _FIRST_MAX_ACTIVE, cfg.acoustic_scale)
 
 
 def last_pass(cfg: GraphSearchConfig) -> DecodeOptions:
@@ -96,7 +97,7 @@ class GraphSearch:
         graph: The transducer, input labels pdf + 1.
         words: The output labels.
         options: Beam and scale.
-        families: int32 `[P]`, the phone of each pdf (`speech.hmm.confidence`), to compute confidences.
+        families: int32 `[P]`, the phone of each pdf (`speech.hmm.aligner`), to compute confidences.
 
     Attributes:
         num_states: Tied states that the graph knows: log-likelihoods must have as many columns, or more.
@@ -219,7 +220,6 @@ def speaker_transform(
     features: Sequence[Tensor],
     hypotheses: Sequence[GraphPath],
     transform: Tensor | None = None,
-    silence_weight: float = 0.01,
     passes: int = 3,
     minimum: float = MINIMUM_FRAMES,
     speech: Sequence[Tensor] | None = None,
@@ -234,7 +234,6 @@ def speaker_transform(
         features: Of all of the speaker's utterances, static.
         hypotheses: Their hypotheses.
         transform: The transform so far, for the first posteriors of components.
-        silence_weight: Weight of frames of silence and noise.
         passes: Number of times that posteriors and transform are computed.
         minimum: With fewer frames, the speaker is not adapted.
         speech: Which frames are loud enough for speech, bool `[T]` for each utterance; the others count as silence,
@@ -252,7 +251,7 @@ def speaker_transform(
     pdfs = torch.from_numpy(np.concatenate([states for _, states, _ in usable]).astype(np.int64))
     quiet = torch.isin(pdfs, torch.from_numpy(noise_pdfs(model).astype(np.int64)))
     quiet |= ~torch.cat([loud for _, _, loud in usable])
-    weights = torch.where(quiet, silence_weight, 1.0)
+    weights = torch.where(quiet, SILENCE_WEIGHT, 1.0)
     prior = FmllrStatistics.expected(model.gmm, PRIOR_FRAMES)
     for _ in range(passes):
         adapted = frames if transform is None else adapt(frames, transform)

@@ -1,8 +1,8 @@
 """The decoding graph HCLG: states, contexts, lexicon and language model in one transducer (Mohri et al. 2002).
 
 G is the n-gram with back-off arcs (#0), L the lexicon with optional silence, C the phonetic context, H the states.
-LG = min(det(L ∘ G)) serves all models of a lexicon; HCLG = H' ∘ C ∘ LG, determinized and minimized, without
-disambiguation symbols, with self loops. Its input labels are pdf + 1, its output labels words.
+LG = min(det(L ∘ G)), a `WordGraph`, serves all models of a phone set and a lexicon; HCLG = H' ∘ C ∘ LG, determinized
+and minimized, without disambiguation symbols, with self loops. Its input labels are pdf + 1, its output labels words.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
 from speech.hmm.graphs import GraphOptions, Lexicon
+from speech.hmm.model import HmmModel
 from speech.hmm.topology import SILENCE, PhoneSet, Scales, TransitionModel
 from speech.hmm.tree import DecisionTree
 from speech.lm.base import LmError
-from speech.lm.kenlm import unreadable
+from speech.lm.kenlm import arpa_copy, arpa_words, unreadable
 
 BACKOFF, BEGIN, END, EPSILON = "#0", "<s>", "</s>", "<eps>"
 
@@ -78,9 +79,9 @@ def grammar(arpa: Path, words: WordTable) -> Any:
         if done.returncode:
             reasons = [line for line in done.stderr.splitlines() if line.startswith(("[E]", "[F]"))]
             raise unreadable(arpa, " ".join(reasons[-1:]) or f"its parser ended with {done.returncode}")
-        if (found := kaldifst.StdVectorFst.read(str(output))) is None:
+        if (graph := kaldifst.StdVectorFst.read(str(output))) is None:
             raise OSError(errno.ENOSPC, "a graph could not be written: is the disk full?", str(output))
-        return found
+        return graph
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,14 @@ def _disambiguated(
     for _, phones, _ in entries:
         count[phones] = count.get(phones, 0) + 1
     used: dict[tuple[int, ...], int] = {}
-    found = []
+    marked = []
     for word, phones, cost in entries:
         if count[phones] > 1 or phones in prefixes:
             used[phones] = used.get(phones, 0) + 1
-            found.append((word, (*phones, first + used[phones] - 1), cost))
+            marked.append((word, (*phones, first + used[phones] - 1), cost))
         else:
-            found.append((word, phones, cost))
-    return found, max(used.values(), default=0)
+            marked.append((word, phones, cost))
+    return marked, max(used.values(), default=0)
 
 
 def lexicon_fst(
@@ -179,10 +180,10 @@ def _of_rows(rows: Sequence[_Row], finals: NDArray[np.float32]) -> FstArrays:
 def compose_lexicon(lexicon: LexiconFst, language_model: Any) -> Any:
     """LG = min(det(L ∘ G)): serves all models that share the lexicon."""
     kaldifst.arcsort(language_model, "ilabel")
-    found = kaldifst.compose(lexicon.fst, language_model)
-    kaldifst.determinize_star(found, use_log=True)
-    kaldifst.minimize_encoded(found)
-    return found
+    lg = kaldifst.compose(lexicon.fst, language_model)
+    kaldifst.determinize_star(lg, use_log=True)
+    kaldifst.minimize_encoded(lg)
+    return lg
 
 
 @dataclass(frozen=True)
@@ -298,13 +299,13 @@ def decoding_graph(
     relabelled.arcs["ilabel"] = states.classes[relabelled.arcs["ilabel"]]
     composed = relabelled.vector()
     kaldifst.arcsort(composed, "ilabel")
-    found = kaldifst.compose(states.fst, composed)
+    hclg = kaldifst.compose(states.fst, composed)
     del composed, relabelled
-    kaldifst.determinize_star(found, use_log=True)
-    found = _without(found, states.symbols)
-    kaldifst.minimize_encoded(found)
+    kaldifst.determinize_star(hclg, use_log=True)
+    hclg = _without(hclg, states.symbols)
+    kaldifst.minimize_encoded(hclg)
     weights = -transitions.weights(scales)[transitions.loops]
-    return _with_loops(FstArrays.of(found), weights, transitions.keys[:, 2])
+    return _with_loops(FstArrays.of(hclg), weights, transitions.keys[:, 2])
 
 
 def _without(fst: Any, symbols: NDArray[np.int32]) -> Any:
@@ -342,3 +343,56 @@ def _with_loops(fst: FstArrays, loops: NDArray[np.float64], pdfs: NDArray[np.int
     everything["ilabel"] = np.concatenate([[0], pdfs + 1])[everything["ilabel"]]
     finals = np.concatenate([fst.finals, np.full(several.sum(), np.inf, dtype=np.float32)])
     return from_arcs(fst.start, finals, sources, everything)
+
+
+class WordGraphError(ValueError):
+    """Lexicon and language model have no words in common."""
+
+
+@dataclass(frozen=True)
+class WordGraph:
+    """L ∘ G.
+
+    Attributes:
+        words: The words that can be recognized.
+        fst: The transducer.
+        symbols: Disambiguation symbols of the lexicon.
+        unpronounced: Number of the language model's words that have no pronunciation.
+    """
+
+    words: WordTable
+    fst: Any
+    symbols: tuple[int, ...]
+    unpronounced: int
+
+    def decoding_graph(self, model: HmmModel) -> FstArrays:
+        """HCLG for a model."""
+        return decoding_graph(self.fst, self.symbols, model.tree, model.transitions)
+
+
+def word_graph(phones: PhoneSet, lexicon: Lexicon, arpa: Path, options: GraphOptions | None = None) -> WordGraph:
+    """Compose lexicon and language model.
+
+    Args:
+        phones: The phones of the model.
+        lexicon: Pronunciations of words; those with other phones are left out.
+        arpa: The n-gram, plain or gzip.
+        options: Probabilities of pronunciations and silence.
+
+    Raises:
+        WordGraphError: No word of the language model has a pronunciation.
+        LmError: The file is not an ARPA file.
+    """
+    known = {phones.base(phone) for phone in range(1, len(phones) + 1)}
+    listed = arpa_words(str(arpa))
+    possible = {word: [spoken for spoken in lexicon.get(word, ()) if known.issuperset(spoken)] for word in listed}
+    usable = {word: variants for word, variants in possible.items() if variants}
+    if not usable:
+        raise WordGraphError(
+            f"none of the {len(listed)} words of {arpa}, such as {listed[0]}, has a pronunciation: is it written in "
+            "another case than the lexicon?"
+        )
+    words = WordTable.of(usable)
+    fst = lexicon_fst(phones, usable, words, options)
+    with arpa_copy(arpa) as path:
+        return WordGraph(words, compose_lexicon(fst, grammar(path, words)), fst.symbols, len(listed) - len(usable))

@@ -77,10 +77,10 @@ class FstArrays:
         if int(states["arcs"].sum(dtype=np.int64)) != arcs:
             raise ValueError(f"{path} has other arcs than its states claim: build the graph again")
         sources = np.repeat(np.arange(count, dtype=np.int32), states["arcs"])
-        found = cls(start, states["final"].copy(), sources, records)
-        if wrong := found.fault():
+        graph = cls(start, states["final"].copy(), sources, records)
+        if wrong := graph.fault():
             raise ValueError(f"{path} has {wrong}: build the graph again")
-        return found
+        return graph
 
     def fault(self) -> str:
         """What is out of range; empty if nothing is. OpenFst and kaldi-decoder do not look, and end the process."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from speech.hmm.decoding_graph import WordTable
+from speech.hmm.decoding_graph import WordGraph, WordGraphError, WordTable, word_graph
 from speech.hmm.fst_arrays import FstArrays
 from speech.hmm.graphs import GraphOptions
 from speech.hmm.model import HmmModel
-from speech.hmm.word_graph import WordGraph, WordGraphError, word_graph
 from speech.hypotheses import DecodeError
 from speech.lexicon.base import Pronunciation
 from speech.lexicon.formats import read_lexicon
@@ -38,7 +37,9 @@ def write_graph(hmm: Path, lexicon: Path, lm: Path, folder: Path, silence_probab
     model = HmmModel.load(hmm.parent)
     entries = read_lexicon(lexicon).entries
     options = GraphOptions(silence_probability, _probabilities(entries))
-    pronunciations = {word: [tuple(one.phones) for one in ones] for word, ones in entries.items()}
+    pronunciations = {
+        word: [tuple(pronunciation.phones) for pronunciation in variants] for word, variants in entries.items()
+    }
     try:
         words = word_graph(model.tree.phones, pronunciations, lm, options)
     except WordGraphError as error:
@@ -60,12 +61,12 @@ def save_graph(words: WordGraph, model: HmmModel, folder: Path) -> dict[str, int
     Returns:
         Number of states, arcs and words, and of words of the language model without a pronunciation.
     """
-    found = words.decoding_graph(model)
-    found.write(folder / GRAPH)
+    graph = words.decoding_graph(model)
+    graph.write(folder / GRAPH)
     (folder / WORDS).write_text("".join(f"{word}\n" for word in words.words.words), encoding="utf-8")
     return {
-        "states": len(found.finals),
-        "arcs": len(found.arcs),
+        "states": len(graph.finals),
+        "arcs": len(graph.arcs),
         "words": len(words.words.words),
         "unpronounced": words.unpronounced,
     }
@@ -73,13 +74,13 @@ def save_graph(words: WordGraph, model: HmmModel, folder: Path) -> dict[str, int
 
 def _probabilities(entries: dict[str, list[Pronunciation]]) -> dict[tuple[str, tuple[str, ...]], float]:
     """Probabilities of pronunciations relative to the word's most probable one, as in Kaldi's graphs."""
-    found: dict[tuple[str, tuple[str, ...]], float] = {}
-    for word, ones in entries.items():
-        known = [one.probability for one in ones if one.probability]
-        for one in ones:
-            if one.probability:
-                found[word, tuple(one.phones)] = one.probability / max(known)
-    return found
+    probabilities: dict[tuple[str, tuple[str, ...]], float] = {}
+    for word, variants in entries.items():
+        known = [pronunciation.probability for pronunciation in variants if pronunciation.probability]
+        for pronunciation in variants:
+            if pronunciation.probability:
+                probabilities[word, tuple(pronunciation.phones)] = pronunciation.probability / max(known)
+    return probabilities
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class _Sausage:
         self.phones.append(phone)
         self.words.append(word)
         self.after.append([])
-        for one, cost in before:
-            (self.first if one < 0 else self.after[one]).append((node, cost))
+        for previous, cost in before:
+            (self.first if previous < 0 else self.after[previous]).append((node, cost))
         return node
 
 
@@ -102,7 +102,7 @@ def _sausage(phones: PhoneSet, lexicon: Lexicon, words: Sequence[str], options: 
         for pronunciation in lexicon.get(word) or [(NOISE,)]:
             cost, last = options.cost(word, pronunciation), -1
             for place, phone in enumerate(phones.numbers(pronunciation)):
-                links = [(node, one + cost) for node, one in before] if place == 0 else [(last, 0.0)]
+                links = [(node, before_word + cost) for node, before_word in before] if place == 0 else [(last, 0.0)]
                 last = graph.add(phone, number, links)
             ends.append(last)
     return graph

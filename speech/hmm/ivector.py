@@ -1,5 +1,9 @@
 """I-vectors: the coordinates of a speaker in a low-dimensional space of mixtures (Dehak et al. 2011, IEEE TASLP 19(4)).
 
+The universal background model (UBM) is one Gaussian mixture with diagonal covariances for the speech of all speakers,
+log p(x) = log Σ_c w_c N(x; m_c, σ²_c): a `DiagGmm` with one pdf, grown from a single Gaussian by EM and splitting
+(Reynolds et al. 2000, "Speaker verification using adapted Gaussian mixture models").
+
 The mean of component c for speaker s is m_c + T_c w_s with a standard normal w_s: an i-vector is the posterior mean of
 w_s. From the statistics N_c = Σ_t γ_tc and F_c = Σ_t γ_tc (x_t - m_c) of some speech,
 
@@ -19,7 +23,8 @@ on a CPU and on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +34,110 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from speech.files import DAMAGED, check_finite
-from speech.hmm.gmm import DiagGmm
+from speech.hmm.gmm import DiagGmm, GmmStatistics, update
 from speech.hmm.model import ModelError, write_tensors
-from speech.hmm.ubm import BackgroundModel
+
+_CHUNK = 4096  # frames at a time: 32 MB of posteriors of 2048 components
+# HTK's floor of variances, and Kaldi's minimum occupancy: the defaults of the mixtures of HMMs, too
+_FLOOR = 0.01  # of the variance of all frames: the smallest variance of a component
+_MINIMUM = 10.0  # frames: components that explain fewer are removed
+
+
+@dataclass(frozen=True)
+class BackgroundModel:
+    """A mixture of C components in D dimensions.
+
+    Attributes:
+        gmm: Mixtures of one pdf.
+    """
+
+    gmm: DiagGmm
+
+    @classmethod
+    def standard(cls, dim: int) -> BackgroundModel:
+        """One Gaussian with zero mean and unit variance: where EM starts."""
+        return cls(DiagGmm.of_moments(torch.zeros(1, dim), torch.ones(1, dim)))
+
+    @property
+    def num_components(self) -> int:
+        """Number of components, C."""
+        return self.gmm.num_components
+
+    @property
+    def dim(self) -> int:
+        """Number of features in a frame, D."""
+        return self.gmm.dim
+
+    def to(self, device: torch.device | str) -> BackgroundModel:
+        """The same model on a device."""
+        return BackgroundModel(self.gmm.to(device))
+
+    @cached_property
+    def _components(self) -> DiagGmm:
+        """The components as pdfs of their own, whose densities of many frames are one matrix product."""
+        return DiagGmm.of_moments(self.gmm.means[0], self.gmm.variances[0])
+
+    def posteriors(self, frames: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Posteriors of the components, some thousand frames at a time.
+
+        Args:
+            frames: `[T, D]`.
+
+        Yields:
+            Frames `[t, D]`, posteriors `[t, C]` and log densities `[t]`, all float32.
+        """
+        log_weights = self.gmm.weights[0].log()
+        for part in torch.split(frames, _CHUNK):
+            scores = self._components.log_likelihoods(part) + log_weights
+            total = torch.logsumexp(scores, dim=1)
+            yield part, (scores - total.unsqueeze(1)).exp_(), total
+
+    def accumulate(self, frames: Tensor, into: GmmStatistics | None = None) -> GmmStatistics:
+        """The E step: sums over frames, in float64.
+
+        Args:
+            frames: `[T, D]`.
+            into: Statistics to add to, in place.
+        """
+        stats = GmmStatistics.zeros(self.gmm) if into is None else into
+        for part, posteriors, scores in self.posteriors(frames):
+            weights = posteriors.double()
+            stats.occupancies[0] += weights.sum(0)
+            stats.sums[0] += weights.T @ torch.cat([part, part.square()], dim=1).double()
+            stats.log_likelihood += float(scores.sum(dtype=torch.float64))
+            stats.num_frames += len(part)
+        return stats
+
+    def updated(self, stats: GmmStatistics, components: int, seed: int = 0) -> BackgroundModel:
+        """The M step; then components are split until there are as many as wanted.
+
+        Args:
+            stats: Sums over all frames.
+            components: Wanted number of components.
+            seed: Of the directions in which components are split.
+
+        Raises:
+            ValueError: There are no frames.
+        """
+        if not stats.num_frames:
+            raise ValueError("there are no frames to estimate a background model from: give it speech")
+        dim = self.dim
+        moments = stats.sums[0].sum(0) / stats.num_frames
+        variances = moments[dim:] - moments[:dim].square()
+        gmm = update(self.gmm, stats, _FLOOR * variances.clamp(min=1e-6), _MINIMUM)
+        return BackgroundModel(gmm.split([components], seed))
+
+
+def component_schedule(components: int, iterations: int) -> list[int]:
+    """Number of components after each iteration of EM: doubled after every n-th, up to `components`.
+
+    Halves of a component move apart slowly, so a size needs several iterations.
+    """
+    doublings = math.ceil(math.log2(components)) if components > 1 else 0
+    sizes = [min(2**power, components) for power in range(doublings + 1)]
+    grown = [size for size in sizes[1:] for _ in range(iterations)]
+    return [1, *grown, components]
+
 
 _UNITS = 64  # posteriors at a time: 5 MB of covariances for i-vectors of 100 dimensions
 _START = 0.1  # standard deviation of the random whitened T that EM starts from
@@ -55,7 +161,7 @@ class BaumWelch:
     @classmethod
     def stack(cls, parts: Sequence[BaumWelch]) -> BaumWelch:
         """Statistics of units `[U, ...]`, from those of each."""
-        return cls(torch.stack([one.counts for one in parts]), torch.stack([one.sums for one in parts]))
+        return cls(torch.stack([stats.counts for stats in parts]), torch.stack([stats.sums for stats in parts]))
 
 
 def statistics(model: BackgroundModel, frames: Tensor) -> BaumWelch:
@@ -193,7 +299,8 @@ class IvectorExtractor:
 
         Args:
             frames: `[T, D]`.
-            period: The i-vector is estimated again at every n-th frame, starting with the first.
+            period: The i-vector is estimated again at every n-th frame, starting with the first; by default at every
+                tenth, as in Kaldi (`--ivector-period`).
             before: Statistics of what the speaker said before.
 
         Returns:
@@ -201,9 +308,9 @@ class IvectorExtractor:
         """
         if not len(frames):
             return frames.new_zeros(0, self.rank)
-        posteriors = torch.cat([one for _, one, _ in self.model.posteriors(frames)])
+        posteriors = torch.cat([of_tile for _, of_tile, _ in self.model.posteriors(frames)])
         counts, sums = _zeros(self.model)
-        found = []
+        means = []
         estimated = torch.arange(0, len(frames), period)
         for some in torch.split(estimated, _UNITS):
             rows: list[tuple[Tensor, Tensor]] = []
@@ -213,8 +320,8 @@ class IvectorExtractor:
                 counts, sums = counts + own.sum(0), sums + own.T @ frames[new].double()
                 rows.append((counts, sums))
             stats = _whitened(self.model, *map(torch.stack, zip(*rows, strict=True)))
-            found.append(self.posterior(stats if before is None else stats + before).means)
-        return torch.cat(found).repeat_interleave(period, dim=0)[: len(frames)].float()
+            means.append(self.posterior(stats if before is None else stats + before).means)
+        return torch.cat(means).repeat_interleave(period, dim=0)[: len(frames)].float()
 
     def accumulate(self, stats: BaumWelch) -> VariabilityStatistics:
         """The E step for T.
@@ -226,14 +333,14 @@ class IvectorExtractor:
         zeros = self.loadings.new_zeros
         total = VariabilityStatistics(zeros(components, rank, rank), zeros(components, dim, rank), zeros(rank, rank))
         for counts, sums in zip(torch.split(stats.counts, _UNITS), torch.split(stats.sums, _UNITS), strict=True):
-            found = self.posterior(BaumWelch(counts, sums))
-            means = found.means
-            moments = found.covariances + means.unsqueeze(2) * means.unsqueeze(1)
+            posterior = self.posterior(BaumWelch(counts, sums))
+            means = posterior.means
+            moments = posterior.covariances + means.unsqueeze(2) * means.unsqueeze(1)
             total.second += (counts.T @ moments.flatten(1)).view_as(total.second)
             total.first += (sums.flatten(1).T @ means).view_as(total.first)
             total.prior += moments.sum(0)
             total.units += len(counts)
-            total.log_likelihood += float(found.log_likelihoods.sum())
+            total.log_likelihood += float(posterior.log_likelihoods.sum())
         return total
 
     def updated(self, stats: VariabilityStatistics) -> IvectorExtractor:

@@ -56,8 +56,8 @@ class FeatureChain:
             `[T, D]`.
         """
         wide = self.wide(frames)
-        found = wide if self.matrix is None else wide @ self.matrix.to(wide).T
-        return found if adaptation is None else adapt(found, adaptation)
+        transformed = wide if self.matrix is None else wide @ self.matrix.to(wide).T
+        return transformed if adaptation is None else adapt(transformed, adaptation)
 
 
 def adapt(frames: Tensor, transform: Tensor) -> Tensor:
@@ -122,11 +122,11 @@ class HmmModel:
             gmm = _gmm(tensors, "gmm")
             unadapted = _gmm(tensors, "unadapted") if "unadapted.weights" in tensors else None
             chain = FeatureChain(int(facts["context"]), tensors.get("matrix"))
-            found = cls(tree, transitions, gmm, chain, unadapted)
-            found._check()
+            model = cls(tree, transitions, gmm, chain, unadapted)
+            model._check()
         except DAMAGED as error:
             raise ModelError(f"{folder} holds no acoustic model ({error!r}): train it again") from error
-        return found
+        return model
 
     def _check(self) -> None:
         pdfs, dim = self.tree.num_pdfs, self.gmm.dim

@@ -49,5 +49,5 @@ def scaled_likelihoods(
     Returns:
         float32 `[T' * frame_factor, P]`.
     """
-    found = (log_posteriors - np.asarray(priors, dtype=np.float32)).astype(np.float32)
-    return np.repeat(found, frame_factor, axis=0) if frame_factor > 1 else found
+    likelihoods = (log_posteriors - np.asarray(priors, dtype=np.float32)).astype(np.float32)
+    return np.repeat(likelihoods, frame_factor, axis=0) if frame_factor > 1 else likelihoods

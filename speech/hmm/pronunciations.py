@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from speech.files import DAMAGED
-from speech.hmm.align import Alignment
 from speech.hmm.graphs import NO_WORD, GraphOptions, Lexicon
 from speech.hmm.model import ModelError, write_json
 from speech.hmm.topology import PhoneSet
+from speech.hmm.viterbi import StatePath
 from speech.lexicon import Lexicon as Dictionary
 from speech.lexicon import Pronunciation as Spoken
 from speech.lexicon import read_lexicon
@@ -45,7 +45,7 @@ class PronunciationCounts:
     places: int = 0
     paused: Counter[str] = field(default_factory=Counter)
 
-    def add(self, alignment: Alignment, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
+    def add(self, alignment: StatePath, words: Sequence[str], phones: PhoneSet) -> PronunciationCounts:
         """Count an utterance, in place."""
         sequences: dict[int, list[str]] = {}
         for phone, word in zip(alignment.phones.tolist(), alignment.words.tolist(), strict=True):
@@ -83,15 +83,15 @@ def graph_options(
     Returns:
         Options whose pronunciations are those with less than the largest probability.
     """
-    found: dict[Pronunciation, float] = {}
+    probabilities: dict[Pronunciation, float] = {}
     for word in {word for word, _ in counts.spoken}:
-        numbers = {tuple(one): counts.spoken[word, tuple(one)] + smoothing for one in lexicon.get(word, ())}
+        numbers = {tuple(phones): counts.spoken[word, tuple(phones)] + smoothing for phones in lexicon.get(word, ())}
         if len(numbers) > 1:
             most = max(numbers.values())
-            found |= {(word, one): number / most for one, number in numbers.items() if number < most}
+            probabilities |= {(word, phones): number / most for phones, number in numbers.items() if number < most}
     silence = (counts.pauses + smoothing) / (counts.places + 2 * smoothing)
     if not by_word:
-        return GraphOptions(silence, found)
+        return GraphOptions(silence, probabilities)
     occurrences: Counter[str] = Counter()
     for (word, _), count in counts.spoken.items():
         occurrences[word] += count
@@ -99,11 +99,11 @@ def graph_options(
     after = {
         word: (counts.paused[word] + prior * silence) / (count + prior) for word, count in sorted(occurrences.items())
     }
-    return GraphOptions(silence, found, after)
+    return GraphOptions(silence, probabilities, after)
 
 
 def count_pronunciations(
-    alignments: Mapping[str, Alignment], transcripts: Mapping[str, Sequence[str]], phones: PhoneSet
+    alignments: Mapping[str, StatePath], transcripts: Mapping[str, Sequence[str]], phones: PhoneSet
 ) -> PronunciationCounts:
     """Counts of all aligned utterances."""
     total = PronunciationCounts()
@@ -120,14 +120,18 @@ def word_pronunciations(lexicon: Dictionary, words: Iterable[str] | None = None)
         words: The words; by default all of the lexicon.
     """
     chosen = lexicon if words is None else words
-    return {word: [one.phones for one in lexicon[word]] for word in chosen if word in lexicon}
+    return {word: [pronunciation.phones for pronunciation in lexicon[word]] for word in chosen if word in lexicon}
 
 
 def save_lexicon(folder: Path, lexicon: Dictionary, options: GraphOptions) -> None:
     """Write a lexicon with the probabilities of pronunciations and silence: Kaldi's lexiconp.txt, and silence.json."""
     known = options.pronunciations or {}
     entries = {
-        word: [Spoken(one.phones, known.get((word, one.phones), 1.0)) for one in lexicon[word]] for word in lexicon
+        word: [
+            Spoken(pronunciation.phones, known.get((word, pronunciation.phones), 1.0))
+            for pronunciation in lexicon[word]
+        ]
+        for word in lexicon
     }
     folder.mkdir(parents=True, exist_ok=True)
     Dictionary(entries, lexicon.unknown).write(folder / _LEXICON, probabilities=True)
@@ -152,10 +156,10 @@ def load_lexicon(folder: Path) -> tuple[Dictionary, GraphOptions]:
             raise ValueError("a probability of silence is not between 0 and 1")
     except DAMAGED as error:
         raise ModelError(f"{folder} holds no lexicon of an alignment ({error!r}): align again") from error
-    found = {
-        (word, one.phones): one.probability
-        for word, ones in entries.items()
-        for one in ones
-        if one.probability is not None and one.probability < 1.0
+    probabilities = {
+        (word, pronunciation.phones): pronunciation.probability
+        for word, variants in entries.items()
+        for pronunciation in variants
+        if pronunciation.probability is not None and pronunciation.probability < 1.0
     }
-    return Dictionary(entries, unknown), GraphOptions(silence, found, after)
+    return Dictionary(entries, unknown), GraphOptions(silence, probabilities, after)

@@ -22,26 +22,22 @@ from torch import Tensor
 
 from speech.files import DAMAGED
 from speech.hmm import steps
-from speech.hmm.align import Alignment
-from speech.hmm.fmllr import FmllrStatistics
-from speech.hmm.gmm import DiagGmm
+from speech.hmm.gmm import DiagGmm, GmmStatistics
 from speech.hmm.graphs import GraphOptions, UtteranceGraph
-from speech.hmm.ivector import BaumWelch, IvectorExtractor, VariabilityStatistics
-from speech.hmm.lda import LdaStatistics
-from speech.hmm.mllt import MlltStatistics
+from speech.hmm.ivector import BackgroundModel, BaumWelch, IvectorExtractor, VariabilityStatistics
 from speech.hmm.model import FeatureChain, HmmModel
-from speech.hmm.statistics import GmmStatistics
 from speech.hmm.topology import PhoneSet, Scales, TransitionModel
+from speech.hmm.transforms import FmllrStatistics, LdaStatistics, MlltStatistics
 from speech.hmm.tree import ContextStatistics, DecisionTree
-from speech.hmm.ubm import BackgroundModel
+from speech.hmm.viterbi import AlignOptions, StatePath
 
 CLASSES: dict[str, type] = {
-    one.__name__: one
-    for one in (
+    kind.__name__: kind
+    for kind in (
         HmmModel,
         steps.AlignedShard,
-        Alignment,
-        steps.AlignOptions,
+        StatePath,
+        AlignOptions,
         BackgroundModel,
         BaumWelch,
         ContextStatistics,
@@ -66,8 +62,8 @@ CLASSES: dict[str, type] = {
 _ATTRIBUTES = {DiagGmm: ("weights", "means", "variances"), TransitionModel: ("phones", "keys", "log_probs")}
 """Arguments of classes that are not dataclasses; their objects have attributes of the same names."""
 STEPS: dict[str, Callable[..., Any]] = {
-    one.__name__: one
-    for one in (
+    step.__name__: step
+    for step in (
         steps.accumulate_shard,
         steps.align,
         steps.align_equally,

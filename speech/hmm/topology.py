@@ -44,6 +44,8 @@ class Topology:
         return len(self.moves)
 
 
+# Kaldi's topologies and initial probabilities (utils/gen_topo.pl): speech goes from left to right through 3 states;
+# silence has 5, of which the first leads to the first four, and each of the middle three to all but the first
 SPEECH_TOPOLOGY = Topology(tuple(((i, 0.75), (i + 1, 0.25)) for i in range(3)))
 SILENCE_TOPOLOGY = Topology(
     (
@@ -124,12 +126,12 @@ class PhoneSet:
 
     def families(self) -> list[list[int]]:
         """Phones that differ in stress (`AH0`, `AH1`) or place only share a tree; noises stand alone."""
-        found: dict[str, list[int]] = {}
+        families: dict[str, list[int]] = {}
         for phone in range(1, len(self) + 1):
             name = self.names[phone - 1]
             base = name if phone <= self.noises else name.split("_")[0].rstrip("0123456789")
-            found.setdefault(base, []).append(phone)
-        return list(found.values())
+            families.setdefault(base, []).append(phone)
+        return list(families.values())
 
     def to_dict(self) -> dict[str, Any]:
         """A value for JSON."""
@@ -142,10 +144,10 @@ class PhoneSet:
         Raises:
             ValueError: There are too many phones, or a number is out of range.
         """
-        found = cls(tuple(map(str, value["names"])), int(value["noises"]), bool(value["positions"]))
-        if not 0 <= found.noises <= len(found) or not 1 <= len(found) <= _MOST_PHONES:
-            raise ValueError(f"{len(found)} phones, {found.noises} of them noises: there may be 1 to {_MOST_PHONES}")
-        return found
+        phones = cls(tuple(map(str, value["names"])), int(value["noises"]), bool(value["positions"]))
+        if not 0 <= phones.noises <= len(phones) or not 1 <= len(phones) <= _MOST_PHONES:
+            raise ValueError(f"{len(phones)} phones, {phones.noises} of them noises: there may be 1 to {_MOST_PHONES}")
+        return phones
 
 
 @dataclass(frozen=True)
@@ -212,10 +214,10 @@ class TransitionModel:
             ValueError: There is none.
         """
         codes = self._encode(np.asarray(phone), np.asarray(state), np.asarray(pdf))
-        found = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
-        if not (self._codes[found] == codes).all():
+        places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
+        if not (self._codes[places] == codes).all():
             raise ValueError("the transition model lacks a state of the tree: it belongs to another model")
-        return found.astype(np.int32)
+        return places.astype(np.int32)
 
     def transition(self, transition_state: Ints, destination: Ints) -> Ints:
         """Transitions to states of the same phone (or to its end), elementwise; -1 where the topology has none."""
@@ -235,9 +237,9 @@ class TransitionModel:
         """
         stay = self.log_probs[self.loops]
         leave = np.log1p(-np.exp(stay))[self.owners]
-        found: Floats = scales.loop * leave + scales.transition * (self.log_probs - leave)
-        found[self.loops] = scales.loop * stay
-        return found
+        weights: Floats = scales.loop * leave + scales.transition * (self.log_probs - leave)
+        weights[self.loops] = scales.loop * stay
+        return weights
 
     def updated(self, counts: Floats, minimum: float = 5.0, floor: float = 0.01) -> TransitionModel:
         """Maximum-likelihood probabilities from counts of transitions.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -20,23 +20,23 @@ from torch import Tensor
 
 from speech.hmm import steps
 from speech.hmm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from speech.hmm.clustering import phonetic_questions
 from speech.hmm.config import HmmConfig, StageConfig, StageName
-from speech.hmm.gmm import DiagGmm, split_targets
+from speech.hmm.gmm import DiagGmm, GmmStatistics, split_targets, update
 from speech.hmm.graphs import GraphOptions, Lexicon
-from speech.hmm.lda import LdaStatistics, estimate_lda
-from speech.hmm.mllt import MlltStatistics, estimate_mllt
 from speech.hmm.model import FeatureChain, HmmModel
-from speech.hmm.statistics import GmmStatistics, update
-from speech.hmm.steps import AlignedShard, AlignOptions, Graphs, Statistics
+from speech.hmm.steps import AlignedShard, Graphs, Statistics
 from speech.hmm.topology import PhoneSet, TransitionModel
-from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
-from speech.hmm.utterances import Shard, TrainingUtterance, make_shards
+from speech.hmm.transforms import LdaStatistics, MlltStatistics, estimate_lda, estimate_mllt
+from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree, phonetic_questions
+from speech.hmm.utterances import Mapper, Shard, TrainingUtterance, make_shards
+from speech.hmm.viterbi import AlignOptions
 
 T = TypeVar("T")
-Mapper = Callable[[Callable[[Shard], T], Sequence[Shard]], Iterable[T]]
-"""Applies a function to all shards, here or elsewhere; like the built-in `map`."""
 STAGES: tuple[StageName, ...] = ("mono", "tri", "lda", "sat")
+_VARIANCE_FLOOR = 0.01
+"""Floor of variances, relative to the variance of the features; Kaldi's for the statistics of trees."""
+_EVERY = 2
+"""MLLT and fMLLR use every second frame, which halves their time: neighbouring frames differ little."""
 
 
 class TrainingError(ValueError):
@@ -103,12 +103,12 @@ class Trainer:
         known = list(utterances)
         if not known:
             raise TrainingError("there are no utterances to train on: check the training set")
-        used = {word for one in known for word in one.words}
+        used = {word for utterance in known for word in utterance.words}
         listed = (p for word, ps in lexicon.items() if word in used for p in ps) if phones is None else ()
         self.phones = phones or PhoneSet.of(listed, self.config.positions)
-        self.shards = make_shards(known, self.config.shard_frames, device)
-        shortest = sorted(known, key=lambda one: (one.num_frames, one.id))[: self.config.mono_utterances]
-        self.short_shards = make_shards(shortest, self.config.shard_frames, device)
+        self.shards = make_shards(known, device=device)
+        by_length = sorted(known, key=lambda utterance: (utterance.num_frames, utterance.id))
+        self.short_shards = make_shards(by_length[: self.config.mono_utterances], device=device)
         self._graphs: dict[str, Any] = {}
 
     def run(self, last: StageName = "sat") -> Checkpoint:
@@ -131,8 +131,8 @@ class Trainer:
         """
         config: StageConfig = getattr(self.config, name)
         folder = None if self.folder is None else self.folder / name
-        found = load_checkpoint(folder) if folder else None
-        state, first = (self._begin(name, previous), 0) if found is None else (found, found.iteration)
+        saved = load_checkpoint(folder) if folder else None
+        state, first = (self._begin(name, previous), 0) if saved is None else (saved, saved.iteration)
         for iteration in range(first + 1, config.iterations + 1):
             state = self._iteration(name, config, iteration, state)
             if folder:
@@ -186,7 +186,7 @@ class Trainer:
         """A tree, and a Gaussian for each of its leaves."""
         stats = self._contexts(chain, aligned, adaptations)
         dim = stats.sums.shape[1] // 2
-        floor = self.config.variance_floor * float(_moments(stats.counts.sum(), stats.sums.sum(0))[1].mean())
+        floor = _VARIANCE_FLOOR * float(_moments(stats.counts.sum(), stats.sums.sum(0))[1].mean())
         rows = stats.rows()
         spoken = list(range(self.phones.noises + 1, len(self.phones) + 1))
         tables = [
@@ -198,7 +198,7 @@ class Trainer:
         questions = phonetic_questions(spoken, tables, floor)
         leaves: int = getattr(self.config, name).leaves
         tree = grow_tree(self.phones, stats, questions, leaves, self.config.leaf_frames, floor)
-        gmm = _leaf_gaussians(tree, stats, dim, self.config.variance_floor)
+        gmm = _leaf_gaussians(tree, stats, dim, _VARIANCE_FLOOR)
         return HmmModel(tree, TransitionModel(self.phones, tree.transition_keys()), gmm, chain)
 
     # -- iterations ------------------------------------------------------------------------------------------------
@@ -236,17 +236,17 @@ class Trainer:
         """The M step, and growing mixtures."""
         sums = total.gmm.sums.sum((0, 1))
         variance = _moments(float(total.gmm.occupancies.sum()), sums.numpy())[1]
-        gmm = update(model.gmm, total.gmm, self.config.variance_floor * variance, self.config.minimum_occupancy)
+        gmm = update(model.gmm, total.gmm, _VARIANCE_FLOOR * variance, self.config.minimum_occupancy)
         if iteration <= config.growing:
             share = iteration / config.growing
             wanted = round(gmm.num_pdfs + share * max(config.gaussians - gmm.num_pdfs, 0))
             occupancies = total.gmm.occupancies.sum(1).tolist()
-            targets = split_targets(occupancies, wanted, self.config.power, 2 * self.config.minimum_occupancy)
-            gmm = gmm.split(targets, self.config.seed + iteration)
+            targets = split_targets(occupancies, wanted, minimum=2 * self.config.minimum_occupancy)
+            gmm = gmm.split(targets, iteration)
         return replace(model, gmm=gmm, transitions=model.transitions.updated(total.transitions)), variance
 
     def _mllt(self, state: Checkpoint) -> HmmModel:
-        step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=self.config.every)
+        step = partial(steps.mllt_statistics, state.model, alignments=state.aligned.alignments, every=_EVERY)
         stats: MlltStatistics = reduce(operator.add, self._map(step))
         matrix = estimate_mllt(stats)
         chain = state.model.chain
@@ -260,8 +260,7 @@ class Trainer:
             model,
             alignments=aligned.alignments,
             adaptations=adaptations,
-            silence_weight=self.config.silence_weight,
-            every=self.config.every,
+            every=_EVERY,
         )
         return steps.estimate_transforms(self._map(step))
 
@@ -278,7 +277,7 @@ class Trainer:
         )
         everything: Statistics = reduce(operator.add, self._map(step))
         total: GmmStatistics = everything.gmm
-        floor = self.config.variance_floor * _moments(float(total.occupancies.sum()), total.sums.sum((0, 1)).numpy())[1]
+        floor = _VARIANCE_FLOOR * _moments(float(total.occupancies.sum()), total.sums.sum((0, 1)).numpy())[1]
         unadapted = update(state.model.gmm, total, floor, self.config.minimum_occupancy)
         return replace(state, model=replace(state.model, unadapted=unadapted), finished=True)
 
@@ -293,8 +292,8 @@ class Trainer:
                 steps.make_graphs, phones=self.phones, lexicon=self.lexicon, options=options, context=not mono
             )
             self._graphs[key] = {k: v for part in self._map(step, short=mono) for k, v in part.items()}
-        found: Graphs = self._graphs[key]
-        return found
+        graphs: Graphs = self._graphs[key]
+        return graphs
 
     def _aligned(self, name: StageName, model: HmmModel, adaptations: Mapping[str, Tensor]) -> AlignedShard:
         mono = name == "mono"
@@ -316,11 +315,11 @@ class Trainer:
         self, chain: FeatureChain, aligned: AlignedShard, adaptations: Mapping[str, Tensor], short: bool = False
     ) -> ContextStatistics:
         step = partial(steps.context_statistics, alignments=aligned.alignments, chain=chain, adaptations=adaptations)
-        return ContextStatistics.merge([one for part in self._map(step, short) for one in part])
+        return ContextStatistics.merge([stats for part in self._map(step, short) for stats in part])
 
     def _map(self, step: Callable[[Shard], T], short: bool = False) -> Iterable[T]:
-        found: Iterable[T] = self.mapper(step, self.short_shards if short else self.shards)
-        return found
+        results: Iterable[T] = self.mapper(step, self.short_shards if short else self.shards)
+        return results
 
 
 def _moments(count: float, sums: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
@@ -337,7 +336,7 @@ def _leaf_gaussians(tree: DecisionTree, stats: ContextStatistics, dim: int, floo
     sums = np.zeros((tree.num_pdfs, 2 * dim))
     np.add.at(sums, pdfs, stats.sums)
     mean, variance = _moments(float(counts.sum()), sums.sum(0))
-    unseen = counts < 10  # such as noise, where the corpus has none
+    unseen = counts < 10  # frames: too few for a variance; such as noise, where the corpus has none
     safe = np.maximum(counts, 1.0)[:, None]
     means, squares = sums[:, :dim] / safe, sums[:, dim:] / safe
     variances = np.maximum(squares - np.square(means), floor * variance.numpy())

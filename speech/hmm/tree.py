@@ -2,12 +2,14 @@
 
 A tree maps a triphone's state (left phone, phone, right phone, state) to a pdf. The phones of a family, say the vowel
 AH in all its stresses, grow one tree with all their states, and questions may ask for left, centre or right phone or
-for the state. `grow_tree` splits the leaf and question of the largest gain in log-likelihood of single Gaussians.
+for the state. `grow_tree` splits the leaf and question of the largest gain in log-likelihood of single Gaussians. The
+questions about phones are clusters of phones whose Gaussians are alike.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from speech.hmm.clustering import gaussian_log_likelihood, merge_clusters
 from speech.hmm.topology import MAX_STATES, Ints, PhoneSet
 
 Contexts = NDArray[np.int32]
@@ -102,11 +103,11 @@ class DecisionTree:
             int32 `[N, MAX_STATES]`, -1 beyond a phone's states.
         """
         contexts = np.asarray(contexts)
-        found = np.full((len(contexts), MAX_STATES), -1, dtype=np.int32)
+        pdfs = np.full((len(contexts), MAX_STATES), -1, dtype=np.int32)
         for phone in np.unique(contexts[:, 1]).tolist():
             rows = contexts[:, 1] == phone
-            found[rows] = self._table(phone)[contexts[rows, 0], contexts[rows, 2]]
-        return found
+            pdfs[rows] = self._table(phone)[contexts[rows, 0], contexts[rows, 2]]
+        return pdfs
 
     def _table(self, phone: int) -> Ints:
         """Pdfs of a phone in all contexts: `[phones + 1, phones + 1, MAX_STATES]`."""
@@ -164,9 +165,9 @@ class DecisionTree:
         """
         nodes = [(int(p), tuple(int(v) for v in yes), int(a), int(b)) for p, yes, a, b in value["nodes"]]
         roots = np.array(value["roots"], dtype=np.int32)
-        found = cls(PhoneSet.from_dict(value["phones"]), roots, nodes, int(value["num_pdfs"]))
-        found._check()
-        return found
+        tree = cls(PhoneSet.from_dict(value["phones"]), roots, nodes, int(value["num_pdfs"]))
+        tree._check()
+        return tree
 
     def _check(self) -> None:
         """Refuse what would lead outside the tables, or round in a circle: a node's answers are later nodes."""
@@ -177,7 +178,7 @@ class DecisionTree:
         if not -self.num_pdfs <= used.min() <= used.max() < len(self.nodes):
             raise ValueError("a root of the tree is none of its nodes and leaves")
         for number, (position, _, *answers) in enumerate(self.nodes):
-            inside = (-self.num_pdfs <= one < 0 or number < one < len(self.nodes) for one in answers)
+            inside = (-self.num_pdfs <= answer < 0 or number < answer < len(self.nodes) for answer in answers)
             if not 0 <= position <= _STATE or not all(inside):
                 raise ValueError(f"node {number} of the tree is out of range")
 
@@ -274,33 +275,33 @@ def grow_tree(
     families = phones.families()
     spoken = [number for number, family in enumerate(families) if family[0] > phones.noises]
     nodes: list[tuple[int, tuple[int, ...], int, int]] = []
-    found: dict[int, _Leaf] = {}
+    by_number: dict[int, _Leaf] = {}
     roots: dict[int, int] = {}
     for number in spoken:
         rows = np.flatnonzero(np.isin(stats.contexts[:, 1], families[number]))
-        roots[number] = -1 - len(found)
-        found[len(found)] = grower.leaf(rows, number)
+        roots[number] = -1 - len(by_number)
+        by_number[len(by_number)] = grower.leaf(rows, number)
     parents: dict[int, tuple[int, int]] = {}
-    last = _split(grower, found, nodes, parents, roots, leaves)
-    numbering = _merged(found, last if merge else 0.0, variance_floor)
+    last = _split(grower, by_number, nodes, parents, roots, leaves)
+    numbering = _merged(by_number, last if merge else 0.0, variance_floor)
     return _numbered(phones, families, nodes, roots, numbering)
 
 
 def _split(
     grower: _Grower,
-    found: dict[int, _Leaf],
+    by_number: dict[int, _Leaf],
     nodes: list[tuple[int, tuple[int, ...], int, int]],
     parents: dict[int, tuple[int, int]],
     roots: dict[int, int],
     leaves: int,
 ) -> float:
     """Split leaves by gain; returns the last split's gain."""
-    queue = [(-leaf.gain, number) for number, leaf in found.items() if leaf.gain > 0]
+    queue = [(-leaf.gain, number) for number, leaf in by_number.items() if leaf.gain > 0]
     heapq.heapify(queue)
     last = 0.0
-    while queue and len(found) < leaves:
+    while queue and len(by_number) < leaves:
         gain, number = heapq.heappop(queue)
-        leaf, last, node, other = found[number], -gain, len(nodes), len(found)
+        leaf, last, node, other = by_number[number], -gain, len(nodes), len(by_number)
         nodes.append((leaf.position, leaf.yes, -1 - number, -1 - other))
         if number in parents:
             above, side = parents[number]
@@ -308,21 +309,21 @@ def _split(
             nodes[above] = (position, yes, node, right) if side == 0 else (position, yes, left, node)
         else:
             roots[leaf.family] = node
-        found[number], found[other] = grower.halves(leaf)
+        by_number[number], by_number[other] = grower.halves(leaf)
         parents[number], parents[other] = (node, 0), (node, 1)
-        for one in (number, other):
-            if found[one].gain > 0:
-                heapq.heappush(queue, (-found[one].gain, one))
+        for half in (number, other):
+            if by_number[half].gain > 0:
+                heapq.heappush(queue, (-by_number[half].gain, half))
     return last
 
 
-def _merged(found: Mapping[int, _Leaf], threshold: float, floor: float) -> dict[int, int]:
+def _merged(by_number: Mapping[int, _Leaf], threshold: float, floor: float) -> dict[int, int]:
     """Number each leaf gets, the same for leaves of a family whose union loses less than the threshold."""
     numbering: dict[int, int] = {}
     total = 0
-    for family in sorted({leaf.family for leaf in found.values()}):
-        members = [number for number, leaf in found.items() if leaf.family == family]
-        clusters = merge_clusters(np.stack([found[number].total for number in members]), threshold, floor)
+    for family in sorted({leaf.family for leaf in by_number.values()}):
+        members = [number for number, leaf in by_number.items() if leaf.family == family]
+        clusters = merge_clusters(np.stack([by_number[number].total for number in members]), threshold, floor)
         for number, cluster in zip(members, clusters, strict=True):
             numbering[number] = total + cluster
         total += max(clusters) + 1
@@ -352,3 +353,101 @@ def _numbered(
             table[phone, : phones.topology(phone).num_states] = final(root)
     renumbered = [(position, yes, final(left), final(right)) for position, yes, left, right in nodes]
     return DecisionTree(phones, table, renumbered, noises + len(set(numbering.values())))
+
+
+Rows = NDArray[np.float64]
+"""float64 `[N, 1 + 2 D]`: count, sums and sums of squares."""
+
+
+def gaussian_log_likelihood(rows: Rows, floor: float) -> NDArray[np.float64]:
+    """Log likelihood of frames under the diagonal Gaussian of their own moments.
+
+    -n/2 (D log 2π + D + Σ log σ²), with variances of at least `floor`; 0 for no frames.
+
+    Args:
+        rows: `[N, 1 + 2 D]`.
+        floor: Smallest variance.
+
+    Returns:
+        `[N]`.
+    """
+    dim = (rows.shape[1] - 1) // 2
+    counts = rows[:, :1]
+    moments = rows[:, 1:] / np.maximum(counts, 1e-10)
+    variances = np.maximum(moments[:, dim:] - np.square(moments[:, :dim]), floor)
+    # a floored variance keeps the frames' squared distance: Σ (x - μ)² / σ² is less than n
+    spread = np.maximum(moments[:, dim:] - np.square(moments[:, :dim]), 0.0) / variances
+    densities = dim * math.log(2 * math.pi) + (np.log(variances) + spread).sum(1)
+    return np.where(counts[:, 0] > 0, -0.5 * counts[:, 0] * densities, 0.0)
+
+
+def _losses(rows: Rows, cluster: int, others: NDArray[np.int64], floor: float, own: Rows) -> Rows:
+    """What uniting a cluster with others costs in log-likelihood."""
+    together = gaussian_log_likelihood(rows[cluster] + rows[others], floor)
+    losses: Rows = own[cluster] + own[others] - together
+    return losses
+
+
+def dendrogram(rows: Rows, floor: float, threshold: float = math.inf) -> list[tuple[int, int]]:
+    """Agglomerative clustering: pairs of clusters in the order of their union, cheapest first.
+
+    Args:
+        rows: `[N, 1 + 2 D]`, one row for each first cluster.
+        floor: Smallest variance.
+        threshold: Stop when the cheapest union costs as much.
+
+    Returns:
+        Pairs (kept, absorbed) of row numbers: the union goes on under the first's number.
+    """
+    rows = rows.copy()
+    count = len(rows)
+    own = gaussian_log_likelihood(rows, floor)
+    losses = np.full((count, count), math.inf)
+    for cluster in range(count - 1):
+        others = np.arange(cluster + 1, count)
+        losses[cluster, cluster + 1 :] = _losses(rows, cluster, others, floor, own)
+    alive = np.ones(count, dtype=bool)
+    unions = []
+    while alive.sum() > 1:
+        kept, absorbed = (int(i) for i in np.unravel_index(losses.argmin(), losses.shape))
+        if losses[kept, absorbed] >= threshold:
+            break
+        unions.append((kept, absorbed))
+        rows[kept] += rows[absorbed]
+        own[kept] = gaussian_log_likelihood(rows[kept][None], floor)[0]
+        alive[absorbed] = False
+        losses[absorbed, :] = losses[:, absorbed] = math.inf
+        others = np.flatnonzero(alive)
+        others = others[others != kept]
+        cost = _losses(rows, kept, others, floor, own)
+        losses[np.minimum(kept, others), np.maximum(kept, others)] = cost
+    return unions
+
+
+def merge_clusters(rows: Rows, threshold: float, floor: float) -> list[int]:
+    """Unite rows as long as a union costs less than a threshold: the cluster of each row, numbered from 0."""
+    label = list(range(len(rows)))
+    for kept, absorbed in dendrogram(rows, floor, threshold):
+        label = [kept if cluster == absorbed else cluster for cluster in label]
+    order = {cluster: number for number, cluster in enumerate(dict.fromkeys(label))}
+    return [order[cluster] for cluster in label]
+
+
+def phonetic_questions(phones: Sequence[int], tables: Sequence[Rows], floor: float = 0.01) -> list[tuple[int, ...]]:
+    """Sets of phones that sound alike: every cluster on the way from single phones to all of them.
+
+    Args:
+        phones: Phone numbers.
+        tables: Statistics of each phone `[N, 1 + 2 D]`, for instance one table for each state; each gives questions.
+        floor: Smallest variance.
+
+    Returns:
+        Sets, sorted, each once.
+    """
+    questions: set[tuple[int, ...]] = {(phone,) for phone in phones}
+    for rows in tables:
+        members = {i: {phone} for i, phone in enumerate(phones)}
+        for kept, absorbed in dendrogram(rows, floor):
+            members[kept] = members[kept] | members.pop(absorbed)
+            questions.add(tuple(sorted(members[kept])))
+    return sorted(questions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -12,8 +12,11 @@ from torch import Tensor
 from speech.hmm.model import FeatureChain
 
 S = TypeVar("S", bound=Hashable)
+T = TypeVar("T")
 Adaptations = Mapping[str, Tensor]
 """fMLLR transforms by speaker."""
+SHARD_FRAMES = 200_000
+"""Frames of a shard, the unit of parallel work: half an hour of speech, whose features take about 30 MB."""
 
 
 class TrainingUtterance(Protocol):
@@ -82,13 +85,19 @@ class Shard:
         """Transformed features of each utterance; without a transform, a speaker's features are not adapted."""
         known = adaptations or {}
         if self._key is None or not _same(self._key, (chain, known)):
-            self._features = [chain(one.features.to(self.device), known.get(one.speaker)) for one in self.utterances]
+            self._features = [
+                chain(utterance.features.to(self.device), known.get(utterance.speaker)) for utterance in self.utterances
+            ]
             self._key = (chain, known)
         return self._features
 
     def part(self, utterances: Sequence[TrainingUtterance]) -> Shard:
         """Some of the utterances, on the same device."""
         return Shard(utterances, self.device)
+
+
+Mapper = Callable[[Callable[[Shard], T], Sequence[Shard]], Iterable[T]]
+"""Applies a function to all shards, here or elsewhere; like the built-in `map`."""
 
 
 def _same(first: tuple[FeatureChain, Adaptations], second: tuple[FeatureChain, Adaptations]) -> bool:
@@ -107,26 +116,26 @@ def _same(first: tuple[FeatureChain, Adaptations], second: tuple[FeatureChain, A
 
 def by_speaker(speakers: Iterable[S]) -> dict[S, list[int]]:
     """Positions of each speaker's utterances."""
-    found: dict[S, list[int]] = {}
+    places: dict[S, list[int]] = {}
     for place, speaker in enumerate(speakers):
-        found.setdefault(speaker, []).append(place)
-    return found
+        places.setdefault(speaker, []).append(place)
+    return places
 
 
-def make_shards(utterances: Iterable[TrainingUtterance], frames: int = 200_000, device: str = "cpu") -> list[Shard]:
+def make_shards(utterances: Iterable[TrainingUtterance], frames: int | None = None, device: str = "cpu") -> list[Shard]:
     """Divide utterances into shards of about this many frames.
 
     Args:
         utterances: The utterances.
-        frames: Frames of a shard.
+        frames: Frames of a shard; by default `SHARD_FRAMES`.
         device: Device for the computation on frames.
     """
     shards: list[list[TrainingUtterance]] = [[]]
     count = 0
     for utterance in utterances:
-        if count >= frames:
+        if count >= (frames or SHARD_FRAMES):
             shards.append([])
             count = 0
         shards[-1].append(utterance)
         count += utterance.num_frames
-    return [Shard(one, device) for one in shards if one]
+    return [Shard(part, device) for part in shards if part]

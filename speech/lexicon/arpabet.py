@@ -38,13 +38,13 @@ def from_ipa(phones: Sequence[str], *, digits: bool = True) -> tuple[str, ...] |
         phones: Phonemes of eSpeak NG, with stress marks.
         digits: Whether vowels get CMUdict's stress digits.
     """
-    found: list[str] = []
+    converted: list[str] = []
     for phone in phones:
         level = "1" if phone.startswith("ˈ") else "2" if phone.startswith("ˌ") else "0"
         plain = _TABLE.get(phone.lstrip("ˈˌ"))
         if plain is None:
             return None
         for part in plain.split():
-            found.append(part + level if digits and part in _VOWEL_PHONES else part)
+            converted.append(part + level if digits and part in _VOWEL_PHONES else part)
             level = "0" if part in _VOWEL_PHONES else level
-    return tuple(found)
+    return tuple(converted)

@@ -54,7 +54,7 @@ class Lexicon:
     def __init__(self, entries: Mapping[str, Sequence[Pronunciation]], unknown: str = UNKNOWN) -> None:
         assert all(entries.values()), "a word without a pronunciation"
         self.unknown = unknown
-        self._entries = {word: _merged(found) for word, found in entries.items()}
+        self._entries = {word: _merged(variants) for word, variants in entries.items()}
         self._entries.setdefault(unknown, (Pronunciation((UNKNOWN_PHONE,)),))
 
     def __len__(self) -> int:
@@ -72,25 +72,27 @@ class Lexicon:
 
     def phones(self) -> Counter[str]:
         """Number of occurrences of each phone in all pronunciations, sorted by name."""
-        counts = Counter(phone for found in self._entries.values() for one in found for phone in one.phones)
+        counts = Counter(
+            phone for variants in self._entries.values() for pronunciation in variants for phone in pronunciation.phones
+        )
         return Counter(dict(sorted(counts.items())))
 
     def homophones(self) -> dict[tuple[str, ...], list[str]]:
         """Words that share a pronunciation, by that pronunciation."""
         shared: dict[tuple[str, ...], list[str]] = {}
-        for word, found in self._entries.items():
-            for one in found:
-                shared.setdefault(one.phones, []).append(word)
+        for word, variants in self._entries.items():
+            for pronunciation in variants:
+                shared.setdefault(pronunciation.phones, []).append(word)
         return {phones: words for phones, words in shared.items() if len(words) > 1}
 
     def lines(self, probabilities: bool = False) -> Iterator[str]:
         """Yields Kaldi's lexicon.txt, or lexiconp.txt, in which each word's best pronunciation has probability 1."""
         for word in sorted(self._entries):
-            found = self._entries[word]
-            highest = max(one.probability or 1.0 for one in found)
-            for one in sorted(found):
-                shown = [f"{(one.probability or 1.0) / highest:.6g}"] if probabilities else []
-                yield " ".join([word, *shown, *one.phones])
+            variants = self._entries[word]
+            highest = max(pronunciation.probability or 1.0 for pronunciation in variants)
+            for pronunciation in sorted(variants):
+                shown = [f"{(pronunciation.probability or 1.0) / highest:.6g}"] if probabilities else []
+                yield " ".join([word, *shown, *pronunciation.phones])
 
     def write(self, path: Path, probabilities: bool = False) -> None:
         """Write Kaldi's lexicon.txt, or lexiconp.txt if probabilities are wanted; atomic."""
@@ -100,18 +102,18 @@ class Lexicon:
         """SHA-256 of all entries, independent of their order."""
         digest = hashlib.sha256(f"{self.unknown}\n".encode())
         for word in sorted(self._entries):
-            for one in sorted(self._entries[word], key=lambda one: one.phones):
-                digest.update(f"{word}\t{one.probability}\t{' '.join(one.phones)}\n".encode())
+            for pronunciation in sorted(self._entries[word], key=lambda pronunciation: pronunciation.phones):
+                digest.update(f"{word}\t{pronunciation.probability}\t{' '.join(pronunciation.phones)}\n".encode())
         return digest.hexdigest()
 
 
-def _merged(found: Sequence[Pronunciation]) -> tuple[Pronunciation, ...]:
+def _merged(variants: Sequence[Pronunciation]) -> tuple[Pronunciation, ...]:
     """Merge equal phone sequences; the highest of their probabilities is kept."""
     best: dict[tuple[str, ...], float | None] = {}
-    for one in found:
-        before = best.get(one.phones)
-        known = [value for value in (before, one.probability) if value is not None]
-        best[one.phones] = max(known) if known else None
+    for pronunciation in variants:
+        before = best.get(pronunciation.phones)
+        known = [value for value in (before, pronunciation.probability) if value is not None]
+        best[pronunciation.phones] = max(known) if known else None
     return tuple(Pronunciation(phones, probability) for phones, probability in best.items())
 
 
@@ -163,10 +165,10 @@ class Coverage:
 
     def part(self, counts: Mapping[str, int]) -> Coverage:
         """The coverage of some of the words, with other counts."""
-        found = Coverage()
+        coverage = Coverage()
         for word, count in counts.items():
-            found.add(word, count, self.origins[word])
-        return found
+            coverage.add(word, count, self.origins[word])
+        return coverage
 
     def to_dict(self, examples: int = 20) -> dict[str, Any]:
         """Convert to a JSON value, with the most frequent unknown words."""
@@ -227,12 +229,12 @@ class LexiconSource(ABC):
 
 
 def covered(
-    counts: Mapping[str, int], found: Mapping[str, Sequence[Pronunciation]], origin: str
+    counts: Mapping[str, int], entries: Mapping[str, Sequence[Pronunciation]], origin: str
 ) -> tuple[Coverage, list[str]]:
     """Returns the coverage of the words that have a pronunciation, and the list of the others."""
     coverage, missing = Coverage(), []
     for word, count in counts.items():
-        if word in found:
+        if word in entries:
             coverage.add(word, count, origin)
         else:
             missing.append(word)

@@ -63,10 +63,10 @@ def _without_letters(lexicon: Lexicon) -> Iterator[Suspicion]:
 def _lengths(lexicon: Lexicon) -> Iterator[Suspicion]:
     """Yields pronunciations that are much shorter or longer than those of other words with as many letters."""
     pairs = [
-        (word, one.phones, len(spelling))
+        (word, pronunciation.phones, len(spelling))
         for word in _spoken(lexicon)
         if (spelling := letters(word))
-        for one in lexicon[word]
+        for pronunciation in lexicon[word]
     ]
     if not pairs:
         return
@@ -74,6 +74,7 @@ def _lengths(lexicon: Lexicon) -> Iterator[Suspicion]:
     middle = float(np.median(ratios))
     # median absolute deviation, scaled to the standard deviation of a normal distribution; the lower bound keeps a
     # single phone in a long word from being reported
+    # 1.4826 median absolute deviations are a normal distribution's standard deviation (Hampel 1974)
     scatter = max(1.4826 * float(np.median(np.abs(ratios - middle))), 0.1)
     for (word, phones, count), ratio in zip(pairs, ratios, strict=True):
         expected = count * math.exp(middle)
@@ -88,7 +89,7 @@ def _rare_phones(lexicon: Lexicon) -> Iterator[Suspicion]:
     rare = {phone: count for phone, count in lexicon.phones().items() if count < _RARE}
     users: dict[str, list[str]] = {phone: [] for phone in rare}
     for word in _spoken(lexicon):
-        for phone in {phone for one in lexicon[word] for phone in one.phones} & rare.keys():
+        for phone in {phone for pronunciation in lexicon[word] for phone in pronunciation.phones} & rare.keys():
             users[phone].append(word)
     for phone, words in users.items():
         if words:

@@ -37,7 +37,7 @@ def pronounce(words: Iterable[str], language: str) -> dict[str, tuple[str, ...]]
         SynthesizerMissingError: eSpeak NG is not installed.
         LexiconError: eSpeak NG does not have the language.
     """
-    found = {}
+    phonemes = {}
     with Engine() as engine:
         for word in words:
             try:
@@ -45,8 +45,8 @@ def pronounce(words: Iterable[str], language: str) -> dict[str, tuple[str, ...]]
             except VoiceError as error:
                 raise LexiconError(f"lexicon.language: {error}") from error
             if phones:
-                found[word] = phones
-    return found
+                phonemes[word] = phones
+    return phonemes
 
 
 class Espeak(LexiconSource):
@@ -60,11 +60,11 @@ class Espeak(LexiconSource):
             phonemes = pronounce(counts, self.cfg.language)
         except SynthesizerMissingError as error:
             raise LexiconError(f"lexicon.kind espeak: {error}") from error
-        found = {
+        entries = {
             word: [Pronunciation(tuple(with_stress(phone, self.cfg.stress) for phone in phones))]
             for word, phones in phonemes.items()
         }
-        coverage, missing = covered(counts, found, "espeak")
+        coverage, missing = covered(counts, entries, "espeak")
         for word in missing:
             coverage.add(word, counts[word], "unknown")
-        return Built(Lexicon(found), coverage)
+        return Built(Lexicon(entries), coverage)

@@ -71,18 +71,23 @@ class FileLexicon(LexiconSource):
     @override
     def build(self, counts: Mapping[str, int]) -> Built:
         parsed = read_lexicon(Path(self.cfg.path), self.cfg.format)
-        inventory = {phone for found in parsed.entries.values() for one in found for phone in one.phones}
+        inventory = {
+            phone
+            for variants in parsed.entries.values()
+            for pronunciation in variants
+            for phone in pronunciation.phones
+        }
         bad = parsed.bad + self._foreign(parsed, inventory)
-        found = self._brought(parsed)
-        coverage, missing = covered(counts, found, "file")
-        notes = self._case_note(found, missing, counts)
+        entries = self._brought(parsed)
+        coverage, missing = covered(counts, entries, "file")
+        notes = self._case_note(entries, missing, counts)
         if missing and self.cfg.missing == "espeak":
             completed, note = self._completed(missing, inventory)
-            found |= completed
+            entries |= completed
             notes += note
         for word in missing:
-            coverage.add(word, counts[word], "espeak" if word in found else "unknown")
-        return Built(Lexicon(found, self.cfg.unknown), coverage, bad, parsed.duplicates(), notes)
+            coverage.add(word, counts[word], "espeak" if word in entries else "unknown")
+        return Built(Lexicon(entries, self.cfg.unknown), coverage, bad, parsed.duplicates(), notes)
 
     def _foreign(self, parsed: Parsed, inventory: set[str]) -> list[BadLine]:
         """Remove pronunciations with phones that are not permitted, and return them as bad lines."""
@@ -96,11 +101,11 @@ class FileLexicon(LexiconSource):
         if not inventory - listed:
             return []
         bad = []
-        for word, found in list(parsed.entries.items()):
-            kept = [one for one in found if set(one.phones) <= listed]
-            for one in found:
-                if foreign := [phone for phone in one.phones if phone not in listed]:
-                    text = " ".join([word, *one.phones])
+        for word, variants in list(parsed.entries.items()):
+            kept = [pronunciation for pronunciation in variants if set(pronunciation.phones) <= listed]
+            for pronunciation in variants:
+                if foreign := [phone for phone in pronunciation.phones if phone not in listed]:
+                    text = " ".join([word, *pronunciation.phones])
                     bad.append(BadLine(0, text[:60], f"phone {foreign[0]} is not in lexicon.phones"))
             parsed.entries[word] = kept
             if not kept:
@@ -112,9 +117,10 @@ class FileLexicon(LexiconSource):
         """The entries in the configured case, with the configured stress marks."""
         case = _CASES[self.cfg.case]
         brought: dict[str, list[Pronunciation]] = {}
-        for word, found in parsed.entries.items():
+        for word, variants in parsed.entries.items():
             brought.setdefault(case(word), []).extend(
-                Pronunciation(self._stressed(one.phones), one.probability) for one in found
+                Pronunciation(self._stressed(pronunciation.phones), pronunciation.probability)
+                for pronunciation in variants
             )
         return brought
 
@@ -129,20 +135,20 @@ class FileLexicon(LexiconSource):
             return {}, [f"words that are not in the file are unknown: {error}"]
         arpabet = sum(bool(_ARPABET.fullmatch(phone)) for phone in inventory) >= 8
         digits = any(phone[-1] in "012" for phone in inventory)
-        found = {}
+        completed = {}
         for word, phones in phonemes.items():
             own = from_ipa(phones, digits=digits) if arpabet else phones
             if own is not None and inventory.issuperset(own):
-                found[word] = [Pronunciation(self._stressed(own))]
-        foreign = len(phonemes) - len(found)
-        return found, [
+                completed[word] = [Pronunciation(self._stressed(own))]
+        foreign = len(phonemes) - len(completed)
+        return completed, [
             f"{foreign} words whose eSpeak NG phonemes have no counterpart among the file's phones"
         ] if foreign else []
 
-    def _case_note(self, found: Mapping[str, object], missing: list[str], counts: Mapping[str, int]) -> list[str]:
+    def _case_note(self, entries: Mapping[str, object], missing: list[str], counts: Mapping[str, int]) -> list[str]:
         """Remark for a file that has most of the missing words in another letter case, or no word at all."""
         for case, change in _CASES.items():
-            known = set(map(change, found)).intersection(missing)
+            known = set(map(change, entries)).intersection(missing)
             if 2 * len(known) > len(missing):
                 return [
                     f"{self.cfg.path} has {counted(len(known), 'more word')} of the transcripts, such as {min(known)}, "

@@ -6,6 +6,14 @@
 | `kaldip` | `word probability phone phone …` |
 | `cmudict` | `word(2) PH ON E # comment`; `;;;` begins a line of comment |
 | `mfa` | word, tab, optionally 1 or 4 numbers with tabs (the first is the probability), then phones |
+
+    kaldi     READ R EH1 D
+    kaldip    READ 0.35 R EH1 D
+    cmudict   READ(2)  R IY1 D # present tense
+    mfa       read<tab>0.35<tab>0.1<tab>1.2<tab>0.9<tab>R EH1 D
+
+The numbers of `mfa` are the probability of the pronunciation, that of silence after it, and factors for silence and for
+no silence before it; only the first one is used.
 """
 
 from __future__ import annotations
@@ -21,7 +29,8 @@ from speech.lexicon.base import BadLine, LexiconError, Pronunciation
 
 Format = Literal["kaldi", "kaldip", "cmudict", "mfa"]
 _SAMPLE = 2000
-_SHOWN = 60
+"""First lines that tell the format: among so many, a CMUdict has alternatives, as READ(2)."""
+_SHOWN = 60  # characters of a bad line in reports
 _ALTERNATIVE = re.compile(r"(?P<word>.+)\((?P<number>[0-9]{1,2})\)")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]")
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+([eE]-?[0-9]+)?")
@@ -48,7 +57,9 @@ class Parsed:
     def duplicates(self) -> list[str]:
         """Words with a repeated pronunciation, once per repetition."""
         return [
-            word for word, found in self.entries.items() for _ in range(len(found) - len({one.phones for one in found}))
+            word
+            for word, variants in self.entries.items()
+            for _ in range(len(variants) - len({pronunciation.phones for pronunciation in variants}))
         ]
 
 
@@ -66,11 +77,11 @@ def read_lexicon(path: Path, format_: Format | Literal["auto"] = "auto") -> Pars
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise LexiconError(f"the lexicon {path} cannot be read: {error}") from error
-    found = parse_lines(lines, format_)
-    if not found.entries:
-        why = f"; line {found.bad[0].number}: {found.bad[0].reason}" if found.bad else ", it is empty"
-        raise LexiconError(f"{path} holds no pronunciation in the format {found.format}{why}: give its format")
-    return found
+    parsed = parse_lines(lines, format_)
+    if not parsed.entries:
+        why = f"; line {parsed.bad[0].number}: {parsed.bad[0].reason}" if parsed.bad else ", it is empty"
+        raise LexiconError(f"{path} holds no pronunciation in the format {parsed.format}{why}: give its format")
+    return parsed
 
 
 def parse_lines(lines: Sequence[bytes], format_: Format | Literal["auto"] = "auto") -> Parsed:
@@ -83,11 +94,11 @@ def parse_lines(lines: Sequence[bytes], format_: Format | Literal["auto"] = "aut
             if not line.strip() or (chosen == "cmudict" and line.startswith(";;;")):
                 continue
             parsed.lines += 1
-            word, found = parse(line)
+            word, pronunciation = parse(line)
         except _BadLineError as error:
             parsed.bad.append(BadLine(number, raw[:_SHOWN].decode("utf-8", "backslashreplace").strip(), str(error)))
             continue
-        parsed.entries.setdefault(word, []).append(found)
+        parsed.entries.setdefault(word, []).append(pronunciation)
     parsed.lines = sum(map(len, parsed.entries.values())) + len(parsed.bad)
     return parsed
 
@@ -108,24 +119,24 @@ def detect(lines: Iterable[bytes]) -> Format:
     if any(text.startswith(";;;") for text in texts):
         return "cmudict"
     fields = [text.split() for text in texts]
-    entries = [one for one in fields if len(one) > 1]
-    numbers = sum(bool(_NUMBER.fullmatch(one[1])) for one in entries)
+    entries = [row for row in fields if len(row) > 1]
+    numbers = sum(bool(_NUMBER.fullmatch(row[1])) for row in entries)
     if entries and numbers > len(entries) / 2:
         tabs = sum(_split_mfa(text) is not None for text in texts)
         return "mfa" if tabs > len(texts) / 2 else "kaldip"
     if any("\t" in text and " " not in text.split("\t", 1)[0] for text in texts):
         return "mfa"
-    numbered = any(_ALTERNATIVE.fullmatch(one[0]) for one in entries)
+    numbered = any(_ALTERNATIVE.fullmatch(row[0]) for row in entries)
     commented = any(" # " in text for text in texts)
-    english = entries and all(_ARPABET.fullmatch(phone) for one in entries[:100] for phone in _uncommented(one[1:]))
+    english = entries and all(_ARPABET.fullmatch(phone) for row in entries[:100] for phone in _uncommented(row[1:]))
     return "cmudict" if english and (numbered or commented) else "kaldi"
 
 
 def _uncommented(fields: list[str]) -> Iterator[str]:
-    for one in fields:
-        if one == "#":
+    for phone in fields:
+        if phone == "#":
             return
-        yield one
+        yield phone
 
 
 def _split_mfa(text: str) -> tuple[str, list[str], str] | None:

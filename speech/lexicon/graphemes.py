@@ -30,15 +30,15 @@ def letters(word: str, marks: bool = True) -> tuple[str, ...]:
         word: The word, in any Unicode normalization form.
         marks: Whether to keep accents.
     """
-    found: list[str] = []
+    units: list[str] = []
     for character in unicodedata.normalize("NFD", word):
         category = unicodedata.category(character)[0]
         if category == "M":
-            if marks and found:
-                found[-1] += character
+            if marks and units:
+                units[-1] += character
         elif category in "LN":
-            found.append(character)
-    return tuple(unicodedata.normalize("NFC", one) for one in found)
+            units.append(character)
+    return tuple(unicodedata.normalize("NFC", unit) for unit in units)
 
 
 class Graphemes(LexiconSource):
@@ -49,8 +49,8 @@ class Graphemes(LexiconSource):
     @override
     def build(self, counts: Mapping[str, int]) -> Built:
         spelled = {word: letters(word, self.cfg.marks) for word in counts}
-        found = {word: [Pronunciation(phones)] for word, phones in spelled.items() if phones}
-        coverage, missing = covered(counts, found, "graphemes")
+        entries = {word: [Pronunciation(phones)] for word, phones in spelled.items() if phones}
+        coverage, missing = covered(counts, entries, "graphemes")
         for word in missing:
             coverage.add(word, counts[word], "unknown")
-        return Built(Lexicon(found), coverage)
+        return Built(Lexicon(entries), coverage)

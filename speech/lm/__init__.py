@@ -28,9 +28,8 @@ from speech.lm.network import LmSpec, NetworkConfig, NetworkTrainer, NumberedTex
 from speech.lm.ngram import NgramModel
 from speech.lm.ngram_estimator import NgramConfig, NgramEstimator
 from speech.lm.pruning import entropy_pruned
-from speech.lm.sources import Text, text_digests, text_files
+from speech.lm.sources import Text, Units, text_digests, text_files
 from speech.lm.unigram import UnigramConfig, UnigramEstimator
-from speech.lm.units import Units
 from speech.lm.vocabulary import END_ID, SPECIAL, START_ID, UNKNOWN_ID, Vocabulary
 from speech.text import NormalizerConfig
 from speech.tokens import TokenError, Tokenizer
@@ -181,13 +180,12 @@ def load(cfg: LmConfig, folder: Path) -> LanguageModel:
 
 
 def check_sources(cfg: LmConfig) -> None:
-    """Check, without reading the text, that a model can be estimated: its text files and its tools are there.
+    """Check, without reading the text, that a model can be estimated: its text files are there.
 
     Raises:
-        LmError: Something is missing.
+        LmError: One is missing.
     """
     text_files(cfg.text)
-    cfg.build().check()
 
 
 def arpa_of(cfg: LmConfig) -> str:
@@ -197,7 +195,7 @@ def arpa_of(cfg: LmConfig) -> str:
 
 def kinds_with_arpa() -> list[str]:
     """Kinds whose models decoders can read."""
-    return [kind for kind, one in LANGUAGE_MODELS.items() if arpa_of(one.model_validate({}))]
+    return [kind for kind, config in LANGUAGE_MODELS.items() if arpa_of(config.model_validate({}))]
 
 
 def unit_of(cfg: LmConfig) -> Unit:

@@ -2,11 +2,21 @@
 
     \\data\\
     ngram 1=4
+    ngram 2=2
 
     \\1-grams:
-    -1.2041<tab>word<tab>-0.30103
-    …
+    -99<tab><s><tab>-0.30103
+    -0.90309<tab></s>
+    -2<tab><unk>
+    -0.60206<tab>word<tab>-0.17609
+
+    \\2-grams:
+    -0.30103<tab><s> word
+    -0.47712<tab>word </s>
+
     \\end\\
+
+A line has log10 p, the words, and the log10 of the back-off weight unless no longer n-gram begins with them.
 """
 
 from __future__ import annotations
@@ -30,7 +40,7 @@ from speech.lm.base import LmError
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import UNKNOWN, UNKNOWN_ID, Vocabulary
 
-_BATCH = 1 << 18
+_BATCH = 1 << 18  # lines that are parsed at once: some ten megabytes
 _UNKNOWN_LOG_PROB = -100.0  # KenLM's for a model without <unk>
 _Batch = tuple[Any, NDArray[np.float32], NDArray[np.float32]]
 _COUNT = re.compile(r"ngram\s+(\d+)\s*=\s*(\d+)")
@@ -165,11 +175,11 @@ class _Reader:
 
     def _unigrams(self, count: int) -> tuple[Vocabulary, NDArray[np.float32], NDArray[np.float32]]:
         texts, log_probs, backoffs = self._joined(self._batches(1, count))
-        found = [word for columns in texts for word in columns[0].to_pylist()]
-        if len(set(found)) != count:
+        listed = [word for columns in texts for word in columns[0].to_pylist()]
+        if len(set(listed)) != count:
             raise self.fail("a word comes twice among the unigrams, perhaps with composed and with decomposed letters")
-        words = Vocabulary(found)
-        places = words.indices(found)
+        words = Vocabulary(listed)
+        places = words.indices(listed)
         all_log_probs, all_backoffs = np.full(len(words), LOWEST, np.float32), np.zeros(len(words), np.float32)
         all_log_probs[words.index(UNKNOWN)] = _UNKNOWN_LOG_PROB
         all_log_probs[places], all_backoffs[places] = log_probs, backoffs
@@ -188,10 +198,10 @@ class _Reader:
 
     def _joined(self, batches: Iterable[_Batch]) -> tuple[list[Any], NDArray[np.float32], NDArray[np.float32]]:
         """The batches' words one after the other, and their log10 p and back-off weights in one array each."""
-        found = list(batches)
+        parts = list(batches)
         empty = np.zeros(0, dtype=np.float32)
-        log_probs = np.concatenate([empty, *(one[1] for one in found)])
-        return [one[0] for one in found], log_probs, np.concatenate([empty, *(one[2] for one in found)])
+        log_probs = np.concatenate([empty, *(batch[1] for batch in parts)])
+        return [batch[0] for batch in parts], log_probs, np.concatenate([empty, *(batch[2] for batch in parts)])
 
     def _batches(self, order: int, count: int) -> Iterator[_Batch]:
         """Columns of words, log10 p, and back-off weights, 0 where there are none."""
@@ -236,7 +246,7 @@ class _Reader:
 def _numbers_of(columns: list[Any], words: Any) -> NDArray[np.int32]:
     """The numbers of words, `[n-grams, order]`; of <unk> for those that have no unigram."""
     known = (pc.fill_null(pc.index_in(column, value_set=words), UNKNOWN_ID) for column in columns)
-    return np.stack([one.to_numpy(zero_copy_only=False).astype(np.int32) for one in known], axis=1)
+    return np.stack([column.to_numpy(zero_copy_only=False).astype(np.int32) for column in known], axis=1)
 
 
 class _Builder:
@@ -266,8 +276,8 @@ class _Builder:
             raise self.reader.fail(f"a {order}-gram comes twice")
         links = np.zeros(len(ids), dtype=np.int64)
         for length in range(1, order):  # the longest suffix that is there stays
-            found = self._states(ids[:, order - length :])
-            links = np.where(found > 0, found, links)
+            shorter = self._states(ids[:, order - length :])
+            links = np.where(shorter > 0, shorter, links)
         self.counts.append(len(ids))
         self.keys.append(keys[by_key])
         self.log_probs.append(log_probs[by_key])

@@ -54,6 +54,6 @@ def _room_for(path: Path, size: int) -> Iterator[None]:
         number = error.errno or (errno.ENOSPC if " requested and " in str(error) else 0)
         if number not in _FULL:
             raise
-        found = OSError(number, os.strerror(number), str(path))
-        found.needed_bytes = size  # type: ignore[attr-defined]
-        raise found from error
+        full = OSError(number, os.strerror(number), str(path))
+        full.needed_bytes = size  # type: ignore[attr-defined]
+        raise full from error

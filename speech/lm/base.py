@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from configurable.choices import Choice
+from configurable.former_fields import former_fields
 from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Unit = Literal["word", "character", "token"]
 States = Sequence[Any] | NDArray[np.int64]
 """States of a batch: an array where they are numbers."""
-_BATCH = 8192
+_BATCH = 8192  # sentences that are scored side by side
 
 
 class LmError(ValueError):
@@ -50,8 +51,8 @@ class TextConfig(BaseModel):
     """Keeps lines that share a sequence of words with the test and validation transcripts."""
     protected_length: int = Field(default=8, ge=2)
     """Number of words of such a sequence."""
-    block_bytes: int = Field(default=16_000_000, ge=1_000)
-    """Text that a process works on at a time, in bytes."""
+
+    _former = former_fields(block_bytes=16_000_000)
 
 
 class LmConfig(Choice, ABC):
@@ -178,13 +179,6 @@ class Estimator(ABC):
     def arpa(self) -> str:
         """Name of the model's ARPA file, for decoders; empty if the model is not a plain n-gram model."""
         return ""
-
-    def check(self) -> None:  # noqa: B027 - most need no tools
-        """Check that the tools that the configuration asks for are installed.
-
-        Raises:
-            LmError: If one is not.
-        """
 
     @abstractmethod
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[LanguageModel, dict[str, Any]]:

@@ -21,6 +21,7 @@ from speech.lm.processes import in_processes
 from speech.lm.vocabulary import START_ID
 
 _RANGE = 8_000_000
+"""Entries of a range of keys, all runs together: 128 MB of keys and counts, and as much again while they are sorted."""
 Keys = NDArray[np.int64]
 Counts = NDArray[np.int64]
 
@@ -47,15 +48,15 @@ def count_ngrams(text: EncodedText, order: int, folder: Path, workers: int = 1) 
         workers: Number of processes.
     """
     width = len(text.words)
-    found = [_unigrams(text, workers)]
+    by_order = [_unigrams(text, workers)]
     for n in range(2, order + 1):
         pieces = (
             (block, n, [keys_path(folder, lower) for lower in range(2, n)], width, folder / f"run-{n}-{at:05}")
             for at, block in enumerate(text.blocks)
         )
         runs = list(in_processes(_count_block, pieces, workers))
-        found.append(_merge(runs, n, folder, workers))
-    return found
+        by_order.append(_merge(runs, n, folder, workers))
+    return by_order
 
 
 def _unigrams(text: EncodedText, workers: int) -> NgramCounts:
@@ -121,9 +122,9 @@ def _merge(runs: Sequence[Path], order: int, folder: Path, workers: int) -> Ngra
 def _ranges(runs: Sequence[Path]) -> list[int]:
     """Bounds of ranges with some `_RANGE` entries of all runs together."""
     keys = [load_array(_run_path(run, "keys")) for run in runs]
-    total = sum(len(one) for one in keys)
+    total = sum(len(of_run) for of_run in keys)
     step = 1 + total // 100_000
-    sample = np.sort(np.concatenate([one[::step] for one in keys]))
+    sample = np.sort(np.concatenate([of_run[::step] for of_run in keys]))
     count = 1 + total // _RANGE
     inner = [int(sample[len(sample) * at // count]) for at in range(1, count)]
     return [0, *inner, np.iinfo(np.int64).max]
@@ -135,8 +136,8 @@ def _merge_range(runs: Sequence[Path], low: int, high: int, part: Path) -> Path:
         keys = load_array(_run_path(run, "keys"))
         first, last = keys.searchsorted([low, high])
         pieces.append((keys[first:last], load_array(_run_path(run, "counts"))[first:last]))
-    keys = np.concatenate([one for one, _ in pieces])
-    counts = np.concatenate([one for _, one in pieces])
+    keys = np.concatenate([of_run for of_run, _ in pieces])
+    counts = np.concatenate([of_run for _, of_run in pieces])
     order = np.argsort(keys, kind="stable")  # merges what is sorted in pieces
     _save_run(part, *run_lengths(keys[order], counts[order]))
     return part

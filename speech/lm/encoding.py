@@ -21,7 +21,7 @@ from speech.lm.processes import in_processes
 from speech.lm.sources import Block, Text
 from speech.lm.vocabulary import END, START, Vocabulary
 
-_LINES = 100_000
+_LINES = 100_000  # of a block of transcripts: about ten megabytes of text
 Encoded = tuple[Path, list[str], Counter[str]]
 
 

@@ -1,4 +1,13 @@
-"""From counts to a back-off model, on sorted arrays.
+"""From counts to a back-off model, on sorted arrays: smoothing says how much probability seen n-grams give up.
+
+Both methods interpolate: p(w | h) = (a(hw) - D) / total(h) + gamma(h) p(w | shorter h), and differ in counts and D.
+
+- Modified Kneser-Ney (Chen and Goodman 1999, "An empirical study of smoothing techniques for language modeling",
+  section 3): three discounts for each order, of counts 1, 2 and from 3 on, from the counts of counts. Below the highest
+  order, a(g) is the number of different words before g, except that nothing but <s> precedes an n-gram at the beginning
+  of a sentence: that one keeps its count.
+- Witten-Bell (Witten and Bell 1991): no discount; as much is added to the total as there are different words after h.
+  It has no counts of counts to estimate, so it serves where tokens are few and all of them frequent.
 
 The result equals that of KenLM's `lmplz` (Heafield et al. 2013, "Scalable modified Kneser-Ney language model
 estimation") up to rounding: unigrams are interpolated with a uniform distribution over all words but <s>, which gives
@@ -11,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +30,70 @@ from speech.lm.base import LmError
 from speech.lm.counting import Keys, NgramCounts, keys_path
 from speech.lm.ngram import NgramModel, NgramTables
 from speech.lm.processes import in_processes
-from speech.lm.smoothing import Discounts, Method, discounts
 from speech.lm.vocabulary import SPECIAL, START_ID, Vocabulary
 
-_SLICE = 1 << 22
+Method = Literal["kneser-ney", "witten-bell"]
+_REMEDY = (
+    "so Kneser-Ney's discounts cannot be estimated: take more text without repeated lines, a lower order, "
+    "lm.smoothing: witten-bell (for few and frequent tokens), or set lm.discount_fallback: [0.5, 1.0, 1.5]"
+)
+
+
+@dataclass(frozen=True)
+class Discounts:
+    """What an order's n-grams give up."""
+
+    amounts: tuple[float, float, float]
+    """Subtracted from counts of 1, of 2, and of 3 and more."""
+    adds_types: bool = False
+    """Whether the number of different words after a context is added to its total."""
+
+    def of(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The discount of each count; none of a count of 0."""
+        return np.array((0.0, *self.amounts))[np.minimum(counts, 3)]
+
+
+def discounts(
+    method: Method, order: int, counts: NDArray[np.int64], fallback: tuple[float, float, float] | None
+) -> Discounts:
+    """Estimates the discounts of one order.
+
+    Args:
+        method: Method of smoothing.
+        order: The order, for errors.
+        counts: Adjusted counts of its n-grams; those of 0 are left out.
+        fallback: Discounts where no estimate is possible.
+
+    Raises:
+        LmError: No estimate is possible, and there is no fallback.
+    """
+    if method == "witten-bell":
+        return Discounts((0.0, 0.0, 0.0), adds_types=True)
+    counts_of_counts = np.bincount(counts[counts < 5], minlength=5).tolist()
+    problem = ""
+    amounts: list[float] = []
+    if missing := [count for count in (1, 2, 3) if not counts_of_counts[count]]:
+        problem = f"no {order}-gram has an adjusted count of {missing[0]}, {_REMEDY}"
+    else:
+        amounts = estimated_discounts(counts_of_counts)
+        for count, amount in enumerate(amounts, 1):
+            if not 0 <= amount <= count:
+                problem = f"the discount of {order}-grams with adjusted count {count} would be {amount:.3g}, {_REMEDY}"
+    if not problem:
+        return Discounts((amounts[0], amounts[1], amounts[2]))
+    if fallback is None:
+        raise LmError(f"lm.smoothing kneser-ney: {problem}")
+    return Discounts(fallback)
+
+
+def estimated_discounts(counts_of_counts: Sequence[int]) -> list[float]:
+    """D1, D2 and D3+ (Chen and Goodman 1999, equation 26) from n_0 to n_4; n_1 to n_3 are not 0."""
+    n = counts_of_counts
+    share = n[1] / (n[1] + 2 * n[2])
+    return [count - (count + 1) * share * n[count + 1] / n[count] for count in (1, 2, 3)]
+
+
+_SLICE = 1 << 22  # n-grams at a time: 32 MB for each array of 64-bit numbers
 Mask = NDArray[np.bool_]
 
 
@@ -67,10 +137,10 @@ def smoothed(
     """
     width = len(words)
     levels = _levels(counts, width, method, folder, cutoffs, allowed, workers)
-    found = [discounts(method, n, level.adjusted, fallback) for n, level in enumerate(levels, 1)]
-    log_probs, backoffs = _interpolated(levels, found, width)
+    by_order = [discounts(method, n, level.adjusted, fallback) for n, level in enumerate(levels, 1)]
+    log_probs, backoffs = _interpolated(levels, by_order, width)
     kept_words = Vocabulary(words[int(at)] for at in np.flatnonzero(levels[0].kept))
-    return NgramModel(kept_words, _tables(levels, log_probs, backoffs, width)), found
+    return NgramModel(kept_words, _tables(levels, log_probs, backoffs, width)), by_order
 
 
 def _levels(
@@ -104,16 +174,16 @@ def _slices(count: int) -> Iterator[slice]:
 
 def _suffixes(counts: Sequence[NgramCounts], width: int, folder: Path, workers: int) -> list[NDArray[np.int32]]:
     """For each order the indices of the n-grams without their first words, on disk."""
-    assert all(len(one.keys) < 2**31 for one in counts), "more n-grams than 32 bits count"
-    found: list[NDArray[np.int32]] = [np.zeros(width, dtype=np.int32)]
+    assert all(len(of_order.keys) < 2**31 for of_order in counts), "more n-grams than 32 bits count"
+    by_order: list[NDArray[np.int32]] = [np.zeros(width, dtype=np.int32)]
     for n, own in enumerate(counts[1:], 2):
         path = folder / f"suffixes-{n}.npy"
         make_array(path, np.int32, len(own.keys))
         pieces = ((folder, n, width, part) for part in _slices(len(own.keys)))
         for _ in in_processes(_write_suffixes, pieces, workers):
             pass
-        found.append(load_array(path))
-    return found
+        by_order.append(load_array(path))
+    return by_order
 
 
 def _write_suffixes(folder: Path, order: int, width: int, part: slice) -> None:
@@ -128,10 +198,10 @@ def _write_suffixes(folder: Path, order: int, width: int, part: slice) -> None:
 
 def _continuations(suffixes: NDArray[np.int32], count: int) -> NDArray[np.int64]:
     """Number of different words before each n-gram."""
-    found = np.zeros(count, dtype=np.int64)
+    counts = np.zeros(count, dtype=np.int64)
     for part in _slices(len(suffixes)):
-        found += np.bincount(suffixes[part], minlength=count)
-    return found
+        counts += np.bincount(suffixes[part], minlength=count)
+    return counts
 
 
 def _kept(counts: Sequence[NgramCounts], width: int, cutoffs: Sequence[int], allowed: Mask | None) -> list[Mask]:
@@ -158,7 +228,7 @@ class _Contexts:
     gammas: NDArray[np.float64]
 
 
-def _contexts(level: OrderCounts, order: int, found: Discounts, width: int, count: int) -> _Contexts:
+def _contexts(level: OrderCounts, order: int, discount: Discounts, width: int, count: int) -> _Contexts:
     """What `count` contexts share out: their totals, and the share of shorter contexts (1 without any n-gram)."""
     totals, removed = np.zeros(count), np.zeros(count)
     types = np.zeros((4, count))  # kept n-grams with a count of 1, 2, more; all n-grams
@@ -170,8 +240,8 @@ def _contexts(level: OrderCounts, order: int, found: Discounts, width: int, coun
         for row, chosen in enumerate((adjusted == 1, adjusted == 2, adjusted > 2)):
             types[row] += np.bincount(prefixes[chosen & kept], minlength=count)
         types[3] += np.bincount(prefixes[adjusted > 0], minlength=count)
-    free = removed + sum(amount * row for amount, row in zip(found.amounts, types[:3], strict=True))
-    if found.adds_types:
+    free = removed + sum(amount * row for amount, row in zip(discount.amounts, types[:3], strict=True))
+    if discount.adds_types:
         totals, free = totals + types[3], free + types[3]
     empty = totals == 0
     totals[empty] = 1
@@ -179,12 +249,12 @@ def _contexts(level: OrderCounts, order: int, found: Discounts, width: int, coun
 
 
 def _interpolated(
-    levels: Sequence[OrderCounts], found: Sequence[Discounts], width: int
+    levels: Sequence[OrderCounts], by_order: Sequence[Discounts], width: int
 ) -> tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]]:
     """log10 p of each order, and log10 of the back-off weights of each order but the highest, of kept n-grams."""
     lower = np.array([1 / (np.count_nonzero(levels[0].kept) - 1)])
     log_probs, backoffs = [], []
-    for n, (level, own) in enumerate(zip(levels, found, strict=True), 1):
+    for n, (level, own) in enumerate(zip(levels, by_order, strict=True), 1):
         contexts = _contexts(level, n, own, width, len(levels[n - 2].keys) if n > 1 else 1)
         if n > 1:
             backoffs.append(_log10(contexts.gammas[levels[n - 2].kept]))

@@ -108,8 +108,10 @@ class HiddenClassModel(LanguageModel):
             log_probs = np.maximum(np.log10(probs), LOWEST)
         # behind an end, and behind what cannot be, a sentence starts
         after = np.where(np.isfinite(after), after, self.parameters.first)
-        found = [_State((*state.words, int(word)), row) for state, word, row in zip(states, words, after, strict=True)]
-        return found, log_probs
+        next_states = [
+            _State((*state.words, int(word)), row) for state, word, row in zip(states, words, after, strict=True)
+        ]
+        return next_states, log_probs
 
 
 class HiddenClassEstimator(Estimator):
@@ -121,18 +123,18 @@ class HiddenClassEstimator(Estimator):
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[HiddenClassModel, dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix=".lm-", dir=folder) as scratch:
             encoded = encode_text(text, Path(scratch))
-            sentences = [one for path in encoded.blocks for one in _sentences(load_block(path))]
+            sentences = [sentence for path in encoded.blocks for sentence in _sentences(load_block(path))]
         parameters, likelihoods = estimated(sentences, len(encoded.words), self.cfg)
         from safetensors.numpy import save
 
         names = {_WORDS: json.dumps(list(encoded.words), ensure_ascii=False)}
         replace_file(
-            folder / MODEL, save({name: np.ascontiguousarray(one) for name, one in vars(parameters).items()}, names)
+            folder / MODEL, save({name: np.ascontiguousarray(table) for name, table in vars(parameters).items()}, names)
         )
         facts = {
             "text": dict(encoded.counts),
             "classes": self.cfg.classes,
-            "parameters": sum(one.size for one in vars(parameters).values()),
+            "parameters": sum(table.size for table in vars(parameters).values()),
             "log_likelihoods": likelihoods,
         }
         return HiddenClassModel(encoded.words, parameters), facts
@@ -154,12 +156,12 @@ class HiddenClassEstimator(Estimator):
         return HiddenClassModel(vocabulary, parts)
 
 
-def _check(found: HiddenClasses, num_words: int) -> None:
-    classes = len(found.words)
-    shapes = [one.shape for one in vars(found).values()]
+def _check(model: HiddenClasses, num_words: int) -> None:
+    classes = len(model.words)
+    shapes = [table.shape for table in vars(model).values()]
     if shapes != [(classes + 1,), (classes, classes + 1), (classes, num_words)]:
         raise ValueError(f"{num_words} words do not fit parameters of the shapes {shapes}")
-    if not all(((one >= 0) & (one <= 1.001)).all() for one in vars(found).values()):  # nor is NaN
+    if not all(((table >= 0) & (table <= 1.001)).all() for table in vars(model).values()):  # nor is NaN
         raise ValueError("a parameter is no probability")
 
 
@@ -185,15 +187,15 @@ def estimated(
     words = unigrams * drawn.uniform(0.5, 1.5, (size, num_words))
     rows = drawn.uniform(0.5, 1.5, (size + 1, size + 1))
     prior = HiddenClasses(np.full(size + 1, 1 / (size + 1)), np.full((size, size + 1), 1 / (size + 1)), unigrams)
-    model = HiddenClasses(*(one / one.sum(axis=-1, keepdims=True) for one in (rows[0], rows[1:], words)))
+    model = HiddenClasses(*(table / table.sum(axis=-1, keepdims=True) for table in (rows[0], rows[1:], words)))
     batches = list(_batches(sentences))
     likelihoods = []
     for _ in range(cfg.iterations):
         counts, likelihood = _expected(model, batches)
         likelihoods.append(likelihood + cfg.pseudo_count * _log_prior(model, prior))
         parts = zip(vars(counts).values(), vars(prior).values(), strict=True)
-        totals = [one + cfg.pseudo_count * share for one, share in parts]
-        model = HiddenClasses(*(one / one.sum(axis=-1, keepdims=True) for one in totals))
+        totals = [count + cfg.pseudo_count * share for count, share in parts]
+        model = HiddenClasses(*(table / table.sum(axis=-1, keepdims=True) for table in totals))
     return model, likelihoods
 
 
@@ -218,16 +220,16 @@ def _batches(sentences: Sequence[Ints]) -> Iterator[tuple[Ints, Ints]]:
     order = sorted(range(len(sentences)), key=lambda at: len(sentences[at]))
     for start in range(0, len(order), _BATCH):
         some = [sentences[at] for at in order[start : start + _BATCH]]
-        lengths = np.array([len(one) for one in some])
+        lengths = np.array([len(sentence) for sentence in some])
         padded = np.full((len(some), int(lengths.max())), UNKNOWN_ID)
-        for row, one in enumerate(some):
-            padded[row, : len(one)] = one
+        for row, sentence in enumerate(some):
+            padded[row, : len(sentence)] = sentence
         yield padded, lengths
 
 
 def _expected(model: HiddenClasses, batches: Sequence[tuple[Ints, Ints]]) -> tuple[HiddenClasses, float]:
     """Expected counts of all events, and the natural log likelihood of the text, by the forward-backward algorithm."""
-    counts = HiddenClasses(*(np.zeros_like(one) for one in vars(model).values()))
+    counts = HiddenClasses(*(np.zeros_like(table) for table in vars(model).values()))
     likelihood = 0.0
     for words, lengths in batches:
         likelihood += _add_expected(model, words, lengths, counts)
@@ -278,5 +280,8 @@ def _log_prior(model: HiddenClasses, prior: HiddenClasses) -> float:
     """Sum of the prior's shares times the parameters' natural logarithms."""
     pairs = zip(vars(model).values(), vars(prior).values(), strict=True)
     return float(
-        sum((np.broadcast_to(share, one.shape) * np.log(np.where(one > 0, one, 1))).sum() for one, share in pairs)
+        sum(
+            (np.broadcast_to(share, table.shape) * np.log(np.where(table > 0, table, 1))).sum()
+            for table, share in pairs
+        )
     )

@@ -17,7 +17,7 @@ from speech.lm.base import LanguageModel, LmError, States
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import START_ID, UNKNOWN_ID, Vocabulary
 
-_TINY = 1e-12
+_TINY = 1e-12  # probability left for unseen words, at least: rounding may leave none, or less
 
 
 class Mixture(LanguageModel):
@@ -58,11 +58,11 @@ class Mixture(LanguageModel):
         after, probs = [], np.zeros((len(self.models), len(words)))
         for row, (model, numbers) in enumerate(zip(self.models, self._numbers, strict=True)):
             own = numbers[words]
-            found, log_probs = model.score_batch([state[row] for state in states], own)
-            after.append(found)
+            own_states, log_probs = model.score_batch([state[row] for state in states], own)
+            after.append(own_states)
             probs[row] = np.where((own == UNKNOWN_ID) & (words != UNKNOWN_ID), 0.0, 10.0**log_probs)
         # Numbers of numpy are no good keys of a dictionary across batches: plain ones are.
-        columns = [found.tolist() if isinstance(found, np.ndarray) else found for found in after]
+        columns = [own_states.tolist() if isinstance(own_states, np.ndarray) else own_states for own_states in after]
         return list(zip(*columns, strict=True)), probs
 
 
@@ -121,11 +121,11 @@ def merged_ngrams(models: Sequence[NgramModel], weights: Sequence[float]) -> Ngr
         lower = 10.0 ** np.concatenate(log_probs).astype(np.float64)[suffixes - 1]
         log_probs.append(_mixed(mixture, grams))
         links.append(suffixes.astype(np.int32))
-        first = sum(len(one) for one in keys[:-1]) + 1
+        first = sum(len(of_order) for of_order in keys[:-1]) + 1
         probs = 10.0 ** log_probs[-1].astype(np.float64)
         backoffs.append(_renormalized(probs, lower, states - first, len(keys[-1])))
         keys.append(states * width + grams[:, -1])
-    counts = tuple(len(one) for one in keys)
+    counts = tuple(len(of_order) for of_order in keys)
     empty = [np.zeros(0, dtype=np.float32)]
     tables = NgramTables(
         counts, np.concatenate(keys), np.concatenate(log_probs), np.concatenate(empty + backoffs), np.concatenate(links)

@@ -26,7 +26,7 @@ from speech.lm.vocabulary import END_ID, Vocabulary
 from speech.native_output import without_lines
 
 _PROGRESS = (b"Loading the LM will be faster", b"Reading ", b"----5---10", b"****", b"The ARPA file is missing <unk>")
-_HEADER_LINES = 100
+_HEADER_LINES = 100  # that are searched for the counts: comments may precede them, and there are at most a dozen
 _BLANKS = " \t\r\n\v\f"
 _SPACE = re.compile(f"[{_BLANKS}]+")
 _COUNT = re.compile(r"ngram\s+(\d{1,9})\s*=\s*(\d{1,18})")
@@ -36,7 +36,7 @@ _GZIP = b"\x1f\x8b"
 _SHORTEST_LINE = 4
 """Bytes of an n-gram, at least: a probability, a tab, a word, the end of the line."""
 _DEFLATED = 1032
-"""What a byte of a packed file unpacks to, at most."""
+"""What a byte of a packed file unpacks to, at most: deflate's largest ratio (zlib's technical details)."""
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 """What reading a packed file raises that is cut off or damaged."""
 NOT_WORDS = frozenset(
@@ -238,9 +238,9 @@ def _counted(path: Path) -> list[int]:
     lines = filter(None, (line.strip(_BLANKS) for line in islice(_lines(path), _HEADER_LINES)))
     if "\\data\\" not in lines:  # otherwise the iterator is behind it
         return []
-    found = [_COUNT.fullmatch(line) for line in takewhile(lambda line: not line.startswith("\\"), lines)]
-    counts = [int(one[2]) for order, one in enumerate(found, 1) if one and int(one[1]) == order]
-    if len(counts) < len(found):
+    matches = [_COUNT.fullmatch(line) for line in takewhile(lambda line: not line.startswith("\\"), lines)]
+    counts = [int(match[2]) for order, match in enumerate(matches, 1) if match and int(match[1]) == order]
+    if len(counts) < len(matches):
         raise unreadable(path, "its header does not count the n-grams of each order")
     with path.open("rb") as file:
         most = path.stat().st_size * (_DEFLATED if file.read(2) == _GZIP else 1) // _SHORTEST_LINE
@@ -275,13 +275,13 @@ def arpa_words(path: str) -> list[str]:
     Raises:
         LmError: It is no ARPA file.
     """
-    found = [word for word in _unigrams(Path(path)) if word not in NOT_WORDS]
-    if not found:
+    listed = [word for word in _unigrams(Path(path)) if word not in NOT_WORDS]
+    if not listed:
         raise LmError(
             f"{path} lists no words: it is no ARPA file. Name a list of words beside it (decode.words); a KenLM binary "
             "cannot be listed"
         )
-    return found
+    return listed
 
 
 def _unigrams(path: Path) -> Iterator[str]:
@@ -335,7 +335,7 @@ def read_words(path: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise LmError(f"the list of words {path} cannot be read as UTF-8: {error}") from error
     words = dict.fromkeys(fields[0] for line in lines if (fields := line.split()))
-    found = [word for word in words if word not in NOT_WORDS]
-    if not found:
+    listed = [word for word in words if word not in NOT_WORDS]
+    if not listed:
         raise LmError(f"{path} holds no words: give one a line")
-    return found
+    return listed

@@ -76,10 +76,10 @@ class LmSpec(BaseModel):
             return value
         from speech.lm import LANGUAGE_MODELS
 
-        found = LANGUAGE_MODELS.get(str(value.get("kind"))) if isinstance(value, dict) else None
-        if found is None:
+        config = LANGUAGE_MODELS.get(str(value.get("kind"))) if isinstance(value, dict) else None
+        if config is None:
             raise ValueError(f"{value!r} is no language model of this version of Starling")
-        return found.model_validate(value)
+        return config.model_validate(value)
 
     def build_model(self) -> TrainableNetwork:
         """The network, with random weights."""

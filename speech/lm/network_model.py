@@ -66,8 +66,8 @@ class LstmNetwork(WordNetwork):
         """Log probabilities of the following words [B, T, words], and `lengths`; sentences do not share a state."""
         size, width, _ = words_BT1.shape
         hidden, places = self._hidden(words_BT1, lengths)
-        found = self._log_probs(self.dropout(hidden))
-        out = found.new_zeros(size * width, found.shape[1]).index_copy(0, places, found)
+        log_probs = self._log_probs(self.dropout(hidden))
+        out = log_probs.new_zeros(size * width, log_probs.shape[1]).index_copy(0, places, log_probs)
         return out.view(size, width, -1), lengths
 
     # every batch has other sentences, and torch.compile cannot trace LSTMs
@@ -98,9 +98,9 @@ class LstmNetwork(WordNetwork):
     @override
     def step(self, words: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         # torch wants the layers first
-        hidden, cells = (one.transpose(0, 1).contiguous() for one in memory)
-        found, (hidden, cells) = self.lstm(self.embedding(words).unsqueeze(1), (hidden, cells))
-        return self._log_probs(found.squeeze(1)), (hidden.transpose(0, 1), cells.transpose(0, 1))
+        hidden, cells = (state.transpose(0, 1).contiguous() for state in memory)
+        output, (hidden, cells) = self.lstm(self.embedding(words).unsqueeze(1), (hidden, cells))
+        return self._log_probs(output.squeeze(1)), (hidden.transpose(0, 1), cells.transpose(0, 1))
 
     @override
     def nothing(self) -> Memory:
@@ -147,18 +147,18 @@ class NetworkModel(LanguageModel):
     def score_batch(self, states: States, words: NDArray[np.int64]) -> tuple[list[_State], NDArray[np.float64]]:
         parts = [slice(start, start + _CHUNK) for start in range(0, len(words), _CHUNK)]
         done = [self._scored_part(list(states[part]), words[part]) for part in parts]
-        found = [log_probs for _, log_probs in done]
-        return [one for after, _ in done for one in after], np.concatenate(found) if found else np.zeros(0)
+        next_states = [state for after, _ in done for state in after]
+        return next_states, np.concatenate([np.zeros(0), *(log_probs for _, log_probs in done)])
 
     @override
     @torch.inference_mode()
     def score_next(self, states: States, words: NDArray[np.int64]) -> NDArray[np.float64]:
         parts = [slice(start, start + _CHUNK) for start in range(0, len(words), _CHUNK)]
-        found = [
+        log_probs = [
             self._step(list(states[part]))[0].gather(1, torch.from_numpy(words[part].astype(np.int64))).double().numpy()
             for part in parts
         ]
-        return np.maximum(np.concatenate(found) / _LOG10, LOWEST) if found else np.zeros(words.shape)
+        return np.maximum(np.concatenate(log_probs) / _LOG10, LOWEST) if log_probs else np.zeros(words.shape)
 
     def _step(self, states: Sequence[_State]) -> tuple[Tensor, Memory]:
         """Natural log probabilities of the next word [states, words], and what is remembered of the words so far."""
@@ -170,8 +170,8 @@ class NetworkModel(LanguageModel):
     def _scored_part(
         self, states: Sequence[_State], words: NDArray[np.int64]
     ) -> tuple[list[_State], NDArray[np.float64]]:
-        found, memory = self._step(states)
-        chosen = found.gather(1, torch.from_numpy(words.astype(np.int64)).unsqueeze(1)).squeeze(1).double().numpy()
+        log_probs, memory = self._step(states)
+        chosen = log_probs.gather(1, torch.from_numpy(words.astype(np.int64)).unsqueeze(1)).squeeze(1).double().numpy()
         after = [
             _State((*state.words, int(word)), rows)
             for state, word, rows in zip(states, words, zip(*memory, strict=True), strict=True)

@@ -24,7 +24,7 @@ def next_word_losses(outputs: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
     Returns:
         Sums over each block in nats [batch], on the outputs' device.
     """
-    following, counted = (beside(one, outputs) for one in _following(words, lengths))
+    following, counted = (beside(mask, outputs) for mask in _following(words, lengths))
     # the last position has no successor, and a GPU's batches are padded further
     chosen = outputs[:, : following.shape[1]].gather(2, following.unsqueeze(2)).squeeze(2)
     return -chosen.masked_fill(~counted, 0.0).sum(dim=1)

@@ -63,29 +63,29 @@ class NgramModel(LanguageModel):
         keys, backed_off = self.tables.keys, 0.0
         while True:
             key = state * self._width + word
-            found = int(keys.searchsorted(key)) if state else word
-            if found < len(keys) and keys[found] == key:
-                return self._after(found), backed_off + float(self.tables.log_probs[found])
+            place = int(keys.searchsorted(key)) if state else word
+            if place < len(keys) and keys[place] == key:
+                return self._after(place), backed_off + float(self.tables.log_probs[place])
             backed_off += float(self._backoffs[state])
             state = int(self._links[state])
 
     def score_batch(self, states: States, words: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Scores one word after each of several states: states and log10 p, both `[batch]`."""
         current = np.array(states, dtype=np.int64)
-        found = np.empty(len(current), dtype=np.int64)
+        ngrams = np.empty(len(current), dtype=np.int64)
         log_probs = np.zeros(len(current))
         open_ = np.arange(len(current))
         while len(open_):
             places, hit = self.find(current[open_], words[open_])
             done = open_[hit]
-            found[done] = places[hit]
+            ngrams[done] = places[hit]
             log_probs[done] += self.tables.log_probs[places[hit]]
             open_ = open_[~hit]
             log_probs[open_] += self._backoffs[current[open_]]
             current[open_] = self._links[current[open_]]
         if self.order == 1:
-            return np.zeros_like(found), log_probs
-        return np.where(found < self.num_states - 1, found + 1, self.tables.links[found]), log_probs
+            return np.zeros_like(ngrams), log_probs
+        return np.where(ngrams < self.num_states - 1, ngrams + 1, self.tables.links[ngrams]), log_probs
 
     def starts(self, count: int) -> NDArray[np.int64]:
         """As many states at the beginning of a sentence as one asks for."""
@@ -125,7 +125,7 @@ class NgramModel(LanguageModel):
         tables = self.tables
         return sum(array.nbytes for array in (tables.keys, tables.log_probs, tables.backoffs, tables.links))
 
-    def _after(self, found: int) -> int:
+    def _after(self, place: int) -> int:
         if self.order == 1:
             return 0
-        return found + 1 if found < self.num_states - 1 else int(self.tables.links[found])
+        return place + 1 if place < self.num_states - 1 else int(self.tables.links[place])

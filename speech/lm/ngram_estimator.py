@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,11 +15,9 @@ from speech.lm.arpa import read_arpa, write_arpa
 from speech.lm.base import Estimator, LmConfig, Unit
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_text
-from speech.lm.estimation import smoothed
-from speech.lm.lmplz import find_lmplz, run_lmplz
+from speech.lm.estimation import Method, smoothed
 from speech.lm.ngram import NgramModel
 from speech.lm.pruning import entropy_pruned
-from speech.lm.smoothing import Discounts, Method
 from speech.lm.sources import Text
 from speech.lm.vocabulary import SPECIAL
 
@@ -49,8 +46,13 @@ class NgramConfig(LmConfig):
     """Threshold of entropy pruning: the relative rise of perplexity for which an n-gram stays; 0 for none."""
     compress: bool = False
     """Writes `lm.arpa.gz`."""
-    lmplz: bool = False
-    """Estimates with KenLM's `lmplz`, which must be on the PATH."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_estimation(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "lmplz" in value:
+            raise ValueError("lmplz is no option any more, Starling estimates the same n-grams itself: remove it")
+        return value
 
     @field_validator("cutoffs")
     @classmethod
@@ -70,8 +72,6 @@ class NgramConfig(LmConfig):
     def _fitting(self) -> Self:
         if len(self.cutoffs) > self.order:
             raise ValueError(f"cutoffs has {len(self.cutoffs)} numbers, but order is {self.order}")
-        if self.lmplz and self.smoothing != "kneser-ney":
-            raise ValueError("lmplz smoothes by kneser-ney only: set lmplz: false or smoothing: kneser-ney")
         return self
 
     @override
@@ -90,17 +90,9 @@ class NgramEstimator(Estimator):
         return self.cfg.unit
 
     @override
-    def check(self) -> None:
-        if self.cfg.lmplz:
-            find_lmplz()
-
-    @override
     def estimate(self, text: Text, folder: Path, workers: int = 1) -> tuple[NgramModel, dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix=".lm-", dir=folder) as scratch:
-            if self.cfg.lmplz:
-                model, facts = self._by_lmplz(text, Path(scratch))
-            else:
-                model, facts = self._by_counting(text, Path(scratch), workers)
+            model, facts = self._by_counting(text, Path(scratch), workers)
         if self.cfg.prune:
             facts["ngrams_before_pruning"] = list(model.tables.counts)
             model = entropy_pruned(model, self.cfg.prune)
@@ -119,7 +111,7 @@ class NgramEstimator(Estimator):
     def _by_counting(self, text: Text, scratch: Path, workers: int) -> tuple[NgramModel, dict[str, Any]]:
         encoded = encode_text(text, scratch)
         counts = count_ngrams(encoded, self.cfg.order, scratch, workers)
-        model, found = smoothed(
+        model, discounts = smoothed(
             encoded.words,
             counts,
             self.cfg.smoothing,
@@ -129,12 +121,8 @@ class NgramEstimator(Estimator):
             fallback=self.cfg.discount_fallback,
             workers=workers,
         )
-        return model, {"text": dict(encoded.counts), "tool": "starling", "discounts": _amounts(found)}
-
-    def _by_lmplz(self, text: Text, scratch: Path) -> tuple[NgramModel, dict[str, Any]]:
-        cfg = self.cfg
-        arpa, counts = run_lmplz(text, scratch, cfg.order, cfg.cutoffs, cfg.vocabulary, cfg.discount_fallback)
-        return read_arpa(arpa), {"text": dict(counts), "tool": "lmplz"}
+        amounts = [list(of_order.amounts) for of_order in discounts]
+        return model, {"text": dict(encoded.counts), "discounts": amounts}
 
 
 def most_frequent(counts: NDArray[np.int64], limit: int | None) -> NDArray[np.bool_] | None:
@@ -145,7 +133,3 @@ def most_frequent(counts: NDArray[np.int64], limit: int | None) -> NDArray[np.bo
     allowed = np.zeros(len(counts), dtype=np.bool_)
     allowed[chosen] = True
     return allowed
-
-
-def _amounts(found: Sequence[Discounts]) -> list[list[float]]:
-    return [list(one.amounts) for one in found]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from speech.lm.ngram import NgramModel, NgramTables
 from speech.lm.vocabulary import END_ID, START_ID
 
-_TINY = 1e-12
+_TINY = 1e-12  # probability left for unseen words, at least: rounding may leave none, or less
 Floats = NDArray[np.float64]
 
 
@@ -65,15 +65,15 @@ class OrderProbabilities:
 
 def history_log_probs(model: NgramModel) -> Floats:
     """log10 of the joint probability of the words of each state, `[states]`."""
-    found = np.zeros(model.num_states)
+    log_probs = np.zeros(model.num_states)
     tables, width = model.tables, len(model.words)
     for order in range(1, model.order):
         first, last = tables.bounds(order)
         own = tables.log_probs[first:last].astype(np.float64)
         if order == 1:
             own[START_ID] = own[END_ID]
-        found[first + 1 : last + 1] = own + found[tables.keys[first:last] // width]
-    return found
+        log_probs[first + 1 : last + 1] = own + log_probs[tables.keys[first:last] // width]
+    return log_probs
 
 
 def _level(model: NgramModel, order: int, history: Floats) -> OrderProbabilities:
@@ -107,8 +107,8 @@ def _backoffs(level: OrderProbabilities, kept: NDArray[np.bool_], count: int, fi
     places = level.states[kept] - first_state
     unseen = np.maximum(1 - np.bincount(places, level.probs[kept], count), _TINY)
     unseen_lower = np.maximum(1 - np.bincount(places, level.lower[kept], count), _TINY)
-    found = np.log10(unseen) - np.log10(unseen_lower)
-    return np.where(np.bincount(places, minlength=count) > 0, found, 0.0)
+    backoffs = np.log10(unseen) - np.log10(unseen_lower)
+    return np.where(np.bincount(places, minlength=count) > 0, backoffs, 0.0)
 
 
 def _compact(model: NgramModel, kept: NDArray[np.bool_], backoffs: Floats) -> NgramTables:

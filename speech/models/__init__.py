@@ -11,6 +11,7 @@ from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
+from speech.models.pretrained import PretrainedConfig
 from speech.models.registry import (
     DECODER_NETWORKS,
     MODELS,
@@ -21,6 +22,8 @@ from speech.models.registry import (
 )
 from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
+from speech.models.wav2vec2 import Wav2Vec2Config
+from speech.models.whisper import WhisperConfig
 from speech.models.whisper_decoder import WhisperDecoderConfig
 
 __all__ = [
@@ -33,8 +36,11 @@ __all__ = [
     "ModelChoice",
     "ModelConfig",
     "ModelOption",
+    "PretrainedConfig",
     "TdnnConfig",
     "TransformerDecoderConfig",
+    "Wav2Vec2Config",
+    "WhisperConfig",
     "WhisperDecoderConfig",
     "build_model",
 ]

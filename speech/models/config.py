@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from configurable.choices import Choice
+from configurable.extras import install_remedy
 
 if TYPE_CHECKING:
+    from speech.features.config import FeatureConfig
     from speech.models.networks.base import AcousticModel
 
 
@@ -18,10 +22,18 @@ class ModelConfig(Choice, ABC):
 
     Attributes:
         can_be_split: Whether the network has `AcousticModel.stage`, which the strategy `pipeline` needs.
+        subsamplings: Values of `subsampling` that the kind has networks for.
+        packages: Packages that the network needs besides those of every model.
+        extra: The extra that installs them.
+        free_fields: Fields that do not change what weights mean: a training may begin with a model that has others.
         tiny: Fields of a network that trains in a moment: the tests of all models build it, whatever its kind.
     """
 
     can_be_split: ClassVar[bool] = False
+    subsamplings: ClassVar[tuple[int, ...]] = (1, 2, 4, 8)
+    packages: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
+    free_fields: ClassVar[frozenset[str]] = frozenset({"layers", "dropout"})
     tiny: ClassVar[dict[str, Any]] = {"dim": 16, "layers": 1, "subsampling": 2, "channels": 4}
 
     dim: int = Field(default=144, ge=8)
@@ -39,6 +51,36 @@ class ModelConfig(Choice, ABC):
     def halvings(self) -> int:
         """How often the front end halves the number of frames; each halving rounds up."""
         return self.subsampling.bit_length() - 1
+
+    @property
+    def max_frames(self) -> int:
+        """Feature frames of the longest utterance that the network can read; 0 if it reads any."""
+        return 0
+
+    def with_paths(self, change: Callable[[str], str]) -> Self:
+        """This configuration with other paths of the files that it names; by default, it names none."""
+        return self
+
+    def check_packages(self) -> None:
+        """Check that the packages are installed that the network needs, without importing them.
+
+        Raises:
+            ValueError: One is not; the message says what to install.
+        """
+        missing = [name for name in self.packages if find_spec(name) is None]
+        if missing:
+            raise ValueError(f"model {self.kind} needs the package {', '.join(missing)}: {install_remedy(self.extra)}")
+
+    def check_inputs(self, features: FeatureConfig, sample_rate: int) -> None:
+        """Check that the network can read some features; by default, it reads any.
+
+        Args:
+            features: Their configuration.
+            sample_rate: Of the waveforms, in Hz.
+
+        Raises:
+            ValueError: It cannot; the message names the field and the remedy.
+        """
 
     @abstractmethod
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -11,6 +11,8 @@ from speech.models.conformer import ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
 from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
+from speech.models.wav2vec2 import Wav2Vec2Config
+from speech.models.whisper import WhisperConfig
 from speech.models.whisper_decoder import WhisperDecoderConfig
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ MODELS: dict[str, type[ModelConfig]] = {
     "blstm": BlstmConfig,
     "conformer": ConformerConfig,
     "tdnn": TdnnConfig,
+    "wav2vec2": Wav2Vec2Config,
+    "whisper": WhisperConfig,
 }
 ModelChoice = Annotated[ModelConfig, OneOf(MODELS, "conformer")]
 """A field that takes the configuration of any of them."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from configurable.former_fields import former_fields
 from speech.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class TdnnConfig(ModelConfig):
     """Frames to either side that the other layers look; after subsampling, 1 is enough."""
     prefinal: int = Field(default=128, ge=4)
     """Width of the linear bottleneck before the output layer."""
-    bypass: float = Field(default=0.66, ge=0, le=1)
-    """Scale of a layer's input that is added to its output."""
+
+    _former = former_fields(bypass=0.66)
 
     @model_validator(mode="after")
     def _check_shape(self) -> TdnnConfig:

@@ -16,6 +16,7 @@ from rapidfuzz.distance import Levenshtein
 Operation = Literal["cor", "sub", "ins", "del"]
 Step = tuple[Operation, str | None, str | None]
 
+# sclite's weights: a substitution costs less than the insertion and the deletion that it stands for
 SUBSTITUTION_COST = 4
 INSERTION_COST = 3
 DELETION_COST = 3
@@ -88,7 +89,7 @@ def _only_pairs(largest: int = 24) -> dict[int, tuple[int, int]]:
         for both in range(largest // 6 + 1):
             cost = SUBSTITUTION_COST * substitutions + (INSERTION_COST + DELETION_COST) * both
             pairs.setdefault(cost, []).append((substitutions, both))
-    return {cost: found[0] for cost, found in pairs.items() if cost <= largest and len(found) == 1}
+    return {cost: counts[0] for cost, counts in pairs.items() if cost <= largest and len(counts) == 1}
 
 
 _ONLY_PAIR = _only_pairs()

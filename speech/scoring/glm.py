@@ -189,7 +189,7 @@ class _Matcher:
             self.by_first.setdefault(old[0], []).append((old, left, right, rule.new))
 
     def replace(self, text: str) -> str:
-        folded, found, position = self.fold(text), [], 0
+        folded, parts, position = self.fold(text), [], 0
         while position < len(text):
             for old, left, right, new in self.by_first.get(folded[position], []):
                 end = position + len(old)
@@ -198,13 +198,13 @@ class _Matcher:
                     and folded.startswith(right, end)
                     and folded.endswith(left, 0, position)
                 ):
-                    found.append(new)
+                    parts.append(new)
                     position = end
                     break
             else:
-                found.append(text[position])
+                parts.append(text[position])
                 position += 1
-        return "".join(found)
+        return "".join(parts)
 
 
 def _lower(text: str) -> str:

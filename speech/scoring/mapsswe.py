@@ -111,7 +111,9 @@ def _places(a: UtteranceScore, b: UtteranceScore) -> Iterator[tuple[_Pair, int]]
             yield inserted, 0
         if after is not None:
             steps = _between(parts_a, node, after), _between(parts_b, node, after)
-            words = min(sum(step.ref is not None and not step.ref.null for step in one) for one in steps)
+            words = min(
+                sum(step.ref is not None and not step.ref.null for step in steps_of_system) for steps_of_system in steps
+            )
             yield (_errors(steps[0]), _errors(steps[1])), words
 
 

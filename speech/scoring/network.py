@@ -208,13 +208,13 @@ class _Builder:
 
 def _tokens(text: str) -> list[str]:
     """Words and braces; between braces, slashes are tokens, too."""
-    found: list[str] = []
+    tokens: list[str] = []
     depth = position = 0
     while match := (_TOKEN_INSIDE if depth else _TOKEN).search(text, position):
-        found.append(match[0])
+        tokens.append(match[0])
         depth = max(0, depth + {"{": 1, "}": -1}.get(match[0], 0))
         position = match.end()
-    return found
+    return tokens
 
 
 def _hyphenated(word: str) -> bool:

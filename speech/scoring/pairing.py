@@ -36,7 +36,7 @@ Missing = Literal["refuse", "delete"]
 Extra = Literal["refuse", "insert", "ignore"]
 """Hypotheses without a reference: an error, all of their words inserted, or left out."""
 
-_NAMED = 5
+_NAMED = 5  # examples in messages
 _TOUCH_S = 0.005
 """Segments that overlap by less touch each other: their times are rounded."""
 
@@ -119,7 +119,7 @@ def share_extra(systems: list[Pairs]) -> list[Pairs]:
 
 
 def _mapped(
-    found: TranscriptFile,
+    transcript: TranscriptFile,
     path: Path,
     purpose: Purpose,
     format_: TranscriptFormat,
@@ -142,7 +142,7 @@ def _mapped(
             raise TranscriptError(f"{path}, line {line}: {error}") from error
         return text
 
-    return found.map_texts(read)
+    return transcript.map_texts(read)
 
 
 def _pair_utterances(
@@ -158,13 +158,13 @@ def _pair_utterances(
     pairs = Pairs(speakers=speakers.source)
     for entry in reference:
         id_ = entry.id if entry.id in texts else similar.get(rules.fold(entry.id), entry.id)
-        found = texts.pop(id_, None)
-        if found is None:
+        partner = texts.pop(id_, None)
+        if partner is None:
             pairs.missing.append(entry.id)
-        hyp = found.text if found else ""
+        hyp = partner.text if partner else ""
         pairs.rows.append(ScoringRow(entry.id, entry.text, hyp, speakers.of(entry), entry.domain))
     pairs.extra = list(texts)
-    pairs.rows += [ScoringRow(one.id, "", one.text, speakers.of(one), one.domain) for one in texts.values()]
+    pairs.rows += [ScoringRow(entry.id, "", entry.text, speakers.of(entry), entry.domain) for entry in texts.values()]
     return pairs
 
 
@@ -220,18 +220,18 @@ def _share_out(segments: list[TimedSegment], units: Iterable[_Unit]) -> list[str
         while current < len(segments) - 1 and unit.middle >= segments[current].end:
             current += 1
         texts[current].append(unit.text)
-    return [" ".join(found) for found in texts]
+    return [" ".join(parts) for parts in texts]
 
 
 def _overlaps(segments: list[TimedSegment]) -> list[str]:
     """Names the segments, sorted by their starts, that begin before an earlier one ends."""
-    found, latest = [], None
-    for one in segments:
-        if latest and latest.end - one.start > _TOUCH_S and not (latest.ignored and one.ignored):
-            spans = (f"{it.speaker} {it.start:g}–{it.end:g} s (line {it.line})" for it in (latest, one))
-            found.append(f"{one.file} {one.channel}: {' and '.join(spans)}")
-        latest = one if latest is None or one.end > latest.end else latest
-    return found
+    overlaps, latest = [], None
+    for segment in segments:
+        if latest and latest.end - segment.start > _TOUCH_S and not (latest.ignored and segment.ignored):
+            spans = (f"{it.speaker} {it.start:g}–{it.end:g} s (line {it.line})" for it in (latest, segment))
+            overlaps.append(f"{segment.file} {segment.channel}: {' and '.join(spans)}")
+        latest = segment if latest is None or segment.end > latest.end else latest
+    return overlaps
 
 
 def _units(word: TimedWord) -> list[_Unit]:
@@ -241,7 +241,7 @@ def _units(word: TimedWord) -> list[_Unit]:
     """
     if "{" in word.text:
         sets = word.text.replace("{", " ").replace("}", " ").split("/")
-        count = max(len(one.split()) for one in sets)
+        count = max(len(alternative.split()) for alternative in sets)
         return [_Unit(word.start + word.duration * (count - 0.5) / count, word.text)]
     parts = word.text.split()
     share = word.duration / max(1, len(parts))

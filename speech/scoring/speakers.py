@@ -1,4 +1,9 @@
-"""Who speaks in the utterances of a transcript: as it says, as Kaldi's `utt2spk` says, or as ids of NIST's form say."""
+"""Who speaks in the utterances of a transcript: as it says, as Kaldi's `utt2spk` says, or as ids of NIST's form say.
+
+    ann-1 ann
+
+is a line of `utt2spk`: utterance, speaker. `(ann-utt1)` is an id of NIST's form: speaker, hyphen, utterance.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +71,10 @@ def _before_hyphen(id_: str) -> str:
 def _read_table(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    found = {}
+    speakers = {}
     for line, content in without_comments(read_lines(path), comment=""):
         id_, *speaker = content.split()
         if len(speaker) != 1:
             raise TranscriptError(f"{path}, line {line}: write: utterance-id speaker")
-        found[id_] = speaker[0]
-    return found
+        speakers[id_] = speaker[0]
+    return speakers

@@ -15,7 +15,7 @@ import numpy as np
 from speech.scoring.align import DELETION_COST, INSERTION_COST, SUBSTITUTION_COST, Operation, Step, align
 from speech.scoring.network import NULL, START, Arc, Network, ScoringRules, parse_network
 
-OPTIONAL_COST = 2
+OPTIONAL_COST = 2  # sclite's weights of a deleted optional word and of a missing word
 NULL_COST = 0.001
 
 _single = np.float32
@@ -104,18 +104,18 @@ class _Aligner:
         """Chooses the step into a cell: the diagonal unless another is cheaper, else the insertion unless it is."""
         ref = self.ref.arcs[row] if row != START else None
         hyp = self.hyp.arcs[column] if column != START else None
-        found: dict[Operation, tuple[float, _Cell]] = {}
+        ways: dict[Operation, tuple[float, _Cell]] = {}
         if ref and hyp:
             cost = 0 if self.rules.equal(ref, hyp) else SUBSTITUTION_COST
-            found["sub"] = self._best([(r, h) for r in ref.before for h in hyp.before], cost)
+            ways["sub"] = self._best([(r, h) for r in ref.before for h in hyp.before], cost)
         if hyp:
-            found["ins"] = self._best([(row, h) for h in hyp.before], _skip_cost(hyp, INSERTION_COST))
+            ways["ins"] = self._best([(row, h) for h in hyp.before], _skip_cost(hyp, INSERTION_COST))
         if ref:
-            found["del"] = self._best([(r, column) for r in ref.before], _skip_cost(ref, DELETION_COST))
+            ways["del"] = self._best([(r, column) for r in ref.before], _skip_cost(ref, DELETION_COST))
         # min takes the first of equals, so the order of the entries matters
-        chosen = min(found, key=lambda name: found[name][0])
-        self.costs[row, column] = found[chosen][0]
-        self.back[row, column] = chosen, found[chosen][1]
+        chosen = min(ways, key=lambda name: ways[name][0])
+        self.costs[row, column] = ways[chosen][0]
+        self.back[row, column] = chosen, ways[chosen][1]
 
     def _best(self, cells: list[_Cell], cost: float) -> tuple[float, _Cell]:
         before = self._cheapest(cells)

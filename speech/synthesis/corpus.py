@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from configurable.addresses import address_content
 from configurable.files import replace_file
+from configurable.former_fields import former_fields
 from configurable.lazy import torch
 from speech.audio import encode_flac, resample
 from speech.synthesis.commands import random_command
@@ -31,6 +32,11 @@ from speech.synthesis.espeak import Engine, Voice
 
 _VERSION = 1  # raise it if the same configuration gives different audio
 _GROUP_SIZE = 16
+_PITCH, _PITCH_RANGE = (35, 65), (30, 70)
+"""Ranges of the pitch relative to the voice's register, and of intonation, within 0 to 99: about eSpeak NG's defaults
+of 50, as far as all voices sound natural."""
+_LEVEL_DB = (-32.0, -20.0)
+"""Range of the level of the speech in dB relative to full scale: no sample is clipped."""
 _COLUMNS = ("id", "path", "text", "speaker", "split", "duration")
 _TRAIN = (
     "f1 f2 f3 m1 m2 m3 m4 m5 m6 Alex Alicia Andrea Andy Gene Marco Mario Michael Mike adam anika aunty boris david "
@@ -57,18 +63,14 @@ class SynthesisConfig(BaseModel):
     """Voices of the test set."""
     rate: tuple[int, int] = (140, 200)
     """Range of the speaking rate in words per minute."""
-    pitch: tuple[int, int] = (35, 65)
-    """Range of the pitch, within 0 to 99, relative to the voice's own register."""
-    pitch_range: tuple[int, int] = (30, 70)
-    """Range of the pitch variation (intonation), within 0 to 99."""
     snr_db: tuple[float, float] = (10.0, 30.0)
     """Range of the signal-to-noise ratio in dB; noise colours range from white to pink."""
-    level_db: tuple[float, float] = (-32.0, -20.0)
-    """Range of the level of the speech in dB relative to full scale."""
     sample_rate: int = Field(default=16000, ge=4000, le=48000)
     """Sample rate of the files in Hz."""
     seed: int = 0
     """Seed of the sentences, voice properties and noise."""
+
+    _former = former_fields(pitch=[35, 65], pitch_range=[30, 70], level_db=[-32.0, -20.0])
 
     @model_validator(mode="after")
     def _check(self) -> SynthesisConfig:
@@ -85,12 +87,12 @@ class SynthesisConfig(BaseModel):
                         f"voice {voice!r} is in {seen[voice]}_voices and {split}_voices: speakers are disjoint"
                     )
                 seen[voice] = split
-        for name in ("rate", "pitch", "pitch_range", "snr_db", "level_db"):
+        for name in ("rate", "snr_db"):
             low, high = getattr(self, name)
             if low > high:
                 raise ValueError(f"{name}: the lower end {low} exceeds the upper end {high}: swap them")
-        for end in (0, 1):
-            Voice(rate=self.rate[end], pitch=self.pitch[end], pitch_range=self.pitch_range[end])
+        for rate in self.rate:
+            Voice(rate=rate)
         return self
 
 
@@ -126,8 +128,8 @@ def _plan_utterance(config: SynthesisConfig, split: str, variant: str, index: in
     voice = Voice(
         variant,
         rate=rng.randint(*config.rate),
-        pitch=rng.randint(*config.pitch),
-        pitch_range=rng.randint(*config.pitch_range),
+        pitch=rng.randint(*_PITCH),
+        pitch_range=rng.randint(*_PITCH_RANGE),
     )
     return PlannedUtterance(
         id=name,
@@ -136,7 +138,7 @@ def _plan_utterance(config: SynthesisConfig, split: str, variant: str, index: in
         voice=voice,
         snr_db=rng.uniform(*config.snr_db),
         tilt=rng.random(),
-        level_db=rng.uniform(*config.level_db),
+        level_db=rng.uniform(*_LEVEL_DB),
     )
 
 

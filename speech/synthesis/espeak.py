@@ -211,12 +211,12 @@ class Engine:
             self._choose(Voice(language=language))
             self._language = language
         rest = ctypes.c_char_p(text.encode())
-        found: list[str] = []
+        phones: list[str] = []
         while rest.value:  # it takes a clause at a time
             phonemes = self._library.espeak_TextToPhonemes(ctypes.byref(rest), _CHARACTERS_UTF8, _IPA | ord("_") << 8)
             spoken = _LANGUAGE_SWITCH.sub("", (phonemes or b"").decode())
-            found += [phone for word in spoken.split() for phone in word.split("_") if phone]
-        return tuple(found)
+            phones += [phone for word in spoken.split() for phone in word.split("_") if phone]
+        return tuple(phones)
 
     def _choose(self, voice: Voice) -> None:
         if self._library is None:

@@ -10,7 +10,7 @@ import logging
 from functools import cache
 
 from speech.vad.base import Vad, VadConfig
-from speech.vad.cutting import SpeechSegment, cut
+from speech.vad.cutting import SpeechSegment, cut, cut_whole
 from speech.vad.energy import EnergyConfig, EnergyVad
 from speech.vad.everything import EverythingConfig, EverythingVad
 from speech.vad.silero import SileroConfig, SileroVad, is_installed
@@ -28,6 +28,7 @@ __all__ = [
     "VadConfig",
     "build_vad",
     "cut",
+    "cut_whole",
     "default_vad",
 ]
 

@@ -64,6 +64,24 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
         yield from _pieces(vad, wave, rate, speech, before)
 
 
+def cut_whole(vad: Vad, wave: Tensor, rate: int, most: int) -> list[Tensor]:
+    """Cut a waveform in its pauses as `cut` does, but keep all of it: consecutive pieces.
+
+    Args:
+        vad: Finds speech.
+        wave: Samples [num_samples].
+        rate: In Hz.
+        most: Samples of the longest piece, at least 3.
+    """
+    pieces = []
+    while len(wave) > most:
+        window = wave[:most]
+        end = _last_pause(vad.speech(window, rate), window, rate)
+        pieces.append(wave[:end])
+        wave = wave[end:]
+    return [*pieces, wave]
+
+
 def _may_be_word(wave: Tensor, rate: int) -> bool:
     """Whether a recording without detected speech may be a word: it is short, and its level varies unlike noise's.
 
@@ -84,7 +102,9 @@ def _may_be_word(wave: Tensor, rate: int) -> bool:
 def _last_pause(speech: list[Interval], window: Tensor, rate: int) -> int:
     """Sample in the middle of the window's last pause, or of the quietest 50 ms in its last third."""
     edges = [0, *(edge for interval in speech for edge in interval), len(window)]
-    pauses = [one + two for one, two in zip(edges[::2], edges[1::2], strict=True) if two - one >= _MIN_PAUSE_S * rate]
+    pauses = [
+        begin + end for begin, end in zip(edges[::2], edges[1::2], strict=True) if end - begin >= _MIN_PAUSE_S * rate
+    ]
     if pauses and pauses[-1] >= 2:
         return pauses[-1] // 2
     hop = max(1, min(int(0.05 * rate), len(window) // 3))
@@ -102,7 +122,7 @@ def _pieces(vad: Vad, wave: Tensor, rate: int, speech: list[Interval], before: i
         else:
             merged.append((start, end))
     # two pieces share the pause between them
-    borders = [0, *((one[1] + two[0]) // 2 for one, two in pairwise(merged)), len(wave)]
+    borders = [0, *((left[1] + right[0]) // 2 for left, right in pairwise(merged)), len(wave)]
     pad = int(vad.cfg.pad_s * rate)
     for (start, end), left, right in zip(merged, borders, borders[1:], strict=False):
         first, last = max(left, start - pad), min(right, end + pad)

@@ -47,11 +47,11 @@ class EnergyVad(Vad):
             return [(0, len(wave))]
         range_db = (loudest_around(levels) - noise).clamp(min=self.cfg.min_range_db)
         loud = torch.nonzero(levels > noise + self.cfg.share * range_db).flatten().tolist()
-        found: list[Interval] = []
+        intervals: list[Interval] = []
         for frame in loud:
             start, end = frame * size, (frame + 1) * size
-            if found and start - found[-1][1] <= self.cfg.smooth_s * sample_rate:
-                found[-1] = (found[-1][0], end)
+            if intervals and start - intervals[-1][1] <= self.cfg.smooth_s * sample_rate:
+                intervals[-1] = (intervals[-1][0], end)
             else:
-                found.append((start, end))
-        return found
+                intervals.append((start, end))
+        return intervals

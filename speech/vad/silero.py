@@ -55,7 +55,7 @@ class SileroVad(Vad):
         find, network = _silero()
         rate = sample_rate if sample_rate in _RATES else 16000
         with _ONE_AT_A_TIME, _one_thread(), torch.inference_mode():
-            found = find(
+            intervals = find(
                 resample(leveled(wave, sample_rate), sample_rate, rate),
                 network,
                 sampling_rate=rate,
@@ -63,7 +63,7 @@ class SileroVad(Vad):
                 min_speech_duration_ms=int(1000 * self.cfg.min_speech_s),
                 speech_pad_ms=0,
             )
-        times = [[min(len(wave), part[edge] * sample_rate // rate) for edge in ("start", "end")] for part in found]
+        times = [[min(len(wave), part[edge] * sample_rate // rate) for edge in ("start", "end")] for part in intervals]
         return [(start, end) for start, end in times if start < end]
 
 

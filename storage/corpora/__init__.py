@@ -60,8 +60,8 @@ def reader_class(kind: str) -> type[CorpusReader]:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise CorpusError(f"unknown corpus kind {kind!r}: {hint}Known kinds: {', '.join(sorted(READERS))}, or 'auto'.")
     module, _, name = READERS[kind].partition(":")
-    found: type[CorpusReader] = getattr(import_module(module), name)
-    return found
+    reader: type[CorpusReader] = getattr(import_module(module), name)
+    return reader
 
 
 def open_corpus(kind: str, path: str, **options: object) -> CorpusReader:

@@ -11,7 +11,7 @@ from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Uttera
 
 _SUFFIXES = (".sph", ".wav", ".flac", ".raw")
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()\s]+)\)\s*")
-_RAW_RATE = 16000
+_RAW_RATE = 16000  # of AN4's `.raw` files, which have no header
 
 
 class An4Reader(CorpusReader):
@@ -59,9 +59,9 @@ class An4Reader(CorpusReader):
             return
         audio = self._audio(name)
         rate = _RAW_RATE if audio.suffix == ".raw" else None
-        found = self._make(place.name, audio, text, place.parent.name, split=split, sample_rate=rate)
-        if found:
-            yield found
+        utterance = self._make(place.name, audio, text, place.parent.name, split=split, sample_rate=rate)
+        if utterance:
+            yield utterance
 
     def _audio(self, name: str) -> Path:
         candidates = [
@@ -90,10 +90,10 @@ class An4Reader(CorpusReader):
         return texts
 
     def _lists(self) -> list[Path]:
-        found = sorted((self.root / "etc").glob("*.fileids"), key=lambda path: ("train" not in path.stem, path.name))
-        if not found:
+        lists = sorted((self.root / "etc").glob("*.fileids"), key=lambda path: ("train" not in path.stem, path.name))
+        if not lists:
             raise CorpusError(f"{self.root} has no etc/*.fileids: name the folder that contains etc and wav")
-        return found
+        return lists
 
     @override
     def scanned(self) -> list[Path]:

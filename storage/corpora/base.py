@@ -43,7 +43,7 @@ OVERSHOOT_S = 0.5
 """Seconds by which a declared time may exceed the audio: the allowance of Kaldi's extract-segments."""
 _OVERSHOOT_SHARE, _ROUNDING_S = 0.1, 0.1
 _LONGEST_ID, _LONGEST_DETAIL, _LONGEST_ERROR, _LONGEST_SUFFIX = 200, 600, 1200, 20
-_NAMED = 3
+_NAMED = 3  # examples of each problem in messages
 
 
 class CorpusError(ValueError):
@@ -144,13 +144,13 @@ class RequiredValues:
         """Whether a row has the required values."""
         matched = True
         for name, value in self.values.items():
-            found = str(row.get(name, ""))
-            if found == value:
+            present = str(row.get(name, ""))
+            if present == value:
                 self._missing.discard(name)
                 continue
             matched = False
             if len(self._others[name]) < _PROPOSED:
-                self._others[name].add(found)
+                self._others[name].add(present)
         return matched
 
     def check(self, root: Path) -> None:
@@ -269,15 +269,15 @@ class CorpusReader(ABC):
 
     def passed_over(self) -> PassedOver:
         """The files in the scanned folders that do not belong to the corpus, whatever the reason."""
-        folders, found, used = list(self.scanned()), PassedOver(Counter(), []), SeenTexts()
+        folders, passed_over, used = list(self.scanned()), PassedOver(Counter(), []), SeenTexts()
         for file in self.files() if folders else ():
             used.add(os.fspath(file))
         for path in (path for folder in folders for path in _all_files(folder)):
             if used.add(os.fspath(path)):
-                found.kinds[printable(path.suffix.lower(), _LONGEST_SUFFIX) or "without a suffix"] += 1
-                if len(found.first) < _NAMED:
-                    found.first.append(printable(os.path.relpath(path, self.root), _LONGEST_ID))
-        return found
+                passed_over.kinds[printable(path.suffix.lower(), _LONGEST_SUFFIX) or "without a suffix"] += 1
+                if len(passed_over.first) < _NAMED:
+                    passed_over.first.append(printable(os.path.relpath(path, self.root), _LONGEST_ID))
+        return passed_over
 
     def fingerprint(self) -> str:
         """SHA-256 of the names, sizes and modification times of all files: a cheap way to detect changes."""
@@ -489,11 +489,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
 
 
 def _plain_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice!r} is given twice")
-    return found
+    return fields
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:

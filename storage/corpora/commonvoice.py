@@ -54,7 +54,7 @@ class CommonVoiceReader(CorpusReader):
 
     def _entry(self, row: dict[str, str], split: str | None) -> Iterator[Utterance]:
         path = self._clip(row["path"])
-        found = self._make(
+        utterance = self._make(
             path.stem,
             path,
             row["sentence"].strip(),
@@ -63,8 +63,8 @@ class CommonVoiceReader(CorpusReader):
             domain=row.get("sentence_domain") or None,
             split=split,
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     def _clip(self, name: str) -> Path:
         """Path of a clip; early releases omit the suffix."""

@@ -25,9 +25,9 @@ from storage.corpora.catalog import Archive, Download, find_download
 from storage.corpora.unpack import unpack
 from storage.locks import file_lock
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 18  # bytes between two reports of progress
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_LASTING = frozenset({400, 401, 403, 404, 405, 410, 451})
+_LASTING = frozenset({400, 401, 403, 404, 405, 410, 451})  # HTTP's answers that another try does not change
 
 Progress = Callable[[str, int, int], None]
 """Called with the file name, the bytes so far, and the total (0: unknown)."""
@@ -98,10 +98,10 @@ def download_corpus(
                 continue
             archive = fetch(corpus.parts[part], folder, on_progress, patience or Patience())
             on_progress(f"unpacking {archive.name}", 0, 0)
-            found = asdict(unpack(archive, folder))
-            about = {"url": corpus.parts[part].url, "digest": corpus.parts[part].digest, **found}
+            unpacked = asdict(unpack(archive, folder))
+            about = {"url": corpus.parts[part].url, "digest": corpus.parts[part].digest, **unpacked}
             replace_file(marker, json.dumps(about).encode())
-            done[part] = {**found, "present": False}
+            done[part] = {**unpacked, "present": False}
             if not keep_archives:
                 archive.unlink()
     return {"kind": corpus.kind, "path": os.path.normpath(folder / corpus.folder), "parts": done}

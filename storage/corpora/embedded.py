@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_BUFFER = 1 << 20
-_BATCH_BYTES = 2 << 20
-_MOST_ROWS = 64
+_BUFFER = 1 << 20  # bytes of a column chunk that are read at once
+_BATCH_BYTES = 2 << 20  # of decoded cells, about: some utterances of 10 s
+_MOST_ROWS = 64  # of a batch: sizes in the file's metadata may be wrong
 _KEPT = 4
 """Batches that a cursor keeps: threads read rows nearly, but not exactly in order."""
-_MOST_CURSORS = 4
+_MOST_CURSORS = 4  # open files: each keeps a page and some batches in memory
 
 
 class Cell(NamedTuple):
@@ -64,16 +64,16 @@ def open_file(path: Path) -> "pq.ParquetFile":
 
 def audio_columns(schema: "pa.Schema") -> dict[str, AudioColumn]:
     """The columns with audio, by name: of bytes, or of structures with bytes."""
-    found = {}
+    columns = {}
     for column in schema:
         if _is_binary(column.type):
-            found[column.name] = AudioColumn(column.name, "")
+            columns[column.name] = AudioColumn(column.name, "")
         elif _is_struct(column.type):
             data = [part.name for part in column.type if _is_binary(part.type)]
             path = f"{column.name}.path" if any(part.name == "path" for part in column.type) else ""
             if data:
-                found[column.name] = AudioColumn(f"{column.name}.{data[0]}", path)
-    return found
+                columns[column.name] = AudioColumn(f"{column.name}.{data[0]}", path)
+    return columns
 
 
 def plain_leaves(schema: "pa.Schema") -> list[str]:
@@ -133,10 +133,10 @@ class _Cursor:
     def __init__(self, path: str, column: str) -> None:
         self.key, self.process = (path, column), os.getpid()
         self._file = open_file(Path(path))
-        found = audio_columns(self._file.schema_arrow).get(column)
-        if found is None:
+        audio = audio_columns(self._file.schema_arrow).get(column)
+        if audio is None:
             raise CellError(f"{path} has no column {column!r} with audio")
-        self._leaf = found.data
+        self._leaf = audio.data
         sizes = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
         self._begins = list(accumulate(sizes, initial=0))
         self._group, self._next = -2, 0  # of no row group, nor before the first
@@ -177,7 +177,7 @@ class _Cursor:
         return self._kept[-1]
 
     def _find(self, row: int) -> tuple[int, list[bytes | None]] | None:
-        return next((one for one in self._kept if one[0] <= row < one[0] + len(one[1])), None)
+        return next((batch for batch in self._kept if batch[0] <= row < batch[0] + len(batch[1])), None)
 
     def _group_of(self, row: int) -> int:
         return bisect_right(self._begins, row) - 1
@@ -208,7 +208,7 @@ def read_cell(path: str, column: str, row: int) -> bytes:
             content = cursor.read(row)
     except (pa.ArrowException, OSError) as error:
         with _lock:
-            _cursors[:] = [one for one in _cursors if one.key != (path, column)]
+            _cursors[:] = [other for other in _cursors if other.key != (path, column)]
         raise CellError(f"row {row} of {path} cannot be read: {error}") from error
     if content is None:
         raise CellError(f"row {row} of {path} has no audio in its column {column!r}")

@@ -15,8 +15,8 @@ from storage.corpora.base import CorpusError, CorpusReader, Utterance, as_number
 
 _PUNCTUATION = {"<COMMA>": ",", "<PERIOD>": ".", "<QUESTIONMARK>": "?", "<EXCLAMATIONPOINT>": "!"}
 _GARBAGE = ("<SIL>", "<MUSIC>", "<NOISE>", "<OTHER>")
-_CHUNK = 1 << 20
-_MAX_OBJECT = 1 << 26
+_CHUNK = 1 << 20  # bytes that are read at once
+_MAX_OBJECT = 1 << 26  # characters of one recording's object: the longest have a few million
 _ARRAY = re.compile(r'"audios"\s*:\s*\[')
 _BLANK = re.compile(r"[\s,]*")
 
@@ -68,9 +68,9 @@ class GigaSpeechReader(CorpusReader):
                 if not isinstance(segment, dict) or not isinstance(segment.get("sid"), str):
                     self._problem(f"{audio.get('aid')}:{number}", "bad-line", "a segment has no sid")
                     continue
-                found = _list(segment.get("subsets"))
-                subsets.update(found)
-                if not subset or f"{{{subset}}}" in found:
+                own = _list(segment.get("subsets"))
+                subsets.update(own)
+                if not subset or f"{{{subset}}}" in own:
                     yield from self._segment(document, audio, segment, keep=punctuation == "keep")
         if subset and subsets and f"{{{subset}}}" not in subsets:
             names = ", ".join(sorted(name.strip("{}") for name in subsets))
@@ -91,7 +91,7 @@ class GigaSpeechReader(CorpusReader):
         except ValueError as error:
             self._problem(utterance_id, "bad-segment", str(error))
             return
-        found = self._make(
+        utterance = self._make(
             utterance_id,
             document.parent / str(audio.get("path", "")),
             spell(text, keep),
@@ -102,8 +102,8 @@ class GigaSpeechReader(CorpusReader):
             domain=first_field(audio, ("source",)),
             split=_set(_list(segment.get("subsets"))),
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     def files(self) -> Iterator[Path]:
         """Yield the document and its recordings."""

@@ -92,8 +92,8 @@ def example_table(root: Path) -> Path | None:
 
 def _files(root: Path) -> list[Path]:
     """The Parquet files in a folder and the folders in it, by set and name."""
-    found = [path for pattern in ("*.parquet", "*/*.parquet") for path in sorted(root.glob(pattern))]
-    return [path for path in found if _NAME.fullmatch(path.name) or (_NUMBER.fullmatch(path.name) and _split(path))]
+    paths = [path for pattern in ("*.parquet", "*/*.parquet") for path in sorted(root.glob(pattern))]
+    return [path for path in paths if _NAME.fullmatch(path.name) or (_NUMBER.fullmatch(path.name) and _split(path))]
 
 
 def _split(path: Path) -> str | None:

@@ -1,5 +1,11 @@
 """Kaldi data folders: `wav.scp`, `text`, `utt2spk`, and optionally `segments` and `reco2file_and_channel`.
 
+    wav.scp                 sw2001-A sph2pipe -f wav -p -c 1 disk1/sw02001.sph |
+    text                    sw2001-A-1 good morning
+    utt2spk                 sw2001-A-1 sw2001-A
+    segments                sw2001-A-1 sw2001-A 0.50 2.00       utterance, recording, start and end in seconds
+    reco2file_and_channel   sw2001-A sw02001 A                  recording, file, channel
+
 Commands in `wav.scp` are never run. `sph2pipe -f wav -p -c 1 FILE |` and `flac -c -d -s FILE |` are interpreted as a
 file, and a channel of it. Entries with other commands are reported as problems.
 """

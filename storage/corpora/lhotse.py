@@ -81,8 +81,8 @@ class LhotseReader(CorpusReader):
     def _pair(self, recordings: Path, supervisions: Path) -> Iterator[Utterance]:
         known: dict[str, _Recording] = {}
         for place, row in self._rows(recordings):
-            found = self._recording(row)
-            if known.setdefault(str(row.get("id")), found) != found:
+            recording = self._recording(row)
+            if known.setdefault(str(row.get("id")), recording) != recording:
                 self._problem(
                     f"{place}:{row.get('id')}", "duplicate-id", "another recording of this id is in the manifest"
                 )
@@ -142,7 +142,7 @@ class LhotseReader(CorpusReader):
             return
         whole = start == 0 and end is not None and recording.duration is not None and end >= recording.duration - 1e-3
         several = len(source.channels) > 1 and isinstance(channel, int)
-        found = self._make(
+        utterance = self._make(
             utterance_id,
             source.path,
             text,
@@ -153,8 +153,8 @@ class LhotseReader(CorpusReader):
             channel=source.channels.index(channel) if several and channel in source.channels else None,
             language=_language(row.get("language")),
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     def _recording(self, row: dict[str, Any]) -> _Recording:
         sources = []
@@ -189,7 +189,7 @@ class LhotseReader(CorpusReader):
     def files(self) -> Iterator[Path]:
         """Yield the manifests and their audio files."""
         pairs, cuts = _manifests(self.root)
-        for path in [one for pair in pairs for one in pair] if pairs else cuts:
+        for path in [manifest for pair in pairs for manifest in pair] if pairs else cuts:
             yield path
             for _, row in read_json_lines(path):
                 recording = None if isinstance(row, str) else row if "sources" in row else row.get("recording")
@@ -207,7 +207,7 @@ def _manifests(root: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
         name = path.name.replace("supervisions", "recordings")
         partner = path.with_name(name.replace("recordings", "supervisions"))
         pair = (path.with_name(name), partner)
-        if "recordings" in name and pair not in pairs and all(one.is_file() for one in pair):
+        if "recordings" in name and pair not in pairs and all(manifest.is_file() for manifest in pair):
             pairs.append(pair)
     return pairs, [path for path in files if "cuts" in path.name]
 

@@ -86,10 +86,10 @@ class LibriSpeechReader(CorpusReader):
         """Yield folders with audio or transcripts, in order, with the sorted names of these files."""
         for folder, subfolders, names in os.walk(self.root):
             subfolders.sort()
-            found = [name for name in names if name.endswith(_TRANSCRIPT_SUFFIX)]
+            transcripts = [name for name in names if name.endswith(_TRANSCRIPT_SUFFIX)]
             audio: dict[str, str] = {}
             for name in sorted(names, key=lambda name: (Path(name).suffix.lower() not in AUDIO_SUFFIXES, name)):
                 if Path(name).suffix.lower() in RECORDING_SUFFIXES and not name.startswith("."):
                     audio.setdefault(Path(name).stem, name)
-            if found or audio:
-                yield Path(folder), sorted([*found, *audio.values()])
+            if transcripts or audio:
+                yield Path(folder), sorted([*transcripts, *audio.values()])

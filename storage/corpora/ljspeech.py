@@ -67,8 +67,8 @@ class LJSpeechReader(CorpusReader):
 
     def _audio(self) -> Iterator[Path]:
         for folder in _FOLDERS:
-            found = (self._table().parent / folder).glob("*")
-            yield from sorted(path for path in found if path.suffix.lower() in RECORDING_SUFFIXES)
+            paths = (self._table().parent / folder).glob("*")
+            yield from sorted(path for path in paths if path.suffix.lower() in RECORDING_SUFFIXES)
 
     @override
     def scanned(self) -> list[Path]:

@@ -79,11 +79,11 @@ class MlsReader(CorpusReader):
         audio = next((path for suffix in _SUFFIXES if is_file(path := stem.with_name(stem.name + suffix))), None)
         language = _language(part)
         split = SET_OF_SPLIT.get(part.name)
-        found = self._make(
+        utterance = self._make(
             utterance_id, audio or stem.with_name(stem.name + ".flac"), text, speaker, language=language, split=split
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     def _check_audio(self, part: Path, seen: set[str]) -> None:
         for path in _audio(part):
@@ -115,9 +115,9 @@ class MlsReader(CorpusReader):
 def _parts(root: Path) -> list[Path]:
     """Folders with a transcripts.txt, at most two levels below, sorted (so `dev`, `test`, `train`)."""
     for pattern in ("transcripts.txt", "*/transcripts.txt", "*/*/transcripts.txt"):
-        found = sorted(path.parent for path in root.glob(pattern) if path.is_file())
-        if found:
-            return found
+        folders = sorted(path.parent for path in root.glob(pattern) if path.is_file())
+        if folders:
+            return folders
     return []
 
 

@@ -88,9 +88,9 @@ class NemoReader(CorpusReader):
             fields |= {"offset": member.offset, "length": member.length}
         audio = self._tar(str(row["shard_id"])) if "shard_id" in row else self._file(name)
         utterance_id = label if _own_id(row) or not start else f"{label}-{round(start * 1000):08d}"
-        found = self._make(utterance_id, audio, text, first_field(row, ("speaker",)) or "", **fields)
-        if found:
-            yield found
+        utterance = self._make(utterance_id, audio, text, first_field(row, ("speaker",)) or "", **fields)
+        if utterance:
+            yield utterance
 
     def _member(self, shard: str, name: str, shards: dict[str, dict[str, TarMember]]) -> TarMember | None:
         if shard not in shards:

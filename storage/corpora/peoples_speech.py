@@ -87,7 +87,7 @@ class PeoplesSpeechReader(CorpusReader):
             self._problem(utterance_id, "missing-transcript", f"{manifest} has no text for {name!r}")
             return
         tar, part = member or (None, None)
-        found = self._make(
+        utterance = self._make(
             utterance_id,
             place or tar or manifest.with_suffix("") / name,
             text,
@@ -97,29 +97,29 @@ class PeoplesSpeechReader(CorpusReader):
             offset=part.offset if part else None,
             length=part.length if part else None,
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     def _index(self, manifest: Path) -> dict[str, tuple[Path, TarMember]]:
         """Members of the manifest's tars, by their names with and without leading folders."""
-        found: dict[str, tuple[Path, TarMember]] = {}
+        members: dict[str, tuple[Path, TarMember]] = {}
         for tar in _tars(manifest):
             try:
                 for member in tar_members(tar):
                     name = member.name.removeprefix("./")
-                    found.setdefault(name, (tar, member))
+                    members.setdefault(name, (tar, member))
                     while "/" in name:
                         name = name.partition("/")[2]
-                        found.setdefault(name, (tar, member))
+                        members.setdefault(name, (tar, member))
             except UnsafeTarError as error:
                 self._problem(tar.name, "bad-tar", str(error))
-        return found
+        return members
 
     def _tables(self) -> list[Path]:
-        found = [self.root] if self.root.is_file() else _manifests(self.root)
-        if not found:
+        manifests = [self.root] if self.root.is_file() else _manifests(self.root)
+        if not manifests:
             raise CorpusError(f"{self.root} has no manifest: name one, such as train/clean.json, or a folder of them")
-        return found
+        return manifests
 
     def files(self) -> Iterator[Path]:
         """Yield manifests, tars and separate audio files."""
@@ -132,8 +132,8 @@ class PeoplesSpeechReader(CorpusReader):
 
 def _manifests(root: Path) -> list[Path]:
     """Manifests in a folder and its subfolders."""
-    found = [path for suffix in _SUFFIXES for pattern in ("", "*/") for path in root.glob(f"{pattern}*{suffix}")]
-    return sorted(path for path in found if path.is_file())
+    paths = [path for suffix in _SUFFIXES for pattern in ("", "*/") for path in root.glob(f"{pattern}*{suffix}")]
+    return sorted(path for path in paths if path.is_file())
 
 
 def _tars(manifest: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from storage.corpora.base import SET_OF_SPLIT, CorpusError, CorpusReader, Uttera
 from storage.corpora.kaldi import KaldiReader
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-_TEST_TAKES = 5
+_TEST_TAKES = 5  # the data set's own division: takes 0 to 4 are for tests (its README)
 
 
 class SpeechOceanReader(CorpusReader):
@@ -87,9 +87,9 @@ class FsddReader(CorpusReader):
                 self._problem(path.stem, "bad-id", f"{path.name} is not DIGIT_SPEAKER_TAKE")
                 continue
             split = "test" if int(fields[2]) < _TEST_TAKES else "train"
-            found = self._make(path.stem, path, _DIGITS[int(fields[0])], fields[1], split=split)
-            if found:
-                yield found
+            utterance = self._make(path.stem, path, _DIGITS[int(fields[0])], fields[1], split=split)
+            if utterance:
+                yield utterance
 
     @override
     def scanned(self) -> list[Path]:
@@ -97,8 +97,8 @@ class FsddReader(CorpusReader):
 
     def files(self) -> Iterator[Path]:
         """Yield the recordings, sorted by name."""
-        found = (self.root / "recordings").glob("*")
-        yield from sorted(path for path in found if path.suffix in (".wav", ".flac"))
+        paths = (self.root / "recordings").glob("*")
+        yield from sorted(path for path in paths if path.suffix in (".wav", ".flac"))
 
 
 class TelephoneReader(KaldiReader):

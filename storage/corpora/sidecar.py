@@ -10,8 +10,8 @@ from typing_extensions import override
 from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance, read_lines
 
 _TRANSCRIPTS = (".txt", ".lab")
-_LOOKED_AT = 200
-_LONGEST_TEXT = 1 << 20
+_LOOKED_AT = 200  # files, before a folder counts as another layout
+_LONGEST_TEXT = 1 << 20  # bytes: a larger file is no transcript of one recording
 
 
 class SidecarReader(CorpusReader):
@@ -57,9 +57,9 @@ class SidecarReader(CorpusReader):
                 except (OSError, ValueError) as error:
                     self._problem(id_, "bad-line", f"{transcript} cannot be used: {getattr(error, 'strerror', error)}")
                     continue
-                found = self._make(id_, audio, text, audio.parent.name)
-                if found:
-                    yield found
+                utterance = self._make(id_, audio, text, audio.parent.name)
+                if utterance:
+                    yield utterance
 
     @override
     def scanned(self) -> list[Path]:

@@ -1,4 +1,10 @@
-"""Segment tables in NIST's stm format: a line is `FILE CHANNEL SPEAKER START END <LABELS> TEXT`."""
+"""Segment tables in NIST's stm format: a line is `FILE CHANNEL SPEAKER START END <LABELS> TEXT`.
+
+    AnnLee_2010 1 AnnLee 0.5 2.0 <o,f0,female> good morning <unk>
+    AnnLee_2010 1 inter_segment_gap 2.0 2.6 <o,,unknown> ignore_time_segment_in_scoring
+
+The second one is a stretch that the corpus excludes.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

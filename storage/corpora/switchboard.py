@@ -64,11 +64,11 @@ class SwitchboardReader(CorpusReader):
             )
         calls = {path.stem: path for path in self.root.rglob("sw*.sph")}
         for path in transcripts:
-            found = _TRANSCRIPT.fullmatch(path.name)
-            assert found is not None
-            call = f"sw0{found[1]}"
+            match = _TRANSCRIPT.fullmatch(path.name)
+            assert match is not None
+            call = f"sw0{match[1]}"
             audio = calls.get(call, self.root / f"{call}.sph")
-            yield from self._side(path, audio, f"{call}-{found[2]}", fragments == "keep")
+            yield from self._side(path, audio, f"{call}-{match[2]}", fragments == "keep")
 
     def _side(self, transcript: Path, audio: Path, speaker: str, keep: bool) -> Iterator[Utterance]:
         for number, line in self._lines(transcript):
@@ -86,11 +86,11 @@ class SwitchboardReader(CorpusReader):
                 continue
             duration = None if end is None else round(end - start, 6)
             channel = _CHANNELS[speaker[-1]]
-            found = self._make(
+            utterance = self._make(
                 fields[0], audio, text, speaker, start=start, end=end, channel=channel, duration=duration, split="train"
             )
-            if found:
-                yield found
+            if utterance:
+                yield utterance
 
     def _transcripts(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("sw*.text") if _TRANSCRIPT.fullmatch(path.name))
@@ -112,7 +112,7 @@ def switchboard_words(text: str, keep_fragments: bool = True) -> str:
         text: With the marks of the corpus: "[laughter-yeah] uh th[at]- {smushy} [it's/its] them_1 [noise]".
         keep_fragments: Whether words that break off stay, as what was said of them ("th-").
     """
-    found = []
+    words = []
     for marked in text.split():
         word = re.sub(r"^\[laughter-(.+)\]", r"\1", marked)  # [laughter-yeah]
         word = re.sub(r"^(-?)\[([^/]+)/.+\](-?)$", r"\1\2\3", word)  # [said/meant]
@@ -121,8 +121,8 @@ def switchboard_words(text: str, keep_fragments: bool = True) -> str:
         word = re.sub(r"\[[^\[\]]*\]-$|^-\[[^\[\]]*\]", "-", word)  # th[at]- and -[th]at
         word = re.sub(r"[{}\[\]]|_\d+$", "", word)
         if word.strip("-") and (keep_fragments or not (word.startswith("-") or word.endswith("-"))):
-            found.append(word)
-    return " ".join(found)
+            words.append(word)
+    return " ".join(words)
 
 
 class Hub5Reader(CorpusReader):
@@ -155,36 +155,38 @@ class Hub5Reader(CorpusReader):
             raise CorpusError(f"{self.root} has no reference such as hub5e00.english.000405.stm: copy it there")
         calls = {path.stem: path for path in self.root.rglob("*.sph")}
         for table in tables:
-            for one in read_stm(table):
-                if isinstance(one, StmError):
-                    self._problem(one.place, "bad-line", str(one))
+            for segment in read_stm(table):
+                if isinstance(segment, StmError):
+                    self._problem(segment.place, "bad-line", str(segment))
                 else:
-                    yield from self._segment(one, calls)
+                    yield from self._segment(segment, calls)
 
-    def _segment(self, one: StmSegment, calls: dict[str, Path]) -> Iterator[Utterance]:
-        utterance_id = f"{one.file}-{one.channel}_{round(one.start * 100):06d}-{round(one.end * 100):06d}"
-        text = reference_words(one.text)
-        if NOT_SCORED in one.text.lower():
+    def _segment(self, segment: StmSegment, calls: dict[str, Path]) -> Iterator[Utterance]:
+        utterance_id = (
+            f"{segment.file}-{segment.channel}_{round(segment.start * 100):06d}-{round(segment.end * 100):06d}"
+        )
+        text = reference_words(segment.text)
+        if NOT_SCORED in segment.text.lower():
             self._problem(utterance_id, "not-scored", "the reference excludes it from scoring")
             return
-        if not text or one.channel not in _CHANNELS:
+        if not text or segment.channel not in _CHANNELS:
             reason = "no-words" if not text else "bad-channel"
-            self._problem(utterance_id, reason, f"{one.place}: {one.channel} {one.text}")
+            self._problem(utterance_id, reason, f"{segment.place}: {segment.channel} {segment.text}")
             return
-        found = self._make(
+        utterance = self._make(
             utterance_id,
-            calls.get(one.file, self.root / f"{one.file}.sph"),
+            calls.get(segment.file, self.root / f"{segment.file}.sph"),
             text,
-            one.speaker,
-            start=one.start,
-            end=one.end,
-            channel=_CHANNELS[one.channel],
-            duration=round(one.end - one.start, 6),
-            domain="callhome" if one.file.startswith("en_") else "switchboard",
+            segment.speaker,
+            start=segment.start,
+            end=segment.end,
+            channel=_CHANNELS[segment.channel],
+            duration=round(segment.end - segment.start, 6),
+            domain="callhome" if segment.file.startswith("en_") else "switchboard",
             split="test",
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     def _tables(self) -> list[Path]:
         return sorted(self.root.rglob("hub5e*.stm"))

@@ -46,7 +46,7 @@ KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
 """Column names of each field in public corpora; the first one present in the table is used."""
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """File names of tables end in one of these."""
-_BATCH_ROWS = 1024
+_BATCH_ROWS = 1024  # of a Parquet file that are in memory at once
 
 
 class TableReader(CorpusReader):
@@ -290,7 +290,7 @@ def near_column(name: str, columns: Iterable[str]) -> str:
 
 def misspelled(header: Iterable[str], names: Iterable[str]) -> str:
     """End of a message about a missing column: which name a column of the table may misspell; empty if none."""
-    near = next(((name, found) for name in header if (found := near_column(name, names))), None)
+    near = next(((name, near_name) for name in header if (near_name := near_column(name, names))), None)
     return f"; {near[0]!r}: did you mean {near[1]!r}?" if near else ""
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from storage.safety import TAR_ERRORS, CheckedTarInfo, UnsafeTarError
 
-_MAX_NAME = 4096
+_MAX_NAME = 4096  # characters: Linux's PATH_MAX
 
 
 class TarMember(NamedTuple):

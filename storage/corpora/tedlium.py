@@ -58,41 +58,41 @@ class TedliumReader(CorpusReader):
                 yield from self._talk(path, split, refuse_unknown=unknown == "refuse")
 
     def _talk(self, stm: Path, split: str | None, refuse_unknown: bool) -> Iterator[Utterance]:
-        for one in read_stm(stm):
-            if isinstance(one, StmError):
-                self._problem(one.place, "bad-line", str(one))
+        for segment in read_stm(stm):
+            if isinstance(segment, StmError):
+                self._problem(segment.place, "bad-line", str(segment))
                 continue
-            utterance_id = f"{one.file}-{round(one.start * 100):07d}-{round(one.end * 100):07d}"
-            if NOT_SCORED in one.text:
+            utterance_id = f"{segment.file}-{round(segment.start * 100):07d}-{round(segment.end * 100):07d}"
+            if NOT_SCORED in segment.text:
                 self._problem(utterance_id, "not-scored", "the corpus excludes it from scoring")
-            elif refuse_unknown and "<unk>" in one.text:
-                self._problem(utterance_id, "unknown-words", one.text)
+            elif refuse_unknown and "<unk>" in segment.text:
+                self._problem(utterance_id, "unknown-words", segment.text)
             else:
-                yield from self._segment(stm, utterance_id, one, split)
+                yield from self._segment(stm, utterance_id, segment, split)
 
-    def _segment(self, stm: Path, utterance_id: str, one: StmSegment, split: str | None) -> Iterator[Utterance]:
-        found = self._make(
+    def _segment(self, stm: Path, utterance_id: str, segment: StmSegment, split: str | None) -> Iterator[Utterance]:
+        utterance = self._make(
             utterance_id,
-            _audio(stm, one.file),
-            one.text,
-            one.speaker,
-            start=one.start,
-            end=one.end,
-            duration=round(one.end - one.start, 6),
+            _audio(stm, segment.file),
+            segment.text,
+            segment.speaker,
+            start=segment.start,
+            end=segment.end,
+            duration=round(segment.end - segment.start, 6),
             split=split,
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     @override
     def _words(self, text: str) -> str:
         return _CLITIC.sub("'", super()._words(text))
 
     def _parts(self) -> list[tuple[str | None, Path]]:
-        found = _parts(self.root)
-        if not found:
+        parts = _parts(self.root)
+        if not parts:
             raise CorpusError(f"{self.root} has no folder stm: name TEDLIUM_release2, TEDLIUM_release-3, or a part")
-        return found
+        return parts
 
     @override
     def scanned(self) -> list[Path]:
@@ -111,10 +111,10 @@ def _parts(root: Path) -> list[tuple[str | None, Path]]:
     if (root / "stm").is_dir():
         return [(SET_OF_SPLIT.get(root.name), root / "stm")]
     legacy = root / "legacy" if (root / "legacy").is_dir() else root
-    found = [(SET_OF_SPLIT[name], legacy / name / "stm") for name in ("dev", "test", "train")]
+    parts = [(SET_OF_SPLIT[name], legacy / name / "stm") for name in ("dev", "test", "train")]
     if (root / "data" / "stm").is_dir():
-        found[2] = ("train", root / "data" / "stm")
-    return [(split, stm) for split, stm in found if stm.is_dir()]
+        parts[2] = ("train", root / "data" / "stm")
+    return [(split, stm) for split, stm in parts if stm.is_dir()]
 
 
 def _audio(stm: Path, talk: str) -> Path:

@@ -17,10 +17,10 @@ from typing import IO, Self
 
 from storage.safety import TAR_ERRORS, CheckedTarInfo
 
-_BLOCK = 1 << 20
-_MAX_MEMBERS = 20_000_000
-_MAX_RATIO = 20
-_MIN_LIMIT = 1 << 30
+_BLOCK = 1 << 20  # bytes that are written at once
+_MAX_MEMBERS = 20_000_000  # ten times the clips of the largest Common Voice archive
+_MAX_RATIO = 20  # unpacked to packed bytes: text packs ten times, compressed audio hardly
+_MIN_LIMIT = 1 << 30  # unpacked bytes that any archive may have
 
 
 class UnsafeArchiveError(ValueError):

@@ -26,7 +26,7 @@ _TEXTS = ("text", "transcript", "transcription", "sentence", "normalized_text")
 _SPEAKERS = ("speaker", "speaker_id", "client_id", "spk")
 _PLAIN_TEXTS = ("txt", "cls")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MAX_SHARDS = 1_000_000
+_MAX_SHARDS = 1_000_000  # a petabyte in shards of a gigabyte; a larger range is a slip of the keyboard
 
 
 class WebDatasetReader(CorpusReader):
@@ -111,7 +111,7 @@ class WebDatasetReader(CorpusReader):
         if text is None:
             self._problem(key, "missing-transcript", f"{shard.name} has no text for it")
             return
-        found = self._make(
+        utterance = self._make(
             first_field(fields, ("id", "utt_id")) or key,
             shard,
             text.strip(),
@@ -123,8 +123,8 @@ class WebDatasetReader(CorpusReader):
             offset=audio.offset,
             length=audio.length,
         )
-        if found:
-            yield found
+        if utterance:
+            yield utterance
 
     def _fields(self, shard: Path, sample: dict[str, TarMember]) -> dict[str, Any]:
         try:
@@ -178,4 +178,4 @@ def _end_at_last_dot(members: list[TarMember]) -> bool:
         if member.name.rpartition("/")[2].count(".") > 1:
             key, suffix = _split(member.name, last=True)
             kinds.setdefault(key, set()).add("audio" if f".{suffix}" in AUDIO_SUFFIXES else suffix)
-    return any("audio" in found and found & {"json", *_PLAIN_TEXTS} for found in kinds.values())
+    return any("audio" in kinds_of_key and kinds_of_key & {"json", *_PLAIN_TEXTS} for kinds_of_key in kinds.values())

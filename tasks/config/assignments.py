@@ -44,7 +44,7 @@ def _assign(document: dict[str, Any], assignment: str, choices: Container[str]) 
     if not sign or not key:
         raise ValueError(f"--set {assignment!r}: write field=value, for example train.optimizer.lr=0.001")
     try:
-        value = parse_yaml(text)
+        value = text if text.startswith("@") else parse_yaml(text)  # YAML reserves @, and an alias of a model has one
     except yaml.YAMLError as error:
         raise ValueError(f"--set {assignment!r}: {text!r} is not a YAML value; quote it if it is text") from error
     *parents, last = key.strip().split(".")

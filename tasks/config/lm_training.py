@@ -25,6 +25,10 @@ class LmTrainConfig(TrainConfig):
     def _check_text(self) -> Self:
         if self.traits.split:
             raise ValueError(f"{self.strategy.kind} splits acoustic models, not language models: use another strategy")
+        if self.lora:
+            raise ValueError(
+                "lora adapts another model's weights, and language models begin with random ones: remove lora"
+            )
         if self.launch.kind != "local":
             raise ValueError(
                 f"launch.kind is {self.launch.kind}, but language models are trained on one machine: use local"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from configurable.former_fields import former_fields
 from recognition.system import SystemConfig
 from recognition.systems import SystemOption, system_of
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
@@ -20,7 +21,7 @@ from speech.features import FeatureChoice, LogMelConfig
 from speech.hmm.config import AlignConfig
 from speech.lexicon import GraphemesConfig, LexiconChoice
 from speech.lm import LmOption
-from speech.models import ConformerConfig, ModelChoice
+from speech.models import ConformerConfig, ModelChoice, PretrainedConfig
 from speech.tokens import TokenConfig
 from tasks.config.adapted import check_features
 from tasks.config.assignments import assign
@@ -29,6 +30,7 @@ from tasks.config.decoding import TuneConfig, check_decoding, check_rescoring
 from tasks.config.given import Place, find_given
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained, listed
+from tasks.config.model_names import registered_uri
 from tasks.config.realign import RealignConfig, check_realign
 from tasks.config.training import AcousticTrainConfig, check_system
 from tasks.config.yaml_text import parse_yaml
@@ -115,8 +117,8 @@ class ScoreConfig(BaseModel):
 
     sets: tuple[str, ...] = ()
     """Sets to decode and score; empty: every test set, or the validation set if there is no test set."""
-    bootstrap: int = Field(default=1000, ge=100)
-    """Bootstrap samples behind the confidence intervals."""
+
+    _former = former_fields(bootstrap=1000)
 
 
 class ReportConfig(BaseModel):
@@ -227,6 +229,7 @@ class PipelineConfig(BaseModel):
             raise ValueError(
                 f"model {self.model.kind} cannot be split: use another strategy than {self.train.strategy.kind}"
             )
+        self._check_model()
         self.system.check_decoder(self.decoder.kind)
         if self.tune is not None:
             self.system.require("tuning")
@@ -242,6 +245,23 @@ class PipelineConfig(BaseModel):
                 "features.stored=true and features.cmvn to global, speaker or none"
             )
         return self
+
+    def _check_model(self) -> None:
+        """Check that the model fits the features, and what the training takes from other models."""
+        pretrained, augment = isinstance(self.model, PretrainedConfig), self.train.augment
+        self.model.check_inputs(self.features, self.data.sample_rate)
+        if self.train.lora and not self.train.init and not pretrained:
+            raise ValueError("train.lora adapts another model's weights: name it in train.init, or remove train.lora")
+        masked = augment.enabled and augment.freq_masks and augment.freq_mask_bins
+        if pretrained and self.features.kind == "waveform" and masked:
+            raise ValueError(
+                f"train.augment.freq_masks is {augment.freq_masks}, and would silence samples of every block, since "
+                f"model {self.model.kind} reads samples: set train.augment.freq_masks=0"
+            )
+
+    def beginning_with(self, model: str) -> "PipelineConfig":
+        """This configuration with another `train.init`; itself if `model` is empty."""
+        return self.model_copy(update={"train": self.train.model_copy(update={"init": model})}) if model else self
 
     @property
     def system(self) -> SystemConfig:
@@ -341,10 +361,17 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     objective = config.train.objective
     if objective.alignments_folder:
         objective = objective.model_copy(update={"alignments": absolute(objective.alignments_folder)})
+    init = config.train.init
+    if not registered_uri(init, config.model_name) or (init and (folder / init / "bundle.json").exists()):
+        init = absolute(init)
     train = config.train.model_copy(
-        update={"augment": config.train.augment.with_files(absolute), "objective": objective}
+        update={"augment": config.train.augment.with_files(absolute), "objective": objective, "init": init}
     )
-    files = {"decode": config.decode.with_files(absolute), "lexicon": config.lexicon.with_files(absolute)}
+    files: dict[str, Any] = {
+        "decode": config.decode.with_files(absolute),
+        "lexicon": config.lexicon.with_files(absolute),
+        "model": config.model.with_paths(absolute),
+    }
     align, lm = config.align and config.align.with_files(absolute), config.lm and config.lm.with_paths(absolute)
     rescoring = config.rescoring and config.rescoring.with_paths(absolute)
     realign = config.realign and config.realign.with_files(absolute)

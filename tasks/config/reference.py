@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -80,18 +80,23 @@ class _Reference:
                 yield from self._section(f"{place}.{name}", field, level + 1)
 
     def _kinds(self, place: str, kinds: Mapping[str, type[Choice]], level: int) -> Iterator[str]:
-        """Fields that all kinds have in common, then those of each kind."""
+        """Fields that several kinds have in common, then those of one kind."""
         own = {kind: {n: f for n, f in _fields(model).items() if n != "kind"} for kind, model in kinds.items()}
-        rows = {kind: {name: _row(name, field) for name, field in fields.items()} for kind, fields in own.items()}
-        first = next(iter(own))
-        common = [name for name in own[first] if all(rows[first][name] == one.get(name) for one in rows.values())]
-        if common:
-            yield "Fields of every kind:\n"
-            yield _table({name: own[first][name] for name in common})
+        sharing: dict[str, list[str]] = {}
+        for kind, fields in own.items():
+            for name, field in fields.items():
+                sharing.setdefault(_row(name, field), []).append(kind)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for row, those in sharing.items():
+            groups.setdefault(tuple(those), []).append(row)
+        for some, rows in sorted(groups.items(), key=lambda group: -len(group[0])):
+            if len(some) > 1:
+                yield f"Fields of {_of_kinds(some, list(kinds))}:\n"
+                yield _table_of(rows)
         for kind, model in kinds.items():
             yield f"**`kind: {kind}`**: {summary(model)}\n"
-            if rest := {name: field for name, field in own[kind].items() if name not in common}:
-                yield _table(rest)
+            if (kind,) in groups:
+                yield _table_of(groups[kind,])
         sections = {name: field for fields in own.values() for name, field in fields.items() if _is_section(field)}
         for name, field in sections.items():
             yield from self._section(f"{place}.{name}", field, level + 1)
@@ -134,7 +139,20 @@ def _one_line(text: str) -> str:
 
 def _table(fields: Mapping[str, FieldInfo], defaults: BaseModel | None = None) -> str:
     """A table of fields; with defaults, these instead of the classes' own."""
-    rows = [_row(name, field, defaults) for name, field in fields.items()]
+    return _table_of([_row(name, field, defaults) for name, field in fields.items()])
+
+
+def _of_kinds(some: Sequence[str], kinds: Sequence[str]) -> str:
+    """Some of the kinds in words."""
+    if len(some) == len(kinds):
+        return "every kind"
+    others = [kind for kind in kinds if kind not in some]
+    if len(others) == 1:
+        return f"every kind but `{others[0]}`"
+    return ", ".join(f"`{kind}`" for kind in some)
+
+
+def _table_of(rows: Sequence[str]) -> str:
     return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
 
 

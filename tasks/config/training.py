@@ -1,6 +1,6 @@
 """How acoustic models are trained: the engine's configuration, the objective, and the training data's augmentation."""
 
-from typing import Any
+from typing import Any, Literal
 
 from configurable.addresses import address_content
 from recognition.data.segments import SegmentConfig
@@ -22,7 +22,7 @@ _NOT_CONTENT = (
     ),
     *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "flat_bf16", "learner_metrics"),
     *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
-    "objective.alignments",  # their digest counts
+    *("objective.alignments", "init"),  # their digests count
 )
 """Fields that affect how training runs, but not its result."""
 
@@ -41,6 +41,14 @@ class AcousticTrainConfig(TrainConfig):
     """Train on segments of utterances: `max_batch` counts these. Needs stored features and an objective of frames."""
     augment: AugmentConfig = AugmentConfig()
     """Augmentation of training audio and features; validation and test data are not augmented."""
+    init: str = ""
+    """The model that training begins with: `models:/NAME@ALIAS`, `NAME@ALIAS`, `NAME/VERSION`, `@champion` (of this
+    configuration's own model), or the folder or URL of a bundle; empty: random weights."""
+    init_tokens: Literal["source", "extended", "data"] = "source"
+    """Tokens with `init`: those of that model, these with new ones of the training transcripts behind them (not for
+    `bpe`), or those of the training transcripts, as the section tokens says."""
+    init_statistics: Literal["source", "data"] = "source"
+    """Feature statistics with `init`: those of that model, or those of the training set."""
 
 
 def check_system(system: SystemConfig, train: AcousticTrainConfig) -> None:

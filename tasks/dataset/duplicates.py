@@ -37,6 +37,9 @@ DUPLICATES_SCHEMA = pa.schema(
     ]
 )
 SAME, NEAR, TEXT = "same-audio", "near-duplicate", "same-text"
+BIT_ERRORS = 0.17
+"""Long recordings are near-duplicates if their fingerprints differ in a smaller share of their bits: copies differ in
+at most 13 %, two takes of one digit by one speaker in 15 % and more (benchmarks/bench_duplicates.py)."""
 _SKETCH = 96
 """Number of fingerprint words by which a recording is looked up: all of an isolated digit, 5 % of a long sentence."""
 _TRIES = 8
@@ -369,7 +372,7 @@ def look_for_doubles(
     exact = equal_labels(text_keys(values(path, "sha256")))
     labels, parts = exact, _no_parts()
     if prints is not None:
-        labels, parts = group_copies(exact, prints, sets.codes >= 0, config.bit_errors)
+        labels, parts = group_copies(exact, prints, sets.codes >= 0, BIT_ERRORS)
     spoken = zip(values(path, "corpus"), values(path, "speaker"), values(path, "text"), strict=True)
     # an unknown speaker is not known to be the same as another one
     said = (f"{corpus}\t{who}\t{text}" if who else f"{row}" for row, (corpus, who, text) in enumerate(spoken))

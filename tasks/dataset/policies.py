@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from configurable.former_fields import former_fields
+
 Policy = Literal["keep", "drop", "refuse"]
 
 
@@ -15,9 +17,6 @@ class DuplicatesConfig(BaseModel):
     fingerprint: bool = True
     """Also search for near-duplicates: the same recording re-encoded, padded, or with another rate or gain, and
     recordings that contain others. Copies at another speed or pitch, or with much noise, are not found."""
-    bit_errors: float = Field(default=0.17, gt=0, lt=0.4)
-    """Recordings are near-duplicates if their fingerprints differ in a smaller share of their bits. The limit is lower
-    for short recordings (0.14 at half a second), of which two takes may be very similar."""
     within: Policy = "keep"
     """For the same recording twice in one set: `keep` both, `drop` all but the first (and recordings that another one
     contains), or `refuse` to run."""
@@ -30,6 +29,8 @@ class DuplicatesConfig(BaseModel):
     same_text: Policy = "keep"
     """For the same text by the same speaker in the training set and in another set: `keep` both, `drop` it from
     training, or `refuse` to run."""
+
+    _former = former_fields(bit_errors=0.17)
 
 
 class SlotsConfig(BaseModel):

@@ -1,5 +1,6 @@
 """Assigns checked utterances to sets: by source, by the corpus' own split, by a random split, or by folds."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from configurable.wording import similar
+from storage.batching import derive_seed
 from tasks.config.data import DataConfig
 from tasks.dataset.splits import (
     TRAIN,
@@ -73,6 +75,32 @@ def source_numbers(path: Path, count: int) -> Ints:
     if SOURCE not in pq.read_schema(path).names:
         return np.full(count, -1, dtype=np.int64)
     return np.fromiter((-1 if number is None else number for number in values(path, SOURCE)), dtype=np.int64)
+
+
+def in_share(identity: str, share: float, seed: int) -> bool:
+    """Whether an utterance is in a share that is drawn by a seed; larger shares contain smaller ones."""
+    return share >= 1 or derive_seed("share", seed, identity) < share * 2**63
+
+
+def leave_out_shares(path: Path, sets: Sets, data: DataConfig, seed: int) -> Counter[int]:
+    """Leave out the training utterances that are not in their source's share; returns their number by source.
+
+    Args:
+        path: The table of checked utterances.
+        sets: Their sets, which are changed.
+        data: The sources.
+        seed: Seed of the shares.
+    """
+    left = Counter[int]()
+    if all(source.share == 1 for source in data.sources) or TRAIN not in sets.names:
+        return left
+    trained = sets.codes == sets.names.index(TRAIN)
+    numbers = source_numbers(path, len(sets.codes))
+    for row, (identity, number) in enumerate(zip(values(path, "id"), numbers.tolist(), strict=True)):
+        if trained[row] and not in_share(identity, data.sources[number].share, seed):
+            sets.codes[row] = -1
+            left[number] += 1
+    return left
 
 
 def _own_training(path: Path, codes: Ints, names: list[str], data: DataConfig) -> Mask:

@@ -68,6 +68,9 @@ class SourceConfig(BaseModel):
     """Further options of the layout, such as `{subset: S}` for `gigaspeech`; see `starling corpus list`."""
     limit: int = Field(default=0, ge=0)
     """Use only the first utterances, up to this number; 0: all."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of its training utterances that is used, drawn with the configuration's seed: of old speech beside new, for
+    example, so that training goes on without forgetting. Other sets keep all of theirs."""
     synthesis: SynthesisConfig | None = None
     """For `synthetic`: amount of speech, and voices."""
 

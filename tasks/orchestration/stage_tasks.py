@@ -23,6 +23,7 @@ from tasks.orchestration.artifacts import ProgressArtifact, publish
 from tasks.orchestration.logs import secrets_kept
 from tasks.stages import progress
 from tasks.stages.base import Run, Stage, counts_text, get_stage, position, stages_of
+from tasks.stages.initial import initial_model
 from tasks.stages.preflight import check_names
 from tasks.stages.prepare import PREPARE
 from tasks.stages.runner import check_runner
@@ -34,10 +35,14 @@ def open_run(config: PipelineConfig, run_id: str, force_from: str = "") -> Run:
     """The run of this id in this process; created if it is new.
 
     Raises:
-        StageError: If its cluster's package is not installed.
+        StageError: If its cluster's package is not installed, or there is no model that training should begin with.
     """
     check_runner(config.runner, within_flow=True)
-    return _runs.setdefault(run_id, Run(config, run_id, force_from))
+    if run_id not in _runs:
+        run = Run(config, run_id, force_from)
+        initial_model(run)
+        _runs[run_id] = run
+    return _runs[run_id]
 
 
 def close_run(run_id: str) -> None:
@@ -117,6 +122,7 @@ def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = 
         StageError: If the configuration needs Prefect.
     """
     check_runner(run.config.runner, within_flow=False)
+    initial_model(run)
     for name in stages_of(run.config) if stages is None else stages:
         if position(name) > position(until):
             break

@@ -31,10 +31,18 @@ from storage.shards import Sample, load_part, write_shard
 from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
-from tasks.stages.align_data import FeatureSet, aligned_sets, compute_features, config_of, opened
-from tasks.stages.align_model import chain_and_transforms
+from tasks.stages.align import aligned_sets, chain_and_transforms, config_of
 from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
-from tasks.stages.feature_shards import feature_sample, has_note, note_name, read_note, stored_index
+from tasks.stages.feature_shards import (
+    FeatureSet,
+    compute_features,
+    feature_sample,
+    has_note,
+    note_name,
+    opened,
+    read_note,
+    stored_index,
+)
 from tasks.stages.ivectors import EXTRACTOR, IvectorTraining
 from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.runner import Piece, Workers, map_pieces, piece_name, share_out

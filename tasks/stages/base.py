@@ -149,6 +149,10 @@ class Run:
     results: dict[str, StageResult] = field(default_factory=dict)
     bundle: Path | None = None
     """Folder of an existing model that the run evaluates instead of training one."""
+    initial: Any = None
+    """The model that training begins with (`tasks.stages.initial.InitialModel`), once it has been looked up."""
+    pretrained: Any = None
+    """The pretrained model (`recognition.pretrained.PretrainedModel`) that `model.source` names, once it is read."""
 
     def __post_init__(self) -> None:
         refuse_import_by_workers()
@@ -322,6 +326,7 @@ class Stage(Generic[RecordT]):
             record=record,
         )
         run.results[self.name] = result
+        progress.end(self.name)  # first, so that what follows is none of the many lines of a running stage
         progress.announce(self.name, result.line)
         if result.counts.get("quarantined") or "passed_over" in record:
             from tasks.stages.quarantined import left_out_lines, quarantine_lines  # imports pyarrow

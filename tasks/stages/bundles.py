@@ -12,8 +12,7 @@ from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.config import AdaptationConfig
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
-from tasks.stages.align_data import config_of
-from tasks.stages.align_model import AlignmentModel
+from tasks.stages.align import AlignmentModel, config_of
 from tasks.stages.base import Run, has_network
 from tasks.stages.ivectors import EXTRACTOR
 from tasks.stages.train import TRAIN

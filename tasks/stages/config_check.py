@@ -6,11 +6,11 @@ from pathlib import Path
 from speech.lm import check_sources
 from storage.corpora.base import CorpusError
 from storage.objects import ObjectNameError, ObjectStore
-from tasks.config.home import objects_url
+from tasks.config.home import home, objects_url
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sets import check_strata
 from tasks.stages.decoder_files import check_files
-from tasks.stages.preflight import check_devices, check_launch, check_layers
+from tasks.stages.preflight import check_devices, check_launch, check_layers, check_model
 from tasks.stages.prepare import CHECKED_SCHEMA
 from tasks.stages.run_sets import check_scored_sets
 from tasks.stages.sources import source_problems
@@ -37,7 +37,7 @@ def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
     yield lambda: _check_recordings(config)
     yield lambda: check_launch(config.train)
     yield lambda: check_devices(config.train)
-    yield lambda: check_layers(config.train, config.model.layers)
+    yield lambda: check_layers(config.train, check_model(config, home() / "cache").layers)
 
 
 def _error_of(check: Callable[[], object]) -> str:

@@ -37,7 +37,7 @@ from tasks.config.pipeline import RunnerConfig
 from tasks.dataset.sets import VALID
 from tasks.dataset.tables import write_table
 from tasks.stages import progress
-from tasks.stages.align_data import config_of
+from tasks.stages.align import config_of
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, has_network
 from tasks.stages.bundles import adaptation_inputs, bundle_source, make_bundle, own_bundle
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files

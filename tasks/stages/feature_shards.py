@@ -1,9 +1,12 @@
-"""Features of sets of shards: their statistics by speaker, and shards of stored features."""
+"""Features of sets of shards: computed, stored in shards with statistics by speaker, and read again.
+
+Networks read them as any shards; GMM-HMMs read them utterance by utterance, when a step needs them (`FeatureSet`).
+"""
 
 import io
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from torch import Tensor
 
 from speech.audio import AudioError, decode_audio
 from speech.features import FeatureChoice, FeatureConfig, build_features
-from speech.features.cmvn import CmvnStats
+from speech.features.cmvn import CmvnStats, normalize_frames
 from storage.index import ShardIndex
 from storage.intact import DamagedObjectError, damaged, readable
 from storage.objects import ObjectMissingError, ObjectStore
@@ -21,10 +24,13 @@ from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError, ShardReader
 from storage.shards import Sample, build_index, load_part, shard_name, write_shard
 from tasks.config.home import home
+from tasks.dataset.splits import TRAIN
 from tasks.stages import progress
 from tasks.stages.base import Run
+from tasks.stages.folds import train_folder
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 
+_NORMALIZATION = "normalization.json"
 _COPIED = ("text", "speaker", "corpus", "domain", "language", "duration", "sample_rate")
 SpeakerStats = dict[str, CmvnStats]
 
@@ -45,8 +51,7 @@ class Extractor:
     def features(self, wave: Tensor) -> Tensor:
         """Features [frames, F] of one waveform [samples]."""
         feats, frames = self.extract(wave[None], torch.tensor([len(wave)]))
-        found: Tensor = feats[0, : int(frames[0])]
-        return found
+        return torch.as_tensor(feats[0, : int(frames[0])])
 
     def samples(self, index: ShardIndex, reader: ShardReader, rows: list[int], stats: SpeakerStats) -> Iterator[Sample]:
         """Yields feature samples of some rows, and adds their statistics to `stats`."""
@@ -73,14 +78,6 @@ def feature_sample(row: dict[str, Any], feats: Tensor) -> Sample:
     np.save(data, feats.numpy(), allow_pickle=False)
     fields = {name: row[name] for name in _COPIED} | {"num_frames": len(feats)}
     return Sample(id=row["id"], members={"npy": data.getvalue()}, row=fields)
-
-
-@lru_cache(maxsize=4)
-def _opened(url: str, digest: str, cache: str) -> tuple[ShardIndex, ShardReader]:
-    """A set's index and a reader of its shards; cached for further pieces in this process."""
-    store = ObjectStore(url)
-    index = ShardIndex.read(store)
-    return index, ShardReader(store, index, Path(cache))
 
 
 def note_name(shard: str) -> str:
@@ -115,7 +112,8 @@ def features_piece(piece: Piece) -> int:
     Damaged shards are quarantined.
     """
     cfg, target = TypeAdapter(FeatureChoice).validate_python(piece["features"]), ObjectStore(piece["target"])
-    index, reader = _opened(piece["source"], piece["digest"], str(home() / "cache"))
+    source = opened(piece["source"], piece["digest"])
+    index, reader = source.index, source.reader
     extractor = Extractor(cfg, piece["sample_rate"])
     damaged = ShardQuarantine(target, len(index), piece["limit"])
     shard_of = np.asarray(index.column("shard"))
@@ -207,3 +205,105 @@ def stored_index(target: ObjectStore, name: str, shards: Iterable[str]) -> Shard
     index = build_index(parts, {"payload": "npy", "set": name})
     index.write(target)
     return index
+
+
+class FeatureSet:
+    """The shards of a set; if they hold features, these with the statistics of its speakers.
+
+    Args:
+        url: Store of the shards: those of features come from `compute_features`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.store = ObjectStore(url)
+        self.index = ShardIndex.read(self.store)
+        self.reader = ShardReader(self.store, self.index, home() / "cache")
+
+    @cached_property
+    def _normalization(self) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
+        """Mean and standard deviation by speaker, and the floor of normalized features."""
+        value = self.store.read_json(_NORMALIZATION)
+        speakers = {who: CmvnStats.from_dict(stats) for who, stats in value["speakers"].items()}
+        return {who: (stats.mean, stats.std) for who, stats in speakers.items()}, float(value["floor"])
+
+    def read(self, row: int, speaker: str) -> Tensor:
+        """Normalized features of an utterance: float32 `[T, F]`."""
+        return self.normalized(self.unnormalized(row), speaker)
+
+    def normalized(self, feats: Tensor, speaker: str) -> Tensor:
+        """Features of one of a speaker's utterances, normalized: float32 `[T, F]`."""
+        speakers, floor = self._normalization
+        return normalize_frames(feats, *speakers[speaker], floor)
+
+    def unnormalized(self, row: int) -> Tensor:
+        """Features of an utterance as they are stored: float32 `[T, F]`."""
+        return torch.from_numpy(np.load(io.BytesIO(self.reader.payload(row)), allow_pickle=False))
+
+    def utterances(self, rows: list[int] | None = None) -> list["StoredUtterance"]:
+        """Utterances of the set: those of some rows of the index, or all, sorted by speaker."""
+        if rows is None:
+            names, speakers = self.index.column("id"), self.index.column("speaker")
+            rows = sorted(range(len(self.index)), key=lambda row: (speakers[row], names[row]))
+        return [self._utterance(row) for row in rows]
+
+    def _utterance(self, row: int) -> "StoredUtterance":
+        value = self.index.row(row)
+        words = tuple(value["text"].split())
+        return StoredUtterance(value["id"], value["speaker"], words, int(value["num_frames"]), row, self)
+
+
+@dataclass(frozen=True)
+class StoredUtterance:
+    """An utterance whose features are read when they are used (`speech.hmm.utterances.TrainingUtterance`)."""
+
+    id: str
+    """Its name."""
+    speaker: str
+    """Its speaker."""
+    words: tuple[str, ...]
+    """The transcript."""
+    num_frames: int
+    """Number of frames."""
+    row: int
+    """Its row in the index of the set."""
+    source: FeatureSet = field(repr=False, compare=False)
+    """The set."""
+
+    @property
+    def features(self) -> Tensor:
+        """Normalized features, float32 `[T, F]`."""
+        return self.source.read(self.row, self.speaker)
+
+
+@lru_cache(maxsize=4)
+def opened(url: str, digest: str) -> FeatureSet:
+    """A set; cached for further work in this process.
+
+    Args:
+        url: Store of the shards.
+        digest: Digest of their index.
+    """
+    return FeatureSet(url)
+
+
+def compute_features(
+    run: Run, cfg: FeatureConfig, name: str, target: ObjectStore, stage: str
+) -> tuple[FeatureSet, list[QuarantinedShard]]:
+    """Compute and store the features of a set; finished shards of an earlier attempt are kept.
+
+    Args:
+        run: The run.
+        cfg: Kind of features.
+        name: The set.
+        target: Store for the features.
+        stage: The stage that reports progress.
+
+    Returns:
+        The features, and damaged audio shards, whose utterances are left out.
+    """
+    own = replace(run, config=run.config.model_copy(update={"features": cfg.model_copy(update={"stored": True})}))
+    folder = train_folder(run.config.data) if name == TRAIN else name
+    stats, _, _, damaged = features_of_set(own, folder, run.result("shard").store.child(folder), target, stage)
+    speakers = {who: value.to_dict() for who, value in sorted(stats.items())}
+    target.write_json(_NORMALIZATION, {"floor": cfg.cmvn_floor, "speakers": speakers})
+    return FeatureSet(target.url), damaged

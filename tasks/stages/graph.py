@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from speech.decoding import GraphConfig
+from speech.hmm.decoding_graph import WordGraphError, word_graph
 from speech.hmm.graph_files import GRAPH as TRANSDUCER
 from speech.hmm.graph_files import WORDS, save_graph, write_graph
 from speech.hmm.model import ModelError, model_digest
-from speech.hmm.word_graph import WordGraphError, word_graph
 from speech.hypotheses import DecodeError
 from speech.lm.base import LmError
 from speech.lm.kenlm import arpa_words
 from storage.stages import StageOutput
 from tasks.config.pipeline import RunnerConfig
 from tasks.stages import progress
-from tasks.stages.align_model import AlignmentModel
+from tasks.stages.align import AlignmentModel
 from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.decoder_files import FilesRecord, file_digest, publish_files
 from tasks.stages.lm import LM

@@ -16,20 +16,30 @@ from torch import Tensor
 
 from recognition.bundle import IVECTOR_FILE
 from speech.features import IvectorConfig
-from speech.hmm.ivector import BaumWelch, IvectorExtractor, VariabilityStatistics, statistics
+from speech.hmm.gmm import GmmStatistics, merge
+from speech.hmm.ivector import (
+    BackgroundModel,
+    BaumWelch,
+    IvectorExtractor,
+    VariabilityStatistics,
+    component_schedule,
+    statistics,
+)
 from speech.hmm.serialization import dump_value, load_value
-from speech.hmm.statistics import GmmStatistics, merge
-from speech.hmm.ubm import BackgroundModel, component_schedule
-from speech.hmm.utterances import by_speaker
+from speech.hmm.utterances import SHARD_FRAMES, by_speaker
 from storage.objects import ObjectStore
 from tasks.stages import progress
-from tasks.stages.align_data import FeatureSet, config_of, opened
-from tasks.stages.align_model import chain_and_transforms
+from tasks.stages.align import chain_and_transforms, config_of
 from tasks.stages.base import Run
+from tasks.stages.feature_shards import FeatureSet, opened
 from tasks.stages.runner import Piece, Workers
 
 EXTRACTOR = Path(IVECTOR_FILE).name
 """Name of the object with the extractor of i-vectors."""
+_BACKGROUND_EVERY = 5
+"""The background model is estimated from every n-th frame; Kaldi's `train_diag_ubm.sh` takes every fifth, too."""
+_SEED = 0
+"""Of the directions in which components are split, and of the matrix that EM starts from."""
 M = TypeVar("M")
 History = list[float]
 """Log-likelihood before each iteration: of a frame (background model), or of a speaker (total variability)."""
@@ -60,11 +70,11 @@ class IvectorTraining:
         Returns:
             The extractor, and the log-likelihoods of the iterations of both models.
         """
-        cfg, seed = self._cfg, self._align.seed
+        cfg = self._cfg
 
         def background(number: int, model: BackgroundModel) -> tuple[BackgroundModel, float]:
             stats: GmmStatistics = merge(self._map("background", f"background-{number}", name, static))
-            return model.updated(stats, self._sizes[number], seed + number), stats.average
+            return model.updated(stats, self._sizes[number], _SEED + number), stats.average
 
         def variability(number: int, extractor: IvectorExtractor) -> tuple[IvectorExtractor, float]:
             total: VariabilityStatistics = merge(self._map("variability", f"variability-{number}", name, static))
@@ -73,7 +83,7 @@ class IvectorTraining:
         first = BackgroundModel.standard(self._align.lda_dim)
         model, frames = self._iterations("background", first, len(self._sizes), background)
         self._speakers(name, static)
-        start = IvectorExtractor.random(model, cfg.dim, seed)
+        start = IvectorExtractor.random(model, cfg.dim, _SEED)
         extractor, speakers = self._iterations("variability", start, cfg.iterations, variability)
         return extractor, {"background": frames, "variability": speakers}
 
@@ -134,11 +144,11 @@ class IvectorTraining:
                 "features": static.store.url,
                 "digest": static.index.digest,
                 "rows": rows,
-                "every": self._cfg.background_every,
+                "every": _BACKGROUND_EVERY,
                 "align": self._run.result("align").url,
                 "device": self._align.device,
             }
-            for number, rows in enumerate(speaker_groups(static, self._align.shard_frames))
+            for number, rows in enumerate(speaker_groups(static, SHARD_FRAMES))
         )
         return list(self._workers.map("tasks.stages.ivectors:ivector_piece", pieces, f"{step} {name}"))
 

@@ -1,7 +1,7 @@
 """Stage lm: a language model of the training transcripts and other text, its words, and their pronunciations.
 
 The stage runs only if the configuration has the section `lm`. Text that shares word sequences with the test and
-validation transcripts is left out, as `speech.lm.protection` describes; the record counts it.
+validation transcripts is left out, as `speech.lm.sources` describes; the record counts it.
 """
 
 import math
@@ -30,8 +30,7 @@ from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.decoder_files import FilesRecord, publish_files, with_digests
 from tasks.stages.folds import is_tested, train_folder
 from tasks.stages.lm_network import engine_trainer, network_content
-from tasks.stages.run_sets import set_texts
-from tasks.stages.shard import SHARD
+from tasks.stages.shard import SHARD, set_texts
 
 LEXICON = "lexicon.txt"
 
@@ -92,7 +91,7 @@ def _inputs(run: Run) -> Inputs:
     cfg = language_model(run)
     config: dict[str, Any] = network_content(run) | {
         # what the text files contain counts, not where they are; blocks do not affect the model
-        "lm": address_content(cfg, without=("text.paths", "text.block_bytes")),
+        "lm": address_content(cfg, without=("text.paths",)),
         "normalizer": address_content(run.config.data.normalizer),
     }
     if _has_lexicon(run):

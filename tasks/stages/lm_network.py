@@ -32,7 +32,7 @@ from tasks.locking.slots import training_slot
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
 from tasks.stages.reporter import Reporter
-from tasks.stages.run_sets import set_texts
+from tasks.stages.shard import set_texts
 from training.job import TrainJob
 from training.launch.training_process import run_training
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speech.lm import NetworkConfig, check_sources
+from speech.models import ModelConfig, PretrainedConfig
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks.config.home import work_folder
 from tasks.config.lm_training import lm_training
+from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.manifest import iter_manifest, scratch_folder
 from tasks.dataset.sets import is_trained
 from tasks.orchestration.nodes_api import check_pool
@@ -49,7 +51,7 @@ def run_preflight(run: Run) -> None:
     check_tuning(run)
     check_launch(cfg)
     check_devices(cfg)
-    check_layers(cfg, run.config.model.layers)
+    check_layers(cfg, check_model(run.config, run.cache_folder).layers)
     check_shards(cfg, set_url(run, "train"))
     if cfg.launch.kind == "prefect":
         check_pool(cfg.launch.pool, run.config.name)
@@ -170,6 +172,29 @@ def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
         "learners as GPUs (train.learners_per_node)",
         shortage,
     )
+
+
+def check_model(config: PipelineConfig, cache: Path) -> ModelConfig:
+    """Check that a pretrained model is there, and that the features are those that it was trained on.
+
+    Args:
+        config: Of the pipeline.
+        cache: Local folder for copies of what is on object storage.
+
+    Returns:
+        The model's configuration with all its sizes.
+
+    Raises:
+        StageError: If not; the message names the field and the remedy.
+    """
+    if not isinstance(config.model, PretrainedConfig):
+        return config.model
+    from recognition.pretrained import check_pretrained  # imports torch
+
+    try:
+        return check_pretrained(config.model, config.features, config.data.sample_rate, cache)
+    except ValueError as error:
+        raise StageError(str(error)) from error
 
 
 def check_layers(cfg: TrainConfig, layers: int) -> None:

@@ -1,12 +1,13 @@
 """Stage prepare: read corpora, check every utterance, normalize transcripts, divide into sets.
 
 The output is `utterances.parquet` (usable utterances), `text-changes.parquet` (changes to their transcripts) and
-`quarantine.parquet` (unusable utterances, with the reason); the counts add up: read = written + quarantined. One bad
-utterance never stops a corpus; too many stop the run.
+`quarantine.parquet` (unusable utterances, with the reason). The counts add up: read = written + quarantined + unused,
+the last of which are training utterances that are not in their source's share. One bad utterance never stops a corpus;
+too many stop the run.
 """
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,9 +51,19 @@ from tasks.dataset.manifest import (
     scratch_folder,
     write_manifest,
 )
-from tasks.dataset.sets import SOURCE, Mask, Sets, assign_sets, check_strata, source_numbers
+from tasks.dataset.sets import (
+    SOURCE,
+    Mask,
+    Sets,
+    assign_sets,
+    check_strata,
+    in_share,
+    leave_out_shares,
+    source_numbers,
+)
 from tasks.dataset.sources import is_name
 from tasks.dataset.speakers import SetSpeakers, set_rows
+from tasks.dataset.splits import TRAIN
 from tasks.dataset.tables import TableWriter
 from tasks.dataset.text_changes import TEXT_CHANGES, check_languages, write_text_changes
 from tasks.figures import percent
@@ -191,9 +202,11 @@ def _inputs(run: Run) -> Inputs:
 
 
 def _read_sources(
-    run: Run, refused: Quarantine, numbers: deque[int], readers: list[CorpusReader]
+    run: Run, refused: Quarantine, numbers: deque[int], readers: list[CorpusReader], left: Counter[int]
 ) -> Iterator[Utterance]:
     """Utterances of all sources; appends the position of each utterance's source to `numbers`, and finished readers.
+
+    Training utterances that are not in their source's share are counted in `left`, and not even decoded.
 
     Raises:
         StageError: If a source selects nothing.
@@ -203,6 +216,10 @@ def _read_sources(
         selected = False
         for utterance in select(number, source, reader):
             selected = True
+            # others may become validation or test data
+            if source.set == TRAIN and not in_share(utterance.id, source.share, run.config.seed):
+                left[number] += 1
+                continue
             numbers.append(number)
             yield utterance
         if not selected and not reader.problems:
@@ -213,11 +230,11 @@ def _read_sources(
 
 
 def _check_sources(
-    run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None
+    run: Run, path: Path, refused: Quarantine, prints: Fingerprints | None, left: Counter[int]
 ) -> tuple[int, dict[str, Any]]:
     """Check all utterances and write usable ones to a local table; returns their number, and what was left out."""
     data, numbers, readers = run.config.data, deque[int](), list[CorpusReader]()
-    utterances = _read_sources(run, refused, numbers, readers)
+    utterances = _read_sources(run, refused, numbers, readers, left)
     with TableWriter(path, CHECKED_SCHEMA) as table:
         for result in check_all(utterances, data, worker_count(run.config.storage.workers)):
             number = numbers.popleft()  # results are in the order of the utterances
@@ -297,6 +314,8 @@ class PrepareRecord(StageRecord):
     """How normalization has changed transcripts."""
     tags: NotRequired[dict[str, int]]
     """Tags that were removed from transcripts."""
+    shares: NotRequired[list[dict[str, Any]]]
+    """For each source of which a share is used: its position, the share, and the utterances that are not in it."""
     passed_over: NotRequired[dict[str, Any]]
     """Files in the folders of the corpus that belong to no utterance."""
 
@@ -313,12 +332,14 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
     check_strata(data, CHECKED_SCHEMA.names)
     refused = Quarantine(folder / QUARANTINE)
     prints = Fingerprints(folder / "fingerprints") if data.duplicates.fingerprint else None
-    total, unused = _check_sources(run, checked, refused, prints)
+    left = Counter[int]()
+    total, unused = _check_sources(run, checked, refused, prints, left)
     used = first_of_ids(checked)
     _refuse_rows(checked, ~used, refused, lambda _: ("duplicate-id", "an earlier one has this id"))
     _enforce_limit(data, total - int((~used).sum()), refused, output.store)
-    _check_each_source(checked, used, data, refused, output.store)
+    _check_each_source(checked, used, data, refused, output.store, left)
     sets = assign_sets(checked, used, data, run.config.seed)
+    left += leave_out_shares(checked, sets, data, run.config.seed)
     doubles = _treat_doubles(run, output, checked, sets, prints, refused)
     refused.publish(output.store)
     speakers = SetSpeakers(checked, sets)
@@ -331,15 +352,31 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
     for name, found in speakers.counts().items():
         about["sets"][name] |= found
     record = {
-        "counts": {"read": written + len(refused), "written": written, "quarantined": len(refused)},
+        "counts": _counts(written, len(refused), left.total()),
         "reasons": dict(refused.reasons),
         **doubles,
         "shared_speakers": speakers.record(),
         "text": text,
         **unused,
+        **({"shares": _shares(data, left)} if any(source.share < 1 for source in data.sources) else {}),
         **about,
     }
     return cast("PrepareRecord", record)
+
+
+def _counts(written: int, quarantined: int, left: int) -> dict[str, int]:
+    """The stage's counts: read = written + quarantined + unused, of which the last are there with shares only."""
+    counts = {"read": written + quarantined + left, "written": written, "quarantined": quarantined}
+    return counts | ({"unused": left} if left else {})
+
+
+def _shares(data: DataConfig, left: Counter[int]) -> list[dict[str, Any]]:
+    """For each source of which a share is used: its position, the share, and the utterances that are not in it."""
+    return [
+        {"source": number, "share": source.share, "unused": left[number]}
+        for number, source in enumerate(data.sources)
+        if source.share < 1
+    ]
 
 
 def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: ObjectStore) -> None:
@@ -358,16 +395,23 @@ def _enforce_limit(data: DataConfig, usable: int, refused: Quarantine, store: Ob
         )
 
 
-def _check_each_source(path: Path, used: Mask, data: DataConfig, refused: Quarantine, store: ObjectStore) -> None:
+def _check_each_source(
+    path: Path, used: Mask, data: DataConfig, refused: Quarantine, store: ObjectStore, left: Counter[int]
+) -> None:
     """Check that each source has a usable utterance: without its set, another one would be divided instead.
 
     Raises:
-        QuarantineError: If all utterances of a source are quarantined.
+        QuarantineError: If all utterances of a source are quarantined, or none is in its share.
     """
     present = set(source_numbers(path, len(used))[used].tolist())
     for number, source in enumerate(data.sources):
         if number not in present:
             refused.publish(store)
+            if left[number]:
+                raise QuarantineError(
+                    f"data.sources.{number}: share {source.share:g} leaves none of its utterances: raise it, or remove "
+                    "the source"
+                )
             what = f", and with it the set {source.set!r}" if source.set else ""
             raise QuarantineError(
                 f"data.sources.{number}: all utterances of {source.path or source.kind} are quarantined{what}. They "

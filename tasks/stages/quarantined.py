@@ -35,7 +35,8 @@ class DamageRecord(StageRecord):
 def add_damaged(record: DamageRecord, damaged: list[QuarantinedShard]) -> None:
     """Note damaged shards in a stage's record, and count their utterances; nothing if there are none."""
     if damaged:
-        record["counts"] = record["counts"] | {"quarantined": sum(entry.utterances for entry in damaged)}
+        lost = record["counts"].get("quarantined", 0) + sum(entry.utterances for entry in damaged)
+        record["counts"] = record["counts"] | {"quarantined": lost}
         record["quarantined_shards"] = [entry.summary() for entry in damaged]
 
 

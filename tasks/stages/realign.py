@@ -7,6 +7,7 @@ aligned through the pipeline's runner; after a kill, those that are done are not
 import io
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ import numpy as np
 
 from configurable.addresses import address_content
 from devices.choice import best_device
+from recognition.alignment import StateAligner, align_set
 from recognition.bundle import SPEC, BundleSpec, copy_network, load_spec
 from recognition.data.state_targets import read_alignments
 from recognition.inference import open_set
-from recognition.state_alignment import StateNetwork, align_states
+from speech.alignments import Alignment, AlignmentInfo, AlignmentTable, write_alignments
 from speech.features.cmvn import CmvnStats
 from speech.hmm.aligner import Aligner
-from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, aligned_utterance, write_alignments
-from speech.hmm.steps import AlignOptions
+from speech.hmm.viterbi import AlignOptions
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
@@ -32,8 +33,7 @@ from tasks.config.home import home
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.realign import RealignConfig
 from tasks.stages import progress
-from tasks.stages.align_data import aligned_sets
-from tasks.stages.align_model import AlignmentModel
+from tasks.stages.align import AlignmentModel, aligned_sets
 from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
 from tasks.stages.features import FEATURES
 from tasks.stages.process_cache import cached_once
@@ -113,7 +113,7 @@ def _work(run: Run, output: StageOutput) -> RealignRecord:
         counts["failed"] += len(failures)
         damaged += quarantine.entries()
     figures = {f"realign.{name}": float(value) for name, value in counts.items()}
-    figures |= {f"realign.moved.{name}": one["moved"] for name, one in sets.items()}
+    figures |= {f"realign.moved.{name}": of_set["moved"] for name, of_set in sets.items()}
     tracking = log_stage(run, "align", run.result("align").key, figures)
     record: RealignRecord = {"counts": counts, "sets": sets, "tracking": tracking}
     work.delete_tree("")
@@ -165,12 +165,12 @@ def _align_set(
     return failures
 
 
-def _stored(work: ObjectStore) -> Iterator[AlignedUtterance]:
+def _stored(work: ObjectStore) -> Iterator[Alignment]:
     """The alignments of all pieces."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in sorted(one for one in work.list() if one.endswith(".parquet")):
+        for name in sorted(name for name in work.list() if name.endswith(".parquet")):
             table = AlignmentTable.read(work.fetch(name, Path(folder)))
-            yield from (table.utterance(one) for one in table)
+            yield from map(table.alignment, table)
 
 
 def realign_piece(piece: Piece) -> dict[str, Any]:
@@ -182,20 +182,19 @@ def realign_piece(piece: Piece) -> dict[str, Any]:
     network, model = _opened(piece["network"], piece["align"], piece["device"])
     dataset = open_set(piece["url"], network.spec.sample_rate, home() / "cache")
     rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), piece["numbers"])).tolist()
-    texts = {row: dataset.index.row(row) for row in rows}
-    words = {word for one in texts.values() for word in one["text"].split()}
-    aligner = Aligner(model.model, model.pronunciations(words), model.spoken, AlignOptions(*piece["options"]))
+    words = {word for row in rows for word in dataset.index.row(row)["text"].split()}
+    hmm = Aligner(model.model, model.pronunciations(words), model.spoken, AlignOptions(*piece["options"]))
     failures: dict[str, str] = {}
-    found: list[AlignedUtterance] = []
+    alignments: list[Alignment] = []
     damaged: list[tuple[str, str]] = []
-    for row, one in align_states(network, aligner, dataset, rows, on_damage=lambda error: damaged.append(error.damage)):
-        name = texts[row]["id"]
-        if isinstance(one, str):
-            failures[name] = one
+    aligned = align_set(replace(network, hmm=hmm), dataset, rows, on_damage=lambda error: damaged.append(error.damage))
+    for _, utterance in aligned:
+        if utterance.alignment is None:
+            failures[utterance.id] = utterance.failure
         else:
-            found.append(aligned_utterance(name, one, texts[row]["text"].split(), model.model.tree))
+            alignments.append(utterance.alignment)
     target = io.BytesIO()
-    write_alignments(target, AlignmentInfo(*piece["info"]), found)
+    write_alignments(target, AlignmentInfo(*piece["info"]), alignments)
     work.write(f"{piece['name']}.parquet", target.getvalue())
     result = {"shards": len(piece["numbers"]), "failures": failures, "damaged": damaged}
     if not damaged:  # damaged shards may be repaired
@@ -204,8 +203,8 @@ def realign_piece(piece: Piece) -> dict[str, Any]:
 
 
 @cached_once(maxsize=1)
-def _opened(network: str, align: str, device: str) -> tuple[StateNetwork, AlignmentModel]:
-    """The network and the GMM-HMM; cached for further pieces in this process.
+def _opened(network: str, align: str, device: str) -> tuple[StateAligner, AlignmentModel]:
+    """The network, without a lexicon yet, and the GMM-HMM; cached for further pieces in this process.
 
     Args:
         network: URL of the bundle, with the speakers' statistics beside it.
@@ -216,12 +215,11 @@ def _opened(network: str, align: str, device: str) -> tuple[StateNetwork, Alignm
     speakers = {who: CmvnStats.from_dict(value) for who, value in store.read_json(_SPEAKERS).items()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for one in BundleSpec.members:
-            (folder / one).write_bytes(store.read(one))
-        return (
-            StateNetwork.load(folder, best_device(device), speakers),
-            AlignmentModel.fetch(StageOutput.at(align), folder / "align"),
-        )
+        for member in BundleSpec.members:
+            (folder / member).write_bytes(store.read(member))
+        model = AlignmentModel.fetch(StageOutput.at(align), folder / "align")
+        hmm = Aligner(model.model, {}, model.spoken)
+        return StateAligner.load(folder, hmm, best_device(device), speakers), model
 
 
 def _runs(config: PipelineConfig) -> bool:

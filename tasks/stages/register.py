@@ -40,12 +40,13 @@ from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageRe
 from tasks.stages.bundles import own_bundle
 from tasks.stages.decode import DECODE
 from tasks.stages.decoder_files import decoder_of, with_digests
+from tasks.stages.initial import initial_tags
 from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import SCORE
 from tasks.stages.train import TRAIN, forward_note, training_run
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest
-from tasks.tracking.model_card import card, card_tags, contents
+from tasks.tracking.model_card import STATED, card, card_tags, contents
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
 from tasks.tracking.registry import CHALLENGER, TESTS_TAG, find_version, record_links, waiting_challenger
@@ -93,6 +94,7 @@ def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str
         "starling.model_digest": TRAIN.record(run)["digest"],
         TESTS_TAG: tests_tag(run),
         **version_tags(run),
+        **initial_tags(run),
         **card_tags(about),
     }
 
@@ -151,11 +153,12 @@ def requirements(spec: BundleSpec) -> list[str]:
     """Packages that a registered model needs besides this project's code, which is stored with the model.
 
     Args:
-        spec: Specification of the model; only BPE tokens need sentencepiece, and only searches flashlight-text.
+        spec: Specification of the model; only BPE tokens need sentencepiece, only searches flashlight-text,
+            and only pretrained encoders transformers.
     """
     needed = [*_REQUIREMENTS]
     needed += [_PIECES] if spec.tokenizer and spec.tokenizer.get("kind") == "bpe" else []
-    needed += spec.decode.packages
+    needed += (*spec.decode.packages, *(spec.model.packages if spec.model else ()))
     return [f"{name}=={metadata.version(name)}" for name in needed]
 
 
@@ -203,6 +206,8 @@ def _inputs(run: Run) -> Inputs:
         "model": run.config.model_name,
         "decode": address_content(with_digests(run.config.decode)),
     }
+    if stated := {name: value for name in STATED if (value := getattr(run.config.model, name, ""))}:
+        config["pretrained"] = stated
     return config, {"train": TRAIN.record(run)["digest"], "score": run.result("score").key}
 
 

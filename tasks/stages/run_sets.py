@@ -1,12 +1,10 @@
-"""The sets of a run: which ones a stage reads, and where their shards, transcripts and statistics are."""
+"""The sets of a run: which ones a stage reads, and where their shards and statistics are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from configurable.wording import similar
-from storage.index import ShardIndex
 from tasks.config.pipeline import PipelineConfig
-from tasks.dataset.speeds import is_copy
 from tasks.dataset.splits import TRAIN
 from tasks.stages.adapt import ADAPT
 from tasks.stages.base import Run, StageError
@@ -80,15 +78,6 @@ def set_digest(run: Run, name: str, recognition: bool = False) -> str:
     record = run.result(stage).record
     digest: str = (record["sets"] if folder == name else record["unions"])[folder]["digest"]
     return digest
-
-
-def set_texts(run: Run, name: str) -> Iterator[str]:
-    """Yields the transcripts of a set, not those of copies; those of `train` are the ones that this run trains on."""
-    folder = train_folder(run.config.data) if name == TRAIN else name
-    for batch in ShardIndex.read(run.result("shard").store.child(folder)).batches(["id", "text"]):
-        for one, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if not is_copy(one, run.config.data.speeds):
-                yield text
 
 
 def train_stats(run: Run) -> dict[str, Any] | None:

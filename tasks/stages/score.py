@@ -20,6 +20,8 @@ from tasks.figures import percent
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, has_network
 
 Row = dict[str, Any]
+_SAMPLES = 1000
+"""Bootstrap samples behind an interval; Bisani and Ney (2004) take 1,000 to 10,000."""
 GROUPS = {"corpora": "corpus", "domains": "domain"}
 """Groups besides speakers: plural in the record, and singular in metrics."""
 LEARN_MORE = (
@@ -44,7 +46,7 @@ def by_corpus(report: ScoreReport, rows: list[Row]) -> dict[str, ErrorCounts]:
     return dict(sorted(corpora.items()))
 
 
-def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
+def summarize(report: ScoreReport, seed: int) -> dict[str, Any]:
     """Scores of one set: rates as fractions, counts, and 95 % intervals over utterances and over speakers.
 
     The interval over speakers is there if the set has several and all are known; with few speakers it is too narrow.
@@ -53,7 +55,7 @@ def summarize(report: ScoreReport, bootstrap: int, seed: int) -> dict[str, Any]:
     total = report.total
     low, high, speaker_low, speaker_high = (None, None, None, None)
     if total.ref_words:
-        interval = partial(wer_interval, report.errors(), report.words(), samples=bootstrap, seed=seed)
+        interval = partial(wer_interval, report.errors(), report.words(), samples=_SAMPLES, seed=seed)
         low, high = interval()
         if len(report.speakers) > 1 and "" not in report.speakers:
             speaker_low, speaker_high = interval(speakers=report.speaker_of())
@@ -105,7 +107,7 @@ def learned_nothing(run: Run) -> str:
 
 
 def _inputs(run: Run) -> Inputs:
-    config = {"bootstrap": run.config.score.bootstrap, "seed": run.config.seed}
+    config = {"bootstrap": _SAMPLES, "seed": run.config.seed}
     decoded = run.result("decode")
     damaged = decoded.record.get("quarantined_shards")  # the decode output's address does not depend on skipped shards
     return config, {"decode": decoded.key} | ({"damaged": digest_json(damaged)} if damaged else {})
@@ -129,7 +131,7 @@ def _work(run: Run, output: StageOutput) -> ScoreRecord:
     for name in decoded.record["sets"]:
         rows = read_table(decoded.output, f"{name}.parquet")
         report = score_rows(rows)
-        sets[name] = summarize(report, run.config.score.bootstrap, run.config.seed)
+        sets[name] = summarize(report, run.config.seed)
         details[name] = {
             "speakers": {who: counts.to_dict() for who, counts in report.speakers.items()},
             "domains": {which: counts.to_dict() for which, counts in report.domains.items()},

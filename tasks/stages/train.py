@@ -5,18 +5,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 from uuid import uuid4
 
+import torch
 from pydantic import BaseModel
 
 from configurable.addresses import address_content
 from recognition.bundle import BundleSpec, TiedStates
 from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
+from recognition.initial_weights import FOLDER as INITIAL
+from recognition.initial_weights import InitialWeights, save_initial
 from recognition.systems import system_of
+from recognition.systems.base import SpeechTaskConfig
 from speech.hmm.priors import log_priors
-from speech.tokens import train_tokenizer
 from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
@@ -32,11 +35,21 @@ from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
 from tasks.stages.features import FEATURES
+from tasks.stages.initial import (
+    begins_with,
+    initial_model,
+    initial_stats,
+    initial_tags,
+    initial_tokens,
+    model_config,
+    pretrained_model,
+    transfer_initial,
+)
 from tasks.stages.preflight import run_preflight
 from tasks.stages.quarantined import DamageRecord, add_damaged
 from tasks.stages.reporter import Reporter
-from tasks.stages.run_sets import set_digest, set_texts, set_url, train_stats
-from tasks.stages.shard import SHARD
+from tasks.stages.run_sets import set_digest, set_url, train_stats
+from tasks.stages.shard import SHARD, set_texts
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import Forwarder, Sender
 from tasks.tracking.metrics import is_number
@@ -47,6 +60,7 @@ from training.job import TrainJob
 from training.launch.training_process import run_training
 from training.learner.checkpoint import COMPUTE
 from training.learner.compute import damage_folder
+from training.learner.trained import trained_network
 
 _FEW_LEARNERS = 8
 """Maximum number of learners whose own curves are worth a look."""
@@ -54,6 +68,8 @@ _EPOCHS = 50
 """Maximum number of epochs in a table."""
 _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
+_NOT_OF_THE_MODEL = ("source", "revision", "licence", "trained_on")
+"""Fields of a pretrained model's configuration of which its digest tells what affects the training."""
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
@@ -70,7 +86,7 @@ def _content(run: Run) -> dict[str, Any]:
     return {
         "train": training_content(config.train),
         **({"system": address_content(config.system)} if own else {}),
-        **{name: address_content(part) for name, part in parts.items()},
+        **{name: address_content(part, without=_NOT_OF_THE_MODEL) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
@@ -85,6 +101,10 @@ def _inputs(run: Run) -> Inputs:
     # the statistics themselves, not the features stage's key: a forced rerun with the same result changes nothing
     stats = {"stats": train_stats(run), "speakers": FEATURES.record(run)["speakers"]}
     digests = {"stats": digest_json(stats)} | {name: set_digest(run, name) for name in ("train", "valid")}
+    if pretrained := pretrained_model(run):
+        digests["pretrained"] = pretrained.digest
+    if initial := initial_model(run):
+        digests["init"] = initial.source.digest
     augment = run.config.train.augment
     if augment.file_lists():
         digests["augment"] = augment_digest(augment)
@@ -131,21 +151,38 @@ def forward_note(key: str, training: str) -> Path:
     return folder / f"forward-{hashlib.sha256(training.encode()).hexdigest()[:12]}.json"
 
 
-def make_job(run: Run, output: StageOutput) -> TrainJob:
-    """The training job of a run; the tokens come from the training transcripts."""
-    config, features = run.config, FEATURES.record(run)
-    tokenizer = train_tokenizer(config.tokens, set_texts(run, "train"))
-    spec = BundleSpec(
+def make_spec(run: Run) -> BundleSpec:
+    """What a run's model is described by; the tokens come from the training transcripts, or from `train.init`."""
+    config = run.config
+    provenance = {"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")}
+    return BundleSpec(
         sample_rate=config.data.sample_rate,
         features=config.features.model_copy(update={"stored": False}),
-        stats=train_stats(run),
-        tokenizer=tokenizer.to_dict(),
-        model=config.model,
+        stats=initial_stats(run, train_stats(run)),
+        tokenizer=initial_tokens(run, partial(set_texts, run, "train")),
+        model=model_config(run),
         normalizer=config.data.normalizer,
-        provenance={"name": config.name, "train": set_digest(run, "train"), "valid": set_digest(run, "valid")},
+        provenance=provenance | ({"pretrained": pretrained.about()} if (pretrained := pretrained_model(run)) else {}),
         states=tied_states(run),
         system=config.system,
     )
+
+
+def make_job(
+    run: Run, output: StageOutput, spec: BundleSpec | None = None, initial: InitialWeights | None = None
+) -> TrainJob:
+    """The training job of a run.
+
+    Args:
+        run: The run.
+        output: The training's output.
+        spec: What `make_spec` has returned, if it has been called.
+        initial: The weights that training begins with, once they are written; otherwise they are random.
+    """
+    config, features = run.config, FEATURES.record(run)
+    spec = spec or make_spec(run)
+    if initial is None and (transfer := transfer_initial(run, spec)):
+        initial = InitialWeights(new=transfer.incomplete)
     assert config.system.task_config is not None
     objective: dict[str, Any] = {}
     if config.system.objectives:
@@ -158,6 +195,7 @@ def make_job(run: Run, output: StageOutput) -> TrainJob:
         train=config.train.engine_part(),
         task=config.system.task_config(
             spec=spec,
+            initial=initial,
             augment=config.train.augment,
             speakers=features["speakers"],
             train_url=output.store.child(_SEGMENTS).url if config.train.segments else set_url(run, "train"),
@@ -184,8 +222,8 @@ def training_run(run: Run, training: str) -> TrainingRun:
         training,
         run.config.name,
         run.run_id,
-        run_tags(run),
-        flatten(content | {"data": data}),
+        run_tags(run) | initial_tags(run),
+        flatten(content | {"data": data} | ({"init": begun} if (begun := begins_with(run)) else {})),
         set_inputs(run, ("train", "valid")),
         _learner_metrics(run.config.train),
     )
@@ -251,6 +289,29 @@ def cut_segments(run: Run, store: ObjectStore) -> None:
     cut_set(source, store.child(_SEGMENTS), segments, hop_s, run.cache_folder, damaged)
 
 
+def too_long(run: Run, spec: BundleSpec) -> list[dict[str, str]]:
+    """Utterances that are longer than the model can read, as a stage's record lists them.
+
+    Raises:
+        StageError: If no utterance of a set is left.
+    """
+    found: list[dict[str, str]] = []
+    for name in ("train", "valid"):
+        index = ShardIndex.read(ObjectStore(set_url(run, name)))
+        durations, ids = index.column("duration"), index.values("id")
+        rows = [row for row, seconds in enumerate(durations) if seconds > spec.max_seconds]
+        if rows and len(rows) == len(index):
+            raise StageError(
+                f"all utterances of the set {name} are longer than the {spec.max_seconds:g} s that model "
+                f"{spec.network.kind} can read: use shorter ones, or another model"
+            )
+        limit = f"the model reads up to {spec.max_seconds:g} s"
+        found += [
+            {"id": ids[row].as_py(), "reason": "too-long", "detail": f"{durations[row]:.1f} s, {limit}"} for row in rows
+        ]
+    return found
+
+
 class TrainRecord(DamageRecord):
     """What a training has made."""
 
@@ -260,6 +321,26 @@ class TrainRecord(DamageRecord):
     """`training`: identity of the training, by which its MLflow run is found."""
     digest: str
     """SHA-256 of the model's files."""
+    quarantined: NotRequired[list[dict[str, str]]]
+    """Id, reason and detail of utterances that are longer than the model can read."""
+    pretrained: NotRequired[dict[str, str]]
+    """The pretrained model that `model.source` names: revision, digest, and what its card states."""
+    initial: NotRequired[dict[str, Any]]
+    """The model that training began with, and what was taken from it."""
+
+
+def _check_trained(job: TrainJob) -> None:
+    """Check that the patterns of the parameters to train fit the model, before processes are started.
+
+    Raises:
+        StageError: If they do not; the message has the names that there are.
+    """
+    assert isinstance(job.task, SpeechTaskConfig)
+    try:
+        with torch.device("meta"):
+            trained_network(job.task.spec.build_model(), job.train, job.task.new_parameters)
+    except ValueError as error:
+        raise StageError(str(error)) from error
 
 
 def _work(run: Run, output: StageOutput) -> TrainRecord:
@@ -269,7 +350,14 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
             "sharding and features only)"
         )
     run_preflight(run)
-    job = make_job(run, output)
+    spec = make_spec(run)
+    left_out = too_long(run, spec)
+    transfer = transfer_initial(run, spec)
+    initial = save_initial(transfer, output.store) if transfer else None
+    job = make_job(run, output, spec, initial)
+    _check_trained(job)
+    if transfer:
+        progress.announce("train", f"begins with {begins_with(run)['model']}: {transfer.text()}")
     if run.forced("train"):
         job.journal.unlink(missing_ok=True)
     store = output.store
@@ -281,7 +369,7 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
-    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE, _SEGMENTS):
+    for folder in ("checkpoints", "snapshots", "replicas", COMPUTE, _SEGMENTS, INITIAL):
         store.delete_tree(folder)
     store.delete(_IDENTITY)
     counts = {name: result[field] for name, field in _COUNTED.items()}
@@ -295,6 +383,13 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         "tracking": {"training": training},
         "digest": model_digest(store),
     }
+    if pretrained := pretrained_model(run):
+        record["pretrained"] = pretrained.about()
+    if transfer:
+        record["initial"] = begins_with(run) | transfer.summary()
+    if left_out:
+        record["quarantined"] = left_out
+        record["counts"]["quarantined"] = len(left_out)
     add_damage(record, store)
     return record
 

@@ -24,6 +24,8 @@ from tasks.tracking.provenance import provenance
 
 CARD_LENGTH = 4900
 """Maximum length of a card; MLflow stores 5,000 characters of a description."""
+STATED = ("licence", "trained_on")
+"""Fields of a pretrained model's configuration that its card has, too."""
 _UNKNOWN = "not stated"
 _SYNTHETIC = "synthesized here by eSpeak NG; no human recording"
 
@@ -74,6 +76,7 @@ def contents(run: Run) -> dict[str, Any]:
             for name, entry in SHARD.record(run)["sets"].items()
         },
         "corpora": corpora(config.data.sources),
+        "pretrained": pretrained(run),
         "tests": tests_of(run),
         "scores": SCORE.record(run)["sets"],
         "features": config.features.model_dump(mode="json"),
@@ -99,6 +102,20 @@ def contents(run: Run) -> dict[str, Any]:
     }
 
 
+def pretrained(run: Run) -> dict[str, str] | None:
+    """The pretrained model that the training's encoder is from; None if there is none.
+
+    What the configuration states of its licence and training data takes precedence over its own card.
+    """
+    known = TRAIN.record(run).get("pretrained")
+    if known is None:
+        return None
+    given = {name: value for name in STATED if (value := getattr(run.config.model, name, ""))}
+    found = known | given
+    name = found["source"] if found["revision"] else PurePath(found["source"]).name
+    return found | {field: found[field] or _UNKNOWN for field in STATED} | {"source": name}
+
+
 def language_model(run: Run) -> dict[str, Any] | None:
     """Figures of the language model that the decoder takes from the stage `lm`; None if it takes none."""
     if not uses_stage(run.config.decode, run.config.lm):
@@ -111,7 +128,11 @@ def card_tags(about: dict[str, Any]) -> dict[str, str]:
     """Tags of a version from its description: configurations as JSON, licences as text."""
     tags = {f"starling.{part}": json.dumps(about[part], sort_keys=True) for part in ("features", "tokens", "decode")}
     tags |= {f"dataset.{name}": entry["digest"] for name, entry in about["datasets"].items()}
-    tags["starling.licences"] = "; ".join(f"{entry['corpus']}: {entry['licence']}" for entry in about["corpora"])
+    licences = [f"{entry['corpus']}: {entry['licence']}" for entry in about["corpora"]]
+    if begun := about.get("pretrained"):
+        licences.append(f"{begun['source']}: {begun['licence']}")
+        tags["starling.pretrained"] = json.dumps(begun, sort_keys=True)
+    tags["starling.licences"] = "; ".join(licences)
     return tags
 
 
@@ -150,6 +171,12 @@ def _scores(scores: dict[str, Any]) -> str:
 
 def _data(about: dict[str, Any]) -> str:
     lines = [f"- {e['corpus']} ({e['kind']}, {e['language']}). Licence: {e['licence']}." for e in about["corpora"]]
+    if begun := about.get("pretrained"):
+        version = f"revision {begun['revision']}" if begun["revision"] else f"SHA-256 {begun['sha256'][:16]}"
+        lines.append(
+            f"- Pretrained encoder: {begun['source']} ({begun['architecture']}), {version}. "
+            f"Licence: {begun['licence']}. Trained on: {begun['trained_on']}."
+        )
     sets = ", ".join(
         f"{name} {counted(entry['utterances'], 'utterance')}, {entry['seconds'] / 3600:.2f} h"
         for name, entry in about["datasets"].items()
@@ -173,6 +200,7 @@ def learners_text(nodes: int, per_node: int) -> str:
 def _made(about: dict[str, Any]) -> str:
     training, code, decode = about["training"], about["code"], about["decode"]
     tokens, features = about["tokens"], about["features"]
+    bands = f", {features['num_mels']} bands" if "num_mels" in features else ""
     learners = learners_text(training["nodes"], training["learners_per_node"])
     beam = f", beam {decode['beam']}" if "beam" in decode else ""
     lm = about.get("language_model")
@@ -183,7 +211,7 @@ def _made(about: dict[str, Any]) -> str:
         [
             "**How it was made**",
             "",
-            f"- features: {features['kind']}, {features['num_mels']} bands, normalization {features['cmvn']}",
+            f"- features: {features['kind']}{bands}, normalization {features['cmvn']}",
             f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}{model}",
             f"- training: {training['strategy']}, {learners}, {counted(training['epoch'], 'epoch')}, "
             f"{counted(training['step'], 'step')} on {compute_text(training)}",

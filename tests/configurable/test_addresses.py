@@ -72,10 +72,10 @@ def test_a_choice_keeps_its_kind():
 
 
 def test_a_union_told_apart_by_a_literal_needs_no_choice():
-    def one(kind):
+    def model_of(kind):
         return create_model(kind, kind=(Literal[kind], kind), size=(int, 1))
 
-    first, second = one("first"), one("second")
+    first, second = model_of("first"), model_of("second")
     field = Annotated[first | second, Field(discriminator="kind")]
     model = create_model("Union", value=(field, first(size=2)))
     contents = [address_content(model(value=value)) for value in (first(size=2), first(), second(), second(size=2))]

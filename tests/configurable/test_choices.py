@@ -63,8 +63,8 @@ def test_the_kind_stays_where_defaults_are_left_out():
 
 def test_a_form_shows_each_kind_with_a_description():
     schema = Thing.model_json_schema()
-    assert [one["$ref"] for one in schema["properties"]["shape"]["anyOf"]] == ["#/$defs/Sphere", "#/$defs/Box"]
-    assert all(found["properties"]["kind"]["description"] for found in schema["$defs"].values())
+    assert [kind["$ref"] for kind in schema["properties"]["shape"]["anyOf"]] == ["#/$defs/Sphere", "#/$defs/Box"]
+    assert all(kind["properties"]["kind"]["description"] for kind in schema["$defs"].values())
 
 
 def test_a_later_kind_needs_no_change_of_the_field():

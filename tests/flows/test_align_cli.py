@@ -2,30 +2,30 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 from command_line import invoke
 
-from recognition.timings import TimedUtterance
-from speech.hypotheses import Word
-from tasks.forced_alignment import Alignments
+from speech.alignments import AlignedUtterance, Alignment, Span
+from tasks.alignment import AlignedCorpus
 
 
 @pytest.fixture
-def found(monkeypatch):
-    def one(name, score):
-        return TimedUtterance(name, "s", 1.0, [Word("w", 0.0, 1.0, 0.5)], [], score)
+def corpus(monkeypatch):
+    def utterance(name, score, text="", heard=None):
+        alignment = Alignment(name, (Span("w", 0, 100, 0.5),), (), score, duration=1.0)
+        return AlignedUtterance(name, text, alignment, heard=heard)
 
-    made = Alignments(
-        [one(f"u{n:02}", 0.0) for n in range(20)] + [one("low", -1.0)], {"bad": "the transcript is empty"}
-    )
-    made.texts = {"low": "the [cat] sat", "bad": ""}
-    made.heard = {"low": "a dog ran", "bad": ""}
+    utterances = [utterance(f"u{n:02}", 0.0) for n in range(20)]
+    utterances += [utterance("low", -1.0, "the [cat] sat", "a dog ran")]
+    utterances += [AlignedUtterance("bad", "", None, "the transcript is empty", "")]
+    made = AlignedCorpus(utterances)
     monkeypatch.setattr("flows.cli.align._aligned", lambda *_: made)
     return made
 
 
-def test_suspicious_utterances_are_shown_with_transcript_and_what_was_heard(found, tmp_path):
+def test_suspicious_utterances_are_shown_with_transcript_and_what_was_heard(corpus, tmp_path):
     shown = invoke("align", "model", tmp_path, "-o", tmp_path / "out").stdout
     assert (
         "low: score 50.0 times the usual spread below the median; score -1.000, confidence 0.500, 1.00 s\n"
@@ -37,8 +37,8 @@ def test_suspicious_utterances_are_shown_with_transcript_and_what_was_heard(foun
     assert rows == {"low": ("the [cat] sat", "a dog ran"), "bad": ("", "")}
 
 
-def test_without_a_recognizer_only_the_transcript_is_shown(found, tmp_path):
-    found.heard = {}
+def test_without_a_recognizer_only_the_transcript_is_shown(corpus, tmp_path):
+    corpus.utterances = [replace(utterance, heard=None) for utterance in corpus.utterances]
     shown = invoke("align", "model", tmp_path, "-o", tmp_path / "out").stdout
     assert "transcript: the [cat] sat" in shown
     assert "heard" not in shown

@@ -19,14 +19,10 @@ COMMANDS = {
     "config",
     "corpus",
     "lexicon",
-    "shard",
-    "features",
     "train",
     "key",
-    "decode",
     "score",
     "evaluate",
-    "register",
     "storage",
     "models",
     "runs",
@@ -72,7 +68,7 @@ def test_every_command_has_help(command):
 
 @pytest.mark.parametrize(
     "command",
-    sorted(COMMANDS - {"config", "corpus", "lexicon", "storage"}),
+    sorted(COMMANDS - {"config", "corpus", "lexicon", "storage", "train"}),
 )
 def test_every_reporting_command_has_a_json_option(command):
     assert "--json" in invoke(command, "--help").stdout
@@ -216,10 +212,10 @@ def test_score_counts_missing_utterances_if_allowed(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["score"], "give either a configuration, or a reference and a hypothesis"),
+        (["score"], "give a reference and a hypothesis: starling score REF HYP"),
         (["score", "{}/ref.trn", "{}/short.trn"], "short.trn lacks 1 utterance: 'b' of"),
         (["score", "{}/ref.trn", "{}/none.trn"], "none.trn"),
-        (["score", "{}/ref.trn"], "ref.trn is one transcript: give a reference and a hypothesis"),
+        (["score", "{}/ref.trn"], "give a reference and a hypothesis: starling score REF HYP"),
         (["score", "{}/ref.trn", "{}/bad.trn"], "line 1"),
         (["run", "{}/none.yaml"], "none.yaml does not exist: check the path"),
         (["run", "{}/wrong.yaml"], "train.epoch: there is no such field; did you mean 'epochs'?"),
@@ -255,7 +251,7 @@ def test_wrong_command_line_prints_usage(words):
 
 def test_run_prints_json_on_stdout_and_tables_on_stderr(tmp_path, home):
     path = write_config(tmp_path / "c.yaml", tiny_document())
-    result = invoke("features", path, "--no-prefect", "--json")
+    result = invoke("run", path, "--until", "features", "--no-prefect", "--json")
     assert len(result.stdout.splitlines()) == 1
     found = json.loads(result.stdout)
     assert [stage["name"] for stage in found["stages"]] == ["prepare", "shard", "features"]
@@ -264,9 +260,11 @@ def test_run_prints_json_on_stdout_and_tables_on_stderr(tmp_path, home):
     assert "prepare" in result.stderr
     line = r"^shard: 0 quarantined, 40 read, \d+ shards, 40 written \(\d+\.\d s\)$"
     assert re.search(line, result.stderr, re.MULTILINE)
-    again = invoke("features", path, "--no-prefect")
-    assert again.stdout.count("cached") == 3
-    forced = json.loads(invoke("shard", path, "--no-prefect", "--force", "--json").stdout)
+    again = invoke("run", path, "--until", "features", "--no-prefect")
+    assert "time    nothing to do; cached: prepare, shard, features\n" in again.stdout
+    log = Path(again.stdout.splitlines()[-1].removeprefix("log     "))
+    assert log.read_text().count("cached") == 6  # its lines, and the table
+    forced = json.loads(invoke("run", path, "--from", "shard", "--until", "shard", "--no-prefect", "--json").stdout)
     assert [stage["cached"] for stage in forced["stages"]] == [True, False]
 
 

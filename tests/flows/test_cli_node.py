@@ -88,7 +88,10 @@ def test_command_ends_with_the_nodes_exit_status(key, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give a configuration to train, or --node-rank and --coordinator"),
+        (
+            [],
+            "give --node-rank and --coordinator, the node of a training; to train a",
+        ),
         (["--node-rank", "0"], "--coordinator is missing"),
         (["--coordinator", "127.0.0.1:7100"], "--node-rank is missing"),
         (["--coordinator", "nonsense", "--node-rank", "0"], "--coordinator is 'nonsense': write HOST:PORT"),
@@ -98,13 +101,9 @@ def test_command_ends_with_the_nodes_exit_status(key, monkeypatch):
             "--key-file is {}/no, which is no file",
         ),
         (["--coordinator", "head:7100", "--node-rank", "0", "--key-file", "{}/bad"], "bad"),
-        (["{}/c.yaml", "--node-rank", "0"], "--node-rank is for a node, which takes no configuration"),
-        (["{}/c.yaml", "--coordinator", "h:1"], "--coordinator is for a node"),
-        (
-            ["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--set", "train.epochs=1"],
-            "--set needs a configuration",
-        ),
-        (["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--no-prefect"], "--no-prefect needs a configuration"),
+        (["{}/c.yaml", "--node-rank", "0"], "c.yaml is no option of a node, which gets its configuration from"),
+        (["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--set", "a=1"], "--set is no option of a node"),
+        (["--node-rank", "0", "--coordinator", "127.0.0.1:1", "--no-prefect"], "--no-prefect is no option of a node"),
     ],
 )
 def test_wrong_combination_names_the_option(words, message, tmp_path, node):
@@ -123,13 +122,3 @@ def test_rank_from_a_launcher_must_be_a_number(name, monkeypatch, node):
 
 def test_negative_rank_prints_usage(node):
     assert "Usage:" in invoke("train", "--node-rank", -1, "--coordinator", "127.0.0.1:1", code=2).stderr
-
-
-def test_train_with_a_configuration_runs_the_pipeline(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr("flows.cli.node.execute", lambda *given: seen.append(given) or {})
-    monkeypatch.setattr("flows.cli.node.finish", lambda summary, json_output: None)
-    path = write_config(tmp_path / "c.yaml", tiny_document())
-    monkeypatch.setenv("STARLING_COORDINATOR", "127.0.0.1:1")  # a whole training ignores it
-    invoke("train", path, "--no-prefect", "--force", "--set", "train.epochs=1")
-    assert seen == [(path, ["train.epochs=1"], "train", "train", True)]

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
-from support import tiny_document, write_config
+from support import tiny_bundle, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli import deploy, run
 from flows.cli.app import app
+from tasks import STAGES
 
 pytestmark = pytest.mark.usefixtures("wide")
 
@@ -28,22 +29,57 @@ def config(tmp_path):
         (["run"], ([], "", "report", False)),
         (["run", "--set", "a=1", "--set", "b=2"], (["a=1", "b=2"], "", "report", False)),
         (["run", "--from", "train", "--until", "score", "--no-prefect"], ([], "train", "score", True)),
-        (["decode"], ([], "", "decode", False)),
-        (["register", "--force", "--set", "a=1"], (["a=1"], "register", "register", False)),
-        (["train"], ([], "", "train", False)),
-        (["score"], ([], "", "score", False)),
-        (["score", "--force", "--no-prefect"], ([], "score", "score", True)),
+        (["run", "--until", "lm"], ([], "", "lm", False)),
+        (["run", "--from", "@champion"], (['train.init="@champion"'], "", "report", False)),
+        (
+            ["run", "--from", "m/3", "--from", "train", "--set", "a=1"],
+            (["a=1", 'train.init="m/3"'], "train", "report", False),
+        ),
     ],
 )
 @pytest.mark.parametrize("json_output", [False, True])
 def test_run_options_select_the_stages(recorder, config, words, expected, json_output):
     name, *options = words
-    module = {"train": "node", "score": "score"}.get(name, "run")
-    executed = recorder(f"flows.cli.{module}.execute", {"a": "summary"})
-    finished = recorder(f"flows.cli.{module}.finish")
+    executed = recorder("flows.cli.run.execute", {"a": "summary"})
+    finished = recorder("flows.cli.run.finish")
     invoke(name, config, *options, *(["--json"] if json_output else []))
     assert executed == [(config, *expected)]
     assert finished == [({"a": "summary"}, json_output)]
+
+
+@pytest.mark.parametrize("stage", ["shard", "features", "train", "decode", "score", "register"])
+def test_former_commands_of_single_stages_name_the_command_to_use(recorder, stage, config):
+    executed = recorder("flows.cli.run.execute", {})
+    recorder("flows.cli.run.finish")
+    told = invoke(stage, config, code=1).stderr
+    assert f"starling run {config} --until {stage}\n" in told
+    told = invoke(stage, config, "--no-prefect", "--force", "--set", "train.epochs=1", code=1).stderr
+    command = f"starling run {config} --no-prefect --set train.epochs=1 --from {stage} --until {stage}"
+    assert command in told
+    assert executed == []
+    invoke(*command.split()[1:])
+    assert executed == [(config, ["train.epochs=1"], stage, stage, True)]
+
+
+def test_help_of_run_lists_every_stage():
+    told = " ".join(invoke("run", "--help").stdout.split())
+    assert f"as far as the configuration has them: {', '.join(STAGES)}." in told
+
+
+def test_a_model_to_begin_with_is_told_from_a_stage(recorder, config, tmp_path):
+    executed = recorder("flows.cli.run.execute", {"a": "summary"})
+    recorder("flows.cli.run.finish")
+    tiny_bundle(tmp_path / "bundle")
+    invoke("run", config, "--from", tmp_path / "bundle")
+    assert executed == [(config, [f'train.init="{tmp_path}/bundle"'], "", "report", False)]
+    assert "is not a stage; did you mean 'train'?" in invoke("run", config, "--from", "traim", code=2).stderr
+    assert "a stage, a model, or one of each" in invoke("run", config, "--from", "m/1", "--from", "m/2", code=2).stderr
+    assert "is neither a stage" in invoke("run", config, "--from", "a/folder", code=1).stderr
+
+
+def test_deployments_begin_with_the_model_that_is_named(config):
+    text = invoke("deploy", "--config", config, "--from", "@champion", "--print").stdout
+    assert "init: '@champion'" in text
 
 
 def test_run_options_of_cross_validation(recorder, config):
@@ -91,7 +127,7 @@ def test_deploy_options_select_flows_and_pools(recorder, prefect, config):
     assert json.loads(found) == {"deployments": deployed}
     assert len(prefect) == 1
     assert "on demand" in invoke("deploy", "--config", config).stdout
-    assert calls[1] == ([config], None, Options(), "")
+    assert calls[1] == ([config], [], Options(), "")
 
 
 def test_deploy_registers_each_configuration_and_its_automations(recorder, config, tmp_path, monkeypatch):

@@ -69,11 +69,7 @@ def test_unknown_configuration_name_lists_the_packaged_ones(executed):
     assert executed == []
 
 
-def test_score_and_options_accept_packaged_names(recorder):
-    scored = recorder("flows.cli.score.execute", {})
-    recorder("flows.cli.score.finish")
-    invoke("score", "demo")
-    assert scored[0][0] == packaged_configs()["demo"]
+def test_options_accept_packaged_names(recorder):
     promoted = recorder("flows.cli.promote._promote", {"model": "m", "version": 1, "promoted": True, "reason": ""})
     invoke("promote", "--config", "demo")
     assert promoted[0][0] == "starling-demo"

@@ -7,11 +7,14 @@ from rich.console import Console
 
 from flows.summary import (
     group_table,
+    outcome_table,
+    print_outcome,
     print_summary,
     score_table,
     set_table,
     speaker_table,
     summarize,
+    time_text,
     useless_warnings,
 )
 from tasks.stages.base import Run
@@ -112,6 +115,41 @@ def test_every_value_is_in_the_column_of_its_header():
         ["test", "corpus", "a", "50.00 %", "1,234"],
         ["test", "domain", "–", "0.00 %", "0"],
     ]
+
+
+def outcome(summary):
+    text = io.StringIO()
+    print_outcome({"log": "/home/x.log"} | summary, Console(file=text, width=80))
+    return text.getvalue()
+
+
+def test_outcome_says_in_a_few_lines_what_was_reached_and_what_is_next(finished):
+    lines = outcome(summarize(finished)).splitlines()
+    assert len(lines) <= 20
+    assert lines[1].split()[:2] == ["set", "WER"]
+    heads = [line.split()[0] for line in lines if line[:1].strip() and not line.startswith("warning ")]
+    assert heads == ["set", "test", "time", "model", "report", "try", "log"]
+    assert lines[-1] == "log     /home/x.log"
+
+
+def test_outcome_is_narrow_and_has_intervals_over_speakers_if_there_are_several(finished):
+    scores = {"wer": 0.1, "wer_low": 0.05, "wer_high": 0.2, "words": 1004, "utterances": 5, "speakers": 1}
+    several = scores | {"speakers": 4, "wer_speaker_low": 0, "wer_speaker_high": 0.5}
+    sets = {"one": scores, "a-set-of-another-name": several}
+    text = io.StringIO()
+    Console(file=text, width=80).print(outcome_table(sets))
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    assert len(lines) == 3
+    assert " ".join(lines[1].split()) == "one 10.00 % 5.00 % – 20.00 % 5 utterances 1,004"
+    assert " ".join(lines[2].split()) == "a-set-of-another-na… 10.00 % 0.00 % – 50.00 % 4 speakers 1,004"
+
+
+def test_time_names_the_long_stages_and_those_that_were_not_run_again():
+    stage = {"cached": False, "counts": {}}
+    stages = [stage | {"name": name, "seconds": s} for name, s in (("prepare", 20.0), ("lm", 1.0), ("train", 179.0))]
+    assert time_text(stages) == "3.3 min: train 3.0 min, prepare 20.0 s, 1 other 1.0 s"
+    assert time_text([stage | {"name": "shard", "seconds": 0.1, "cached": True}]) == "nothing to do; cached: shard"
+    assert time_text([*stages[:1], stages[1] | {"cached": True}]) == "20.0 s: prepare 20.0 s; cached: lm"
 
 
 def test_stages_are_listed_with_their_time_or_as_cached(finished):

@@ -89,7 +89,7 @@ def test_long_waits_are_told_with_the_seconds_waited(home, clock, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(services, "answers", lambda url: clock.now > (30.0 if url == "http://two" else 15.0))
-        patch.setattr("flows.servers.supervisor.time.sleep", sleep)
+        patch.setattr("time.sleep", sleep)
         keeper.wait(100.0)
     keeper.stop()
     assert said == ["waiting for prefect and mlflow (10 s)", "waiting for mlflow (20 s)", "waiting for mlflow (30 s)"]

@@ -8,12 +8,12 @@ import subprocess
 
 import pytest
 
-import training.launch.managed as managed
+import training.processes.supervision as supervision
 import training.ring.folder as folder_module
 from storage.locks import LockTimeoutError
 from tasks.locking.lock_owner import LockOwner
-from training.launch.managed import ManagedProcess, SupervisorError
 from training.processes.identity import ProcessIdentity
+from training.processes.supervision import ManagedProcess, SupervisorError
 from training.ring.config import RingConfig
 from training.ring.folder import RingFolder
 
@@ -67,7 +67,7 @@ def test_ring_signals_no_process_but_its_coordinator(tmp_path, stranger, monkeyp
 
 
 def test_address_of_an_earlier_server_with_the_same_id_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(managed, "START_S", 0.3)
+    monkeypatch.setattr(supervision, "START_S", 0.3)
     server, note = ManagedProcess("server", ["sleep", "60"], tmp_path / "log", 0), tmp_path / "note.json"
     server.start()
     try:

@@ -9,7 +9,7 @@ RATE = 16000
 
 
 def test_augmentation_is_independent_of_batch_and_position():
-    config = AugmentConfig(speed_factors=(0.9, 1.0, 1.1), noise_snr_db=(5, 15), gain_db=6)
+    config = AugmentConfig(speed_factors=(0.9, 1.0, 1.1), noise={"snr_db": (5, 15)}, gain_db=6)
     wave = torch.randn(1, 8000, generator=torch.Generator().manual_seed(0)) * 0.1
     alone, length = perturb_waves(wave, torch.tensor([8000]), RATE, config, utterance_seeds(1, 2, ["a"]))
     batch = torch.zeros(3, 20000)

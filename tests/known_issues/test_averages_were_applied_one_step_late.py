@@ -3,6 +3,7 @@
 The engine counted it from 0 and the simulator from 1, so that neither figure was comparable with published ones.
 """
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +28,16 @@ def test_average_is_applied_at_next_update_if_exchange_fits_a_step(strategy, nei
     assert staleness.mean < 1.01
 
 
+@contextmanager
+def closing_pop(waiting):
+    yield waiting[0]
+    waiting.pop(0)
+
+
 def test_all_waiting_deltas_are_applied_at_one_update(tmp_path):
     waiting = [torch.full((3,), 0.5), torch.full((3,), 2.0)]
     exchange = SimpleNamespace(endpoint="", alive=lambda: True, ready=lambda: bool(waiting))
-    exchange.take, exchange.release = lambda: waiting[0], lambda: waiting.pop(0)
+    exchange.taken = lambda: closing_pop(waiting)
     flat = SimpleNamespace(weights=torch.ones(3))
     ring = NodeExchange(0, NodeGroup(0, 1, tmp_path, torch.device("cpu")), flat, exchange)
     ring.average(ring.ready())
@@ -38,7 +45,7 @@ def test_all_waiting_deltas_are_applied_at_one_update(tmp_path):
 
 
 def test_rank_without_waiting_average_does_not_delay_the_others(tmp_path):
-    exchange = SimpleNamespace(endpoint="", alive=lambda: True, ready=lambda: False)  # take() would fail
+    exchange = SimpleNamespace(endpoint="", alive=lambda: True, ready=lambda: False)  # taken() would fail
     flat = SimpleNamespace(weights=torch.ones(3))
     ring = NodeExchange(0, NodeGroup(0, 1, tmp_path, torch.device("cpu")), flat, exchange)
     ring.average(ready=False)

@@ -167,7 +167,7 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
         (["run"], long_document, starting_the_training, INT, 1),
         (["run"], long_document, training, INT, 2),
         (["run"], ring, training, TERM, 1),
-        (["train", "--no-prefect"], ring, training, INT, 1),
+        (["run", "--until", "train", "--no-prefect"], ring, training, INT, 1),
         (["run", "--folds", "2"], ring, training, INT, 2),
         (["run"], processes, training, TERM, 2),
     ],

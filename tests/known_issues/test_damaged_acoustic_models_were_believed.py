@@ -16,24 +16,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recognition.adaptation import SpeakerAdapter
+from speech.alignments import Alignment, AlignmentInfo, AlignmentsError, AlignmentTable, Span
+from speech.alignments import write_alignments as write_table
 from speech.features import FmllrConfig, MfccConfig
-from speech.hmm.align import Alignment
-from speech.hmm.alignments import AlignedUtterance, AlignedWord, AlignmentInfo, AlignmentsError, AlignmentTable
-from speech.hmm.alignments import write_alignments as write_table
-from speech.hmm.checkpoint import pack_alignments, unpack_alignments
 from speech.hmm.config import AdaptationConfig
 from speech.hmm.decode import GraphSearch
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import arc_records, from_arcs
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import GraphOptions
-from speech.hmm.ivector import IvectorExtractor
+from speech.hmm.ivector import BackgroundModel, IvectorExtractor
 from speech.hmm.model import FeatureChain, HmmModel, ModelError
 from speech.hmm.pronunciations import load_lexicon, save_lexicon
 from speech.hmm.serialization import SerializationError, dump_value, load_value
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import DecisionTree
-from speech.hmm.ubm import BackgroundModel
+from speech.hmm.viterbi import StatePath
 from speech.lexicon import Lexicon
 from speech.lexicon.base import Pronunciation
 from speech.lm.base import LmError
@@ -201,7 +199,7 @@ def alignment(**changes):
         "starts": np.array([0, 2, 5], dtype=np.int32),
         "states": np.zeros(5, dtype=np.int8),
     }
-    return Alignment(**values | {name: np.array(value) for name, value in changes.items()})
+    return StatePath(**values | {name: np.array(value) for name, value in changes.items()})
 
 
 @pytest.mark.parametrize(
@@ -224,14 +222,6 @@ def test_alignment_that_contradicts_itself_is_refused(change):
         alignment(**change)
 
 
-@pytest.mark.parametrize("sizes", [[[2, -5]], [[3, 5]], [[2, 6]], [[2**31 - 1, 5]], []])
-def test_sizes_of_stored_alignments_are_compared_with_their_arrays(sizes):
-    packed = pack_alignments({"a": alignment()})
-    assert list(unpack_alignments(["a"], packed)) == ["a"]
-    with pytest.raises(ValueError, match="other sizes"):
-        unpack_alignments(["a"], packed | {"sizes": torch.tensor(sizes, dtype=torch.int32).reshape(-1, 2)})
-
-
 def test_stored_alignment_that_contradicts_itself_is_refused():
     data = dump_value(replace(alignment(), score=1.0))
     tree = re.sub(rb'"start": 2, "shape": \[2\]', rb'"start": 0, "shape": [2]', data)  # the words are the phones
@@ -251,14 +241,14 @@ TABLE = AlignmentInfo(10.0, 3, "ab" * 32)
         ({"frame_shift_ms": float("nan")}, {}, "impossible"),
         ({"frame_shift_ms": 0.0}, {}, "impossible"),
         ({}, {"score": float("nan")}, "score that is no number"),
-        ({}, {"confidences": (float("nan"),)}, "confidence that is not between"),
-        ({}, {"confidences": (1.5,)}, "confidence that is not between"),
+        ({}, {"words": (Span("a", 0, 2, float("nan")),)}, "confidence that is not between"),
+        ({}, {"words": (Span("a", 0, 2, 1.5),)}, "confidence that is not between"),
         ({}, {"pdfs": np.array([0, -1])}, "a state that is not among"),
         ({}, {"pdfs": np.array([0, 3])}, "a state that is not among"),
     ],
 )
 def test_impossible_alignments_are_refused(tmp_path, info, row, message):
-    one = AlignedUtterance("a", np.array([0, 1]), ("A",), np.array([2]), (AlignedWord("a", 0, 2),), (0.5,), -1.0)
+    one = Alignment("a", (Span("a", 0, 2, 0.5),), (Span("A", 0, 2),), -1.0, np.array([0, 1]))
     write_table(tmp_path / "a.parquet", TABLE, [one])
     assert AlignmentTable.read(tmp_path / "a.parquet").pdfs("a").tolist() == [0, 1]
     with pytest.raises(AlignmentsError, match=message):
@@ -266,7 +256,7 @@ def test_impossible_alignments_are_refused(tmp_path, info, row, message):
 
 
 def test_header_of_alignments_that_is_no_mapping_is_refused(tmp_path):
-    one = AlignedUtterance("a", np.array([0]), ("A",), np.array([1]), ())
+    one = Alignment("a", (), (Span("A", 0, 1),), pdfs=np.array([0]))
     write_table(tmp_path / "a.parquet", TABLE, [one])
     table = pq.read_table(tmp_path / "a.parquet")
     for header in (b"[]", b"[" * 100_000, b'{"format": 1, "frame_shift_ms": 10, "num_pdfs": Infinity, "model": ""}'):

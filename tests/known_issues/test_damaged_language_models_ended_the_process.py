@@ -4,10 +4,9 @@ import gzip
 
 import pytest
 
-from speech.hmm.decoding_graph import decoding_graph
+from speech.hmm.decoding_graph import decoding_graph, word_graph
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import monophone_tree
-from speech.hmm.word_graph import word_graph
 from speech.lm import KenlmModel, LmError
 from speech.lm.kenlm import load_lm
 

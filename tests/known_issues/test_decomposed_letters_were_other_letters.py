@@ -9,8 +9,8 @@ from support import write_arpa
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from speech.hmm.decoding_graph import word_graph
 from speech.hmm.topology import PhoneSet
-from speech.hmm.word_graph import word_graph
 from speech.lexicon import FileLexiconConfig, build_lexicon
 from speech.lm import read_arpa
 from speech.lm.kenlm import arpa_copy, arpa_words, load_lm, read_words

@@ -106,13 +106,13 @@ def test_command_on_full_or_read_only_home_names_a_remedy(disk, tmp_path, monkey
         assert result.stderr.lstrip().startswith("error: ")
         return " ".join(result.stderr.split())
 
-    assert "no space is left on the disk of" in said("shard", path, "--no-prefect")
+    assert "no space is left on the disk of" in said("run", path, "--until", "shard", "--no-prefect")
     # before starting a server, which could only fail
-    assert f"{disk}/home: no space is left on its disk (0 B of 2.1 MB free)" in said("shard", path)
+    assert f"{disk}/home: no space is left on its disk (0 B of 2.1 MB free)" in said("run", path, "--until", "shard")
     hog.unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     for words in (["--no-prefect"], []):
-        text = said("shard", path, *words)
+        text = said("run", path, "--until", "shard", *words)
         assert "is read-only. Mount it for writing, or name another folder (STARLING_HOME" in text
 
 

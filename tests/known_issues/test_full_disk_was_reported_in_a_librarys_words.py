@@ -2,7 +2,6 @@
 
 import errno
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -103,18 +102,6 @@ def test_graph_on_a_full_disk_says_so(disk, tmp_path, monkeypatch):
         with pytest.raises(DiskError, match=rf"^{disk}/.*: no space is left"), disk_named(disk):
             write()
         hog.unlink()
-
-
-def test_full_disk_of_lmplz_is_a_disk_error(tmp_path, monkeypatch):
-    tool = tmp_path / "lmplz"
-    tool.write_text("#!/bin/sh\necho 'write failed: No space left on device' >&2\nexit 1\n")
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("LMPLZ", str(tool))
-    (tmp_path / "text").write_text("a b\n" * 20)
-    (tmp_path / "lm").mkdir()
-    cfg = NgramConfig(order=2, lmplz=True, text=TextConfig(paths=[str(tmp_path / "text")], allow_test_text=True))
-    with pytest.raises(DiskError, match="no space is left"), disk_named(tmp_path):
-        estimate(Sources(), cfg, tmp_path / "lm")
 
 
 def test_output_of_a_command_names_its_file(disk, tmp_path):

@@ -3,10 +3,13 @@
 import subprocess
 import sys
 
+from forks import Forkable
+
 from tasks.tracking import pyfunc_model
 
 
 def test_code_of_the_model_runs_without_a_warning():
     # MLflow sets its own filters for warnings: they can only be observed on standard error
-    done = subprocess.run([sys.executable, pyfunc_model.__file__], capture_output=True, text=True, check=True)
+    program = Forkable(f"import runpy; runpy.run_path({pyfunc_model.__file__!r})")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

@@ -6,7 +6,7 @@ its neighbours, itself excluded, and the differences grew at any learning rate.
 
 import pytest
 
-from training.exchange.zmq_daemon import Stagger
+from training.exchange.daemon import Stagger
 
 
 def pauses(apart, step_s, count=200, start=0.0):

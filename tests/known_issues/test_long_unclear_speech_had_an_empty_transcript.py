@@ -5,7 +5,7 @@ Fifteen seconds of nearly equal scores in a graph of 400 words were enough. The 
 
 import numpy as np
 
-from speech.hmm import lattice_paths
+from speech.hmm import lattice as lattices
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
 from speech.hmm.lattice import LatticeOptions, LatticeSearch
 
@@ -26,9 +26,9 @@ def loop_of_words() -> FstArrays:
 def test_best_sentence_is_found_however_large_the_lattice_is(monkeypatch):
     scores = np.random.default_rng(1).normal(size=(40, WORDS)).astype(np.float32)
     lattice = LatticeSearch(loop_of_words())(scores, LatticeOptions(8.0, 1000, BEAM))
-    best = lattice_paths.best_paths(lattice, 1, BEAM)[0]
+    best = lattices.best_paths(lattice, 1, BEAM)[0]
     assert len(best.words) > 5
-    monkeypatch.setattr(lattice_paths, "_WORK", 10)
-    (found,) = lattice_paths.best_paths(lattice, 100, BEAM)
+    monkeypatch.setattr(lattices, "_WORK", 10)
+    (found,) = lattices.best_paths(lattice, 100, BEAM)
     assert (found.words, found.starts, found.pdfs.tolist()) == (best.words, best.starts, best.pdfs.tolist())
     assert np.allclose([found.graph, found.acoustic], [best.graph, best.acoustic])

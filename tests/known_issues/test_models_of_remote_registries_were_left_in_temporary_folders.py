@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 
+from forks import Forkable
+
 # stands in for a remote artifact store: MLflow copies its files to a folder that it never removes
 SCRIPT = """
 import sys, tempfile
 from pathlib import Path
+tempfile.tempdir = sys.argv[2]
 import mlflow
 
 def download(artifact_uri, dst_path=None):
@@ -23,8 +26,8 @@ print(download_bundle("models:/m/1"))
 
 
 def left_after_use(tmp_path, home, where):
-    environment = os.environ | {"TMPDIR": str(tmp_path), "STARLING_HOME": str(home)}
-    command = [sys.executable, "-c", SCRIPT, where]
+    environment = os.environ | {"STARLING_HOME": str(home)}
+    command = [sys.executable, "-c", Forkable(SCRIPT), where, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.strip().endswith("model")
     return [path.parts[len(tmp_path.parts)] for path in tmp_path.rglob("bundle.json")]

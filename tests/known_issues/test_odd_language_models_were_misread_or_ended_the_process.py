@@ -5,8 +5,8 @@ No n-gram is longer than those of the highest order, so nothing backs off from t
 
 import pytest
 
+from speech.hmm.decoding_graph import word_graph
 from speech.hmm.topology import PhoneSet
-from speech.hmm.word_graph import word_graph
 from speech.lm import KenlmModel, read_arpa
 from speech.lm.base import LmError
 from speech.lm.kenlm import load_lm

@@ -1,16 +1,16 @@
 """`take.wav` and `take.flac` were both "take" in a CTM, and `a b` and `a_b` both `a_b`, so they were one recording."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from flows.cli.align import write_files
 from flows.cli.transcribe import find_audio
 from flows.cli.transcripts import TIMED, open_sink
-from recognition.timings import distinct_names
 from recognition.transcriber import Transcript
+from speech.alignments import AlignedUtterance, Alignment, Span, distinct_names
 from speech.hypotheses import Word
+from tasks.alignment import AlignedCorpus
 
 SAID = Transcript("hello", 1.0, 1.0, words=(Word("hello", 0.0, 0.5, 1.0),))
 
@@ -74,12 +74,9 @@ def test_a_ctm_file_tells_recordings_apart(tmp_path):
 def test_aligned_utterances_have_names_of_their_own(tmp_path):
     ids = ["a b", "a_b", "A_b", "a_b-2"]
     assert distinct_names(ids) == ["a b", "a_b-3", "A_b-4", "a_b-2"]
-    found = [
-        SimpleNamespace(id=name, words=SAID.words, units=SAID.words, duration=1.0, score=0.0, confidence=1.0)
-        for name in ids
-    ]
-    aligned = SimpleNamespace(units="phones", found=found, suspicious=lambda deviations: [], texts={}, heard={})
-    write_files(aligned, tmp_path, 5.0)
+    said = (Span("hello", 0, 50, 1.0),)
+    corpus = AlignedCorpus([AlignedUtterance(name, "hello", Alignment(name, said, said)) for name in ids])
+    write_files(corpus, [], tmp_path)
     for name in ("words", "phones"):
         labels = [line.split()[0].lower() for line in (tmp_path / f"{name}.ctm").read_text().splitlines()]
         assert len(set(labels)) == len(ids)

@@ -11,9 +11,9 @@ import pytest
 from flows.servers import services
 from flows.servers.services import ServiceError, free_port, spawn
 from flows.servers.supervisor import Supervisor
-from training.launch.managed import STARTS, ManagedProcess, SupervisorError
 from training.processes.children import end_of_log, log_size
 from training.processes.exit_reason import CANNOT_WORK
+from training.processes.supervision import STARTS, ManagedProcess, SupervisorError
 
 SERVER = """
 import json, os, signal, sys, time

@@ -66,6 +66,8 @@ def test_bundle_with_the_right_sizes_is_read(tmp_path, kind):
     ],
 )
 def test_weights_are_not_allocated_before_the_file_has_them(tmp_path, kind, path, value):
+    if MODELS[kind].packages and path in ("model.channels", "model.subsampling"):
+        pytest.skip("a pretrained encoder has no weights of this size")
     write(tmp_path, kind)
     edited(tmp_path, path, value)
     with pytest.raises(BundleError, match=r"model\.safetensors.* does not match its bundle\.json"):
@@ -79,6 +81,14 @@ def test_weights_are_not_allocated_before_the_file_has_them(tmp_path, kind, path
         ("conformer", "model.feed_forward", 10**9),
         ("blstm", "model.bottleneck", 10**9),
         ("tdnn", "model.prefinal", 10**9),
+        ("whisper", "model.encoder.encoder_ffn_dim", 10**9),
+        ("whisper", "model.encoder.encoder_attention_heads", 0),
+        ("whisper", "model.encoder.activation_function", "exec"),
+        ("wav2vec2", "model.encoder.intermediate_size", ENDLESS),
+        ("wav2vec2", "model.encoder.conv_dim", [10**9, 10**9]),
+        ("wav2vec2", "model.encoder.conv_dim", 3),
+        ("wav2vec2", "model.encoder.num_conv_pos_embeddings", 10**9),
+        ("wav2vec2", "model.encoder.model_type", "bert"),
     ],
 )
 def test_sizes_of_single_kinds_are_not_believed(tmp_path, kind, path, value):
@@ -94,7 +104,6 @@ def test_sizes_of_single_kinds_are_not_believed(tmp_path, kind, path, value):
         ("features.frame_ms", 1e9, "frame_ms"),
         ("features.hop_ms", 1e9, "hop_ms"),
         ("features.num_mels", 10**9, "num_mels"),
-        ("features.delta_window", 10**9, "delta_window"),
         ("features", {"kind": "plp", "lpc_order": 10**9}, "lpc_order"),
         ("features", {"kind": "mfcc", "num_mels": 10**9, "num_ceps": 6}, "num_mels"),
         ("features", {"kind": "waveform", "samples": 10**9}, "samples"),

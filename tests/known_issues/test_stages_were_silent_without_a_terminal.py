@@ -1,5 +1,6 @@
 """Without a terminal, a long stage gave no sign of life until it ended: it could not be told from one that hung."""
 
+import re
 from io import StringIO
 
 import pytest
@@ -33,8 +34,36 @@ def _lines(monkeypatch, clock, terminal):
     return [line for line in file.getvalue().splitlines() if "shard: " in line]
 
 
-def test_a_stage_gives_a_line_after_half_a_minute_without_one(monkeypatch, clock):
-    assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: train 25 %", "shard: train 40 %"]
+def test_a_stage_gives_a_line_when_it_had_none_for_twice_as_long_as_before(monkeypatch, clock):
+    assert _lines(monkeypatch, clock, False) == ["shard: a line of its own", "shard: train 40 %"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_many_lines_of_a_running_stage_become_few(monkeypatch, clock, terminal):
+    file = StringIO()
+    monkeypatch.setattr(common, "err", Console(file=file, force_terminal=terminal, width=200))
+    with common.progress_bars():
+        for epoch in range(1000):  # one in five seconds
+            clock[0] = 5.0 * epoch
+            progress.report("train", epoch, 1000, "")
+            progress.announce("train", f"epoch {epoch}")
+        progress.end("train")
+        progress.announce("train", "1,000 epochs (5000.0 s)")
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", file.getvalue())
+    told = [line.split("train: ")[1].strip() for line in plain.splitlines() if "train: " in line]
+    later = ["epoch 12", "epoch 36", "epoch 84"] if terminal else ["1 %", "4 %", "8 %"]  # which the bar shows
+    assert told[:4] == ["epoch 0", *later]
+    assert len(told) < 15
+    assert told[-1].startswith("1,000 epochs")
+
+
+def test_every_line_of_a_run_is_in_its_log(home):
+    with common.run_log("tiny") as path:
+        for epoch in range(3):
+            progress.report("train", epoch, 3, "")
+            progress.announce("train", f"epoch {epoch}")
+    assert path.parent == home / "logs"
+    assert [line[9:] for line in path.read_text().splitlines()] == [f"train: epoch {epoch}" for epoch in range(3)]
 
 
 def test_a_stage_that_runs_again_is_silent_for_half_a_minute_again(monkeypatch, clock):

@@ -18,6 +18,6 @@ def test_output_of_libraries_goes_to_standard_error(tmp_path, home, monkeypatch)
 
     monkeypatch.setattr(plain, "run_plainly", printing)
     path = write_config(tmp_path / "c.yaml", tiny_document())
-    result = CliRunner().invoke(app.app, ["features", str(path), "--no-prefect", "--json"])
+    result = CliRunner().invoke(app.app, ["run", str(path), "--until", "features", "--no-prefect", "--json"])
     assert json.loads(result.stdout)["stages"]
     assert "View run" in result.stderr

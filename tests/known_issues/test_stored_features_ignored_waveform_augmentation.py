@@ -6,7 +6,7 @@ from tasks.config.pipeline import ConfigError, parse_config
 
 
 @pytest.mark.parametrize(
-    "field", [{"speed_factors": [0.9, 1.1]}, {"noise_snr_db": [5, 20]}, {"gain_db": 6}, {"pauses": {}}]
+    "field", [{"speed_factors": [0.9, 1.1]}, {"noise": {"snr_db": [5, 20]}}, {"gain_db": 6}, {"pauses": {}}]
 )
 def test_stored_features_with_waveform_augmentation_are_refused(field):
     document = {

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from speech.hmm.decoding_graph import word_graph
 from speech.hmm.topology import PhoneSet
-from speech.hmm.word_graph import word_graph
 from speech.lm import LmError
 from speech.lm.kenlm import arpa_words
 

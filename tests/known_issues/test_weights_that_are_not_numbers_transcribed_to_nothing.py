@@ -14,9 +14,8 @@ from recognition.bundle import BundleError, load_bundle, load_spec, save_bundle
 from recognition.transcriber import Transcriber
 from speech.files import check_finite
 from speech.hmm.gmm import DiagGmm
-from speech.hmm.ivector import IvectorExtractor
+from speech.hmm.ivector import BackgroundModel, IvectorExtractor
 from speech.hmm.model import ModelError
-from speech.hmm.ubm import BackgroundModel
 from speech.lm import LmError, LmSpec, LstmConfig, read_network
 from speech.lm.hidden_classes import _WORDS, MODEL, HiddenClassConfig, HiddenClassEstimator
 from speech.lm.vocabulary import SPECIAL

@@ -44,7 +44,7 @@ def test_run_writes_no_secret_of_its_environment(tmp_path, failing):
         more |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     home = tmp_path / "home"
     config = write_config(tmp_path / "c.yaml", document)
-    done = run(home, "shard", config, "--no-prefect", "--json", **more)
+    done = run(home, "run", config, "--until", "shard", "--no-prefect", "--json", **more)
     assert (done.returncode == 0) is not failing, done.stderr
     assert found_in(done.stdout + done.stderr) == []
     written = [path for path in home.rglob("*") if path.is_file()]

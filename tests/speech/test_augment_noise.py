@@ -244,7 +244,6 @@ def test_time_warping_keeps_order_ends_and_values():
     [
         ({"noise": {"snr_db": (9, 3)}}, "snr_db"),
         ({"noise": {"generated": ()}}, "generated"),
-        ({"noise": {}, "noise_snr_db": (3, 9)}, "noise_snr_db is short"),
         ({"reverb": {"rt60_s": (0.5, 9.0)}}, "rt60_s"),
         ({"reverb": {"direct_db": (5.0, 0.0)}}, "direct_db"),
         ({"reverb": {"kind": "hall"}}, "kind"),

@@ -114,7 +114,7 @@ def test_shortest_utterances_get_pauses_too(length):
 def test_room_tone_contains_noise_added_before():
     """Pauses come last: their room tone is that of the augmented utterance, and zeros stay zeros."""
     assert list(AUGMENTATIONS).index("pauses") == 4
-    config = AugmentConfig(noise_snr_db=(10, 10), pauses=PauseConfig(probability=1.0, kinds=("zeros",)))
+    config = AugmentConfig(noise={"snr_db": (10, 10)}, pauses=PauseConfig(probability=1.0, kinds=("zeros",)))
     found, _ = WaveAugment(config, RATE)(utterance()[None], torch.tensor([RATE]), utterance_seeds(1, 0, ["u"]))
     assert int((found == 0).sum()) > 100
 

@@ -27,10 +27,14 @@ def best_path(log_probs, tokens):
 def test_alignment_is_the_best_path(seed, text):
     log_probs = torch.randn(5, CHARACTERS.size, generator=torch.Generator().manual_seed(seed)).log_softmax(1)
     path = best_path(log_probs, CHARACTERS.encode(text))
-    found = align_tokens(log_probs, CHARACTERS, text, 0.04)
-    assert found.score == pytest.approx(float(sum(log_probs[t, label] for t, label in enumerate(path))) / 5, abs=1e-5)
+    alignment = align_tokens("u", log_probs, CHARACTERS, text, 0.04)
+    assert alignment.score == pytest.approx(
+        float(sum(log_probs[t, label] for t, label in enumerate(path))) / 5, abs=1e-5
+    )
     starts = [t for t, label in enumerate(path) if label and (t == 0 or path[t - 1] != label)]
-    assert [unit.start for unit in found.tokens] == pytest.approx([0.04 * start for start in starts], abs=1e-3)
+    assert [unit.start for unit in alignment.units] == starts
+    times = [unit.start for unit in alignment.timed(alignment.units)]
+    assert times == pytest.approx([0.04 * start for start in starts], abs=1e-3)
 
 
 def peaked_posteriors(frames):
@@ -42,11 +46,13 @@ def peaked_posteriors(frames):
 
 def test_words_have_times_and_confidences():
     a, space, b = (CHARACTERS.encode(symbol)[0] for symbol in ("a", " ", "b"))
-    found = align_tokens(peaked_posteriors([0, a, a, 0, b, space, 0, b, a, 0]), CHARACTERS, "ab ba", 0.1, offset=1.0)
-    assert [(one.word, one.start, one.duration) for one in found.words] == [("ab", 1.1, 0.4), ("ba", 1.7, 0.2)]
-    assert [one.word for one in found.tokens] == ["a", "b", "▁", "b", "a"]
-    assert all(one.confidence == pytest.approx(0.9, abs=1e-3) for one in found.words)
-    assert found.score == pytest.approx(float(torch.tensor(0.9).log()), abs=1e-5)
+    log_probs = peaked_posteriors([0, a, a, 0, b, space, 0, b, a, 0])
+    alignment = align_tokens("u", log_probs, CHARACTERS, "ab ba", 0.1, offset=1.0)
+    words = alignment.timed(alignment.words)
+    assert [(word.word, word.start, word.duration) for word in words] == [("ab", 1.1, 0.4), ("ba", 1.7, 0.2)]
+    assert [unit.label for unit in alignment.units] == ["a", "b", "▁", "b", "a"]
+    assert all(word.confidence == pytest.approx(0.9, abs=1e-3) for word in words)
+    assert alignment.score == pytest.approx(float(torch.tensor(0.9).log()), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -55,4 +61,4 @@ def test_words_have_times_and_confidences():
 )
 def test_transcript_longer_than_the_audio_is_an_error(text, message):
     with pytest.raises(AlignmentError, match=message):
-        align_tokens(peaked_posteriors([0, 1]), CHARACTERS, text, 0.1)
+        align_tokens("u", peaked_posteriors([0, 1]), CHARACTERS, text, 0.1)

@@ -24,10 +24,10 @@ CONFIGS = [
     LogMelConfig(num_mels=40, high_freq=-400.0, preemphasis=0.0),
     LogMelConfig(num_mels=23, frame_ms=20.0, hop_ms=7.5, low_freq=0.0, high_freq=3500.0),
     MfccConfig(num_mels=23),
-    MfccConfig(num_mels=40, num_ceps=40, cepstral_lifter=0.0, high_freq=-400.0),
+    MfccConfig(num_mels=40, num_ceps=40, high_freq=-400.0),
     MfccConfig(num_mels=23, use_energy=True),
     FbankConfig(num_mels=40),
-    FbankConfig(num_mels=23, use_energy=True, energy_floor=1e4),
+    FbankConfig(num_mels=23, use_energy=True),
 ]
 
 
@@ -46,9 +46,9 @@ def kaldi_features(config, wave, rate):
     options.mel_opts.num_bins = config.num_mels
     options.mel_opts.low_freq, options.mel_opts.high_freq = config.low_freq, config.high_freq
     options.use_energy = getattr(config, "use_energy", False)
-    options.energy_floor = getattr(config, "energy_floor", 0.0)
+    options.energy_floor = 0.0
     if config.kind == "mfcc":
-        options.num_ceps, options.cepstral_lifter = config.num_ceps, config.cepstral_lifter
+        options.num_ceps = config.num_ceps
     else:
         options.use_log_fbank = getattr(config, "log_energies", True)
     computer = knf.OnlineMfcc(options) if config.kind == "mfcc" else knf.OnlineFbank(options)

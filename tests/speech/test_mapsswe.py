@@ -57,35 +57,41 @@ def test_statistic_equals_the_formula():
     a = [["x" if rng.random() < 0.3 else word for word in text] for text in texts]
     b = [["x" if rng.random() < 0.1 else word for word in text] for text in texts]
     reports = [system([(" ".join(r), " ".join(h)) for r, h in zip(texts, hyps, strict=True)]) for hyps in (a, b)]
-    found = matched_pairs(*reports)
+    comparison = matched_pairs(*reports)
     pairs = [
         p
-        for one, two in zip(reports[0].utterances, reports[1].utterances, strict=True)
-        for p in error_segments(one, two)
+        for first, two in zip(reports[0].utterances, reports[1].utterances, strict=True)
+        for p in error_segments(first, two)
     ]
-    differences = np.array([one - two for one, two in pairs])
-    assert found.segments == len(pairs)
-    assert found.mean == pytest.approx(differences.mean())
-    assert found.z == pytest.approx(differences.mean() / (differences.std(ddof=1) / math.sqrt(len(pairs))))
-    assert found.p_value == pytest.approx(math.erfc(abs(found.z) / math.sqrt(2)))
-    assert found.better == "b"
+    differences = np.array([first - two for first, two in pairs])
+    assert comparison.segments == len(pairs)
+    assert comparison.mean == pytest.approx(differences.mean())
+    assert comparison.z == pytest.approx(differences.mean() / (differences.std(ddof=1) / math.sqrt(len(pairs))))
+    assert comparison.p_value == pytest.approx(math.erfc(abs(comparison.z) / math.sqrt(2)))
+    assert comparison.better == "b"
     back = matched_pairs(*reports[::-1])
-    assert (back.mean, back.z, back.better) == (-found.mean, -found.z, "a")
-    assert json.loads(json.dumps(found.to_dict()))["better"] == "b"
+    assert (back.mean, back.z, back.better) == (-comparison.mean, -comparison.z, "a")
+    assert json.loads(json.dumps(comparison.to_dict()))["better"] == "b"
 
 
 def test_significance_depends_on_the_level():
     reports = [system([("a", hyp) for hyp in hyps]) for hyps in ("xxxa", "aaax")]
-    found = matched_pairs(*reports)
-    assert 0.05 < found.p_value < 0.5
-    assert found.better is None
+    comparison = matched_pairs(*reports)
+    assert 0.05 < comparison.p_value < 0.5
+    assert comparison.better is None
     assert matched_pairs(*reports, level=0.5).better == "b"
 
 
 def test_equal_systems_do_not_differ():
     report = system([("a b c", "a x c"), ("a", "a")])
-    found = matched_pairs(report, report)
-    assert (found.segments, found.mean, found.z, found.p_value, found.better) == (1, 0, None, 1, None)
+    comparison = matched_pairs(report, report)
+    assert (comparison.segments, comparison.mean, comparison.z, comparison.p_value, comparison.better) == (
+        1,
+        0,
+        None,
+        1,
+        None,
+    )
     perfect = system([("a", "a")])
     assert matched_pairs(perfect, perfect).segments == 0
 

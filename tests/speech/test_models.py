@@ -5,7 +5,17 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from speech.features.cmvn import frame_mask
-from speech.models import MODELS, BlstmConfig, ConformerConfig, ModelChoice, ModelConfig, TdnnConfig, build_model
+from speech.models import (
+    MODELS,
+    BlstmConfig,
+    ConformerConfig,
+    ModelChoice,
+    ModelConfig,
+    TdnnConfig,
+    Wav2Vec2Config,
+    WhisperConfig,
+    build_model,
+)
 from speech.models.networks.attention import rotary_tables, rotate
 from speech.models.networks.base import AcousticModel, Subsampling
 from speech.models.networks.tdnn import semi_orthogonal_step
@@ -29,6 +39,10 @@ class AcousticModelContract:
     config: ModelConfig
 
     def build(self, seed=0, **changes) -> AcousticModel:
+        for package in self.config.packages:
+            pytest.importorskip(package)
+        if (factor := changes.get("subsampling", self.config.subsampling)) not in self.config.subsamplings:
+            pytest.skip(f"{self.config.kind} has no subsampling by {factor}")
         torch.manual_seed(seed)
         return build_model(self.config.model_copy(update=changes), NUM_FEATURES, VOCAB).eval()
 
@@ -274,6 +288,14 @@ class TestTdnn(AcousticModelContract):
     def test_bottleneck_wider_than_the_layer_is_refused(self):
         with pytest.raises(ValidationError, match=r"model\.bottleneck=20 must not exceed dim=16"):
             TdnnConfig(dim=16, bottleneck=20)
+
+
+class TestWhisper(HearsEverything, AcousticModelContract):
+    config = WhisperConfig.model_validate({**WhisperConfig.tiny, "layers": 2, "dropout": 0.2})
+
+
+class TestWav2Vec2(AcousticModelContract):
+    config = Wav2Vec2Config.model_validate({**Wav2Vec2Config.tiny, "layers": 2, "dropout": 0.2})
 
 
 def contract_of(kind):

@@ -25,10 +25,10 @@ STATES = [[4, 4, 0, 1, 1, 2, 3, 3], [1, 1, 2, 2, 2, 0], [3, 0, 0, 1, 4]]
 
 def state_batch(states, factor=1):
     """Targets of tied states, a list for each utterance."""
-    rows = [torch.tensor(one, dtype=torch.int32) for one in states]
+    rows = [torch.tensor(states_of_utterance, dtype=torch.int32) for states_of_utterance in states]
     return SimpleNamespace(
         states=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=NO_STATE),
-        state_lengths=torch.tensor([len(one) for one in states]),
+        state_lengths=torch.tensor([len(states_of_utterance) for states_of_utterance in states]),
         frame_factor=factor,
     )
 
@@ -47,7 +47,7 @@ def objective(request):
 
 
 def test_configuration_accepts_every_objective():
-    assert {one().kind: one for one in OBJECTIVES.values()} == OBJECTIVES
+    assert {objective().kind: objective for objective in OBJECTIVES.values()} == OBJECTIVES
 
 
 def test_batch_losses_equal_those_of_its_parts_and_can_be_minimized(objective):
@@ -67,9 +67,9 @@ def test_batch_losses_equal_those_of_its_parts_and_can_be_minimized(objective):
 
 
 def test_item_counts_add_up(objective):
-    one, two = token_batch([[1, 2, 3]], [3], STATES[:1]), token_batch([[4, 1]], [2], STATES[1:2])
+    first, two = token_batch([[1, 2, 3]], [3], STATES[:1]), token_batch([[4, 1]], [2], STATES[1:2])
     both = token_batch([[1, 2, 3], [4, 1, 0]], [3, 2], STATES[:2])
-    assert objective.items(both) == objective.items(one) + objective.items(two) > 0
+    assert objective.items(both) == objective.items(first) + objective.items(two) > 0
 
 
 # --- CTC
@@ -108,7 +108,7 @@ def test_gradient_that_comes_with_the_losses_is_that_of_torch(weights):
         losses = compute(outputs, *targets)
         (losses * torch.tensor(weights)).sum().backward()
         results.append((losses.detach(), outputs.grad))
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert all(torch.equal(value, other) for value, other in zip(*results, strict=True))
     assert losses[2] == 0
 
 
@@ -123,14 +123,14 @@ def random_outputs(batch=3, frames=8, states=5, seed=1):
 def test_frame_cross_entropy_equals_torch(smoothing):
     scores, frames = random_outputs(), torch.tensor([8, 6, 5])
     objective = FrameCrossEntropy(FrameCrossEntropyConfig(label_smoothing=smoothing))
-    found, unalignable = objective.losses(scores.log_softmax(-1), frames, state_batch(STATES))
+    losses, unalignable = objective.losses(scores.log_softmax(-1), frames, state_batch(STATES))
     expected = [
         torch.nn.functional.cross_entropy(
-            one[: len(states)], torch.tensor(states), reduction="sum", label_smoothing=smoothing
+            row[: len(states)], torch.tensor(states), reduction="sum", label_smoothing=smoothing
         )
-        for one, states in zip(scores, STATES, strict=True)
+        for row, states in zip(scores, STATES, strict=True)
     ]
-    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(losses, torch.stack(expected))
     assert unalignable == 0
     assert objective.items(state_batch(STATES)) == 8 + 6 + 5
 
@@ -141,9 +141,9 @@ def test_output_frame_corresponds_to_every_nth_aligned_frame(factor):
     kept = states[::factor]
     scores = random_outputs(1, len(kept))
     objective = FrameCrossEntropy(FrameCrossEntropyConfig())
-    found, _ = objective.losses(scores.log_softmax(-1), torch.tensor([len(kept)]), state_batch([states], factor))
+    losses, _ = objective.losses(scores.log_softmax(-1), torch.tensor([len(kept)]), state_batch([states], factor))
     expected = torch.nn.functional.cross_entropy(scores[0], torch.tensor(kept), reduction="sum")
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(losses[0], expected)
     assert objective.items(state_batch([states], factor)) == len(kept)
 
 
@@ -177,9 +177,9 @@ def test_alignment_may_differ_from_the_output_by_a_few_frames_only():
 def test_frames_without_state_do_not_count():
     objective = FrameCrossEntropy(FrameCrossEntropyConfig())
     scores, states = random_outputs(1), [NO_STATE, NO_STATE, 0, 1, 1, 2, NO_STATE, NO_STATE]
-    found, unalignable = objective.losses(scores.log_softmax(-1), torch.tensor([8]), state_batch([states]))
+    losses, unalignable = objective.losses(scores.log_softmax(-1), torch.tensor([8]), state_batch([states]))
     expected = torch.nn.functional.cross_entropy(scores[0, 2:6], torch.tensor(states[2:6]), reduction="sum")
-    torch.testing.assert_close(found[0], expected)
+    torch.testing.assert_close(losses[0], expected)
     assert (unalignable, objective.items(state_batch([states]))) == (0, 4)
 
 

@@ -71,8 +71,8 @@ def test_pause_around_a_recording_does_not_change_its_features(kind, normalizati
     frontend, wave = front_end(**KINDS[kind], **NORMALIZATIONS[normalization]), speech()
     alone = features(frontend, wave)
     rows = [torch.cat([pause(before, db), wave, pause(after, db, seed=2)]) for before, db, after in PAUSES]
-    found, _ = frontend(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(r) for r in rows]))
-    for row, (before, _, _) in zip(found, PAUSES, strict=True):
+    feats, _ = frontend(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(r) for r in rows]))
+    for row, (before, _, _) in zip(feats, PAUSES, strict=True):
         torch.testing.assert_close(row[before : before + len(alone)], alone, atol=2e-3, rtol=2e-3)
 
 
@@ -89,20 +89,20 @@ def test_pause_inside_does_not_change_windowed_features_elsewhere(num_frames, le
     frontend, wave = front_end(cmvn="sliding", cmvn_window=40), speech()
     cut = len(wave) // 2 // HOP * HOP  # between two syllables
     alone = features(frontend, wave)
-    found = features(frontend, torch.cat([wave[:cut], pause(num_frames, level_db), wave[cut:]]))
+    feats = features(frontend, torch.cat([wave[:cut], pause(num_frames, level_db), wave[cut:]]))
     before = cut // HOP - FRAME // HOP  # frames that end before the cut
-    torch.testing.assert_close(found[:before], alone[:before], atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(found[cut // HOP + num_frames :], alone[cut // HOP :], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(feats[:before], alone[:before], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(feats[cut // HOP + num_frames :], alone[cut // HOP :], atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_zeros_and_faint_noise_are_at_the_floor(normalization):
     options = NORMALIZATIONS[normalization]
     frontend = front_end(**options)
-    found = [features(frontend, torch.cat([pause(100, db), speech()]))[:97] for db in (None, -75.0)]
-    torch.testing.assert_close(found[0], found[1])
+    feats = [features(frontend, torch.cat([pause(100, db), speech()]))[:97] for db in (None, -75.0)]
+    torch.testing.assert_close(feats[0], feats[1])
     if options.get("cmvn_variance", True):
-        torch.testing.assert_close(found[0], torch.full_like(found[0], -4.0))
+        torch.testing.assert_close(feats[0], torch.full_like(feats[0], -4.0))
 
 
 def test_the_floor_changes_nothing_above_it():

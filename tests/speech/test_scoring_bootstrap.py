@@ -84,12 +84,12 @@ def test_shapes_must_match(errors, words):
 
 def test_much_better_system_is_significant():
     errors, words = utterances(400, 0.3)
-    found = compare_systems(errors, errors // 2, words)
-    assert found.better == "b"
-    assert found.delta < 0
-    assert found.low <= found.delta <= found.high < 0
-    assert found.p_value < 1e-6
-    assert found.probability_of_improvement == 1.0
+    comparison = compare_systems(errors, errors // 2, words)
+    assert comparison.better == "b"
+    assert comparison.delta < 0
+    assert comparison.low <= comparison.delta <= comparison.high < 0
+    assert comparison.p_value < 1e-6
+    assert comparison.probability_of_improvement == 1.0
 
 
 @given(seed=st.integers(0, 1000), count=st.integers(1, 80))
@@ -106,9 +106,15 @@ def test_swapping_the_systems_swaps_the_result(seed, count):
 
 def test_same_system_does_not_differ():
     errors, words = utterances(100, 0.2)
-    found = compare_systems(errors, errors, words)
-    assert (found.delta, found.low, found.high, found.p_value, found.better) == (0, 0, 0, 1.0, None)
-    assert found.probability_of_improvement == 0.5
+    comparison = compare_systems(errors, errors, words)
+    assert (comparison.delta, comparison.low, comparison.high, comparison.p_value, comparison.better) == (
+        0,
+        0,
+        0,
+        1.0,
+        None,
+    )
+    assert comparison.probability_of_improvement == 0.5
 
 
 def test_paired_test_is_more_sensitive_than_separate_intervals():

@@ -1,5 +1,6 @@
 """Transcripts of all formats: what is read, which line is wrong and why, and how utterances are paired."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_byte_order_mark_is_not_part_of_the_first_id(write):
 
 
 def test_kaldi_files_have_no_comments(write):
-    assert [one.id for one in read_transcript(write("x.txt", ";;1 a\nu2 b\n"), "ref").utterances] == [";;1", "u2"]
+    assert [entry.id for entry in read_transcript(write("x.txt", ";;1 a\nu2 b\n"), "ref").utterances] == [";;1", "u2"]
 
 
 @pytest.mark.parametrize(
@@ -148,18 +149,18 @@ def test_missing_and_extra_utterances_are_refused_or_counted(write):
         load_pairs(ref, hyp, MARKS)
     with pytest.raises(ScoringError, match=r"has 1 utterance: 'u3' that .*--extra insert .*--extra ignore"):
         load_pairs(ref, hyp, MARKS, PairingRules(missing="delete"))
-    found = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="insert"))
-    assert (found.missing, found.extra) == (["u1"], ["u3"])
-    assert rows(found) == [("u1", "a b", "", ""), ("u2", "c", "c", ""), ("u3", "", "x", "")]
-    found = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="ignore"))
-    assert [row.id for row in found.rows] == ["u1", "u2"]
+    pairs = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="insert"))
+    assert (pairs.missing, pairs.extra) == (["u1"], ["u3"])
+    assert rows(pairs) == [("u1", "a b", "", ""), ("u2", "c", "c", ""), ("u3", "", "x", "")]
+    pairs = load_pairs(ref, hyp, MARKS, PairingRules(missing="delete", extra="ignore"))
+    assert [row.id for row in pairs.rows] == ["u1", "u2"]
 
 
 def test_systems_share_their_extra_utterances_with_empty_hypotheses(write):
     ref, inserting = write("ref.txt", "u1 a\n"), PairingRules(extra="insert")
     systems = [write("one.txt", "u1 a\nu2 x\n"), write("two.txt", "u1 b\nu3 y\n")]
-    one, two = share_extra([load_pairs(ref, hyp, MARKS, inserting) for hyp in systems])
-    assert [(row.id, row.ref, row.hyp) for row in one.rows] == [("u1", "a", "a"), ("u2", "", "x"), ("u3", "", "")]
+    first, two = share_extra([load_pairs(ref, hyp, MARKS, inserting) for hyp in systems])
+    assert [(row.id, row.ref, row.hyp) for row in first.rows] == [("u1", "a", "a"), ("u2", "", "x"), ("u3", "", "")]
     assert [(row.id, row.ref, row.hyp) for row in two.rows] == [("u1", "a", "b"), ("u3", "", "y"), ("u2", "", "")]
 
 
@@ -172,8 +173,8 @@ def test_ids_that_differ_in_case_are_one_utterance_if_case_is_ignored(write):
         ("S-2", "c"),
     ]
     ref, only = write("two.trn", "a (S-1)\nb (s-1)\n"), write("one.trn", "b (s-1)\n")
-    found = load_pairs(ref, only, folding, PairingRules(missing="delete"))
-    assert [(row.id, row.hyp) for row in found.rows] == [("S-1", ""), ("s-1", "b")]
+    pairs = load_pairs(ref, only, folding, PairingRules(missing="delete"))
+    assert [(row.id, row.hyp) for row in pairs.rows] == [("S-1", ""), ("s-1", "b")]
     ref = write("ref.trn", "a (S-1)\nb (s-2)\nc (S-2)\n")
     with pytest.raises(ScoringError, match=r"lacks 1 utterance: 'S-1'"):
         load_pairs(ref, hyp, MARKS)
@@ -288,8 +289,8 @@ def test_channels_without_a_reference_are_refused_or_inserted(write):
     stm, ctm = write("ref.stm", "f A s 1 2 a\n"), write("hyp.ctm", "f A 1.5 0.1 a\ng A 0 0.1 y\nf B 1 0.1 x\n")
     with pytest.raises(ScoringError, match="has 2 utterances: 'f b', 'g a' that"):
         load_pairs(stm, ctm, MARKS)
-    found = load_pairs(stm, ctm, MARKS, PairingRules(extra="insert"))
-    assert [(row.ref, row.hyp) for row in found.rows] == [("a", "a"), ("", "x"), ("", "y")]
+    pairs = load_pairs(stm, ctm, MARKS, PairingRules(extra="insert"))
+    assert [(row.ref, row.hyp) for row in pairs.rows] == [("a", "a"), ("", "x"), ("", "y")]
     assert len(load_pairs(stm, ctm, MARKS, PairingRules(extra="ignore")).rows) == 1
 
 
@@ -312,3 +313,13 @@ def test_alternatives_of_a_ctm_file_have_the_latest_middle_and_may_be_empty(writ
 def test_the_first_word_of_a_ctm_line_may_be_a_number(write):
     stm, ctm = write("ref.stm", "f A s 0 1 7\n"), write("hyp.ctm", "f A 0.1 0.2 7 0.9\n")
     assert [row.hyp for row in load_pairs(stm, ctm, MARKS).rows] == ["7"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sample_in_the_documentation_of_a_format_is_read(write, name):
+    format_ = FORMATS[name]
+    documented = sys.modules[format_.read.__module__].__doc__
+    lines = [line.strip() for line in documented.splitlines() if line.startswith("    ")]
+    transcript = read_transcript(write("sample", "".join(f"{line}\n" for line in lines)), "ref", name)
+    assert len(transcript) >= 1
+    assert all(entry.text for entry in transcript.segments)

@@ -93,7 +93,9 @@ def test_without_the_rules_marks_are_words():
 
 def readings(items):
     """All word sequences of a text given as nested lists: a list of alternatives is a list of lists."""
-    options = [[[item]] if isinstance(item, str) else [one for alt in item for one in readings(alt)] for item in items]
+    options = [
+        [[item]] if isinstance(item, str) else [reading for alt in item for reading in readings(alt)] for item in items
+    ]
     return [[word for part in choice for word in part if word != "@"] for choice in itertools.product(*options)]
 
 

@@ -126,7 +126,9 @@ def case_id(case: Case) -> str:
 
 def test_every_case_is_listed():
     outputs = {path.name.partition(".")[0] for path in (DATA / "base").iterdir()}
-    listed = [case.name for case in CASES + REFUSED] + [f"test{one}" for names in UNSUPPORTED.values() for one in names]
+    listed = [case.name for case in CASES + REFUSED] + [
+        f"test{number}" for names in UNSUPPORTED.values() for number in names
+    ]
     assert sorted(listed) == sorted(outputs)
 
 
@@ -138,23 +140,27 @@ def test_counts_equal_those_of_nist(case):
     if prints := case.output("pra"):
         theirs = read_prints(prints)
         assert {
-            id_: (one.counts.cor, one.counts.sub, one.counts.dele, one.counts.ins) for id_, one in by_id.items()
+            id_: (utterance.counts.cor, utterance.counts.sub, utterance.counts.dele, utterance.counts.ins)
+            for id_, utterance in by_id.items()
         } == {id_: counts for id_, (_, counts) in theirs.items()}
         # sclite takes the speaker from the id in several ways
-        spoken = [ScoringRow(one.id, one.ref, one.hyp, theirs[id_][0], labels=one.labels) for id_, one in by_id.items()]
+        spoken = [
+            ScoringRow(utterance.id, utterance.ref, utterance.hyp, theirs[id_][0], labels=utterance.labels)
+            for id_, utterance in by_id.items()
+        ]
         report = score_sets(spoken, case.rules)
         compared += 1
     if table := case.output("raw"):
-        assert {name: tuple(map(float, raw_row(one))) for name, one in rows(report).items()} == read_speaker_table(
-            table
-        )
+        assert {
+            name: tuple(map(float, raw_row(counts))) for name, counts in rows(report).items()
+        } == read_speaker_table(table)
         compared += 1
     if table := case.output("sys"):
-        assert {name: percentages(one) for name, one in rows(report).items()} == read_speaker_table(table)
+        assert {name: percentages(counts) for name, counts in rows(report).items()} == read_speaker_table(table)
         compared += 1
     if table := case.output("lur"):
-        found = [(one.ref_words, round(100 * one.wer, 1)) for one in report.labels.values()]
-        assert found == read_label_table(table)
+        labelled = [(counts.ref_words, round(100 * counts.wer, 1)) for counts in report.labels.values()]
+        assert labelled == read_label_table(table)
         compared += 1
     for kind in ("sgml", "nl.sgml"):
         if sgml := case.output(kind):
@@ -167,19 +173,30 @@ def rows(report: ScoreReport) -> dict[str, ErrorCounts]:
     return {name.lower(): counts for name, counts in report.speakers.items()} | {"sum": report.total}
 
 
-def raw_row(one: ErrorCounts) -> tuple[int, ...]:
-    return one.utterances, one.ref_words, one.cor, one.sub, one.dele, one.ins, one.errors, one.wrong_utterances
+def raw_row(counts: ErrorCounts) -> tuple[int, ...]:
+    return (
+        counts.utterances,
+        counts.ref_words,
+        counts.cor,
+        counts.sub,
+        counts.dele,
+        counts.ins,
+        counts.errors,
+        counts.wrong_utterances,
+    )
 
 
-def percentages(one: ErrorCounts) -> tuple[float, ...]:
+def percentages(counts: ErrorCounts) -> tuple[float, ...]:
     # without words in the reference, sclite prints the counts
-    words = one.ref_words or 100
-    shares = [round(100 * count / words, 1) for count in (one.cor, one.sub, one.dele, one.ins, one.errors)]
-    return one.utterances, one.ref_words, *shares, round(100 * one.wrong_utterances / one.utterances, 1)
+    words = counts.ref_words or 100
+    shares = [
+        round(100 * count / words, 1) for count in (counts.cor, counts.sub, counts.dele, counts.ins, counts.errors)
+    ]
+    return counts.utterances, counts.ref_words, *shares, round(100 * counts.wrong_utterances / counts.utterances, 1)
 
 
 def alignments(report: ScoreReport, rules: ScoringRules) -> dict[str, list]:
-    return {one.id.lower(): align_texts(one.ref, one.hyp, rules) for one in report.utterances}
+    return {utterance.id.lower(): align_texts(utterance.ref, utterance.hyp, rules) for utterance in report.utterances}
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -190,9 +207,9 @@ def test_alignments_equal_those_of_nist(case):
     assert dotted(alignments(case.report(), case.rules)) == dotted(read_alignments(sgml))
 
 
-def dotted(found: dict[str, list]) -> str:
+def dotted(aligned: dict[str, list]) -> str:
     """Alignments with dots on every i: the lower case of I depends on the language only for sclite."""
-    return str(sorted(found.items())).replace("ı", "i")
+    return str(sorted(aligned.items())).replace("ı", "i")
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=case_id)
@@ -226,8 +243,10 @@ def texts(kind: str, name: str, change: Callable[[str], str] = str) -> list[str]
     # an id may occur twice
     parts = [lines] if kind == "ctm" else [[line] for line in lines if line.strip()]
     read = [FORMATS[kind].read(part, name, "ref") for part in parts]
-    found = [one.text for file in read for one in (*file.utterances, *file.segments, *file.words) if is_word(one)]
-    changed = [change(text).upper() for text in found]
+    written = [
+        entry.text for file in read for entry in (*file.utterances, *file.segments, *file.words) if is_word(entry)
+    ]
+    changed = [change(text).upper() for text in written]
     spaced = [re.sub(r"([{}/])", r" \1 ", text).split() for text in changed]
     return [word for words in spaced for word in words] if kind == "ctm" else [" ".join(words) for words in spaced]
 
@@ -286,16 +305,16 @@ def test_matched_pairs_equal_sc_stats(case, files):
     reports = []
     for name in files:
         steps = read_alignments((DATA / f"{name}.sgml").read_text(encoding="utf-8"))
-        rows = [(id_, join(one, 1), join(one, 2), "", "") for id_, one in steps.items()]
+        rows = [(id_, join(of_utterance, 1), join(of_utterance, 2), "", "") for id_, of_utterance in steps.items()]
         reports.append(score_sets(rows, rules))
         assert alignments(reports[-1], rules) == steps
-    found = matched_pairs(*reports)
+    comparison = matched_pairs(*reports)
     segments, mean, deviation, z, significant = read_mapsswe(
         (DATA / "base_sc_stats" / f"{case}.stats.mapsswe").read_text(encoding="utf-8")
     )
-    assert found.segments == segments
-    assert (found.mean, found.deviation, found.z) == pytest.approx((mean, deviation, z), abs=0.00051)
-    assert (found.better is not None) == significant
+    assert comparison.segments == segments
+    assert (comparison.mean, comparison.deviation, comparison.z) == pytest.approx((mean, deviation, z), abs=0.00051)
+    assert (comparison.better is not None) == significant
 
 
 def join(steps: list, side: int) -> str:

@@ -227,7 +227,7 @@ def test_comparison_of_two_systems_agrees_with_sc_stats(tmp_path, seed):
     reports = [
         score_sets([(id_, refs[id_], hyp, "", "") for id_, hyp in texts.items()], rules) for texts in systems.values()
     ]
-    found = matched_pairs(*reports)
-    assert found.segments == segments
-    assert (found.mean, found.deviation, found.z) == pytest.approx((mean, deviation, z), abs=0.00051)
-    assert (found.better is not None) == significant
+    comparison = matched_pairs(*reports)
+    assert comparison.segments == segments
+    assert (comparison.mean, comparison.deviation, comparison.z) == pytest.approx((mean, deviation, z), abs=0.00051)
+    assert (comparison.better is not None) == significant

@@ -53,9 +53,9 @@ def with_pauses(before, wave, after, level_db=None):
 def test_zeros_around_a_recording_make_no_difference(cmvn):
     frontend, wave = front_end(cmvn), speech()
     pauses = [(0, 0), (1, 0), (0, 5), (7, 3), (40, 40), (500, 100)]
-    found, starts = trimmed(frontend, *(with_pauses(before, wave, after) for before, after in pauses))
-    for feats, start, (before, _) in zip(found, starts, pauses, strict=True):
-        torch.testing.assert_close(feats, found[0], atol=1e-3, rtol=1e-3)
+    rows, starts = trimmed(frontend, *(with_pauses(before, wave, after) for before, after in pauses))
+    for feats, start, (before, _) in zip(rows, starts, pauses, strict=True):
+        torch.testing.assert_close(feats, rows[0], atol=1e-3, rtol=1e-3)
         assert start - starts[0] == pytest.approx(before * 0.01)
 
 
@@ -88,19 +88,19 @@ def test_batch_is_trimmed_like_its_recordings():
 @pytest.mark.parametrize("cmvn", NORMALIZATIONS)
 def test_features_of_speech_equal_the_plain_front_ends(cmvn):
     frontend, wave = front_end(cmvn), with_pauses(20, speech(), 30)
-    (found,), (start,) = trimmed(frontend, wave)
+    (feats,), (start,) = trimmed(frontend, wave)
     plain, frames = frontend(wave[None], torch.tensor([len(wave)]))
     assert 0.12 < start < 0.16  # 50 ms before the first frame that reaches into speech
     shift = round(start / 0.01)
-    torch.testing.assert_close(found[1:-1], plain[0, shift + 1 : shift + len(found) - 1], atol=1e-3, rtol=1e-3)
-    assert len(found) < int(frames)
+    torch.testing.assert_close(feats[1:-1], plain[0, shift + 1 : shift + len(feats) - 1], atol=1e-3, rtol=1e-3)
+    assert len(feats) < int(frames)
 
 
 def test_pause_inside_is_kept():
     frontend, wave = front_end(), speech()
-    (found,), _ = trimmed(frontend, torch.cat([wave, torch.zeros(100 * HOP), wave]))
+    (feats,), _ = trimmed(frontend, torch.cat([wave, torch.zeros(100 * HOP), wave]))
     (alone,), _ = trimmed(frontend, wave)
-    assert len(found) > 2 * len(alone) + 70
+    assert len(feats) > 2 * len(alone) + 70
 
 
 def test_stored_features_are_trimmed_too():
@@ -115,16 +115,16 @@ def test_stored_features_are_trimmed_too():
 
 def test_nothing_is_trimmed_by_default():
     frontend, wave = front_end(trim_db=0.0), with_pauses(20, speech(), 30)
-    (found,), (start,) = trimmed(frontend, wave)
+    (feats,), (start,) = trimmed(frontend, wave)
     assert start == 0.0
-    assert torch.equal(found, frontend(wave[None], torch.tensor([len(wave)]))[0][0])
+    assert torch.equal(feats, frontend(wave[None], torch.tensor([len(wave)]))[0][0])
 
 
 def test_deltas_and_stride_apply_to_the_trimmed_recording():
     frontend, wave = front_end(delta_order=1, splice_left=1, stride=2), speech()
-    (found, padded), _ = trimmed(frontend, wave, with_pauses(40, wave, 40))
-    assert found.shape[1] == 20 * 2 * 2
-    torch.testing.assert_close(found, padded, atol=1e-3, rtol=1e-3)
+    (feats, padded), _ = trimmed(frontend, wave, with_pauses(40, wave, 40))
+    assert feats.shape[1] == 20 * 2 * 2
+    torch.testing.assert_close(feats, padded, atol=1e-3, rtol=1e-3)
 
 
 def test_energy_ratios_cannot_be_trimmed():

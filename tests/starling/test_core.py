@@ -64,15 +64,21 @@ def core():
     return {name.replace("_", "-") for name in found}
 
 
+@pytest.fixture(scope="module")
+def hidden():
+    """The packages that are not the core's: it takes seconds to ask all installed distributions."""
+    names, owners = core(), metadata.packages_distributions().items()
+    found = [module for module, by in owners if not names & {name.lower().replace("_", "-") for name in by}]
+    assert {"pyarrow", "torchaudio", "prefect", "mlflow", "rich"} <= set(found)
+    assert not {"torch", "zmq", "pydantic", "starling"} & set(found)
+    return found
+
+
 @pytest.fixture
-def core_only(tmp_path):
+def core_only(tmp_path, hidden):
     """Environment of processes that find no packages other than the core's."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
-    names, owners = core(), metadata.packages_distributions().items()
-    hidden = [module for module, by in owners if not names & {name.lower().replace("_", "-") for name in by}]
-    assert {"pyarrow", "torchaudio", "prefect", "mlflow", "rich"} <= set(hidden)
-    assert not {"torch", "zmq", "pydantic", "starling"} & set(hidden)
     env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     return env | {"HIDDEN_PACKAGES": json.dumps(hidden)}
 

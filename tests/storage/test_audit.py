@@ -39,11 +39,11 @@ def publish(store, stage, key, sets=("train",), uses=None, **record):
     output = StageOutput(store, stage, key * 16)
     if uses is not None:
         output.note_use({name: value * 16 for name, value in uses.items()}, "2026-01-01")
-    found = {}
+    described = {}
     for number, name in enumerate(sets):
         index = fill(output.store.child(name), first=10 * number)
-        found[name] = {"digest": index.digest, "bytes": sum(shard.bytes for shard in index.shards)}
-    output.publish({"sets": found, **record})
+        described[name] = {"digest": index.digest, "bytes": sum(shard.bytes for shard in index.shards)}
+    output.publish({"sets": described, **record})
     return output
 
 
@@ -89,9 +89,9 @@ class AuditContract:
         assert quick == ([] if reason == "SHA-256" else [problem])
 
     def test_missing_or_foreign_index_is_reported(self, store):
-        one, two = publish(store, "shard", "a"), publish(store, "shard", "b")
-        one.store.delete("train/index.parquet")
-        fill(two.store.child("train"), shards=2)
+        first_output, second_output = publish(store, "shard", "a"), publish(store, "shard", "b")
+        first_output.store.delete("train/index.parquet")
+        fill(second_output.store.child("train"), shards=2)
         first, second = verify(store).problems
         assert "missing, but the stage's record names it" in first.reason
         assert "digest differs" in second.reason
@@ -115,10 +115,10 @@ class AuditContract:
         output.store.delete("a.txt")
         output.store.write("b.txt", b"1234")
         output.store.write("c.txt", b"12346")
-        found = {problem.object[-5:]: problem.reason for problem in verify(store, quick=quick).problems}
-        assert found.pop("a.txt") == "missing, but the stage's record lists it"
-        assert found.pop("b.txt") == "4 bytes instead of 5"
-        assert found == ({} if quick else {"c.txt": "its SHA-256 differs from the stage's record"})
+        reasons = {problem.object[-5:]: problem.reason for problem in verify(store, quick=quick).problems}
+        assert reasons.pop("a.txt") == "missing, but the stage's record lists it"
+        assert reasons.pop("b.txt") == "4 bytes instead of 5"
+        assert reasons == ({} if quick else {"c.txt": "its SHA-256 differs from the stage's record"})
 
     def test_unrecorded_objects_are_parsed_by_their_kind(self, store):
         output = StageOutput(store, "train", "a" * 16)
@@ -167,12 +167,12 @@ class AuditContract:
         assert [problem.reason for problem in problems] == [VANISHED]
 
     def test_repair_deletes_only_damaged_objects_and_their_records(self, store):
-        one = publish(store, "shard", "a", ("train", "test"))
-        two, whole = publish(store, "features", "b"), publish(store, "decode", "c")
+        shards = publish(store, "shard", "a", ("train", "test"))
+        features, whole = publish(store, "features", "b"), publish(store, "decode", "c")
         StageOutput(store, "train", "d" * 16).store.write("state.json", b"{")
-        one.store.write("train/shard-000001.tar", b"damaged")
-        one.store.delete("test/index.parquet")
-        two.store.write("train/parts/shard-000002.tar.json", b"{")
+        shards.store.write("train/shard-000001.tar", b"damaged")
+        shards.store.delete("test/index.parquet")
+        features.store.write("train/parts/shard-000002.tar.json", b"{")
         before = set(store.list())
         store.write("mine/index.parquet", b"what nobody made")
         done = repair(store, verify(store).problems)
@@ -240,9 +240,9 @@ class AuditContract:
     def test_entries_have_sizes_and_times(self, store):
         store.write("a/b", b"12345")
         store.write("a/c", b"1")
-        found = store.entries("a")
-        assert [(e.path, e.size) for e in found] == [("a/b", 5), ("a/c", 1)]
-        assert all(e.modified > 1.6e9 for e in found)
+        entries = store.entries("a")
+        assert [(e.path, e.size) for e in entries] == [("a/b", 5), ("a/c", 1)]
+        assert all(e.modified > 1.6e9 for e in entries)
 
 
 class TestLocal(AuditContract):

@@ -32,21 +32,21 @@ class ColumnsContract(ABC):
     def test_values_equal_those_of_the_table(self, tmp_path, monkeypatch, count):
         monkeypatch.setattr(columns, "ROWS", 16)
         table = pa.concat_tables([SCHEMA.empty_table(), *parts(count)])
-        found = self.make(table, tmp_path)
-        assert (found.num_rows, found.schema) == (count, SCHEMA)
-        assert found.table().equals(table)
-        assert found.load("n").to_pylist() == list(range(count))
-        sizes = [batch.num_rows for batch in found.batches(["id"])]
+        opened = self.make(table, tmp_path)
+        assert (opened.num_rows, opened.schema) == (count, SCHEMA)
+        assert opened.table().equals(table)
+        assert opened.load("n").to_pylist() == list(range(count))
+        sizes = [batch.num_rows for batch in opened.batches(["id"])]
         assert sum(sizes) == count
         assert max(sizes, default=0) <= 16
         assert len(sizes) <= count // 16 + 1
-        ids = [name for batch in found.batches(["id"]) for name in batch.column(0).to_pylist()]
+        ids = [name for batch in opened.batches(["id"]) for name in batch.column(0).to_pylist()]
         assert ids == table.column("id").to_pylist()
-        assert pickle.loads(pickle.dumps(found)).table().equals(table)
+        assert pickle.loads(pickle.dumps(opened)).table().equals(table)
 
     def test_empty_values_are_counted(self, tmp_path):
-        found = self.make(pa.table({"id": ["a", None, None], "n": [1, 2, 3]}, schema=SCHEMA), tmp_path)
-        assert (found.empty_values("id"), found.empty_values("n")) == (2, 0)
+        columns = self.make(pa.table({"id": ["a", None, None], "n": [1, 2, 3]}, schema=SCHEMA), tmp_path)
+        assert (columns.empty_values("id"), columns.empty_values("n")) == (2, 0)
 
 
 class TestTableColumns(ColumnsContract):
@@ -58,10 +58,10 @@ class TestParquetColumns(ColumnsContract):
     def make(self, table, folder):
         store = ObjectStore(folder / "store")
         write_columns(store, "x.parquet", TableColumns(table), {b"key": b"value"})
-        found = open_columns(store, "x.parquet")
-        assert found.metadata[b"key"] == b"value"
+        columns = open_columns(store, "x.parquet")
+        assert columns.metadata[b"key"] == b"value"
         store.delete("x.parquet")  # it stays open
-        return found
+        return columns
 
 
 class TestColumnsOfAnotherWriter(ColumnsContract):
@@ -80,9 +80,9 @@ class TestCollectedColumns(ColumnsContract):
 def test_long_text_is_mapped_from_an_unlinked_file(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "_MAPPED_ROWS", 50)
     pq.write_table(pa.concat_tables(parts(100)), tmp_path / "x.parquet", row_group_size=16)
-    found = ParquetColumns(tmp_path / "x.parquet")
+    opened = ParquetColumns(tmp_path / "x.parquet")
     before = pa.total_allocated_bytes()
-    text = found.load("id")
+    text = opened.load("id")
     assert pa.total_allocated_bytes() - before < 500
     assert text.to_pylist() == [f"u{n}" for n in range(100)]
     assert text[77].as_py() == "u77"
@@ -99,7 +99,7 @@ def test_a_remote_file_leaves_no_copy(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     store = ObjectStore("memory://columns-test")
     write_columns(store, "x.parquet", TableColumns(pa.concat_tables(parts(10))), {})
-    found = open_columns(store, "x.parquet")
+    columns = open_columns(store, "x.parquet")
     assert list(tmp_path.iterdir()) == []
-    assert found.load("n").to_pylist() == list(range(10))
+    assert columns.load("n").to_pylist() == list(range(10))
     store.delete_tree("")

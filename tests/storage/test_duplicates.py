@@ -25,10 +25,10 @@ def test_keys_that_agree_in_one_half_only_are_different():
 )
 def test_repeated_texts_are_those_that_occur_twice(parts, limit):
     texts = [text for part in parts for text in part]
-    found = repeated_texts(lambda: iter(parts), len(texts), limit)
+    reported = repeated_texts(lambda: iter(parts), len(texts), limit)
     repeated = {text for text in texts if texts.count(text) > 1}
-    assert set(found) <= repeated
-    assert len(found) == len(set(found)) == min(limit, len(repeated))
+    assert set(reported) <= repeated
+    assert len(reported) == len(set(reported)) == min(limit, len(repeated))
 
 
 def test_texts_with_equal_hashes_are_compared(monkeypatch):
@@ -72,7 +72,7 @@ def test_recordings_sharing_words_are_found_at_any_memory_limit(tmp_path, parts,
     index = WordIndex(tmp_path / "index", parts, buffered)
     for n, values in words.items():
         index.add(n, values, places[n])
-    rows = np.concatenate([found for found in index.matches() if len(found)])
+    rows = np.concatenate([pairs for pairs in index.matches() if len(pairs)])
     several = {(int(r["first"]), int(r["second"])): (int(r["offset"]), int(r["votes"])) for r in rows if r["votes"] > 9}
     assert several == {(3, 7): (10, 30)}
     shared = {(i, j) for i, j in combinations(words, 2) if np.intersect1d(words[i], words[j]).size}

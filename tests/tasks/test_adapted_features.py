@@ -21,9 +21,9 @@ from recognition.adaptation import SpeakerAdapter, add_adaptation
 from recognition.bundle import BundleError, add_decoder, check_files, save_bundle
 from recognition.recognizer import Recognizer
 from recognition.transcriber import Transcriber
+from speech.alignments import AlignmentTable
 from speech.audio import decode_audio
 from speech.features import CmvnStats, FeatureError
-from speech.hmm.alignments import AlignmentTable
 from speech.hmm.decode import MINIMUM_FRAMES, decode_plain
 from speech.hmm.model import HmmModel
 from speech.vad import DETECTORS
@@ -34,11 +34,11 @@ from tasks.config.pipeline import parse_config
 from tasks.dataset.tables import read_table
 from tasks.stages import adapt, decode
 from tasks.stages.adapt import ADAPT
-from tasks.stages.align_data import compute_features
 from tasks.stages.base import Run, Stage
 from tasks.stages.bundles import adaptation_source, fetch_bundle, own_bundle
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.decoder_files import decoder_of
+from tasks.stages.feature_shards import compute_features
 from tasks.stages.features import FEATURES
 from tasks.stages.graph import GRAPH
 from tasks.stages.run_sets import set_digest, set_url, train_stats

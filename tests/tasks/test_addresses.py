@@ -34,8 +34,7 @@ _RUNS_ONLY = (
 )
 WITHOUT_EFFECT = {
     *("runner", "slots", "storage.url", "storage.workers", "storage.credentials", "storage.cache_gb"),
-    *("data.fold", "data.sources.0.licence", "align.device", "align.shard_frames"),
-    *("lm.text.block_bytes", "rescoring.text.block_bytes"),
+    *("data.fold", "data.sources.0.licence", "align.device"),
     *(f"{section}.{name}" for section in ("train", "lm_train") for name in _RUNS_ONLY),
     "train.objective.alignments",  # their digest counts
     *("register_as.promote", "register_as.accept_untrained"),
@@ -44,6 +43,7 @@ WITHOUT_EFFECT = {
 ELSEWHERE = {
     "data.folds": "is not valid alone: tests/tasks/test_folds.py",
     "decode.hmm": "is not valid alone: tests/tasks/test_graph_stage.py",
+    "train.init": "names a model, whose digest counts: tests/tasks/test_warm_starts.py",
     "realign.model": "names a model, whose digest counts: tests/tasks/test_realign.py",
 }
 """Fields that are not varied here."""
@@ -73,7 +73,6 @@ READERS = {
     "rescoring": {"rescoring"},
     "decode": {"decode", "register"},
     "tune": {"decode"},
-    "score.bootstrap": {"score"},
     "score.sets": {"decode"},
     "register_as": {"register"},
     "report": {"report"},

@@ -12,9 +12,9 @@ from flows.cli.app import app
 from recognition.bundle import BundleError, add_decoder, copy_network, load_bundle, load_spec
 from recognition.systems.gmm import GmmRecognizer
 from recognition.transcriber import Transcriber
+from speech.alignments import AlignmentTable
 from speech.audio import decode_audio
 from speech.hmm import decode as hmm_decode
-from speech.hmm.alignments import AlignmentTable
 from speech.hmm.config import AlignConfig
 from speech.hmm.model import HmmModel, model_digest
 from speech.hmm.pronunciations import load_lexicon
@@ -90,7 +90,7 @@ def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     adapt_to_speaker, search = hmm_decode.adapt_to_speaker, GmmRecognizer.search
 
     def recorded(model, first, features, passes, *, speech):
-        heard.append(([len(one) for one in features], [len(mask) for mask in speech]))
+        heard.append(([len(feats) for feats in features], [len(mask) for mask in speech]))
         assert (first.options.beam, first.options.max_active, passes) == (10.0, 2000, 1)
         return adapt_to_speaker(model, first, features, passes, speech=speech)
 
@@ -222,8 +222,8 @@ def test_every_utterance_is_aligned_or_reported(aligned, tmp_path):
         entry = result.record["sets"][name]
         assert (entry["aligned"], entry["failed"], entry["digest"]) == (len(table), len(failures[name]), table.digest)
         texts = dict(zip(index.column("id"), index.column("text"), strict=True))
-        for one in table:
-            assert " ".join(word.word for word in table.utterance(one).words) == texts[one]
+        for utterance in table:
+            assert " ".join(word.label for word in table.alignment(utterance).words) == texts[utterance]
     assert result.counts["aligned"] >= 26
     assert result.counts["states"] == table.info.num_pdfs
 
@@ -242,7 +242,7 @@ def test_model_and_lexicon_are_published_without_working_files(aligned, tmp_path
     assert table.info.model == model_digest(tmp_path / "model")
     assert model.unadapted is not None
     lexicon, options = load_lexicon(tmp_path / "lexicon")
-    words = {word.word for one in table for word in table.utterance(one).words}
+    words = {word.label for utterance in table for word in table.alignment(utterance).words}
     assert words <= set(lexicon)
     assert options.silence_probability == pytest.approx(result.record["silence_probability"])
     rows = [json.loads(line) for line in (tmp_path / "iterations.jsonl").read_text().splitlines()]

@@ -21,10 +21,10 @@ from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.tables import read_table
 from tasks.stages import ivectors, progress
 from tasks.stages.adapt import ADAPT
-from tasks.stages.align_data import compute_features
 from tasks.stages.base import Run
 from tasks.stages.decode import decode_with
 from tasks.stages.decoder_files import decoder_of
+from tasks.stages.feature_shards import compute_features
 from tasks.stages.ivectors import EXTRACTOR
 from tasks.stages.run_sets import set_url, train_stats
 
@@ -33,7 +33,7 @@ home = adapted.home
 configs = load_beside(__file__, "test_adapted_config.py")
 DIM, RANK, MELS = adapted.DIM, 4, 15
 IVECTORS = slice(DIM, DIM + RANK)
-SIZES = {"dim": RANK, "gaussians": 8, "background_iterations": 2, "background_every": 2, "iterations": 4}
+SIZES = {"dim": RANK, "gaussians": 8, "background_iterations": 2, "iterations": 4}
 
 
 def features(**fields):
@@ -127,22 +127,22 @@ def test_extractor_is_estimated_from_training_set_and_metrics_recorded(run, tmp_
 
 @pytest.mark.parametrize("extraction", ["utterance", "online"])
 def test_utterance_ivectors_do_not_depend_on_other_utterances(home, extraction, tmp_path):
-    run = adapted.adapted_run(home, features=features(extraction=extraction, period=7))
+    run = adapted.adapted_run(home, features=features(extraction=extraction))
     extractor = IvectorExtractor.load(run.result("adapt").store.local_path(EXTRACTOR))
     found, _ = stored(run, "valid")
     for utterance, _, frames in plain_frames(run, "valid", tmp_path)[:3]:
         got = found[utterance][:, IVECTORS]
-        for place in (0, 8, len(frames) - 1):
-            known = frames if extraction == "utterance" else frames[: place - place % 7 + 1]
+        for place in (0, 12, len(frames) - 1):
+            known = frames if extraction == "utterance" else frames[: place - place % 10 + 1]
             np.testing.assert_allclose(got[place], extractor.ivector(known), rtol=1e-4, atol=1e-4)
 
 
 def test_interrupted_estimation_repeats_no_finished_step(run, monkeypatch):
     again = Run(run.config, "again", force_from="adapt")
     again.results |= {name: run.results[name] for name in ("prepare", "shard", "features", "align")}
-    align = run.config.align.model_copy(update={"shard_frames": 600})
+    monkeypatch.setattr(ivectors, "SHARD_FRAMES", 600)
     runner = run.config.runner.model_copy(update={"workers": 1})
-    again.config = run.config.model_copy(update={"runner": runner, "align": align})
+    again.config = run.config.model_copy(update={"runner": runner})
     steps, done = dict(ivectors._STEPS), []
 
     def noted_calls(name, step):

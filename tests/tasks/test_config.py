@@ -107,7 +107,7 @@ def test_overrides_reach_nested_fields_lists_and_new_mappings(tmp_path):
             "data.sources.0.synthesis.test=3",
             "data.sources.0.speakers=[f1, m1]",
             "decode.kind=beam",
-            "train.augment.noise_snr_db=[5, 20]",
+            "train.augment.gain_db=6",
             "train.augment.enabled=false",
             "register.model=other",
             "name=renamed",
@@ -117,7 +117,7 @@ def test_overrides_reach_nested_fields_lists_and_new_mappings(tmp_path):
     assert config.data.sources[0].synthesis.test == 3
     assert config.data.sources[0].speakers == ("f1", "m1")
     assert config.decode.kind == "beam"
-    assert config.train.augment.noise_snr_db == (5, 20)
+    assert config.train.augment.gain_db == 6
     assert config.train.augment.enabled is False
     assert (config.name, config.model_name) == ("renamed", "other")
 

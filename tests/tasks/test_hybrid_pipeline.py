@@ -22,7 +22,7 @@ kills = load_beside(__file__, "kill_stage.py")
 STAGE = {"leaves": 30, "gaussians": 90, "iterations": 3, "growing": 2, "realign": [2], "estimate": [2]}
 ALIGN = {
     "mono": STAGE | {"realign": [2, 3], "gaussians": 60}, "tri": STAGE, "lda": STAGE, "sat": STAGE,
-    "lda_dim": 20, "leaf_frames": 10.0, "minimum_occupancy": 3.0, "beam": 20.0, "shard_frames": 1500,
+    "lda_dim": 20, "leaf_frames": 10.0, "minimum_occupancy": 3.0, "beam": 20.0,
 }  # fmt: skip
 
 

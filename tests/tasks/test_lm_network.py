@@ -23,7 +23,7 @@ from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages.base import Run, StageError
 from tasks.stages.lm import LM, figures
 from tasks.stages.lm_network import write_text
-from tasks.stages.run_sets import set_texts
+from tasks.stages.shard import set_texts
 from training.job import TrainJob
 
 tones = load_beside(__file__, "../training/tones.py")

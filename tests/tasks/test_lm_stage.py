@@ -19,7 +19,7 @@ from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages.base import Run, get_stage, stages_of
 from tasks.stages.lm import LM, figures, protected_sets
 from tasks.stages.preflight import run_preflight
-from tasks.stages.run_sets import set_texts
+from tasks.stages.shard import set_texts
 from tasks.stages.train import TRAIN
 
 BIGRAM = {"order": 2, "smoothing": "witten-bell"}
@@ -145,13 +145,6 @@ def test_missing_text_is_named_before_the_training(continued, tmp_path):
     run = continued({"text": [str(tmp_path / "none.txt")]}, upto="features")
     with pytest.raises(LmError, match=r"there is no file .*none.txt: correct the path, or take it out of lm.text"):
         run_preflight(run)
-
-
-def test_missing_tool_is_named_before_the_training(continued, tmp_path, monkeypatch):
-    monkeypatch.delenv("LMPLZ", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LmError, match="install KenLM, or set lm.lmplz: false"):
-        run_preflight(continued({"lmplz": True}, upto="features"))
 
 
 def test_text_that_is_empty_after_filtering_is_an_error(continued, tmp_path):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from support import environment, load_beside
 
+from recognition.alignment import StateAligner
 from recognition.bundle import add_decoder, load_spec, save_bundle
 from recognition.data.state_targets import read_alignments
-from recognition.state_alignment import StateNetwork
+from speech.alignments import AlignmentTable
 from speech.decoding.words import WordsConfig
-from speech.hmm.alignments import AlignmentTable
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from storage.reading import ShardError
@@ -69,14 +69,14 @@ def likelihoods_from_states(run, monkeypatch, change):
     pdfs = {name: change(table.pdfs(name)) for table in known.values() for name in table}
     size = known["train"].info.num_pdfs
 
-    def likelihoods(self, batch):
+    def outputs(self, batch):
         return [50.0 * np.eye(size, dtype=np.float32)[pdfs[name]] for name in batch.ids if name in pdfs] + [
             np.zeros((int(count), size), np.float32)
             for name, count in zip(batch.ids, batch.lengths, strict=True)
             if name not in pdfs
         ]
 
-    monkeypatch.setattr(StateNetwork, "likelihoods", likelihoods)
+    monkeypatch.setattr(StateAligner, "outputs", outputs)
 
 
 def test_network_that_agrees_with_the_gmm_changes_nothing(plain, bundle, monkeypatch):
@@ -86,11 +86,12 @@ def test_network_that_agrees_with_the_gmm_changes_nothing(plain, bundle, monkeyp
     before, after = tables(run, "align"), tables(run, "realign")
     assert {name: table.digest for name, table in after.items()} == {name: t.digest for name, t in before.items()}
     assert counts == {"aligned": sum(map(len, before.values())), "failed": 0}
-    for name, one in run.result("realign").record["sets"].items():
-        assert (one["moved"], one["digest"]) == (0.0, before[name].digest)
+    for name, figures in run.result("realign").record["sets"].items():
+        assert (figures["moved"], figures["digest"]) == (0.0, before[name].digest)
         for utterance in before[name]:
-            old, new = before[name].utterance(utterance), after[name].utterance(utterance)
-            assert (old.words, old.phones) == (new.words, new.phones)
+            old, new = before[name].alignment(utterance), after[name].alignment(utterance)
+            assert old.words == new.words
+            assert [phone.label for phone in old.units] == [phone.label for phone in new.units]
 
 
 def test_training_uses_the_networks_alignments(realigned, plain):
@@ -99,9 +100,9 @@ def test_training_uses_the_networks_alignments(realigned, plain):
     assert len(after["train"]) == len(before["train"])
     assert 0.1 < realigned.result("realign").record["sets"]["train"]["moved"] <= 1.0
     for name in after["train"]:
-        old, new = before["train"].utterance(name), after["train"].utterance(name)
-        assert [one.word for one in new.words] == [one.word for one in old.words]
-        assert len(new.pdfs) == len(old.pdfs) == new.durations.sum()
+        old, new = before["train"].alignment(name), after["train"].alignment(name)
+        assert [word.label for word in new.words] == [word.label for word in old.words]
+        assert len(new.pdfs) == len(old.pdfs) == new.units[-1].end
     key = TRAIN.output(realigned).key
     assert key != TRAIN.output(plain).key
     job = make_job(realigned, TRAIN.output(realigned))
@@ -124,8 +125,8 @@ def test_key_depends_on_the_network_not_its_path(realigned, bundle, plain, tmp_p
     add_decoder(copy, WordsConfig(words=str(tmp_path / "some.txt")))
     assert load_spec(copy).decode.kind == "words"
     assert REALIGN.output(realigning(plain, copy)).key == realigned.result("realign").key
-    again, found = realigning(plain, copy, retry_beam=81.0), realigned.result("realign").record["sets"]
-    assert REALIGN.execute(again).record["sets"]["train"]["digest"] == found["train"]["digest"]
+    again, sets = realigning(plain, copy, retry_beam=81.0), realigned.result("realign").record["sets"]
+    assert REALIGN.execute(again).record["sets"]["train"]["digest"] == sets["train"]["digest"]
     assert REALIGN.output(realigning(plain, copy, beam=19.0)).key != realigned.result("realign").key
     weights = {name: value * 2 for name, value in torch_weights(copy).items()}
     save_bundle(copy, load_spec(copy), weights)
@@ -141,43 +142,41 @@ def torch_weights(folder):
 
 def test_killed_stage_keeps_finished_pieces(plain, bundle, monkeypatch, realigned):
     run = realigning(plain, bundle, acoustic_scale=0.31)
-    aligned, real = [], realign.align_states
+    aligned, real = [], realign.align_set
 
-    def failing(network, aligner, dataset, rows, **options):
+    def failing(network, dataset, rows, **options):
         if aligned:
             raise KeyboardInterrupt
         aligned.append(list(rows))
-        return real(network, aligner, dataset, rows, **options)
+        return real(network, dataset, rows, **options)
 
     one_worker = plain.config.runner.model_copy(update={"workers": 1})
     run = replace(run, config=run.config.model_copy(update={"runner": one_worker}))
     with monkeypatch.context() as patch:
         patch.setattr(realign, "share_out", lambda count, runner: iter([[n] for n in range(count)]))
-        patch.setattr(realign, "align_states", failing)
+        patch.setattr(realign, "align_set", failing)
         with pytest.raises(KeyboardInterrupt):
             REALIGN.execute(run)
         first, aligned[:] = aligned[0], []
-        patch.setattr(
-            realign, "align_states", lambda *args, **options: aligned.append(args[3]) or real(*args, **options)
-        )
+        patch.setattr(realign, "align_set", lambda *args, **options: aligned.append(args[2]) or real(*args, **options))
         REALIGN.execute(run)
     assert first not in aligned
     assert sorted(tables(run, "realign")["train"]) == sorted(tables(realigned, "realign")["train"])
 
 
 def test_utterances_that_fail_and_damaged_shards_are_counted(plain, bundle, monkeypatch):
-    real, shards = realign.align_states, ShardIndex.read(ObjectStore(set_url(plain, "train"))).shards
+    real, shards = realign.align_set, ShardIndex.read(ObjectStore(set_url(plain, "train"))).shards
     lost = shards[0]
 
-    def failing(network, aligner, dataset, rows, on_damage):
+    def failing(network, dataset, rows, on_damage):
         if dataset.index.shards == shards and 0 in dataset.index.column("shard")[rows[0] : rows[0] + 1]:
             on_damage(ShardError("cut short", lost, "cut short"))
             return
-        for number, (row, one) in enumerate(real(network, aligner, dataset, rows, on_damage=on_damage)):
-            yield row, "no path" if number == 0 else one
+        for number, (row, utterance) in enumerate(real(network, dataset, rows, on_damage=on_damage)):
+            yield row, utterance if number else replace(utterance, alignment=None, failure="no path")
 
     monkeypatch.setattr(realign, "share_out", lambda count, runner: iter([[n] for n in range(count)]))
-    monkeypatch.setattr(realign, "align_states", failing)
+    monkeypatch.setattr(realign, "align_set", failing)
     run = realigning(plain, bundle, acoustic_scale=0.32)
     data = run.config.data.model_copy(update={"max_quarantined": 0.9})
     run = replace(run, config=run.config.model_copy(update={"data": data}))
@@ -197,7 +196,7 @@ def test_share_of_changed_frames_is_reported(plain):
     assert moved_share(table, table) == 0.0
     names = list(table)
     rows = table._table.to_pydict()
-    rows["pdfs"] = [[state + (place == 0) for state in one] for place, one in enumerate(rows["pdfs"])]
+    rows["pdfs"] = [[state + (place == 0) for state in pdfs] for place, pdfs in enumerate(rows["pdfs"])]
     import pyarrow as pa
 
     changed = AlignmentTable(table.info, pa.table(rows, schema=table._table.schema))

@@ -18,7 +18,7 @@ def test_error_rate_is_over_the_corpus_not_mean_of_utterances():
         row("a", "one two three four five six seven eight", "one two three four five six seven eight"),
         row("b", "no", "yes indeed"),
     ]
-    found = summarize(score_rows(rows), 200, 0)
+    found = summarize(score_rows(rows), 0)
     assert (found["sub"], found["ins"], found["del"], found["words"], found["utterances"]) == (1, 1, 0, 9, 2)
     assert found["wer"] == pytest.approx(2 / 9)
     assert found["wer_low"] <= found["wer"] <= found["wer_high"]
@@ -26,19 +26,19 @@ def test_error_rate_is_over_the_corpus_not_mean_of_utterances():
 
 def test_interval_is_deterministic_for_a_seed():
     rows = [row(f"u{n}", "a b c", "a b c" if n % 3 else "a x") for n in range(30)]
-    assert summarize(score_rows(rows), 100, 1) == summarize(score_rows(rows), 100, 1)
+    assert summarize(score_rows(rows), 1) == summarize(score_rows(rows), 1)
 
 
 def test_set_without_words_has_no_error_rate():
-    found = summarize(score_rows([row("a", "", "noise")]), 100, 0)
+    found = summarize(score_rows([row("a", "", "noise")]), 0)
     assert (found["wer"], found["wer_low"], found["wer_high"], found["ins"]) == (None, None, None, 1)
 
 
 def test_several_speakers_have_an_interval_over_speakers():
-    alone = summarize(score_rows([row(f"u{n}", "a b c", "a x c") for n in range(9)]), 200, 0)
+    alone = summarize(score_rows([row(f"u{n}", "a b c", "a x c") for n in range(9)]), 0)
     assert (alone["speakers"], alone["wer_speaker_low"], alone["wer_speaker_high"]) == (1, None, None)
     rows = [row(f"u{n}", "a b c", "x y z" if n < 20 else "a b c", speaker=f"s{n // 10}") for n in range(40)]
-    found = summarize(score_rows(rows), 500, 0)
+    found = summarize(score_rows(rows), 0)
     assert found["speakers"] == 4
     assert found["wer_speaker_low"] < found["wer_low"] < 0.5 < found["wer_high"] < found["wer_speaker_high"]
     metrics = figures({"sets": {"test": found}})
@@ -101,6 +101,6 @@ NOTHING_CORRECT = "no word of the test sets was recognized correctly"
 def test_model_has_learned_nothing_if_no_word_is_correct_or_all_texts_are_the_same(monkeypatch, pairs, shows):
     rows = {f"{name}.parquet": [row(f"u-{name}", *pair)] for name, pair in zip("ab", pairs, strict=True)}
     monkeypatch.setattr(score, "read_table", lambda output, name: rows[name])
-    sets = {name: summarize(score_rows(rows[f"{name}.parquet"]), 100, 0) for name in "ab"}
+    sets = {name: summarize(score_rows(rows[f"{name}.parquet"]), 0) for name in "ab"}
     results = {"score": SimpleNamespace(record={"sets": sets}), "decode": SimpleNamespace(output=None)}
     assert learned_nothing(SimpleNamespace(result=results.__getitem__)) == shows

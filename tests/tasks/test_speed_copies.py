@@ -9,8 +9,8 @@ import soundfile
 from safetensors.torch import load_file
 from support import environment, load_beside, tiny_document, write_table
 
+from speech.alignments import AlignmentTable
 from speech.audio import decode_audio
-from speech.hmm.alignments import AlignmentTable
 from storage.index import ShardIndex
 from storage.reading import ShardReader
 from tasks.config.pipeline import ConfigError, parse_config
@@ -18,8 +18,7 @@ from tasks.dataset.speeds import copy_name, is_copy, is_lone
 from tasks.stages import align, shard
 from tasks.stages.base import Run
 from tasks.stages.prepare import PREPARE
-from tasks.stages.run_sets import set_texts
-from tasks.stages.shard import SHARD
+from tasks.stages.shard import SHARD, set_texts
 
 aligning = load_beside(__file__, "aligning.py")
 SPEEDS = [0.8, 1.25]

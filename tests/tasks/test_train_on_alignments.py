@@ -7,7 +7,7 @@ import pytest
 import yaml
 from support import copy_finished, tiny_document
 
-from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, write_alignments
+from speech.alignments import Alignment, AlignmentInfo, Span, write_alignments
 from speech.hmm.priors import log_priors
 from storage.index import ShardIndex
 from tasks.config.pipeline import ConfigError, load_config, parse_config
@@ -25,12 +25,12 @@ def align(run, folder, shift=0):
     counts = np.zeros(STATES, dtype=np.int64)
     for name in ("train", "valid"):
         index = ShardIndex.read(run.result("shard").store.child(name))
-        ones = []
-        for k, one in enumerate(index.column("id")):
+        made = []
+        for k, utterance in enumerate(index.column("id")):
             states = ((np.arange(20) // 3 + k + shift) % STATES).astype(np.int32)
-            ones.append(AlignedUtterance(one, states, ("SIL",), np.array([20], dtype=np.int32), ()))
+            made.append(Alignment(utterance, (), (Span("SIL", 0, 20),), pdfs=states))
             counts += np.bincount(states, minlength=STATES) * (name == "train")
-        write_alignments(folder / f"{name}.parquet", AlignmentInfo(10.0, STATES, "ab" * 32), ones)
+        write_alignments(folder / f"{name}.parquet", AlignmentInfo(10.0, STATES, "ab" * 32), made)
     return counts
 
 
@@ -89,5 +89,7 @@ def test_segments_need_stored_features(tmp_path):
 def test_decoder_of_tokens_is_refused(tmp_path):
     document = hybrid(tmp_path)
     document["decode"] = {"kind": "greedy"}
-    with pytest.raises(ConfigError, match=r"decode\.kind is greedy, which does not read what models trained with"):
+    with pytest.raises(
+        ConfigError, match=r"decode\.kind greedy does not search what a recognizer of kind hybrid puts out: use graph"
+    ):
         parse_config(document)

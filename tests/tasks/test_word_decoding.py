@@ -208,7 +208,7 @@ def test_tuning_uses_a_bounded_number_of_utterances(continued):
 
 
 def test_scored_sets_are_never_used_for_tuning(continued):
-    run = words_run(continued, tune={}, score={"sets": ["valid", "test"], "bootstrap": 100})
+    run = words_run(continued, tune={}, score={"sets": ["valid", "test"]})
     with pytest.raises(StageError, match="tune chooses .* on the validation set, which is scored"):
         DECODE.execute(run)
     with pytest.raises(StageError, match="which is scored"):

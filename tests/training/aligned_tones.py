@@ -7,9 +7,9 @@ import tones
 import torch
 
 from recognition.bundle import TiedStates
+from speech.alignments import Alignment, AlignmentInfo, AlignmentTable, Span, write_alignments
 from speech.audio import decode_audio
 from speech.features import build_features
-from speech.hmm.alignments import AlignedUtterance, AlignmentInfo, AlignmentTable, write_alignments
 from speech.hmm.priors import log_priors
 
 STATES = 4
@@ -25,8 +25,7 @@ def loudest_quarter(sample):
 
 def aligned(sample):
     states = loudest_quarter(sample)
-    durations = np.array([len(states)], dtype=np.int32)
-    return AlignedUtterance(sample.id, states, ("SIL",), durations, ())
+    return Alignment(sample.id, (), (Span("SIL", 0, len(states)),), pdfs=states)
 
 
 def align_corpus(corpus, folder: Path):

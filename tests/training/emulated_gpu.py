@@ -18,7 +18,7 @@ from training.learner.compute import Learner, open_set
 from training.learner.prefetch import Loader
 from training.node.node_exchange import NodeExchange
 from training.node.process_group import NodeGroup
-from training.node.strategy_setup import build_stepper
+from training.node.worker import build_stepper
 
 GPU = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -56,9 +56,9 @@ def _device(name):
         return None
 
 
-def as_kind(kind, found):
+def as_kind(kind, result):
     """Tensors of a result as another class; they share memory and history."""
-    return tree_map(lambda one: one.as_subclass(kind) if isinstance(one, torch.Tensor) else one, found)
+    return tree_map(lambda leaf: leaf.as_subclass(kind) if isinstance(leaf, torch.Tensor) else leaf, result)
 
 
 class EmulatedGpu(TorchFunctionMode):
@@ -86,7 +86,7 @@ class EmulatedGpu(TorchFunctionMode):
         if name == "__get__" or func in (torch.Tensor.as_subclass, torch.Tensor.requires_grad_):
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        here, pinned = (any(isinstance(one, kind) for one in leaves) for kind in (OnGpu, Pinned))
+        here, pinned = (any(isinstance(leaf, kind) for leaf in leaves) for kind in (OnGpu, Pinned))
         if func is torch.autograd.grad:  # its inputs must stay the same objects
             return as_kind(OnGpu, func(*args, **kwargs))
         if name == "pin_memory":
@@ -94,23 +94,29 @@ class EmulatedGpu(TorchFunctionMode):
         target = self._target(name, args, kwargs)
         self._check(name, args, kwargs, here, target)
         kwargs.pop("pin_memory", None)
-        args, kwargs = tree_map(lambda one: HOST if isinstance(one, torch.device) else plain(one), (args, kwargs))
-        found = func(*args, **kwargs)
+        args, kwargs = tree_map(
+            lambda argument: HOST if isinstance(argument, torch.device) else plain(argument), (args, kwargs)
+        )
+        result = func(*args, **kwargs)
         if "pack_padded" in name or "pad_packed" in name:
-            return as_kind(OnGpu, found[0]) if here else found[0], found[1]  # sizes are on the host
+            return as_kind(OnGpu, result[0]) if here else result[0], result[1]  # sizes are on the host
         if name not in ("cpu", "numpy") and (here if target is None else target.type == "cuda"):
-            return as_kind(OnGpu, found)
-        return as_kind(Pinned, found) if pinned and name in VIEWS else found
+            return as_kind(OnGpu, result)
+        return as_kind(Pinned, result) if pinned and name in VIEWS else result
 
     @staticmethod
     def _target(name, args, kwargs):
         """The device that a call names."""
         if name in ("cpu", "copy_"):
             return HOST if name == "cpu" else args[0].device
-        named = [_device(one) for one in (*args[1:], *kwargs.values()) if isinstance(one, torch.device | str)]
+        named = [
+            _device(argument) for argument in (*args[1:], *kwargs.values()) if isinstance(argument, torch.device | str)
+        ]
         if name == "to":
-            named += [one.device for one in (*args[1:2], kwargs.get("other")) if isinstance(one, torch.Tensor)]
-        return next((one for one in named if one), None)
+            named += [
+                argument.device for argument in (*args[1:2], kwargs.get("other")) if isinstance(argument, torch.Tensor)
+            ]
+        return next((device for device in named if device), None)
 
     def _check(self, name, args, kwargs, here, target):
         if name in ("to", "cpu", "copy_") and target is not None:
@@ -120,10 +126,10 @@ class EmulatedGpu(TorchFunctionMode):
         elif here and name in READS:
             self._wait(name)
         elif here and name in MASKED:
-            indices = [one for one in tree_leaves(args[1]) if isinstance(one, torch.Tensor)]
-            if any(one.dtype == torch.bool for one in indices):
+            indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
+            if any(index.dtype == torch.bool for index in indices):
                 self._wait("mask as an index")
-            elif any(not isinstance(one, OnGpu) for one in indices):
+            elif any(not isinstance(index, OnGpu) for index in indices):
                 self._wait("index on the host")
         elif here and name == "repeat_interleave" and "output_size" not in kwargs:
             self._wait(name)
@@ -141,8 +147,8 @@ class EmulatedGpu(TorchFunctionMode):
 
     def _wait(self, what):
         rooms = ("/devices/", "/speech/", "/recognition/", "/training/")
-        ours = [one for one in traceback.extract_stack() if any(room in one.filename for room in rooms)]
-        ours = [one for one in ours if "/tests/" not in one.filename]
+        ours = [call for call in traceback.extract_stack() if any(room in call.filename for room in rooms)]
+        ours = [call for call in ours if "/tests/" not in call.filename]
         place = f"{what} in {ours[-1].filename.split('/')[-1]}: {ours[-1].name}" if ours else what
         if self.mode:
             self.waits[place] += 1
@@ -164,7 +170,7 @@ def move_to_gpu(learner):
     """Move a learner to the emulated GPU; its model's parameters are the same memory."""
     learner.device, learner.frame_multiple = GPU, frame_multiple(GPU)
     flat = learner.flat
-    flat.weights, flat.grads = (as_kind(OnGpu, one) for one in (flat.weights, flat.grads))
+    flat.weights, flat.grads = (as_kind(OnGpu, tensor) for tensor in (flat.weights, flat.grads))
 
 
 def node_of_one(job, device):
@@ -185,11 +191,11 @@ def steps(learner, stepper, strict=nullcontext):
     stepper.start(0)
     data = open_set(learner.job, "train")
     load = Loader(data, learner.task, learner.device)
-    found = []
+    figures = []
     for context in (nullcontext, nullcontext, strict):
         batch = load([0, 3, 5, 9, 20, 31][: len(data)], 1)
         with context():
             losses = learner.gradient(batch, 1)
             stepper.step(losses, False, 1e-3)
-        found += [losses.loss, stepper.results()[0].norm]
-    return torch.tensor(found), learner.flat.weights
+        figures += [losses.loss, stepper.results()[0].norm]
+    return torch.tensor(figures), learner.flat.weights

@@ -42,8 +42,8 @@ def write_index(url, shards):
 def wait_for(condition, patience_s=240.0):
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.01)
     raise TimeoutError(condition)
 

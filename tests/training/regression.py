@@ -72,4 +72,4 @@ def final_weights(name, learners=4, problem=None, config=None, **cluster):
     """The weights of every learner at the end."""
     simulation = Simulation(Cluster(learners=learners, **cluster), name, problem or Regression(), config)
     simulation.run()
-    return [one.replica.weights for one in simulation.learners]
+    return [learner.replica.weights for learner in simulation.learners]

@@ -66,15 +66,15 @@ class Running:
 
     def processes(self, module, node=None):
         """Process numbers of a module of this training, and of one node."""
-        found = []
+        pids = []
         for pid in processes_naming(str(self.folder)):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
             if module in words and (node is None or any(f"node-{node:03d}" in word for word in words)):
-                found.append(int(pid))
-        return found
+                pids.append(int(pid))
+        return pids
 
     def learner(self, node):
         """The process number of a node's only rank."""

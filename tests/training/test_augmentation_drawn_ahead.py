@@ -49,7 +49,7 @@ def features(learner, batch):
 def test_features_equal_those_of_augmentation_in_the_step(parts):
     learner, load = parts
     feats, frames = features(learner, load(ROWS, 4))
-    means = [float(one[:count].abs().mean()) for one, count in zip(feats, frames.tolist(), strict=True)]
+    means = [float(frames_of[:count].abs().mean()) for frames_of, count in zip(feats, frames.tolist(), strict=True)]
     assert frames.tolist() == GOLDEN_FRAMES
     assert means == pytest.approx(GOLDEN, rel=0, abs=1e-4), means
 
@@ -68,9 +68,9 @@ def test_every_occurrence_of_an_utterance_is_augmented_in_its_own_way(parts):
 def test_part_of_a_batch_is_augmented_as_if_loaded_separately(parts, which):
     learner, load = parts
     rows = list(range(11))
-    wanted, found = features(learner, load(rows[which], 2)), features(learner, load(rows, 2).part(which))
-    assert torch.equal(found[1], wanted[1])
-    assert torch.equal(found[0], wanted[0])
+    wanted, got = features(learner, load(rows[which], 2)), features(learner, load(rows, 2).part(which))
+    assert torch.equal(got[1], wanted[1])
+    assert torch.equal(got[0], wanted[0])
 
 
 def test_draws_can_be_reused_for_portions_of_a_batch(parts):

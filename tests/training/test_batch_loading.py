@@ -40,14 +40,14 @@ def test_every_loader_thread_runs_its_initializer_first():
 def test_batches_for_a_gpu_are_page_locked_by_the_loader(corpus, tmp_path, monkeypatch):
     data, pinned = open_set(corpus.job(tmp_path), "train"), []
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: (pinned.append(self.clone()), pinned[-1])[1])
-    augmenter = Augmenter(AugmentConfig(gain_db=3.0, noise_snr_db=(5, 20)), tones.RATE, 1)
+    augmenter = Augmenter(AugmentConfig(gain_db=3.0, noise={"snr_db": (5, 20)}), tones.RATE, 1)
     wanted = Loader(data, augmenter, CPU)(np.arange(3), 2)
     assert not pinned
-    found = Loader(data, augmenter, GPU)(np.arange(3), 2)
-    assert (found.ids, found.texts, found.seconds) == (wanted.ids, wanted.texts, wanted.seconds)
-    for given, tensor in zip(tensors(found), tensors(wanted), strict=True):
+    batch = Loader(data, augmenter, GPU)(np.arange(3), 2)
+    assert (batch.ids, batch.texts, batch.seconds) == (wanted.ids, wanted.texts, wanted.seconds)
+    for given, tensor in zip(tensors(batch), tensors(wanted), strict=True):
         assert torch.equal(given, tensor)
-        assert any(given is one for one in pinned)
+        assert any(given is tensor for tensor in pinned)
     # inputs, tokens, tied states, each with lengths; a factor for the gain, noise and its factors, draws of the masks
     assert len(pinned) == 6 + 4
 
@@ -124,5 +124,5 @@ def test_a_compiled_model_trains_on_a_gpu(corpus, tmp_path):
     plain.model.eval()
     fast.model.eval()
     for number, count in enumerate((4, 7, 3)):
-        wanted, found = (learner.gradient(load(range(count), 0), number) for learner in (plain, fast))
-        assert found.loss == pytest.approx(wanted.loss, rel=1e-3)
+        wanted, got = (learner.gradient(load(range(count), 0), number) for learner in (plain, fast))
+        assert got.loss == pytest.approx(wanted.loss, rel=1e-3)

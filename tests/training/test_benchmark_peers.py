@@ -153,7 +153,7 @@ def test_windows_hold_some_steps_of_the_slow_learner():
 
 def test_options_make_scenarios():
     options = peers.parse(["--conditions", "kill", "8", "large", "--learners", "3", "--exchange", "per_step=1"])
-    assert [(one.name, one.learners, one.kills) for one in peers.scenarios(options)] == [
+    assert [(scenario.name, scenario.learners, scenario.kills) for scenario in peers.scenarios(options)] == [
         ("6 learners", 6, False),
         ("3, 43 M", 3, False),
         ("3, one killed", 3, True),
@@ -199,9 +199,9 @@ def test_emulated_gradients_take_the_configured_time_and_differ():
 
 @pytest.mark.parametrize("sizes", [[5], [700, 700, 3], [1_000_000] * 8])
 def test_number_of_sampled_weights_is_the_same_for_any_model(sizes):
-    found = sample([torch.full((size,), float(number + 1)) for number, size in enumerate(sizes)])
-    assert found.shape == (SAMPLES,)
-    assert set(found.tolist()) - {0.0} == {float(number + 1) for number in range(len(sizes))}
+    sampled = sample([torch.full((size,), float(number + 1)) for number, size in enumerate(sizes)])
+    assert sampled.shape == (SAMPLES,)
+    assert set(sampled.tolist()) - {0.0} == {float(number + 1) for number in range(len(sizes))}
 
 
 def test_board_in_a_file_is_shared_by_all_that_open_it(tmp_path):
@@ -272,4 +272,4 @@ def test_interrupted_run_leaves_no_process(number, tmp_path):
     child.communicate(timeout=120)
     while any(map(running, family)) and time.monotonic() < deadline + 60:
         time.sleep(0.05)
-    assert not [one for one in family if running(one)]
+    assert not [pid for pid in family if running(pid)]

@@ -55,8 +55,8 @@ def test_tiny_run_has_all_fields_and_its_counts_add_up(tmp_path: Path) -> None:
     assert child.returncode == 0, err
     document = json.loads(out)
     rows = document["rows"]
-    found = [(row["strategy"], row["learners"], row["condition"]) for row in rows]
-    assert found == [
+    runs = [(row["strategy"], row["learners"], row["condition"]) for row in rows]
+    assert runs == [
         ("single", 1, "homogeneous"),
         *[(name, 2, condition) for condition in ("homogeneous", "slow 2x") for name in ("adpsgd", "scpsgd")],
     ]
@@ -92,32 +92,32 @@ def test_killed_run_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_rows_have_ratios_to_the_reference_runs() -> None:
-    one = scaling.Result(Scenario("single", 1), measured([3.0]))
+    alone = scaling.Result(Scenario("single", 1), measured([3.0]))
     base = scaling.Result(Scenario("adpsgd", 4), measured([3.0, 3.0, 3.0, 2.7]))
     slow = scaling.Result(
         Scenario("adpsgd", 4, condition="slow 10x", slow=10.0),
         measured([3.0, 3.0, 3.0, 0.3], epoch_s=1.2, closings=4, cpu_share=0.95, own_share=0.9),
     )
-    row = scaling.to_row(base, [one, base])
+    row = scaling.to_row(base, [alone, base])
     assert (row["speedup"], row["epoch_ratio"], row["note"]) == (3.9, 1.0, "")
-    row = scaling.to_row(slow, [one, base, slow])
+    row = scaling.to_row(slow, [alone, base, slow])
     assert row["steps_per_s"] == 3.0  # the slow learner is not one of the others
     assert row["epoch_ratio"] == pytest.approx(1.2 / 80 * 11.7 * 8, abs=1e-3)
     assert row["throughput_ratio"] == pytest.approx(11.7 / 9.3, abs=1e-3)
     assert row["note"] == "the cores are the limit"
     few = replace(slow, measured=replace(slow.measured, closings=2))
-    assert scaling.to_row(few, [one, base, few])["epoch_ratio"] == pytest.approx(11.7 / 9.3, abs=1e-3)
+    assert scaling.to_row(few, [alone, base, few])["epoch_ratio"] == pytest.approx(11.7 / 9.3, abs=1e-3)
 
 
 def test_plan_measures_reference_scenarios_first() -> None:
     scenarios = list(scaling.plan(scaling.parse(["--learners", "2", "4"])))
     for number, scenario in enumerate(scenarios):
-        before = [scaling.Result(one, measured([1.0] * one.learners)) for one in scenarios[: number + 1]]
+        before = [scaling.Result(scenario, measured([1.0] * scenario.learners)) for scenario in scenarios[: number + 1]]
         row = scaling.to_row(before[-1], before)
         assert row["speedup"] is not None, scenario
         assert row["epoch_ratio"] is not None, scenario
         assert scenario.strategy != "h-adpsgd" or scenario.nodes > 1
-    assert {one.condition for one in scenarios} == set(scaling.CONDITIONS)
+    assert {scenario.condition for scenario in scenarios} == set(scaling.CONDITIONS)
 
 
 def test_namespaces_are_connected_and_removed_afterwards() -> None:

@@ -99,12 +99,12 @@ def test_compiled_models_take_converted_weights(corpus, tmp_path, monkeypatch):
     for learner in both:
         torch._dynamo.reset()
         counters.clear()
-        found = []
+        seen = []
         for number, batch in enumerate(loaded):
             learner.gradient(batch, number)
-            found.append(learner.flat.grads.clone())
+            seen.append(learner.flat.grads.clone())
             learner.update(1e-2)
-        programs.append((counters["stats"]["unique_graphs"], found))
+        programs.append((counters["stats"]["unique_graphs"], seen))
     torch._dynamo.reset()
     (count_plain, plain), (count_flat, flat) = programs
     assert count_plain == count_flat > 0
@@ -164,8 +164,8 @@ def tied_gradients(weights_of):
 def test_shared_and_unused_weights_get_the_gradients_of_autocast(monkeypatch, gap):
     monkeypatch.setattr(bf16_weights, "GAP", gap)
     wanted = tied_gradients(lambda flat: nullcontext)
-    found = tied_gradients(lambda flat: Bf16Weights(flat).in_use)
-    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
+    got = tied_gradients(lambda flat: Bf16Weights(flat).in_use)
+    assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
 
 
 def test_only_what_autocast_converts_is_in_bf16_and_only_in_a_pass():
@@ -186,7 +186,7 @@ def test_only_what_autocast_converts_is_in_bf16_and_only_in_a_pass():
 
 def out_of_memory(model, weights, types):
     with weights.in_use():
-        types |= {name: one.dtype for name, one in model.named_parameters(remove_duplicate=False)}
+        types |= {name: parameter.dtype for name, parameter in model.named_parameters(remove_duplicate=False)}
         raise torch.OutOfMemoryError
 
 
@@ -234,8 +234,8 @@ def test_conversion_at_once_gives_the_gradients_of_autocast(corpus, tmp_path, ki
     plain = learners(corpus, tmp_path, kind, GPU, model=model)[0]
     flat = learners(corpus, tmp_path, kind, GPU, model=model, cuda_graphs=graphs)[1]
     for number, batch in enumerate(3 * batches(plain)):
-        wanted, found = plain.gradient(batch, number), flat.gradient(batch, number)
-        assert found.loss == pytest.approx(wanted.loss, rel=0.05)
+        wanted, got = plain.gradient(batch, number), flat.gradient(batch, number)
+        assert got.loss == pytest.approx(wanted.loss, rel=0.05)
         assert (flat.flat.grads - plain.flat.grads).norm() < 0.05 * plain.flat.grads.norm()
         for learner in (plain, flat):
             learner.flat.weights.add_(learner.flat.grads, alpha=-1e-4)  # graphs convert the weights of each step

@@ -62,7 +62,7 @@ def test_every_strategy_learns_the_words(corpus, tmp_path, strategy):
     check(run.result)
     assert run.result["repeated"] == 0
     assert run.result["strategy"] == strategy
-    assert not list(tmp_path.rglob("rendezvous-*"))
+    assert not list(tmp_path.rglob("shared-*"))
     staleness = [entry["staleness"] for entry in run.entries("step") if "staleness" in entry]
     if strategy == "d1d":
         assert set(staleness[2:]) == {1.0}
@@ -81,7 +81,7 @@ def test_killed_learner_loses_only_its_own_work(corpus, tmp_path, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.traits.server])
+@pytest.mark.parametrize("strategy", [name for name, method in STRATEGIES.items() if method.traits.server])
 def test_killed_parameter_server_resumes_with_its_saved_state(corpus, tmp_path, strategy):
     with Running(comparison_job(corpus, tmp_path, strategy, epochs=40)) as running:
         running.wait_for_epoch(3)

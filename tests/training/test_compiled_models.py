@@ -37,8 +37,8 @@ def compare(corpus, folder, kind, backend, monkeypatch, tolerance, rows_of_batch
     load = Loader(open_set(job, "train"), plain.task, CPU)
     for number, rows in enumerate(rows_of_batches):
         batch = load(rows, 1)
-        wanted, found = plain.gradient(batch, number), fast.gradient(batch, number)
-        assert found.loss == pytest.approx(wanted.loss, rel=tolerance)
+        wanted, got = plain.gradient(batch, number), fast.gradient(batch, number)
+        assert got.loss == pytest.approx(wanted.loss, rel=tolerance)
         torch.testing.assert_close(fast.flat.grads, plain.flat.grads, rtol=tolerance, atol=tolerance)
     return counters["stats"]["unique_graphs"]
 

@@ -45,9 +45,9 @@ def test_replayed_gradients_are_those_of_plain_passes(corpus, tmp_path, made, ki
     load = Loader(open_set(plain.job, "train"), plain.task, CPU)
     batches = [load(list(rows), 0) for rows in (range(19), range(19, 38), range(3), range(19))]
     for number, batch in enumerate(batches):
-        wanted, found = plain.gradient(batch, number), fast.gradient(batch, number)
-        assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
-        assert found.utterances == wanted.utterances
+        wanted, got = plain.gradient(batch, number), fast.gradient(batch, number)
+        assert got.loss == pytest.approx(wanted.loss, rel=1e-5)
+        assert got.utterances == wanted.utterances
         torch.testing.assert_close(fast.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)
     assert made  # not only plain passes
     assert all(rows == rounded(rows) and frames == rounded(frames) for rows, frames, _ in made)
@@ -173,8 +173,8 @@ def test_graphs_give_the_gradients_of_plain_passes(corpus, tmp_path, kind, amp, 
     close = 0.05 if amp == "bf16" else 1e-3
     for number, rows in enumerate((range(19), range(19, 38), range(3), range(19), range(3), range(20, 40))):
         batch = load(list(rows), 0)
-        wanted, found = plain.gradient(batch, number), fast.gradient(batch, number)
-        assert found.loss == pytest.approx(wanted.loss, rel=close)
+        wanted, got = plain.gradient(batch, number), fast.gradient(batch, number)
+        assert got.loss == pytest.approx(wanted.loss, rel=close)
         assert (fast.flat.grads - plain.flat.grads).norm() < close * plain.flat.grads.norm()
         for learner in (plain, fast):
             learner.flat.weights.add_(learner.flat.grads, alpha=-1e-4)  # graphs read the weights of each step

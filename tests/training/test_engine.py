@@ -32,7 +32,7 @@ EVERYTHING_RANDOM = {
     "freq_masks": 1,
     "freq_mask_bins": 3,
     "speed_factors": [0.9, 1.0, 1.1],
-    "noise_snr_db": [10, 20],
+    "noise": {"snr_db": [10, 20]},
     "gain_db": 6,
 }
 

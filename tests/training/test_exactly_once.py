@@ -92,11 +92,11 @@ def check_with_repetitions(job, trace, corpus):
     epochs = {entry["epoch"] - 1: entry for entry in read_journal(job.journal) if entry["kind"] == "epoch"}
     everything = {sample.id for sample in corpus.train}
     assert sorted(counts) == sorted(epochs) == list(range(EPOCHS))
-    for epoch, found in counts.items():
-        assert found.keys() == everything
-        again = {name for name, times in found.items() if times > 1}
+    for epoch, count in counts.items():
+        assert count.keys() == everything
+        again = {name for name, times in count.items() if times > 1}
         assert again <= set(epochs[epoch]["repeated_ids"])
-        assert sum(found.values()) - len(everything) <= epochs[epoch]["repeated"]
+        assert sum(count.values()) - len(everything) <= epochs[epoch]["repeated"]
 
 
 @pytest.mark.slow

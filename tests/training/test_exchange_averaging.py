@@ -92,18 +92,18 @@ def test_device_receives_every_average_once_during_asynchronous_copies(seed):
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_both_sides_add_exactly_opposite_deltas(wire):
-    one, two = Learner(1, wire), Learner(2, wire)
-    for learner in (one, two):
+    first, second = Learner(1, wire), Learner(2, wire)
+    for learner in (first, second):
         learner.live.copy_(torch.randn(SIZE))
         learner.give()
         learner.inside.poll()
-    net = Network([one, two])
-    for chunk in range(one.inside.chunks):
+    net = Network([first, second])
+    for chunk in range(first.inside.chunks):
         net.ask(0, 1, chunk)
         net.answer(0)
         net.settle(0)
     deltas = []
-    for learner in (one, two):
+    for learner in (first, second):
         learner.poll()
         deltas.append(learner.outside.take().clone())
     assert torch.equal(deltas[0], -deltas[1])
@@ -157,106 +157,106 @@ def test_large_finite_differences_are_averaged_although_their_squares_overflow()
 
 
 def test_delta_missing_in_the_snapshot_stays_in_the_working_copy():
-    one, two = Learner(1), Learner(2)
-    net = Network([one, two])
+    first, second = Learner(1), Learner(2)
+    net = Network([first, second])
     for chunk in range(3):
         net.ask(0, 1, chunk)
     for _ in range(3):
         net.answer(0)
         net.settle(0)
-    mean = (one.exact + two.exact) / 2
-    one.poll()  # the delta is offered, not taken
-    assert one.give()  # a snapshot without it
-    one.inside.poll()
+    mean = (first.exact + second.exact) / 2
+    first.poll()  # the delta is offered, not taken
+    assert first.give()  # a snapshot without it
+    first.inside.poll()
     for chunk in range(3):
-        assert np.allclose(one.inside.weights(chunk), mean[chunk * 4 : chunk * 4 + 4])
-    one.take()
-    assert one.give()  # now it has it
-    one.inside.poll()
+        assert np.allclose(first.inside.weights(chunk), mean[chunk * 4 : chunk * 4 + 4])
+    first.take()
+    assert first.give()  # now it has it
+    first.inside.poll()
     for chunk in range(3):
-        assert np.allclose(one.inside.weights(chunk), mean[chunk * 4 : chunk * 4 + 4])
+        assert np.allclose(first.inside.weights(chunk), mean[chunk * 4 : chunk * 4 + 4])
 
 
 def test_delta_taken_while_an_older_snapshot_waits_is_kept():
-    one, two = Learner(1), Learner(2)
-    net = Network([one, two])
+    first, second = Learner(1), Learner(2)
+    net = Network([first, second])
     net.exchange(0, 1, 0)
-    one.poll()
-    one.give()  # waits, without the delta
-    one.take()
+    first.poll()
+    first.give()  # waits, without the delta
+    first.take()
     net.exchange(0, 1, 1)  # the next delta is gathered meanwhile
-    one.inside.poll()
-    mean = (one.exact + two.exact) / 2
-    assert np.allclose(one.inside.weights(0), mean[:4])
-    assert np.allclose(one.inside.weights(1), mean[4:8])
+    first.inside.poll()
+    mean = (first.exact + second.exact) / 2
+    assert np.allclose(first.inside.weights(0), mean[:4])
+    assert np.allclose(first.inside.weights(1), mean[4:8])
 
 
 def test_new_weights_discard_pending_and_gathered_deltas():
-    one, two = Learner(1), Learner(2)
-    net = Network([one, two])
+    first, second = Learner(1), Learner(2)
+    net = Network([first, second])
     net.exchange(0, 1, 0)
-    one.poll()
+    first.poll()
     net.exchange(0, 1, 1)
     fresh = torch.arange(SIZE, dtype=torch.float32)
-    one.outside.start(fresh, 5)
-    one.poll()
-    assert not one.outside.ready()
-    assert np.array_equal(np.concatenate([one.inside.weights(c) for c in range(3)]), fresh.numpy())
-    one.poll()
-    assert not one.outside.ready()
+    first.outside.start(fresh, 5)
+    first.poll()
+    assert not first.outside.ready()
+    assert np.array_equal(np.concatenate([first.inside.weights(c) for c in range(3)]), fresh.numpy())
+    first.poll()
+    assert not first.outside.ready()
 
 
 def test_reset_while_the_slot_is_full_takes_effect_with_the_next_snapshot():
-    one = Learner(1)
-    assert one.give()
-    assert not one.give()  # full
+    learner = Learner(1)
+    assert learner.give()
+    assert not learner.give()  # full
     fresh = torch.zeros(SIZE)
-    one.outside.start(fresh, 0)
-    one.inside.poll()
-    before = one.inside.generation
-    assert one.outside.give(fresh, 1)
-    one.inside.poll()
-    assert one.inside.generation == before + 1
-    assert not one.inside.weights(0).any()
+    learner.outside.start(fresh, 0)
+    learner.inside.poll()
+    before = learner.inside.generation
+    assert learner.outside.give(fresh, 1)
+    learner.inside.poll()
+    assert learner.inside.generation == before + 1
+    assert not learner.inside.weights(0).any()
 
 
 def test_delta_taken_during_a_poll_stays_in_the_working_copy():
-    one, two = Learner(1), Learner(2)
-    net = Network([one, two])
+    first, second = Learner(1), Learner(2)
+    net = Network([first, second])
     net.exchange(0, 1, 0)
-    one.poll()  # offers the first delta
+    first.poll()  # offers the first delta
     net.exchange(0, 1, 1)  # the second one is gathered
-    load = one.inside._load
+    load = first.inside._load
 
     def load_then_train():
         loaded = load()
-        assert one.give()  # a snapshot that lacks the first delta
-        one.take()
+        assert first.give()  # a snapshot that lacks the first delta
+        first.take()
         return loaded
 
-    one.inside._load = load_then_train
-    one.poll()
-    one.inside._load = load
+    first.inside._load = load_then_train
+    first.poll()
+    first.inside._load = load
     net.exchange(1, 0, 2)  # where the first delta was, if that memory were free by now
-    mean = (one.exact + two.exact) / 2
-    one.inside.poll()
-    assert torch.equal(one.working().double(), mean)
-    one.drain()
-    assert torch.equal(one.live.double(), mean)
+    mean = (first.exact + second.exact) / 2
+    first.inside.poll()
+    assert torch.equal(first.working().double(), mean)
+    first.drain()
+    assert torch.equal(first.live.double(), mean)
 
 
 def test_delta_of_old_weights_is_not_added_to_new_weights():
-    one, two = Learner(1), Learner(2)
-    Network([one, two]).exchange(0, 1, 0)
-    one.poll()  # offered, and not taken
+    first, second = Learner(1), Learner(2)
+    Network([first, second]).exchange(0, 1, 0)
+    first.poll()  # offered, and not taken
     fresh = torch.arange(SIZE, dtype=torch.float32)
-    one.outside.start(fresh, 5)
-    one.inside.poll()
+    first.outside.start(fresh, 5)
+    first.inside.poll()
     for step in (6, 7):
-        assert one.outside.give(fresh, step)  # still without a look at what waits
-        one.inside.poll()
-        assert torch.equal(one.working(), fresh)
-    assert not one.outside.ready()
+        assert first.outside.give(fresh, step)  # still without a look at what waits
+        first.inside.poll()
+        assert torch.equal(first.working(), fresh)
+    assert not first.outside.ready()
 
 
 @given(values=st.lists(st.floats(width=32, allow_nan=True), min_size=20, max_size=80))
@@ -276,7 +276,7 @@ def test_bf16_is_rounded_to_nearest_and_keeps_nan_and_inf(values):
 
 
 def test_weights_of_another_shape_or_type_are_refused():
-    one = Learner(1)
+    learner = Learner(1)
     for wrong in (torch.zeros(SIZE + 1), torch.zeros(SIZE).double(), torch.zeros(2, 5), torch.zeros(2 * SIZE)[::2]):
         with pytest.raises(ValueError, match="contiguous fp32"):
-            one.outside.give(wrong, 0)
+            learner.outside.give(wrong, 0)

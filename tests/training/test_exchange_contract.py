@@ -12,9 +12,10 @@ from emulated_device import DeviceExchange, EmulatedCudaExchange
 from exchange_ring import CONFIG, SIZE, Ring
 from support import wait_until
 
+from benchmarks.peers.gloo import GlooExchange
 from benchmarks.peers.starling import exchange_config
 from training.coordinator.membership import View
-from training.exchange import ExchangeError, ExchangeSetup, RingRendezvous, build_exchange
+from training.exchange import ExchangeError, ExchangeSetup, build_exchange
 from training.processes.keys import RingKey
 
 
@@ -72,20 +73,20 @@ class ExchangeContract:
 
     def test_each_step_permits_one_exchange_and_unused_permits_expire(self, tmp_path):
         with self.ring(2, tmp_path) as ring:
-            one = ring.exchanges[0]
+            exchange = ring.exchanges[0]
             ring.start()
             ring.loaded()
             for step in range(5):
-                one.tick(step)  # no node to exchange with
+                exchange.tick(step)  # no node to exchange with
             ring.join()
-            one.tick(5)
+            exchange.tick(5)
             if self.meets:
                 ring.exchanges[1].tick(5)
-            wait_until(one.ready, every_s=0.01)
+            wait_until(exchange.ready, every_s=0.01)
             for _ in range(10):
                 ring.work(tick=False)
-            assert one.parts == self.parts
-            assert one.stats().initiated <= 2 * self.parts
+            assert exchange.parts == self.parts
+            assert exchange.stats().initiated <= 2 * self.parts
             assert ring.exchanges[1].stats().initiated == int(self.meets) * self.parts
 
     def test_update_includes_all_averages_finished_before_it(self, tmp_path):
@@ -95,10 +96,10 @@ class ExchangeContract:
             ring.loaded()
             ring.join()
             for step in range(4):
-                for asking in [ring.exchanges] if self.meets else [[one] for one in ring.exchanges]:
+                for asking in [ring.exchanges] if self.meets else [[exchange] for exchange in ring.exchanges]:
                     before = [s.finished + s.answered for s in ring.stats()]
-                    for one in asking:
-                        one.tick(step)
+                    for exchange in asking:
+                        exchange.tick(step)
                     wait_until(
                         lambda: all(
                             s.finished + s.answered >= n + self.parts
@@ -107,16 +108,16 @@ class ExchangeContract:
                         every_s=0.002,
                     )
                     time.sleep(0.01)  # a delta handed over too early would arrive now
-                for n, one in enumerate(ring.exchanges):
-                    wait_until(lambda: self.is_everything_ready(one), 60, 0.002)  # noqa: B023
+                for n, exchange in enumerate(ring.exchanges):
+                    wait_until(lambda: self.is_everything_ready(exchange), 60, 0.002)  # noqa: B023
                     ring.take(n)
-                    assert one.stats().staleness == 1
+                    assert exchange.stats().staleness == 1
                 assert ring.spread() <= self.rounding
-                for n, one in enumerate(ring.exchanges):
+                for n, exchange in enumerate(ring.exchanges):
                     ring.live[n] += n + 1
-                    wait_until(lambda: one.give(ring.live[n], step + 1), every_s=0.002)  # noqa: B023
+                    wait_until(lambda: exchange.give(ring.live[n], step + 1), every_s=0.002)  # noqa: B023
                     # on a busy machine, the next exchange could begin before the daemon has seen these weights
-                    for box in self.mailboxes(one):
+                    for box in self.mailboxes(exchange):
                         wait_until(lambda: box.snapshot_step == step + 1 and box.read == box.written, every_s=0.002)  # noqa: B023
 
     def test_gradient_steps_are_not_lost(self, tmp_path):
@@ -146,11 +147,11 @@ class ExchangeContract:
             ring.live[1][5000] = float("nan")
             ring.join()
             ring.start()
-            one, two = ring.exchanges
+            first, second = ring.exchanges
 
             def skipped():
                 ring.work()
-                return one.stats().skipped_nonfinite and two.stats().skipped_nonfinite
+                return first.stats().skipped_nonfinite and second.stats().skipped_nonfinite
 
             wait_until(skipped, every_s=0.01)
             wait_until(
@@ -188,16 +189,16 @@ class ExchangeContract:
         with self.ring(2, tmp_path) as ring:
             ring.join()
             ring.start()
-            one = ring.exchanges[0]
-            wait_until(lambda: ring.work() or one.stats().initiated, every_s=0.01)
-            assert one.alive()
-            one.close()
-            one.close()
-            assert not one.alive()
-            one.tick(9)
-            one.set_view(View())
-            assert not one.ready()
-            assert one.stats().initiated
+            exchange = ring.exchanges[0]
+            wait_until(lambda: ring.work() or exchange.stats().initiated, every_s=0.01)
+            assert exchange.alive()
+            exchange.close()
+            exchange.close()
+            assert not exchange.alive()
+            exchange.tick(9)
+            exchange.set_view(View())
+            assert not exchange.ready()
+            assert exchange.stats().initiated
 
     def test_a_newcomer_gets_a_neighbours_weights(self, tmp_path):
         if not self.elastic:
@@ -322,12 +323,9 @@ class TestGloo(ExchangeContract):
     meets = True
 
     def make(self, count, folder, **config):
-        cfg, gossip = exchange_config(CONFIG | {"kind": "gloo"} | config)
-        rendezvous = RingRendezvous(str(folder / "meet"), count)
-        return [
-            build_exchange(cfg, ExchangeSetup(n, 0, SIZE, None, folder, rendezvous=rendezvous, gossip=gossip))
-            for n in range(count)
-        ]
+        cfg, gossip = exchange_config(CONFIG | {"encrypt": False} | config)
+        setups = [ExchangeSetup(n, 0, SIZE, None, folder, gossip=gossip) for n in range(count)]
+        return [GlooExchange(cfg, setup, str(folder / "meet"), count) for setup in setups]
 
     def test_a_lost_neighbour_ends_the_ring_but_not_training(self, tmp_path):
         with self.ring(3, tmp_path) as ring:

@@ -1,6 +1,6 @@
 """How much processor time exchanges beyond the first one of a step may take."""
 
-from training.exchange.zmq_daemon import CpuBudget
+from training.exchange.daemon import CpuBudget
 
 
 def test_cpu_share_accumulates_for_at_most_one_second():

@@ -302,7 +302,7 @@ def test_simultaneous_requests_average_instead_of_swapping(ring):
 
 
 def test_daemon_needs_no_torch_and_reveals_no_key(tmp_path):
-    code = "import sys, training.exchange.daemon, training.exchange.zmq_daemon; sys.exit('torch' in sys.modules)"
+    code = "import sys, training.exchange.daemon, training.exchange.daemon; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=240).returncode == 0
     key = RingKey.generate()
     exchange = build(0, tmp_path, key=key)

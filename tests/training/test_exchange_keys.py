@@ -33,9 +33,9 @@ def test_the_secret_is_not_shown():
 
 
 def test_public_and_secret_key_must_match():
-    one, two = RingKey.generate(), RingKey.generate()
+    own, foreign = RingKey.generate(), RingKey.generate()
     with pytest.raises(ValueError, match="belong together"):
-        RingKey(one.public, two.secret)
+        RingKey(own.public, foreign.secret)
 
 
 def test_invalid_or_readable_key_files_are_refused_with_a_remedy(tmp_path):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.peers.gloo import colours, partners
 from training.coordinator.membership import Member, View
-from training.exchange.gloo_daemon import colours, partners
 from training.exchange.neighbours import by_distance, neighbour, ring_order
 
 

@@ -7,10 +7,8 @@ from support import wait_until
 
 from benchmarks.peers.starling import exchange_config
 from training.coordinator.membership import Member, View
-from training.exchange import ExchangeSetup, ExchangeStats, RingRendezvous, build_exchange
-from training.exchange.config import ExchangeConfig
-from training.exchange.several import combined
-from training.strategies.gossip import GossipConfig
+from training.exchange import ExchangeSetup, ExchangeStats, build_exchange
+from training.exchange.client import combined
 
 
 def test_cpu_share_limits_exchanges_per_step(tmp_path):
@@ -21,12 +19,12 @@ def test_cpu_share_limits_exchanges_per_step(tmp_path):
             ring.start()
             ring.loaded()
             ring.join()
-            one = ring.exchanges[0]
+            asker = ring.exchanges[0]
             for step in range(3):
-                one.tick(step)
-                wait_until(lambda: one.stats().finished >= wanted * (step + 1), every_s=0.01)  # noqa: B023
+                asker.tick(step)
+                wait_until(lambda: asker.stats().finished >= wanted * (step + 1), every_s=0.01)  # noqa: B023
             ring.rest()
-            assert one.stats().finished == 3 * wanted
+            assert asker.stats().finished == 3 * wanted
         finally:
             for exchange in ring.exchanges:
                 exchange.close()
@@ -66,18 +64,18 @@ def test_two_daemons_average_like_one(tmp_path):
         ring.loaded()
         ring.join()
         total = ring.total()
-        one = ring.exchanges[0]
-        one._exchanges[0].tick(1)
-        wait_until(lambda: one.stats().finished == 1, every_s=0.01)
+        asker = ring.exchanges[0]
+        asker._exchanges[0].tick(1)
+        wait_until(lambda: asker.stats().finished == 1, every_s=0.01)
         second = ring.live[0][SIZE // 2 :].clone()
         # a daemon on a busy machine may be too late with a part for the first update
         wait_until(lambda: ring.take(0) or ring.live[0][0] == 0.5, every_s=0.01)
         assert torch.equal(ring.live[0][SIZE // 2 :], second)
-        one._exchanges[1].tick(1)
-        wait_until(lambda: one.stats().finished == 2, every_s=0.01)
+        asker._exchanges[1].tick(1)
+        wait_until(lambda: asker.stats().finished == 2, every_s=0.01)
         wait_until(lambda: ring.take(0) or ring.take(1) or ring.spread() == 0, every_s=0.01)
         assert torch.equal(ring.total(), total)
-        stats = one.stats()
+        stats = asker.stats()
         assert (stats.finished, stats.failed, stats.bytes_sent) == (2, 0, 4 * SIZE)
         assert sorted(path.name for path in tmp_path.glob("*.log")) == [
             f"exchange-{n}.{part}.log" for n in (0, 1) for part in (0, 1)
@@ -85,30 +83,15 @@ def test_two_daemons_average_like_one(tmp_path):
     finally:
         for exchange in ring.exchanges:
             exchange.close()
-    assert not one.alive()
+    assert not asker.alive()
     with pytest.raises(ValueError, match="use daemons=1"):
         build_exchange(cfg, ExchangeSetup(0, 0, 1, None, tmp_path))
 
 
 def test_statistics_of_parts_are_combined():
-    one = ExchangeStats(5, 4, 3, 1, 2, 6, 0.5, 1.0, 100, 200, 3.0, 1.0, 0.25, 0.1, 7)
-    two = ExchangeStats(2, 1, 4, 1, 0, 1, 0.7, 6.0, 10, 20, 4.0, 2.0, 0.5, 0.3, 8)
-    assert combined([one]) == one
+    first = ExchangeStats(5, 4, 3, 1, 2, 6, 0.5, 1.0, 100, 200, 3.0, 1.0, 0.25, 0.1, 7)
+    second = ExchangeStats(2, 1, 4, 1, 0, 1, 0.7, 6.0, 10, 20, 4.0, 2.0, 0.5, 0.3, 8)
+    assert combined([first]) == first
     both = ExchangeStats(7, 5, 7, 2, 2, 7, 0.7, 2.0, 110, 220, 12.5**0.5, 2.0, 0.75, 0.3, 8)
-    assert combined([one, two]) == both
+    assert combined([first, second]) == both
     assert combined([ExchangeStats()]) == ExchangeStats()
-
-
-@pytest.mark.parametrize(
-    ("node", "rendezvous", "neighbours", "message"),
-    [
-        (0, None, "ring", "needs a rendezvous"),
-        (0, RingRendezvous("file", 2, True), "random-ring", "fixed neighbours"),
-        (2, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
-        (-1, RingRendezvous("file", 2, True), "ring", "not among the 2 nodes"),
-    ],
-)
-def test_gloo_refuses_settings_that_need_more_than_a_fixed_ring(tmp_path, node, rendezvous, neighbours, message):
-    cfg, gossip = ExchangeConfig(kind="gloo", encrypt=False), GossipConfig(neighbours=neighbours)
-    with pytest.raises(ValueError, match=message):
-        build_exchange(cfg, ExchangeSetup(node, 0, SIZE, None, tmp_path, rendezvous=rendezvous, gossip=gossip))

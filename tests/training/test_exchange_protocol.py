@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from training.coordinator.membership import Member, View
 from training.exchange.messages import AVERAGE, CROSSED, FETCH, MISMATCH, NOT_READY, OK, OUTDATED, Header, MemoryPool
-from training.exchange.protocol import Pending, Protocol
-from training.exchange.reporting import Report
+from training.exchange.protocol import Pending, Protocol, Report
 
 CHUNKS = 3
 
@@ -134,7 +133,7 @@ def test_sum_is_conserved_with_late_crossing_and_aborted_exchanges(count, wire, 
     ring = Ring(count, wire=wire, per_step=3, window=window)
     for kind, a, b in events:
         node = ring.nodes[a % count]
-        open_ends = [one for one in ring.connections if one.there or one.back]
+        open_ends = [connection for connection in ring.connections if connection.there or connection.back]
         if kind in ("gradient", "take", "give", "tick"):
             getattr(node, kind)()
         elif kind == "poll":

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from training.exchange import reporting
+from training.exchange import protocol
 from training.exchange.mailbox import Mailbox, make_file
-from training.exchange.reporting import Report
+from training.exchange.protocol import Report
 
 
 class Averager:
@@ -16,9 +16,9 @@ class Averager:
 @pytest.fixture
 def mailbox():
     file = make_file(8)
-    found = Mailbox(file, 8)
-    yield found
-    found.close()
+    mailbox = Mailbox(file, 8)
+    yield mailbox
+    mailbox.close()
     os.close(file)
 
 
@@ -62,7 +62,7 @@ def test_finished_exchanges_are_written_at_once_other_figures_periodically(mailb
 
 def test_refusals_are_logged_with_a_rate_limit_per_peer_and_reason(mailbox, monkeypatch, caplog):
     report, now = Report(mailbox), [100.0]
-    monkeypatch.setattr(reporting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(protocol.time, "monotonic", lambda: now[0])
     for at, node, why in ((100, 1, "a"), (101, 1, "a"), (101, 2, "a"), (101, 1, "b"), (159, 1, "a"), (160, 1, "a")):
         now[0] = float(at)
         report.refuse(node, why)

@@ -24,8 +24,8 @@ def encrypt(channel, header=b"header", chunk=CHUNK):
 
 
 def decrypt(channel, head, chunk):
-    found = channel.open(head, chunk, bytearray(max(0, len(chunk) - TAG_BYTES)))
-    return None if found is None else (found[0], bytes(found[1]))
+    opened = channel.open(head, chunk, bytearray(max(0, len(chunk) - TAG_BYTES)))
+    return None if opened is None else (opened[0], bytes(opened[1]))
 
 
 def test_message_encrypted_by_one_side_is_decrypted_by_the_other():

@@ -8,15 +8,15 @@ import pytest
 import tones
 import torch
 from aligned_tones import OBJECTIVE, align_corpus, loudest_quarter, state_job
-from pydantic import ValidationError
 from support import wait_until
 
 from recognition.data.augmentation import Augmenter
 from recognition.data.state_targets import padded_states, read_alignments
+from recognition.systems import system_of
 from speech.features.augment import SpecAugment, WaveAugment
 from speech.features.augment.config import AugmentConfig
 from storage.objects import ObjectStore
-from tasks.config.training import AcousticTrainConfig
+from tasks.config.training import AcousticTrainConfig, check_system
 from tasks.simulated_speech import Speech
 from training.learner.compute import Learner, open_loader, open_set
 from training.learner.prefetch import Loader, LoaderProcesses
@@ -57,10 +57,10 @@ def test_states_from_a_loader_process_equal_those_of_a_thread(corpus, tmp_path, 
     monkeypatch.setattr(Loader, "__call__", lambda *_: None)
     processes = LoaderProcesses(here, partial(open_loader, job, torch.get_num_threads(), 0), 1)
     wait_until(lambda: processes.waiting, every_s=0.02)
-    found = processes(rows, 3)
+    batch = processes(rows, 3)
     processes.close()
-    assert found.frame_factor == wanted.frame_factor == 2
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found.tensors(), wanted.tensors(), strict=True))
+    assert batch.frame_factor == wanted.frame_factor == 2
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(batch.tensors(), wanted.tensors(), strict=True))
 
 
 def test_objective_of_tokens_reads_no_alignments(corpus, tmp_path):
@@ -103,7 +103,7 @@ def test_states_follow_the_speed(factor):
     changed, count = augment.apply(wave, lengths, drawn)
     states = (torch.arange(300) >= step).int()
     moved = augment.moved(
-        states, {name: {key: tensor[0] for key, tensor in one.items()} for name, one in drawn.items()}
+        states, {name: {key: tensor[0] for key, tensor in tensors.items()} for name, tensors in drawn.items()}
     )
     assert abs(len(moved) - int(count[0]) / 160) <= 1
     assert abs(int(moved.argmax()) - int((changed[0] > 0.5).int().argmax()) / 160) <= 1
@@ -158,15 +158,21 @@ def test_a_learner_warps_its_batches_states_with_the_features(corpus, tmp_path, 
     for row, length in enumerate(batch.state_lengths.tolist()):
         before, after = plain.states[row, :length].tolist(), batch.states[row, :length].tolist()
         assert (before[0], before[-1]) == (after[0], after[-1])
-        assert [one for one, _ in groupby(after)] == [one for one, _ in groupby(before)]
+        assert [state for state, _ in groupby(after)] == [state for state, _ in groupby(before)]
+
+
+def checked(document):
+    """Check a section `train` with the system that its objective is for."""
+    train = AcousticTrainConfig.model_validate(document)
+    check_system(system_of(train.objective), train)
 
 
 def test_augmentation_that_states_cannot_follow_is_refused():
     augment = {"pauses": {}}
-    with pytest.raises(ValidationError, match=r"aligned states cannot follow pauses of train\.augment"):
-        AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "augment": augment})
-    AcousticTrainConfig.model_validate({"augment": augment})
-    AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})
+    with pytest.raises(ValueError, match=r"aligned states cannot follow pauses of train\.augment"):
+        checked({"objective": OBJECTIVE, "augment": augment})
+    checked({"augment": augment})
+    checked({"objective": OBJECTIVE, "augment": {**augment, "enabled": False}})
 
 
 def test_missing_alignments_are_named(tmp_path):
@@ -181,10 +187,10 @@ def test_training_learns_the_states(corpus, tmp_path, alignments):
         losses = learner.gradient(data.batch(np.arange(12 * step, 12 * step + 12) % 48), step)
         learner.scale_gradient(losses.tokens)
         learner.update(1e-2)
-    found = Evaluator(job).validate(learner.model.state_dict())
-    assert found["frame_accuracy"] > 0.8
-    assert found["loss"] < 0.7
-    assert "wer" not in found
+    figures = Evaluator(job).validate(learner.model.state_dict())
+    assert figures["frame_accuracy"] > 0.8
+    assert figures["loss"] < 0.7
+    assert "wer" not in figures
 
 
 def test_batch_of_no_utterances_has_no_states():
@@ -192,8 +198,8 @@ def test_batch_of_no_utterances_has_no_states():
 
 
 def test_strategy_that_splits_the_model_is_refused():
-    with pytest.raises(ValidationError, match="pipeline splits the model, .* that frame_cross_entropy needs"):
-        AcousticTrainConfig.model_validate({"objective": OBJECTIVE, "strategy": "pipeline", "learners_per_node": 2})
+    with pytest.raises(ValueError, match="pipeline splits the model, .* do not train a recognizer of kind hybrid"):
+        checked({"objective": OBJECTIVE, "strategy": "pipeline", "learners_per_node": 2})
 
 
 def test_simulated_learners_get_the_gradients_of_a_real_one(corpus, tmp_path, alignments):

@@ -20,7 +20,7 @@ from training.coordinator.journal import parse_lines, read_journal
 from training.launch.training_process import TrainingFailedError, run_training
 
 ROOT = Path(__file__).resolve().parents[2]
-RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise_snr_db": [10, 20]}
+RANDOM = {"time_masks": 1, "time_mask_frames": 3, "speed_factors": [0.9, 1.1], "noise": {"snr_db": [10, 20]}}
 ENDLESS = 100_000
 SLOW = slow_nodes({0: 8})
 """A tiny model's epochs would be over before a test could interrupt them."""
@@ -28,9 +28,11 @@ SLOW = slow_nodes({0: 8})
 PARENT = """
 import sys
 from pathlib import Path
+from tasks.engine import know_tasks
 from training.job import TrainJob
 from training.launch.training_process import run_training
 
+know_tasks()
 run_training(TrainJob.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
 """
 
@@ -92,8 +94,8 @@ def resumes(job):
 
 def checkpoint_steps(job):
     """Steps in the newest complete checkpoint."""
-    found = find_checkpoint(ObjectStore(job.output_url), job.run)
-    return found[1]["totals"]["steps"] if found else 0
+    checkpoint = find_checkpoint(ObjectStore(job.output_url), job.run)
+    return checkpoint[1]["totals"]["steps"] if checkpoint else 0
 
 
 def short_job(corpus, folder, kind):
@@ -245,22 +247,22 @@ PLAIN = {
 def test_node_of_two_learners_trains_like_one_learner(corpus, tmp_path):
     """One code path: the two divide each batch, and add up their gradients."""
     spec = corpus.spec("blstm", model=bare("blstm"))
-    one = train_here(corpus.job(tmp_path / "one", spec=spec, **PLAIN))
+    alone = train_here(corpus.job(tmp_path / "one", spec=spec, **PLAIN))
     job = corpus.job(tmp_path / "two", spec=spec, strategy="scpsgd", learners_per_node=2, **PLAIN)
     two = train(job)
-    ours, theirs = (load_file(run.bundle / "model.safetensors") for run in (one, two))
+    ours, theirs = (load_file(run.bundle / "model.safetensors") for run in (alone, two))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
     norms = [
         {entry["step"]: entry["grad_norm"] for entry in run.entries("step") if entry["learner"] == "0.0"}
-        for run in (one, two)
+        for run in (alone, two)
     ]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
-    for ours, theirs in zip(one.entries("valid"), two.entries("valid"), strict=True):
+    for ours, theirs in zip(alone.entries("valid"), two.entries("valid"), strict=True):
         for name in ("train_loss", "valid_loss", "audio_seconds"):
             assert theirs[name] == pytest.approx(ours[name], rel=1e-4)
-    assert two.result["step"] == one.result["step"]
+    assert two.result["step"] == alone.result["step"]
     assert_counts_add_up(two, corpus, nodes=1, per_node=2, epochs=2)
 
 

@@ -44,7 +44,7 @@ def open_here(job):
 
 
 def wait_for(processes, count):
-    return wait_until(lambda: len(found := processes.waiting) == count and found, every_s=0.02)
+    return wait_until(lambda: len(waiting := processes.waiting) == count and waiting, every_s=0.02)
 
 
 @contextmanager
@@ -62,22 +62,22 @@ def batches_through(load, rows, count, epoch=1):
     """All batches of four, prefetched."""
     plan = [(rows[start : start + 4], epoch) for start in range(0, len(rows), 4)]
     prefetcher = Prefetcher(load, count)
-    found = []
-    for number, one in enumerate(plan):
+    loaded = []
+    for number, planned in enumerate(plan):
         prefetcher.hint(plan[number : number + 4])
-        found.append(prefetcher.take(*one))
+        loaded.append(prefetcher.take(*planned))
     prefetcher.close()
-    return found
+    return loaded
 
 
-def assert_equal(found, wanted):
+def assert_equal(batch, wanted):
     for name in ("ids", "speakers", "texts", "seconds", "unreadable", "frame_factor"):
-        assert getattr(found, name) == getattr(wanted, name), name
-    assert np.array_equal(found.rows, wanted.rows)
-    assert {name: list(one) for name, one in found.drawn.items()} == {
-        name: list(one) for name, one in wanted.drawn.items()
+        assert getattr(batch, name) == getattr(wanted, name), name
+    assert np.array_equal(batch.rows, wanted.rows)
+    assert {name: list(tensors) for name, tensors in batch.drawn.items()} == {
+        name: list(tensors) for name, tensors in wanted.drawn.items()
     }
-    for ours, theirs in zip(found.tensors(), wanted.tensors(), strict=True):
+    for ours, theirs in zip(batch.tensors(), wanted.tensors(), strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
 
@@ -103,9 +103,9 @@ def test_batches_and_draws_equal_those_of_threads_bit_for_bit(corpus, tmp_path, 
     wanted = batches_through(open_here(job), rows, 2)
     with loading(job, 2) as processes:
         monkeypatch.setattr(Loader, "__call__", refuse)
-        found = batches_through(processes, rows, 2)
+        loaded = batches_through(processes, rows, 2)
     assert {"noise", "reverb", "pauses"} <= wanted[0].drawn.keys()
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(loaded, wanted, strict=True):
         assert_equal(ours, theirs)
 
 
@@ -153,9 +153,9 @@ def test_damaged_shard_is_recorded_once_and_its_utterances_are_counted(corpus, s
     wanted = batches_through(open_here(job), rows, 1)
     shutil.rmtree(tmp_path / "output")
     with loading(job, 2) as processes:
-        found = batches_through(processes, rows, 2)
-    assert sum(batch.unreadable for batch in found) == record.count
-    for ours, theirs in zip(found, wanted, strict=True):
+        loaded = batches_through(processes, rows, 2)
+    assert sum(batch.unreadable for batch in loaded) == record.count
+    for ours, theirs in zip(loaded, wanted, strict=True):
         assert_equal(ours, theirs)
     quarantine = ShardQuarantine(ObjectStore(job.output_url), 48, folder=damage_folder("train"))
     assert [entry.shard for entry in quarantine.entries()] == [record.name]
@@ -189,10 +189,10 @@ def test_batch_of_a_killed_process_is_loaded_here_and_another_one_starts(corpus,
 
 
 def in_a_thread(load):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(load(np.arange(3), 0)), daemon=True)
+    loaded = []
+    thread = threading.Thread(target=lambda: loaded.append(load(np.arange(3), 0)), daemon=True)
     thread.start()
-    return thread, found
+    return thread, loaded
 
 
 def test_process_killed_while_it_loads_does_not_hang_the_learner(corpus, tmp_path, monkeypatch):
@@ -200,11 +200,11 @@ def test_process_killed_while_it_loads_does_not_hang_the_learner(corpus, tmp_pat
     with loading(job := corpus.job(tmp_path)) as processes:
         (pid,) = processes.waiting
         os.kill(pid, signal.SIGSTOP)
-        thread, found = in_a_thread(processes)
+        thread, loaded = in_a_thread(processes)
         wait_until(lambda: not processes.waiting, every_s=0.02)
         os.kill(pid, signal.SIGKILL)
         thread.join(60)
-    assert_equal(found[0], open_here(job)(np.arange(3), 0))
+    assert_equal(loaded[0], open_here(job)(np.arange(3), 0))
 
 
 def test_process_that_does_not_answer_is_replaced(corpus, tmp_path, monkeypatch, caplog):
@@ -230,9 +230,9 @@ def test_batch_without_utterances_comes_from_a_process(corpus, speech, tmp_path)
     job = corpus.job(tmp_path, train_url=str(speech), max_unreadable=0.5)
     rows = np.flatnonzero(ShardIndex.read(ObjectStore(str(speech))).column("shard") == 0)
     with loading(job) as processes:
-        found = processes(rows, 0)
-        assert_equal(found, open_here(job)(rows, 0))
-    assert found.unreadable == len(rows)
+        batch = processes(rows, 0)
+        assert_equal(batch, open_here(job)(rows, 0))
+    assert batch.unreadable == len(rows)
 
 
 def test_ctrl_c_is_for_the_learner_to_handle(corpus, tmp_path):
@@ -248,11 +248,11 @@ def test_closing_ends_all_processes_also_one_that_loads(corpus, tmp_path):
     with loading(job, 2) as idle, loading(job) as busy:
         pids = idle.waiting + busy.waiting
         os.kill(pids[-1], signal.SIGSTOP)
-        thread, found = in_a_thread(busy)
+        thread, loaded = in_a_thread(busy)
         wait_until(lambda: not busy.waiting, every_s=0.02)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     thread.join(60)
-    assert found
+    assert loaded
 
 
 LEARNER = """

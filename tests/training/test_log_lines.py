@@ -11,15 +11,15 @@ from training.processes.logs import HIDDEN, JsonFormatter, PlainFormatter, field
 
 @pytest.fixture
 def secrets(monkeypatch):
-    found = {
+    planted = {
         "AWS_SECRET_ACCESS_KEY": "planted/aws+secret",
         "PREFECT_API_AUTH_STRING": "admin:planted-prefect",
         "MLFLOW_TRACKING_PASSWORD": "planted-mlflow",
         "STARLING_NOTIFY_URL": "https://hooks.example.com/planted",
     }
-    for name, value in found.items():
+    for name, value in planted.items():
         monkeypatch.setenv(name, value)
-    return found
+    return planted
 
 
 def lines(formatter, *calls):
@@ -70,14 +70,14 @@ def test_log_line_is_a_json_object_with_the_fields_of_its_block():
     with fields(run="r-1", stage="shard"):
         (inside,) = lines(JsonFormatter(), ("three\nlines %s", "é"))
     (outside,) = lines(JsonFormatter(), ("after",))
-    found = json.loads(inside)
-    assert (found["run"], found["stage"], found["level"], found["message"]) == (
+    entry = json.loads(inside)
+    assert (entry["run"], entry["stage"], entry["level"], entry["message"]) == (
         "r-1",
         "shard",
         "INFO",
         "three\nlines é",
     )
-    assert found["time"].endswith("+00:00")
+    assert entry["time"].endswith("+00:00")
     assert "stage" not in json.loads(outside)
 
 
@@ -86,7 +86,7 @@ def test_an_error_has_its_traceback_without_secrets(secrets):
         raise ValueError("planted-mlflow was wrong")
     except ValueError:
         record = logging.LogRecord("a", logging.ERROR, __file__, 1, "failed", (), sys.exc_info())
-    found = json.loads(JsonFormatter().format(record))
-    assert found["error"] == "ValueError"
-    assert "Traceback" in found["traceback"]
-    assert "planted" not in json.dumps(found)
+    entry = json.loads(JsonFormatter().format(record))
+    assert entry["error"] == "ValueError"
+    assert "Traceback" in entry["traceback"]
+    assert "planted" not in json.dumps(entry)

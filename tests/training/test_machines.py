@@ -75,22 +75,22 @@ def test_machine_of_an_incomplete_node_gives_up_with_the_reason(corpus, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.traits.one_node])
+@pytest.mark.parametrize("strategy", [name for name, method in STRATEGIES.items() if method.traits.one_node])
 def test_strategies_of_one_node_give_the_same_weights_on_two_machines(corpus, tmp_path, strategy):
     changes = {"strategy": strategy, "learners_per_node": 4, "layers": 4}
-    one = train(machines_job(corpus, tmp_path / "one", 1, **changes))
+    single = train(machines_job(corpus, tmp_path / "one", 1, **changes))
     two = train(machines_job(corpus, tmp_path / "two", 2, **changes))
-    assert two.losses == one.losses
-    assert two.model_bytes == one.model_bytes
+    assert two.losses == single.losses
+    assert two.model_bytes == single.model_bytes
 
 
 @pytest.mark.slow
 def test_super_learners_can_span_several_machines(corpus, tmp_path):
     job = machines_job(corpus, tmp_path, strategy="h-adpsgd", nodes=2, epochs=12)
-    found = train(job)
-    assert found.result["utterances"] == 12 * 48
-    assert found.result["valid"]["wer"] < 0.5
-    assert {entry["learner"] for entry in found.entries("step")} == {"0.0", "0.1", "1.0", "1.1"}
+    trained = train(job)
+    assert trained.result["utterances"] == 12 * 48
+    assert trained.result["valid"]["wer"] < 0.5
+    assert {entry["learner"] for entry in trained.entries("step")} == {"0.0", "0.1", "1.0", "1.1"}
 
 
 @pytest.mark.slow
@@ -148,9 +148,9 @@ def test_leaving_machine_makes_its_node_leave_with_a_checkpoint(corpus, tmp_path
         assert list(left["left"].values()) == ["left"]
 
 
-def check(found):
-    assert 40 * 48 <= found.result["utterances"] <= 40 * 48 + found.result["repeated"]
-    assert found.result["valid"]["wer"] < 0.5
+def check(trained):
+    assert 40 * 48 <= trained.result["utterances"] <= 40 * 48 + trained.result["repeated"]
+    assert trained.result["valid"]["wer"] < 0.5
 
 
 @pytest.mark.slow

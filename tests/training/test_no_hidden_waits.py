@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 EVERYTHING = {
     "speed_factors": [0.9, 1.0, 1.1],
     "reverb": {"probability": 0.6, "rooms": 5},
-    "noise_snr_db": [10, 20],
+    "noise": {"snr_db": [10, 20]},
     "gain_db": 6,
     "pauses": {"probability": 0.8},
     "time_warp_frames": 3,
@@ -60,15 +60,15 @@ def test_step_waits_for_the_gpu_at_its_end_only(make_job, kind, objective, monke
     learner, stepper = node_of_one(job, CPU)
     move_to_gpu(learner)
     with emulated_gpu(monkeypatch) as gpu:
-        found = steps(learner, stepper, gpu.noting_afresh)
+        got = steps(learner, stepper, gpu.noting_afresh)
     assert not gpu.waits
     assert gpu.expected in ([LAST], [CTC, LAST])
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one.as_subclass(torch.Tensor), other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("cmvn", ["global", "speaker", "utterance", "sliding", "none"])
-@pytest.mark.parametrize("kind", sorted(kind for kind, one in FEATURES.items() if not one.adapted))
+@pytest.mark.parametrize("kind", sorted(kind for kind, feature in FEATURES.items() if not feature.adapted))
 def test_no_features_are_waited_for_and_the_host_knows_their_number(kind, cmvn, monkeypatch):
     levels = {"cmvn_gate_db": 30.0} if FEATURES[kind].has_levels and cmvn != "none" else {}
     own = FEATURES[kind].tiny
@@ -82,9 +82,9 @@ def test_no_features_are_waited_for_and_the_host_knows_their_number(kind, cmvn, 
     with emulated_gpu(monkeypatch) as gpu:
         for _ in range(2):
             gpu.waits.clear()  # those of the first time copy tables
-            found, _ = frontend(as_kind(OnGpu, waves), as_kind(OnGpu, lengths), speakers)
+            got, _ = frontend(as_kind(OnGpu, waves), as_kind(OnGpu, lengths), speakers)
     assert not gpu.waits
-    torch.testing.assert_close(found.as_subclass(torch.Tensor), wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(got.as_subclass(torch.Tensor), wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

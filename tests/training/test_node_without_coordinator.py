@@ -23,14 +23,14 @@ def batches_of_four(epoch, rows, plan):
 @pytest.fixture
 def client(tmp_path):
     """Node 1 of 2, which trains, and has not reached the coordinator for 20 s: longer than the grace of 10 s."""
-    found = NodeClient("127.0.0.1:9", None, 1, folder=tmp_path)
-    state = found._state
+    client = NodeClient("127.0.0.1:9", None, 1, folder=tmp_path)
+    state = client._state
     state.queue = Worklist(ShardMap(np.repeat(np.arange(6), PER_SHARD)), 7, 1, {})
     state.planner, state.known = batches_of_four, HeartbeatReply(running=True, progress=Progress(0, SIZE, 1))
     state.view = View(1, (Member(0, "a"), Member(1, "b")))
     state.heard = time.monotonic() - 20.0
-    yield found
-    found.close()
+    yield client
+    client.close()
 
 
 def test_idle_node_takes_its_own_share(client):

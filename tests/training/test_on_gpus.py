@@ -69,7 +69,7 @@ def test_nodes_share_one_gpu_and_average_in_its_memory(corpus, tmp_path):
 
 
 @pytest.mark.gpu(2)
-@pytest.mark.parametrize("strategy", [name for name, one in STRATEGIES.items() if one.traits.one_node])
+@pytest.mark.parametrize("strategy", [name for name, method in STRATEGIES.items() if method.traits.one_node])
 def test_a_node_of_two_gpus_trains_by_nccl(corpus, tmp_path, strategy):
     run = train(job_on(corpus, tmp_path, strategy=strategy, learners_per_node=2, epochs=8))
     check(run, 1 if STRATEGIES[strategy].traits.split else 2)
@@ -116,10 +116,10 @@ def test_gradients_on_gpu_and_cpu_agree(corpus, tmp_path, kind):
         Learner(job_on(corpus, tmp_path, kind, device, amp="off"), torch.device(device)) for device in ("cpu", "cuda")
     )
     data = open_set(plain.job, "train")
-    wanted, found = (
+    wanted, got = (
         learner.gradient(Loader(data, learner.task, learner.device)(range(6), 0), 1) for learner in (plain, fast)
     )
-    assert found.loss == pytest.approx(wanted.loss, rel=5e-3)  # convolutions in tf32
+    assert got.loss == pytest.approx(wanted.loss, rel=5e-3)  # convolutions in tf32
     difference = fast.flat.grads.cpu() - plain.flat.grads
     assert difference.norm() < 0.02 * plain.flat.grads.norm()
 
@@ -150,9 +150,9 @@ def test_batch_that_exceeds_gpu_memory_is_divided(corpus, tmp_path):
     grads, peak = learner.flat.grads.clone(), torch.cuda.max_memory_reserved(GPU)
     assert wanted.divided == 0
     with memory_for(base + 0.6 * (peak - base)):
-        found = learner.gradient(batch, 1)
-    assert found.divided == 1
-    assert found.loss == pytest.approx(wanted.loss, rel=1e-3)
+        losses = learner.gradient(batch, 1)
+    assert losses.divided == 1
+    assert losses.loss == pytest.approx(wanted.loss, rel=1e-3)
     assert (learner.flat.grads - grads).norm() < 0.01 * grads.norm()
 
 
@@ -193,9 +193,9 @@ def test_evaluator_falls_back_to_the_cpu_if_the_gpu_is_full(corpus, tmp_path):
     wanted = Evaluator(slow).validate(weights)
     with memory_for(4096):
         evaluator = Evaluator(job)
-        found = evaluator.validate(weights)
+        figures = evaluator.validate(weights)
     assert evaluator.device == torch.device("cpu")
-    assert found == wanted
+    assert figures == wanted
 
 
 @pytest.mark.gpu
@@ -239,10 +239,10 @@ def test_averages_through_the_cuda_mover_conserve_the_sum(tmp_path):
 
 @pytest.mark.gpu
 def test_loader_returns_page_locked_batches(corpus, tmp_path):
-    augment = {"noise_snr_db": [5, 20], "reverb": {"probability": 0.5}, "pauses": {}, "time_warp_frames": 3}
+    augment = {"noise": {"snr_db": [5, 20]}, "reverb": {"probability": 0.5}, "pauses": {}, "time_warp_frames": 3}
     augmenter = Augmenter(AugmentConfig.model_validate(augment), 8000, 1)
     batch = Loader(open_set(job_on(corpus, tmp_path), "train"), augmenter, GPU)(np.arange(9), 0)
-    drawn = [tensor for one in batch.drawn.values() for tensor in one.values()]
+    drawn = [tensor for tensors in batch.drawn.values() for tensor in tensors.values()]
     assert len(batch.drawn) == 5
     assert all(tensor.is_pinned() for tensor in (batch.inputs, batch.lengths, batch.tokens, batch.token_lengths))
     assert all(tensor.is_pinned() for tensor in drawn if tensor.numel())

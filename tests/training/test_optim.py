@@ -61,8 +61,8 @@ def test_state_is_restored_exactly_from_safetensors(cfg):
 @pytest.mark.parametrize("cfg", KINDS, ids=ids)
 def test_state_is_restored_exactly_from_flat_shares(cfg):
     model, other = small_model(), small_model(seed=9)
-    flats = [FlatParameters(one) for one in (model, other)]
-    optimizers = [build_optimizer(cfg, one) for one in (model, other)]
+    flats = [FlatParameters(network) for network in (model, other)]
+    optimizers = [build_optimizer(cfg, network) for network in (model, other)]
     giving, taking = [Moments(*both) for both in zip(optimizers, flats, strict=True)]
     total = flats[0].weights.numel()
     assert giving.write(torch.ones(len(giving.names), total), 0, total) == 0
@@ -80,7 +80,7 @@ def test_state_is_restored_exactly_from_flat_shares(cfg):
 @pytest.mark.parametrize("cfg", KINDS, ids=ids)
 def test_existing_optimizer_state_is_kept(cfg):
     model, other = small_model(), small_model()
-    optimizers = [build_optimizer(cfg, one) for one in (model, other)]
+    optimizers = [build_optimizer(cfg, network) for network in (model, other)]
     steps(model, optimizers[0], 2, seed=1)
     steps(other, optimizers[1], 2, seed=1)
     moments = Moments(optimizers[0], FlatParameters(model))

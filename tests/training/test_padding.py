@@ -33,9 +33,9 @@ def test_longer_padding_does_not_change_gradients(corpus, tmp_path, kind):
     padded.frame_multiple = 64
     forward = padded.model.forward
     padded.model.forward = lambda feats, frames: (widths.append(feats.shape[1]), forward(feats, frames))[1]
-    wanted, found = plain.gradient(batch, 3), padded.gradient(batch, 3)
+    wanted, got = plain.gradient(batch, 3), padded.gradient(batch, 3)
     assert widths[0] % 64 == 0
-    assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
+    assert got.loss == pytest.approx(wanted.loss, rel=1e-5)
     torch.testing.assert_close(padded.flat.grads, plain.flat.grads, rtol=1e-4, atol=1e-4)
 
 
@@ -76,8 +76,8 @@ def test_attention_heads_are_padded_to_multiples_of_eight_without_effect(monkeyp
         return real(q, k, v, **fields)
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
-    found = attention.attend(q, k, v, mask, multiple=8)
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    got = attention.attend(q, k, v, mask, multiple=8)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
     assert torch.equal(attention.attend(q, k, v, mask), wanted)
     assert widths == [40, 36]
 

@@ -38,10 +38,10 @@ from training.processes.sockets import read_address
 
 def test_stopped_server_resumes_with_its_complete_state(tmp_path):
     flat = FlatParameters(network())
-    one, two = gradients(flat, 2)
+    first, second = gradients(flat, 2)
     with serving(tmp_path, 2, ADAMW) as addresses, client_of(addresses) as client:
         client.init("s", flat.weights, {})
-        client.push(one, [0, 0], 0.1)
+        client.push(first, [0, 0], 0.1)
         (weights, _), state = client.pull(), client.state()
         with raw_socket(addresses[0]) as raw:
             request = ServerRequest(op="push", name="raw", token="t", number=1, version=1, lr=0.0)
@@ -52,7 +52,7 @@ def test_stopped_server_resumes_with_its_complete_state(tmp_path):
         assert ask_raw(raw, pack(request, [values])) == answer  # answered before: not applied again
         assert not client.init("s", torch.zeros_like(flat.weights), {})
         assert client.pull()[1] == [2, 1]
-        assert client.push(two, [1, 1], 0.1) == ([3, 2], 0.5)
+        assert client.push(second, [1, 1], 0.1) == ([3, 2], 0.5)
     with serving(tmp_path, 2, ADAMW, fresh=True) as addresses, client_of(addresses) as client:
         with pytest.raises(ServerError, match="no weights yet"):
             client.pull()
@@ -127,19 +127,19 @@ def test_killed_server_resumes_at_its_address_with_saved_state(tmp_path):
         with client_of(addresses, patience_s=60, flat=flat) as client:
             client.init("s", flat.weights, {})
             begun = saved.stat().st_mtime_ns
-            one, two = gradients(flat, 2)
-            flat.grads.copy_(one)
+            first, second = gradients(flat, 2)
+            flat.grads.copy_(first)
             set_learning_rate(optimizer, 0.1)
             optimizer.step()
-            client.push(one, [0, 0], 0.1)
+            client.push(first, [0, 0], 0.1)
             wait_for(lambda: saved.stat().st_mtime_ns != begun, 30)
             processes[0].kill()
             with ThreadPoolExecutor(1) as pool:
-                pushed = pool.submit(client.push, two, [1, 1], 0.1)  # waits for the restarted one
+                pushed = pool.submit(client.push, second, [1, 1], 0.1)  # waits for the restarted one
                 processes[0].start()
                 assert pushed.result(60) == ([2, 2], 0.0)
             assert processes[0].address == addresses[0]
-            flat.grads.copy_(two)
+            flat.grads.copy_(second)
             optimizer.step()
             assert torch.equal(client.pull()[0], flat.weights)
     finally:
@@ -186,7 +186,9 @@ def test_supervisor_starts_publishes_and_restarts_parameter_servers(corpus, tmp_
             assert client.init("s", flat.weights, {})
             before = json.loads(note.read_text())
             os.kill(before["pid"], signal.SIGKILL)
-            after = wait_for(lambda: (found := json.loads(note.read_text()))["pid"] != before["pid"] and found, 60)
+            after = wait_for(
+                lambda: (document := json.loads(note.read_text()))["pid"] != before["pid"] and document, 60
+            )
             assert after["address"] == before["address"]
             assert torch.equal(client.pull()[0], flat.weights)
         supervisor.terminate()

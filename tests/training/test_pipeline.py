@@ -13,7 +13,7 @@ from speech.models.networks.blstm import Blstm
 from speech.models.networks.stages import balanced, split_model
 from training.node.pipeline import BatchPlan
 from training.node.process_group import NodeGroup
-from training.node.strategy_setup import build_learner
+from training.node.run_rank import build_learner
 
 MICRO_BATCHES = 4
 
@@ -215,6 +215,6 @@ def test_micro_batches_have_equal_size_and_are_not_empty(utterances, micro_batch
     ],
 )
 def test_cost_of_the_largest_stage_is_minimal(costs, parts, cuts):
-    found = balanced(costs, parts)
-    assert [len(part) for part in found] == cuts
-    assert [number for part in found for number in part] == list(range(len(costs)))
+    shares = balanced(costs, parts)
+    assert [len(part) for part in shares] == cuts
+    assert [number for part in shares for number in part] == list(range(len(costs)))

@@ -62,51 +62,51 @@ def make(tmp_path):
     return stepper
 
 
-def step(one, gradient, tokens=4, loss=2.0, lr=0.1):
-    one.learner.flat.grads.copy_(gradient)
-    one.step(Losses(loss, tokens, tokens), False, lr)
-    return one.results()[0]
+def step(stepper, gradient, tokens=4, loss=2.0, lr=0.1):
+    stepper.learner.flat.grads.copy_(gradient)
+    stepper.step(Losses(loss, tokens, tokens), False, lr)
+    return stepper.results()[0]
 
 
 def test_session_starts_with_the_learners_weights(make):
-    one, server = make()
-    one.begin("first")
+    stepper, server = make()
+    stepper.begin("first")
     [(session, weights, optimizer)] = server.begun
     assert (session, optimizer) == ("first", {})
-    assert torch.equal(weights, one.learner.flat.weights)
+    assert torch.equal(weights, stepper.learner.flat.weights)
 
 
 def test_clipped_mean_gradient_is_pushed_with_its_versions(make):
-    one, server = make()
-    one.begin("s")
-    one.start(0)
+    stepper, server = make()
+    stepper.begin("s")
+    stepper.start(0)
     gradient = torch.arange(1.0, SIZE + 1)
-    first = step(one, gradient)
+    first = step(stepper, gradient)
     [(grads, versions, lr)] = server.pushed
     assert (versions, lr) == ([0, 0], 0.1)
     torch.testing.assert_close(grads, 0.25 * gradient / gradient.norm())
     assert first.parts[0].staleness == 3.0
-    step(one, gradient, lr=0.05)
+    step(stepper, gradient, lr=0.05)
     assert (server.pushed[1][1], server.pushed[1][2]) == ([1, 1], 0.05)
-    assert torch.equal(one.learner.flat.weights, server.weights)
+    assert torch.equal(stepper.learner.flat.weights, server.weights)
 
 
 def test_nan_gradient_is_not_pushed(make):
-    one, server = make()
-    one.begin("s")
-    one.start(0)
-    assert not step(one, torch.ones(SIZE), loss=float("nan")).good
+    stepper, server = make()
+    stepper.begin("s")
+    stepper.start(0)
+    assert not step(stepper, torch.ones(SIZE), loss=float("nan")).good
     assert server.pushed == []
-    assert step(one, torch.ones(SIZE)).good
+    assert step(stepper, torch.ones(SIZE)).good
     assert len(server.pushed) == 1
 
 
 def test_checkpoint_restores_the_servers_weights_and_state(make):
-    one, server = make()
-    one.begin("s")
-    one.start(0)
-    step(one, torch.ones(SIZE))
-    kept = one.keep()
+    stepper, server = make()
+    stepper.begin("s")
+    stepper.start(0)
+    step(stepper, torch.ones(SIZE))
+    kept = stepper.keep()
     assert torch.equal(kept.state["server.center"], server.weights)
     other, next_server = make()
     other.restore(kept)
@@ -122,9 +122,9 @@ def test_checkpoint_restores_the_servers_weights_and_state(make):
 
 
 def test_a_newcomer_takes_the_servers_weights(make):
-    one, server = make()
+    stepper, server = make()
     server.weights = torch.full((SIZE,), 0.5)
-    assert one.fetch()
-    assert torch.equal(one.learner.flat.weights, server.weights)
+    assert stepper.fetch()
+    assert torch.equal(stepper.learner.flat.weights, server.weights)
     server.weights = torch.full((SIZE,), float("nan"))
-    assert not one.fetch()
+    assert not stepper.fetch()

@@ -85,8 +85,8 @@ def test_replicas_of_epochs_before_joining_are_not_overwritten(make):
         traced.leave(Wanted(epoch=epoch), 1, [])
     traced.close()
     assert client.snapshots == [1, 2, 3, 4, 5]
-    found = {epoch: replica_name(epoch, NODE) for epoch in range(1, 6)}
-    values = {n: float(read_weights(store, name)["w"][0]) for n, name in found.items() if store.exists(name)}
+    names = {epoch: replica_name(epoch, NODE) for epoch in range(1, 6)}
+    values = {n: float(read_weights(store, name)["w"][0]) for n, name in names.items() if store.exists(name)}
     assert values == {1: 5.0, 2: 0.0, 4: 0.0, 5: 5.0}
 
 

@@ -66,9 +66,9 @@ def test_temperature_shares_follow_the_formula(temperature):
     sizes = np.array([300, 40, 7]) / 347
     expected = sizes ** (1 / temperature) / (sizes ** (1 / temperature)).sum()
     assert len(rows) == 347
-    found = shares(INDEX, rows)
+    got = shares(INDEX, rows)
     for name, share in zip(["big", "small", "tiny"], expected, strict=True):
-        assert found[name] == pytest.approx(share, abs=1 / 347)
+        assert got[name] == pytest.approx(share, abs=1 / 347)
 
 
 def test_weights_are_shares_and_zero_excludes_a_group():

@@ -28,11 +28,11 @@ def compare(*rows):
 
 @pytest.mark.parametrize("strategy", ["adpsgd", "scpsgd", "h-adpsgd"])
 def test_step_overhead_is_taken_from_the_run_with_one_learner(strategy):
-    (found,) = compare(row(strategy, 4, "homogeneous", 4.0))
-    assert found["overhead_s"] == pytest.approx(0.05)
-    assert found["real"] == 16.0
-    assert found["simulated"] == pytest.approx(16.0, rel=0.03)
-    assert found["agrees"]
+    (agreed,) = compare(row(strategy, 4, "homogeneous", 4.0))
+    assert agreed["overhead_s"] == pytest.approx(0.05)
+    assert agreed["real"] == 16.0
+    assert agreed["simulated"] == pytest.approx(16.0, rel=0.03)
+    assert agreed["agrees"]
 
 
 def test_slow_learner_delays_the_same_strategies_as_in_the_benchmark():
@@ -49,11 +49,11 @@ def test_slow_learner_delays_the_same_strategies_as_in_the_benchmark():
 
 def test_only_the_calibrated_column_matches_a_slower_homogeneous_run():
     slower = row("scpsgd", 4, "homogeneous", 2.0)
-    (found,) = compare(slower)
-    assert found["difference"] == pytest.approx(1.0, abs=0.05)
-    assert found["calibrated_difference"] == pytest.approx(0, abs=0.01)
-    assert not found["agrees"]
-    shown = scaling_agreement.show([found])
+    (agreed,) = compare(slower)
+    assert agreed["difference"] == pytest.approx(1.0, abs=0.05)
+    assert agreed["calibrated_difference"] == pytest.approx(0, abs=0.01)
+    assert not agreed["agrees"]
+    shown = scaling_agreement.show([agreed])
     assert "within 15%: 0 of 1 rows" in shown
     assert "apart: scpsgd, homogeneous (+" in shown
 
@@ -90,5 +90,5 @@ def test_rows_of_an_earlier_run_are_read_from_a_file(tmp_path, capsys):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps({"rows": [ALONE, row("adpsgd", 4, "homogeneous", 4.0)], "skipped": []}))
     assert scaling_agreement.main(["--rows", str(file), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["rows"]
-    assert (found["strategy"], found["agrees"]) == ("adpsgd", True)
+    (printed,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (printed["strategy"], printed["agrees"]) == ("adpsgd", True)

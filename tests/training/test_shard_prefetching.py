@@ -46,7 +46,7 @@ def test_shards_of_a_lease_are_fetched_before_its_first_batch(job):
         worker = make_worker(job, address, 0)
         client = worker.client
         try:
-            worker._join()
+            worker.join()
             idle.begin(lambda *_: [], worker.draws.shard)
             leases = []
             while len(leases) < 3:
@@ -62,9 +62,9 @@ def test_shards_of_a_lease_are_fetched_before_its_first_batch(job):
                     counts = {"utterances": len(work.rows), "seconds": 1.0, "tokens": 1, "loss_sum": 1.0}
                     client.trained(work, **counts)
         finally:
-            for one in (client, idle):
-                one.leave()
-                one.close()
+            for connection in (client, idle):
+                connection.leave()
+                connection.close()
             worker.prefetch.close()
     assert 2 <= len(leases[0]) < SHARDS
     assert not leases[0] & leases[1]
@@ -110,7 +110,7 @@ def test_every_machine_of_a_node_prefetches_the_shards(job, tmp_path):
     with serve_coordinator(job) as address:
         worker = make_worker(job, address, 0)
         try:
-            worker._join()
+            worker.join()
             first, second = (wait_until(lambda: next_train_order(worker), every_s=0.02) for _ in range(2))
         finally:
             worker.client.leave()

@@ -25,10 +25,10 @@ def test_figures_match_proc(tmp_path, monkeypatch):
     proc(tmp_path, 100, 100)
     machine = Machine()
     proc(tmp_path, 130, 150, 20)
-    found = machine.sample()
-    assert found["cpu"] == pytest.approx(30.0)  # time waiting for a disk does not count as busy
-    assert (found["memory"], found["memory_mb"]) == (25.0, 1024.0)
-    assert (found["received_mb_per_s"], found["sent_mb_per_s"]) == (0.0, 0.0)  # no work since the first sample
+    figures = machine.sample()
+    assert figures["cpu"] == pytest.approx(30.0)  # time waiting for a disk does not count as busy
+    assert (figures["memory"], figures["memory_mb"]) == (25.0, 1024.0)
+    assert (figures["received_mb_per_s"], figures["sent_mb_per_s"]) == (0.0, 0.0)  # no work since the first sample
 
 
 def test_network_traffic_is_a_rate_over_the_elapsed_time(tmp_path, monkeypatch):
@@ -38,8 +38,8 @@ def test_network_traffic_is_a_rate_over_the_elapsed_time(tmp_path, monkeypatch):
     proc(tmp_path, 100, 100)
     machine = Machine()
     (tmp_path / "net" / "dev").write_text(NET.replace("3000000", "11000000"))
-    found = machine._network()
-    assert (found["received_mb_per_s"], found["sent_mb_per_s"]) == (2.0, 0.0)
+    traffic = machine._network()
+    assert (traffic["received_mb_per_s"], traffic["sent_mb_per_s"]) == (2.0, 0.0)
     (tmp_path / "net" / "dev").write_text(NET.partition("  eth0")[0])  # the interface has gone
     assert machine._network() == {}
 

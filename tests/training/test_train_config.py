@@ -16,7 +16,7 @@ from training.config import TrainConfig
         ("adpsgd", 5, 1),
         ("h-adpsgd", 2, 2),
         ("h-adpsgd", 3, 1),
-        *((name, 1, 3) for name in ("sdpsgd", "d1d", "ma", "bmuf", "onebit", "pipeline")),
+        *((name, 1, 3) for name in ("sdpsgd", "d1d", "ma", "bmuf", "pairs", "onebit", "pipeline")),
         *((name, 3, 1) for name in ("asgd", "easgd", "hogwild")),
     ],
 )

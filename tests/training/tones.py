@@ -114,7 +114,7 @@ class Corpus:
             "tokenizer": tokenizer.to_dict(),
             "model": TINY[kind],
         }
-        return BundleSpec(**values | changes)
+        return BundleSpec(**(values | changes))
 
     def job(self, folder: Path, kind: str = "blstm", spec: BundleSpec | None = None, **changes: object) -> TrainJob:
         """A job that leaves its output and journal below `folder`; `changes` go to the job or to its `train` part."""
@@ -183,8 +183,9 @@ LEARNS = {
 
 
 def bare(kind: str) -> ModelConfig:
-    """The tiny model without dropout, at 25 output frames a second."""
-    return TINY[kind].model_copy(update={"subsampling": 4, "dropout": 0.0})
+    """The tiny model without dropout, at 25 output frames a second if there are such models of its kind."""
+    factor = min(4, max(TINY[kind].subsamplings))
+    return TINY[kind].model_copy(update={"subsampling": factor, "dropout": 0.0})
 
 
 @dataclass(frozen=True)

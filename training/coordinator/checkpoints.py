@@ -194,10 +194,10 @@ class Publisher:
 
     def finished(self) -> list[tuple[int, bool]]:
         """Checkpoints whose publication has ended since the last call, each with whether it succeeded."""
-        found = []
+        ended = []
         while not self._done.empty():
-            found.append(self._done.get_nowait())
-        return found
+            ended.append(self._done.get_nowait())
+        return ended
 
     def close(self, patience_s: float = 5.0) -> None:
         """Finish the queued checkpoints and end the thread."""

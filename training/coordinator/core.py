@@ -142,9 +142,9 @@ class Core:
 
     def drain(self) -> tuple[list[Event], list[JsonObject]]:
         """Take the events and journal lines since the last call, to be committed."""
-        found = self._events, self.ledger.lines
+        taken = self._events, self.ledger.lines
         self._events, self.ledger.lines = [], []
-        return found
+        return taken
 
     def check_rows(self, epoch: int, packed: str) -> int:
         """Validate the epoch and rows that a node names and return the number of rows.

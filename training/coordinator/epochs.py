@@ -61,8 +61,8 @@ class ShardMap:
         """Mask of the shards with at least one marked row [count]; `mask` is over all rows."""
         ordered = mask if self._order is None else mask[self._order]
         before = np.concatenate([[0], np.cumsum(ordered, dtype=np.int32)])
-        found: NDArray[np.bool_] = np.diff(before[self._starts]) > 0
-        return found
+        marked: NDArray[np.bool_] = np.diff(before[self._starts]) > 0
+        return marked
 
     def split(self, rows: Rows) -> list[Rows]:
         """Split rows by shard, shards ascending."""

@@ -72,15 +72,15 @@ class Evaluations:
 
     def ready(self, now: float) -> list[ReadyEpoch]:
         """Epochs to evaluate, oldest first."""
-        found = []
+        epochs = []
         for number in self._open():
             nodes = self.ledger.books.snapshots.get(str(number), [])
             if not nodes:
                 continue
             first = self._first.setdefault(number, now)
             if not self._awaited(number) or now - first > LATE_S:
-                found.append(ReadyEpoch(epoch=number, nodes=tuple(sorted(nodes))))
-        return found
+                epochs.append(ReadyEpoch(epoch=number, nodes=tuple(sorted(nodes))))
+        return epochs
 
     def journal_line(self, number: int, result: JsonObject) -> JsonObject:
         """The journal's `valid` entry for an evaluation.

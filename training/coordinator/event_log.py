@@ -149,6 +149,6 @@ class EventLog:
 
 def _take(written: Counter[str], line: str) -> bool:
     """Whether a line is among those written; each written line is matched once."""
-    found = written[line] > 0
-    written[line] -= int(found)
-    return found
+    was_written = written[line] > 0
+    written[line] -= int(was_written)
+    return was_written

@@ -252,8 +252,8 @@ def _whole_bytes(fd: int) -> int:
     end = os.fstat(fd).st_size
     while end:
         start = max(0, end - _SEARCHED)
-        found = os.pread(fd, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        place = os.pread(fd, end - start, start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
         end = start
     return 0

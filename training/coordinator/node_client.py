@@ -153,8 +153,9 @@ class NodeClient:
         self._end("fail", reason, patience_s)
 
     def leave(self, *, patience_s: float = 5.0) -> None:
-        """Leave the ring after everything is reported. Waits at most `patience_s`."""
-        self._end("leave", "", patience_s)
+        """Leave the ring after everything is reported, unless this node never joined. Waits at most `patience_s`."""
+        if self._state.incarnation:
+            self._end("leave", "", patience_s)
 
     def _end(self, op: Literal["leave", "fail"], reason: str, patience_s: float) -> None:
         self._thread.stop()
@@ -217,9 +218,9 @@ class NodeClient:
         """
         if not math.isfinite(loss_sum):
             loss_sum = tokens = 0.0
-        found = Counts.model_validate({"loss_sum": loss_sum, "tokens": tokens, **counts})
+        counted = Counts.model_validate({"loss_sum": loss_sum, "tokens": tokens, **counts})
         with self._lock:
-            self._state.trained(assignment, found)
+            self._state.trained(assignment, counted)
 
     @property
     def seq(self) -> int:

@@ -1,9 +1,16 @@
-"""Averages weights with neighbours while gradients are computed; importing this imports neither torch nor ZeroMQ."""
+"""Averages weights with neighbours while gradients are computed; importing this imports neither torch nor ZeroMQ.
+
+A learner calls an `Exchange` (`base`). Its side of the shared memory is a `MailboxExchange` (`client`), whose `Mover`
+copies weights in and what was averaged out: from main memory, from a device, or within it. On the other side an
+`Averager` averages chunks by the half-difference rule and a `Protocol` decides, both without I/O. What drives them is
+the one thing that differs: the daemon over ZeroMQ in a process of its own (`ProcessExchange`), the same in a thread for
+weights that stay in GPU memory (`CudaExchange`), or a virtual network (`training.simulation.exchange`).
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError, RingRendezvous
+from training.exchange.base import Exchange, ExchangeError, ExchangeSetup, ExchangeStats, PortTakenError
 
 if TYPE_CHECKING:
     from training.exchange.config import ExchangeConfig
@@ -14,7 +21,6 @@ __all__ = [
     "ExchangeSetup",
     "ExchangeStats",
     "PortTakenError",
-    "RingRendezvous",
     "build_exchange",
 ]
 
@@ -42,7 +48,7 @@ def build_exchange(cfg: "ExchangeConfig", setup: ExchangeSetup) -> Exchange:
         made = ProcessExchange
     if cfg.daemons == 1:
         return made(cfg, setup)
-    from training.exchange.several import SeveralExchanges
+    from training.exchange.client import SeveralExchanges
 
     each = cfg.model_copy(update={"cpu_share": cfg.cpu_share / cfg.daemons})
     return SeveralExchanges(lambda part: made(each, part), setup, cfg.daemons)

@@ -8,14 +8,15 @@ collects everything averaged until then, and waits at most a few milliseconds fo
     for step in ...:
         ...  # forward, backward
         if exchange.ready():
-            weights += exchange.take()
-            exchange.release()
+            with exchange.taken() as delta:
+                weights += delta
         ...  # update
-        exchange.give(weights, step)
-        exchange.tick(step)
+        exchange.offer(weights, step)
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,21 +38,6 @@ class PortTakenError(ValueError):
     """The configured port is in use by another process."""
 
 
-@dataclass(frozen=True)
-class RingRendezvous:
-    """Rendezvous of the fixed ring of `gloo`; elastic exchanges do not need it.
-
-    Attributes:
-        store: Host and port of a `torch.distributed.TCPStore`, or the path of a `FileStore`.
-        nodes: Number of nodes in the ring; they are numbered 0 to nodes - 1.
-        serve: Whether this exchange's daemon hosts the TCPStore (one of them does, or the caller).
-    """
-
-    store: str
-    nodes: int
-    serve: bool = False
-
-
 def _default_gossip() -> "GossipConfig":
     from training.strategies.gossip import GossipConfig  # imports pydantic, which the daemon does not need
 
@@ -71,7 +57,6 @@ class ExchangeSetup:
         bind_host: Address to listen on; "host" uses a free port, "host:port" that port.
         advertise_host: Address under which other machines reach this one, if it differs from `bind_host`.
         seed: Shared by the whole ring; determines the random neighbours.
-        rendezvous: Rendezvous of the fixed ring; only for `gloo`.
         moments: Values of optimizer state per weight that newcomers fetch with the weights; 0 for weights alone.
         optimizer: Name of the optimizer state; nodes with different names fetch only weights from each other.
         gossip: With whom to average, and how often.
@@ -85,7 +70,6 @@ class ExchangeSetup:
     bind_host: str = "127.0.0.1"
     advertise_host: str = ""
     seed: int = 0
-    rendezvous: RingRendezvous | None = None
     moments: int = 0
     optimizer: str = ""
     gossip: "GossipConfig" = field(default_factory=_default_gossip)
@@ -152,8 +136,6 @@ class Exchange(ABC):
 
     endpoint: str
     """Endpoint under which other nodes reach this exchange; goes into `Member.endpoints[rank]`."""
-    elastic: bool = True
-    """Whether nodes may join and leave. A fixed ring ends with the first node that leaves it, without an error."""
     moments: int = 0
     """As in `ExchangeSetup`; 0 if the exchange cannot transfer optimizer state."""
     parts: int = 1
@@ -186,6 +168,24 @@ class Exchange(ABC):
     @abstractmethod
     def give(self, weights: "torch.Tensor", step: int) -> bool:
         """Offer new weights that contain every delta taken so far; False (harmless) if earlier ones still wait."""
+
+    @contextmanager
+    def taken(self) -> "Iterator[torch.Tensor]":
+        """The delta of `take`, for a block that adds it to the live weights."""
+        yield self.take()
+        self.release()
+
+    def offer(self, weights: "torch.Tensor", step: int, *, average: bool = True) -> None:
+        """End a step: offer its weights, and unless averaging pauses, allow further exchanges.
+
+        Args:
+            weights: The weights after the step.
+            step: Number of the step.
+            average: Whether exchanges may start while the next gradient is computed (`Compute.average`).
+        """
+        self.give(weights, step)
+        if average:
+            self.tick(step)
 
     @abstractmethod
     def set_view(self, view: View) -> None:

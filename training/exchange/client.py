@@ -1,11 +1,15 @@
 """The training process's side of an exchange: a mailbox in shared memory, and the daemon that serves it."""
 
 import logging
+import math
 import os
 import socket
 import sys
 import time
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -155,30 +159,36 @@ class MailboxExchange(Exchange):
 class DaemonExchange(MailboxExchange):
     """Starts a daemon and communicates with it; subclasses say where it runs.
 
-    The daemon communicates with its neighbours over ZeroMQ; that of `gloo`, a baseline without elasticity, over
-    torch.distributed, with two fixed neighbours in turn: nodes cannot join, and the first lost node ends it.
-
     Raises:
-        ValueError: If encryption is on and there is no key, or a fixed ring does not support the configuration.
+        ValueError: If encryption is on and there is no key.
         PortTakenError: If the configured port is in use.
         ExchangeError: If the daemon cannot start.
     """
 
     def __init__(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> None:
-        self.elastic = cfg.kind != "gloo"
-        if self.elastic and cfg.encrypt and setup.key is None:
+        if cfg.encrypt and setup.key is None:
             raise ValueError("encrypt is on but there is no key: give a key file (launch.key_file) or encrypt=false")
-        ring = {} if self.elastic else {"rendezvous": _fixed_ring(setup)}
         super().__init__(setup.size)
         self._replicas: ReplicaMemory | None = None
         self._rank = setup.rank
         self._fetches = 0
         self._log = setup.folder / f"exchange-{setup.node}.{setup.rank}.log"
+        message = self._message(cfg, setup)
+        ours, theirs = socket.socketpair()
+        self._control = Control(ours)
+        self._launch(message, theirs)
+        try:
+            self.endpoint = self._listening()
+        except BaseException:
+            self.close()
+            raise
+
+    def _message(self, cfg: ExchangeConfig, setup: ExchangeSetup) -> dict[str, Any]:
+        """What the daemon needs to know."""
         host, port = split_host(setup.bind_host)
         if host in _WILDCARDS and not setup.advertise_host:
             raise ValueError(f"bind_host {host} is not an address that others can connect to: give advertise_host too")
         message: dict[str, Any] = {
-            "kind": cfg.kind,
             "size": setup.size,
             "node": setup.node,
             "rank": setup.rank,
@@ -193,21 +203,14 @@ class DaemonExchange(MailboxExchange):
             "cpu_share": cfg.cpu_share,
             "timeout_s": cfg.timeout_s,
         }
-        if setup.moments and self.elastic:
+        if setup.moments:
             self.moments, length = setup.moments, replica_length(setup.size, setup.moments)
             self._replica_file = make_memory(replica_bytes(length))
             self._replicas = ReplicaMemory(self._replica_file, length)
             message["replica"] = {"file": self._replica_file, "length": length, "optimizer": setup.optimizer}
         if setup.key is not None and cfg.encrypt:
             message |= {"public": setup.key.public.decode(), "secret": setup.key.secret.decode()}
-        ours, theirs = socket.socketpair()
-        self._control = Control(ours)
-        self._launch(message | ring, theirs)
-        try:
-            self.endpoint = self._listening()
-        except BaseException:
-            self.close()
-            raise
+        return message
 
     @override
     def set_view(self, view: View) -> None:
@@ -320,7 +323,12 @@ class ProcessExchange(DaemonExchange):
 
     Linux ends the daemon when the *thread* that started it ends, so create this object in a thread that lives as long
     as the training.
+
+    Attributes:
+        daemon: Module of the daemon's program.
     """
+
+    daemon = "training.exchange.daemon"
 
     @property
     def pid(self) -> int:
@@ -334,7 +342,7 @@ class ProcessExchange(DaemonExchange):
     @override
     def _launch(self, setup: dict[str, Any], theirs: socket.socket) -> None:
         files = (self._file, theirs.fileno(), self._bell.rings)
-        command = [sys.executable, "-m", "training.exchange.daemon", *map(str, files), str(os.getpid())]
+        command = [sys.executable, "-m", self.daemon, *map(str, files), str(os.getpid())]
         # chunk arithmetic gains nothing from threads, and the cores are for training
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         inherited = [*files, *([self._replica_file] if self._replicas else [])]
@@ -351,21 +359,6 @@ class ProcessExchange(DaemonExchange):
         return self._process.tail()
 
 
-def _fixed_ring(setup: ExchangeSetup) -> dict[str, Any]:
-    """The rendezvous of a fixed ring, for its daemons.
-
-    Raises:
-        ValueError: If a fixed ring does not support the setup.
-    """
-    if setup.rendezvous is None:
-        raise ValueError("gloo needs a rendezvous: give ExchangeSetup.rendezvous")
-    if setup.gossip.neighbours not in ("auto", "ring"):
-        raise ValueError("gloo has fixed neighbours: use strategy.neighbours=ring, or exchange.kind=zmq")
-    if not 0 <= setup.node < setup.rendezvous.nodes:
-        raise ValueError(f"node {setup.node} is not among the {setup.rendezvous.nodes} nodes of the fixed ring")
-    return {"store": setup.rendezvous.store, "nodes": setup.rendezvous.nodes, "serve": setup.rendezvous.serve}
-
-
 def split_host(text: str) -> tuple[str, int]:
     """Split "host", "host:port", "v6", "[v6]" or "[v6]:port" into host and port (0: any).
 
@@ -378,3 +371,148 @@ def split_host(text: str) -> tuple[str, int]:
     if not port.isdigit() or int(port) > 65535:
         raise ValueError(f"bind_host {text!r}: give HOST or HOST:PORT with a port below 65536")
     return host.strip("[]"), int(port)
+
+
+# --- several daemons, each for a part of the weights
+
+
+class SeveralExchanges(Exchange):
+    """Splits the weights into parts of nearly equal size and averages each with a separate exchange.
+
+    Averaging is elementwise, so parts may meet different neighbours at different times: each part's sum over the
+    learners is preserved as with one exchange.
+
+    Args:
+        build: Builds the exchange of a part.
+        setup: Setup of the whole exchange.
+        count: Number of parts.
+
+    Raises:
+        ValueError: If there are more parts than weights.
+    """
+
+    def __init__(self, build: Callable[[ExchangeSetup], Exchange], setup: ExchangeSetup, count: int) -> None:
+        if setup.size < count:
+            raise ValueError(f"exchange.daemons is {count}, but there are only {setup.size} weights: use daemons=1")
+        edges = [setup.size * k // count for k in range(count + 1)]
+        self._slices = [slice(begin, end) for begin, end in pairwise(edges)]
+        self._exchanges: list[Exchange] = []
+        self._waiting: list[int] = []
+        self._taken: list[int] = []
+        self._delta = torch.empty(0)
+        try:
+            for k, part in enumerate(self._slices):
+                part_setup = replace(setup, rank=setup.rank * count + k, size=part.stop - part.start, moments=0)
+                self._exchanges.append(build(part_setup))
+        except BaseException:
+            self.close()
+            raise
+        self.parts = count
+        self.endpoint = " ".join(exchange.endpoint for exchange in self._exchanges)
+
+    def _each(self, weights: torch.Tensor) -> Iterator[tuple[Exchange, torch.Tensor]]:
+        return ((exchange, weights[part]) for exchange, part in zip(self._exchanges, self._slices, strict=True))
+
+    @override
+    def start(self, weights: torch.Tensor, step: int) -> None:
+        for exchange, part in self._each(weights):
+            exchange.start(part, step)
+
+    @override
+    def tick(self, step: int) -> None:
+        for exchange in self._exchanges:
+            exchange.tick(step)
+
+    @override
+    def ready(self) -> bool:
+        self._waiting = [k for k, exchange in enumerate(self._exchanges) if exchange.ready()]
+        return bool(self._waiting)
+
+    @override
+    def take(self) -> torch.Tensor:
+        if not self._waiting:
+            raise ExchangeError("no delta is ready: ask ready() first")
+        self._taken = self._waiting
+        brought = {k: self._exchanges[k].take() for k in self._taken}
+        if not len(self._delta):
+            self._delta = torch.empty(self._slices[-1].stop, device=next(iter(brought.values())).device)
+        for k, part in enumerate(self._slices):
+            if k in brought:
+                self._delta[part].copy_(brought[k])
+            else:
+                self._delta[part].zero_()
+        return self._delta
+
+    @override
+    def release(self) -> None:
+        for k in self._taken:
+            self._exchanges[k].release()
+        self._taken = self._waiting = []
+
+    @override
+    def give(self, weights: torch.Tensor, step: int) -> bool:
+        given = [exchange.give(part, step) for exchange, part in self._each(weights)]
+        return all(given)
+
+    @override
+    def set_view(self, view: View) -> None:
+        spread = (
+            replace(member, endpoints=tuple(" ".join(member.endpoints).split())) for member in view.members
+        )  # each part counts as a rank
+        view = View(view.number, tuple(spread))
+        for exchange in self._exchanges:
+            exchange.set_view(view)
+
+    @override
+    def fetch(self, timeout_s: float) -> torch.Tensor | None:
+        deadline = time.monotonic() + timeout_s
+        fetched = []
+        for exchange in self._exchanges:
+            part = exchange.fetch(max(0.0, deadline - time.monotonic()))
+            if part is None:
+                return None
+            fetched.append(part)
+        return torch.cat(fetched)
+
+    @override
+    def stats(self) -> ExchangeStats:
+        return combined([exchange.stats() for exchange in self._exchanges])
+
+    @override
+    def close(self) -> None:
+        for exchange in self._exchanges:
+            exchange.close()
+
+    @override
+    def alive(self) -> bool:
+        return all(exchange.alive() for exchange in self._exchanges)
+
+
+def combined(parts: list[ExchangeStats]) -> ExchangeStats:
+    """Combine the figures of equal parts into those of one exchange: counts and CPU times add up.
+
+    Args:
+        parts: Figures of each part; at least one.
+    """
+
+    def total(name: str) -> int:
+        return sum(int(getattr(stats, name)) for stats in parts)
+
+    finished = total("finished")
+    return ExchangeStats(
+        initiated=total("initiated"),
+        finished=finished,
+        answered=total("answered"),
+        failed=total("failed"),
+        late=total("late"),
+        skipped_nonfinite=total("skipped_nonfinite"),
+        last_s=max(stats.last_s for stats in parts),
+        mean_s=sum(stats.mean_s * stats.finished for stats in parts) / max(finished, 1),
+        bytes_sent=total("bytes_sent"),
+        bytes_received=total("bytes_received"),
+        distance=math.sqrt(sum(stats.distance**2 for stats in parts) / len(parts)),
+        staleness=max(stats.staleness for stats in parts),
+        cpu_seconds=sum(stats.cpu_seconds for stats in parts),
+        silent_s=max(stats.silent_s for stats in parts),
+        last_peer=parts[-1].last_peer,
+    )

@@ -10,9 +10,9 @@ class ExchangeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
-    kind: Literal["zmq", "gloo", "cuda"] = "zmq"
-    """`zmq`: elastic and encrypted; `gloo`: torch.distributed between fixed neighbours: nodes may not join or leave;
-    `cuda`: as `zmq` for learners on GPUs of one machine, whose weights stay in GPU memory."""
+    kind: Literal["zmq", "cuda"] = "zmq"
+    """`zmq`: weights travel encrypted between processes; `cuda`: for GPUs of one machine, weights stay in GPU
+    memory."""
     wire: Literal["fp32", "bf16"] = "fp32"
     """Weights on the wire; bf16 halves the bytes and cannot average out differences below its rounding."""
     cpu_share: float = Field(default=0.05, ge=0, le=1)

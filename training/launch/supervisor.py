@@ -25,27 +25,29 @@ from training.coordinator.messages import (
     StopRequest,
 )
 from training.job import TrainJob
-from training.launch.managed import ManagedProcess, SupervisorError
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED
 from training.processes import logs
-from training.processes.children import end_of_log, end_with_parent, engine_command, log_size, on_termination, stop
+from training.processes.children import end_of_log, end_with_parent, engine_command, log_size, on_termination
 from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
 from training.processes.keys import RingKey
 from training.processes.sockets import AddressError, split_address
+from training.processes.supervision import EndedError, ManagedProcess, SupervisorError, end_together
 
 log = logging.getLogger(__name__)
 PREDECESSOR_S = 300.0
 """How long a training waits for the end of an earlier one of the same job."""
 STOP_S = 6.0
 """How long the nodes may take for a last checkpoint after a stop request."""
+END_S = 3.0
+"""How long all processes may take to end at last; with `STOP_S` it fits into the time that the parent grants."""
 MAX_COORDINATOR_RESTARTS = 20
 MAX_EVALUATOR_RESTARTS = 3
 MAX_SERVER_RESTARTS = 20
 """Restarts of each process of the parameter server."""
 LEFT_BEHIND_S = 120.0
 """How long the evaluator may take after the last node has ended."""
-RENDEZVOUS = "rendezvous"
-"""Prefix of the files for the rendezvous of local nodes."""
+SHARED_FILES = "shared"
+"""Prefix of the files that local nodes share."""
 
 
 class TrainingSupervisor:
@@ -150,7 +152,7 @@ class TrainingSupervisor:
         words += ["--listen", self.cfg.launch.listen, *self._key_words()]
         self.coordinator = self._part("coordinator", words, MAX_COORDINATOR_RESTARTS)
         self.coordinator.start()
-        address = self.coordinator.address(self.folder / "coordinator" / "coordinator.json")
+        address = self.coordinator.address(self.folder / "coordinator" / "coordinator.json", log.warning)
         host = address.rpartition(":")[0] if self.local else self.cfg.launch.listen.rpartition(":")[0]
         self.coordinator.go_on_at(f"{host}:{address.rpartition(':')[2]}")
         replace_file(note, json.dumps({"address": address}).encode())
@@ -163,7 +165,7 @@ class TrainingSupervisor:
     def _node(self, number: int, address: str) -> ManagedProcess:
         here = self.cfg.learners_per_node // self.cfg.machines_per_node
         more: dict[str, Any] = {"first_gpu": number * here, "learners_here": self.cfg.learners}
-        more |= {"rendezvous": str(self.folder / f"{RENDEZVOUS}-{os.getpid()}")}
+        more |= {"shared_files": str(self.folder / f"{SHARED_FILES}-{os.getpid()}")}
         name = f"node-{number:03d}"
         (self.folder / name / GAVE_UP).unlink(missing_ok=True)
         self._logs_begin[name] = log_size(self.folder / name / "node.log")
@@ -198,20 +200,14 @@ class TrainingSupervisor:
 
     def _revive(self, part: ManagedProcess, final: tuple[int, ...] = (), fatal: bool = True) -> None:
         """Restart a process that died, unless its status is final, it left an exit reason, or no restarts are left."""
-        status = part.died()
-        if status is None:
-            return
-        if status in final:
-            part.ended = status
-        elif part.restarts > 0 and not part.reason():  # a reason means that a restart would not help
-            part.restarts -= 1
-            log.warning("%s ended with status %d and is restarted", part.name, status)
-            part.start()
-        elif fatal:
-            raise SupervisorError(f"{part.name} ended with status {status} and is not restarted:\n{part.tail()}")
-        else:
-            log.error("%s ended with status %d and is not restarted:\n%s", part.name, status, part.tail())
-            part.ended = status
+        try:
+            if message := part.look(final=final):
+                log.warning("%s", message)
+        except EndedError as error:
+            if fatal:
+                raise
+            log.error("%s", error)
+            part.ended = error.status
 
     def _outcome(self) -> int:
         assert self.evaluator is not None
@@ -261,22 +257,13 @@ class TrainingSupervisor:
 
     def _end_all(self) -> None:
         """Stop all processes; all get SIGTERM first, so that they end in parallel."""
-        parts = [
-            part
-            for part in [*self.nodes, self.evaluator, *self.servers, self.coordinator]
-            if part is not None and part.process
-        ]
-        for part in parts:
-            if part.process is not None and part.process.poll() is None:
-                part.process.terminate()
-        for part in parts:
-            assert part.process is not None
-            stop(part.process, 3.0)
+        parts = [*self.nodes, self.evaluator, *self.servers, self.coordinator]
+        end_together([part for part in parts if part is not None], END_S)
         self._clear()
 
     def _clear(self) -> None:
-        """Delete the rendezvous files of local nodes: the lock excludes other users, and hogwild's contain a model."""
-        for path in self.folder.glob(f"{RENDEZVOUS}-*"):
+        """Delete the files that local nodes share: the lock excludes other users, and hogwild's contain a model."""
+        for path in self.folder.glob(f"{SHARED_FILES}-*"):
             path.unlink()
 
 
@@ -325,7 +312,7 @@ def await_servers(parts: Sequence[ManagedProcess], folder: Path, listen: str) ->
     Raises:
         SupervisorError: If one does not start.
     """
-    addresses = tuple(part.address(folder / f"{part.name}.json") for part in parts)
+    addresses = tuple(part.address(folder / f"{part.name}.json", log.warning) for part in parts)
     for part, address in zip(parts, addresses, strict=True):
         part.go_on_at(f"{listen.rpartition(':')[0]}:{address.rpartition(':')[2]}")
     return addresses

@@ -45,12 +45,12 @@ class _Converted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
         part, given = ctx.part, iter(grads)
-        found = [None if shape is None else next(given) for shape in part.shapes]
-        missing = {size for size, grad in zip(part.sizes, found, strict=True) if grad is None}
+        all_grads = [None if shape is None else next(given) for shape in part.shapes]
+        missing = {size for size, grad in zip(part.sizes, all_grads, strict=True) if grad is None}
         zeros = ctx.flat.grads.new_zeros(max(missing, default=0), dtype=torch.bfloat16)
         nothing = {size: zeros[:size] for size in missing}
         pieces = [
-            nothing[size] if grad is None else grad.flatten() for size, grad in zip(part.sizes, found, strict=True)
+            nothing[size] if grad is None else grad.flatten() for size, grad in zip(part.sizes, all_grads, strict=True)
         ]
         ctx.flat.grads[part.start : part.stop].add_(torch.cat(pieces))
         return None, None, None
@@ -102,15 +102,15 @@ Place = tuple[dict[str, Any], str]
 
 def _places(flat: FlatParameters) -> dict[Tensor, list[Place]]:
     """Where modules keep the trainable parameters which all of them use in bf16 only."""
-    found: dict[Tensor, list[Place]] = {parameter: [] for parameter in flat.parameters}
+    places: dict[Tensor, list[Place]] = {parameter: [] for parameter in flat.parameters}
     for module in flat.model.modules():
         converted = set(bf16_parameters(module, flat.weights.device))
         for name, parameter in module._parameters.items():
-            if parameter in found and name in converted:
-                found[parameter].append((module._parameters, name))
+            if parameter in places and name in converted:
+                places[parameter].append((module._parameters, name))
             elif parameter is not None:
-                found.pop(parameter, None)
-    return found
+                places.pop(parameter, None)
+    return places
 
 
 def _parts(flat: FlatParameters, numbers: list[int]) -> list[_Part]:

@@ -74,7 +74,7 @@ def load_replica(store: ObjectStore, files: dict[str, str]) -> ReplicaState:
     Raises:
         CheckpointError: If a file is missing or damaged.
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
     for name, digest in files.items():
         try:
             data = store.read(name)
@@ -82,16 +82,16 @@ def load_replica(store: ObjectStore, files: dict[str, str]) -> ReplicaState:
             raise CheckpointError(f"{store.join(name)} is missing: remove the checkpoint it belongs to") from error
         if hashlib.sha256(data).hexdigest() != digest:
             raise CheckpointError(f"{store.join(name)} is damaged: remove the checkpoint it belongs to")
-        found[name.rsplit("/", 1)[1]] = load(data)
-    return ReplicaState(found["model.safetensors"], found["optimizer.safetensors"], found.get("state.safetensors", {}))
+        parts[name.rsplit("/", 1)[1]] = load(data)
+    return ReplicaState(parts["model.safetensors"], parts["optimizer.safetensors"], parts.get("state.safetensors", {}))
 
 
 def files_by_rank(files: dict[str, str]) -> list[dict[str, str]]:
     """Group a node's files by rank; a single group if the ranks have written one replica together."""
     lots: dict[int, dict[str, str]] = {}
     for name, digest in files.items():
-        found = _RANK.search(name)
-        lots.setdefault(int(found[1]) if found else 0, {})[name] = digest
+        match = _RANK.search(name)
+        lots.setdefault(int(match[1]) if match else 0, {})[name] = digest
     return [lots[rank] for rank in sorted(lots)]
 
 

@@ -6,7 +6,7 @@ No random state is carried from step to step: each step seeds dropout, and the b
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -25,12 +25,14 @@ from storage.quarantine import ShardQuarantine
 from training.config import OptimizerConfig, SgdConfig
 from training.job import TrainJob
 from training.learner.bf16_weights import Bf16Weights
-from training.learner.flat import FlatParameters
+from training.learner.checkpoint import cpu_weights
+from training.learner.flat import EMA, EMA_STEPS, FlatParameters, MovingAverage
 from training.learner.graphs import GraphedForward
 from training.learner.moments import Moments
 from training.learner.optim import build_optimizer, num_moments, set_learning_rate
 from training.learner.prefetch import Loader
 from training.learner.task import ConstrainedNetwork, SetName, Task, TrainingBatch, TrainingSet
+from training.learner.trained import initial_network
 from training.processes import logs
 
 log = logging.getLogger(__name__)
@@ -122,12 +124,16 @@ class Learner:
         frame_multiple: Batches are padded to a multiple of this number of feature frames.
         moments: The optimizer's state.
         held: Context in which gradients of several backward passes accumulate before other ranks get them.
+        ema: Moving average of the weights, if one is kept.
         alone: Whether no other rank adds to the gradients that `gradient` computes.
         norm: L2 norm of these gradients, read back together with the loss; None unless `alone`.
     """
 
     alone = True
     norm: float | None = None
+    ema: MovingAverage | None = None
+    _epoch: float = math.inf
+    _thawing: tuple[tuple[Tensor, Tensor, int], ...] = ()
 
     def __init__(self, job: TrainJob, device: torch.device) -> None:
         self.job, self.cfg, self.device = job, job.train, device
@@ -137,12 +143,20 @@ class Learner:
         self.amp = mixed_precision(self.cfg.amp, device)
         self.task: Task[Any] = job.known_task.build(job.seed)
         self.task.to(device)
-        self.model = self._initial_model()
+        self.initial = initial_network(job)
+        self.model = self._part_of(self.initial.network)
         with self._in_memory():
             self.model.to(device)
             self.flat = FlatParameters(self.model)
-            self.optimizer = build_optimizer(self._updates, self.model)
+            self.optimizer = build_optimizer(self._updates, self.model, self.initial.rates)
             self.moments = Moments(self.optimizer, self.flat)
+            if self.cfg.ema:
+                self.ema = MovingAverage(self.flat, self.cfg.ema)
+        self._thawing = tuple(
+            (parameter, self.flat.grads[start:stop], self.initial.rates[parameter].until)
+            for parameter, (start, stop) in zip(self.flat.parameters, self.flat.spans, strict=True)
+            if parameter in self.initial.rates and self.initial.rates[parameter].until
+        )
         self.model.train()
         self._network = self._compiled() if self.cfg.compile else self.model
         self._weights = Bf16Weights(self.flat).in_use if self.cfg.flat_bf16 and self.amp else nullcontext
@@ -158,9 +172,8 @@ class Learner:
         # dynamic: the padded lengths and the numbers of utterances are too many for a program each
         return torch.compile(self.model, dynamic=True)
 
-    def _initial_model(self) -> nn.Module:
-        torch.manual_seed(derive_seed("init", self.job.seed))
-        network: nn.Module = self.job.known_task.build_network()
+    def _part_of(self, network: nn.Module) -> nn.Module:
+        """The part of the network that this learner trains: all of it."""
         return network
 
     @property
@@ -188,8 +201,23 @@ class Learner:
 
     def reset(self) -> None:
         """Reset the weights to their initial values, and the optimizer's state to zero."""
-        self.model.load_state_dict(self._initial_model().state_dict())
+        self.model.load_state_dict(self._part_of(initial_network(self.job).network).state_dict())
         self.moments.clear()
+        if self.ema:
+            self.ema.restart()
+
+    def enter(self, epoch: int) -> None:
+        """Begin or continue an epoch, from 0: parameters that are frozen in it get no gradients, and do not change."""
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        frozen = [epoch < until for *_, until in self._thawing]
+        if frozen == [not parameter.requires_grad for parameter, *_ in self._thawing]:
+            return
+        for (parameter, *_), now in zip(self._thawing, frozen, strict=True):
+            parameter.requires_grad_(not now)
+        if isinstance(self._forward, GraphedForward):
+            self._forward.forget()
 
     def gradient(self, batch: TrainingBatch | None, seed: int) -> Losses:
         """Compute the gradient of a batch's summed loss into the flat gradients, which are cleared first.
@@ -214,7 +242,8 @@ class Learner:
         Raises:
             TooLargeError: If a single utterance does not fit.
         """
-        size = self._portions.first(batch)
+        wanted = math.ceil(len(batch.ids) / self.cfg.accumulate)
+        size = min(wanted, self._portions.first(batch))
         if size == len(batch.ids):
             try:
                 return *self._backward(batch, seed), False
@@ -224,10 +253,15 @@ class Learner:
                 size = self._portions.smaller(batch, size)
         # outside the handler: the error's traceback keeps tensors alive
         with self.held():
-            return *self._in_portions(batch, seed, size), True
+            loss, unalignable, size = self._in_portions(batch, seed, size)
+        return loss, unalignable, size < wanted
 
-    def _in_portions(self, batch: TrainingBatch, seed: int, size: int) -> tuple[float, int]:
-        """Like `_backward`, `size` utterances at a time; if these do not fit either, start over with fewer."""
+    def _in_portions(self, batch: TrainingBatch, seed: int, size: int) -> tuple[float, int, int]:
+        """Like `_backward`, `size` utterances at a time; if these do not fit either, start over with fewer.
+
+        Returns:
+            The summed loss, the number of unalignable utterances, and the utterances at a time.
+        """
         while True:
             self.flat.zero_grad()
             try:
@@ -235,7 +269,7 @@ class Learner:
                     self._backward(batch.part(some), derive_seed("portion", seed, some.start))
                     for some in cut(batch, size)
                 ]
-                return sum(loss for loss, _ in sums), sum(count for _, count in sums)
+                return sum(loss for loss, _ in sums), sum(count for _, count in sums), size
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -248,6 +282,9 @@ class Learner:
         losses, unalignable = self.task.losses(network, batch, self.device)
         total = losses.sum()
         total.backward()  # type: ignore[no-untyped-call]
+        for parameter, grads, _ in self._thawing:
+            if not parameter.requires_grad:  # weights that are converted to bf16 together get their gradients together
+                grads.zero_()
         # one wait for the device, after everything has been launched
         loss, *norm = read_back(total, *([self.flat.grad_norm()] if self.alone else []))
         self.norm = norm[0] if norm else None
@@ -256,8 +293,8 @@ class Learner:
     def _scores(self, feats_BTF: Tensor, frames: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, T', V] and output frames [B] of features and what else the network reads."""
         with self._weights(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            found: tuple[Tensor, Tensor] = self._network(feats_BTF, frames, *others)
-        return found
+            scores: tuple[Tensor, Tensor] = self._network(feats_BTF, frames, *others)
+        return scores
 
     def _grad_norm(self) -> float:
         return read_back(self.flat.grad_norm())[0]
@@ -283,7 +320,21 @@ class Learner:
 
     def update(self, lr: float) -> None:
         """Make one optimizer step with the gradients."""
-        set_learning_rate(self.optimizer, lr)
+        set_learning_rate(self.optimizer, lr, self._epoch)
         self.optimizer.step()
         if isinstance(self.model, ConstrainedNetwork):
             self.model.constrain()
+        if self.ema:
+            self.ema.add()
+
+    # --- what is saved
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what is trained, and of its moving average, by name, on the CPU."""
+        return cpu_weights(self.model) | (self.ema.tensors() if self.ema else {})
+
+    def load_state(self, weights: Mapping[str, Tensor]) -> None:
+        """Load what `state` returned; a moving average that is not there begins with the weights."""
+        self.model.load_state_dict({name: one for name, one in weights.items() if not name.startswith(EMA)})
+        if self.ema:
+            self.ema.load(weights) if EMA_STEPS in weights else self.ema.restart()

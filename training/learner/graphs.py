@@ -175,6 +175,10 @@ class GraphedForward:
         scores, out_frames = _Replayed.apply(self._anchor, recording)  # type: ignore[no-untyped-call]
         return scores[:size], out_frames[:size]
 
+    def forget(self) -> None:
+        """Drop all recordings, as when other parameters get gradients."""
+        self.recordings.clear()
+
     def _recording(self, shape: Shape, feats: Tensor, frames: Tensor) -> PassRecording | None:
         if self._addresses() != self._memory:  # weights or gradients have been moved: recordings hold old addresses
             self._memory = self._addresses()

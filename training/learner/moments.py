@@ -48,7 +48,7 @@ class Moments:
     @torch.no_grad()
     def _adopt(self, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:
         places = dict(zip(flat.parameters, enumerate(flat.spans), strict=True))
-        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             if parameter not in places:  # frozen: the optimizer skips it
                 continue
             number, (start, stop) = places[parameter]

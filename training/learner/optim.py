@@ -1,6 +1,9 @@
 """Builds optimizers from a configuration, and converts their state to plain tensors (safetensors, never pickle)."""
 
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,19 +11,63 @@ from torch import Tensor, nn
 from training.config import AdamWConfig, OptimizerConfig, SgdConfig
 
 
-def build_optimizer(cfg: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build an optimizer over the model's parameters; weight decay applies to matrices, not to vectors."""
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [
-        {"params": decayed, "weight_decay": cfg.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+class Rate(NamedTuple):
+    """How a parameter's learning rate differs from that of the schedule."""
+
+    scale: float = 1.0
+    """Factor."""
+    until: int = 0
+    """Epochs in which it is zero."""
+
+    def at(self, lr: float, epoch: float) -> float:
+        """The parameter's rate in an epoch, from 0, whose rate is `lr`."""
+        return lr * self.scale if epoch >= self.until else 0.0
+
+
+Rates = Mapping[Tensor, Rate]
+"""Of the parameters whose rate differs from the schedule's."""
+
+
+def build_optimizer(
+    cfg: OptimizerConfig, model: nn.Module, rates: Rates = MappingProxyType({})
+) -> torch.optim.Optimizer:
+    """Build an optimizer over the model's parameters; weight decay applies to matrices, not to vectors.
+
+    Args:
+        cfg: Kind and constants.
+        model: Whose parameters.
+        rates: Learning rates that differ from the schedule's.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [trained[number] for number in numbers],
+            "weight_decay": 0.0 if is_vector else cfg.weight_decay,
+            "rate": rate,
+        }
+        for (is_vector, rate), numbers in parameter_groups(trained, rates).items()
     ]
-    fused = in_one_pass(cfg, decayed[0].device if decayed else None)
+    decayed = next((p for p in trained if p.ndim > 1), None)
+    fused = in_one_pass(cfg, decayed.device if decayed is not None else None)
     if isinstance(cfg, SgdConfig):
         return torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum, fused=fused)
     assert isinstance(cfg, AdamWConfig), cfg.kind
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, fused=fused)
+
+
+def parameter_groups(parameters: Sequence[Tensor], rates: Rates) -> dict[tuple[bool, Rate], list[int]]:
+    """Numbers of the parameters in each of the optimizer's groups, in the optimizer's order: matrices come first.
+
+    The order of the groups does not depend on which parameters there are, so that a part of them keeps it.
+
+    Args:
+        parameters: Trained parameters.
+        rates: Learning rates that differ from the schedule's.
+    """
+    groups: dict[tuple[bool, Rate], list[int]] = {(False, Rate()): [], (True, Rate()): []}
+    for number, parameter in enumerate(parameters):
+        groups.setdefault((parameter.ndim <= 1, rates.get(parameter, Rate())), []).append(number)
+    return dict(sorted(groups.items()))
 
 
 def in_one_pass(cfg: OptimizerConfig, device: torch.device | None) -> bool:
@@ -33,10 +80,16 @@ def in_one_pass(cfg: OptimizerConfig, device: torch.device | None) -> bool:
     return cfg.kind == "adamw" or (device is not None and device.type == "cuda")
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every parameter group."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, epoch: float = math.inf) -> None:
+    """Set the learning rate of every parameter group of `build_optimizer`.
+
+    Args:
+        optimizer: The optimizer.
+        lr: Learning rate of the schedule.
+        epoch: The epoch, from 0, in which some parameters may still be frozen.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = group["rate"].at(lr, epoch)
 
 
 @torch.no_grad()

@@ -124,15 +124,15 @@ class LoaderProcesses:
 
     def _waiting(self) -> "list[_LoaderProcess]":
         """The idle processes that can load; those that have ended at their start are given up."""
-        found = []
+        opened = []
         for process in tuple(self._idle):
             try:
                 if process.has_opened():
-                    found.append(process)
+                    opened.append(process)
             except (EOFError, OSError):
                 self._idle.remove(process)
                 log.warning("a loader process has ended at its start: batches are loaded in this process instead")
-        return found
+        return opened
 
     def _put(self, process: "_LoaderProcess") -> None:
         with self._lock:

@@ -164,7 +164,7 @@ class TaskConfig(Protocol):
         """Names of the files that `save` writes, in the order in which they are published."""
 
     def build_network(self) -> Any:
-        """The network (`torch.nn.Module`), with random weights."""
+        """The network (`torch.nn.Module`) with the weights that training begins with, random or another model's."""
 
     def build(self, seed: int) -> Task[Any]:
         """The task at one process; `seed` is the training's."""
@@ -258,6 +258,23 @@ class SplitTask(Protocol):
 
     def stage_items(self, targets: dict[str, Tensor]) -> int:
         """As `Task.items`."""
+
+
+@runtime_checkable
+class WarmTask(Protocol):
+    """What a task's configuration offers besides if training may begin with another model's weights."""
+
+    @property
+    def new_parameters(self) -> frozenset[str] | None:
+        """Names of the network's parameters that begin with random values; None if all do."""
+
+
+@runtime_checkable
+class LayeredNetwork(Protocol):
+    """A network that numbers its layers."""
+
+    def layer_of(self, parameter: str) -> int | None:
+        """Number of the layer that a named parameter belongs to; None for what comes before or after the layers."""
 
 
 @runtime_checkable

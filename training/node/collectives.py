@@ -96,12 +96,12 @@ class NodeCollectives:
         if op.graph == "complete":
             buffer = op.vector.clone()
             return Underway(op, works=self._sum(buffer), buffer=buffer)
-        neighbours = sorted({(rank - 1) % size, (rank + 1) % size})
+        neighbours = [peer for peer in op.group(rank, range(size)) if peer != rank]
         mine = op.vector.cpu() if self.group.shares_gpu else op.vector
         received = [torch.empty_like(mine) for _ in neighbours]
         wishes = [dist.P2POp(dist.isend, mine, peer) for peer in neighbours]
         wishes += [dist.P2POp(dist.irecv, box, peer) for box, peer in zip(received, neighbours, strict=True)]
-        return Underway(op, works=dist.batch_isend_irecv(wishes), received=received)
+        return Underway(op, works=dist.batch_isend_irecv(wishes) if wishes else [], received=received)
 
     def _mixed(self, op: Mix, ticket: Underway) -> Tensor:
         if op.graph == "complete":

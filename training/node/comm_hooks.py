@@ -146,15 +146,15 @@ def codec_hook(codec: Codec, bucket: GradBucket) -> Future[Tensor]:
         codec.next_step()
     if warm:
         return default_hooks.allreduce_hook(cast(dist.ProcessGroup, group), bucket)
-    one, grads = codec.bucket(bucket), bucket.buffer()
-    message = one.encode(grads)
+    encoder, grads = codec.bucket(bucket), bucket.buffer()
+    message = encoder.encode(grads)
     mine = torch.cat([part.contiguous().view(torch.uint8).flatten() for part in message])
     every = torch.empty(dist.get_world_size(group), mine.numel(), dtype=torch.uint8, device=grads.device)
     work = dist.all_gather_into_tensor(every.view(-1), mine, group=group, async_op=True)
 
     def decode(done: Future[list[Tensor]]) -> Tensor:
         done.value()  # raises if the exchange failed
-        return one.mean([_parts(data, message) for data in every], [1.0] * len(every))
+        return encoder.mean([_parts(data, message) for data in every], [1.0] * len(every))
 
     future: Future[Tensor] = work.get_future().then(decode)
     return future
@@ -182,10 +182,10 @@ class PowerSgdState(powerSGD_hook.PowerSGDState):
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copy to the CPU: `step`, and for each bucket `error.<n>`, `p.<n>` and `q.<n>`."""
-        found = {"step": torch.tensor(self.iter)}
+        state = {"step": torch.tensor(self.iter)}
         for name, tensors in self._memories():
-            found |= {f"{name}.{number}": tensor.detach().clone().cpu() for number, tensor in tensors.items()}
-        return found
+            state |= {f"{name}.{number}": tensor.detach().clone().cpu() for number, tensor in tensors.items()}
+        return state
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `state_tensors` returned; an empty dictionary resets the state."""

@@ -43,6 +43,8 @@ from training.learner.checkpoint import (
     write_weights,
 )
 from training.learner.compute import open_set, use_threads
+from training.learner.flat import split_average
+from training.learner.trained import initial_network
 from training.node.rank import DIVERGED
 from training.processes import logs
 from training.processes.children import end_with_parent, exit_at_once
@@ -50,6 +52,8 @@ from training.processes.exit_reason import run_with_reason
 
 log = logging.getLogger(__name__)
 POLL_S = 0.3
+_COMPARED = ("loss", "wer")
+"""Figures of what the final model is not made of."""
 _APART = 0.9
 """A replica whose loss is below this fraction of the average's loss replaces the average."""
 Weights = dict[str, Tensor]
@@ -80,7 +84,8 @@ class Evaluator:
         self.output = ObjectStore(job.output_url)
         self.task = job.known_task.build(job.seed)
         self.valid_set = open_set(job, "valid")
-        self.model = job.known_task.build_network().eval()
+        self.initial = initial_network(job)
+        self.model = self.initial.network.eval()
         self._or_on_cpu(self._place)
 
     def _place(self) -> None:
@@ -143,19 +148,13 @@ class Evaluator:
 
     def _evaluate(self, epoch: int, nodes: list[int]) -> dict[str, Any]:
         """Validate, and save the average, or the best replica if that is much better."""
-        sound: dict[int, Weights] = {}
-        for node in nodes:
-            weights = read_weights(self.output, replica_name(epoch, node))
-            if is_finite(weights):
-                sound[node] = weights
-            else:
-                log.warning("the replica of node %d at epoch %d is not finite and is left out", node, epoch)
+        sound, others = self._replicas(epoch, nodes)
         if not sound:
             return _nothing(epoch, nodes)
         average = mean_weights(sound.values())
         result = self.validate(average)
         alone = {node: result if len(sound) == 1 else self.validate(weights) for node, weights in sound.items()}
-        replicas = {str(node): None for node in nodes} | {str(node): one["loss"] for node, one in alone.items()}
+        replicas = {str(node): None for node in nodes} | {str(node): figures["loss"] for node, figures in alone.items()}
         best = min(alone, key=lambda node: _or_infinite(alone[node]["loss"]))
         if _far_apart(result["loss"], alone[best]["loss"]):
             # replicas that have not exchanged for long are unrelated models, and their mean is not a useful one
@@ -164,7 +163,29 @@ class Evaluator:
             )
             average, result = sound[best], alone[best]
         write_weights(self.output, snapshot_name(epoch), average)
+        if others:
+            kind = "weights" if self.cfg.final == "ema" else "ema"
+            found = self.validate(mean_weights(others)).items()
+            result = {**result, **{f"{kind}_{name}": value for name, value in found if name in _COMPARED}}
         return {"epoch": epoch, **{k: _number(v) for k, v in result.items()}, "replicas": _numbers(replicas)}
+
+    def _replicas(self, epoch: int, nodes: list[int]) -> tuple[dict[int, Weights], list[Weights]]:
+        """What the final model is made of, of each node whose replica is finite, and what it is not made of.
+
+        The latter are the moving averages of weights if `train.final` asks for these, or the other way round; none if
+        no averages are kept.
+        """
+        sound: dict[int, Weights] = {}
+        others: list[Weights] = []
+        for node in nodes:
+            weights = read_weights(self.output, replica_name(epoch, node))
+            if not is_finite(weights):
+                log.warning("the replica of node %d at epoch %d is not finite and is left out", node, epoch)
+                continue
+            own, averaged = split_average(weights)
+            sound[node], other = (averaged, own) if self.cfg.final == "ema" else (own, averaged)
+            others += [other] if other else []
+        return sound, others
 
     def finish(self, totals: dict[str, Any], history: list[dict[str, Any]]) -> dict[str, Any]:
         """Write the final model: the average over learners, and over the best `train.average` epochs.
@@ -202,13 +223,14 @@ class Evaluator:
             final = self.validate(weights)
         task = self.job.known_task
         with tempfile.TemporaryDirectory() as folder:
-            task.save(Path(folder), weights, {"run": self.job.run, "epochs": sorted(chosen)})
+            task.save(Path(folder), self.initial.whole(weights), {"run": self.job.run, "epochs": sorted(chosen)})
             for name in task.members:
                 self.output.write_file(f"model/{name}", Path(folder) / name)
         result = {
             **totals,
             "history": history,
-            "parameters": sum(one.numel() for one in self.model.parameters() if one.requires_grad),
+            "parameters": self.initial.num_weights,
+            "trained_parameters": self.initial.num_trained,
             "averaged_epochs": sorted(chosen),
             "valid": final,
             **self._computed(),

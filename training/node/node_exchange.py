@@ -1,20 +1,30 @@
-"""A node's place in the ring: each rank exchanges its own share of the weights with the same rank of other nodes.
+"""A node's place in the ring: how it joins, and how its weights are averaged with those of other nodes.
 
-An all-gather within the node distributes the results of the ranks' exchanges, so averaging uses every rank's link.
+Each rank exchanges its own share of the weights with the same rank of other nodes. An all-gather within the node
+distributes the results, so averaging uses every rank's link.
 """
 
 import logging
 import time
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from training.coordinator.membership import View
+from training.coordinator.node_client import NodeClient
 from training.exchange.base import Exchange, ExchangeError, ExchangeStats
+from training.learner.checkpoint import CheckpointError
 from training.learner.flat import FlatParameters
 from training.learner.moments import Moments
 from training.node.process_group import NodeGroup
 
+log = logging.getLogger(__name__)
+JOIN_S = 120.0
+"""Seconds that a node asks for weights to start from; then it gives up."""
+RETRY_S = 0.5
 FETCH_S = 30.0
 """Seconds that a newcomer waits for a neighbour's weights, per attempt."""
 FETCH_TRIES = 2
@@ -24,6 +34,12 @@ _RATE_STEPS = 50
 _DEFICIT = 0.8
 KEEP_UP = "make steps longer (train.batch_seconds) or messages smaller (exchange.wire=bf16), or use h-adpsgd"
 """Remedy for too few exchanges a step, in terms of the pipeline's configuration."""
+Facts = dict[str, Any]
+"""What the coordinator tells a node that joins (`JoinReply.facts`)."""
+
+
+class NoWeightsError(RuntimeError):
+    """A node that joined found no weights to start from."""
 
 
 class ExchangeRate:
@@ -170,14 +186,16 @@ class NodeExchange:
 
     def _add(self, ready: bool) -> None:
         assert self.exchange is not None
-        delta = self.exchange.take() if ready else torch.zeros_like(self._mine())
         weights = self.flat.weights
-        weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
-        if ready:
-            self.exchange.release()
+        with self.exchange.taken() if ready else nullcontext(torch.zeros_like(self._mine())) as delta:
+            weights.add_(self.group.gather_shares(delta.to(weights.device), weights.numel()))
 
-    def after_step(self, step: int) -> None:
-        """Offer the weights after a step, and allow further exchanges.
+    def after_step(self, step: int, average: bool = True) -> None:
+        """Offer the weights after a step, and unless averaging pauses, allow further exchanges.
+
+        Args:
+            step: Number of the step.
+            average: Whether weights are averaged while the next gradient is computed.
 
         Raises:
             ExchangeError: If the exchange has died. The node then restarts its processes, which rejoin the ring.
@@ -185,18 +203,19 @@ class NodeExchange:
         if self.exchange is None:
             return
         if not self.exchange.alive():
-            if not self.exchange.elastic:
-                return
             raise ExchangeError(f"the exchange of node {self.node} rank {self.group.rank} has ended by itself")
-        self.exchange.give(self._mine(), step)
-        self.exchange.tick(step)
+        self.exchange.offer(self._mine(), step, average=average)
         self._give_replica()
-        if self.view.without(self.node).members:
+        if average and self.view.without(self.node).members:
             self.rate.step(self.exchange.stats().finished // self.exchange.parts)
 
-    def idle(self, step: int) -> None:
-        """Called while there is nothing to train: apply the neighbours' averaging all the same."""
-        if self.exchange is not None and self.group.any(ready := self.ready()):
+    def idle(self, step: int, average: bool = True) -> None:
+        """Called while there is nothing to train: unless averaging pauses, add what neighbours' exchanges bring.
+
+        The simulator does this at the end of training only (`training.simulation.gradients`): there a learner waits for
+        events, here its ranks ask together, now and then.
+        """
+        if average and self.exchange is not None and self.group.any(ready := self.ready()):
             self.average(ready)
             self.exchange.give(self._mine(), step)
         self._give_replica()
@@ -214,3 +233,95 @@ class NodeExchange:
     def stats(self) -> ExchangeStats | None:
         """Statistics of this rank's exchange."""
         return self.exchange.stats() if self.exchange else None
+
+
+class RingMember(ABC):
+    """A rank of a node that joins the ring, and joins again if the coordinator dropped it.
+
+    Args:
+        ring: The node's ranks, and its exchange with other nodes.
+        client: Connection to the coordinator; at rank 0 only.
+
+    Attributes:
+        step: Steps that the node has made.
+    """
+
+    def __init__(self, ring: NodeExchange, client: NodeClient | None) -> None:
+        self.ring, self.client, self.step = ring, client, 0
+
+    def join(self, again: bool = False) -> None:
+        """Become a member with weights, those that the coordinator names; all ranks call this together.
+
+        Args:
+            again: Whether the coordinator dropped this node, because it was suspended or cut off.
+
+        Raises:
+            NoWeightsError: If the weights should come from a neighbour, and none has given any for `JOIN_S` seconds.
+            CoordinatorError: If the coordinator refuses.
+        """
+        ring, deadline, damaged = self.ring, time.monotonic() + JOIN_S, ""
+        if again:
+            log.warning("node %d was dropped from the ring and rejoins", ring.node)
+        while True:
+            facts = self._ask(again, damaged)
+            self.set_view(facts)
+            try:
+                if self._get_weights(facts):
+                    break
+            except CheckpointError as error:
+                log.warning("%s; asking for an older one", error)
+                damaged = str(facts["resume"])
+                continue
+            if ring.group.any(time.monotonic() > deadline):
+                others = ring.view.without(ring.node).nodes
+                there = f"although nodes {', '.join(map(str, others))} are in the ring" if others else "and is alone"
+                raise NoWeightsError(
+                    f"node {ring.node} found no weights to start from for {JOIN_S:g} s: no other node gave its "
+                    f"weights, {there}"
+                )
+            time.sleep(RETRY_S)
+            again = True
+        self._begin(facts)
+        log.info("node %d rank %d: weights %s, from step %d", ring.node, ring.group.rank, facts["source"], self.step)
+
+    def _ask(self, again: bool, damaged: str) -> Facts:
+        endpoints = self.ring.endpoints()
+        facts: Facts = {}
+        if self.client:
+            self._before_asking()
+            join = self.client.rejoin if again else self.client.join
+            facts = join(endpoints, damaged=damaged).facts()
+        return self.ring.group.tell(facts)
+
+    def set_view(self, facts: Facts) -> None:
+        """Set the nodes that take part from now on."""
+        self.ring.set_view(View.from_dict(facts["view"]))
+
+    def _get_weights(self, facts: Facts) -> bool:
+        """Get the weights to start from; False if they should come from a neighbour and none gave them."""
+        if facts["source"] in ("own", "neighbour"):
+            # another process of this node may have made these steps: their seeds must not be used twice
+            self.step = max(self.step, int(facts["step"]))
+        if facts["source"] == "neighbour":
+            return self._take_from_neighbour(facts)
+        self._set_weights(facts)
+        return True
+
+    def _before_asking(self) -> None:  # noqa: B027 - most members have nothing to do
+        """Called before each request to the coordinator, at rank 0."""
+
+    @abstractmethod
+    def _take_from_neighbour(self, facts: Facts) -> bool:
+        """Take a neighbour's weights; False if none gave them."""
+
+    @abstractmethod
+    def _set_weights(self, facts: Facts) -> None:
+        """Keep the own weights, or set those of the start or of a checkpoint, as `facts["source"]` says.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged; the coordinator is then asked for an older one.
+        """
+
+    @abstractmethod
+    def _begin(self, facts: Facts) -> None:
+        """Called when the node has its weights: from now on it gets leases and is averaged."""

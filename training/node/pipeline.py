@@ -12,6 +12,7 @@ border between two stages; weights are never sent. All stages wait for the slowe
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +122,9 @@ class PipelineLearner(Learner):
         assert isinstance(job.train.strategy, LayerPipelineConfig)
         self.constants = job.train.strategy
 
-    def _initial_model(self) -> nn.Module:
-        stages: list[nn.Module] = self._split.split(super()._initial_model(), self.group.size)
+    @override
+    def _part_of(self, network: nn.Module) -> nn.Module:
+        stages: list[nn.Module] = self._split.split(network, self.group.size)
         self._shapes = [{n: t.to("meta") for n, t in stage.state_dict().items()} for stage in stages]
         return stages[self.group.rank]
 
@@ -198,8 +200,8 @@ class PipelineLearner(Learner):
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
         # 1F1B needs at least as many micro-batches as stages
-        one = self.constants.schedule == "1f1b" and parts >= self.group.size
-        kind = Schedule1F1B if one else ScheduleGPipe
+        alternates = self.constants.schedule == "1f1b" and parts >= self.group.size
+        kind = Schedule1F1B if alternates else ScheduleGPipe
         schedule = kind(self._place(plan.width, size), parts, loss_of, scale_grads=False)
         inputs = () if feats is None else (F.pad(feats, (0, 0, 0, 0, 0, fill)),)
         losses: list[Tensor] = []
@@ -239,7 +241,8 @@ class PipelineLearner(Learner):
             for name, tensor in zip(shapes, tensors, strict=True)
         }
 
-    def load_state(self, weights: dict[str, Tensor]) -> None:
+    @override
+    def load_state(self, weights: Mapping[str, Tensor]) -> None:
         """Load this stage's part of the whole model's state.
 
         Raises:

@@ -56,14 +56,14 @@ class NodeGroup:
             # loopback unless configured otherwise: most nodes are one machine
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-            found = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
-            assert found is not None
-            self.shares_gpu = self._agree(found)
+            store = FileStore(str(meeting_point), size) if isinstance(meeting_point, Path) else meeting_point
+            assert store is not None
+            self.shares_gpu = self._agree(store)
             backend = "nccl" if device.type == "cuda" and not self.shares_gpu else "gloo"
             # With device_id, NCCL creates its communicator here, on this device; otherwise the first collective does,
             # on the current device.
             bound = device if backend == "nccl" else None
-            dist.init_process_group(backend, store=found, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=bound)
             # control messages are CPU tensors: they must not wait for the GPU's queue
             self._control = dist.new_group(backend="gloo", timeout=TIMEOUT)
             if bound is not None:
@@ -183,12 +183,12 @@ class NodeGroup:
             for tensor in mine:
                 dist.send(tensor, 0, group=self._control)
             return []
-        found = [mine]
+        gathered = [mine]
         for rank in range(1, self.size):
-            found.append([torch.empty_like(tensor, device="cpu") for tensor in like[rank]])
-            for tensor in found[-1]:
+            gathered.append([torch.empty_like(tensor, device="cpu") for tensor in like[rank]])
+            for tensor in gathered[-1]:
                 dist.recv(tensor, rank, group=self._control)
-        return found
+        return gathered
 
     def close(self) -> None:
         """Leave the group."""

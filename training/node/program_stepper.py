@@ -160,7 +160,9 @@ class ProgramStepper(Stepper):
 
     def _step_alone(self, losses: Losses, lost: bool) -> None:
         """Pass this rank's own gradient to the program."""
-        good = math.isfinite(losses.loss)
+        good, ready = math.isfinite(losses.loss), self._request.average and self.ring.ready()
+        if self._request.average and self.group.any(ready):
+            self.ring.average(ready)
         with torch.no_grad():
             if not good:
                 self.replica.grads.fill_(math.nan)  # receivers of any part of it skip it, too
@@ -168,7 +170,9 @@ class ProgramStepper(Stepper):
                 self.replica.grads.div_(losses.tokens)
         self._go_on(Work(losses.tokens))
         good = good and math.isfinite(self.replica.norm)
-        part = StepReport(losses, False, staleness=self._staleness, lost=lost)
+        part = StepReport.of(losses, ready, self.ring.stats(), self.ring.rate.per_step, lost)
+        if self.ring.exchange is None:
+            part.staleness = self._staleness
         self._rows.append([*part.to_list(), self.replica.norm, float(good)])
 
     def _step_together(self, losses: Losses, lost: bool) -> None:
@@ -181,7 +185,7 @@ class ProgramStepper(Stepper):
         sums = together(parts)
         norm = self.learner.scale_gradient(sums.tokens, self.learner.norm)
         good = math.isfinite(norm) and math.isfinite(sums.loss)
-        if any(one.ready for one in parts):
+        if any(each.ready for each in parts):
             ring.average(part.ready)
         self._results.append(Stepped(parts, norm, good))
         if not good:
@@ -195,11 +199,16 @@ class ProgramStepper(Stepper):
 
     @override
     def after(self, step: int) -> None:
-        self.ring.after_step(step)
+        self.ring.after_step(step, self._averages)
 
     @override
     def idle(self, step: int) -> None:
-        self.ring.idle(step)
+        self.ring.idle(step, self._averages)
+
+    @property
+    def _averages(self) -> bool:
+        """Whether weights are averaged until the next update; a program that has ended leaves no delta behind."""
+        return self._program is None or self._request.average
 
     @override
     def results(self) -> list[Stepped]:
@@ -273,15 +282,20 @@ class ProgramStepper(Stepper):
 
     @override
     def model(self) -> Weights | None:
-        if self.shared:
-            return cpu_weights(self.learner.model)
+        ema = self.learner.ema
         if self.server:
-            return self._named(self._pull())
-        if self.method.equal:
-            return cpu_weights(self.learner.model) if self.group.rank == 0 else None
-        op = AllReduce(self.replica.weights)
-        mean: Tensor = self._collectives.finish(self._collectives.begin(op)).vector
-        return self._named(self.context.finish(mean)) if self.group.rank == 0 else None
+            return self._named(self._pull()) | (ema.tensors() if ema else {})
+        if self.shared or self.method.equal:
+            return self.learner.state() if self.group.rank == 0 else None
+        mean, averaged = self._mean(self.replica.weights), self._mean(ema.values) if ema else None
+        if self.group.rank:
+            return None
+        return self._named(self.context.finish(mean)) | (ema.tensors(averaged) if ema else {})
+
+    def _mean(self, vector: Tensor) -> Tensor:
+        """The mean of a vector over the node's learners."""
+        mean: Tensor = self._collectives.finish(self._collectives.begin(AllReduce(vector))).vector
+        return mean
 
     @torch.no_grad()
     def _named(self, vector: Tensor) -> Weights:

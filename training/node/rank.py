@@ -38,8 +38,8 @@ class NodeSetup(BaseModel):
     """Number of the GPU of this machine's first learner, where several nodes share a machine."""
     learners_here: int = 0
     """Learners on this machine, which share its cores; 0 means those of this node only."""
-    rendezvous: str = ""
-    """Name prefix of the rendezvous files of the fixed ring (`exchange.kind: gloo`); local nodes only."""
+    shared_files: str = ""
+    """Name prefix of the files that all nodes of this machine share (hogwild's weights); local nodes only."""
 
 
 def main(argv: list[str]) -> int:

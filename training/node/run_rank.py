@@ -4,23 +4,30 @@ import logging
 import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from devices.choice import claim, inventory, pick_device, share_gpu
 from devices.portions import TooLargeError
 from storage.quarantine import TooManyShardsError
 from training.coordinator.node_client import NodeClient
-from training.exchange import Exchange, ExchangeSetup, RingRendezvous, build_exchange
+from training.exchange import Exchange, ExchangeSetup, build_exchange
 from training.job import TrainJob
 from training.learner.compute import Learner, use_threads
+from training.node.learner_replica import SharedWeights
+from training.node.node_exchange import NoWeightsError
+from training.node.pipeline import PipelineLearner
 from training.node.process_group import NodeGroup
 from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
 from training.node.rendezvous import RankPlacement, Rendezvous, RendezvousError
-from training.node.strategy_setup import build_learner, connect, share_memory
 from training.node.system_figures import SystemFigures
-from training.node.worker import DivergedError, NoWeightsError, Worker
+from training.node.worker import DivergedError, Worker
+from training.parameter_server.client import ServerClient
 from training.processes.children import on_termination
 from training.processes.exit_reason import leave_reason
 from training.processes.keys import RingKey
+from training.processes.sockets import beside
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +76,12 @@ def run_rank(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int) -
 
 def _build(job: TrainJob, setup: NodeSetup, place: RankPlacement, here: int, key: RingKey | None) -> RankParts:
     wanted = "cpu" if job.train.traits.shared else job.train.device
-    found = inventory()
-    if found.trouble and wanted != "cpu":
-        log.warning("training on the CPU: %s", found.trouble)
-    device = pick_device(wanted, setup.first_gpu + place.rank % here, found)
+    devices = inventory()
+    if devices.trouble and wanted != "cpu":
+        log.warning("training on the CPU: %s", devices.trouble)
+    device = pick_device(wanted, setup.first_gpu + place.rank % here, devices)
     claim(device)
-    share_gpu(device, setup.learners_here or here, found)
+    share_gpu(device, setup.learners_here or here, devices)
     rendezvous = None
     if setup.machines > 1:
         rendezvous = Rendezvous(setup, place, key, job.train.membership.coordinator_patience_s)
@@ -98,7 +105,7 @@ def _train(
             stack.callback(client.close)
             figures = SystemFigures(setup.node, client.journal, lambda: coordinator.progress().elapsed)
             stack.callback(figures.close)
-        shared = share_memory(job, setup.node, setup.rendezvous, size)
+        shared = share_memory(job, setup.node, setup.shared_files, size)
         worker = Worker(job, setup.node, learner, parts.group, exchange, client, server, shared)
         _leave_on_signals(worker.stop_requested, parts.rendezvous)
         why = worker.run()
@@ -132,7 +139,6 @@ def _build_exchange(
             bind_host=setup.bind_host,
             advertise_host=setup.advertise_host,
             seed=job.seed,
-            rendezvous=RingRendezvous(setup.rendezvous, job.train.nodes) if setup.rendezvous else None,
             moments=len(moments.names) if job.train.gossip.newcomer == "weights+optimizer" else 0,
             optimizer=moments.optimizer,
             gossip=job.train.gossip,
@@ -144,3 +150,60 @@ def _leave_on_signals(wish: threading.Event, rendezvous: Rendezvous | None) -> N
     if rendezvous:  # the signal may reach a machine without rank 0, which decides
         rendezvous.leaving, wish = wish, rendezvous.wants_to_leave
     on_termination(wish.set)
+
+
+# --- what a strategy needs
+
+
+def build_learner(job: TrainJob, device: torch.device, group: NodeGroup) -> Learner:
+    """Build the learner of a rank, with the whole model or a pipeline's stage of it.
+
+    Raises:
+        ValueError: If a pipeline has more ranks than the model has layers, or ranks that share a GPU.
+    """
+    if job.train.traits.split and group.size > 1:
+        return PipelineLearner(job, device, group)
+    return Learner(job, device)
+
+
+def connect(job: TrainJob, node: int, coordinator: str, key: RingKey | None, size: int) -> ServerClient | None:
+    """Connect a node to the parameter server; None if the strategy does not use one.
+
+    Args:
+        job: What to train.
+        node: Number of the node.
+        coordinator: HOST:PORT of the coordinator, beside which the server runs.
+        key: The ring's key.
+        size: Number of weights.
+
+    Raises:
+        ValueError: If its address is not set.
+    """
+    if not job.train.servers:
+        return None
+    if not job.servers:
+        raise ValueError(
+            f"{job.train.strategy.kind} needs a parameter server, and the job names none: `starling run` starts it "
+            "beside the coordinator"
+        )
+    addresses = [beside(address, coordinator) for address in job.servers]
+    return ServerClient(addresses, key, f"node-{node}", size, job.train.membership.coordinator_patience_s)
+
+
+def share_memory(job: TrainJob, node: int, files: str, size: int) -> SharedWeights | None:
+    """Map the weights that all learners of this machine share, for hogwild; None for other strategies.
+
+    Args:
+        job: What to train.
+        node: Number of the node.
+        files: `NodeSetup.shared_files`; empty if nodes are launched one by one.
+        size: Number of weights.
+
+    Raises:
+        ValueError: If nodes are launched one by one.
+    """
+    if not job.train.traits.shared:
+        return None
+    if not files:
+        raise ValueError(f"{job.train.strategy.kind} shares one machine's memory: use launch.kind=local")
+    return SharedWeights(Path(f"{files}-weights"), size, node, job.train.nodes)

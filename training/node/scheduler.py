@@ -109,7 +109,7 @@ class Scheduler:
 
     def _fetch_ahead(self, new: Sequence[Assignment] = ()) -> None:
         """Prefetch the shards of the next batches, including those of a new lease while the last one is trained."""
-        coming = [self.draws.rows(one.epoch, one.rows) for one in [*self.client.peek(FETCH_AHEAD), *new]]
+        coming = [self.draws.rows(work.epoch, work.rows) for work in [*self.client.peek(FETCH_AHEAD), *new]]
         if coming:
             rows = np.concatenate(coming[:FETCH_AHEAD])
             self.data.prefetch(rows)
@@ -190,7 +190,7 @@ class Scheduler:
             "progress": epochs,
             "lr": learning_rate(self.cfg.schedule, self.cfg.optimizer.lr, epochs, self.cfg.epochs, batch),
             "elapsed": progress.elapsed,
-            "next": [self._drawn(one) for one in self.client.peek(self._ahead)],
+            "next": [self._drawn(work) for work in self.client.peek(self._ahead)],
         }
 
     def _drawn(self, work: Assignment) -> Orders:

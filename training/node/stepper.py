@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.learner.checkpoint import ReplicaState, cpu_weights, mean_weights
+from training.learner.checkpoint import ReplicaState, mean_weights
 from training.learner.compute import Learner, Losses
 from training.learner.optim import load_optimizer_tensors, optimizer_tensors
 from training.node.process_group import NodeGroup
@@ -103,14 +103,14 @@ class Stepper(ABC):
     def restore(self, kept: ReplicaState) -> None:
         """Restore what `keep` returned."""
         load_optimizer_tensors(self.learner.optimizer, kept.optimizer)
-        self.learner.model.load_state_dict(kept.weights)
+        self.learner.load_state(kept.weights)
 
     def merge(self, replicas: list[Weights]) -> None:
         """Start from the replicas of a checkpoint that another number of ranks wrote."""
-        self.learner.model.load_state_dict(mean_weights(replicas))
+        self.learner.load_state(mean_weights(replicas))
 
 
 def keep(learner: Learner, state: Weights | None = None) -> ReplicaState:
     """Copy a learner's model, its optimizer, and the state of its strategy."""
     copied = {name: tensor.detach().clone().cpu() for name, tensor in (state or {}).items()}
-    return ReplicaState(cpu_weights(learner.model), optimizer_tensors(learner.optimizer), copied)
+    return ReplicaState(learner.state(), optimizer_tensors(learner.optimizer), copied)

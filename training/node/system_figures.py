@@ -38,17 +38,17 @@ class Machine:
 
     def sample(self) -> dict[str, Any]:
         """`cpu` in percent since the last sample, `memory` in percent and MB, network in MB/s since then, `gpus`."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         with suppress(OSError):
-            found["cpu"] = psutil.cpu_percent()
+            figures["cpu"] = psutil.cpu_percent()
         with suppress(OSError):
             memory = psutil.virtual_memory()
-            found |= {"memory_mb": (memory.total - memory.available) / _MEGA, "memory": memory.percent}
+            figures |= {"memory_mb": (memory.total - memory.available) / _MEGA, "memory": memory.percent}
         with suppress(OSError):
-            found |= self._network()
+            figures |= self._network()
         if gpus := self._gpus.sample():
-            found["gpus"] = gpus
-        return found
+            figures["gpus"] = gpus
+        return figures
 
     def _network(self) -> dict[str, float]:
         """Megabytes per second over all interfaces except loopback since the last call; empty at the first one.
@@ -57,7 +57,7 @@ class Machine:
         """
         interfaces = psutil.net_io_counters(pernic=True)
         others = [counters for name, counters in interfaces.items() if name != "lo"]
-        received, sent = (sum(getattr(one, name) for one in others) for name in ("bytes_recv", "bytes_sent"))
+        received, sent = (sum(getattr(counters, name) for counters in others) for name in ("bytes_recv", "bytes_sent"))
         before, self._traffic = self._traffic, (time.monotonic(), received, sent)
         if before is None or not interfaces:
             return {}

@@ -13,34 +13,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from devices.choice import claim
 from storage.batching import derive_seed
 from storage.objects import ObjectStore
 from storage.quarantine import TooManyShardsError
-from training.coordinator.membership import View
 from training.coordinator.node_client import NodeClient
 from training.exchange.base import Exchange
 from training.job import TrainJob
-from training.learner.checkpoint import CheckpointError, compute_name, files_by_rank, load_replica
+from training.learner.checkpoint import compute_name, files_by_rank, load_replica
 from training.learner.compute import Learner, open_loader, open_set
 from training.learner.prefetch import Loader, LoaderProcesses, Prefetcher
 from training.learner.sampling import Draws
 from training.learner.task import TrainingBatch
 from training.node.learner_replica import SharedWeights
-from training.node.node_exchange import NodeExchange
+from training.node.node_exchange import Facts, NodeExchange, RingMember
+from training.node.pipeline import PipelineLearner, PipelineStepper
 from training.node.process_group import NodeGroup
+from training.node.program_stepper import ProgramStepper
 from training.node.replica_writer import ReplicaWriter, Wanted, open_replica_writer
 from training.node.scheduler import Orders, Scheduler, count_batches
 from training.node.step_counters import StepCounters
-from training.node.stepper import Rows, Stepped
-from training.node.strategy_setup import build_stepper
+from training.node.stepper import Rows, Stepped, Stepper
 from training.parameter_server.client import ServerClient
 
 log = logging.getLogger(__name__)
 IDLE_S = 0.02
 """Seconds between two polls of the coordinator's answers when there is nothing to train."""
-JOIN_TRIES = 5
 MAX_RECOVERIES = 3
 """Times that a node takes a neighbour's weights after non-finite losses before it gives up."""
 _REMEDY = "lower train.optimizer.lr or lengthen train.schedule.warmup_epochs"
@@ -50,11 +50,30 @@ class DivergedError(RuntimeError):
     """The loss or the gradient is no longer a finite number, and no neighbour has better weights."""
 
 
-class NoWeightsError(RuntimeError):
-    """A newcomer found no weights to start from."""
+def build_stepper(
+    job: TrainJob,
+    ring: NodeExchange,
+    learner: Learner,
+    server: ServerClient | None = None,
+    shared: SharedWeights | None = None,
+    epoch_steps: float = 0.0,
+) -> Stepper:
+    """Build the stepper of a rank.
+
+    Args:
+        job: What to train.
+        ring: The node's ranks, and its exchange with other nodes.
+        learner: Result of `build_learner`.
+        server: The parameter server, for strategies that use one.
+        shared: Memory for the weights, for hogwild.
+        epoch_steps: Steps of a learner in an epoch, the same at all ranks.
+    """
+    if isinstance(learner, PipelineLearner):
+        return PipelineStepper(learner)
+    return ProgramStepper(job, learner, ring, server, shared, epoch_steps)
 
 
-class Worker:
+class Worker(RingMember):
     """One rank of a node.
 
     Args:
@@ -79,9 +98,9 @@ class Worker:
         server: ServerClient | None = None,
         shared: SharedWeights | None = None,
     ) -> None:
+        super().__init__(NodeExchange(node, group, learner.flat, exchange, learner.moments), client)
         self.job, self.cfg, self.node = job, job.train, node
-        self.learner, self.group, self.client = learner, group, client
-        self.ring = NodeExchange(node, group, learner.flat, exchange, learner.moments)
+        self.learner, self.group = learner, group
         self.name = f"{node}.{group.rank}"
         self.data = open_set(job, "train")
         self.output = ObjectStore(job.output_url)
@@ -89,7 +108,6 @@ class Worker:
         batches = count_batches(job, self.data, self.draws)
         self.stepper = build_stepper(job, self.ring, learner, server, shared, batches / self.cfg.nodes)
         self.prefetch = self._open_prefetcher()
-        self.step = 0
         self.replica_writer = ReplicaWriter(node, self.stepper, group, self.output, client)
         self.counters: StepCounters | None = None
         self.scheduler: Scheduler | None = None
@@ -132,12 +150,12 @@ class Worker:
         deeds = {
             "step": self._train,
             "wait": self._idle,
-            "view": self._set_view,
-            "rejoin": self._rejoin,
+            "view": self.set_view,
+            "rejoin": lambda _: self.join(again=True),
             "leave": self._leave,
             "conclude": self._conclude,
         }
-        self._join()
+        self.join()
         if self.client:
             self.output.write_json(compute_name(self.node), self.learner.describe())
         while True:
@@ -146,40 +164,14 @@ class Worker:
                 return self._end(orders["why"])
             deeds[orders["do"]](orders)
 
-    def _join(self, again: bool = False) -> None:
-        damaged = ""
-        for _ in range(JOIN_TRIES):
-            endpoints = self.ring.endpoints()
-            facts: Orders = {}
-            if self.client:
-                join = self.client.rejoin if again else self.client.join
-                facts = join(endpoints, damaged=damaged).facts()
-            facts = self.group.tell(facts)
-            self._set_view(facts)
-            try:
-                if facts["finish"] or self._get_weights(facts):
-                    break
-            except CheckpointError as error:
-                log.warning("%s; asking for an older one", error)
-                damaged = str(facts["resume"])
-                continue
-            again = True
-        else:
-            raise NoWeightsError(f"node {self.node} found no weights to start from: no checkpoint, no other node")
-        self.stepper.start(self.step)
-        if self.scheduler and (facts["source"] == "own" or not facts["finish"]):
-            # a node that comes when training has ended has no weights that others may take, or that are evaluated
-            self.scheduler.begin()
-        log.info("node %d rank %d: weights %s, from step %d", self.node, self.group.rank, facts["source"], self.step)
+    @override
+    def _take_from_neighbour(self, facts: Facts) -> bool:
+        return bool(facts["finish"]) or self._fetch_weights()
 
-    def _get_weights(self, facts: Orders) -> bool:
-        """Get the weights to start from; False if they should come from a neighbour and none has them."""
-        if facts["source"] == "own":
-            return True
-        if facts["source"] == "neighbour":
-            # another process may have made these steps: their seeds must not be used twice
-            self.step = max(self.step, facts["step"])
-            return self.stepper.fetch()
+    @override
+    def _set_weights(self, facts: Facts) -> None:
+        if facts["finish"] or facts["source"] == "own":
+            return
         self.stepper.forget()
         if self.step:  # training restarts, and this process has trained already
             self.learner.reset()
@@ -189,7 +181,19 @@ class Worker:
         if facts["source"] == "checkpoint":
             self._resume(facts["record"], facts["records"])
         self.stepper.begin(facts["session"])
-        return True
+
+    @override
+    def _begin(self, facts: Facts) -> None:
+        self.stepper.start(self.step)
+        if self.scheduler and (facts["source"] == "own" or not facts["finish"]):
+            # a node that comes when training has ended has no weights that others may take, or that are evaluated
+            self.scheduler.begin()
+
+    def _fetch_weights(self) -> bool:
+        fetched = self.stepper.fetch()
+        if fetched and self.learner.ema:  # of other weights
+            self.learner.ema.restart()
+        return fetched
 
     def _resume(self, record: dict[str, Any] | None, records: list[dict[str, Any]]) -> None:
         """Continue with this rank's replica of a checkpoint, or merge all replicas if their number has changed."""
@@ -200,16 +204,8 @@ class Worker:
             if self.counters:
                 self.counters.load(record["totals"])
             return
-        replicas = [lot for one in records for lot in files_by_rank(one["files"])]
+        replicas = [lot for entry in records for lot in files_by_rank(entry["files"])]
         self.stepper.merge([load_replica(self.output, lot).weights for lot in replicas])
-
-    def _rejoin(self, _: Orders) -> None:
-        """Rejoin as a newcomer, after the coordinator dropped this node because it was suspended or cut off."""
-        log.warning("node %d was dropped from the ring and rejoins", self.node)
-        self._join(again=True)
-
-    def _set_view(self, orders: Orders) -> None:
-        self.ring.set_view(View.from_dict(orders["view"]))
 
     def _leave(self, orders: Orders) -> None:
         totals = self.counters.to_list() if self.counters else []
@@ -248,8 +244,9 @@ class Worker:
     def _turn(self, turn: Orders) -> TooManyShardsError | None:
         """Train on one batch: compute its gradient, and pass it to the strategy."""
         batch, lost = self._take(self._share(turn["rows"]), turn["epoch"])
-        self.prefetch.hint([(self._share(one["rows"]), one["epoch"]) for one in turn["next"]])
+        self.prefetch.hint([(self._share(turn_ahead["rows"]), turn_ahead["epoch"]) for turn_ahead in turn["next"]])
         seed = derive_seed("step", self.job.seed, self.name, self.step)
+        self.learner.enter(turn["epoch"])
         losses = self.learner.gradient(batch, seed)
         self.stepper.step(losses, lost is not None, turn["lr"])
         self.step += 1
@@ -303,7 +300,7 @@ class Worker:
             self.client.journal({"kind": "bad", "learner": self.name, "step": self.step, "what": what})
         self._recoveries += 1
         self.learner.moments.clear()
-        if self._recoveries > MAX_RECOVERIES or not self.stepper.fetch():
+        if self._recoveries > MAX_RECOVERIES or not self._fetch_weights():
             raise DivergedError(f"{what} (node {self.node}, step {self.step}), and no neighbour can help: {_REMEDY}")
         self.stepper.start(self.step)
 

@@ -260,12 +260,12 @@ class ServerClient:
         if not again and all(line.layout for line in self._lines):
             return
         for line, answer in zip(self._lines, self._ask("layout"), strict=True):
-            found = line.layout = answer.layout
-            if found is None or (found.number, found.servers) != (line.number, len(self._lines)):
+            layout = line.layout = answer.layout
+            if layout is None or (layout.number, layout.servers) != (line.number, len(self._lines)):
                 raise ServerError(f"{line.name} is not server {line.number} of {len(self._lines)}: give all in order")
-            if found.num_weights != self.num_weights:
+            if layout.num_weights != self.num_weights:
                 raise ServerError(
-                    f"{line.name} serves a model of {found.num_weights} weights, this one has {self.num_weights}: "
+                    f"{line.name} serves a model of {layout.num_weights} weights, this one has {self.num_weights}: "
                     "does it belong to another training?"
                 )
 
@@ -326,8 +326,8 @@ class ServerClient:
 
     @staticmethod
     def _part(line: _Line, flat: Tensor) -> Tensor:
-        found = _layout(line)
-        return flat[found.start : found.stop]
+        layout = _layout(line)
+        return flat[layout.start : layout.stop]
 
 
 def _state(line: _Line, optimizer: dict[str, Tensor]) -> dict[str, Tensor]:

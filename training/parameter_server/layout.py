@@ -1,10 +1,12 @@
 """Layout of the shares: which part of a model each server process holds."""
 
 import math
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict
 
 from training.learner.flat import FlatParameters, share
+from training.learner.optim import Rate, Rates, parameter_groups
 
 ALIGNMENT = 64
 """A parameter is split only at multiples of this many values. An optimizer's kernel processes the values after the last
@@ -22,6 +24,7 @@ class ParameterSlice(BaseModel):
         first: Index of the first value within the flattened parameter.
         stop: Index after the last value.
         shape: Shape of the whole parameter.
+        scale: Factor of its learning rate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,6 +33,7 @@ class ParameterSlice(BaseModel):
     first: int
     stop: int
     shape: tuple[int, ...]
+    scale: float = 1.0
 
     @property
     def numel(self) -> int:
@@ -73,23 +77,32 @@ class Layout(BaseModel):
         return self.stop - self.start
 
 
-def layout(flat: FlatParameters, number: int, servers: int) -> Layout:
+def layout(flat: FlatParameters, number: int, servers: int, rates: Rates = MappingProxyType({})) -> Layout:
     """Compute the share of one server; shares are contiguous and of about equal size.
 
     Args:
         flat: The whole model.
         number: Number of the server, from 0.
         servers: Number of servers.
+        rates: Learning rates that differ from the schedule's.
     """
     total = flat.weights.numel()
     start, stop = (_aligned(flat, edge) for edge in share(total, number, servers))
-    numbers = _optimizer_numbers(flat)
+    numbers = _optimizer_numbers(flat, rates)
     pieces = []
     for index, (begin, end) in enumerate(flat.spans):
         first, last = max(start, begin), min(stop, end)
         if first < last:
-            shape = tuple(flat.parameters[index].shape)
-            pieces.append(ParameterSlice(number=numbers[index], first=first - begin, stop=last - begin, shape=shape))
+            parameter = flat.parameters[index]
+            pieces.append(
+                ParameterSlice(
+                    number=numbers[index],
+                    first=first - begin,
+                    stop=last - begin,
+                    shape=tuple(parameter.shape),
+                    scale=rates.get(parameter, Rate()).scale,
+                )
+            )
     grads = sum(piece.stop - piece.first for piece in pieces)
     return Layout(
         number=number,
@@ -110,7 +123,8 @@ def _aligned(flat: FlatParameters, edge: int) -> int:
     return edge
 
 
-def _optimizer_numbers(flat: FlatParameters) -> dict[int, int]:
-    """Position of each parameter in the optimizer: matrices first (`training.learner.optim.build_optimizer`)."""
-    order = sorted(range(len(flat.parameters)), key=lambda index: flat.parameters[index].ndim <= 1)
+def _optimizer_numbers(flat: FlatParameters, rates: Rates) -> dict[int, int]:
+    """Position of each parameter in the optimizer (`training.learner.optim.build_optimizer`)."""
+    groups = parameter_groups(flat.parameters, rates)
+    order = [index for numbers in groups.values() for index in numbers]
     return {index: number for number, index in enumerate(order)}

@@ -21,6 +21,7 @@ import zmq
 
 from training.job import TrainJob
 from training.learner.flat import FlatParameters
+from training.learner.trained import initial_network
 from training.parameter_server.layout import layout
 from training.parameter_server.messages import LONGEST, SILENCE_S
 from training.parameter_server.service import ShareService
@@ -59,7 +60,8 @@ def open_service(job: TrainJob, folder: Path, number: int, servers: int, fresh: 
     if not 0 <= number < servers:
         raise ValueError(f"--number is {number} of {servers} servers: give 0 to {servers - 1}")
     # the model is only needed for the layout of its parameters; the weights come from the first learner
-    share = Share(layout(FlatParameters(job.known_task.build_network()), number, servers), job.train.optimizer)
+    initial = initial_network(job)
+    share = Share(layout(FlatParameters(initial.network), number, servers, initial.rates), job.train.optimizer)
     return ShareService(share, job.run, folder / f"server-{number}.safetensors", fresh)
 
 

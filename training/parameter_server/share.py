@@ -4,7 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from training.config import OptimizerConfig
-from training.learner.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from training.learner.optim import (
+    Rate,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
 from training.parameter_server.layout import SCALARS, Layout
 
 _STATE = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
@@ -34,14 +40,16 @@ class Share:
         self.weights = torch.zeros(layout.size)
         self._grads = torch.zeros(layout.num_grads)
         pieces = nn.ParameterList()
+        rates: dict[Tensor, Rate] = {}
         start = 0
         for piece in layout.pieces:
             stop = start + piece.stop - piece.first
             parameter = nn.Parameter(self.weights[start:stop].view(piece.kept_shape))
             parameter.grad = self._grads[start:stop].view(piece.kept_shape)
             pieces.append(parameter)
+            rates[parameter] = Rate(piece.scale)
             start = stop
-        self._optimizer = build_optimizer(cfg, pieces)
+        self._optimizer = build_optimizer(cfg, pieces, rates)
         # the optimizer numbers the pieces in the order in which the whole model's optimizer numbers the parameters
         self._numbers = sorted(piece.number for piece in layout.pieces)
 
@@ -76,7 +84,7 @@ class Share:
                 f"optimizer tensor {name} is missing or unknown: is it from another model, or from another optimizer "
                 f"than train.optimizer.kind={self.cfg.kind}?"
             )
-        found = {}
+        own = {}
         pieces = {piece.number: piece for piece in self.layout.pieces}
         for name, values in tensors.items():
             number, kind = name.split(".", 1)
@@ -84,8 +92,8 @@ class Share:
             if values.numel() != torch.Size(shape).numel():
                 raise ShareError(f"optimizer tensor {name} has {values.numel()} values: is it from another model?")
             self._need_finite(values, name)
-            found[f"{self._numbers.index(int(number))}.{kind}"] = values.view(shape)
-        return found
+            own[f"{self._numbers.index(int(number))}.{kind}"] = values.view(shape)
+        return own
 
     def push(self, grads: Tensor, version: int, lr: float) -> int:
         """Make one optimizer step.
@@ -123,11 +131,11 @@ class Share:
 
     def tensors(self) -> dict[str, Tensor]:
         """Copy of the flat optimizer state, by the whole model's names."""
-        found = {}
+        tensors = {}
         for name, tensor in optimizer_tensors(self._optimizer).items():
             number, kind = name.split(".", 1)
-            found[f"{self._numbers[int(number)]}.{kind}"] = tensor.flatten()
-        return found
+            tensors[f"{self._numbers[int(number)]}.{kind}"] = tensor.flatten()
+        return tensors
 
     def _need_finite(self, values: Tensor, what: str) -> None:
         if not bool(torch.isfinite(values).all()):

@@ -61,13 +61,13 @@ def redact(text: str) -> str:
 
 def _secrets() -> list[str]:
     """Values of environment variables with secret-like names, plain and in base64 (for HTTP headers), longest first."""
-    found = set()
+    secrets = set()
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST and _SECRET_NAME.search(name.upper()) and not _NO_SECRET.search(name.upper()):
-            found |= {value, base64.b64encode(value.encode()).decode()}
+            secrets |= {value, base64.b64encode(value.encode()).decode()}
             if "AUTH_STRING" in name.upper():  # user:password
-                found |= {part for part in value.split(":")[1:] if len(part) >= _SHORTEST}
-    return sorted(found, key=len, reverse=True)
+                secrets |= {part for part in value.split(":")[1:] if len(part) >= _SHORTEST}
+    return sorted(secrets, key=len, reverse=True)
 
 
 class PlainFormatter(logging.Formatter):

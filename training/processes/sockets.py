@@ -125,13 +125,13 @@ def interface_of(host: str) -> str:
 
 def _addresses(interface: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     """An interface's first IPv4 address and all its IPv6 addresses, as reported by Linux."""
-    found: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
+    addresses: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
     with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe, suppress(OSError):  # no IPv4 address
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        found.append(ipaddress.IPv4Address(answer[20:24]))
+        addresses.append(ipaddress.IPv4Address(answer[20:24]))
     table = Path("/proc/net/if_inet6")
     rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()] if table.exists() else []
-    return [*found, *(ipaddress.IPv6Address(int(row[0], 16)) for row in rows if row[5] == interface)]
+    return [*addresses, *(ipaddress.IPv6Address(int(row[0], 16)) for row in rows if row[5] == interface)]
 
 
 def listening_endpoint(listen: str, note: Path, fresh: bool) -> str:

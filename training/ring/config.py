@@ -28,8 +28,7 @@ class RingConfig(BaseModel):
     @model_validator(mode="after")
     def _check_exchange(self) -> "RingConfig":
         if self.exchange.kind != "zmq":
-            why = {"gloo": "learners cannot join or leave", "cuda": "learners are on one machine"}[self.exchange.kind]
-            raise ValueError(f"exchange.kind is {self.exchange.kind}, whose {why}: use zmq")
+            raise ValueError(f"exchange.kind is {self.exchange.kind}, whose learners are on one machine: use zmq")
         if self.exchange.daemons > 1 and self.gossip.newcomer != "weights":
             raise ValueError(
                 f"exchange.daemons is {self.exchange.daemons}, but newcomers get the optimizer's state from a single "

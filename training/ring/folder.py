@@ -16,10 +16,10 @@ from typing import TextIO
 
 from storage.locks import LockTimeoutError, file_lock
 from training.coordinator.server import NOTE
-from training.launch.managed import ManagedProcess
 from training.processes.identity import ProcessIdentity
 from training.processes.keys import RingKey
 from training.processes.sockets import read_address
+from training.processes.supervision import ManagedProcess
 from training.ring.config import RingConfig
 
 LINGER_S = 300.0

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import tempfile
 import time
 import uuid
@@ -12,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.epochs import ShardMap
-from training.coordinator.membership import View
-from training.coordinator.messages import AveragedModel, CoordinatorUnreachableError, NamedData, NumberRequest, Source
+from training.coordinator.messages import AveragedModel, CoordinatorUnreachableError, NamedData, NumberRequest
 from training.coordinator.node_client import NodeClient
 from training.coordinator.packing import Rows
 from training.coordinator.worklist import Planner
@@ -24,7 +23,7 @@ from training.exchange import ExchangeSetup, build_exchange
 from training.learner.flat import FlatParameters
 from training.learner.moments import Moments
 from training.node.collectives import NodeCollectives
-from training.node.node_exchange import NodeExchange
+from training.node.node_exchange import Facts, NodeExchange, NoWeightsError, RingMember
 from training.processes.keys import RingKey
 from training.processes.sockets import own_address
 from training.ring.config import RingConfig
@@ -32,11 +31,8 @@ from training.ring.folder import RingFolder
 from training.ring.group import torchrun_group
 from training.strategies.requests import AllReduce
 
-log = logging.getLogger(__name__)
 IDLE_S = 0.02
 """Seconds between two looks for work."""
-JOIN_S = 120.0
-"""How long a learner asks the others for their weights."""
 CONNECT_TRIES = 3
 CONNECT_S = 20.0
 AGREED = 1e-4
@@ -53,7 +49,7 @@ class RingError(RuntimeError):
     """The ring cannot go on; the message says why."""
 
 
-class RingLearner:
+class RingLearner(RingMember):
     """A learner of a ring; arguments are those of `training.ring.ring.Ring`.
 
     Args:
@@ -83,9 +79,8 @@ class RingLearner:
         self._flat, self._moments, self._config, self._learners = flat, moments, config, learners
         self._folder = RingFolder(place, config) if isinstance(place, Path) else None
         self._address, self._key_file = str(place), self._folder.key_file if self._folder else key_file
-        self.client: NodeClient | None = None
-        self.step, self.joined = 0, False
-        self._member = self._ended = False
+        self.joined = False
+        self._ended = False
         self._planner: Planner = _no_plan
         self._shard_of_row: NDArray[np.integer[Any]] = ShardMap.from_counts([]).shard_of_row
         self._stack = ExitStack()
@@ -93,14 +88,14 @@ class RingLearner:
             self.group = torchrun_group(flat.weights.device)
             self._stack.callback(self.group.close)
             self._collectives = NodeCollectives(self.group)
-            self.exchange = self._connect()
+            super().__init__(*self._connect())
         except BaseException:
             self._stack.close()
             raise
 
     # --- connections
 
-    def _connect(self) -> NodeExchange:
+    def _connect(self) -> tuple[NodeExchange, NodeClient | None]:
         """Connect to the coordinator, at rank 0, and start the exchange."""
         orders: Orders = {}
         logs = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="starling-ring-")))
@@ -110,11 +105,11 @@ class RingLearner:
             orders = self._number()
         orders = self.group.tell(orders)
         address, node = str(orders["address"]), int(orders["node"])
-        key = self._key()
+        key, client = self._key(), None
         if self.group.rank == 0:
-            self.client = NodeClient(address, key, node, folder=logs)
-            self.client.model = self._model()
-            self._stack.callback(self.client.close)
+            client = NodeClient(address, key, node, folder=logs)
+            client.model = self._model()
+            self._stack.callback(client.close)
         start, stop = self.group.share(self._flat.weights.numel())
         newcomer = self._config.gossip.newcomer == "weights+optimizer"
         exchange_cfg = self._config.exchange
@@ -133,7 +128,7 @@ class RingLearner:
         )
         exchange = build_exchange(exchange_cfg, setup)
         self._stack.callback(exchange.close)
-        return NodeExchange(node, self.group, self._flat, exchange, self._moments, KEEP_UP)
+        return NodeExchange(node, self.group, self._flat, exchange, self._moments, KEEP_UP), client
 
     def _number(self) -> Orders:
         """The coordinator's address, and a node number that no other learner has."""
@@ -179,57 +174,42 @@ class RingLearner:
         if self.client is not None:
             self.client.data = data
 
+    @override
     def join(self, again: bool = False) -> None:
-        """Become a member: the first one keeps its weights, the others take a member's, and its optimizer state.
-
-        Raises:
-            RingError: If no neighbour gives its weights, or training has ended and no learner is left that has them.
-            CoordinatorError: If the coordinator refuses.
-        """
-        exchange, client, deadline = self.exchange, self.client, time.monotonic() + JOIN_S
-        while True:
-            endpoints = exchange.endpoints()
-            facts: Orders = {}
-            if client is not None:
-                if self._folder is not None:
-                    self._folder.enter()  # the last step may be long ago
-                facts = (client.rejoin if again else client.join)(endpoints).facts()
-                self._member = True
-            facts = self.group.tell(facts)
-            exchange.set_view(View.from_dict(facts["view"]))
-            if self._get_weights(facts["source"], facts["finish"]):
-                break
-            if self.group.any(time.monotonic() > deadline):
-                nodes = ", ".join(map(str, exchange.view.without(exchange.node).nodes))
-                raise RingError(
-                    f"no other learner gave its weights for {JOIN_S:g} s, although nodes {nodes} are in the ring: "
-                    "check that this machine reaches theirs (RingConfig.host), or end them"
-                )
-            again = True
-        self.step = max(self.step, int(facts["step"]))
-        exchange.start(self.step)
-        if client is not None:
-            client.begin(self._planner, self._shard_of_row)
-        first, self.joined = not self.joined, True
-        log.info("learner %d: weights %s, from step %d", exchange.node, facts["source"], self.step)
-        if first:
-            self._await_learners()
-
-    def _get_weights(self, source: Source, finish: str) -> bool:
-        """Get the weights to start from; False if they should come from a neighbour and none gave them.
-
-        Raises:
-            RingError: If training has ended, and neither this learner nor a neighbour has the final weights.
-        """
-        if source == "neighbour":
-            return self.exchange.take_from_neighbour(optimizer=not finish)  # there is no step left for an optimizer
-        if finish and not self._ended:
+        try:
+            super().join(again)
+        except NoWeightsError as error:
             raise RingError(
-                f"training has ended ({finish}), and no learner with its weights is left: take them from a learner "
-                "that was there, or start another training (at an address, with Ring.serve(..., fresh=True))"
+                f"{error}: check that this machine reaches theirs (RingConfig.host), or end them"
+            ) from error
+
+    @override
+    def _before_asking(self) -> None:
+        if self._folder is not None:
+            self._folder.enter()  # the last step may be long ago
+
+    @override
+    def _take_from_neighbour(self, facts: Facts) -> bool:
+        # when training has ended, there is no step left for an optimizer
+        return self.ring.take_from_neighbour(optimizer=not facts["finish"])
+
+    @override
+    def _set_weights(self, facts: Facts) -> None:
+        if facts["finish"] and not self._ended:
+            raise RingError(
+                f"training has ended ({facts['finish']}), and no learner with its weights is left: take them from a "
+                "learner that was there, or start another training (at an address, with Ring.serve(..., fresh=True))"
             )
         self._equalize()
-        return True
+
+    @override
+    def _begin(self, facts: Facts) -> None:
+        self.ring.start(self.step)
+        if self.client is not None:
+            self.client.begin(self._planner, self._shard_of_row)
+        first, self.joined = not self.joined, True
+        if first:
+            self._await_learners()
 
     def _equalize(self) -> None:
         """Give a node's learners the weights of its first one."""
@@ -262,14 +242,13 @@ class RingLearner:
                 self._folder.revive()
             if client.dropped():
                 orders = {"rejoin": True}
-            elif (view := client.view()).number != self.exchange.view.number:
+            elif (view := client.view()).number != self.ring.view.number:
                 orders = {"view": view.to_dict()}
         orders = self.group.tell(orders)
         if "rejoin" in orders:
-            log.warning("learner %d was dropped from the ring and rejoins", self.exchange.node)
             self.join(again=True)
         elif "view" in orders:
-            self.exchange.set_view(View.from_dict(orders["view"]))
+            self.set_view(orders)
 
     # --- averaging
 
@@ -286,9 +265,9 @@ class RingLearner:
 
     def average(self) -> None:
         """Apply the averages that have arrived."""
-        ready = self.exchange.ready()
+        ready = self.ring.ready()
         if self.group.any(ready):
-            self.exchange.average(ready)
+            self.ring.average(ready)
 
     def after_step(self) -> None:
         """Count a step, and offer its weights to the neighbours.
@@ -297,20 +276,20 @@ class RingLearner:
             ExchangeError: If the exchange has died.
         """
         self.step += 1
-        self.exchange.after_step(self.step)
+        self.ring.after_step(self.step)
 
     def idle(self) -> None:
         """Wait a moment, and apply the neighbours' averages meanwhile."""
         time.sleep(IDLE_S)
-        self.exchange.idle(self.step)
+        self.ring.idle(self.step)
 
     def settle(self) -> None:
         """Go on averaging until the learners' weights agree, and newcomers have them, for at most `settle_s`."""
         self._ended = True
         deadline, agreed = time.monotonic() + self._config.settle_s, 0
         while True:
-            stats = self.exchange.stats()
-            others = len(self.exchange.view.without(self.exchange.node).members)
+            stats = self.ring.stats()
+            others = len(self.ring.view.without(self.ring.node).members)
             scale = float(self._flat.weights.square().mean().sqrt())
             close = stats is not None and stats.finished > 0 and stats.distance <= AGREED * scale
             agreed = agreed + 1 if close else 0
@@ -326,7 +305,7 @@ class RingLearner:
     def close(self) -> None:
         """Leave the ring."""
         client, self.client = self.client, None
-        if client is not None and self._member:
+        if client is not None:
             client.leave()
         self._stack.close()
 

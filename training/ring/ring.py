@@ -85,12 +85,12 @@ class Ring:
     @property
     def node(self) -> int:
         """This node's number in the ring."""
-        return self._learner.exchange.node
+        return self._learner.ring.node
 
     @property
     def members(self) -> tuple[int, ...]:
         """Numbers of the nodes in the ring, as last heard."""
-        return self._learner.exchange.view.nodes
+        return self._learner.ring.view.nodes
 
     @property
     def steps(self) -> int:
@@ -232,5 +232,5 @@ def _check_model(model: nn.Module) -> None:
     """
     devices = {str(parameter.device) for parameter in model.parameters() if parameter.requires_grad}
     if len(devices) != 1:
-        found = " and ".join(sorted(devices)) or "none"
-        raise ValueError(f"the model's trainable parameters must be on one device; found: {found}")
+        named = " and ".join(sorted(devices)) or "none"
+        raise ValueError(f"the model's trainable parameters must be on one device; found: {named}")

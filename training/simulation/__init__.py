@@ -3,8 +3,7 @@
 from training.simulation.cluster import Cluster, MembershipChange
 from training.simulation.problem import Activations, Problem, Timing
 from training.simulation.result import Observation, Outcome
-from training.simulation.simulate import simulate
-from training.simulation.simulator import Simulation, SimulationError
+from training.simulation.simulator import Simulation, SimulationError, simulate
 
 __all__ = [
     "Activations",

@@ -56,17 +56,17 @@ class Cluster(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Cluster":
-        named = {*self.slow, *(one.rank for one in (*self.losses, *self.joins))}
+        named = {*self.slow, *(change.rank for change in (*self.losses, *self.joins))}
         if wrong := sorted(rank for rank in named if not 0 <= rank < self.learners):
             raise ValueError(f"there is no learner {wrong[0]}: learners are 0 to {self.learners - 1}")
         if self.learners % self.per_machine and self.learners > self.per_machine:
             raise ValueError(
                 f"{self.learners} learners do not fill machines of {self.per_machine}: use a multiple of it"
             )
-        if len({one.rank for one in self.joins}) == self.learners:
+        if len({join.rank for join in self.joins}) == self.learners:
             raise ValueError("no learner is there at the start: leave at least one learner out of joins")
         for what, happenings in (("losses", self.losses), ("joins", self.joins)):
-            if len({one.rank for one in happenings}) < len(happenings):
+            if len({change.rank for change in happenings}) < len(happenings):
                 raise ValueError(f"{what} names a learner twice")
         return self
 

@@ -23,31 +23,30 @@ class Participants:
         self._node_of = node_of
         self._nodes: dict[int, set[int]] = defaultdict(set)
         self.everybody: set[int] = set()
-        self._ring: dict[int, tuple[int, int]] | None = None
+        self._order: tuple[int, ...] | None = None
 
     def add(self, rank: int) -> None:
         """Add a learner."""
         self.everybody.add(rank)
         self._nodes[self._node_of(rank)].add(rank)
-        self._ring = None
+        self._order = None
 
     def remove(self, rank: int) -> None:
         """Remove a learner."""
         self.everybody.discard(rank)
         self._nodes[self._node_of(rank)].discard(rank)
-        self._ring = None
+        self._order = None
 
     def of_node(self, node: int) -> set[int]:
         """The learners of a node."""
         return self._nodes[node]
 
-    def around(self, rank: int) -> list[int]:
-        """A learner and its neighbours on the ring, without duplicates, ascending."""
-        if self._ring is None:
-            order = sorted(self.everybody)
-            places = enumerate(order)
-            self._ring = {one: (order[place - 1], order[(place + 1) % len(order)]) for place, one in places}
-        return sorted({rank, *self._ring.get(rank, ())})
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All learners, ascending."""
+        if self._order is None:
+            self._order = tuple(sorted(self.everybody))
+        return self._order
 
 
 Finish = Callable[[int, Ticket, Any], None]
@@ -167,7 +166,8 @@ class VirtualCollectives:
             self._clock.after(0.0, lambda: self._finish(rank, ticket, op.vector))
         else:
             self._mixing[rank] = ticket
-        self._mix(self._present.around(rank) if op.graph == "ring" else None)
+        # random neighbours that are in later rounds may wait for a last vector, too
+        self._mix(None if op.graph == "complete" or op.last else op.group(rank, self._present.order))
 
     def enter_ring(self, rank: int, giver: int, vector: Tensor) -> None:
         """Put a newcomer into its giver's round; for neighbours in earlier rounds, it posts its weights there, too."""
@@ -189,7 +189,7 @@ class VirtualCollectives:
         ticket, number = self._mixing[rank], self._rounds[rank]
         op = ticket.op
         assert isinstance(op, Mix)
-        around = sorted(self._present.everybody) if op.graph == "complete" else self._present.around(rank)
+        around = op.group(rank, self._present.order)
         posted = self._posted[number]
         if any(other not in posted and other not in self._last for other in around):
             return

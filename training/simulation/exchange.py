@@ -14,8 +14,7 @@ from training.exchange.base import ExchangeStats
 from training.exchange.client import MailboxExchange
 from training.exchange.messages import Header, chunk_weights
 from training.exchange.neighbours import Kind, by_distance, hop, resolve, ring_order
-from training.exchange.protocol import Asking, Pending, Protocol
-from training.exchange.reporting import Report
+from training.exchange.protocol import Asking, Pending, Protocol, Report
 from training.simulation.clock import Clock
 from training.simulation.network import LinkModel
 
@@ -77,7 +76,7 @@ class VirtualNetwork:
             if len(self._nexts) >= _RINGS:
                 del self._nexts[next(iter(self._nexts))]
             order = ring_order(self.neighbours, view, number, self.seed)
-            self._nexts[key] = order, {one: place for place, one in enumerate(order)}
+            self._nexts[key] = order, {member: place for place, member in enumerate(order)}
         order, places = self._nexts[key]
         if node not in places or count < 2:
             return None

@@ -1,8 +1,12 @@
 """Expands a program's `Compute` into requests to the virtual network, which average gradients and weights.
 
-The training engine sends gradients bucket by bucket during the backward pass, and each learner of a node exchanges its
-share of the weights. Here, gradients are all-reduced when they are complete, and the first learner of a node exchanges
-for it; the traffic on a machine's link is the same.
+What a learner does with its exchange at a step stands once (`Exchange.offer`, `Exchange.taken`). Around it, engine and
+simulator differ for three reasons. Requests, because these stand for what no program asks for: `Gather` and `Idle` are
+the simulator's own. Cost: the engine sends gradients bucket by bucket during the backward pass, and each learner of a
+node exchanges its share of the weights; here, gradients are all-reduced when they are complete, and the first learner
+of a node exchanges for it, with the same traffic on a machine's link. The end: the engine's learners go on exchanging
+until the coordinator ends the training with the mean of their checkpoints; a simulation ends by itself, so that its
+learners have to wait until no exchange is in flight.
 """
 
 from collections.abc import Callable, Generator
@@ -55,7 +59,7 @@ def spelled_out(context: LearnerContext, program: Program) -> VirtualProgram:
         context: The learner's context.
         program: The method's program for it.
     """
-    steps, averages, answer = 0, False, None
+    step, averages, answer = 0, False, None
     while True:
         try:
             request = program.send(answer)
@@ -64,27 +68,24 @@ def spelled_out(context: LearnerContext, program: Program) -> VirtualProgram:
         if not isinstance(request, Compute):
             answer = yield request
             continue
-        if request.average:
-            _offer(context, steps, first=not averages)
-            averages, steps = True, steps + 1
+        if context.exchange is not None:
+            _offer(context, context.exchange, step, request.average)
+        averages, step = averages or request.average, step + 1
         answer = yield request
         if request.reduce != "own":
             answer = yield from _reduced(context, answer, request)
         if request.average and answer is not None:
             yield from _averaged(context)
     if averages:
-        yield from _end(context, steps - 1)
+        yield from _end(context, step - 1)
 
 
-def _offer(context: LearnerContext, step: int, first: bool) -> None:
-    """Offer the weights after a step to the exchange."""
-    if context.exchange is None:
-        return
-    if first:
-        context.exchange.start(context.replica.weights, step)
+def _offer(context: LearnerContext, exchange: Exchange, step: int, average: bool) -> None:
+    """Offer the weights after a step to the exchange, or start it with them."""
+    if step:
+        exchange.offer(context.replica.weights, step, average=average)
     else:
-        context.exchange.give(context.replica.weights, step)
-        context.exchange.tick(step)
+        exchange.start(context.replica.weights, step)
 
 
 def _reduced(context: LearnerContext, work: Work | None, request: Compute) -> Generator[Request, Any, Work | None]:
@@ -130,12 +131,12 @@ class _WholeBuffer:
 
 def _gathered(context: LearnerContext, codec: Codec, weight: float) -> Generator[Request, Any, Reduced]:
     """Weighted mean of all decoded messages, and the sum of the weights."""
-    one = codec.bucket(_WholeBuffer(context.replica.grads))
-    message = one.encode(context.replica.grads) if weight else one.blank()
+    encoder = codec.bucket(_WholeBuffer(context.replica.grads))
+    message = encoder.encode(context.replica.grads) if weight else encoder.blank()
 
     def combine(payloads: list[tuple[Tensor, ...]]) -> Reduced:
         weights = [float(payload[-1]) for payload in payloads]
-        return Reduced(one.mean([payload[:-1] for payload in payloads], weights), sum(weights))
+        return Reduced(encoder.mean([payload[:-1] for payload in payloads], weights), sum(weights))
 
     op = Gather((*message, torch.tensor(weight)), combine, codec.wire_bytes(context.num_bytes))
     mean: Reduced = yield from perform(op)
@@ -149,12 +150,11 @@ def _averaged(context: LearnerContext) -> Program:
         return
     if context.node_size == 1:
         if exchange is not None and exchange.ready():
-            _take(context, exchange)
+            _add(context, exchange, weights)
         return
     delta, leads = torch.zeros_like(weights), context.node_rank == 0
     if exchange is not None and exchange.ready():
-        delta = exchange.take().clone()
-        _release(context, exchange)
+        _add(context, exchange, delta)
     # the engine all-gathers shares of the delta, which costs half as much as an all-reduce
     op = AllReduce(delta, float(leads), context.num_bytes / 2, "node", "averaging")
     brought: Reduced = yield from perform(op)
@@ -162,16 +162,10 @@ def _averaged(context: LearnerContext) -> Program:
         weights.add_(brought.vector)
 
 
-def _take(context: LearnerContext, exchange: Exchange) -> None:
-    with torch.no_grad():
-        delta: Tensor = exchange.take()
-        context.replica.weights.add_(delta)
-    _release(context, exchange)
-
-
-def _release(context: LearnerContext, exchange: Exchange) -> None:
-    context.stale(exchange.stats().staleness)
-    exchange.release()
+def _add(context: LearnerContext, exchange: Exchange, target: Tensor) -> None:
+    with torch.no_grad(), exchange.taken() as delta:
+        target.add_(delta)
+        context.stale(exchange.stats().staleness)
 
 
 def _end(context: LearnerContext, step: int) -> VirtualProgram:
@@ -206,7 +200,7 @@ def _linger(context: LearnerContext, channel: str, step: int) -> VirtualProgram:
 
 def _settle(context: LearnerContext, exchange: Exchange, step: int) -> None:
     while exchange.ready():
-        _take(context, exchange)
+        _add(context, exchange, context.replica.weights)
         exchange.give(context.replica.weights, step)
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
-from training.simulation.simulate import simulate
+from training.simulation.simulator import simulate
 from training.strategies.base import StrategyError
 from training.strategies.pipeline import PIPELINE, LayerPipelineConfig
 from training.strategies.registry import STRATEGIES, find_strategy
@@ -127,7 +127,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        rows = [asdict(one) for one in self.predictions]
+        rows = [asdict(prediction) for prediction in self.predictions]
         choice = {"strategy": self.choice, "reason": self.reason}
         return {"rows": rows, "recommendation": choice, "left_out": self.left_out}
 
@@ -138,16 +138,16 @@ def plan(request: PlanRequest, seed: int = 0) -> Plan:
     Raises:
         ValueError: If the cluster is inconsistent.
     """
-    found = []
+    predictions = []
     for label, name, config in _candidates(request):
         try:
-            found.append(predict(request, label, name, config, seed))
+            predictions.append(predict(request, label, name, config, seed))
         except StrategyError:
             continue  # the method does not support this cluster
-    found.sort(key=lambda one: one.epoch_s)
-    choice, reason = recommend(request, found)
+    predictions.sort(key=lambda prediction: prediction.epoch_s)
+    choice, reason = recommend(request, predictions)
     obstacle = _pipeline_obstacle(request)
-    return Plan(found, choice, reason, {PIPELINE.name: obstacle} if obstacle else {})
+    return Plan(predictions, choice, reason, {PIPELINE.name: obstacle} if obstacle else {})
 
 
 def _pipeline_obstacle(request: PlanRequest) -> str:
@@ -214,7 +214,7 @@ def _lost_share(request: PlanRequest, name: str) -> float:
     return min(0.9, request.losses_per_day * request.restart_s / 86400 * hit / request.learners)
 
 
-def recommend(request: PlanRequest, found: list[Prediction]) -> tuple[str, str]:
+def recommend(request: PlanRequest, predictions: list[Prediction]) -> tuple[str, str]:
     """Recommend a method, with the reason.
 
     Among the methods with published accuracy that are at most 5 % slower than the fastest, it is the one with the
@@ -223,22 +223,22 @@ def recommend(request: PlanRequest, found: list[Prediction]) -> tuple[str, str]:
     """
     if request.learners == 1:
         return "single", "there is one learner: nothing to distribute"
-    fit = [one for one in found if _method(one).facts.advice and _ring_fits(one)]
-    quickest = min(fit, key=lambda one: one.epoch_s)
-    near = [one for one in fit if one.epoch_s <= 1.05 * quickest.epoch_s]
-    best = min(near, key=lambda one: (one.averaged, one.staleness, one.epoch_s))
+    fit = [prediction for prediction in predictions if _method(prediction).facts.advice and _ring_fits(prediction)]
+    quickest = min(fit, key=lambda prediction: prediction.epoch_s)
+    near = [prediction for prediction in fit if prediction.epoch_s <= 1.05 * quickest.epoch_s]
+    best = min(near, key=lambda prediction: (prediction.averaged, prediction.staleness, prediction.epoch_s))
     return best.strategy, f"{_why(request, best)}; {100 * best.efficiency:.0f} % efficient here"
 
 
-def _method(one: Prediction) -> Strategy:
+def _method(prediction: Prediction) -> Strategy:
     """The predicted strategy, without its neighbours."""
-    return find_strategy(one.strategy.split()[0])
+    return find_strategy(prediction.strategy.split()[0])
 
 
-def _ring_fits(one: Prediction) -> bool:
-    if not _method(one).traits.exchange:
+def _ring_fits(prediction: Prediction) -> bool:
+    if not _method(prediction).traits.exchange:
         return True
-    return one.strategy.endswith(RANDOM_RING) == (one.averaged > FIXED_RING)
+    return prediction.strategy.endswith(RANDOM_RING) == (prediction.averaged > FIXED_RING)
 
 
 def _why(request: PlanRequest, best: Prediction) -> str:

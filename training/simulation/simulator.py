@@ -1,23 +1,23 @@
-"""Runs the programs of all learners on a virtual clock: deterministic, in one process, without threads."""
+"""Simulates any strategy on a virtual clock: deterministic, in one process, without threads."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from training.coordinator.membership import Member, View
 from training.simulation.clock import Clock
 from training.simulation.cluster import Cluster
 from training.simulation.collectives import Participants, VirtualCollectives
 from training.simulation.gradients import Gather, Idle
-from training.simulation.learners import SimulatedLearner, check, make_learners, make_network
+from training.simulation.learners import Arrivals, SimulatedLearner, check, make_learners, make_network
 from training.simulation.leases import LeasePool
 from training.simulation.network import LinkModel
-from training.simulation.newcomers import Arrivals
-from training.simulation.observer import Observer
 from training.simulation.parameter_server import VirtualParameterServer
+from training.simulation.pipeline import PipelineSimulation
 from training.simulation.problem import Job, Problem, Trainable
-from training.simulation.result import Outcome, Staleness
+from training.simulation.result import Observer, Outcome, Staleness
 from training.strategies.base import StrategyError
-from training.strategies.registry import find_method
+from training.strategies.pipeline import LayerPipelineConfig
+from training.strategies.registry import find_method, find_strategy
 from training.strategies.requests import AllReduce, Compute, Mix, Start, Ticket, Wait, Work
 from training.strategies.strategy import StrategyConfig
 
@@ -92,9 +92,9 @@ class Simulation:
             SimulationError: If programs wait for each other forever.
             StrategyError: If all learners died.
         """
-        late = {one.rank for one in self.learners if one.context.joined}
+        late = {learner.rank for learner in self.learners if learner.context.joined}
         staggered = self.method.free and self._nodes > 1
-        self._set_views([one for one in self.learners if one.rank not in late])
+        self._set_views([learner for learner in self.learners if learner.rank not in late])
         for learner in self.learners:
             if learner.rank not in late:
                 # staggered starts: in lockstep, all exchanges would overlap with each other
@@ -103,17 +103,18 @@ class Simulation:
                 self.present.add(learner.rank)
                 self._active += 1
                 learner.state = "running"
-        for one in self.cluster.losses:
-            self.clock.at(one.at_s, _later(self._lose, one.rank))
-        for one in self.cluster.joins:
-            self.clock.at(one.at_s, _later(self._arrivals.come, one.rank))
+        for join in self.cluster.losses:
+            self.clock.at(join.at_s, _later(self._lose, join.rank))
+        for join in self.cluster.joins:
+            self.clock.at(join.at_s, _later(self._arrivals.come, join.rank))
         while self._active:
             if not self.clock.step():
                 raise SimulationError(self._stuck())
         return self._outcome()
 
     def _stuck(self) -> str:
-        held = [f"learner {one.rank} is {one.state}" for one in self.learners if one.state not in ("ended", "dead")]
+        left = [learner for learner in self.learners if learner.state not in ("ended", "dead")]
+        held = [f"learner {learner.rank} is {learner.state}" for learner in left]
         return f"{self.method.name} is deadlocked at {self.clock.now:.3f} s: {', '.join(held[:8])}"
 
     def _resume(self, learner: SimulatedLearner, value: Any) -> None:
@@ -215,17 +216,17 @@ class Simulation:
         if self.pool.over:
             self._over_at = self.clock.now
             starved, self._starved = self._starved, []
-            for one in starved:
-                one.replica.set_rate(self._rate_of(one))
-                self._resume(one, None)
+            for other in starved:
+                other.replica.set_rate(self._rate_of(other))
+                self._resume(other, None)
         self._resume(learner, Work(weight))
 
     def _work_off(self) -> None:
         """Compute all pending gradients at once: nothing that they depend on changes any more."""
-        waiting = [one for one in self.learners if one.job is not None]
-        weights = self.problem.gradients([one.job for one in waiting if one.job is not None])
-        for one, weight in zip(waiting, weights, strict=True):
-            one.weight, one.job = weight, None
+        waiting = [learner for learner in self.learners if learner.job is not None]
+        weights = self.problem.gradients([learner.job for learner in waiting if learner.job is not None])
+        for learner, weight in zip(waiting, weights, strict=True):
+            learner.weight, learner.job = weight, None
 
     def _rate(self) -> float:
         return self.problem.rate(self.pool.progress)
@@ -240,12 +241,12 @@ class Simulation:
         return self.problem.rate(min(self._rounds[learner.asked], self.pool.total) / self.pool.batches)
 
     def _replicas(self) -> list[Trainable]:
-        return [one.replica for one in self.learners if one.state not in ("dead", "away")]
+        return [learner.replica for learner in self.learners if learner.state not in ("dead", "away")]
 
     # --- coming and going
 
     def _lose(self, rank: int) -> None:
-        lost = [one for one in self.learners if one.node == self.learners[rank].node]
+        lost = [learner for learner in self.learners if learner.node == self.learners[rank].node]
         for learner in lost:
             if learner.state in ("ended", "dead", "away"):
                 continue
@@ -264,31 +265,31 @@ class Simulation:
         for learner in lost:
             if learner.state == "dead":
                 self.present.remove(learner.rank)
-        alive = [one for one in self.learners if one.state not in ("dead", "away")]
+        alive = [learner for learner in self.learners if learner.state not in ("dead", "away")]
         if not alive:
             raise StrategyError("all learners died before the work was done: list fewer losses")
         self._set_views(alive)
         for learner in lost:
             self.collectives.leave(learner.rank)
-        starved, self._starved = [one for one in self._starved if one.state == "starved"], []
-        for one in starved:
+        starved, self._starved = [learner for learner in self._starved if learner.state == "starved"], []
+        for learner in starved:
             if not self.pool.over:
-                self._compute(one)
+                self._compute(learner)
 
     def enter(self, newcomers: Sequence[SimulatedLearner], giver: SimulatedLearner) -> None:
         """Start newcomers, which have copied the giver's state."""
-        for one in newcomers:
-            one.state = "running"
+        for newcomer in newcomers:
+            newcomer.state = "running"
             self._active += 1
-            self.present.add(one.rank)
-        self._set_views([one for one in self.learners if one.state not in ("dead", "away")])
-        for one in newcomers:
-            self.collectives.enter_ring(one.rank, giver.rank, one.replica.weights)
-            self._resume(one, None)
+            self.present.add(newcomer.rank)
+        self._set_views([learner for learner in self.learners if learner.state not in ("dead", "away")])
+        for newcomer in newcomers:
+            self.collectives.enter_ring(newcomer.rank, giver.rank, newcomer.replica.weights)
+            self._resume(newcomer, None)
 
     def _set_views(self, members: list[SimulatedLearner]) -> None:
         self._views += 1
-        nodes = sorted({one.node for one in members})
+        nodes = sorted({member.node for member in members})
         view = View(self._views, tuple(Member(node, "virtual", (f"virtual://{node}",)) for node in nodes))
         for exchange in list(self.network.open.values()):
             exchange.set_view(view)
@@ -296,14 +297,14 @@ class Simulation:
     # --- the end
 
     def _outcome(self) -> Outcome:
-        done = [one for one in self.learners if one.state == "ended"]
+        done = [learner for learner in self.learners if learner.state == "ended"]
         if not self.pool.over:
             raise StrategyError("all learners died before the work was done: list fewer losses")
-        for one in self.learners:
-            if one.context.exchange is not None:
-                one.context.exchange.close()
-        weights, spread = self._observer.end(self.clock.now, self.pool.progress, [one.replica for one in done])
-        steps = [one.steps for one in self.learners]
+        for learner in self.learners:
+            if learner.context.exchange is not None:
+                learner.context.exchange.close()
+        weights, spread = self._observer.end(self.clock.now, self.pool.progress, [learner.replica for learner in done])
+        steps = [learner.steps for learner in self.learners]
         return Outcome(
             strategy=self.method.name,
             learners=self.cluster.learners,
@@ -324,3 +325,35 @@ class Simulation:
 
 def _later(function: Callable[..., None], *args: Any) -> Callable[[], None]:
     return lambda: function(*args)
+
+
+# --- any strategy
+
+
+def simulate(
+    cluster: Cluster,
+    strategy: str,
+    problem: Problem,
+    config: StrategyConfig | None = None,
+    *,
+    seed: int = 0,
+    observe: int = 1,
+) -> Outcome:
+    """Train on a virtual clock until all work is done.
+
+    Args:
+        cluster: Machines, links, and learners that die or join.
+        strategy: Name of the strategy.
+        problem: Model, data and schedule.
+        config: The strategy's configuration; its defaults if None.
+        seed: Seed of jitter and random neighbours.
+        observe: Evaluations of the average model per epoch.
+
+    Raises:
+        SimulationError: If learners wait for each other forever.
+        StrategyError: If the strategy is unknown or does not support the cluster, or all learners have died.
+    """
+    if find_strategy(strategy).traits.split:
+        layers = cast(LayerPipelineConfig | None, config)
+        return PipelineSimulation(cluster, problem, layers, seed=seed, observe=observe).run()
+    return Simulation(cluster, strategy, problem, config, seed=seed, observe=observe).run()

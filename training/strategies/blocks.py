@@ -59,11 +59,8 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
 
     The mean weights learners by the work that they did in the block, so that with tau = 1 and plain SGD this is
     `scpsgd`. Each learner keeps its optimizer's state across blocks; it is not averaged.
-
-    Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
-    apart. All wait for the slowest at the end of a block; a dead learner blocks all until its death is detected.
     """
-    block = _Block(context, cfg.tau)
+    block = LocalBlock(context, cfg.tau)
     while True:
         yield from block.train()
         mean = yield from reduce(context, context.replica.weights, float(block.weight))
@@ -74,7 +71,7 @@ def ma(context: LearnerContext, cfg: MaConfig) -> Program:
             return
 
 
-class _Block:
+class LocalBlock:
     """A block of independent training steps.
 
     Attributes:
@@ -125,13 +122,10 @@ def bmuf(context: LearnerContext, cfg: BmufConfig) -> Program:
     default of η is 1 - 1/N. If there is momentum over blocks, the optimizer's momentum is reset at every block: both
     together diverge at learning rates at which either alone is stable (`benchmarks/bmuf_stability.py`). The rest of its
     state is kept. Synchronous steps come first (`WarmConfig`), so that the first block starts from usable weights.
-
-    Synchronizes weights. Sends 2(N-1)/N of the model every tau steps. Staleness 0; within a block, replicas drift
-    apart. All wait for the slowest at the end of a block; a dead learner blocks all until its death is detected.
     """
     weights = context.replica.weights
     yield from _warm_up(context, cfg.warm_up(context.epoch_steps))
-    filtered, block = _Filter(context, cfg), _Block(context, cfg.tau)
+    filtered, block = _Filter(context, cfg), LocalBlock(context, cfg.tau)
     context.finish = lambda mean: filtered.after(mean)[1] if block.steps else filtered.model.clone()
     while True:
         yield from block.train()

@@ -51,9 +51,7 @@ def adpsgd(context: LearnerContext, cfg: GossipConfig) -> Program:
     the sum over learners. Neighbours: the fixed ring, alternating left and right, or a random ring for every exchange
     with a shared seed, recommended beyond 16 learners (arXiv:2112.01433). At the end all take the mean.
 
-    Synchronizes weights with one neighbour. Sends the model twice per exchange (as request and as answer), for any N,
-    while the gradient is computed. Staleness: steps from a snapshot to the update that adds its result, at least 1. A
-    slow learner trains less and does not delay others; a dead one costs its neighbours one time-out.
+    Staleness counts the steps from a snapshot to the update that adds its result.
     """
     yield from _train(context)
 
@@ -67,10 +65,6 @@ def h_adpsgd(context: LearnerContext, cfg: HierarchicalGossipConfig) -> Program:
     In the simulator, the first learner of a node exchanges for it and distributes the result; in the training engine
     each learner exchanges its share of the weights, followed by an all-gather. The traffic on a machine's link is the
     same.
-
-    Synchronizes gradients within a node, weights between nodes. Over the network, a node sends the model twice per
-    exchange; within the node, a learner sends 2(N-1)/N of it for the gradients and half as much for the averages.
-    Staleness as in `adpsgd`. A slow learner slows down its node only; a dead one takes its node with it.
     """
     yield from _train(context)
 

@@ -22,9 +22,7 @@ def hogwild(context: LearnerContext, cfg: HogwildConfig) -> Program:
     All replicas' weights are the same memory, which the engine or simulator provides; each learner keeps its own
     optimizer state.
 
-    Synchronizes nothing. Sends nothing. Staleness: updates by others while the gradient was computed, N - 1 if all are
-    equally fast. A slow learner does not delay others, and its gradients are the stalest; a dead one costs only its
-    work.
+    Staleness counts the updates by others while the gradient was computed: those of a slow learner are the stalest.
     """
     replica = context.replica
     while True:

@@ -205,14 +205,14 @@ class OneBit:
         self._codecs, self._layouts, self._restored, self._moving = {}, {}, {}, {}
 
 
-def _same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+def _same(parameters: list[Tensor], other: list[Tensor]) -> bool:
+    return len(parameters) == len(other) and all(a is b for a, b in zip(parameters, other, strict=True))
 
 
 def numbered(tensors: Mapping[str, Tensor], name: str) -> dict[int, Tensor]:
     """Copies of the tensors named `<name>.<number>`, by number."""
-    found = ((key.rpartition("."), tensor) for key, tensor in tensors.items())
-    return {int(number): tensor.clone() for (before, _, number), tensor in found if before == name}
+    split = ((key.rpartition("."), tensor) for key, tensor in tensors.items())
+    return {int(number): tensor.clone() for (before, _, number), tensor in split if before == name}
 
 
 def onebit(context: LearnerContext, cfg: OneBitConfig) -> Program:
@@ -223,9 +223,7 @@ def onebit(context: LearnerContext, cfg: OneBitConfig) -> Program:
     All learners receive and decode the bits of all others, so nothing is quantized twice. A single learner does not
     quantize. A learner without work keeps its error. The first steps send uncompressed gradients (`WarmConfig`).
 
-    Synchronizes gradients. Sends (N-1)/32 of the model per step, plus 8 bytes per block and peer. Staleness 0, except
-    for the error, which is applied later. All wait for the slowest; a dead learner blocks all until its death is
-    detected, and its error is lost.
+    The error is applied a step late at the earliest, and that of a dead learner is lost.
     """
     codec = OneBit(cfg, context.epoch_steps)
     if context.joined:  # the errors are copies of a neighbour's, which feeds them back itself

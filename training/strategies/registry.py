@@ -7,6 +7,7 @@ from training.strategies.blocks import BMUF, MA
 from training.strategies.gossip import ADPSGD, H_ADPSGD
 from training.strategies.hogwild import HOGWILD
 from training.strategies.onebit import ONEBIT
+from training.strategies.pairs import PAIRS
 from training.strategies.pipeline import PIPELINE
 from training.strategies.servers import ASGD, EASGD
 from training.strategies.strategy import Method, Strategy, StrategyConfig
@@ -20,6 +21,7 @@ _ALL: tuple[Strategy, ...] = (
     H_ADPSGD,
     MA,
     BMUF,
+    PAIRS,
     ASGD,
     EASGD,
     ONEBIT,
@@ -28,7 +30,9 @@ _ALL: tuple[Strategy, ...] = (
 )
 STRATEGIES: Mapping[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
 """All strategies of several learners by name."""
-METHODS: Mapping[str, Method] = {name: one for name, one in STRATEGIES.items() if isinstance(one, Method)}
+METHODS: Mapping[str, Method] = {
+    name: strategy for name, strategy in STRATEGIES.items() if isinstance(strategy, Method)
+}
 """Those with a program."""
 STRATEGY_CONFIGS: Mapping[str, type[StrategyConfig]] = {
     "single": SingleConfig,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -85,7 +87,9 @@ class Compute:
             `replica.grads` is then for `replica.update` only, and `Work.weight` is the sum over the averaged learners.
         codec: Compresses averaged gradients; None sends them uncompressed.
         average: Average weights with a neighbouring node while the gradient is computed, and add the result to the
-            node's weights before the outcome.
+            node's weights before the outcome. Without it the node's averaging pauses: it starts no exchange, and what
+            its neighbours' exchanges bring waits for the next gradient with it. Neighbours still get its weights of the
+            last step.
     """
 
     reduce: Literal["own", "node", "all"] = "own"
@@ -120,21 +124,39 @@ class AllReduce(Op):
 class Mix(Op):
     """Synchronous averaging with neighbours: one round of a doubly stochastic mixing matrix.
 
-    On the ring the learner and both its neighbours have weight 1/3; on the complete graph all learners have the same
-    weight. Outcome: the mixed vector.
+    The learner and its neighbours of the round have the same weight. Outcome: the mixed vector.
 
     Attributes:
         vector: This learner's vector.
-        graph: Defines the neighbours.
+        graph: Defines the neighbours: both on the ring, all on the complete graph, or one at random.
         num_bytes: Size of the vector on the wire.
         last: The learner's last round; neighbours that continue use this vector in all further rounds. The outcome is
             the vector itself.
+        number: Number of the round, the same at all learners; determines the random pairs.
     """
 
     vector: Tensor
-    graph: Literal["ring", "complete"] = "ring"
+    graph: Literal["ring", "complete", "pairs"] = "ring"
     num_bytes: float = 0.0
     last: bool = False
+    number: int = 0
+
+    def group(self, rank: int, ranks: Sequence[int]) -> list[int]:
+        """A learner and its neighbours in this round, ascending.
+
+        Args:
+            rank: The learner.
+            ranks: All learners, ascending.
+        """
+        if self.graph == "complete" or len(ranks) < 3:
+            return list(ranks)
+        if self.graph == "ring":
+            place = bisect_left(ranks, rank)
+            return sorted({rank, ranks[place - 1], ranks[(place + 1) % len(ranks)]})
+        order = list(ranks)
+        random.Random(f"starling pairs {self.number}").shuffle(order)
+        place = order.index(rank)
+        return sorted(order[place - place % 2 : place - place % 2 + 2])  # of an odd number, one stays alone
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,9 @@ def asgd(context: LearnerContext, cfg: AsgdConfig) -> Program:
 
         pull W;  g = grad(W);  push g: the server makes the step with its own optimizer
 
-    Synchronizes gradients and weights with the server. A learner sends the model's bytes once per step and receives
-    them once; the servers together carry N times that, which is the bottleneck. Staleness: updates by others between
-    pull and push, N - 1 if all are equally fast; measured with version numbers. A slow learner does not delay others,
-    and its gradients are the stalest. A dead learner costs only its work; a dead server blocks all until it has
-    restarted, and costs the steps since it last saved.
+    Staleness counts the updates by others between pull and push, by version numbers; a slow learner's gradients are the
+    stalest. The servers together carry the traffic of all learners, which is the bottleneck. A dead server costs the
+    steps since it last saved.
     """
     replica, size = context.replica, context.num_bytes
     while True:
@@ -76,10 +74,8 @@ def easgd(context: LearnerContext, cfg: EasgdConfig) -> Program:
 
     α = beta / N. The trained model is the center x̃. A single learner has a center, too, which follows its own past.
 
-    Synchronizes weights with the center. A learner sends the model once and receives as much every tau steps; the
-    servers carry N times that. Staleness: steps since the last synchronization, at most tau - 1. A slow learner does
-    not delay others. A dead learner costs only its work; a dead server blocks all until it has restarted, and costs the
-    synchronizations since it last saved.
+    Staleness counts the steps since the last synchronization. The servers together carry the traffic of all learners. A
+    dead server costs the synchronizations since it last saved.
     """
     replica, alpha = context.replica, cfg.beta / context.size
     resumed, apart = "steps_apart" in context.state, counter(context, "steps_apart")

@@ -53,9 +53,6 @@ def scpsgd(context: LearnerContext, cfg: StrategyConfig) -> Program:
     (arXiv:1904.04956 averages the weights after a local step instead, which is the same for plain SGD; averaged
     gradients keep the optimizers' states equal, too.) The mean weights batches by their size, so N learners are
     equivalent to one with the whole batch.
-
-    Synchronizes gradients. Sends 2(N-1)/N of the model per step (ring all-reduce). Staleness 0. All wait for the
-    slowest; a dead learner blocks all until its death is detected, then the others continue.
     """
     while (work := (yield Compute(reduce="all"))) is not None:
         if work.weight:
@@ -78,9 +75,6 @@ def sdpsgd(context: LearnerContext, cfg: SdpsgdConfig) -> Program:
 
     T is 1/3 for a learner and each of its neighbours on the ring (arXiv:1904.04956). The gradient is computed after the
     averaging, so the complete graph with plain SGD is exactly `scpsgd`; the averaging does not overlap with it.
-
-    Synchronizes weights with two neighbours. Sends the model twice per step, for any N. Staleness 0. A slow learner
-    delays its neighbours, these delay theirs, and so eventually all; a dead one does so until the ring closes.
     """
     replica, mixed = context.replica, counter(context, "mixed")
     while True:
@@ -123,10 +117,6 @@ def d1d(context: LearnerContext, cfg: StrategyConfig) -> Program:
 
     With a single learner this is plain SGD. For a checkpoint, `LearnerContext.settle` waits for the pending mean
     gradient, which is part of the state; without it, a resumed training would miss one gradient.
-
-    Synchronizes gradients. Sends 2(N-1)/N of the model per step, hidden behind the next gradient as far as that takes
-    as long. Staleness is always 1. All wait for the slowest; a dead learner blocks all until its death is detected, as
-    in `scpsgd`.
     """
     if context.size == 1:
         yield from scpsgd(context, cfg)

@@ -13,6 +13,8 @@ from pydantic import (
     model_validator,
 )
 
+from configurable.former_fields import former_fields
+
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 Range = tuple[float, float]
 
@@ -166,18 +168,18 @@ class AugmentConfig(BaseModel):
     """Widest frequency mask, in features."""
     speed_factors: tuple[float, ...] = ()
     """Each utterance is played at one of these speeds (pitch follows), such as 0.9, 1.0, 1.1; empty is none."""
-    noise_snr_db: Range | None = None
-    """Mix white or pink noise in, at a signal-to-noise ratio drawn from this range in dB; short for `noise`."""
     gain_db: float = Field(default=0.0, ge=0)
     """Change the level by up to this many dB, louder or softer."""
     noise: NoiseConfig | None = None
-    """Mix noise in: from recordings, or at choice of kind and share."""
+    """Mix noise in: recorded, white or pink."""
     reverb: ReverbConfig | None = None
     """Reverberate."""
     pauses: PauseConfig | None = None
     """Put pauses before, within and after some utterances."""
     time_warp_frames: int = Field(default=0, ge=0)
     """Move a point of the utterance by up to this many frames, stretching one side and squeezing the other; 0: none."""
+
+    _former = former_fields("write `noise: {snr_db: [5, 20]}`", noise_snr_db=None)
 
     @field_validator("speed_factors")
     @classmethod
@@ -187,28 +189,14 @@ class AugmentConfig(BaseModel):
                 raise ValueError(f"speed_factors: {factor} is not between 0.5 and 2")
         return factors
 
-    @field_validator("noise_snr_db")
-    @classmethod
-    def _check_noise(cls, snr: Range | None) -> Range | None:
-        if snr is not None:
-            _ascending("noise_snr_db", snr)
-        return snr
-
-    @model_validator(mode="after")
-    def _check_one_noise(self) -> AugmentConfig:
-        if self.noise is not None and self.noise_snr_db is not None:
-            raise ValueError("noise_snr_db is short for noise.snr_db: give one of them")
-        return self
-
     def parts(self) -> dict[str, BaseModel]:
         """The wanted augmentations by their names in the registry, in the order in which they are applied."""
         if not self.enabled:
             return {}
-        noise = self.noise or (NoiseConfig(snr_db=self.noise_snr_db) if self.noise_snr_db else None)
         found: dict[str, BaseModel | None] = {
             "speed": SpeedConfig(factors=self.speed_factors) if self.speed_factors else None,
             "reverb": self.reverb,
-            "noise": noise,
+            "noise": self.noise,
             "gain": GainConfig(db=self.gain_db) if self.gain_db > 0 else None,
             "pauses": self.pauses,
             "time_warp": TimeWarpConfig(frames=self.time_warp_frames) if self.time_warp_frames else None,
@@ -225,7 +213,7 @@ class AugmentConfig(BaseModel):
 
     def wave_fields(self) -> list[str]:
         """Fields of this configuration that change waveforms, for messages."""
-        fields = ("speed_factors", "reverb", "noise", "noise_snr_db", "gain_db", "pauses") if self.enabled else ()
+        fields = ("speed_factors", "reverb", "noise", "gain_db", "pauses") if self.enabled else ()
         return [name for name in fields if getattr(self, name)]
 
     def refuse_waves(self, why: str, remedy: str = "") -> None:

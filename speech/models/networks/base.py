@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -61,6 +62,11 @@ class TrainableNetwork(nn.Module):
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of input frames [batch]; on the host if they are there, without the device."""
         return lengths
+
+    @property
+    def output_rows(self) -> tuple[str, ...]:
+        """Names of the parameters that have a row for each output."""
+        return ()
 
     def constrain(self) -> None:
         """Move the parameters towards what constrains them; called after each update."""
@@ -158,7 +164,11 @@ class AcousticModel(TrainableNetwork, ABC):
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:
-        return halved(lengths, self.cfg.halvings)
+        return self.num_frames_rule()(lengths)
+
+    def num_frames_rule(self) -> Callable[[Tensor], Tensor]:
+        """What `num_frames` computes, without the network: stages of it compute it, too."""
+        return partial(halved, times=self.cfg.halvings)
 
     @property
     def hidden_width(self) -> int:
@@ -168,6 +178,12 @@ class AcousticModel(TrainableNetwork, ABC):
     def layer_of(self, parameter: str) -> int | None:
         """Number of the layer that a named parameter belongs to; None for the front end and the output layer."""
         return None
+
+    @property
+    @override
+    def output_rows(self) -> tuple[str, ...]:
+        """Names of the parameters and buffers that have a row for each output."""
+        return ("output.weight", "output.bias")
 
     def stage(self, layers: range) -> "ModelStage":
         """Consecutive layers as a module of its own, with this model's parameters.
@@ -197,13 +213,14 @@ class ModelStage(nn.Module, ABC):
         self.in_width = model.num_features if self.is_first else model.hidden_width
         self.out_width = model.vocab_size if self.is_last else model.hidden_width
         self.subsampling = model.subsampling if self.is_first else None
+        self._num_frames = model.num_frames_rule()
 
     def constrain(self) -> None:
         """What `AcousticModel.constrain` does, for these layers."""
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of feature frames."""
-        return halved(lengths, self.cfg.halvings)
+        return self._num_frames(lengths)
 
     @abstractmethod
     def run(self, x: Tensor, frames: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
 from speech.models.tdnn import TdnnConfig
 
+_BYPASS = 0.66
+"""Scale of a layer's input that is added to its output; that of Kaldi's `tdnnf-layer`."""
 _RATE = 0.125
 """Speed of the steps towards semi-orthogonality (the paper's ν, section 3.1)."""
 
@@ -43,7 +45,7 @@ class FactorizedLayer(nn.Module):
 
     def __init__(self, cfg: TdnnConfig, stride: int) -> None:
         super().__init__()
-        self.stride, self.bypass = stride, cfg.bypass
+        self.stride = stride
         self.linear = nn.Linear(2 * cfg.dim, cfg.bottleneck, bias=False)
         self.affine = nn.Linear(2 * cfg.bottleneck, cfg.dim)
         self.norm = nn.LayerNorm(cfg.dim)
@@ -59,7 +61,7 @@ class FactorizedLayer(nn.Module):
         z_BTK = (early_BTK + now_BTK) * mask_BT1
         late_BTK = F.pad(z_BTK, (0, 0, 0, self.stride))[:, self.stride :]
         y_BTD = self.norm(torch.relu(self.affine(torch.cat([z_BTK, late_BTK], dim=2))))
-        return torch.add(self.dropout(y_BTD), x_BTD, alpha=self.bypass)
+        return torch.add(self.dropout(y_BTD), x_BTD, alpha=_BYPASS)
 
 
 class Tdnn(AcousticModel):
@@ -105,7 +107,9 @@ def constrain_layers(layers: Iterable[nn.Module]) -> None:
     """One step of each layer's bottleneck towards semi-orthogonality."""
     for layer in layers:
         assert isinstance(layer, FactorizedLayer)
-        layer.linear.weight.copy_(semi_orthogonal_step(layer.linear.weight))
+        weight = layer.linear.weight
+        if weight.is_leaf and weight.requires_grad:  # neither frozen nor adapted
+            weight.copy_(semi_orthogonal_step(weight))
 
 
 class TdnnStage(ModelStage):

@@ -68,8 +68,8 @@ def read_transcript(path: Path, purpose: Purpose, format_name: str = "", may_be_
     Raises:
         TranscriptError: The file cannot be read as its format, or is empty.
     """
-    found = find_format(path, format_name).read(read_lines(path), str(path), purpose)
-    if not len(found) and not may_be_empty:
+    transcript = find_format(path, format_name).read(read_lines(path), str(path), purpose)
+    if not len(transcript) and not may_be_empty:
         remedy = "; if nothing was recognized, use --missing delete" if purpose == "hyp" else ""
         raise TranscriptError(f"{path}: there is nothing in it: is it the right file?{remedy}")
-    return found
+    return transcript

@@ -77,9 +77,12 @@ class TranscriptFile:
     def map_texts(self, change: Callable[[str, int], str]) -> TranscriptFile:
         """Replaces each text by what a function of it and its line gives."""
         return TranscriptFile(
-            [replace(one, text=change(one.text, one.line)) for one in self.utterances],
-            [replace(one, text=change(one.text, one.line)) for one in self.words],
-            [one if one.ignored else replace(one, text=change(one.text, one.line)) for one in self.segments],
+            [replace(utterance, text=change(utterance.text, utterance.line)) for utterance in self.utterances],
+            [replace(word, text=change(word.text, word.line)) for word in self.words],
+            [
+                segment if segment.ignored else replace(segment, text=change(segment.text, segment.line))
+                for segment in self.segments
+            ],
             self.labels,
         )
 

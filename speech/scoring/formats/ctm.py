@@ -1,5 +1,14 @@
 """NIST's ctm format, `file channel start duration word [confidence [type [speaker]]]`, times in seconds.
 
+    sw2001 A 11.34 0.20 yes 0.97
+    sw2001 A 11.60 0.08 uh 0.62 lex spk-3
+    sw2001 A * * <ALT_BEGIN>
+    sw2001 A 12.00 0.34 i'm
+    sw2001 A * * <ALT>
+    sw2001 A 12.00 0.13 i
+    sw2001 A 12.13 0.21 am
+    sw2001 A * * <ALT_END>
+
 Several words on a line share its time equally, as NIST's csrfilt takes them. Alternatives are lines with `*` instead of
 times: `<ALT_BEGIN>`, words, `<ALT>`, words, `<ALT_END>`.
 """

@@ -1,4 +1,10 @@
-"""Kaldi's text format: `utterance-id word word …`, one utterance per line."""
+"""Kaldi's text format: `utterance-id word word …`, one utterance per line.
+
+    ann-1 the cat sat on the mat
+    ann-2
+
+Nothing was said in the second one.
+"""
 
 from __future__ import annotations
 

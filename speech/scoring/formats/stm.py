@@ -1,5 +1,9 @@
 """NIST's stm format: `file channel speaker start end [<label,label>] text`, a segment per line, times in seconds.
 
+    ;; LABEL "sw" "Switchboard" "from Switchboard"
+    sw_4390 B sw_4390_B 11.34 15.02 <O,sw,M,sw-M> { i am / i'm } fine (%hesitation)
+    sw_4390 B sw_4390_B 15.02 18.90 <O,sw,M,sw-M> IGNORE_TIME_SEGMENT_IN_SCORING
+
 The text `IGNORE_TIME_SEGMENT_IN_SCORING` excludes a stretch, with or without its underscores. A comment such as
 `;; LABEL "sw" "Switchboard" "from Switchboard"` defines a label.
 """

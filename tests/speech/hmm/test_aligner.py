@@ -8,24 +8,30 @@ import torch
 from hmm_toys import LEXICON, PHONES, corpus, random_model
 
 from speech.hmm import steps
-from speech.hmm.aligner import Aligner
-from speech.hmm.confidence import frame_confidences, phone_families, timed_units
+from speech.hmm.aligner import Aligner, frame_confidences, phone_families
 from speech.hmm.config import HmmConfig, StageConfig
 from speech.hmm.graphs import GraphOptions
-from speech.hmm.model import ModelError
+from speech.hmm.model import ModelError, model_digest
 from speech.hmm.pronunciations import load_lexicon, save_lexicon, word_pronunciations
-from speech.hmm.steps import AlignOptions
 from speech.hmm.train import Trainer
 from speech.hmm.utterances import InMemoryUtterance, make_shards
+from speech.hmm.viterbi import AlignOptions, StatePath
 from speech.lexicon import Lexicon, Pronunciation
 
 STAGE = StageConfig(leaves=20, gaussians=50, iterations=3, growing=2, realign=(2,), estimate=(2,))
 CONFIG = HmmConfig(
     mono=StageConfig(gaussians=40, iterations=8, growing=6, realign=(2, 3, 4, 5, 6, 7, 8)),
     tri=STAGE, lda=STAGE, sat=STAGE, lda_context=1, lda_dim=8, leaf_frames=5, minimum_occupancy=3,
-    every=1, shard_frames=400, beam=100.0, acoustic_scale=1.0,
+    beam=100.0, acoustic_scale=1.0,
 )  # fmt: skip
 OPTIONS = AlignOptions(beam=100.0, acoustic_scale=1.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def several_shards():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speech.hmm.utterances.SHARD_FRAMES", 400)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +50,7 @@ def recorded(monkeypatch):
     passes, inner = [], Aligner._align
 
     def spy(self, model, shards, graphs, adaptations):
-        passes.append(([one.id for shard in shards for one in shard.utterances], dict(adaptations)))
+        passes.append(([utterance.id for shard in shards for utterance in shard.utterances], dict(adaptations)))
         return inner(self, model, shards, graphs, adaptations)
 
     monkeypatch.setattr(Aligner, "_align", spy)
@@ -57,21 +63,21 @@ def test_speakers_are_adapted_unless_their_transforms_are_known(trained, monkeyp
     shards = make_shards(utterances, 300)
     aligner = Aligner(trained.model, LEXICON, options=OPTIONS)
     passes = recorded(monkeypatch)
-    own = aligner.align(shards)
-    assert len(own.aligned.alignments) == 20
-    assert sorted(own.adaptations) == ["s0", "s1"]
+    aligned, transforms = aligner.align(shards)
+    assert len(aligned.alignments) == 20
+    assert sorted(transforms) == ["s0", "s1"]
     assert [len(names) for names, _ in passes] == [20, 20]
-    plain = aligner.align(shards, {who: torch.eye(*one.shape) for who, one in own.adaptations.items()})
-    assert own.aligned.score > plain.aligned.score
+    plain, _ = aligner.align(shards, {who: torch.eye(*matrix.shape) for who, matrix in transforms.items()})
+    assert aligned.score > plain.score
     passes.clear()
-    known = aligner.align(shards, trained.adaptations)
-    assert known.adaptations == trained.adaptations
+    _, known = aligner.align(shards, trained.adaptations)
+    assert known == trained.adaptations
     assert [(len(names), adapted) for names, adapted in passes] == [(20, trained.adaptations)]
     passes.clear()
-    half = aligner.align(shards, {"s0": trained.adaptations["s0"]})
-    assert passes[0] == ([one.id for one in utterances if one.speaker == "s1"], {})
-    assert torch.equal(half.adaptations["s0"], trained.adaptations["s0"])
-    assert torch.equal(half.adaptations["s1"], own.adaptations["s1"])
+    _, half = aligner.align(shards, {"s0": trained.adaptations["s0"]})
+    assert passes[0] == ([utterance.id for utterance in utterances if utterance.speaker == "s1"], {})
+    assert torch.equal(half["s0"], trained.adaptations["s0"])
+    assert torch.equal(half["s1"], transforms["s1"])
 
 
 @pytest.mark.usefixtures("easily_adapted")
@@ -79,14 +85,17 @@ def test_transforms_are_estimated_from_evenly_spaced_utterances(trained, monkeyp
     utterances = corpus(20, seed=4)
     aligner = Aligner(trained.model, LEXICON, options=OPTIONS)
     passes = recorded(monkeypatch)
-    frames = {speaker: sum(one.num_frames for one in utterances if one.speaker == speaker) for speaker in ("s0", "s1")}
+    frames = {
+        speaker: sum(utterance.num_frames for utterance in utterances if utterance.speaker == speaker)
+        for speaker in ("s0", "s1")
+    }
     monkeypatch.setattr("speech.hmm.aligner.ADAPTATION_FRAMES", min(frames.values()) // 3)
-    found = aligner.align(make_shards(utterances, 300))
+    aligned, transforms = aligner.align(make_shards(utterances, 300))
     first, second = (names for names, _ in passes)
-    assert len(second) == len(found.aligned.alignments) == 20
-    assert sorted(found.adaptations) == ["s0", "s1"]
+    assert len(second) == len(aligned.alignments) == 20
+    assert sorted(transforms) == ["s0", "s1"]
     for speaker in frames:
-        own = [one.id for one in utterances if one.speaker == speaker]
+        own = [utterance.id for utterance in utterances if utterance.speaker == speaker]
         every = -(-frames[speaker] // (min(frames.values()) // 3))
         assert every >= 3
         assert [name for name in first if name in own] == own[::every]
@@ -94,43 +103,40 @@ def test_transforms_are_estimated_from_evenly_spaced_utterances(trained, monkeyp
 
 def test_speaker_without_frames_fails_alone(trained):
     utterances = [*corpus(4, seed=4), InMemoryUtterance("empty", "s9", torch.zeros(0, 4), ("A",))]
-    found = Aligner(trained.model, LEXICON, options=OPTIONS).align(make_shards(utterances))
-    assert list(found.aligned.failures) == ["empty"]
-    assert len(found.aligned.alignments) == 4
+    aligned, _ = Aligner(trained.model, LEXICON, options=OPTIONS).align(make_shards(utterances))
+    assert list(aligned.failures) == ["empty"]
+    assert len(aligned.alignments) == 4
 
 
 def test_words_missing_in_the_lexicon_are_noise(trained):
-    one = max(corpus(20, seed=9), key=lambda one: one.num_frames)
-    shards = make_shards([InMemoryUtterance("u", "s0", one.features, ("A", "NEW"))])
-    found = (
-        Aligner(trained.model, LEXICON, options=AlignOptions(beam=0.0, acoustic_scale=1.0))
-        .align(shards, trained.adaptations)
-        .aligned
-    )
-    assert PHONES.number("SPN") in found.alignments["u"].phones.tolist()
+    longest = max(corpus(20, seed=9), key=lambda utterance: utterance.num_frames)
+    shards = make_shards([InMemoryUtterance("u", "s0", longest.features, ("A", "NEW"))])
+    aligner = Aligner(trained.model, LEXICON, options=AlignOptions(beam=0.0, acoustic_scale=1.0))
+    aligned, _ = aligner.align(shards, trained.adaptations)
+    assert PHONES.number("SPN") in aligned.alignments["u"].phones.tolist()
 
 
 def test_wrong_transcript_has_low_confidence_and_score(trained):
     right = corpus(12, seed=3)
     swapped = {"A": "TWO", "AT": "TO", "TO": "A", "TWO": "AT"}
     wrong = [
-        InMemoryUtterance(one.id, one.speaker, one.features, tuple(swapped[w] for w in one.words)) for one in right
+        InMemoryUtterance(said.id, said.speaker, said.features, tuple(swapped[w] for w in said.words)) for said in right
     ]
     means, scores = [], []
+    aligner = Aligner(trained.model, LEXICON, options=OPTIONS)
     for utterances in (right, wrong):
-        shards = make_shards(utterances)
-        found = Aligner(trained.model, LEXICON, options=OPTIONS).align(shards, trained.adaptations).aligned
-        scores.append(found.score)
-        values = []
-        frames = shards[0].features(trained.model.chain, trained.adaptations)
-        for one, own in zip(utterances, frames, strict=True):
-            if alignment := found.alignments.get(one.id):
-                confidences = frame_confidences(trained.model, own, alignment)
-                words, phones = timed_units(alignment, one.words, PHONES.names, confidences, 0.01)
-                assert [word.word for word in words] == list(one.words)
-                assert phones[-1].start + phones[-1].duration == pytest.approx(one.num_frames * 0.01)
-                values += [word.confidence for word in words]
-        means.append(np.mean(values))
+        words, frames = {said.id: said.words for said in utterances}, {said.id: said.num_frames for said in utterances}
+        confidences, own = [], []
+        for aligned in aligner.aligned_utterances(make_shards(utterances), 0.01):
+            assert aligned.text == " ".join(words[aligned.id])
+            if alignment := aligned.alignment:
+                assert [word.label for word in alignment.words] == list(words[aligned.id])
+                assert alignment.units[-1].end == frames[aligned.id]
+                assert alignment.duration == pytest.approx(frames[aligned.id] * 0.01)
+                confidences += [word.confidence for word in alignment.words]
+                own.append(alignment.score)
+        means.append(np.mean(confidences))
+        scores.append(np.mean(own))
     assert means[0] > 0.8
     assert means[1] < 0.5
     assert scores[1] < scores[0] - 1
@@ -145,22 +151,29 @@ def test_confidences_of_all_phones_sum_to_one():
     posteriors = model.gmm.log_likelihoods(frames).softmax(1).numpy()
     total = 0.0
     for phone in range(1, len(PHONES) + 1):
-        alignment = steps.Alignment(
+        path = StatePath(
             np.array([phone], np.int16), np.array([0], np.int16), np.array([0, 7], np.int32), np.zeros(7, np.int8)
         )
-        found = frame_confidences(model, frames, alignment)
-        np.testing.assert_allclose(found, posteriors[:, of_pdf == of_phone[phone]].sum(1), rtol=1e-5)
-        total = total + found
+        confidences = frame_confidences(model, frames, path)
+        np.testing.assert_allclose(confidences, posteriors[:, of_pdf == of_phone[phone]].sum(1), rtol=1e-5)
+        total = total + confidences
     np.testing.assert_allclose(total, 1.0, rtol=1e-5)
 
 
 def test_lexicon_with_probabilities_survives_a_file_round_trip(tmp_path):
-    lexicon = Lexicon({word: [Pronunciation(phones) for phones in found] for word, found in LEXICON.items()})
+    lexicon = Lexicon({word: [Pronunciation(phones) for phones in variants] for word, variants in LEXICON.items()})
     spoken = GraphOptions(0.37, {("TO", ("T", "AH0")): 0.25}, {"TO": 0.9})
     save_lexicon(tmp_path, lexicon, spoken)
     again, options = load_lexicon(tmp_path)
-    assert word_pronunciations(again, LEXICON) == {w: sorted(found) for w, found in LEXICON.items()}
+    assert word_pronunciations(again, LEXICON) == {w: sorted(variants) for w, variants in LEXICON.items()}
     assert options == spoken
     (tmp_path / "silence.json").write_text("{}")
     with pytest.raises(ModelError, match="no lexicon of an alignment"):
         load_lexicon(tmp_path)
+
+
+def test_digest_of_a_model_depends_on_its_weights(tmp_path):
+    for seed in (1, 1, 2):
+        random_model(np.random.default_rng(seed)).save(tmp_path / str(seed))
+        random_model(np.random.default_rng(seed)).save(tmp_path / f"{seed} again")
+    assert model_digest(tmp_path / "1") == model_digest(tmp_path / "1 again") != model_digest(tmp_path / "2")

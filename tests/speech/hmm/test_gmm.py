@@ -8,10 +8,8 @@ import pytest
 import torch
 from hmm_toys import random_model
 
-from speech.hmm.fmllr import FmllrStatistics
-from speech.hmm.gmm import DiagGmm, split_targets
-from speech.hmm.mllt import MlltStatistics
-from speech.hmm.statistics import accumulate, merge, update
+from speech.hmm.gmm import DiagGmm, accumulate, merge, split_targets, update
+from speech.hmm.transforms import FmllrStatistics, MlltStatistics
 
 
 def mixture(seed=0, pdfs=5, size=3, dim=4):
@@ -40,10 +38,10 @@ def density(gmm, pdf, frame):
 def test_densities_equal_the_definition():
     gmm, (frames, _) = mixture(), sample(count=20)
     chosen = torch.tensor([3, 0, 4])
-    found = gmm.log_likelihoods(frames, chosen)
+    densities = gmm.log_likelihoods(frames, chosen)
     expected = [[density(gmm, pdf, frame) for pdf in chosen.tolist()] for frame in frames]
-    torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(gmm.log_likelihoods(frames)[:, chosen], found)
+    torch.testing.assert_close(densities.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gmm.log_likelihoods(frames)[:, chosen], densities)
 
 
 def test_statistics_equal_sums_over_single_frames():
@@ -86,8 +84,8 @@ def test_em_raises_the_likelihood_and_finds_the_mixture():
     which = torch.multinomial(truth.weights[2], 4000, replacement=True, generator=torch.Generator().manual_seed(0))
     noise = torch.randn(4000, truth.dim, generator=torch.Generator().manual_seed(1))
     frames = truth.means[2][which] + truth.variances[2][which].sqrt() * noise
-    one = DiagGmm.of_moments(torch.zeros(3, truth.dim), torch.ones(3, truth.dim))
-    gmm, averages = one, []
+    start = DiagGmm.of_moments(torch.zeros(3, truth.dim), torch.ones(3, truth.dim))
+    gmm, averages = start, []
     for _ in range(12):
         if gmm.counts[2] < 3:
             gmm = gmm.split([1, 1, int(gmm.counts[2]) + 1])
@@ -98,17 +96,17 @@ def test_em_raises_the_likelihood_and_finds_the_mixture():
     assert all(b > a - 1e-3 for a, b in itertools.pairwise(averages[2:]))
     assert averages[-1] == pytest.approx(float(truth.log_likelihoods(frames)[:, 2].mean()), abs=0.02)
     assert gmm.counts.tolist() == [1, 1, 3]
-    torch.testing.assert_close(gmm.means[0, :1], one.means[0])  # no frames: as it was
+    torch.testing.assert_close(gmm.means[0, :1], start.means[0])  # no frames: as it was
 
 
 def test_rare_components_are_removed_and_variances_floored():
     gmm = DiagGmm(torch.tensor([[0.5, 0.5]]), torch.tensor([[[0.0], [100.0]]]), torch.ones(1, 2, 1))
     frames = torch.cat([torch.zeros(50, 1), torch.full((3, 1), 100.0)])
     stats = accumulate(gmm, frames, torch.zeros(53, dtype=torch.long))
-    found = update(gmm, stats, torch.tensor([0.25]), minimum=10)
-    assert found.weights.tolist() == [[1.0]]
-    assert found.means.flatten().tolist() == [0.0]
-    assert found.variances.flatten().tolist() == [0.25]
+    updated = update(gmm, stats, torch.tensor([0.25]), minimum=10)
+    assert updated.weights.tolist() == [[1.0]]
+    assert updated.means.flatten().tolist() == [0.0]
+    assert updated.variances.flatten().tolist() == [0.25]
 
 
 def test_components_are_distributed_by_a_power_of_occupancy():
@@ -131,8 +129,8 @@ def test_split_nearly_keeps_the_density_and_is_deterministic():
 def test_gpu_gives_the_same_sums():
     gmm, (frames, pdfs) = mixture(), sample(count=500)
     there = gmm.to("cuda")
-    found = there.log_likelihoods(frames.cuda()).cpu()
-    torch.testing.assert_close(found, gmm.log_likelihoods(frames), rtol=1e-5, atol=1e-4)
+    densities = there.log_likelihoods(frames.cuda()).cpu()
+    torch.testing.assert_close(densities, gmm.log_likelihoods(frames), rtol=1e-5, atol=1e-4)
     ours, theirs = accumulate(gmm, frames, pdfs), accumulate(there, frames.cuda(), pdfs.cuda())
     torch.testing.assert_close(theirs.sums.cpu(), ours.sums, rtol=1e-4, atol=1e-3)
     floor = torch.full((4,), 0.01)

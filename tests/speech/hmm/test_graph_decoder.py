@@ -54,16 +54,16 @@ def random_priors(model, seed=8):
 
 def test_priors_are_shares_of_frames_and_add_up_to_one():
     priors = log_priors([6, 0, 3])
-    assert [math.exp(one) for one in priors] == pytest.approx([0.6, 0.1, 0.3])
-    assert sum(math.exp(one) for one in log_priors(range(1000))) == pytest.approx(1.0)
+    assert [math.exp(log_prior) for log_prior in priors] == pytest.approx([0.6, 0.1, 0.3])
+    assert sum(math.exp(log_prior) for log_prior in log_priors(range(1000))) == pytest.approx(1.0)
 
 
 def test_likelihoods_are_posteriors_minus_priors_at_the_graphs_rate():
     posteriors = np.log(np.array([[0.5, 0.5], [0.9, 0.1]], dtype=np.float32))
-    found = scaled_likelihoods(posteriors, log_priors([3, 1]), 3)
-    assert np.exp(found[::3]) == pytest.approx(np.array([[0.5 / 0.75, 2.0], [1.2, 0.4]]), rel=1e-5)
-    assert np.array_equal(found, np.repeat(found[::3], 3, axis=0))
-    assert found.dtype == np.float32
+    likelihoods = scaled_likelihoods(posteriors, log_priors([3, 1]), 3)
+    assert np.exp(likelihoods[::3]) == pytest.approx(np.array([[0.5 / 0.75, 2.0], [1.2, 0.4]]), rel=1e-5)
+    assert np.array_equal(likelihoods, np.repeat(likelihoods[::3], 3, axis=0))
+    assert likelihoods.dtype == np.float32
 
 
 @pytest.mark.parametrize(("factor", "seed"), [(1, 1), (1, 2), (2, 3), (3, 4)])
@@ -71,11 +71,13 @@ def test_decoder_finds_the_best_of_all_sentences(toy, factor, seed):
     model, _, cfg = toy
     priors = random_priors(model)
     log_probs = random_posteriors(model, seed, 12 // factor)
-    found = build_decoder(cfg, TOKENIZER, StateOutputs(priors, factor)).decode(log_probs, torch.tensor([12 // factor]))
+    hypotheses = build_decoder(cfg, TOKENIZER, StateOutputs(priors, factor)).decode(
+        log_probs, torch.tensor([12 // factor])
+    )
     likelihoods = scaled_likelihoods(log_probs[0].numpy(), priors, factor)
     cost, words = best_sentence(model, cfg.acoustic_scale * likelihoods)
-    assert -found[0].score == pytest.approx(cost, abs=2e-2)  # determinization rounds weights to 1/1024
-    assert tuple(found[0].text.split()) == words or -found[0].score <= cost
+    assert -hypotheses[0].score == pytest.approx(cost, abs=2e-2)  # determinization rounds weights to 1/1024
+    assert tuple(hypotheses[0].text.split()) == words or -hypotheses[0].score <= cost
     without = scaled_likelihoods(log_probs[0].numpy(), [0.0] * len(priors), factor)
     assert best_sentence(model, cfg.acoustic_scale * without)[0] != pytest.approx(cost, abs=0.1)
 
@@ -83,16 +85,16 @@ def test_decoder_finds_the_best_of_all_sentences(toy, factor, seed):
 def test_hypothesis_has_word_times_and_a_confidence(toy):
     model, _, cfg = toy
     decoder = build_decoder(cfg, TOKENIZER, StateOutputs(random_priors(model), 2))
-    found = next(
-        one
+    hypothesis = next(
+        said
         for seed in range(30)
-        if len((one := decoder.decode(random_posteriors(model, seed, 20), torch.tensor([20]))[0]).text.split()) > 1
+        if len((said := decoder.decode(random_posteriors(model, seed, 20), torch.tensor([20]))[0]).text.split()) > 1
     )
-    assert len(found.word_frames) == len(found.text.split())
-    assert 0 < found.confidence < 1
-    words = timed_words(found, torch.zeros(20, 1), TOKENIZER, FrameTimes(0.02, offset=1.0))
-    assert " ".join(one.word for one in words) == found.text
-    starts = [one.start for one in words]
+    assert len(hypothesis.word_frames) == len(hypothesis.text.split())
+    assert 0 < hypothesis.confidence < 1
+    words = timed_words(hypothesis, torch.zeros(20, 1), TOKENIZER, FrameTimes(0.02, offset=1.0))
+    assert " ".join(word.word for word in words) == hypothesis.text
+    starts = [word.start for word in words]
     assert starts == sorted(starts)
     assert starts[0] >= 1.0
     assert words[-1].start + words[-1].duration == pytest.approx(1.0 + 20 * 0.02)
@@ -155,11 +157,11 @@ def test_other_parameters_search_the_same_graph(toy, monkeypatch):
     decoder.prepare()
     monkeypatch.setattr("speech.decoding.graph.open_search", None)
     other = decoder.with_config(cfg.model_copy(update={"acoustic_scale": 0.2}))
-    found = other.decode(posteriors, torch.tensor([12]))[0]
+    hypothesis = other.decode(posteriors, torch.tensor([12]))[0]
     monkeypatch.undo()
     fresh = build_decoder(cfg.model_copy(update={"acoustic_scale": 0.2}), TOKENIZER, priors)
-    assert found == fresh.decode(posteriors, torch.tensor([12]))[0]
-    assert found.score != pytest.approx(decoder.decode(posteriors, torch.tensor([12]))[0].score)
+    assert hypothesis == fresh.decode(posteriors, torch.tensor([12]))[0]
+    assert hypothesis.score != pytest.approx(decoder.decode(posteriors, torch.tensor([12]))[0].score)
 
 
 def test_another_probability_of_silence_makes_another_graph(toy):
@@ -168,7 +170,9 @@ def test_another_probability_of_silence_makes_another_graph(toy):
     decoder.prepare()
     other = decoder.with_config(cfg.model_copy(update={"silence_probability": 0.9}))
     assert other.search is not decoder.search
-    (quiet,), (loud,) = (one.decode(random_posteriors(model, 4, 12), torch.tensor([12])) for one in (decoder, other))
+    (quiet,), (loud,) = (
+        with_silence.decode(random_posteriors(model, 4, 12), torch.tensor([12])) for with_silence in (decoder, other)
+    )
     assert quiet.score != pytest.approx(loud.score)
     finished = cfg.model_copy(update={"graph": "HCLG.fst", "words": "words.txt"})
     assert finished.same_graph(finished.model_copy(update={"silence_probability": 0.9}))
@@ -205,17 +209,17 @@ def test_bundle_includes_the_graph_without_its_sources(toy, tmp_path):
     waves = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1))
     scores = recognizer.encode(waves, torch.tensor([4000, 3000]))
     assert scores.log_probs.shape[2] == model.gmm.num_pdfs
-    found = recognizer.search(scores)
+    hypotheses = recognizer.search(scores)
     likelihoods = scaled_likelihoods(
         scores.log_probs[0, : int(scores.frames[0])].numpy(), spec.states.log_priors, spec.frame_factor
     )
     direct = build_decoder(own_decoder(tmp_path / "elsewhere"), TOKENIZER, StateOutputs(spec.states.log_priors, 2))
-    assert direct.decode(*scores[:2]) == found
+    assert direct.decode(*scores[:2]) == hypotheses
     assert len(likelihoods) == 2 * int(scores.frames[0])
 
     whole = Transcriber(tmp_path / "elsewhere", vad=EverythingConfig())
     said = whole.transcribe([waves[0].numpy()], sample_rate=8000, words=True)[0]
-    assert said.text == " ".join(one.word for one in said.words)
+    assert said.text == " ".join(word.word for word in said.words)
     assert (said.confidence > 0) == bool(said.text)
 
     (tmp_path / "elsewhere" / "graph.fst").write_bytes(b"x")
@@ -246,8 +250,8 @@ ngram 2=3
 
 def several(cfg, model, log_probs, **changes):
     decoder = build_decoder(cfg.model_copy(update=changes), TOKENIZER, StateOutputs(random_priors(model), 2))
-    (found,) = decoder.decode(log_probs, torch.tensor([log_probs.shape[1]]))
-    return found
+    (hypothesis,) = decoder.decode(log_probs, torch.tensor([log_probs.shape[1]]))
+    return hypothesis
 
 
 @pytest.fixture(scope="module")
@@ -262,22 +266,22 @@ def second(toy):
 def test_several_hypotheses_are_the_best_sentences(toy, seed):
     model, _, cfg = toy
     log_probs = random_posteriors(model, seed, 5)  # ten frames, for three words at most
-    found = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0)
+    best = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0)
     costs = sentence_costs(
         model, cfg.acoustic_scale * scaled_likelihoods(log_probs[0].numpy(), random_priors(model), 2)
     )
-    assert len(found.nbest) == len(costs) > 10
-    assert {tuple(one.text.split()) for one in found.nbest} == set(costs)
-    assert [-one.score for one in found.nbest] == pytest.approx(sorted(costs.values()), abs=3e-2)
+    assert len(best.nbest) == len(costs) > 10
+    assert {tuple(other.text.split()) for other in best.nbest} == set(costs)
+    assert [-other.score for other in best.nbest] == pytest.approx(sorted(costs.values()), abs=3e-2)
     everything = np.logaddexp.reduce([-cost for cost in costs.values()])
-    for one in found.nbest:
-        assert -one.score == pytest.approx(costs[tuple(one.text.split())], abs=3e-2)  # determinization rounds
-        assert one.posterior == pytest.approx(math.exp(one.score - everything), rel=0.1, abs=1e-3)
-        assert len(one.word_frames) == len(one.word_confidences) == len(one.text.split())
-        assert all(0 <= begin < end <= 5 for begin, end in one.word_frames)
-        assert one.word_frames == sorted(one.word_frames)
-    assert (found.text, found.score) == (found.nbest[0].text, found.nbest[0].score)
-    assert found.word_frames == found.nbest[0].word_frames
+    for other in best.nbest:
+        assert -other.score == pytest.approx(costs[tuple(other.text.split())], abs=3e-2)  # determinization rounds
+        assert other.posterior == pytest.approx(math.exp(other.score - everything), rel=0.1, abs=1e-3)
+        assert len(other.word_frames) == len(other.word_confidences) == len(other.text.split())
+        assert all(0 <= begin < end <= 5 for begin, end in other.word_frames)
+        assert other.word_frames == sorted(other.word_frames)
+    assert (best.text, best.score) == (best.nbest[0].text, best.nbest[0].score)
+    assert best.word_frames == best.nbest[0].word_frames
 
 
 def test_best_hypothesis_has_the_same_score_alone_and_in_nbest(toy):
@@ -290,7 +294,7 @@ def test_best_hypothesis_has_the_same_score_alone_and_in_nbest(toy):
         if first.text == alone.text:
             assert len(first.word_confidences) == len(first.text.split())
         narrow = several(cfg, model, log_probs, nbest=2, lattice_beam=1e-6)
-        assert [one.text for one in narrow.nbest] == [first.text]
+        assert [other.text for other in narrow.nbest] == [first.text]
         assert narrow.nbest[0].posterior == 1.0
 
 
@@ -299,13 +303,13 @@ def test_rescoring_equals_decoding_with_the_second_models_graph(toy, second, see
     model, _, cfg = toy
     log_probs = random_posteriors(model, seed, 7)
     wanted = several(second, model, log_probs, nbest=20, lattice_beam=1000.0)
-    found = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0, rescore_lm=second.lm, rescore_nbest=5000)
-    assert [one.score for one in found.nbest] == pytest.approx([one.score for one in wanted.nbest], abs=5e-2)
-    scores = {one.text: one.score for one in wanted.nbest}
-    for one in found.nbest[:10]:
-        assert one.score == pytest.approx(scores[one.text], abs=5e-2)
+    rescored = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0, rescore_lm=second.lm, rescore_nbest=5000)
+    assert [other.score for other in rescored.nbest] == pytest.approx([other.score for other in wanted.nbest], abs=5e-2)
+    scores = {other.text: other.score for other in wanted.nbest}
+    for other in rescored.nbest[:10]:
+        assert other.score == pytest.approx(scores[other.text], abs=5e-2)
     plain = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0)
-    assert [one.text for one in plain.nbest] != [one.text for one in found.nbest]
+    assert [other.text for other in plain.nbest] != [other.text for other in rescored.nbest]
     same = several(cfg, model, log_probs, nbest=20, lattice_beam=1000.0, rescore_lm=second.lm, rescore_weight=0.0)
     assert same == plain
 
@@ -317,13 +321,13 @@ def test_word_score_changes_the_ranking_of_hypotheses(toy, second):
     for lm in ("", second.lm):
         plain = several(cfg, model, log_probs, nbest=30, rescore_lm=lm, **wide).nbest
         for word_score in (-3.0, 3.0):
-            found = several(cfg, model, log_probs, nbest=30, word_score=word_score, rescore_lm=lm, **wide)
-            wanted = {one.text: one.score + word_score * len(one.text.split()) for one in plain}
-            assert {one.text: one.score for one in found.nbest} == pytest.approx(wanted)
-            assert [one.text for one in found.nbest] == sorted(wanted, key=lambda text: -wanted[text])
-            assert [one.text for one in found.nbest] != [one.text for one in plain]
+            ranked = several(cfg, model, log_probs, nbest=30, word_score=word_score, rescore_lm=lm, **wide)
+            wanted = {other.text: other.score + word_score * len(other.text.split()) for other in plain}
+            assert {other.text: other.score for other in ranked.nbest} == pytest.approx(wanted)
+            assert [other.text for other in ranked.nbest] == sorted(wanted, key=lambda text: -wanted[text])
+            assert [other.text for other in ranked.nbest] != [other.text for other in plain]
             alone = several(cfg, model, log_probs, word_score=word_score, rescore_lm=lm, **wide)
-            assert (alone.text, alone.score, alone.nbest) == (found.text, found.score, [])
+            assert (alone.text, alone.score, alone.nbest) == (ranked.text, ranked.score, [])
     first = several(cfg, model, log_probs, word_score=9.0, lattice_beam=1000.0, rescore_nbest=1)
     assert first.text == several(cfg, model, log_probs, nbest=2, lattice_beam=1000.0).text
 
@@ -365,7 +369,7 @@ def test_bundle_includes_both_language_models(toy, second, tmp_path):
     (said,) = Transcriber(tmp_path / "bundle", nbest=3).transcribe([waves], sample_rate=8000, words=True)
     if said.nbest:
         assert said.nbest[0].text == said.text
-        assert [one.word for one in said.nbest[0].words] == said.text.split()
+        assert [word.word for word in said.nbest[0].words] == said.text.split()
 
 
 def test_other_weights_share_the_graph_and_the_models(toy, second):

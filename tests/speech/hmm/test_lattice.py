@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speech.hmm import lattice_paths
+from speech.hmm import lattice as lattices
 from speech.hmm.fst_arrays import FstArrays, arc_records, from_arcs
-from speech.hmm.lattice import Lattice, LatticeOptions, LatticeSearch
-from speech.hmm.lattice_paths import best_paths
+from speech.hmm.lattice import Lattice, LatticeOptions, LatticeSearch, best_paths
 
 WIDE = 1e6
 
@@ -33,12 +32,12 @@ def random_graph(rng, states=7, pdfs=4, words=3):
 
 def all_paths(graph, scores):
     """Every path over all frames: words, the frame of each, pdfs, graph cost, acoustic cost, final cost."""
-    found, waiting = [], [(graph.start, (), (), (), 0.0, 0.0)]
+    ended, waiting = [], [(graph.start, (), (), (), 0.0, 0.0)]
     while waiting:
         state, words, starts, pdfs, cost, acoustic = waiting.pop()
         if len(pdfs) == len(scores):
             final = float(graph.finals[state])
-            found.append((words, starts, pdfs, cost, acoustic, final))
+            ended.append((words, starts, pdfs, cost, acoustic, final))
         for label, word, weight, target in graph.arcs[graph.sources == state].tolist():
             if label and len(pdfs) == len(scores):
                 continue
@@ -47,17 +46,17 @@ def all_paths(graph, scores):
             said = (*pdfs, label - 1) if label else pdfs
             more = -float(scores[len(pdfs), label - 1]) if label else 0.0
             waiting.append((target, after, at, said, cost + weight, acoustic + more))
-    complete = any(path[-1] < math.inf for path in found)
-    ends = [path[-1] if complete else 0.0 for path in found]
-    return [(*path[:3], path[3] + end, path[4]) for path, end in zip(found, ends, strict=True) if end < math.inf]
+    complete = any(path[-1] < math.inf for path in ended)
+    ends = [path[-1] if complete else 0.0 for path in ended]
+    return [(*path[:3], path[3] + end, path[4]) for path, end in zip(ended, ends, strict=True) if end < math.inf]
 
 
 def best_sentences(paths):
     """The cost of the best path of each word sequence."""
-    found = {}
+    costs = {}
     for words, _, _, cost, acoustic in paths:
-        found[words] = min(found.get(words, math.inf), cost + acoustic)
-    return found
+        costs[words] = min(costs.get(words, math.inf), cost + acoustic)
+    return costs
 
 
 def example(seed, frames=4):
@@ -78,15 +77,15 @@ def test_best_paths_equal_those_of_exhaustive_search(seed, frames, limit):
         assert lattice is None
         return
     wanted = best_sentences(paths)
-    found = best_paths(lattice, limit, WIDE)
+    best = best_paths(lattice, limit, WIDE)
     assert lattice.complete == any(np.isfinite(graph.finals[state]) for state in last_states(graph, scores))
-    assert len({one.words for one in found}) == len(found) == min(limit, len(wanted))
-    assert [one.cost for one in found] == pytest.approx(sorted(wanted.values())[:limit], abs=1e-5)
-    for one in found:
-        assert one.cost == pytest.approx(wanted[one.words], abs=1e-5)
-        key = (one.words, one.starts, tuple(one.pdfs.tolist()))
+    assert len({path.words for path in best}) == len(best) == min(limit, len(wanted))
+    assert [path.cost for path in best] == pytest.approx(sorted(wanted.values())[:limit], abs=1e-5)
+    for path in best:
+        assert path.cost == pytest.approx(wanted[path.words], abs=1e-5)
+        key = (path.words, path.starts, tuple(path.pdfs.tolist()))
         split = [(cost, acoustic) for *path, cost, acoustic in paths if tuple(path) == key]
-        assert any((one.graph, one.acoustic) == pytest.approx(pair, abs=1e-5) for pair in split)
+        assert any((path.graph, path.acoustic) == pytest.approx(pair, abs=1e-5) for pair in split)
 
 
 def last_states(graph, scores):
@@ -115,9 +114,9 @@ def test_lattice_has_exactly_the_arcs_within_its_beam(seed, beam):
     best = min(wanted.values())
     inside = {words: cost for words, cost in wanted.items() if cost <= best + beam - 1e-4}
     outside = {words for words, cost in wanted.items() if cost > best + beam + 1e-4}
-    found = {one.words: one.cost for one in best_paths(lattice, 100_000, beam)}
-    assert {words: found[words] for words in inside} == pytest.approx(inside, abs=1e-5)
-    assert not outside & found.keys()
+    costs = {path.words: path.cost for path in best_paths(lattice, 100_000, beam)}
+    assert {words: costs[words] for words in inside} == pytest.approx(inside, abs=1e-5)
+    assert not outside & costs.keys()
     assert above_best(lattice).max() <= beam + 1e-6
 
 
@@ -145,8 +144,8 @@ def test_pruning_during_the_search_changes_nothing(seed, monkeypatch):
     if blocks[0] is None:
         return
     assert len(blocks[0].sources) == len(blocks[1].sources) == len(blocks[2].sources)
-    lists = [[(one.words, pytest.approx(one.cost)) for one in best_paths(one, 20, 3.0)] for one in blocks]
-    assert lists[0] == lists[1] == lists[2]
+    best = [[(path.words, pytest.approx(path.cost)) for path in best_paths(lattice, 20, 3.0)] for lattice in blocks]
+    assert best[0] == best[1] == best[2]
 
 
 def long_graph():
@@ -160,24 +159,22 @@ def test_prefixes_with_equal_continuations_share_states(monkeypatch):
     graph = FstArrays.of(kaldifst.compile("0 1 1 0 0.1\n1 0 2 1 1\n1 0 3 2 1.2\n1 0 4 3 1.1\n0 0\n"))
     scores = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
     followed = []
-    original = lattice_paths._Sentences._followed
-    monkeypatch.setattr(
-        lattice_paths._Sentences, "_followed", lambda self, *of: followed.append(1) or original(self, *of)
-    )
-    found = best_paths(LatticeSearch(graph)(scores, LatticeOptions(WIDE, 1000, 9.0)), 300, 9.0)
-    assert (len(found), len(followed)) == (300, 16)
-    assert [one.cost for one in found] == pytest.approx(sorted(one.cost for one in found))
-    assert {one.starts for one in found} == {tuple(range(1, 30, 2))}
+    original = lattices._Sentences._followed
+    monkeypatch.setattr(lattices._Sentences, "_followed", lambda self, *of: followed.append(1) or original(self, *of))
+    best = best_paths(LatticeSearch(graph)(scores, LatticeOptions(WIDE, 1000, 9.0)), 300, 9.0)
+    assert (len(best), len(followed)) == (300, 16)
+    assert [path.cost for path in best] == pytest.approx(sorted(path.cost for path in best))
+    assert {path.starts for path in best} == {tuple(range(1, 30, 2))}
 
 
 def test_bounded_search_finds_the_best_sequences(monkeypatch):
     scores = np.random.default_rng(6).normal(size=(30, 4)).astype(np.float32)
     lattice = LatticeSearch(long_graph())(scores, LatticeOptions(WIDE, 1000, 8.0))
     everything = best_paths(lattice, 500, 8.0)
-    monkeypatch.setattr(lattice_paths, "_WORK", 3000)
+    monkeypatch.setattr(lattices, "_WORK", 3000)
     some = best_paths(lattice, 500, 8.0)
     assert 0 < len(some) < len(everything)
-    assert [one.words for one in some] == [one.words for one in everything[: len(some)]]
+    assert [path.words for path in some] == [path.words for path in everything[: len(some)]]
 
 
 @pytest.mark.parametrize(("beam", "active"), [(1.0, 1000), (WIDE, 1), (WIDE, 2)])
@@ -190,10 +187,10 @@ def test_narrow_search_finds_existing_paths(beam, active):
         costs = {}
         for words, starts, pdfs, cost, acoustic in all_paths(graph, scores):
             costs.setdefault((words, starts, pdfs), []).append(cost + acoustic)
-        for one in best_paths(lattice, 10, 5.0):
-            key = (one.words, one.starts, tuple(one.pdfs.tolist()))
+        for path in best_paths(lattice, 10, 5.0):
+            key = (path.words, path.starts, tuple(path.pdfs.tolist()))
             if lattice.complete:
-                assert min(abs(one.cost - cost) for cost in costs[key]) < 1e-4
+                assert min(abs(path.cost - cost) for cost in costs[key]) < 1e-4
 
 
 def test_only_the_best_tokens_of_a_frame_survive():
@@ -203,10 +200,10 @@ def test_only_the_best_tokens_of_a_frame_survive():
     costs = {}
     for active in (1, 2):
         lattice = LatticeSearch(graph)(scores, LatticeOptions(WIDE, active, WIDE))
-        costs[active] = {one.words: one.cost for one in best_paths(lattice, 10, WIDE)}
+        costs[active] = {path.words: path.cost for path in best_paths(lattice, 10, WIDE)}
     assert costs == {1: {(1,): 6.0}, 2: {(2,): 3.0, (1,): 6.0}}
     narrow = LatticeSearch(graph)(scores, LatticeOptions(0.5, 10, WIDE))
-    assert [one.words for one in best_paths(narrow, 10, WIDE)] == [(1,)]
+    assert [path.words for path in best_paths(narrow, 10, WIDE)] == [(1,)]
 
 
 def test_dead_end_and_empty_utterance_give_no_hypothesis():
@@ -224,5 +221,5 @@ def test_dead_end_and_empty_utterance_give_no_hypothesis():
 def test_empty_word_sequence_is_a_separate_hypothesis():
     graph = FstArrays.of(kaldifst.compile("0 0 1 0 0.5\n0 0 2 7 0\n0 0\n"))
     lattice = LatticeSearch(graph)(np.zeros((2, 2), dtype=np.float32), LatticeOptions(WIDE, 10, WIDE))
-    found = best_paths(lattice, 10, WIDE)
-    assert [(one.words, round(one.cost, 4)) for one in found] == [((7, 7), 0.0), ((7,), 0.5), ((), 1.0)]
+    best = best_paths(lattice, 10, WIDE)
+    assert [(path.words, round(path.cost, 4)) for path in best] == [((7, 7), 0.0), ((7,), 0.5), ((), 1.0)]

@@ -14,27 +14,27 @@ from speech.hmm.serialization import SerializationError, dump_value, load_value,
 from speech.hmm.utterances import Shard
 
 
-def assert_same(one, other):
-    assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-    elif isinstance(one, np.ndarray):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            assert_same(one[key], other[key])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for a, b in zip(one, other, strict=True):
+def assert_same(first, second):
+    assert type(first) is type(second)
+    if isinstance(first, torch.Tensor):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+    elif isinstance(first, np.ndarray):
+        assert first.dtype == second.dtype
+        np.testing.assert_array_equal(first, second)
+    elif isinstance(first, dict):
+        assert list(first) == list(second)
+        for key in first:
+            assert_same(first[key], second[key])
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        for a, b in zip(first, second, strict=True):
             assert_same(a, b)
-    elif hasattr(one, "__dict__") and type(one).__module__.startswith("speech."):
-        for name, value in vars(one).items():
+    elif hasattr(first, "__dict__") and type(first).__module__.startswith("speech."):
+        for name, value in vars(first).items():
             if not name.startswith("_"):
-                assert_same(value, vars(other).get(name, getattr(other, name)))
+                assert_same(value, vars(second).get(name, getattr(second, name)))
     else:
-        assert one == other
+        assert first == second
 
 
 def round_trip(value):

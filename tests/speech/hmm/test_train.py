@@ -7,7 +7,7 @@ import pytest
 import torch
 from hmm_toys import LEXICON, arpa, corpus
 
-from speech.hmm.checkpoint import load_checkpoint, pack_alignments, unpack_alignments
+from speech.hmm.checkpoint import load_checkpoint, save_checkpoint
 from speech.hmm.config import HmmConfig, StageConfig
 from speech.hmm.decode import DecodeOptions, GraphSearch, decode_plain, decode_speaker, speaker_transform
 from speech.hmm.decoding_graph import WordTable, compose_lexicon, decoding_graph, grammar, lexicon_fst
@@ -20,13 +20,20 @@ STAGE = StageConfig(leaves=20, gaussians=50, iterations=4, growing=2, realign=(3
 CONFIG = HmmConfig(
     mono=StageConfig(gaussians=40, iterations=10, growing=8, realign=(2, 3, 4, 5, 6, 7, 8, 9, 10)),
     tri=STAGE, lda=STAGE, sat=STAGE, lda_context=1, lda_dim=8, leaf_frames=5, minimum_occupancy=3,
-    every=1, shard_frames=400, beam=100.0, acoustic_scale=1.0,
+    beam=100.0, acoustic_scale=1.0,
 )  # fmt: skip
 PARTS = ("weights", "means", "variances")
 
 
 class Interrupted(Exception):
     """Raised in the middle of training."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def several_shards():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speech.hmm.utterances.SHARD_FRAMES", 400)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +94,22 @@ def test_statistics_do_not_depend_on_the_division_into_shards(trained):
     sums = []
     for frames in (100, 700, 10**9):
         shards = make_shards(utterances, frames)
-        parts = [accumulate_shard(result.model, one, result.aligned.alignments, result.adaptations) for one in shards]
+        parts = [
+            accumulate_shard(result.model, shard, result.aligned.alignments, result.adaptations) for shard in shards
+        ]
         sums.append(sum(parts[-2::-1], parts[-1]))
-    for one in sums[1:]:
-        torch.testing.assert_close(one.gmm.sums, sums[0].gmm.sums, rtol=1e-5, atol=1e-4)
-        np.testing.assert_allclose(one.transitions, sums[0].transitions)
+    for stats in sums[1:]:
+        torch.testing.assert_close(stats.gmm.sums, sums[0].gmm.sums, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(stats.transitions, sums[0].transitions)
     assert accumulate_shard(result.model, Shard(utterances), {}).gmm.num_frames == 0
 
 
 def mistakes(hypotheses, utterances):
     """How many utterances are not recognized; TO and TWO may be the same."""
-    heard = [" ".join(one.words).replace("TWO", "TO") for one in hypotheses]
-    return sum(a != " ".join(one.words).replace("TWO", "TO") for a, one in zip(heard, utterances, strict=True))
+    heard = [" ".join(hypothesis.words).replace("TWO", "TO") for hypothesis in hypotheses]
+    return sum(
+        a != " ".join(utterance.words).replace("TWO", "TO") for a, utterance in zip(heard, utterances, strict=True)
+    )
 
 
 def decoder_of(model, folder):
@@ -115,19 +126,24 @@ def test_trained_models_recognize_words(trained, tmp_path, stage):
     _, _, folder = trained
     model = load_checkpoint(folder / stage).model
     unseen = corpus(8, seed=5)
-    hypotheses = decode_plain(model, decoder_of(model, tmp_path), [one.features for one in unseen])
+    hypotheses = decode_plain(model, decoder_of(model, tmp_path), [utterance.features for utterance in unseen])
     assert mistakes(hypotheses, unseen) <= 1
 
 
 def test_adaptation_omits_quiet_frames_aligned_to_words(trained, tmp_path):
     model = trained[0].model
-    heard = [one.features for one in corpus(16, seed=6, speakers=1)]
-    found = decode_plain(model, decoder_of(model, tmp_path), heard)
-    plain = speaker_transform(model, heard, found, minimum=100)
+    heard = [utterance.features for utterance in corpus(16, seed=6, speakers=1)]
+    hypotheses = decode_plain(model, decoder_of(model, tmp_path), heard)
+    plain = speaker_transform(model, heard, hypotheses, minimum=100)
     noise = torch.full((60, heard[0].shape[1]), 4.0)
-    padded = [torch.cat([one, noise]) for one in heard]
-    words = [replace(one, pdfs=np.concatenate([one.pdfs, np.full(60, one.pdfs[len(one.pdfs) // 2])])) for one in found]
-    speech = [torch.arange(len(one)) < len(one) - 60 for one in padded]
+    padded = [torch.cat([frames, noise]) for frames in heard]
+    words = [
+        replace(
+            hypothesis, pdfs=np.concatenate([hypothesis.pdfs, np.full(60, hypothesis.pdfs[len(hypothesis.pdfs) // 2])])
+        )
+        for hypothesis in hypotheses
+    ]
+    speech = [torch.arange(len(frames)) < len(frames) - 60 for frames in padded]
 
     def change(**options):
         return float((speaker_transform(model, padded, words, minimum=100, **options) - plain).norm())
@@ -140,33 +156,41 @@ def test_adaptation_helps_an_unusual_speaker(trained, tmp_path):
     model = result.model
     decoder = decoder_of(model, tmp_path)
     unusual = corpus(16, seed=6, speakers=1)
-    heard = [one.features * 0.8 + 0.4 for one in unusual]
+    heard = [utterance.features * 0.8 + 0.4 for utterance in unusual]
     first, *adapted = decode_speaker(model, decoder, heard, minimum=100)
     assert len(adapted) == 2
     transform = speaker_transform(model, heard, adapted[-1], minimum=100)
 
     def fit(matrix):
-        rows = [model.gmm.log_likelihoods(model.chain(one, matrix)) for one in heard]
-        pdfs = [torch.from_numpy(one.pdfs).long() for one in adapted[-1]]
+        rows = [model.gmm.log_likelihoods(model.chain(frames, matrix)) for frames in heard]
+        pdfs = [torch.from_numpy(hypothesis.pdfs).long() for hypothesis in adapted[-1]]
         return sum(float(row.gather(1, pdf.unsqueeze(1)).sum()) for row, pdf in zip(rows, pdfs, strict=True))
 
     assert fit(transform) > fit(None)
     assert mistakes(adapted[-1], unusual) <= mistakes(first, unusual)
 
 
-def test_model_and_alignments_survive_a_file_round_trip(trained, tmp_path):
+def test_checkpoint_survives_a_file_round_trip_and_damage_is_named(trained, tmp_path):
     result, _, _ = trained
     result.model.save(tmp_path / "model")
     again = HmmModel.load(tmp_path / "model")
     for part in PARTS:
         torch.testing.assert_close(getattr(again.gmm, part), getattr(result.model.gmm, part), rtol=0, atol=0)
     torch.testing.assert_close(again.chain.matrix, result.model.chain.matrix)
-    packed = pack_alignments(result.aligned.alignments)
-    names = list(result.aligned.alignments)
-    for name, one in unpack_alignments(names, packed).items():
-        np.testing.assert_array_equal(one.states, result.aligned.alignments[name].states)
-        np.testing.assert_array_equal(one.starts, result.aligned.alignments[name].starts)
-        np.testing.assert_array_equal(one.words, result.aligned.alignments[name].words)
+    save_checkpoint(tmp_path / "sat", result)
+    saved = load_checkpoint(tmp_path / "sat")
+    assert (saved.stage, saved.iteration, saved.finished) == (result.stage, result.iteration, result.finished)
+    assert (saved.aligned.failures, saved.aligned.retried) == (result.aligned.failures, result.aligned.retried)
+    assert saved.aligned.alignments.keys() == result.aligned.alignments.keys()
+    for name, path in saved.aligned.alignments.items():
+        for part in ("phones", "words", "starts", "states", "score"):
+            np.testing.assert_array_equal(getattr(path, part), getattr(result.aligned.alignments[name], part))
+    assert saved.adaptations.keys() == result.adaptations.keys()
+    assert all(torch.equal(matrix, result.adaptations[who]) for who, matrix in saved.adaptations.items())
+    (aligned,) = (tmp_path / "sat").glob("*/aligned")
+    aligned.write_bytes(aligned.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="is damaged .*: delete the folder"):
+        load_checkpoint(tmp_path / "sat")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"{}")
     with pytest.raises(ModelError, match="holds no acoustic model"):
         HmmModel.load(tmp_path / "model")

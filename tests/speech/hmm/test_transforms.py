@@ -3,11 +3,17 @@
 import pytest
 import torch
 
-from speech.hmm.fmllr import FmllrStatistics, estimate_fmllr, identity
 from speech.hmm.gmm import DiagGmm
-from speech.hmm.lda import LdaStatistics, estimate_lda
-from speech.hmm.mllt import MlltStatistics, estimate_mllt
-from speech.hmm.quadratic import weighted_products
+from speech.hmm.transforms import (
+    FmllrStatistics,
+    LdaStatistics,
+    MlltStatistics,
+    estimate_fmllr,
+    estimate_lda,
+    estimate_mllt,
+    identity,
+    weighted_products,
+)
 
 CLASSES, DIM, FRAMES = 12, 5, 40_000
 
@@ -42,9 +48,9 @@ def test_lda_finds_the_plane_that_separates_classes():
     parts = [slice(0, 1000), slice(1000, FRAMES)]
     mixed = frames @ mixing.T
     stats = [LdaStatistics.zeros(CLASSES, 6).add(mixed[part], classes[part]) for part in parts]
-    found = estimate_lda(stats[1] + stats[0], 2).double() @ mixing.double()
-    assert found[:, 2:].abs().max() < 0.03  # only the two that differ between classes
-    within = (found[:, :2] @ found[:, :2].T).diagonal()
+    projection = estimate_lda(stats[1] + stats[0], 2).double() @ mixing.double()
+    assert projection[:, 2:].abs().max() < 0.03  # only the two that differ between classes
+    within = (projection[:, :2] @ projection[:, :2].T).diagonal()
     torch.testing.assert_close(within, torch.ones(2, dtype=torch.float64), rtol=0.05, atol=0.05)
 
 
@@ -104,11 +110,11 @@ def test_fmllr_recovers_a_speakers_transform():
     heard = torch.linalg.solve(matrix, (frames - offset).T).T
     stats = FmllrStatistics.zeros(DIM).add(gmm, heard[:9000], pdfs[:9000])
     stats = FmllrStatistics.zeros(DIM).add(gmm, heard[9000:], pdfs[9000:]) + stats
-    found = estimate_fmllr(stats)
+    transform = estimate_fmllr(stats)
     truth = torch.cat([matrix, offset.unsqueeze(1)], dim=1).double()
-    torch.testing.assert_close(found, truth, atol=0.03, rtol=0.03)
-    assert gain(stats, found) > 0.1
-    assert gain(stats, found) >= gain(stats, truth)  # it maximizes the likelihood of the sample
+    torch.testing.assert_close(transform, truth, atol=0.03, rtol=0.03)
+    assert gain(stats, transform) > 0.1
+    assert gain(stats, transform) >= gain(stats, truth)  # it maximizes the likelihood of the sample
 
 
 def test_expected_statistics_equal_those_of_sampled_frames():

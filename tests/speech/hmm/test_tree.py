@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from hmm_toys import PHONES, context_tree, random_stats
 
-from speech.hmm.clustering import dendrogram, gaussian_log_likelihood, merge_clusters, phonetic_questions
 from speech.hmm.topology import MAX_STATES, PhoneSet
-from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
+from speech.hmm.tree import (
+    ContextStatistics,
+    DecisionTree,
+    dendrogram,
+    gaussian_log_likelihood,
+    grow_tree,
+    merge_clusters,
+    monophone_tree,
+    phonetic_questions,
+)
 
 FLOOR = 0.01
 
@@ -105,6 +113,6 @@ def test_tree_survives_json_and_statistics_merge_in_any_order():
     whole = ContextStatistics.of_frames(states, frames)
     parts = [ContextStatistics.of_frames(states[a:b], frames[a:b]) for a, b in ((0, 100), (100, 350), (350, 500))]
     for order in (parts, parts[::-1]):
-        found = ContextStatistics.merge(order)
-        np.testing.assert_array_equal(found.contexts, whole.contexts)
-        np.testing.assert_allclose(found.rows(), whole.rows(), rtol=1e-6, atol=1e-6)
+        merged = ContextStatistics.merge(order)
+        np.testing.assert_array_equal(merged.contexts, whole.contexts)
+        np.testing.assert_allclose(merged.rows(), whole.rows(), rtol=1e-6, atol=1e-6)

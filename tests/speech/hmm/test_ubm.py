@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from speech.hmm.gmm import DiagGmm
-from speech.hmm.statistics import GmmStatistics
-from speech.hmm.ubm import BackgroundModel, component_schedule
+from speech.hmm.gmm import DiagGmm, GmmStatistics
+from speech.hmm.ivector import BackgroundModel, component_schedule
 
 
 def generator(seed):
@@ -30,7 +29,7 @@ def drawn(model, frames, seed=0):
 
 def naive_posteriors(model, frames):
     """Posteriors [T, C] and log densities [T] frame by frame, by the formula."""
-    weights, means, variances = (one[0].double().numpy() for one in vars(model.gmm).values() if one.dim() > 1)
+    weights, means, variances = (tensor[0].double().numpy() for tensor in vars(model.gmm).values() if tensor.dim() > 1)
     scores = np.array(
         [
             [
@@ -70,12 +69,12 @@ def test_sums_do_not_depend_on_order_or_division():
 def test_em_raises_the_likelihood_and_finds_the_mixture():
     centres = torch.tensor([[[0.0, 1.0], [5.0, 3.0]]])
     truth = BackgroundModel(DiagGmm(torch.tensor([[0.6, 0.4]]), centres, torch.tensor([[[0.7, 0.4], [1.3, 0.9]]])))
-    frames, model, found = drawn(truth, 5000), BackgroundModel.standard(2), []
+    frames, model, likelihoods = drawn(truth, 5000), BackgroundModel.standard(2), []
     for size in component_schedule(2, 20):
         stats = model.accumulate(frames)
-        found.append((model.num_components, stats.average))
+        likelihoods.append((model.num_components, stats.average))
         model = model.updated(stats, size)
-    final = [likelihood for _, likelihood in found[-19:]]
+    final = [likelihood for _, likelihood in likelihoods[-19:]]
     assert all(later > earlier - 1e-6 for earlier, later in pairwise(final))
     assert model.accumulate(frames).average == pytest.approx(truth.accumulate(frames).average, abs=0.01)
     nearest = torch.cdist(truth.gmm.means[0], model.gmm.means[0]).min(1).values

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import torch
 
-from speech.hmm.align import viterbi
 from speech.hmm.gmm import DiagGmm
 from speech.hmm.graphs import state_graph, utterance_graph
 from speech.hmm.model import FeatureChain, HmmModel
 from speech.hmm.topology import PhoneSet, TransitionModel
 from speech.hmm.tree import ContextStatistics, DecisionTree, grow_tree, monophone_tree
 from speech.hmm.utterances import InMemoryUtterance
+from speech.hmm.viterbi import viterbi
 
 LEXICON = {
     "A": [("AH0",)],
@@ -74,16 +74,16 @@ def speech_like(rng: np.random.Generator, words: list[str], dim: int = 4) -> tor
 def corpus(count: int = 60, seed: int = 0, speakers: int = 2) -> list[InMemoryUtterance]:
     """Utterances of random words."""
     rng = np.random.default_rng(seed)
-    found = []
+    utterances = []
     for number in range(count):
         words = rng.choice(list(LEXICON), int(rng.integers(1, 5))).tolist()
         speaker = number % speakers
-        found.append(
+        utterances.append(
             InMemoryUtterance(
                 f"u{number:03}", f"s{speaker}", speech_like(rng, words) * (1 + 0.2 * speaker), tuple(words)
             )
         )
-    return found
+    return utterances
 
 
 BIGRAMS = {("<s>", "A"): 0.5, ("<s>", "TO"): 0.2, ("A", "TWO"): 0.3, ("TO", "AT"): 0.4, ("AT", "</s>"): 0.6}
@@ -114,15 +114,15 @@ def sentence_cost(words: tuple[str, ...]) -> float:
 
 def sentence_costs(model, scores, options=None):
     """The costs of all sentences of up to three words that take as many frames."""
-    found = {}
+    costs = {}
     for size in range(4):
         for words in itertools.product(LEXICON, repeat=size):
             graph = utterance_graph(PHONES, LEXICON, words, options, model.tree.context_dependent)
             states = state_graph(graph, model.tree, model.transitions)
             path = viterbi(states, scores, states.pdfs)
             if path is not None:
-                found[words] = sentence_cost(words) - path_score(states, scores, path)
-    return found
+                costs[words] = sentence_cost(words) - path_score(states, scores, path)
+    return costs
 
 
 def best_sentence(model, scores, options=None):

@@ -22,6 +22,7 @@ from speech.lexicon import (
     LexiconError,
     Pronunciation,
     build_lexicon,
+    formats,
     read_lexicon,
 )
 from speech.lexicon.arpabet import from_ipa
@@ -42,6 +43,15 @@ def parsed(text, format_="auto"):
     return parse_lines(text.encode().split(b"\n"), format_)
 
 
+@pytest.mark.parametrize("format_", ["kaldi", "kaldip", "cmudict", "mfa"])
+def test_sample_in_the_documentation_of_a_format_is_read(format_):
+    samples = dict(line.split(None, 1) for line in formats.__doc__.splitlines() if line.startswith("    "))
+    entries = parsed(samples[format_].replace("<tab>", "\t"), format_).entries
+    assert {word.upper(): [len(spoken.phones) for spoken in variants] for word, variants in entries.items()} == {
+        "READ": [3]
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "format_", "word", "pronunciations"),
     [
@@ -57,10 +67,10 @@ def parsed(text, format_="auto"):
     ],
 )
 def test_formats_are_detected_and_read(text, format_, word, pronunciations):
-    found = parsed(text)
-    assert (found.format, found.bad) == (format_, [])
-    assert [(one.phones, one.probability) for one in found.entries[word]] == pronunciations
-    assert parsed(text, format_).entries == found.entries
+    lexicon = parsed(text)
+    assert (lexicon.format, lexicon.bad) == (format_, [])
+    assert [(spoken.phones, spoken.probability) for spoken in lexicon.entries[word]] == pronunciations
+    assert parsed(text, format_).entries == lexicon.entries
 
 
 @pytest.mark.parametrize(
@@ -82,17 +92,17 @@ def test_formats_are_detected_and_read(text, format_, word, pronunciations):
 )
 def test_malformed_line_is_quarantined_with_its_number(text, format_, reason):
     good = {"kaldip": "good 1 G UH D", "mfa": "good\tG UH D"}.get(format_, "good G UH D")
-    found = parsed(f"{good}\n\n{text}\n", format_)
-    assert list(found.entries) == ["good"]
-    assert [(line.number, line.text) for line in found.bad] == [(3, text.strip())]
-    assert reason in found.bad[0].reason
-    assert found.lines == 2
+    lexicon = parsed(f"{good}\n\n{text}\n", format_)
+    assert list(lexicon.entries) == ["good"]
+    assert [(line.number, line.text) for line in lexicon.bad] == [(3, text.strip())]
+    assert reason in lexicon.bad[0].reason
+    assert lexicon.lines == 2
 
 
 def test_undecodable_bytes_are_quarantined():
-    found = parse_lines([b"a AH", b"caf\xe9 K AE F EY", b"\xef\xbb\xbfb B IY\r"], "kaldi")
-    assert list(found.entries) == ["a", "b"]
-    assert [(line.number, line.reason) for line in found.bad] == [(2, "it is not UTF-8")]
+    lexicon = parse_lines([b"a AH", b"caf\xe9 K AE F EY", b"\xef\xbb\xbfb B IY\r"], "kaldi")
+    assert list(lexicon.entries) == ["a", "b"]
+    assert [(line.number, line.reason) for line in lexicon.bad] == [(2, "it is not UTF-8")]
 
 
 words = st.text(st.characters(categories=["L"]), min_size=1, max_size=8).map(partial(normalize, "NFC"))
@@ -102,13 +112,15 @@ phones = st.lists(st.sampled_from(["AA1", "B", "ˈeɪ", "t͡s", "SIL"]), min_siz
 @given(st.dictionaries(words, st.lists(phones, min_size=1, max_size=3), min_size=1, max_size=8), st.booleans())
 @settings(max_examples=40)
 def test_kaldi_files_survive_a_round_trip(tmp_path_factory, entries, probabilities):
-    lexicon = Lexicon({word: [Pronunciation(tuple(one), None) for one in found] for word, found in entries.items()})
+    lexicon = Lexicon(
+        {word: [Pronunciation(tuple(phones), None) for phones in variants] for word, variants in entries.items()}
+    )
     path = tmp_path_factory.mktemp("lexicon") / "lexicon.txt"
     lexicon.write(path, probabilities)
-    found = read_lexicon(path, "kaldip" if probabilities else "kaldi")
-    assert not found.bad
-    assert {word: {one.phones for one in found.entries[word]} for word in found.entries} == {
-        word: {one.phones for one in lexicon[word]} for word in lexicon
+    again = read_lexicon(path, "kaldip" if probabilities else "kaldi")
+    assert not again.bad
+    assert {word: {spoken.phones for spoken in again.entries[word]} for word in again.entries} == {
+        word: {spoken.phones for spoken in lexicon[word]} for word in lexicon
     }
     assert os.listdir(path.parent) == [path.name]
 
@@ -120,13 +132,13 @@ def test_probabilities_are_relative_to_the_likeliest():
 
 
 def test_digest_depends_on_content_only():
-    one, other = Pronunciation(("A",), 0.5), Pronunciation(("B",))
-    digest = Lexicon({"a": [one, other], "b": [other]}).digest()
-    assert Lexicon({"b": [other], "a": [other, one, one]}).digest() == digest
+    first, other = Pronunciation(("A",), 0.5), Pronunciation(("B",))
+    digest = Lexicon({"a": [first, other], "b": [other]}).digest()
+    assert Lexicon({"b": [other], "a": [other, first, first]}).digest() == digest
     others = [
-        Lexicon({"a": [one], "b": [other]}),
+        Lexicon({"a": [first], "b": [other]}),
         Lexicon({"a": [Pronunciation(("A",)), other], "b": [other]}),
-        Lexicon({"a": [one, other], "b": [other]}, unknown="UNK"),
+        Lexicon({"a": [first, other], "b": [other]}, unknown="UNK"),
     ]
     assert len({digest, *(lexicon.digest() for lexicon in others)}) == 4
 
@@ -260,8 +272,8 @@ def test_unusable_files_are_named(tmp_path):
 def test_suspicious_entries_are_reported(tmp_path):
     usual = "".join(f"{word} {' '.join(word.upper())}\n" for word in ("blue", "green", "yellow", "orange", "purple"))
     text = usual + "... D AA T\nwashington W\nox O X O X O X O X O X\nred R E D\nred R E D\nword\n"
-    found = suspicions(from_file(tmp_path, text, {}, missing="unknown"))
-    assert {(one.kind, one.word) for one in found} == {
+    reported = suspicions(from_file(tmp_path, text, {}, missing="unknown"))
+    assert {(suspicion.kind, suspicion.word) for suspicion in reported} == {
         ("no letters", "..."),
         ("short", "washington"),
         ("long", "ox"),
@@ -269,8 +281,10 @@ def test_suspicious_entries_are_reported(tmp_path):
         ("quarantined", "word"),
     }
     many = "".join(f"{a}{b}{c} A B\n" for a in "abcdefghijk" for b in "abcdefghijk" for c in "abcdefghijk")
-    found = suspicions(from_file(tmp_path, many + "odd A Q\n", {}, missing="unknown"))
-    assert [(one.kind, one.word, one.detail) for one in found] == [("rare phone", "Q", "only in odd")]
+    reported = suspicions(from_file(tmp_path, many + "odd A Q\n", {}, missing="unknown"))
+    assert [(suspicion.kind, suspicion.word, suspicion.detail) for suspicion in reported] == [
+        ("rare phone", "Q", "only in odd")
+    ]
 
 
 def test_lexicon_is_chosen_by_kind():

@@ -68,13 +68,13 @@ class Brute:
         n_ = Counter(self.counts[n].values())
         try:
             y = n_[1] / (n_[1] + 2 * n_[2])
-            found = {k: k - (k + 1) * y * n_[k + 1] / n_[k] for k in (1, 2, 3)}
-            assert all(0 <= found[k] <= k for k in found)
+            amounts = {k: k - (k + 1) * y * n_[k + 1] / n_[k] for k in (1, 2, 3)}
+            assert all(0 <= amounts[k] <= k for k in amounts)
         except (ZeroDivisionError, AssertionError):
             if fallback is None:
                 raise ValueError("no discounts") from None
-            found = dict(zip((1, 2, 3), fallback, strict=True))
-        return found
+            amounts = dict(zip((1, 2, 3), fallback, strict=True))
+        return amounts
 
     def prob(self, word, context):
         """p(word | context), the context a tuple of at most order - 1 words."""

@@ -15,14 +15,14 @@ def zipf_sentences(count=300, words=40, seed=0):
     """Sentences in which the frequent words of a small vocabulary follow each other in a pattern."""
     chosen = random.Random(seed)
     weights = [1 / rank for rank in range(1, words + 1)]
-    found = []
+    sentences = []
     for _ in range(count):
         sentence = chosen.choices(range(words), weights, k=chosen.randint(1, 9))
         for at in range(1, len(sentence)):
             if chosen.random() < 0.4:
                 sentence[at] = (sentence[at - 1] * 7 + 1) % words
-        found.append([f"w{word}" for word in sentence])
-    return found
+        sentences.append([f"w{word}" for word in sentence])
+    return sentences
 
 
 def train_in_place(spec, text, folder):

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from speech.lm import KenlmModel, LmError, read_arpa, write_arpa
+from speech.lm import KenlmModel, LmError, arpa, read_arpa, write_arpa
 
 FALLBACK = (0.5, 1.0, 1.5)
 SMALL = r"""\data\
@@ -25,6 +25,14 @@ ngram 2=2
 
 \end\
 """
+
+
+def test_sample_in_the_documentation_is_read(tmp_path):
+    sample = "".join(f"{line.strip()}\n" for line in arpa.__doc__.splitlines() if line.startswith("    ") or not line)
+    (tmp_path / "lm.arpa").write_text(sample.replace("<tab>", "\t"))
+    model = read_arpa(tmp_path / "lm.arpa")
+    assert model.tables.counts == (4, 2)
+    assert model.sentence(["word"]) == pytest.approx([-0.30103, -0.47712], abs=1e-5)
 
 
 @pytest.mark.parametrize("order", [1, 2, 4])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from speech.lm import ClassConfig, ClassEstimator, LmError, Text, TextConfig
+from speech.lm.classes import Clustering, exchanged
 from speech.lm.counting import count_ngrams
 from speech.lm.encoding import encode_lines
-from speech.lm.exchange import Clustering, exchanged
 
 LINES = ["a x", "b x", "a y", "b y", "a x b y", "b y a", "c x", "x a", "y b y", "a x a y"]
 
@@ -25,8 +25,8 @@ def direct_likelihood(lines, words, classes):
     pairs, heads, tails, counts = Counter(), Counter(), Counter(), Counter()
     for line in lines:
         sentence = ["<s>", *line.split(), "</s>"]
-        for one, two in itertools.pairwise(sentence):
-            first, second = (int(classes[words.index(word)]) for word in (one, two))
+        for previous, two in itertools.pairwise(sentence):
+            first, second = (int(classes[words.index(word)]) for word in (previous, two))
             pairs[first, second] += 1
             heads[first] += 1
             tails[second] += 1
@@ -52,15 +52,15 @@ def test_gains_equal_the_change_of_the_likelihood(tmp_path):
     words, unigrams, bigrams = counted(lines, tmp_path)
     start = np.array([0, 1, 2, *[3 + at % 3 for at in range(len(words) - 3)]])
     for word in range(3, len(words)):
-        found = []
+        likelihoods = []
         for target in (3, 4, 5):
             moved = start.copy()
             moved[word] = target
-            found.append(Clustering(unigrams, bigrams, moved, 6).log_likelihood())
-            assert found[-1] == pytest.approx(direct_likelihood(lines, words, moved))
+            likelihoods.append(Clustering(unigrams, bigrams, moved, 6).log_likelihood())
+            assert likelihoods[-1] == pytest.approx(direct_likelihood(lines, words, moved))
         clustering = Clustering(unigrams, bigrams, start, 6)
         clustering.improve(word)
-        assert clustering.log_likelihood() == pytest.approx(max(found))
+        assert clustering.log_likelihood() == pytest.approx(max(likelihoods))
         fresh = Clustering(unigrams, bigrams, clustering.classes, 6)
         np.testing.assert_array_equal(clustering.pairs, fresh.pairs)
 

@@ -140,21 +140,21 @@ def test_special_words_in_the_text_are_refused(tmp_path):
 def test_scores_one_by_one_equal_scores_in_batches(make, sentences):
     model = make(sentences, 3, fallback=FALLBACK)
     for sentence in [*sentences[:20], ["w1", "unheard", "w2"], []]:
-        state, found = model.start, []
+        state, scores = model.start, []
         for word in [*model.words.indices(sentence), 2]:
             state, log_prob = model.score(state, int(word))
-            found.append(log_prob)
-        np.testing.assert_allclose(model.sentence(sentence), found, rtol=1e-9)
+            scores.append(log_prob)
+        np.testing.assert_allclose(model.sentence(sentence), scores, rtol=1e-9)
 
 
 def test_perplexity_counts_unknown_words_separately(make, sentences):
     model = make(sentences, 2, fallback=FALLBACK)
-    found = model.evaluate([["w1", "unheard"], ["w2"]])
+    perplexity = model.evaluate([["w1", "unheard"], ["w2"]])
     scores = [*model.sentence(["w1", "unheard"]), *model.sentence(["w2"])]
-    assert (found.sentences, found.words, found.unknown) == (2, 3, 1)
-    assert found.unknown_rate == pytest.approx(1 / 3)
-    assert found.with_unknown == pytest.approx(10 ** (-sum(scores) / 5))
-    assert found.without_unknown == pytest.approx(10 ** (-(sum(scores) - scores[1]) / 4))
+    assert (perplexity.sentences, perplexity.words, perplexity.unknown) == (2, 3, 1)
+    assert perplexity.unknown_rate == pytest.approx(1 / 3)
+    assert perplexity.with_unknown == pytest.approx(10 ** (-sum(scores) / 5))
+    assert perplexity.without_unknown == pytest.approx(10 ** (-(sum(scores) - scores[1]) / 4))
 
 
 def test_start_of_sentence_has_no_probability(make, sentences):

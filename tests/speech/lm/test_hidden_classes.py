@@ -18,7 +18,7 @@ def drawn(classes=2, seed=0):
     words = chosen.uniform(0.1, 1, (classes, WORDS))
     words[:, 1:3] = 0
     parts = chosen.uniform(0.1, 1, classes + 1), chosen.uniform(0.1, 1, (classes, classes + 1)), words
-    return HiddenClasses(*(one / one.sum(axis=-1, keepdims=True) for one in parts))
+    return HiddenClasses(*(table / table.sum(axis=-1, keepdims=True) for table in parts))
 
 
 def paths(model, sentence):
@@ -26,23 +26,25 @@ def paths(model, sentence):
     size = len(model.words)
     if not len(sentence):
         return {(): model.first[-1]}
-    found = {}
+    probabilities = {}
     for classes in itertools.product(range(size), repeat=len(sentence)):
         prob = model.first[classes[0]] * model.following[classes[-1], -1]
         for before, after in itertools.pairwise(classes):
             prob *= model.following[before, after]
-        found[classes] = prob * np.prod([model.words[at, word] for at, word in zip(classes, sentence, strict=True)])
-    return found
+        probabilities[classes] = prob * np.prod(
+            [model.words[at, word] for at, word in zip(classes, sentence, strict=True)]
+        )
+    return probabilities
 
 
 def expected(model, sentences):
     """Expected counts and log likelihood from the definition."""
-    counts, likelihood = HiddenClasses(*(np.zeros_like(one) for one in vars(model).values())), 0.0
+    counts, likelihood = HiddenClasses(*(np.zeros_like(table) for table in vars(model).values())), 0.0
     for sentence in sentences:
-        found = paths(model, sentence)
-        total = sum(found.values())
+        by_path = paths(model, sentence)
+        total = sum(by_path.values())
         likelihood += np.log(total)
-        for classes, prob in found.items():
+        for classes, prob in by_path.items():
             share = prob / total
             counts.first[classes[0] if classes else -1] += share
             for at, word in zip(classes, sentence, strict=True):
@@ -54,7 +56,9 @@ def expected(model, sentences):
     return counts, likelihood
 
 
-SENTENCES = [np.array(one, dtype=np.int64) for one in ([], [3], [3, 4, 5, 0], [5, 5], [4, 3, 4], [0], [5, 4, 3, 3, 5])]
+SENTENCES = [
+    np.array(numbers, dtype=np.int64) for numbers in ([], [3], [3, 4, 5, 0], [5, 5], [4, 3, 4], [0], [5, 4, 3, 3, 5])
+]
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3])
@@ -107,7 +111,7 @@ def test_very_long_sentences_do_not_underflow():
     sentence = np.tile([3, 4, 5], 700)
     model, likelihoods = estimated([sentence, sentence[:2]], WORDS, HiddenClassConfig(classes=2, iterations=3))
     assert np.isfinite(likelihoods).all()
-    assert all(np.isfinite(one).all() for one in vars(model).values())
+    assert all(np.isfinite(table).all() for table in vars(model).values())
 
 
 def test_damaged_file_is_an_error_with_a_remedy(tmp_path):

@@ -41,7 +41,7 @@ def test_workers_end_with_a_killed_parent(tmp_path):
     try:
         deadline = time.monotonic() + 120
         workers = []
-        while len([one for one in workers if "spawn_main" in " ".join(one.cmdline())]) < 2:
+        while len([process for process in workers if "spawn_main" in " ".join(process.cmdline())]) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.1)
             workers = psutil.Process(parent.pid).children(recursive=True)

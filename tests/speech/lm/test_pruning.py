@@ -19,14 +19,16 @@ def distribution(model, state):
 def direct_rise(model, order, place):
     """exp(D) - 1, with D summed over all words of the context with and without the n-gram."""
     first, _ = model.tables.bounds(order)
-    state, word = (int(one) for one in divmod(int(model.tables.keys[first + place]), len(model.words)))
+    state, word = (int(number) for number in divmod(int(model.tables.keys[first + place]), len(model.words)))
     before, shorter = distribution(model, state), distribution(model, int(model.tables.links[state - 1]))
     states, words = np.divmod(model.tables.keys, len(model.words))
     explicit = set(words[states == state].tolist()) - {word}
-    weight = (1 - sum(before[one] for one in explicit)) / (1 - sum(shorter[one] for one in explicit))
-    after = {one: before[one] if one in explicit else weight * shorter[one] for one in before}
+    weight = (1 - sum(before[follower] for follower in explicit)) / (
+        1 - sum(shorter[follower] for follower in explicit)
+    )
+    after = {follower: before[follower] if follower in explicit else weight * shorter[follower] for follower in before}
     assert sum(after.values()) == pytest.approx(1, abs=1e-5)
-    divergence = sum(p * (math.log(p) - math.log(after[one])) for one, p in before.items())
+    divergence = sum(p * (math.log(p) - math.log(after[follower])) for follower, p in before.items())
     return math.exp(10 ** history_log_probs(model)[state] * divergence) - 1
 
 

@@ -16,7 +16,6 @@ from speech.lm import (
     estimated_words,
     load,
 )
-from speech.lm.lmplz import lmplz_path
 from speech.tokens import TokenConfig, train_tokenizer
 
 
@@ -66,9 +65,11 @@ def test_estimate_writes_a_model_and_its_record(tmp_path, cfg, lines, in_place):
     assert (tmp_path / "lm" / WORDS).read_text().split() == list(model.words)[3:]
     assert MODEL_FILES.get(cfg.kind, arpa_of(cfg) or WORDS) in files
     assert record["protection"] == {"allowed": False, "length": 8, "sequences": 0, "too_short": 0}
-    found = model.evaluate(line.split() for line in lines[:20])
-    assert found.without_unknown == pytest.approx(record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5)
-    assert 2 < found.without_unknown < 12
+    perplexity = model.evaluate(line.split() for line in lines[:20])
+    assert perplexity.without_unknown == pytest.approx(
+        record["perplexity"]["valid"]["perplexity_without_unknown"], rel=1e-5
+    )
+    assert 2 < perplexity.without_unknown < 12
 
 
 def test_transcripts_can_be_excluded(tmp_path, cfg, lines, in_place):
@@ -171,7 +172,6 @@ def test_text_may_be_a_list_of_paths():
         {"discount_fallback": (2.0, 1.0, 1.0)},
         {"discount_fallback": (0.0, 2.1, 1.0)},
         {"discount_fallback": (0.0, -0.1, 1.0)},
-        {"lmplz": True, "smoothing": "witten-bell"},
         {"prune": 1.0},
         {"kind": "unigram", "order": 2},
     ],
@@ -184,14 +184,14 @@ def test_impossible_settings_are_refused(options):
 def test_possible_settings_are_kept_as_they_are():
     for options in (
         {"order": 12, "cutoffs": (0, 0, 1), "discount_fallback": (1.0, 2.0, 3.0)},
-        {"order": 3, "cutoffs": (1, 1, 1), "discount_fallback": (0.0, 0.0, 0.0), "lmplz": True},
+        {"order": 3, "cutoffs": (1, 1, 1), "discount_fallback": (0.0, 0.0, 0.0)},
         {"order": 1, "cutoffs": (), "discount_fallback": None, "smoothing": "witten-bell", "vocabulary": 1},
     ):
         kept = NgramConfig(**options).model_dump()
         assert kept == kept | options
     cfg = NgramConfig()
     assert (cfg.order, cfg.cutoffs, cfg.discount_fallback, cfg.vocabulary, cfg.prune) == (3, (), None, None, 0.0)
-    assert (cfg.compress, cfg.lmplz) == (False, False)
+    assert not cfg.compress
 
 
 def test_vocabulary_limit_and_pruning_reduce_model_size(tmp_path, lines):
@@ -205,9 +205,7 @@ def test_vocabulary_limit_and_pruning_reduce_model_size(tmp_path, lines):
     assert max(sizes[1][1], sizes[2][1]) < sizes[0][1]
 
 
-def test_missing_lmplz_is_named(tmp_path, lines, monkeypatch):
-    monkeypatch.delenv("LMPLZ", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert lmplz_path() is None
-    with pytest.raises(LmError, match="install KenLM"):
-        estimate(Sources(transcripts=lines), NgramConfig(lmplz=True), tmp_path)
+@pytest.mark.parametrize("value", [True, False])
+def test_option_lmplz_is_refused_with_the_remedy(value):
+    with pytest.raises(ValidationError, match="Starling estimates the same n-grams itself: remove it"):
+        Holder.model_validate({"lm": {"kind": "ngram", "lmplz": value}})

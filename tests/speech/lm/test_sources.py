@@ -9,7 +9,7 @@ import random
 import pytest
 
 from speech.lm import LmError, Text, TextConfig, Units
-from speech.lm.protection import Protection
+from speech.lm.sources import Protection
 from speech.text import NormalizerConfig
 
 TEST = "he was not an inclement man and he loved the sea"
@@ -43,8 +43,8 @@ def test_urls_and_patterns_are_read_in_order(tmp_path):
 def test_unusable_lines_are_counted_by_reason(tmp_path):
     lines = [b"good line", b"caf\xff", b"", b"...", "привет".encode(), b"another good line", b"x" * (1 << 20) + b"y"]
     (tmp_path / "t.txt").write_bytes(b"\n".join(lines))
-    found, counts = read([tmp_path / "t.txt"])
-    assert found == ["good line", "another good line"]
+    kept, counts = read([tmp_path / "t.txt"])
+    assert kept == ["good line", "another good line"]
     assert counts == {
         "files": 1, "lines": 7, "kept": 2, "undecodable": 1, "empty": 2, "outside-alphabet": 1, "too-long": 1
     }  # fmt: skip
@@ -65,12 +65,13 @@ def long_text():
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_damaged_archive_is_read_up_to_the_damage(tmp_path, pack):
+def test_damaged_archive_is_read_up_to_the_damage(tmp_path, pack, monkeypatch):
+    monkeypatch.setattr("speech.lm.sources._BLOCK_BYTES", 4000)
     ending = {gzip: "gz", bz2: "bz2", lzma: "xz"}[__import__(pack.__module__)]
     packed = pack(long_text())
     (tmp_path / f"t.{ending}").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "whole.txt").write_text("the next file\n")
-    lines, counts = read([tmp_path / f"t.{ending}", tmp_path / "whole.txt"], cfg={"block_bytes": 4000})
+    lines, counts = read([tmp_path / f"t.{ending}", tmp_path / "whole.txt"])
     assert counts["damaged"] == 1
     assert counts["files"] == 2
     assert lines[-1] == "the next file"
@@ -85,10 +86,11 @@ def test_path_without_files_is_named(tmp_path, path):
 
 
 @pytest.mark.parametrize("block_bytes", [1000, 1 << 20])
-def test_blocks_contain_whole_lines(tmp_path, block_bytes):
+def test_blocks_contain_whole_lines(tmp_path, block_bytes, monkeypatch):
+    monkeypatch.setattr("speech.lm.sources._BLOCK_BYTES", block_bytes)
     lines = [f"line number {'a' * (number % 97 + 1)} ends" for number in range(2000)]
     (tmp_path / "t.txt").write_text("\n".join(lines))
-    assert read([tmp_path / "t.txt"], cfg={"block_bytes": block_bytes})[0] == lines
+    assert read([tmp_path / "t.txt"])[0] == lines
 
 
 def test_transcripts_come_first_and_characters_include_a_space_symbol(tmp_path):

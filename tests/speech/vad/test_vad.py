@@ -140,7 +140,7 @@ def test_every_sample_of_speech_is_in_one_piece(parts, max_seconds, pause_s, pad
         for piece in cut(told(pause_s=pause_s, pad_s=pad_s), [(wave, RATE)], max_seconds)
     ]
     assert all(0 < length <= max_seconds * RATE for _, length in pieces)
-    assert all(one + length <= two for (one, length), (two, _) in pairwise(pieces))
+    assert all(start + length <= two for (start, length), (two, _) in pairwise(pieces))
     covered = torch.zeros(len(wave))
     for start, length in pieces:
         covered[start : start + length] += 1
@@ -153,8 +153,8 @@ def test_every_sample_of_speech_is_in_one_piece(parts, max_seconds, pause_s, pad
 @pytest.mark.parametrize("kind", DETECTORS)
 @pytest.mark.parametrize("samples", [0, 1, 100])
 def test_very_short_recordings_are_accepted(kind, samples):
-    found = build_vad(DETECTORS[kind]()).speech(torch.zeros(samples), 8000)
-    assert all(0 <= start < end <= samples for start, end in found)
+    speech = build_vad(DETECTORS[kind]()).speech(torch.zeros(samples), 8000)
+    assert all(0 <= start < end <= samples for start, end in speech)
 
 
 @pytest.mark.parametrize("rate", [8000, 16000, 22050])
@@ -163,8 +163,8 @@ def test_energy_detector_finds_speech_in_noise(rate):
     wave = 0.003 * torch.randn(4 * rate, generator=generator)
     wave[rate : 2 * rate] += 0.1 * torch.randn(rate, generator=generator)
     wave[3 * rate : int(3.5 * rate)] += 0.05 * torch.randn(rate // 2, generator=generator)
-    found = build_vad(EnergyConfig()).speech(wave, rate)
-    assert [edge / rate for interval in found for edge in interval] == pytest.approx([1, 2, 3, 3.5], abs=0.03)
+    speech = build_vad(EnergyConfig()).speech(wave, rate)
+    assert [edge / rate for interval in speech for edge in interval] == pytest.approx([1, 2, 3, 3.5], abs=0.03)
 
 
 def test_energy_detector_finds_speech_without_pauses():
@@ -249,12 +249,12 @@ def test_threads_find_the_same_speech(shared_data):
     vad = build_vad(SileroConfig())
     alone = [vad.speech(wave, 8000) for wave in waves]
     assert all(alone)
-    found = [[] for _ in waves]
+    by_thread = [[] for _ in waves]
     workers = [
-        threading.Thread(target=lambda n=n: found[n].extend(vad.speech(waves[n], 8000))) for n in range(len(waves))
+        threading.Thread(target=lambda n=n: by_thread[n].extend(vad.speech(waves[n], 8000))) for n in range(len(waves))
     ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert found == alone
+    assert by_thread == alone

@@ -163,8 +163,8 @@ class TestLhotseSets(LhotseContract):
             self.supervision("c-1", "11", "C", channel=[1], language="?"),
         ]
         (path / "mini_supervisions_train.jsonl.gz").write_bytes(gzip.compress(json_lines(rows).encode()))
-        found = [(u.channel, u.start, u.end, u.language) for u in self.open(path)]
-        assert found == [(1, 0.0, 0.5, "de"), (0, 0.0, None, "fr-CA"), (1, 1.0, 1.5, "en")]
+        segments = [(u.channel, u.start, u.end, u.language) for u in self.open(path)]
+        assert segments == [(1, 0.0, 0.5, "de"), (0, 0.0, None, "fr-CA"), (1, 1.0, 1.5, "en")]
 
     def test_truncated_archive_is_a_problem(self, path):
         file = path / "mini_supervisions_train.jsonl.gz"

@@ -168,8 +168,8 @@ class TestKaldi(CorpusContract):
         }
         for name, content in files.items():
             (tmp_path / name).write_text(content)
-        found = [(u.id, Path(u.audio).name, u.channel) for u in self.open(tmp_path)]
-        assert found == [("a", "call.wav", 0), ("b", "call.wav", 1)]
+        sides = [(u.id, Path(u.audio).name, u.channel) for u in self.open(tmp_path)]
+        assert sides == [("a", "call.wav", 0), ("b", "call.wav", 1)]
 
     def test_first_of_two_recordings_with_one_id_is_used(self, tmp_path):
         for name in ("first.wav", "second.wav"):
@@ -231,9 +231,9 @@ class TableContract(CorpusContract):
         row = {"id": "x", "audio": "wav/11-1-0000.flac", "text": "T", "speaker": "s", "domain": "d", "language": "de"}
         row |= {"split": "test", "sample_rate": 8000, "start": 1.5, "duration": 2.0, "channel": 1}
         self.write(path, [row])
-        (found,) = self.open(path, domain="ignored", corpus="c")
+        (utterance,) = self.open(path, domain="ignored", corpus="c")
         audio = str(path.parent / "wav" / "11-1-0000.flac")
-        assert found == Utterance("x", audio, "T", "s", "c", "d", "de", 2.0, 8000, 1.5, 3.5, 1, "test")
+        assert utterance == Utterance("x", audio, "T", "s", "c", "d", "de", 2.0, 8000, 1.5, 3.5, 1, "test")
 
     @pytest.mark.parametrize(("field", "value"), [("duration", "long"), ("start", "-1"), ("end", "inf"), ("end", "0")])
     def test_bad_numbers_are_problems(self, path, field, value):

@@ -100,8 +100,8 @@ def fetch(server, folder, **options):
 
 def test_archive_is_downloaded_unpacked_and_marked(server, tmp_path):
     seen = []
-    found = fetch(server, tmp_path, on_progress=lambda *state: seen.append(state))
-    assert (found["kind"], found["path"]) == ("librispeech", str(tmp_path / "tiny" / "S"))
+    fetched = fetch(server, tmp_path, on_progress=lambda *state: seen.append(state))
+    assert (fetched["kind"], fetched["path"]) == ("librispeech", str(tmp_path / "tiny" / "S"))
     assert (tmp_path / "tiny" / "S" / "d" / "1" / "2" / "1-2.trans.txt").read_bytes() == b"1-2-0000 HELLO\n"
     marker = json.loads((tmp_path / "tiny" / ".d.completed").read_text())
     assert (marker["files"], marker["url"]) == (2, server.url)

@@ -68,19 +68,19 @@ class ExampleContract(LayoutContract):
         utterances = list(reader)
         assert len(utterances) >= 2
         assert reader.problems == []
-        assert all(one.id and one.text for one in utterances)
-        assert len({one.id for one in utterances}) == len(utterances)
-        assert len({one.audio for one in utterances}) > 1
-        assert all(one.start < (one.end or SECONDS) <= SECONDS for one in utterances)
+        assert all(utterance.id and utterance.text for utterance in utterances)
+        assert len({utterance.id for utterance in utterances}) == len(utterances)
+        assert len({utterance.audio for utterance in utterances}) > 1
+        assert all(utterance.start < (utterance.end or SECONDS) <= SECONDS for utterance in utterances)
 
     def test_layout_with_sets_tells_them(self, path):
-        assert not reader_class(self.kind).HAS_SETS or any(one.split for one in self.open(path))
+        assert not reader_class(self.kind).HAS_SETS or any(utterance.split for utterance in self.open(path))
 
     def test_lost_audio_loses_its_own_utterances_only(self, path):
         reader = self.open(path)
         first, *others = list(reader)
         (path if path.is_dir() else path.parent).joinpath(first.audio).unlink()
-        assert list(reader) == [one for one in others if one.audio != first.audio]
+        assert list(reader) == [utterance for utterance in others if utterance.audio != first.audio]
 
 
 globals().update({f"Test_{kind}": type(f"Test_{kind}", (ExampleContract,), {"kind": kind}) for kind in READERS})

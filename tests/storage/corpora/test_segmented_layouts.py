@@ -154,8 +154,8 @@ class TestSwitchboard(CorpusContract):
         }
 
     def test_sides_are_channels(self, path):
-        found = [(u.channel, u.start, u.end) for u in self.open(path)]
-        assert found[2:4] == [(0, 2.0, 2.5), (1, 0.0, 0.5)]
+        sides = [(u.channel, u.start, u.end) for u in self.open(path)]
+        assert sides[2:4] == [(0, 2.0, 2.5), (1, 0.0, 0.5)]
         assert {u.domain for u in self.open(path)} == {"switchboard"}
 
     @pytest.mark.parametrize(
@@ -280,9 +280,9 @@ class TestGigaSpeech(CorpusContract):
         audios[1]["segments"][2]["subsets"] = ["{TEST}"]
         audios[1]["source"] = "podcast"
         self.write(path.parent, audios)
-        found = list(open_corpus("auto", str(path.parent)))
-        assert [u.split for u in found] == ["train", "valid", "train", "train", "train", "test"]
-        assert [u.domain for u in found] == [""] * 3 + ["podcast"] * 3
+        utterances = list(open_corpus("auto", str(path.parent)))
+        assert [u.split for u in utterances] == ["train", "valid", "train", "train", "train", "test"]
+        assert [u.domain for u in utterances] == [""] * 3 + ["podcast"] * 3
         assert [u.id for u in self.open(path, subset="S")] == ["11-1-0000"]
 
     def test_punctuation_tags_are_replaced(self, path):

@@ -109,7 +109,9 @@ def test_training_has_converged_below_half_the_loss_of_chance():
 def test_learning_rates_are_tried_outwards_while_the_loss_falls(results, losses, tried):
     runs = plans.Sweep().runs(64, plans.Choice("scpsgd"))
     fill(results, runs, losses)
-    assert [runs.index(Run(**{**one["run"], "options": ()})) for one in plans.sweep(runs, results, Counted())] == tried
+    assert [
+        runs.index(Run(**{**record["run"], "options": ()})) for record in plans.sweep(runs, results, Counted())
+    ] == tried
 
 
 def test_time_to_a_loss_is_that_of_the_first_evaluation_below_it():
@@ -160,9 +162,9 @@ def test_other_seeds_use_the_best_learning_rate(results):
     fill(results, runs[:2], [None, None])
     assert plans.seeds(sweep, 256, method, results) == []
     fill(results, runs[2:4], [0.3, 0.2])
-    found = plans.seeds(sweep, 256, method, results)
-    assert [(run.seed, run.lr) for run in found] == [(seed, runs[3].lr) for seed in plans.SEEDS]
-    fill(results, found[1:], [0.5, None])
+    repeated = plans.seeds(sweep, 256, method, results)
+    assert [(run.seed, run.lr) for run in repeated] == [(seed, runs[3].lr) for seed in plans.SEEDS]
+    fill(results, repeated[1:], [0.5, None])
     (row,) = report.seed_rows(results)
     assert (row["loss"], row["errors"]) == ("0.20 / 0.50 / –", "5.0 / 12.5 / –")
 
@@ -196,7 +198,7 @@ def test_slow_learner_is_compared_with_equal_ones_at_the_same_rate(results):
 
 def test_newcomers_are_evaluated_in_the_epoch_after_joining(results):
     runs = plans.newcomers(plans.NEWCOMER_RECIPES[0], 4, "weights")
-    assert [one.rank for one in runs[0].cluster.joins] == [4, 5, 6, 7]
+    assert [join.rank for join in runs[0].cluster.joins] == [4, 5, 6, 7]
     at = runs[0].join_s
     looks = [(-1, 9.75, 9.0, 9.0), (1, 10.0, 0.1, 0.001), (5, 11.0, 0.3, 0.002), (9, 11.25, 9.0, 9.0)]
     results.add(outcome(runs[0], 0.05, curve=[[at + s, epochs, loss, 0.1, far] for s, epochs, loss, far in looks]))
@@ -245,6 +247,6 @@ def test_pictures_are_drawn(results, tmp_path):
 
     paths = draw(Results(experiments.RESULTS), tmp_path)
     assert [path.name for path in paths] == [
-        f"experiment-{one}.png" for one in ("headline", "rates", "strategies", "rings")
+        f"experiment-{figure}.png" for figure in ("headline", "rates", "strategies", "rings")
     ]
     assert all(path.stat().st_size > 10_000 for path in paths)

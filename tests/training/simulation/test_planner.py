@@ -6,6 +6,7 @@ import pytest
 
 from training.simulation.planner import PlanRequest, Prediction, plan, predict, recommend
 from training.strategies.gossip import GossipConfig
+from training.strategies.pipeline import LayerPipelineConfig
 from training.strategies.registry import STRATEGIES
 from training.strategies.synchronous import ScpsgdConfig
 
@@ -15,21 +16,21 @@ def request(**changes):
     return PlanRequest.model_validate(values | changes)
 
 
-def find(found, strategy):
-    return next(one for one in found.predictions if one.strategy == strategy)
+def find(result, strategy):
+    return next(prediction for prediction in result.predictions if prediction.strategy == strategy)
 
 
 def test_homogeneous_fast_cluster_gets_synchronous_training():
-    found = plan(request(nodes=4, link_gbit=100))
-    assert found.choice in ("d1d", "scpsgd")
-    assert find(found, "d1d").efficiency > 0.95
+    result = plan(request(nodes=4, link_gbit=100))
+    assert result.choice in ("d1d", "scpsgd")
+    assert find(result, "d1d").efficiency > 0.95
 
 
 def test_heterogeneous_learners_get_an_asynchronous_strategy():
-    found = plan(request(nodes=8, link_gbit=100, slow=(10.0,)))
-    assert found.choice == "adpsgd"
-    assert "unevenly fast" in found.reason
-    assert find(found, "adpsgd").epoch_s < 0.2 * find(found, "scpsgd").epoch_s
+    result = plan(request(nodes=8, link_gbit=100, slow=(10.0,)))
+    assert result.choice == "adpsgd"
+    assert "unevenly fast" in result.reason
+    assert find(result, "adpsgd").epoch_s < 0.2 * find(result, "scpsgd").epoch_s
 
 
 def test_many_heterogeneous_learners_get_random_neighbours():
@@ -43,8 +44,8 @@ def test_many_heterogeneous_learners_get_random_neighbours():
 
 
 def test_fast_nodes_on_slow_links_get_super_learners():
-    found = plan(request(nodes=4, gpus_per_node=4, link_gbit=1))
-    assert found.choice.startswith("h-adpsgd")
+    result = plan(request(nodes=4, gpus_per_node=4, link_gbit=1))
+    assert result.choice.startswith("h-adpsgd")
     fast = request(nodes=4, gpus_per_node=4, link_gbit=25)
     grouped, single = (
         predict(fast, name, name, STRATEGIES[name].config(neighbours="random-ring", per_step=1))
@@ -75,15 +76,19 @@ SPLIT = {"nodes": 2, "gpus_per_node": 4, "layers": 12, "border_mb": 8.0, "link_g
 
 
 def test_pipeline_is_predicted_if_layers_and_frames_are_known():
-    found = find(planned(**SPLIT), "pipeline")
+    prediction = find(planned(**SPLIT), "pipeline")
     # four micro-batches for each of eight stages: (32 + 7) / 32, and little on such links
-    assert found.efficiency == pytest.approx(32 / 39, rel=0.05)
-    assert (found.staleness, found.averaged) == (0, 1)
+    assert prediction.efficiency == pytest.approx(32 / 39, rel=0.05)
+    assert (prediction.staleness, prediction.averaged) == (0, 1)
     # the middle machines' border carries all hidden frames, and their gradients the other way
-    assert found.nic_gb == pytest.approx(8e-3 * 960 * 3600 / 100)
-    slow = find(plan(request(**SPLIT, slow=(10.0,))), "pipeline")
-    assert slow.epoch_s > 7 * found.epoch_s
-    assert find(plan(request(**SPLIT, losses_per_day=200)), "pipeline").epoch_s > 1.1 * found.epoch_s
+    assert prediction.nic_gb == pytest.approx(8e-3 * 960 * 3600 / 100)
+    config = LayerPipelineConfig(micro_batches=32)
+    slow, deadly = (
+        predict(request(**SPLIT, **changes), "pipeline", "pipeline", config)
+        for changes in ({"slow": (10.0,)}, {"losses_per_day": 200})
+    )
+    assert slow.epoch_s > 7 * prediction.epoch_s
+    assert deadly.epoch_s > 1.1 * prediction.epoch_s
 
 
 @pytest.mark.parametrize(
@@ -91,13 +96,13 @@ def test_pipeline_is_predicted_if_layers_and_frames_are_known():
     [
         ({"layers": 0}, "give the model's --layers and --border-mb, or --measure"),
         ({"border_mb": 0}, "give the model's --layers and --border-mb, or --measure"),
-        ({"layers": 7}, "8 learners need as many layers, and the model has 7"),
+        ({"layers": 1}, "2 learners need as many layers, and the model has 1"),
     ],
 )
 def test_unpredictable_pipeline_is_left_out_with_the_reason(changes, why):
-    found = plan(request(**(SPLIT | changes)))
-    assert found.left_out == {"pipeline": why}
-    assert "pipeline" not in {one.strategy for one in found.predictions}
+    result = plan(request(**(SPLIT | {"gpus_per_node": 1} | changes)))
+    assert result.left_out == {"pipeline": why}
+    assert "pipeline" not in {prediction.strategy for prediction in result.predictions}
     assert planned(**SPLIT).left_out == planned().left_out == {}
 
 
@@ -107,6 +112,6 @@ def test_more_slow_learners_than_learners_are_refused():
 
 
 def test_a_plan_is_json():
-    found = plan(request(nodes=2)).to_dict()
-    assert set(found) == {"rows", "recommendation", "left_out"}
-    assert found["rows"][0]["epoch_s"] <= found["rows"][-1]["epoch_s"]
+    document = plan(request(nodes=2)).to_dict()
+    assert set(document) == {"rows", "recommendation", "left_out"}
+    assert document["rows"][0]["epoch_s"] <= document["rows"][-1]["epoch_s"]

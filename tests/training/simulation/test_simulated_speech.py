@@ -20,10 +20,10 @@ def job(corpus, tmp_path_factory):
 
 def gradients(problem):
     jobs = [Job(problem.replica(), BatchLease(number, 0), number, 0) for number in range(3)]
-    for number, one in enumerate(jobs):
-        one.replica.weights.mul_(1 + 0.1 * number)
+    for number, job in enumerate(jobs):
+        job.replica.weights.mul_(1 + 0.1 * number)
     weights = problem.gradients(jobs)
-    return torch.stack([one.replica.grads for one in jobs]), weights
+    return torch.stack([job.replica.grads for job in jobs]), weights
 
 
 def test_batched_gradients_of_replicas_equal_separate_ones(job):
@@ -36,7 +36,7 @@ def test_batched_gradients_of_replicas_equal_separate_ones(job):
 def test_simulated_learners_learn_the_words(job, strategy):
     problem = Speech(job, 2)
     outcome = Simulation(Cluster(learners=2), strategy, problem, observe=1).run()
-    losses = [one.figures["loss"] for one in outcome.observations]
+    losses = [observation.figures["loss"] for observation in outcome.observations]
     assert losses[-1] < 0.5 * problem.evaluate(problem.replica().weights)["loss"]
     assert 0 <= outcome.figures["wer"] <= 1
     assert len(losses) == 7
@@ -68,6 +68,6 @@ def test_copied_problem_reuses_batches_without_reading_them(job, monkeypatch):
     first = Speech(job, 2)
     expected = gradients(first)
     monkeypatch.setattr("tasks.simulated_speech.open_set", None)
-    found = gradients(Speech(job, 2, like=first))
-    assert torch.equal(found[0], expected[0])
-    assert found[1] == expected[1]
+    second = gradients(Speech(job, 2, like=first))
+    assert torch.equal(second[0], expected[0])
+    assert second[1] == expected[1]

@@ -10,7 +10,7 @@ from regression import Regression
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from training.simulation import Activations, Cluster, MembershipChange, Timing, simulate
-from training.simulation.pipeline_stages import Pass, schedule
+from training.simulation.pipeline import Pass, schedule
 from training.strategies.base import StrategyError
 from training.strategies.blocks import MaConfig
 from training.strategies.pipeline import LayerPipelineConfig
@@ -150,18 +150,18 @@ def test_the_weights_are_those_of_synchronous_sgd(momentum, batches):
         def rate(self, progress):
             return 0.2 / (1 + progress)
 
-    found = []
+    passes = []
     for strategy in ("pipeline", "scpsgd"):
         problem = Annealed(batches=batches, epochs=2, momentum=momentum)
-        found.append(simulate(Cluster(learners=4), strategy, problem))
+        passes.append(simulate(Cluster(learners=4), strategy, problem))
         assert sorted(problem.seen) == [(epoch, number) for epoch in range(2) for number in range(batches)]
-    torch.testing.assert_close(found[0].weights, found[1].weights, rtol=1e-5, atol=1e-6)
-    row = found[0].row("none", 2.4)
-    assert set(row) == set(found[1].row("none", 2.4))
+    torch.testing.assert_close(passes[0].weights, passes[1].weights, rtol=1e-5, atol=1e-6)
+    row = passes[0].row("none", 2.4)
+    assert set(row) == set(passes[1].row("none", 2.4))
     assert (row["strategy"], row["staleness"], row["consensus"]) == ("pipeline", 0, 0)
-    assert row["loss"] == pytest.approx(found[1].figures["loss"], rel=1e-4)
+    assert row["loss"] == pytest.approx(passes[1].figures["loss"], rel=1e-4)
     first = 4 * -(-batches // 4) / batches  # the step that ends the first epoch
-    assert [look["epochs"] for look in found[0].curve()] == pytest.approx([first, 2, 2])
+    assert [look["epochs"] for look in passes[0].curve()] == pytest.approx([first, 2, 2])
 
 
 def test_single_learner_is_plain_sgd():

@@ -8,7 +8,9 @@ from training.simulation import Cluster, MembershipChange, Simulation, Timing
 from training.strategies.blocks import BmufConfig, MaConfig
 from training.strategies.gossip import GossipConfig
 from training.strategies.onebit import OneBitConfig
+from training.strategies.pairs import PairsConfig
 from training.strategies.registry import METHODS, find_method
+from training.strategies.requests import Mix
 from training.strategies.servers import EasgdConfig
 from training.strategies.synchronous import ScpsgdConfig, SdpsgdConfig
 
@@ -164,7 +166,7 @@ def test_a_warm_up_of_an_epoch_is_synchronous_sgd_for_exactly_that_long(name, co
         config = METHODS[strategy].config(**more)
         problem = Regression(batches=batches, epochs=2, momentum=0.9)
         outcome = Simulation(Cluster(learners=4), strategy, problem, config, observe=batches).run()
-        looks.append([one.figures["loss"] for one in outcome.observations])
+        looks.append([observation.figures["loss"] for observation in outcome.observations])
     same = [one == other for one, other in zip(*looks, strict=True)]
     # looks come before the update of their step, whose weights the next step's first look sees
     last = 4 * -(-batches // 4) + 4
@@ -249,3 +251,33 @@ def test_gossip_conserves_the_sum_of_all_gradient_steps(neighbours):
 def test_strategies_without_options_have_valid_defaults():
     assert ScpsgdConfig() == find_method("scpsgd").config()
     assert OneBitConfig().block % 8 == 0
+
+
+def test_pairs_of_two_learners_are_model_averaging():
+    close(simulate("pairs", learners=2, config=PairsConfig(tau=3)), simulate("ma", learners=2, config=MaConfig(tau=3)))
+
+
+@pytest.mark.parametrize("learners", [3, 4, 7, 8])
+def test_every_round_pairs_all_learners_at_random_and_one_of_an_odd_number_stays_alone(learners):
+    ranks, seen = range(10, 10 + learners), set()
+    for number in range(12):
+        op = Mix(torch.zeros(1), "pairs", number=number)
+        groups = {rank: op.group(rank, ranks) for rank in ranks}
+        assert all(rank in group and groups[other] == group for rank, group in groups.items() for other in group)
+        assert sorted(len(group) for group in groups.values()) == [1] * (learners % 2) + [2] * (learners // 2 * 2)
+        seen |= {tuple(group) for group in groups.values() if len(group) == 2}
+    assert len(seen) > learners // 2
+
+
+@pytest.mark.parametrize("graph", ["ring", "complete", "pairs"])
+def test_learners_that_are_rounds_ahead_end_with_the_last_vector_of_a_slow_one(graph):
+    name, config = ("pairs", PairsConfig(tau=2)) if graph == "pairs" else ("sdpsgd", SdpsgdConfig(graph=graph))
+    outcome = simulate(name, learners=8, problem=Regression(batches=120), config=config, slow={0: 10.0}, jitter=0.3)
+    assert sum(outcome.steps) == 120
+
+
+@pytest.mark.parametrize("rank", range(5))
+def test_neighbours_on_the_ring_and_on_the_complete_graph(rank):
+    ring, complete = (Mix(torch.zeros(1), graph).group(rank, range(5)) for graph in ("ring", "complete"))
+    assert ring == sorted({(rank - 1) % 5, rank, (rank + 1) % 5})
+    assert complete == [0, 1, 2, 3, 4]

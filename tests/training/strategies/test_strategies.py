@@ -94,7 +94,7 @@ def test_newcomers_of_synchronous_strategies_start_with_equal_weights(name, link
     cluster = Cluster(learners=4, joins=joins, link_gbit=link_gbit, jitter=0.2)
     problem = Regression(batches=80, momentum=0.9)
     outcome = Simulation(cluster, name, problem, observe=40).run()
-    assert max(one.consensus for one in outcome.observations) < 1e-6
+    assert max(observation.consensus for observation in outcome.observations) < 1e-6
 
 
 def test_newcomer_of_bmuf_receives_model_momentum_and_block():
@@ -151,7 +151,7 @@ def test_bytes_sent_match_the_strategy_facts(name):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_bytes_sent_after_blocks_match_the_strategy_facts(name):
     config = METHODS[name].config(tau=10)
-    simulation = Simulation(Cluster(learners=8), name, Timing(batches=100 * 8, num_bytes=1e6), config)
+    simulation = Simulation(Cluster(learners=8), name, Timing(batches=400 * 8, num_bytes=1e6), config)
     expected = METHODS[name].facts.sent(8, 1e6, config)
     assert simulation.run().bytes_per_step == pytest.approx(expected, rel=0.12)
 
@@ -174,10 +174,9 @@ def test_replicas_are_equal_where_the_program_averages_gradients_as_they_are_com
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_program_says_what_one_chooses_by(name):
-    said = " ".join(METHODS[name].program.__doc__.split())
-    for word in (r"Synchronizes ", r"[Ss]ends ", r"Staleness", r"slow", r"dead "):
-        assert re.search(word, said), word
+def test_what_one_chooses_by_stands_in_the_facts_alone(name):
+    said = METHODS[name].program.__doc__
+    assert not re.search(r"Synchronizes|Sends|Staleness \d|[Aa]ll wait", said)
 
 
 def test_single_and_pipeline_use_the_program_of_scpsgd():

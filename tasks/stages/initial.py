@@ -1,0 +1,250 @@
+"""The model that a training begins with: looked up when a run begins, and the same until its end.
+
+`train.init` names it; without, a pretrained kind of model begins with what `model.source` names.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import torch
+from mlflow.exceptions import MlflowException
+from typing_extensions import override
+
+from recognition.bundle import SPEC, WEIGHTS, BundleSpec
+from recognition.data.dataset import check_vocabulary
+from recognition.initial_weights import (
+    SourceModel,
+    Transfer,
+    check_source,
+    open_source,
+    transfer_weights,
+)
+from recognition.pretrained import PretrainedModel, check_pretrained, read_pretrained
+from speech.models import ModelConfig, PretrainedConfig
+from speech.tokens import BLANK_SYMBOL, TokenConfig, TokenError, Tokenizer, tokenizer_from_dict, train_tokenizer
+from storage.batching import derive_seed
+from storage.objects import ObjectMissingError, ObjectStore
+from tasks.config.model_names import registered_uri
+from tasks.stages import progress
+from tasks.stages.base import Run, StageError
+from tasks.tracking.fetching import download_bundle
+from tasks.tracking.known_models import model_names
+from tasks.tracking.registry import get_version, version_of
+from tasks.tracking.runs import client
+
+INITIAL_TAG = "starling.initial"
+"""Tag of an MLflow run and of a version: the model that the training began with."""
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """The model that a run's training begins with.
+
+    Attributes:
+        given: What the configuration says.
+        name: What that was when the run began: `models:/NAME/VERSION`, or a folder or URL; empty if a first run has no
+            champion yet.
+    """
+
+    given: str
+    name: str
+
+    @cached_property
+    def source(self) -> SourceModel:
+        """The model itself; fetched from the registry or the object store at first use."""
+        if self.name.startswith("models:/"):
+            return open_source(download_bundle(self.name), self.name)
+        if "://" not in self.name:
+            return open_source(Path(self.name), self.name)
+        store = ObjectStore(self.name)
+        with TemporaryDirectory(prefix="starling-initial-") as folder:
+            for file in (WEIGHTS, SPEC):
+                try:
+                    store.fetch_into(file, Path(folder) / file)
+                except ObjectMissingError as error:
+                    raise StageError(f"train.init: {self.name} is no bundle, it has no {file}: give another") from error
+            return open_source(Path(folder), self.name)
+
+
+@dataclass(frozen=True)
+class PretrainedSource(InitialModel):
+    """The pretrained model that `model.source` names, as the one that training begins with."""
+
+    known: SourceModel
+
+    @property
+    @override
+    def source(self) -> SourceModel:  # type: ignore[override]
+        return self.known
+
+
+def pretrained_model(run: Run) -> PretrainedModel | None:
+    """The pretrained model that `model.source` names, read once in a run; None for models of other kinds.
+
+    Raises:
+        StageError: If it cannot be used, or was trained on other features.
+    """
+    model = run.config.model
+    if not isinstance(model, PretrainedConfig) or not model.source:
+        return None
+    if run.pretrained is None:
+        try:
+            check_pretrained(model, run.config.features, run.config.data.sample_rate, run.cache_folder)
+            run.pretrained = read_pretrained(model, run.cache_folder)
+        except ValueError as error:
+            raise StageError(str(error)) from error
+    found: PretrainedModel = run.pretrained
+    return found
+
+
+def model_config(run: Run) -> ModelConfig:
+    """The model's configuration with all its sizes: those of a pretrained one come with it.
+
+    Raises:
+        StageError: If the pretrained model cannot be used.
+    """
+    model, found = run.config.model, pretrained_model(run)
+    if found is None:
+        return model
+    assert isinstance(model, PretrainedConfig)
+    try:
+        return found.sized(model)
+    except ValueError as error:
+        raise StageError(str(error)) from error
+
+
+def initial_model(run: Run) -> InitialModel | None:
+    """The model that a run's training begins with; None if it begins with random weights.
+
+    An alias is looked up once in a run, so that a champion that changes meanwhile does not mix two models.
+
+    Raises:
+        StageError: If there is no such model, or the registry does not answer.
+    """
+    given = run.config.train.init
+    if not given:
+        pretrained, sized = pretrained_model(run), model_config(run)
+        if pretrained is None:
+            return None
+        assert isinstance(sized, PretrainedConfig)
+        return PretrainedSource("", pretrained.name, pretrained.source_model(sized))
+    if run.initial is None or run.initial.given != given:
+        run.initial = InitialModel(given, _looked_up(given, run.config.model_name))
+    found: InitialModel = run.initial
+    return found if found.name else None
+
+
+def begins_with(run: Run) -> dict[str, str]:
+    """What was given as the model that training begins with, what that was, and its digest; empty without one."""
+    found = initial_model(run)
+    return {"given": found.given, "model": found.name, "digest": found.source.digest} if found else {}
+
+
+def initial_tags(run: Run) -> dict[str, str]:
+    """The tag of an MLflow run or a version that tells which model its training began with."""
+    found = initial_model(run)
+    return {INITIAL_TAG: found.name} if found else {}
+
+
+def _looked_up(given: str, own: str) -> str:
+    uri = registered_uri(given, own)
+    if not uri:
+        return given
+    name, _, alias = uri.removeprefix("models:/").partition("@")
+    api = client()
+    try:
+        if not alias:
+            name, _, version = name.partition("/")
+            return f"models:/{name}/{get_version(api, name, version).version}"
+        if (found := version_of(api, name, alias)) is not None:
+            return f"models:/{name}/{found.version}"
+        known = model_names(api)
+    except MlflowException as error:
+        raise StageError(f"train.init: {given} cannot be looked up in the model registry: {error}") from error
+    except ValueError as error:
+        raise StageError(f"train.init: {error}") from error
+    if name == own and name not in known:  # a nightly run's first night
+        progress.announce("train", f"{name} has no version yet: training begins with random weights")
+        return ""
+    raise StageError(
+        f"train.init: {name} has no version with the alias @{alias}: give NAME/VERSION, or make one champion with "
+        f"`starling promote {name}`"
+        if name in known
+        else f"train.init: the registry has no model {name}; it has {', '.join(known) or 'none'}: give one of them"
+    )
+
+
+# --- what the new model keeps of it
+
+
+def initial_tokens(run: Run, texts: Callable[[], Iterable[str]]) -> dict[str, Any]:
+    """The tokens of a run's model: those of the model that it begins with, or those of its training transcripts.
+
+    Args:
+        run: The run.
+        texts: Yields the training transcripts; called anew for each pass over them.
+
+    Raises:
+        StageError: If the transcripts have symbols that the kept tokens do not have.
+    """
+    found, choice = initial_model(run), run.config.train.init_tokens
+    known = found.source.tokenizer if found else None
+    if known is None or choice == "data" or run.config.system.targets != "tokens":
+        return train_tokenizer(run.config.tokens, texts()).to_dict()
+    assert found is not None
+    if choice == "extended":
+        return _extended(known, texts(), found.name).to_dict()
+    try:
+        check_vocabulary(known, pa.array(texts(), pa.string()))
+    except TokenError as error:
+        raise StageError(
+            f"train.init: {error}. These are the tokens of {found.name}: set train.init_tokens to extended, which adds "
+            "what is missing, or to data, which takes those of the training transcripts"
+        ) from error
+    return known.to_dict()
+
+
+def _extended(known: Tokenizer, texts: Iterable[str], name: str) -> Tokenizer:
+    """Tokens with those of transcripts behind them that are new."""
+    value = known.to_dict()
+    if "symbols" not in value:
+        raise StageError(
+            f"train.init_tokens is extended, and the {known.kind} tokens of {name} cannot be: use source, or data"
+        )
+    found = train_tokenizer(TokenConfig.model_validate({"kind": known.kind, "vocab_size": 1 << 30}), texts)
+    new = [symbol for symbol in found.symbols if symbol not in {*known.symbols, BLANK_SYMBOL}]
+    return tokenizer_from_dict(value | {"symbols": [*known.symbols, *new]})
+
+
+def initial_stats(run: Run, own: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The feature statistics of a run's model: those of the model that it begins with, or its training set's.
+
+    Args:
+        run: The run.
+        own: Statistics of the training set; None if the features need none.
+    """
+    found = initial_model(run)
+    kept = own is not None and found is not None and run.config.train.init_statistics == "source"
+    return found.source.stats if found and kept and found.source.stats else own
+
+
+def transfer_initial(run: Run, spec: BundleSpec) -> Transfer | None:
+    """What a run's network takes from the model that it begins with; None if it begins with random weights.
+
+    Raises:
+        StageError: If the model does not fit; the message says what differs, and the remedy.
+    """
+    found = initial_model(run)
+    if found is None:
+        return None
+    try:
+        check_source(found.source, spec, found.name)
+        torch.manual_seed(derive_seed("init", run.config.seed))
+        return transfer_weights(found.source, spec, spec.build_model())
+    except ValueError as error:
+        raise StageError(str(error)) from error

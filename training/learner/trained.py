@@ -1,0 +1,257 @@
+"""What is trained of a network: frozen parameters, low-rank adapters, and the learning rates of layers.
+
+A parameter that is frozen for good becomes a constant of its module (a buffer that is not persistent). So the flat
+buffer, the optimizer, exchanges, replicas and checkpoints hold only what is trained: adapters of 1 % of the weights
+cost 1 % of the exchange. Every process makes the constants itself, from the task's initial network: a resume finds them
+where the training began. `TrainedNetwork.whole` puts them back, and merges adapters, when a model is saved.
+
+A parameter that thaws later is part of all that from the start, because the flat buffer must have the same size at all
+learners while they are in different epochs; until then its gradient and its learning rate are zero.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from storage.batching import derive_seed
+from training.config import LoraConfig, TrainConfig
+from training.job import TrainJob
+from training.learner.optim import Rate, Rates
+from training.learner.task import LayeredNetwork, WarmTask
+
+_ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_SHOWN = 12
+"""Names in a message."""
+
+
+# --- adapters
+
+
+def _adapted_weight(module: Any) -> Tensor:
+    weight: Tensor = module._buffers["weight"]
+    return weight + _product(module).view(weight.shape)
+
+
+def _product(module: Any) -> Tensor:
+    product: Tensor = module.lora_scale * (module.lora_b @ module.lora_a)
+    return product
+
+
+@cache
+def _adapted_class(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"LowRank{kind.__name__}", (kind,), {"weight": property(_adapted_weight)})
+
+
+def add_adapter(module: nn.Module, cfg: LoraConfig) -> None:
+    """Let a module compute with W + alpha / rank · B A, whose W is already a constant; B is zero at the start.
+
+    The module's class becomes a subclass whose `weight` is the sum, so that whatever reads the weight gets the adapted
+    one. Names of parameters do not change; `lora_a` and `lora_b` are added. A convolution's W is seen as a matrix
+    with a row for each output channel.
+
+    Args:
+        module: A linear layer or a convolution.
+        cfg: Rank and scale.
+    """
+    weight = module._buffers["weight"]
+    assert weight is not None
+    made: Any = module
+    made.lora_a = nn.Parameter(weight.new_empty(cfg.rank, weight[0].numel()))
+    made.lora_b = nn.Parameter(weight.new_zeros(weight.shape[0], cfg.rank))
+    nn.init.kaiming_uniform_(made.lora_a, a=math.sqrt(5))  # as nn.Linear, and the authors' code
+    made.lora_scale = cfg.alpha / cfg.rank
+    kind: Any = type(module)
+    made.__class__ = _adapted_class(kind)
+
+
+def _adaptable(network: nn.Module) -> dict[str, nn.Module]:
+    """Linear layers and convolutions by name; those with a weight of their own."""
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, _ADAPTABLE) and module._parameters.get("weight") is not None
+    }
+
+
+# --- a network and what is trained of it
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A network whose frozen parameters are constants.
+
+    Attributes:
+        network: The network; its parameters are what is trained.
+        names: Names of all its weights and buffers, as a saved model has them.
+        constants: Names of the frozen ones.
+        rates: Learning rates that differ from the schedule's.
+    """
+
+    network: nn.Module
+    names: tuple[str, ...]
+    constants: frozenset[str] = frozenset()
+    rates: Rates = field(default_factory=dict)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained weights."""
+        return sum(one.numel() for one in self.network.parameters() if one.requires_grad)
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights of the whole network, adapters not counted."""
+        trained = {p: name for name, p in self.network.named_parameters() if p.requires_grad}
+        constants = {id(one): one.numel() for one in map(self._constant, self.constants)}
+        return sum(p.numel() for p, name in trained.items() if name in self.names) + sum(constants.values())
+
+    def _constant(self, name: str) -> Tensor:
+        owner, _, own = name.rpartition(".")
+        found = self.network.get_submodule(owner)._buffers[own]
+        assert found is not None
+        return found
+
+    def _values(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name in self.names:
+            yield name, self._constant(name) if name in self.constants else weights[name]
+
+    @torch.no_grad()
+    def whole(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole network's state by name, on the CPU, with adapters merged into the weights.
+
+        Args:
+            weights: State of what is trained, such as a replica's.
+        """
+        found = {name: tensor.detach().cpu().contiguous() for name, tensor in self._values(weights)}
+        for name in self.constants:
+            owner, _, own = name.rpartition(".")
+            if own == "weight" and f"{owner}.lora_b" in weights:
+                scale: float = self.network.get_submodule(owner).lora_scale  # type: ignore[assignment]
+                product = scale * (weights[f"{owner}.lora_b"] @ weights[f"{owner}.lora_a"])
+                found[name] = found[name] + product.cpu().view(found[name].shape)
+        return found
+
+
+def initial_network(job: TrainJob) -> TrainedNetwork:
+    """The network that a job's training begins with, the same in all its processes."""
+    torch.manual_seed(derive_seed("init", job.seed))
+    task = job.known_task
+    new = task.new_parameters if isinstance(task, WarmTask) else None
+    return trained_network(task.build_network(), job.train, new)
+
+
+def trained_network(network: nn.Module, cfg: TrainConfig, new: Collection[str] | None = None) -> TrainedNetwork:
+    """Freeze parameters, add adapters, and find the learning rates of layers.
+
+    Args:
+        network: The network; it is changed.
+        cfg: Which parameters are frozen, and so on.
+        new: Names of parameters that do not begin with another model's weights; None if all are random.
+
+    Raises:
+        ValueError: If a pattern matches nothing, or nothing would be trained.
+    """
+    names = tuple(network.state_dict())
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    fresh = frozenset(parameters) if new is None else frozenset(new)
+    until = _frozen(parameters, cfg)
+    adapted: dict[str, nn.Module] = {}
+    if cfg.lora:
+        adapted = _adapted_modules(network, cfg.lora, fresh, until)
+        until |= {name: 0 for name in parameters if name not in fresh}
+    depths = _depths(network, parameters) if cfg.layer_decay != 1 else {}
+    top = max(depths.values(), default=0)
+    frozen = {id(parameters[name]) for name, epochs in until.items() if not epochs}
+    constants = frozenset(name for name, one in parameters.items() if id(one) in frozen)
+    _make_constant(network, constants)
+    for module in adapted.values():
+        assert cfg.lora is not None
+        add_adapter(module, cfg.lora)
+    rates: dict[Tensor, Rate] = {}
+    for name, parameter in network.named_parameters():
+        # an adapter belongs to the layer of its weight
+        place = name.removesuffix("lora_a").removesuffix("lora_b")
+        depth = depths.get(name if name in depths else f"{place}weight", top)
+        is_new = name not in parameters or (new is not None and name in fresh)
+        scale = cfg.layer_decay ** (top - depth) * (cfg.new_lr if is_new else 1.0)
+        rate = Rate(scale, until.get(name, 0))
+        if rate != Rate():
+            rates[parameter] = rate
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if not any(rates.get(parameter, Rate()).until == 0 for parameter in trained):
+        raise ValueError(
+            "train.freeze leaves no parameter that is trained in the first epoch: leave out a pattern. The parameters "
+            f"are {_listed(parameters)}"
+        )
+    return TrainedNetwork(network, names, constants, rates)
+
+
+def _frozen(parameters: Collection[str], cfg: TrainConfig) -> dict[str, int]:
+    """Frozen parameters and their number of epochs, 0 for good; of several patterns, the later one counts."""
+    until: dict[str, int] = {}
+    for number, one in enumerate(cfg.freeze):
+        for pattern in one.names:
+            found = _matching(parameters, pattern)
+            if not found:
+                raise ValueError(
+                    f"train.freeze.{number}.names: {pattern!r} matches no parameter; there are {_listed(parameters)}"
+                )
+            until |= dict.fromkeys(found, one.until)
+    return until
+
+
+def _adapted_modules(
+    network: nn.Module, cfg: LoraConfig, fresh: Collection[str], frozen: Collection[str]
+) -> dict[str, nn.Module]:
+    """Modules that get adapters: those whose weights are another model's, and that no pattern freezes."""
+    known = _adaptable(network)
+    able = {name: one for name, one in known.items() if f"{name}.weight" not in {*fresh, *frozen}}
+    chosen: dict[str, nn.Module] = {}
+    for pattern in cfg.modules:
+        if not (found := _matching(able, pattern)):
+            why = "only layers that are new or frozen" if _matching(known, pattern) else "no layer"
+            have = f"these layers can be adapted: {_listed(able)}" if able else "none can be adapted"
+            raise ValueError(f"train.lora.modules: {pattern!r} matches {why}; {have}")
+        chosen |= {name: able[name] for name in found}
+    return chosen
+
+
+def _matching(names: Iterable[str], pattern: str) -> list[str]:
+    return [name for name in names if fnmatchcase(name, pattern)]
+
+
+def _listed(names: Collection[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(list(names)[:_SHOWN]) + more
+
+
+def _make_constant(network: nn.Module, names: Collection[str]) -> None:
+    for path, module in network.named_modules(remove_duplicate=False):
+        for own in list(module._parameters):
+            parameter = module._parameters[own]
+            if parameter is not None and (f"{path}.{own}" if path else own) in names:
+                del module._parameters[own]
+                module.register_buffer(own, parameter.detach(), persistent=False)
+
+
+def _depths(network: nn.Module, parameters: Collection[str]) -> dict[str, int]:
+    """Depth of each parameter: 0 before the layers, then the layers, then what follows them.
+
+    Raises:
+        ValueError: If the network does not number its layers.
+    """
+    layers = {name: network.layer_of(name) for name in parameters} if isinstance(network, LayeredNetwork) else {}
+    numbers = {number for number in layers.values() if number is not None}
+    if not numbers:
+        raise ValueError(f"train.layer_decay needs a model of several layers, which {type(network).__name__} has not")
+    first = min(place for place, name in enumerate(parameters) if layers[name] is not None)
+    depths: dict[str, int] = {}
+    for place, name in enumerate(parameters):
+        number = layers[name]
+        depths[name] = number + 1 if number is not None else 0 if place < first else max(numbers) + 2
+    return depths

@@ -228,7 +228,10 @@ def transfer_weights(source: SourceModel, spec: BundleSpec, network: TrainableNe
     Raises:
         SourceError: If a tensor of the same name has another shape.
     """
-    theirs, own = source.weights(), {name: one.detach().clone() for name, one in network.state_dict().items()}
+    theirs, own = (
+        network.own_names(source.weights()),
+        {name: one.detach().clone() for name, one in network.state_dict().items()},
+    )
     origin = _origin(source, spec)
     taken: list[str] = []
     rows: dict[str, tuple[int, int]] = {}

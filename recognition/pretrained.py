@@ -27,6 +27,7 @@ from speech.features import FeatureConfig
 from speech.files import check_finite
 from speech.models import MODELS, ModelConfig, PretrainedConfig
 from speech.models.networks.pretrained import PretrainedEncoder
+from speech.models.networks.whisper_decoder import GENERATION, TOKENIZER
 from storage.intact import DamagedObjectError, parse_json
 from storage.objects import ObjectStore
 
@@ -56,6 +57,10 @@ class PretrainedModel:
     """Content of `config.json`."""
     preprocessor: dict[str, Any]
     """Content of `preprocessor_config.json`; empty without one."""
+    generation: dict[str, Any]
+    """Content of `generation_config.json`; empty without one."""
+    tokenizer: str
+    """Content of `tokenizer.json`; empty without one."""
     card: dict[str, Any]
     """What the head of its model card states: licence, data sets."""
     paths: tuple[Path, ...]
@@ -169,7 +174,11 @@ def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
     config = _json(store, CONFIG)
     names = _weight_files(cfg.source, store, sizes.keys())
     paths = tuple(_local(store, name, sizes[name], cache) for name in names)
+    generation = _json(store, GENERATION) if GENERATION in sizes else {}
+    tokenizer = json.dumps(_json(store, TOKENIZER), ensure_ascii=False) if TOKENIZER in sizes else ""
     sha256 = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    if generation or tokenizer:
+        sha256.update((json.dumps(generation, sort_keys=True) + tokenizer).encode())
     for path in paths:
         about = path.stat()
         sha256.update(_file_sha256(path, about.st_size, about.st_mtime_ns).encode())
@@ -178,6 +187,8 @@ def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
         revision=cfg.revision,
         config=config,
         preprocessor=_json(store, PREPROCESSOR) if PREPROCESSOR in sizes else {},
+        generation=generation,
+        tokenizer=tokenizer,
         card=_card(store.read(CARD, 0, _LARGEST_JSON)) if CARD in sizes else {},
         paths=paths,
         digest=sha256.hexdigest(),

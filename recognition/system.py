@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from configurable.choices import Choice
 from speech.hypotheses import DecodeError
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from recognition.bundle import BundleSpec
+    from recognition.initial_weights import SourceModel
+    from recognition.pretrained import PretrainedModel
     from recognition.recognizer import Recognizer
     from recognition.systems.base import SpeechTaskConfig
     from speech.decoding import DecodeConfig
@@ -125,6 +127,26 @@ class SystemConfig(Choice, ABC):
             features: What the encoder reads.
         """
         return features.adapted
+
+    def of_pretrained(self, model: PretrainedModel) -> Self:
+        """This configuration with what it takes from the pretrained model that training begins with; by default, this.
+
+        Raises:
+            ValueError: The model does not fit.
+        """
+        return self
+
+    def pretrained_source(self, model: PretrainedModel, source: SourceModel) -> SourceModel:
+        """What a training takes from a pretrained model: by default its encoder.
+
+        Args:
+            model: The pretrained model.
+            source: Its encoder.
+
+        Raises:
+            ValueError: The model does not fit.
+        """
+        return source
 
     # --- of a bundle
 

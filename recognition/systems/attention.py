@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from typing_extensions import override
 
 from configurable.lazy import torch
@@ -26,7 +27,7 @@ from recognition.systems.base import SpeechTask, SpeechTaskConfig
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.decoding.attention import AttentionDecodeConfig, AttentionSearch
 from speech.features.cmvn import CmvnStats
-from speech.models import DecoderNetworkChoice, TransformerDecoderConfig, build_model
+from speech.models import DecoderNetworkChoice, TransformerDecoderConfig, WhisperDecoderConfig, build_model
 from speech.objectives import ObjectiveChoice, ObjectiveConfig
 from speech.objectives.attention import AttentionConfig, JointAttention, with_start
 from speech.tokens import WhisperTokenizer
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from devices.padding import CalledNetwork
     from recognition.data.dataset import Batch, SpeechDataset
+    from recognition.initial_weights import SourceModel
+    from recognition.pretrained import PretrainedModel
     from speech.models.networks.base import TrainableNetwork
     from speech.models.networks.encoder_decoder import EncoderDecoder
     from speech.words import FrameTimes
@@ -144,6 +147,12 @@ class AttentionSystem(SystemConfig):
     decoders: ClassVar[tuple[str, ...]] = ("attention",)
     abilities: ClassVar[frozenset[Ability]] = frozenset({"word times", "several hypotheses", "tuning"})
 
+    @model_validator(mode="after")
+    def _check_ctc(self) -> Self:
+        if self.ctc and isinstance(self.decoder_network, WhisperDecoderConfig):
+            raise ValueError("Whisper's tokens have no blank, which CTC needs: set recognizer.ctc to false")
+        return self
+
     @override
     def check_objective(self, objective: ObjectiveConfig) -> None:
         super().check_objective(objective)
@@ -155,12 +164,35 @@ class AttentionSystem(SystemConfig):
             )
 
     @override
+    def of_pretrained(self, model: PretrainedModel) -> Self:
+        if not isinstance(self.decoder_network, WhisperDecoderConfig):
+            return self
+        network = self.decoder_network.described(model.config, model.generation)
+        return self.model_copy(update={"decoder_network": network})
+
+    @override
+    def pretrained_source(self, model: PretrainedModel, source: SourceModel) -> SourceModel:
+        network = self.decoder_network
+        if not isinstance(network, WhisperDecoderConfig):
+            return source
+        from speech.models.networks.whisper_decoder import whisper_decoder_weights, whisper_tokenizer
+
+        size = model.config.get("vocab_size")
+        tokenizer = whisper_tokenizer(model.tokenizer or "{}", size, model.generation, **network.asked)
+
+        def weights() -> dict[str, Tensor]:
+            own = whisper_decoder_weights(network, tokenizer.size, model.paths)
+            return source.weights() | {f"decoder.{name}": tensor for name, tensor in own.items()}
+
+        return replace(source, tokenizer=tokenizer, weights=weights)
+
+    @override
     def check(self, spec: BundleSpec) -> None:
         super().check(spec)
         if spec.states is not None:
             raise ValueError("a bundle of kind attention has tokens, and this one has states: its system is hybrid")
         if self.ctc and spec.tokenizer and spec.tokenizer.get("kind") == WhisperTokenizer.kind:
-            raise ValueError("Whisper's tokens have no blank, which CTC needs: set recognizer.ctc to false")
+            raise ValueError("Whisper's tokens have no blank, which CTC needs: its system's ctc must be false")
 
     @override
     def build_network(self, spec: BundleSpec) -> EncoderDecoder:

@@ -32,6 +32,12 @@ class WhisperDecoderConfig(DecoderNetworkConfig):
     """Dropout probability of the embeddings and of each module's output; Whisper was trained without."""
     positions: int = Field(default=448, ge=2)
     """Tokens of a text at most, those that precede it included."""
+    language: str = "en"
+    """Code of the language that is written; ignored by models for English only."""
+    task: Literal["transcribe", "translate"] = "transcribe"
+    """Whether the text is in the language of the speech, or in English."""
+    prompt: str = ""
+    """What was said or written before, such as names: texts continue it."""
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """Layer and number of each head that follows the speech, for words' times; by default those of the upper half of
     the layers."""
@@ -43,9 +49,8 @@ class WhisperDecoderConfig(DecoderNetworkConfig):
                 raise ValueError(f"alignment_heads names head {head} of layer {layer}, which is not there")
         return self
 
-    @classmethod
-    def described(cls, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Self:
-        """The configuration of a published model.
+    def described(self, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Self:
+        """This configuration with the sizes of a published model.
 
         Args:
             config: Its `config.json`.
@@ -71,7 +76,13 @@ class WhisperDecoderConfig(DecoderNetworkConfig):
         if dim < 1 or hidden % dim:
             raise ValueError(f"decoder_ffn_dim is {hidden}, which is no multiple of d_model, {dim}")
         heads = generation.get("alignment_heads") or ()
-        return cls(dim=dim, feed_forward=hidden // dim, alignment_heads=heads, **sizes)
+        sizes |= {"dim": dim, "feed_forward": hidden // dim, "alignment_heads": heads}
+        return type(self).model_validate({**self.model_dump(), **sizes})
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What the tokens that precede a text ask for, as `WhisperTokens` has it."""
+        return {"language": self.language, "task": self.task, "prompt": self.prompt}
 
     @override
     def build(self, encoder_width: int, vocab_size: int) -> DecoderNetwork:

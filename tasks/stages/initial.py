@@ -25,6 +25,7 @@ from recognition.initial_weights import (
     transfer_weights,
 )
 from recognition.pretrained import PretrainedModel, check_pretrained, read_pretrained
+from recognition.system import SystemConfig
 from speech.models import ModelConfig, PretrainedConfig
 from speech.tokens import BLANK_SYMBOL, TokenConfig, TokenError, Tokenizer, tokenizer_from_dict, train_tokenizer
 from storage.batching import derive_seed
@@ -118,6 +119,19 @@ def model_config(run: Run) -> ModelConfig:
         raise StageError(str(error)) from error
 
 
+def system_config(run: Run) -> SystemConfig:
+    """The system with all its sizes: those of a pretrained decoder network come with it.
+
+    Raises:
+        StageError: If the pretrained model cannot be used.
+    """
+    found = pretrained_model(run)
+    try:
+        return run.config.system.of_pretrained(found) if found else run.config.system
+    except ValueError as error:
+        raise StageError(f"recognizer: model.source {found and found.name}: {error}") from error
+
+
 def initial_model(run: Run) -> InitialModel | None:
     """The model that a run's training begins with; None if it begins with random weights.
 
@@ -132,7 +146,11 @@ def initial_model(run: Run) -> InitialModel | None:
         if pretrained is None:
             return None
         assert isinstance(sized, PretrainedConfig)
-        return PretrainedSource("", pretrained.name, pretrained.source_model(sized))
+        try:
+            source = system_config(run).pretrained_source(pretrained, pretrained.source_model(sized))
+        except ValueError as error:
+            raise StageError(f"recognizer: model.source {pretrained.name}: {error}") from error
+        return PretrainedSource("", pretrained.name, source)
     if run.initial is None or run.initial.given != given:
         run.initial = InitialModel(given, _looked_up(given, run.config.model_name))
     found: InitialModel = run.initial

@@ -158,6 +158,7 @@ def requirements(spec: BundleSpec) -> list[str]:
     """
     needed = [*_REQUIREMENTS]
     needed += [_PIECES] if spec.tokenizer and spec.tokenizer.get("kind") == "bpe" else []
+    needed += ["tokenizers"] if spec.tokenizer and spec.tokenizer.get("kind") == "whisper" else []
     needed += (*spec.decode.packages, *(spec.model.packages if spec.model else ()))
     return [f"{name}=={metadata.version(name)}" for name in needed]
 

@@ -43,6 +43,7 @@ from tasks.stages.initial import (
     initial_tokens,
     model_config,
     pretrained_model,
+    system_config,
     transfer_initial,
 )
 from tasks.stages.preflight import run_preflight
@@ -164,7 +165,7 @@ def make_spec(run: Run) -> BundleSpec:
         normalizer=config.data.normalizer,
         provenance=provenance | ({"pretrained": pretrained.about()} if (pretrained := pretrained_model(run)) else {}),
         states=tied_states(run),
-        system=config.system,
+        system=system_config(run),
     )
 
 

@@ -65,6 +65,7 @@ READERS = {
     "model": {"train"},
     **{f"model.{name}": {"register"} for name in ("licence", "trained_on")},
     "train": {"train"},
+    "recognizer": {"train"},
     "align": {"align"},
     "align.recognize": {"decode"},
     "align.recognize.arpa": {"graph"},

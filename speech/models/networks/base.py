@@ -1,7 +1,7 @@
 """What every network and every acoustic model promises, and the front end that shortens the frame sequence."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -62,6 +62,10 @@ class TrainableNetwork(nn.Module):
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Output frames for each number of input frames [batch]; on the host if they are there, without the device."""
         return lengths
+
+    def own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Another model's weights by the names of this network, which may contain that model."""
+        return dict(weights)
 
     @property
     def output_rows(self) -> tuple[str, ...]:

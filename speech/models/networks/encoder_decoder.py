@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -64,6 +66,23 @@ class EncoderDecoder(TrainableNetwork):
         """
         encoded_BTD, frames = self.encode(feats_BTF, lengths)
         return self.outputs(encoded_BTD, frames, tokens_BL), frames
+
+    @override
+    def own_names(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if any(name.startswith("encoder.") for name in weights):
+            return dict(weights)
+        # an acoustic model's output layer is CTC's
+        return {
+            name if first == "decoder" else f"ctc.{rest}" if first == "output" else f"encoder.{name}": tensor
+            for name, tensor in weights.items()
+            for first, _, rest in (name.partition("."),)
+        }
+
+    @property
+    @override
+    def output_rows(self) -> tuple[str, ...]:
+        ends = ("ctc.weight", "ctc.bias", "decoder.embed_tokens.weight", "decoder.output.weight", "decoder.output.bias")
+        return tuple(name for name in self.state_dict() if name in ends)
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +90,31 @@ def read_whisper_decoder(folder: Path) -> tuple[WhisperDecoderConfig, int, dict[
     """
     described = read_json(folder, CONFIG)
     try:
-        cfg = WhisperDecoderConfig.described(described, read_json(folder, GENERATION, optional=True))
+        cfg = WhisperDecoderConfig().described(described, read_json(folder, GENERATION, optional=True))
         vocab_size = int(described["vocab_size"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG} does not describe a Whisper decoder: {error}") from error
+    return cfg, vocab_size, whisper_decoder_weights(cfg, vocab_size, sorted(folder.glob("*.safetensors")))
+
+
+def whisper_decoder_weights(cfg: WhisperDecoderConfig, vocab_size: int, paths: Sequence[Path]) -> dict[str, Tensor]:
+    """Weights of a Whisper model's decoder by name, in float32.
+
+    Args:
+        cfg: Its configuration.
+        vocab_size: Number of tokens.
+        paths: The model's safetensors files.
+
+    Raises:
+        ValueError: A file is damaged, or they are not of such a model.
+    """
+    try:
         with torch.device("meta"):
             wanted = cfg.build(cfg.dim, vocab_size).state_dict()
-    except (KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / CONFIG} does not describe a Whisper decoder: {error}") from error
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{CONFIG} does not describe a Whisper decoder: {error}") from error
     found: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in paths:
         try:
             with safe_open(str(path), "pt") as file:
                 for name, own in _own_names(file.keys()):
@@ -110,10 +127,10 @@ def read_whisper_decoder(folder: Path) -> tuple[WhisperDecoderConfig, int, dict[
             raise ValueError(f"{path} cannot be read as a Whisper model: {error}; fetch it again") from error
     if missing := sorted(wanted.keys() - found.keys()):
         raise ValueError(
-            f"{folder} lacks {len(missing)} of the decoder's weights, such as {missing[0]}: fetch it again"
+            f"the Whisper model lacks {len(missing)} of the decoder's weights, such as {missing[0]}: fetch it again"
         )
     check_finite(found)
-    return cfg, vocab_size, found
+    return found
 
 
 def _own_names(names: list[str]) -> Iterator[tuple[str, str]]:
@@ -135,11 +152,26 @@ def read_whisper_tokenizer(folder: Path, **asked: Any) -> WhisperTokenizer:
         ValueError: A file is missing or damaged, or the model does not know what it is asked for.
     """
     size, generation = read_json(folder, CONFIG).get("vocab_size"), read_json(folder, GENERATION, optional=True)
+    model = json.dumps(read_json(folder, TOKENIZER), ensure_ascii=False)
+    return whisper_tokenizer(model, size, generation, **asked)
+
+
+def whisper_tokenizer(model: str, size: Any, generation: Mapping[str, Any], **asked: Any) -> WhisperTokenizer:
+    """The tokenizer of a Whisper model.
+
+    Args:
+        model: Its `tokenizer.json`.
+        size: Its number of tokens.
+        generation: Its `generation_config.json`; may be empty.
+        **asked: Fields of `WhisperTokens`: language, task, prompt.
+
+    Raises:
+        TokenError: One of them is not what it should be.
+    """
     suppressed = {
         "suppressed": generation.get("suppress_tokens") or (),
         "suppressed_first": generation.get("begin_suppress_tokens") or (),
     }
-    model = json.dumps(read_json(folder, TOKENIZER), ensure_ascii=False)
     found = WhisperTokenizer.from_dict({"model": model, "size": size, **suppressed, **asked})
     assert isinstance(found, WhisperTokenizer)
     return found

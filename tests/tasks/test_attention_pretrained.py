@@ -1,0 +1,105 @@
+"""Attention models that begin with a pretrained Whisper: encoder, decoder network, tokens, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from support import load_beside, tiny_document
+
+from recognition.recognizer import Recognizer
+from recognition.systems.attention import AttentionSystem
+from speech.decoding import AttentionDecodeConfig
+from speech.models import WhisperDecoderConfig
+from storage.objects import ObjectStore
+from tasks.config.pipeline import ConfigError, parse_config
+from tasks.stages.base import Run, StageError
+from tasks.stages.initial import system_config, transfer_initial
+from tasks.stages.register import requirements
+from tasks.stages.train import make_spec
+
+transformers = pytest.importorskip("transformers", reason="the package transformers is missing")
+whisper = load_beside(__file__, "../speech/test_whisper_decoder.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny Whisper model with its tokenizer, and with heads that follow the speech."""
+    made = tmp_path_factory.mktemp("whisper")
+    end = whisper.write_folder(made)
+    size = json.loads((made / "config.json").read_text())["vocab_size"]
+    sizes = {name: value for name, value in whisper.SIZES.items() if name != "model_type"} | {"num_mel_bins": 80}
+    tokens = {"pad_token_id": end, "bos_token_id": end, "eos_token_id": end, "decoder_start_token_id": end + 1}
+    torch.manual_seed(4)
+    config = transformers.WhisperConfig(**sizes | {"max_source_positions": 1500}, **tokens, vocab_size=size)
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(made)
+    (made / "generation_config.json").write_text(json.dumps({"suppress_tokens": [3], "alignment_heads": [[1, 0]]}))
+    return made
+
+
+def run_of(folder, monkeypatch, model=None, **network):
+    document = tiny_document()
+    document["data"]["sample_rate"] = 16000
+    document["features"] = {"kind": "whisper_logmel"}
+    document["model"] = model or {"kind": "whisper", "source": str(folder)}
+    document["recognizer"] = {"kind": "attention", "ctc": False, "decoder_network": {"kind": "whisper", **network}}
+    document["train"] = document["train"] | {"objective": "attention"}
+    document["decode"] = {"kind": "attention", "beam": 1}
+    for name, value in (("set_digest", "digest"), ("train_stats", None), ("set_texts", ["hello ha"])):
+        monkeypatch.setattr(f"tasks.stages.train.{name}", lambda *given, value=value: value)
+    return Run(parse_config(document), "r")
+
+
+def test_training_begins_with_the_encoder_the_decoder_network_and_the_tokens(folder, monkeypatch, tmp_path):
+    run = run_of(folder, monkeypatch)
+    spec = make_spec(run)
+    assert isinstance(spec.system, AttentionSystem)
+    assert spec.system.decoder_network == WhisperDecoderConfig(
+        dim=16, layers=2, heads=2, feed_forward=2, positions=24, alignment_heads=((1, 0),)
+    )
+    tokenizer = spec.build_tokenizer()
+    assert tokenizer.kind == "whisper"
+    assert tokenizer.suppressed == (3,)
+    found = transfer_initial(run, spec)
+    assert (found.incomplete, found.left_out) == ((), ())
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).state_dict()
+    for name in ("layers.1.encoder_attn.q_proj.weight", "embed_tokens.weight", "embed_positions.weight"):
+        assert torch.equal(found.weights[f"decoder.{name}"], model[f"model.decoder.{name}"])
+    name = "layers.0.self_attn.q_proj.weight"
+    assert torch.equal(found.weights[f"encoder.{name}"], model[f"model.encoder.{name}"])
+    assert "tokenizers" in {line.partition("==")[0] for line in requirements(spec)}
+    # the finished model needs its source no more
+    spec.save(tmp_path / "bundle", found.weights)
+    recognizer = Recognizer.load(tmp_path / "bundle", AttentionDecodeConfig(beam=1, times="attention"))
+    wave = torch.from_numpy(np.random.default_rng(0).normal(0, 0.1, 16000)).float()
+    (hypothesis,) = recognizer.search(recognizer.encode(wave[None], torch.tensor([16000])))
+    assert len(hypothesis.tokens) <= 50
+    assert hypothesis.text == tokenizer.decode(hypothesis.tokens)
+
+
+def test_language_that_the_model_does_not_know_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("speech.tokens._MULTILINGUAL", 100)
+    assert make_spec(run_of(folder, monkeypatch, language="de")).build_tokenizer().start[1:3] != ()
+    with pytest.raises(StageError, match=r"no token <\|xx\|>"):
+        make_spec(run_of(folder, monkeypatch, language="xx"))
+
+
+def test_model_without_a_tokenizer_is_refused(folder, monkeypatch, tmp_path):
+    for path in folder.iterdir():
+        if path.name != "tokenizer.json":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert not ObjectStore(str(tmp_path)).exists("tokenizer.json")
+    with pytest.raises(StageError, match=r"recognizer: model\.source .*tokenizer\.json"):
+        make_spec(run_of(tmp_path, monkeypatch))
+
+
+def test_other_encoders_have_the_architecture_with_random_weights(folder, monkeypatch):
+    run = run_of(folder, monkeypatch, {"kind": "tdnn", "dim": 24, "layers": 2, "bottleneck": 8, "prefinal": 12})
+    assert system_config(run) == run.config.system
+
+
+def test_ctc_beside_whispers_decoder_is_refused(folder):
+    document = tiny_document(recognizer={"kind": "attention", "decoder_network": "whisper"}, decode="attention")
+    document["train"] = document["train"] | {"objective": "attention"}
+    with pytest.raises(ConfigError, match=r"have no blank, which CTC needs: set recognizer\.ctc to false"):
+        parse_config(document)

@@ -22,7 +22,6 @@ from configurable.lazy import torch
 from devices.padding import frame_multiple, rounded_up
 from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec, load_bundle
-from recognition.long_utterances import scores_in_pieces
 from recognition.recognizer import Arrays, Elsewhere, Recognizer
 from recognition.system import Ability, SystemConfig
 from recognition.systems.base import SpeechTask, SpeechTaskConfig
@@ -237,6 +236,8 @@ class FrameRecognizer(Recognizer[Scores]):
         """
         most = self.spec.max_inputs(stored=inputs.ndim == 3)
         if most and len(lengths) and int(lengths.max()) > most:
+            from recognition.long_utterances import scores_in_pieces
+
             given = inputs, lengths, speakers
             return Scores(*scores_in_pieces(self.encode, self.frontend, *given, most))
         with torch.inference_mode():

@@ -143,8 +143,8 @@ def time_text(stages: list[dict[str, Any]]) -> str:
             f"{counted(len(ran) - len(long), 'other')} {_seconds(sum(s['seconds'] for s in ran[len(long) :]))}"
         )
     cached = ", ".join(s["name"] for s in stages if s["cached"])
-    found = f"{_seconds(total)}: {', '.join(parts)}" if parts else "nothing to do"
-    return f"{found}; cached: {cached}" if cached else found
+    spent = f"{_seconds(total)}: {', '.join(parts)}" if parts else "nothing to do"
+    return f"{spent}; cached: {cached}" if cached else spent
 
 
 def _seconds(seconds: float) -> str:
@@ -219,8 +219,8 @@ def outcome_table(sets: dict[str, Any]) -> Table:
     for name, s in sets.items():
         several = s.get("wer_speaker_low") is not None
         over = counted(s["speakers"], "speaker") if several else counted(s["utterances"], "utterance")
-        found = interval(s, "wer_speaker" if several else "wer")
-        table.add_row(name, percent(s["wer"]), found, over, f"{s['words']:,}")
+        bounds = interval(s, "wer_speaker" if several else "wer")
+        table.add_row(name, percent(s["wer"]), bounds, over, f"{s['words']:,}")
     return table
 
 

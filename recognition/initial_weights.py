@@ -283,8 +283,9 @@ def _take_rows(tensor: Tensor, given: Tensor | None, origin: Sequence[int | None
     if given is None or given.shape[1:] != tensor.shape[1:]:
         return 0
     pairs = [(own, place) for own, place in enumerate(origin) if place is not None]
-    for own, place in pairs:
-        tensor[own] = given[place]
+    if pairs:
+        own, places = (list(rows) for rows in zip(*pairs, strict=True))
+        tensor[own] = given[places]
     return len(pairs)
 
 

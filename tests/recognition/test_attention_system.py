@@ -9,6 +9,7 @@ from support import load_beside
 from recognition.bundle import BundleError, load_spec
 from recognition.decoder_tuning import try_all
 from recognition.inference import decode_set, drawn_rows, encode_set, open_set
+from recognition.initial_weights import check_source, open_source, transfer_weights
 from recognition.recognizer import Recognizer
 from recognition.systems import system_of
 from recognition.systems.attention import AttentionSystem, AttentionTask
@@ -16,6 +17,7 @@ from recognition.transcriber import Transcriber
 from speech.decoding import AttentionDecodeConfig, DecodeError, GreedyConfig
 from speech.models import TransformerDecoderConfig
 from speech.objectives import AttentionConfig
+from tasks.simulated_speech import Speech
 
 tones = load_beside(__file__, "../training/tones.py")
 RATE, WORDS = tones.RATE, tones.WORDS
@@ -154,6 +156,27 @@ def test_model_without_ctc_trains_on_the_decoder_network_alone(corpus, tmp_path)
     assert unalignable == 0
     losses.sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_training_may_begin_with_a_ctc_models_encoder_or_with_another_attention_model(corpus, tmp_path):
+    spec, own = corpus.spec("tdnn"), corpus.spec("tdnn", system=SYSTEM)
+    spec.save(tmp_path / "ctc", dict(spec.build_model().state_dict()))
+    source = open_source(tmp_path / "ctc")
+    check_source(source, own, "the model")
+    found = transfer_weights(source, own, own.build_model())
+    assert found.new
+    assert all(name.startswith("decoder.") for name in found.new)
+    theirs = source.weights()
+    assert torch.equal(found.weights["encoder.layers.0.linear.weight"], theirs["layers.0.linear.weight"])
+    assert torch.equal(found.weights["ctc.weight"], theirs["output.weight"])
+    own.save(tmp_path / "attention", dict(own.build_model().state_dict()))
+    again = transfer_weights(open_source(tmp_path / "attention"), own, own.build_model())
+    assert (again.incomplete, again.left_out) == ((), ())
+
+
+def test_simulations_of_attention_models_are_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match="not of a recognizer of kind attention: set train.objective to ctc"):
+        Speech(corpus.job(tmp_path, spec=corpus.spec("tdnn", system=SYSTEM), objective="attention"), 1)
 
 
 def test_objective_chooses_the_system_which_checks_it():

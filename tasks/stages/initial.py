@@ -80,7 +80,7 @@ class PretrainedSource(InitialModel):
 
     @property
     @override
-    def source(self) -> SourceModel:  # type: ignore[override] - without a cache
+    def source(self) -> SourceModel:  # type: ignore[override]
         return self.known
 
 

@@ -38,13 +38,12 @@ def key_mask(lengths: Tensor, num_frames: int) -> Tensor | None:
     return None if fills(lengths, num_frames) else frame_mask(lengths, num_frames)
 
 
-def with_fast_dropout(module: nn.Module) -> nn.Module:
+def use_fast_dropout(module: nn.Module) -> None:
     """Replace a module's dropouts by those that are fast on a CPU."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p))
-    return module
 
 
 class PretrainedEncoder(AcousticModel):
@@ -52,10 +51,12 @@ class PretrainedEncoder(AcousticModel):
 
     Attributes:
         layers: The encoder's layers, from the input to the output.
+        norm: What normalizes the last layer's output.
     """
 
     cfg: PretrainedConfig
     layers: nn.ModuleList
+    norm: nn.Module
 
     def __init__(self, cfg: PretrainedConfig, num_features: int, vocab_size: int) -> None:
         cfg.check_built()
@@ -88,6 +89,8 @@ class PretrainedEncoder(AcousticModel):
 
 class PretrainedStage(ModelStage):
     """Layers of a pretrained encoder."""
+
+    norm: nn.Module
 
     def __init__(self, model: PretrainedEncoder, layers: range) -> None:
         super().__init__(model, layers)

@@ -6,7 +6,6 @@ Its modules are; so weights have one meaning here and there.
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,6 @@ from speech.features.cmvn import frame_mask
 from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
 from speech.models.pretrained import PretrainedConfig
-
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def fills(lengths: Tensor, num_frames: int) -> bool:
@@ -41,13 +38,12 @@ def key_mask(lengths: Tensor, num_frames: int) -> Tensor | None:
     return None if fills(lengths, num_frames) else frame_mask(lengths, num_frames)
 
 
-def with_fast_dropout(module: AnyModule) -> AnyModule:
+def use_fast_dropout(module: nn.Module) -> None:
     """Replace a module's dropouts by those that are fast on a CPU."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p))
-    return module
 
 
 class PretrainedEncoder(AcousticModel):
@@ -55,6 +51,7 @@ class PretrainedEncoder(AcousticModel):
 
     Attributes:
         layers: The encoder's layers, from the input to the output.
+        norm: What normalizes the last layer's output.
     """
 
     cfg: PretrainedConfig
@@ -92,6 +89,8 @@ class PretrainedEncoder(AcousticModel):
 
 class PretrainedStage(ModelStage):
     """Layers of a pretrained encoder."""
+
+    norm: nn.Module
 
     def __init__(self, model: PretrainedEncoder, layers: range) -> None:
         super().__init__(model, layers)

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from speech.features.cmvn import frame_mask
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.pretrained import PretrainedEncoder, PretrainedStage, fills, key_mask, with_fast_dropout
+from speech.models.networks.pretrained import PretrainedEncoder, PretrainedStage, fills, key_mask, use_fast_dropout
 from speech.models.pretrained import describing, import_transformers
 from speech.models.wav2vec2 import Wav2Vec2Config
 
@@ -124,7 +124,8 @@ class Wav2Vec2Encoder(PretrainedEncoder):
     @override
     def front_end(self) -> Wav2Vec2FrontEnd:
         model = self._model()
-        self.layers = with_fast_dropout(model.encoder.layers)
+        self.layers = model.encoder.layers
+        use_fast_dropout(self.layers)
         self.norm = model.encoder.layer_norm if model.config.do_stable_layer_norm else nn.Identity()
         self._relative = model.config.model_type == "wavlm"
         self._convolutions = list(zip(model.config.conv_kernel, model.config.conv_stride, strict=True))

@@ -93,7 +93,7 @@ def test_unreachable_server_is_reported_with_a_remedy(request, kind, check, what
     with pytest.raises(UnreachableError) as caught:
         check()
     assert f"{what} {url}" in str(caught.value)
-    assert "does not answer" in caught.value.found
+    assert "does not answer" in caught.value.trouble
     assert remedy in caught.value.remedy
 
 

@@ -83,9 +83,8 @@ class _Recording:
         if self.error:
             return Transcript(text="", seconds=0.0, confidence=0.0, error=self.error)
         hypotheses = [part.hypothesis for part in self.parts]
-        sizes = [
-            len(hypothesis.tokens) or len(hypothesis.text.split()) for hypothesis in hypotheses
-        ]  # a search of states has no tokens
+        # a search of states has no tokens
+        sizes = [len(hypothesis.tokens) or len(hypothesis.text.split()) for hypothesis in hypotheses]
         total = sum(hypothesis.confidence * size for hypothesis, size in zip(hypotheses, sizes, strict=True))
         confidence = total / sum(sizes) if any(sizes) else 0.0
         text = " ".join(hypothesis.text for hypothesis in hypotheses if hypothesis.text)

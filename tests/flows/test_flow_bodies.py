@@ -38,7 +38,7 @@ def no_flow(monkeypatch):
 @pytest.fixture
 def watched(monkeypatch):
     """Simulates a server that stores the listings; a killed check has stored nothing."""
-    site = SimpleNamespace(kept={}, asked=[], found="a", dies=False)
+    site = SimpleNamespace(kept={}, asked=[], digest="a", dies=False)
 
     def note(name, state):
         if site.dies:
@@ -49,7 +49,7 @@ def watched(monkeypatch):
         site.asked.append((name, options))
         return SimpleNamespace(name="wise-owl")
 
-    monkeypatch.setattr(watch, "look", lambda config, prefixes: site.found + "".join(prefixes))
+    monkeypatch.setattr(watch, "look", lambda config, prefixes: site.digest + "".join(prefixes))
     monkeypatch.setattr(watch, "_recall", lambda name: dict(site.kept.get(name, {})))
     monkeypatch.setattr(watch, "_note", note)
     monkeypatch.setattr(watch, "run_deployment", run_deployment)
@@ -77,7 +77,7 @@ def test_check_killed_before_recording_requests_the_same_run_again(watched, conf
     assert watch.watch.fn(config, ["x"]).name == "Changed"
     assert {options["idempotency_key"] for _, options in watched.asked} == {"tiny-ax"}
     assert watch.watch.fn(config, ["x"]).name == "Unchanged"
-    watched.found = "b"
+    watched.digest = "b"
     watch.watch.fn(config, ["x"])
     watch.watch.fn(config, ["x"])
     assert watched.asked[-1][1]["idempotency_key"] == "tiny-bx"

@@ -54,14 +54,14 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
         "full": exchanged(options.config, options.outputs, None),
         f"LoRA, rank {options.rank}": exchanged(options.config, options.outputs, lora),
     }
-    found = []
+    results = []
     for strategy in STRATEGIES:
         for name, params in sizes.items():
             links: dict[str, Any] = {"rate": "100mbit", "seconds": options.seconds}
             scenario = Scenario(strategy, LEARNERS, name, params, options.step_s, **links)
             print(f"{strategy}, {name}: {params:,} weights", file=sys.stderr)
             measured = measure(scenario)
-            found.append(
+            results.append(
                 {
                     "strategy": strategy,
                     "trained": name,
@@ -72,10 +72,10 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
                     "cpu_share": measured.cpu_share,
                 }
             )
-    return found
+    return results
 
 
-def table(found: Sequence[dict[str, Any]], step_s: float) -> str:
+def table(results: Sequence[dict[str, Any]], step_s: float) -> str:
     """The measurements as Markdown."""
     lines = [
         f"Four learners at 100 Mbit/s; a gradient takes {1000 * step_s:.0f} ms.",
@@ -83,7 +83,7 @@ def table(found: Sequence[dict[str, Any]], step_s: float) -> str:
         "| strategy | trained | weights exchanged | kB sent a step | ms a step | exchanges a step |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for row in found:
+    for row in results:
         sent, took = row["bytes_per_step"] / 1000, 1000 * row["step_s"]
         often = f"{row['exchanges_per_step']:.2f}" if row["exchanges_per_step"] else "–"
         cells = [row["strategy"], row["trained"], f"{row['weights']:,}", f"{sent:,.0f}", f"{took:,.0f}", often]
@@ -106,11 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"links cannot be emulated here: {reason}", file=sys.stderr)
         return 1
     try:
-        found = rows(options)
+        results = rows(options)
     except RunError as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps(found) if options.json else table(found, options.step_s))
+    print(json.dumps(results) if options.json else table(results, options.step_s))
     return 0
 
 

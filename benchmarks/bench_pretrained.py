@@ -34,15 +34,15 @@ def ours(cfg: PretrainedConfig, theirs: Any, prefix: str) -> PretrainedEncoder:
     assert isinstance(network, PretrainedEncoder)
     named = {cfg.own_name(prefix + name): tensor for name, tensor in theirs.state_dict().items()}
     fixed = {*network.fixed_tensors(), None}
-    network.load_state_dict({name: one for name, one in named.items() if name not in fixed}, strict=False)
+    network.load_state_dict({name: tensor for name, tensor in named.items() if name not in fixed}, strict=False)
     return network.train()
 
 
 def encode(network: PretrainedEncoder, feats: Tensor, lengths: Tensor) -> Tensor:
     """Outputs of our encoder without the output layer."""
     x, frames = network.subsampling(feats, lengths)
-    found: Tensor = network.norm(network.run_layers(network.layers, x, frames))
-    return found
+    outputs: Tensor = network.norm(network.run_layers(network.layers, x, frames))
+    return outputs
 
 
 def whisper(source: str, rounds: int) -> None:
@@ -65,7 +65,7 @@ def whisper(source: str, rounds: int) -> None:
     }
     seconds = compare(rivals, rounds, time.process_time)
     show(f"Whisper, 30 s, outputs differ by {gap:.0e}", seconds, "ours", "s of audio/s", 30.0)
-    lengths = torch.tensor([100 * one for one in SHORT_S])
+    lengths = torch.tensor([100 * seconds for seconds in SHORT_S])
     short, padded = torch.randn(len(SHORT_S), 100 * max(SHORT_S), config.num_mel_bins), torch.zeros(len(SHORT_S), 3000)
     long = torch.nn.functional.pad(short, (0, 0, 0, padded.shape[1] - short.shape[1]))
     rivals = {
@@ -82,7 +82,7 @@ def wav2vec2(rounds: int) -> None:
     config = library.Wav2Vec2Config(layerdrop=0.0, mask_time_prob=0.0, attention_dropout=0.0, feat_proj_dropout=0.0)
     theirs = library.Wav2Vec2Model(config).train()
     network = ours(Wav2Vec2Config(source="-").with_encoder(config.to_dict()), theirs, "")
-    lengths = torch.tensor([100 * one for one in WAVES_S])
+    lengths = torch.tensor([100 * seconds for seconds in WAVES_S])
     waves = torch.randn(len(WAVES_S), 16000 * max(WAVES_S))
     mask = (torch.arange(waves.shape[1]) < 160 * lengths[:, None]).long()
     waves *= mask

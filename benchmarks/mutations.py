@@ -78,7 +78,9 @@ class Mutation:
 
 def mutations(path: str, source: bytes) -> list[Mutation]:
     """All mutations of a module, in the order of its lines."""
-    return sorted(_Finder(path, source).found, key=lambda change: (change.start, change.end, change.kind, change.text))
+    return sorted(
+        _Finder(path, source).mutations, key=lambda change: (change.start, change.end, change.kind, change.text)
+    )
 
 
 class _Finder(ast.NodeVisitor):
@@ -89,7 +91,7 @@ class _Finder(ast.NodeVisitor):
         self.starts = [0]
         for line in source.splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
-        self.found: set[Mutation] = set()
+        self.mutations: set[Mutation] = set()
         self.function = ""
         self.visit(ast.parse(source))
 
@@ -112,7 +114,7 @@ class _Finder(ast.NodeVisitor):
     def add_at(self, start: int, end: int, kind: str, text: bytes) -> None:
         """Add a mutation that replaces a range."""
         line = self.source.count(b"\n", 0, start) + 1
-        self.found.add(Mutation(self.path, line, kind, start, end, text))
+        self.mutations.add(Mutation(self.path, line, kind, start, end, text))
 
     def add_between(self, left: ast.AST, right: ast.AST, token: re.Pattern[bytes], kind: str, text: str) -> None:
         """Add a mutation that replaces the operator between two nodes."""

@@ -203,8 +203,8 @@ class _Stage:
         end, later = time.monotonic(), machine_cpu()
         cores = os.cpu_count() or 1
         used = (tree_cpu(os.getpid()) - own) / ((end - window) * cores)
-        found = self._result(window, end, (later[0] - machine[0]) / max(later[1] - machine[1], 1e-9), used)
-        return replace(found, bytes_per_step=(self._sent() - sent) / max(1, self._steps() - steps))
+        result = self._result(window, end, (later[0] - machine[0]) / max(later[1] - machine[1], 1e-9), used)
+        return replace(result, bytes_per_step=(self._sent() - sent) / max(1, self._steps() - steps))
 
     def _sent(self) -> int:
         return sum(map(netns.sent_bytes, self.switch.machines)) if self.switch else 0

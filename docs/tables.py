@@ -158,8 +158,8 @@ def _markdown(rows: Iterator[Row]) -> str:
 
 def pages() -> dict[Path, str]:
     """Pages that are generated, or have tables that are, with what they should be."""
-    found = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
-    marked = {path: with_tables(text) for path, text in found.items() if _MARK.search(text)}
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    marked = {path: with_tables(text) for path, text in texts.items() if _MARK.search(text)}
     return marked | {DOCS / "reference.md": reference(PipelineConfig)}
 
 

@@ -24,7 +24,7 @@ UNTIL = "score"
 
 
 def cross_validate(
-    config: PipelineConfig, folds: int, run_id: str, one: Callable[[PipelineConfig, str], dict[str, Any]]
+    config: PipelineConfig, folds: int, run_id: str, run_fold: Callable[[PipelineConfig, str], dict[str, Any]]
 ) -> dict[str, Any]:
     """Run each fold and combine the scores.
 
@@ -32,9 +32,11 @@ def cross_validate(
         config: The configuration; `data.folds` and `data.fold` are set for each run.
         folds: Number of folds.
         run_id: Name of the cross-validation; the folds' runs are named after it.
-        one: Runs one configuration under a name and returns its summary.
+        run_fold: Runs one configuration under a name and returns its summary.
     """
-    runs = [one(chosen, f"{run_id}-{fold_name(n)}") for n, chosen in enumerate(fold_configs(config, folds), start=1)]
+    runs = [
+        run_fold(chosen, f"{run_id}-{fold_name(n)}") for n, chosen in enumerate(fold_configs(config, folds), start=1)
+    ]
     result = combine([run["sets"] for run in runs])
     # with `recognizer: gmm` there is no training
     trainings = [run["training"]["identity"] if run["training"] else "" for run in runs]
@@ -59,23 +61,23 @@ def crossvalidate(config: PipelineConfig, folds: int, run_id: str = "", force_fr
 
     run: Any = pipeline  # a flow's types omit what it returns
 
-    def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
+    def run_fold(chosen: PipelineConfig, name: str) -> dict[str, Any]:
         with tags(TAG):
             summary: dict[str, Any] = run(chosen, name, _forced(chosen, force_from), UNTIL)
         return summary
 
-    return cross_validate(config, folds, run_id or new_run_id(config), one)
+    return cross_validate(config, folds, run_id or new_run_id(config), run_fold)
 
 
 def crossvalidate_plainly(config: PipelineConfig, folds: int, force_from: str = "") -> dict[str, Any]:
     """Train and score every fold of a configuration, without Prefect."""
 
-    def one(chosen: PipelineConfig, name: str) -> dict[str, Any]:
+    def run_fold(chosen: PipelineConfig, name: str) -> dict[str, Any]:
         run = Run(chosen, name, _forced(chosen, force_from))
         run_plainly(run, UNTIL)
         return summarize(run)
 
-    return cross_validate(config, folds, new_run_id(config), one)
+    return cross_validate(config, folds, new_run_id(config), run_fold)
 
 
 def _forced(config: PipelineConfig, force_from: str) -> str:

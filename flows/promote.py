@@ -54,12 +54,12 @@ def promote(
         raise RegistryError("no model given: set `model` to its name in the registry, or give a configuration")
     options = PromotionOptions(force=force, new_tests=new_tests, reason=reason)
     with secrets_kept():
-        found = promote_version(name, version, options, link=lasting_url(flow_run.ui_url))
-    get_run_logger().info("%s version %s: %s", name, found["version"], found["reason"])
-    links = " · ".join(f"[{text}]({address})" for text, address in record_links(found).items())
-    title = "promoted" if found["promoted"] else "not promoted"
-    _show(name, "promotion", f"**{name} version {found['version']}: {title}**\n\n{found['reason']}\n\n{links}")
-    return found
+        outcome = promote_version(name, version, options, link=lasting_url(flow_run.ui_url))
+    get_run_logger().info("%s version %s: %s", name, outcome["version"], outcome["reason"])
+    links = " · ".join(f"[{text}]({address})" for text, address in record_links(outcome).items())
+    title = "promoted" if outcome["promoted"] else "not promoted"
+    _show(name, "promotion", f"**{name} version {outcome['version']}: {title}**\n\n{outcome['reason']}\n\n{links}")
+    return outcome
 
 
 @flow(name="rollback", flow_run_name=_named("rollback"), persist_result=False)

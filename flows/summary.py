@@ -267,16 +267,16 @@ def label_table(labels: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def comparison_text(found: dict[str, Any]) -> str:
+def comparison_text(comparison: dict[str, Any]) -> str:
     """The outcome of the matched-pairs test of two systems, in one line."""
-    if found["better"]:
-        outcome = f"{found[found['better']]} is significantly better"
+    if comparison["better"]:
+        outcome = f"{comparison[comparison['better']]} is significantly better"
     else:
-        outcome = f"no significant difference between {found['a']} and {found['b']}"
-    z = "–" if found["z"] is None else f"{found['z']:.3f}"
+        outcome = f"no significant difference between {comparison['a']} and {comparison['b']}"
+    z = "–" if comparison["z"] is None else f"{comparison['z']:.3f}"
     return (
-        f"{outcome}: matched-pairs test over {found['segments']:,} segments, mean difference {found['mean']:.3f} "
-        f"errors, Z = {z}, {p_value_text(found['p_value'])}"
+        f"{outcome}: matched-pairs test over {comparison['segments']:,} segments, mean difference "
+        f"{comparison['mean']:.3f} errors, Z = {z}, {p_value_text(comparison['p_value'])}"
     )
 
 

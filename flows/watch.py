@@ -56,21 +56,21 @@ def waiting(config: PipelineConfig) -> bool:
     return waiting_challenger(client(), config.model_name) is not None
 
 
-def decide(found: str, state: dict[str, str]) -> tuple[str, dict[str, str]]:
+def decide(digest: str, state: dict[str, str]) -> tuple[str, dict[str, str]]:
     """Decide whether to ingest.
 
     Args:
-        found: Digest of the current listing.
+        digest: Digest of the current listing.
         state: State stored by the previous check.
 
     Returns:
         Name of the outcome (`Unchanged`, `Settling` or `Changed`), and the new state.
     """
-    if found == state.get(_INGESTED):
-        return "Unchanged", {**state, _SEEN: found}
-    if found != state.get(_SEEN):
-        return "Settling", {**state, _SEEN: found}
-    return "Changed", {_SEEN: found, _INGESTED: found}
+    if digest == state.get(_INGESTED):
+        return "Unchanged", {**state, _SEEN: digest}
+    if digest != state.get(_SEEN):
+        return "Settling", {**state, _SEEN: digest}
+    return "Changed", {_SEEN: digest, _INGESTED: digest}
 
 
 @flow(name="watch", flow_run_name=stamped_name("watch {config.name}"), persist_result=False)

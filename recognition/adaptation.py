@@ -73,7 +73,7 @@ class SpeakerAdapter:
         Returns:
             float32 [frames, D] for each; without fMLLR if there are fewer than 500 frames.
         """
-        own, parts = SpeakerFrames(self._extract), {n: SpeakerFrames(one) for n, one in self._others.items()}
+        own, parts = SpeakerFrames(self._extract), {n: SpeakerFrames(extract) for n, extract in self._others.items()}
         for wave in waves:
             for frames in (own, *parts.values()):
                 frames.add(wave)
@@ -82,8 +82,8 @@ class SpeakerAdapter:
         ivectors = self._adapted.ivectors(static)
         others = {n: part.normalized() for n, part in parts.items()}
         return [
-            self._adapted(one, transform, ivectors[row], {n: found[row] for n, found in others.items()})
-            for row, one in enumerate(static)
+            self._adapted(frames, transform, ivectors[row], {n: sequences[row] for n, sequences in others.items()})
+            for row, frames in enumerate(static)
         ]
 
     def static(self, waves: Sequence[Tensor]) -> list[Tensor]:
@@ -100,7 +100,7 @@ class SpeakerAdapter:
             static: Of `static`.
             speech: Which frames are loud enough for speech, bool [T] for each utterance; all by default.
         """
-        if (sum(int(one.sum()) for one in speech) if speech else sum(map(len, static))) < MINIMUM_FRAMES:
+        if (sum(int(mask.sum()) for mask in speech) if speech else sum(map(len, static))) < MINIMUM_FRAMES:
             return None
         passes = self.cfg.search.passes
         return adapt_to_speaker(self.model, self._search, static, passes, speech=speech)[0]
@@ -118,7 +118,7 @@ def _check(
     sizes += [(dim, part.width) for part in features.components if isinstance(part, FmllrConfig)]
     if extractor is not None:
         sizes.append((dim, extractor.model.dim))
-    if search.num_states > model.gmm.num_pdfs or any(one != other for one, other in sizes):
+    if search.num_states > model.gmm.num_pdfs or any(size != other for size, other in sizes):
         raise ValueError(
             f"the GMM-HMM of {model.gmm.num_pdfs} states and {dim} features does not fit the graph of "
             f"{search.num_states} states, its own features, or the network's: use the files that were made together"
@@ -137,23 +137,23 @@ class SpeakerFrames:
     """
 
     def __init__(self, extract: FilterBank) -> None:
-        self._extract, self._found, self.speech = extract, list[Tensor](), list[Tensor]()
+        self._extract, self._frames, self.speech = extract, list[Tensor](), list[Tensor]()
         self._stats = CmvnStats(extract.dim)
 
     def add(self, wave: Tensor) -> None:
         """Add an utterance: its waveform [samples] in ±1."""
         feats, frames = self._extract(wave[None], torch.tensor([len(wave)]))
-        found = feats[0, : int(frames[0])]
-        self._found.append(found)
-        self.speech.append(self._extract.speech_mask(found))
-        self._stats.add(found[self.speech[-1]])
+        utterance = feats[0, : int(frames[0])]
+        self._frames.append(utterance)
+        self.speech.append(self._extract.speech_mask(utterance))
+        self._stats.add(utterance[self.speech[-1]])
 
     def normalized(self) -> list[Tensor]:
         """float32 `[T, F]` of each utterance, normalized over all of them if configured."""
         if not self._stats.count or self._extract.config.cmvn != "speaker":
-            return self._found
+            return self._frames
         mean, std, floor = self._stats.mean, self._stats.std, self._extract.config.cmvn_floor
-        return [normalize_frames(one, mean, std, floor) for one in self._found]
+        return [normalize_frames(frames, mean, std, floor) for frames in self._frames]
 
 
 def add_adaptation(folder: Path, hmm: Path, adaptation: AdaptationConfig, ivector: Path | None = None) -> None:
@@ -224,12 +224,12 @@ def load_extractor(folder: Path, spec: BundleSpec) -> IvectorExtractor | None:
     if part is None:
         return None
     try:
-        found = IvectorExtractor.load(folder / IVECTOR_FILE)
+        extractor = IvectorExtractor.load(folder / IVECTOR_FILE)
     except ModelError as error:
         raise BundleError(f"{folder} lacks an intact {IVECTOR_FILE} ({error}): use the registered model") from error
-    if found.rank != part.dim:
+    if extractor.rank != part.dim:
         raise BundleError(
-            f"{folder / IVECTOR_FILE} has i-vectors of {found.rank} dimensions, but the features of the model have "
+            f"{folder / IVECTOR_FILE} has i-vectors of {extractor.rank} dimensions, but the features of the model have "
             f"{part.dim}: fetch the model again"
         )
-    return found
+    return extractor

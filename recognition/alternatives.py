@@ -40,12 +40,14 @@ def timed_alternatives(hypothesis: Hypothesis, times: FrameTimes | None) -> list
         return [TimedAlternative(hypothesis.text, hypothesis.score, 1.0)]
     return [
         TimedAlternative(
-            one.text,
-            one.score,
-            one.posterior,
-            tuple(placed_words(one.text, one.word_frames, one.word_confidences, times)) if times else (),
+            alternative.text,
+            alternative.score,
+            alternative.posterior,
+            tuple(placed_words(alternative.text, alternative.word_frames, alternative.word_confidences, times))
+            if times
+            else (),
         )
-        for one in hypothesis.nbest
+        for alternative in hypothesis.nbest
     ]
 
 
@@ -84,10 +86,10 @@ _BASE = 0x9E3779B97F4A7C15F39CC0605CEDC835
 def _fingerprint(text: str) -> tuple[int, int]:
     """A text's fingerprint, and the factor of what comes before it."""
     words = text.split()
-    found = 0
+    fingerprint = 0
     for word in words:
-        found = (found * _BASE + hash(word)) % _PRIME
-    return found, pow(_BASE, len(words), _PRIME)
+        fingerprint = (fingerprint * _BASE + hash(word)) % _PRIME
+    return fingerprint, pow(_BASE, len(words), _PRIME)
 
 
 def joined_alternatives(pieces: Iterable[Sequence[TimedAlternative]], count: int) -> list[TimedAlternative]:
@@ -99,7 +101,7 @@ def joined_alternatives(pieces: Iterable[Sequence[TimedAlternative]], count: int
     """
     best = [_Chain(None, NOTHING, NOTHING.score, NOTHING.posterior, 0)]
     for options in pieces:
-        marks = [_fingerprint(one.text) for one in options]
+        marks = [_fingerprint(option.text) for option in options]
         pairs = [
             (first.score + second.score, (first.fingerprint * factor + own) % _PRIME, first, second)
             for first in best
@@ -115,4 +117,4 @@ def joined_alternatives(pieces: Iterable[Sequence[TimedAlternative]], count: int
             _Chain(first, second, score, totals[mark], mark)
             for mark, (score, first, second) in islice(chosen.items(), count)
         ]
-    return [one.joined() for one in best]
+    return [option.joined() for option in best]

@@ -395,14 +395,14 @@ def check_files(folder: Path, network_only: bool = False) -> dict[str, str]:
         BundleError: If a file, or bundle.json itself, is missing or damaged.
     """
     spec, files = _read(folder)
-    found = {}
+    digests = {}
     for name in (WEIGHTS,) if network_only else dict.fromkeys((*spec.system.files, *files)):
         if not (folder / name).is_file():
             raise BundleError(f"{folder / name} is missing: {_AGAIN}")
-        found[name] = _sha256(folder / name)
-        if found[name] != files.get(name):
+        digests[name] = _sha256(folder / name)
+        if digests[name] != files.get(name):
             raise _damaged(folder / name)
-    return found
+    return digests
 
 
 _AGAIN = "fetch the model again, or recreate it with `starling run CONFIG --from register`"

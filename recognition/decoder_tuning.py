@@ -53,7 +53,7 @@ def try_all(
     count = useful_processes(recognizer, processes, total)
     if count < 2:
         recognizer.prepare()  # each combination shares what is read here
-    found = []
+    trials = []
     with DecodingPool[Sequence[str]](recognizer, count) as pool:
         for values in combinations:
             pool.use(recognizer.with_decoder(recognizer.cfg.model_copy(update=values)))
@@ -61,10 +61,10 @@ def try_all(
             for texts, hypotheses in pool.each(encoded):
                 for text, hypothesis in zip(texts, hypotheses, strict=True):
                     errors += score_utterance(text, hypothesis.text)
-            found.append(Trial(values, errors))
+            trials.append(Trial(values, errors))
             if on_progress:
-                on_progress(len(found), len(combinations))
-    return found
+                on_progress(len(trials), len(combinations))
+    return trials
 
 
 def best_trial(trials: Sequence[Trial], grid: Grid, configured: Mapping[str, Any]) -> Trial:

@@ -60,8 +60,8 @@ class DecodingPool(Generic[T]):
 
     def each(self, encoded: Iterable[tuple[T, Any]]) -> Iterator[tuple[T, list[Hypothesis]]]:
         """Search batches; yields the item that came with each, and the hypotheses."""
-        for what, one in encoded:
-            yield from self.add(what, one)
+        for what, batch in encoded:
+            yield from self.add(what, batch)
         yield from self.rest()
 
     def add(self, what: T, encoded: Any) -> Iterator[tuple[T, list[Hypothesis]]]:
@@ -82,22 +82,24 @@ class DecodingPool(Generic[T]):
         search, description = self._elsewhere
         try:
             with starting_workers():
-                return [self._pool.submit(search, description, one) for one in self._recognizer.arrays(encoded)]
+                return [
+                    self._pool.submit(search, description, utterance) for utterance in self._recognizer.arrays(encoded)
+                ]
         except BrokenProcessPool:
             return None
 
     def _next(self) -> tuple[T, list[Hypothesis]]:
         what, encoded, futures = self._waiting[0]
-        found = None
+        hypotheses = None
         try:
-            found = None if futures is None else [future.result() for future in futures]
+            hypotheses = None if futures is None else [future.result() for future in futures]
         except (BrokenProcessPool, CancelledError):
             log.warning("a process that decodes was killed, perhaps for want of memory: this one goes on alone")
-        if found is None:
+        if hypotheses is None:
             self._search_here()
-            found = self._recognizer.search(encoded)
+            hypotheses = self._recognizer.search(encoded)
         self._waiting.popleft()
-        return what, found
+        return what, hypotheses
 
     def _search_here(self) -> None:
         """Do without processes from now on."""

@@ -159,16 +159,16 @@ def _adapted_batches(
             heard: list[Batch] = []
             feats = iter(recognizer.adapted(_waves(whole_batches(dataset, own[part], batch_seconds, on_damage), heard)))
             for batch in heard:
-                found = list(islice(feats, len(batch.ids)))
-                inputs = torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
-                yield replace(batch, inputs=inputs, lengths=torch.tensor([len(one) for one in found]))
+                adapted = list(islice(feats, len(batch.ids)))
+                inputs = torch.nn.utils.rnn.pad_sequence(adapted, batch_first=True)
+                yield replace(batch, inputs=inputs, lengths=torch.tensor([len(features) for features in adapted]))
 
 
 def _waves(batches: Iterable[Batch], heard: list[Batch]) -> Iterator[Tensor]:
     """The waveforms of batches; adds each batch without them, since only its features stay in memory."""
     for batch in batches:
         heard.append(replace(batch, inputs=batch.inputs.new_zeros(len(batch.ids), 0)))
-        yield from (one[:size] for one, size in zip(batch.inputs, batch.lengths, strict=True))
+        yield from (wave[:size] for wave, size in zip(batch.inputs, batch.lengths, strict=True))
 
 
 def whole_batches(

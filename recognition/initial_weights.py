@@ -132,14 +132,14 @@ def check_source(source: SourceModel, spec: BundleSpec, name: str) -> None:
             f"{source.model.kind}, or begin with another model"
         )
     free = spec.network.free_fields
-    found = _differences("model", source.model, spec.network, free)
+    differences = _differences("model", source.model, spec.network, free)
     if source.features is not None:
-        found |= _differences("features", source.features, spec.features, {"stored"})
+        differences |= _differences("features", source.features, spec.features, {"stored"})
     if source.sample_rate not in (None, spec.sample_rate):
-        found["data.sample_rate"] = (source.sample_rate, spec.sample_rate)
-    if found:
-        what = "; ".join(f"{place} is {mine}, and there {theirs}" for place, (theirs, mine) in found.items())
-        remedy = " ".join(f"--set {place}={theirs}" for place, (theirs, _) in found.items())
+        differences["data.sample_rate"] = (source.sample_rate, spec.sample_rate)
+    if differences:
+        what = "; ".join(f"{place} is {mine}, and there {theirs}" for place, (theirs, mine) in differences.items())
+        remedy = " ".join(f"--set {place}={theirs}" for place, (theirs, _) in differences.items())
         raise SourceError(f"train.init: {name} does not fit: {what}. Use its values ({remedy}), or another model")
     if spec.features.adapted and (source.states is None or source.states != _same_states(source, spec)):
         raise SourceError(
@@ -230,7 +230,7 @@ def transfer_weights(source: SourceModel, spec: BundleSpec, network: TrainableNe
     """
     theirs, own = (
         network.own_names(source.weights()),
-        {name: one.detach().clone() for name, one in network.state_dict().items()},
+        {name: tensor.detach().clone() for name, tensor in network.state_dict().items()},
     )
     origin = _origin(source, spec)
     taken: list[str] = []

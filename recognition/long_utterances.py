@@ -65,7 +65,7 @@ def scores_in_pieces(
     Returns:
         Log probabilities [batch, frames, outputs], frames [batch], and starts [batch] in seconds.
     """
-    found, starts = [], []
+    joined, starts = [], []
     for row, length in enumerate(lengths.tolist()):
         pieces = pieces_of(inputs[row, :length], most, frontend)
         parts: list[Tensor] = []
@@ -75,7 +75,7 @@ def scores_in_pieces(
             who = [speakers[row]] * len(some) if speakers is not None else None
             log_probs, frames, begins = scores(padded, torch.tensor([len(piece) for piece in some]), who)
             starts += [begins[0]] if first == 0 else []
-            parts += [one[:count] for one, count in zip(log_probs, frames.tolist(), strict=True)]
-        found.append(torch.cat(parts))
-    counts = torch.tensor([len(one) for one in found])
-    return torch.nn.utils.rnn.pad_sequence(found, batch_first=True), counts, torch.stack(starts)
+            parts += [piece[:count] for piece, count in zip(log_probs, frames.tolist(), strict=True)]
+        joined.append(torch.cat(parts))
+    counts = torch.tensor([len(utterance) for utterance in joined])
+    return torch.nn.utils.rnn.pad_sequence(joined, batch_first=True), counts, torch.stack(starts)

@@ -89,7 +89,7 @@ class PretrainedModel:
             PretrainedError: A file is damaged, or the weights are not those of the encoder that is described.
         """
         wanted, fixed = self._expected(cfg)
-        expected, found = wanted | fixed, {}
+        expected, tensors = wanted | fixed, {}
         for path in self.paths:
             try:
                 with safe_open(str(path), "pt") as file:
@@ -97,14 +97,14 @@ class PretrainedModel:
                         own = cfg.own_name(name)
                         if own in expected:
                             self._check_shape(name, file.get_slice(name).get_shape(), expected[own])
-                            found[own] = file.get_tensor(name).float()
+                            tensors[own] = file.get_tensor(name).float()
             except (SafetensorError, OSError) as error:
                 raise PretrainedError(f"{path} is damaged or truncated ({error}): fetch the model again") from error
-        self._check_complete(wanted, found)
+        self._check_complete(wanted, tensors)
         for name, tensor in fixed.items():
-            if name in found and not torch.allclose(found[name], tensor, atol=_TOLERANCE, rtol=0):
+            if name in tensors and not torch.allclose(tensors[name], tensor, atol=_TOLERANCE, rtol=0):
                 raise PretrainedError(f"{self.name}: {name} differs from the published one, which is not supported")
-        return {name: found[name].contiguous() for name in wanted}
+        return {name: tensors[name].contiguous() for name in wanted}
 
     def _expected(self, cfg: PretrainedConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The encoder's trained tensors by name, without memory, and those that are computed."""
@@ -124,15 +124,15 @@ class PretrainedModel:
                 "are not of one model"
             )
 
-    def _check_complete(self, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-        if missing := sorted(wanted.keys() - found.keys()):
+    def _check_complete(self, wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+        if missing := sorted(wanted.keys() - tensors.keys()):
             raise PretrainedError(
                 f"{self.name} has no weights for {missing[0]}"
                 + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
                 + ": is it complete, and of the architecture that its config.json names?"
             )
         try:
-            check_finite(found)
+            check_finite(tensors)
         except ValueError as error:
             raise PretrainedError(f"{self.name} is damaged: {error}; fetch the model again") from error
 
@@ -224,10 +224,10 @@ def check_pretrained(model: ModelConfig, features: FeatureConfig, sample_rate: i
     model.check_packages()
     if not isinstance(model, PretrainedConfig) or model.encoder:
         return model
-    found = read_pretrained(model, cache)
-    sized = found.sized(model)
+    pretrained = read_pretrained(model, cache)
+    sized = pretrained.sized(model)
     sized.check_inputs(features, sample_rate)
-    sized.check_preprocessor(features, found.preprocessor)
+    sized.check_preprocessor(features, pretrained.preprocessor)
     return sized
 
 
@@ -239,10 +239,10 @@ def read_pretrained_folder(folder: Path) -> SourceModel:
     """
     kinds = [kind for kind in MODELS.values() if issubclass(kind, PretrainedConfig)]
     model_type = str(_json(ObjectStore(folder), CONFIG).get("model_type", ""))
-    kind = next((one for one in kinds if model_type in one.model_types), kinds[0])
+    kind = next((candidate for candidate in kinds if model_type in candidate.model_types), kinds[0])
     cfg = kind(source=str(folder))
-    found = read_pretrained(cfg, folder)
-    source = found.source_model(found.sized(cfg))
+    pretrained = read_pretrained(cfg, folder)
+    source = pretrained.source_model(pretrained.sized(cfg))
     weights = source.weights()  # now: the folder may be gone later
     return replace(source, weights=lambda: weights)
 

@@ -82,11 +82,12 @@ class _Recording:
     def transcript(self, nbest: int) -> Transcript:
         if self.error:
             return Transcript(text="", seconds=0.0, confidence=0.0, error=self.error)
-        found = [part.hypothesis for part in self.parts]
-        sizes = [len(one.tokens) or len(one.text.split()) for one in found]  # a search of states has no tokens
-        total = sum(one.confidence * size for one, size in zip(found, sizes, strict=True))
+        hypotheses = [part.hypothesis for part in self.parts]
+        # a search of states has no tokens
+        sizes = [len(hypothesis.tokens) or len(hypothesis.text.split()) for hypothesis in hypotheses]
+        total = sum(hypothesis.confidence * size for hypothesis, size in zip(hypotheses, sizes, strict=True))
         confidence = total / sum(sizes) if any(sizes) else 0.0
-        text = " ".join(one.text for one in found if one.text)
+        text = " ".join(hypothesis.text for hypothesis in hypotheses if hypothesis.text)
         words = tuple(word for part in self.parts for word in part.words)
         others = joined_alternatives((part.nbest for part in self.parts), nbest) if nbest > 1 else []
         return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words, nbest=tuple(others))
@@ -161,8 +162,10 @@ class Transcriber:
         voices = [first[who] for who in speakers] if speakers is not None else list(range(len(audio)))
         order = sorted(range(len(audio)), key=voices.__getitem__)
         spoken = ((audio[number], voices[number]) for number in order)
-        found = dict(zip(order, self.stream(spoken, sample_rate, words=words, on_seconds=on_seconds), strict=True))
-        return [found[number] for number in range(len(audio))]
+        transcripts = dict(
+            zip(order, self.stream(spoken, sample_rate, words=words, on_seconds=on_seconds), strict=True)
+        )
+        return [transcripts[number] for number in range(len(audio))]
 
     def stream(
         self,
@@ -185,11 +188,11 @@ class Transcriber:
         """
         if words:
             self.spec.system.require("word times")
-        found: dict[int, _Recording] = {}
+        recordings: dict[int, _Recording] = {}
         window: list[_Piece] = []
         most = _WINDOW * self.batch_seconds
         waiting, limit = 0.0, _FIRST_WINDOW * self.batch_seconds
-        for number, piece, seconds in self._read(audio, sample_rate, found):
+        for number, piece, seconds in self._read(audio, sample_rate, recordings):
             waiting += seconds
             window += [piece] if piece else []
             if waiting < limit:
@@ -197,17 +200,17 @@ class Transcriber:
             ready, later = self._complete(window, waiting >= most)
             if later and not ready:
                 continue
-            self._flush(ready, found, words, on_seconds)
-            window, waiting = later, sum(len(one.wave) for one in later) / self.sample_rate
+            self._flush(ready, recordings, words, on_seconds)
+            window, waiting = later, sum(len(piece.wave) for piece in later) / self.sample_rate
             limit = min(2 * limit, most)
-            yield from self._finished(found, later[0].recording if later else number if piece else number + 1)
-        self._flush(window, found, words, on_seconds)
-        yield from self._finished(found)
+            yield from self._finished(recordings, later[0].recording if later else number if piece else number + 1)
+        self._flush(window, recordings, words, on_seconds)
+        yield from self._finished(recordings)
 
-    def _finished(self, found: dict[int, _Recording], end: int | None = None) -> Iterator[Transcript]:
+    def _finished(self, recordings: dict[int, _Recording], end: int | None = None) -> Iterator[Transcript]:
         """Remove the recordings, those before a number if there is one, and yield their transcripts."""
-        for number in [one for one in found if end is None or one < end]:
-            yield found.pop(number).transcript(self.nbest)
+        for number in [number for number in recordings if end is None or number < end]:
+            yield recordings.pop(number).transcript(self.nbest)
 
     def _complete(self, window: list[_Piece], full: bool) -> tuple[list[_Piece], list[_Piece]]:
         """Pieces to recognize now, and those that wait for more of the last speaker, unless they fill the window."""
@@ -217,7 +220,7 @@ class Transcriber:
         return (before, window[len(before) :]) if before or not full else (window, [])
 
     def _read(
-        self, audio: Iterable[tuple[Audio, int]], sample_rate: int | None, found: dict[int, _Recording]
+        self, audio: Iterable[tuple[Audio, int]], sample_rate: int | None, recordings: dict[int, _Recording]
     ) -> Iterator[tuple[int, _Piece | None, float]]:
         """Yield the number of a recording with each of its pieces and, last, with None; adds it to those found.
 
@@ -225,7 +228,7 @@ class Transcriber:
         recordings without speech also have to be output from time to time; 0 for models that adapt to speech.
         """
         for number, (item, speaker) in enumerate(audio):
-            found[number] = recording = _Recording()
+            recordings[number] = recording = _Recording()
             silent = 0.0
             for wave, start in self._pieces(item, sample_rate, recording):
                 seconds = len(wave) / self.sample_rate
@@ -264,7 +267,7 @@ class Transcriber:
     def _flush(
         self,
         window: list[_Piece],
-        found: dict[int, _Recording],
+        recordings: dict[int, _Recording],
         words: bool,
         on_seconds: Callable[[float], object] | None,
     ) -> None:
@@ -275,20 +278,20 @@ class Transcriber:
         order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
         for rows in self._batches(order, window):
             batch = [window[row] for row in rows]
-            parts |= zip(rows, self._recognize_each(batch, found, words), strict=True)
+            parts |= zip(rows, self._recognize_each(batch, recordings, words), strict=True)
             if on_seconds is not None:
                 on_seconds(sum(len(piece.wave) for piece in batch) / self.sample_rate)
         for row, piece in enumerate(window):
-            found[piece.recording].parts.append(parts[row])
+            recordings[piece.recording].parts.append(parts[row])
 
     def _adapted(self, window: list[_Piece]) -> list[_Piece]:
         """The pieces with features that are adapted to their speakers."""
-        found = list(window)
+        adapted = list(window)
         for rows in by_speaker([piece.speaker for piece in window]).values():
             feats = self.recognizer.adapted([window[row].wave for row in rows])
-            for row, one in zip(rows, feats, strict=True):
-                found[row] = replace(window[row], features=one)
-        return found
+            for row, features in zip(rows, feats, strict=True):
+                adapted[row] = replace(window[row], features=features)
+        return adapted
 
     def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
         rows: list[int] = []
@@ -301,14 +304,14 @@ class Transcriber:
         if rows:
             yield rows
 
-    def _recognize_each(self, pieces: list[_Piece], found: dict[int, _Recording], words: bool) -> list[_Part]:
+    def _recognize_each(self, pieces: list[_Piece], recordings: dict[int, _Recording], words: bool) -> list[_Part]:
         """Like `_recognize`, but a piece without usable scores fails its own recording only."""
         try:
             return self._recognize(pieces, words)
         except DecodeError as error:
             if len(pieces) > 1:
-                return [part for piece in pieces for part in self._recognize_each([piece], found, words)]
-            found[pieces[0].recording].error = (
+                return [part for piece in pieces for part in self._recognize_each([piece], recordings, words)]
+            recordings[pieces[0].recording].error = (
                 f"the model gives no usable scores for it ({error}): check the audio, and fetch the model again if "
                 "other recordings fail, too"
             )
@@ -317,12 +320,12 @@ class Transcriber:
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
         given, recognizer = [piece.inputs for piece in pieces], self.recognizer
         inputs = torch.nn.utils.rnn.pad_sequence(given, batch_first=True)
-        encoded = recognizer.encode(inputs, torch.tensor([len(one) for one in given]))
+        encoded = recognizer.encode(inputs, torch.tensor([len(piece_inputs) for piece_inputs in given]))
         parts = []
-        for row, (one, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
+        for row, (hypothesis, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
             times = recognizer.times(encoded, row, piece.start, piece.start + len(piece.wave) / self.sample_rate)
-            spoken = recognizer.timed_words(encoded, row, one, times) if words and times else []
-            parts.append(_Part(one, spoken, timed_alternatives(one, times) if self.nbest > 1 else []))
+            spoken = recognizer.timed_words(encoded, row, hypothesis, times) if words and times else []
+            parts.append(_Part(hypothesis, spoken, timed_alternatives(hypothesis, times) if self.nbest > 1 else []))
         return parts
 
 

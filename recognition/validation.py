@@ -61,11 +61,11 @@ class Validation:
 
         Models of tied states have no `wer`.
         """
-        found = {name: value / max(1, count) for name, (value, count) in self._further.items()}
+        figures = {name: value / max(1, count) for name, (value, count) in self._further.items()}
         if self._reads:
             wer = score_sets(self._rows).wer
-            found["wer"] = float("nan") if wer is None else wer
-        return {"loss": self._loss / max(1, self._items), **found}
+            figures["wer"] = float("nan") if wer is None else wer
+        return {"loss": self._loss / max(1, self._items), **figures}
 
 
 @torch.inference_mode()
@@ -104,13 +104,13 @@ def validate(
     Raises:
         TooManyShardsError: As `over_batches` does.
     """
-    found = Validation(objective, tokenizer)
+    validation = Validation(objective, tokenizer)
     # targets that are aligned to frames are those of whole utterances
     features = frontend.trimmed if tokenizer else frontend
 
     def add(batch: Batch) -> None:
         feats, frames = features(batch.inputs.to(device), batch.lengths.to(device), batch.speakers)[:2]
-        found.add(batch, *model(rounded_up(feats, frame_multiple(device)), frames))
+        validation.add(batch, *model(rounded_up(feats, frame_multiple(device)), frames))
 
     lost = over_batches(dataset, limits, add)
-    return found.figures() | lost
+    return validation.figures() | lost

@@ -329,7 +329,7 @@ class WhisperTokenizer(Tokenizer):
     def _number(self, symbol: str) -> int:
         number = self._tokenizer.token_to_id(symbol)
         if number is None:
-            languages = sorted(one[2:-2] for one in self.symbols if re.fullmatch(r"<\|[a-z]{2,3}\|>", one))
+            languages = sorted(token[2:-2] for token in self.symbols if re.fullmatch(r"<\|[a-z]{2,3}\|>", token))
             raise TokenError(
                 f"the Whisper tokenizer has no token {symbol}: use its own tokenizer.json, and one of its languages "
                 f"({', '.join(languages) or 'none'})"
@@ -392,11 +392,11 @@ def _read_byte_pieces(model: str) -> Any:
     except ImportError as error:
         raise TokenError(f"Whisper's tokenizer needs the package tokenizers: {install_remedy('pretrained')}") from error
     try:
-        found = tokenizers.Tokenizer.from_str(model)
+        pieces = tokenizers.Tokenizer.from_str(model)
     except Exception as error:  # the package raises nothing more specific
         raise TokenError(f"the tokenizer.json of a Whisper model cannot be read: {error}") from error
-    found.encode_special_tokens = True
-    return found
+    pieces.encode_special_tokens = True
+    return pieces
 
 
 def _train_sentencepiece(lines: list[str], vocab_size: int) -> bytes:

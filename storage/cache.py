@@ -114,11 +114,11 @@ class ShardCache:
 
     def _find_or_fetch(self, digest: str, size: int, fetch: Fetch, check: Check) -> int:
         target = self.path(digest)
-        if (found := self._find(target, check)) is not None:
-            return found
+        if (descriptor := self._find(target, check)) is not None:
+            return descriptor
         with passing_lock(self.folder / f".lock-{digest}", _DOWNLOAD_WAIT_S):
-            if (found := self._find(target, check)) is not None:  # the previous lock owner has fetched it
-                return found
+            if (descriptor := self._find(target, check)) is not None:  # the previous lock owner has fetched it
+                return descriptor
             self.sweep()
             problem = ""
             for _ in range(2):  # a second attempt repairs transmission errors

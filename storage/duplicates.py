@@ -89,7 +89,7 @@ class SeenTexts:
         """The slot of a key, or the empty slot where it belongs."""
         mask = len(self._high) - 1
         place = low & mask
-        while (found := self._high[place]) and (found != high or self._low[place] != low):
+        while (stored := self._high[place]) and (stored != high or self._low[place] != low):
             place = (place + 1) & mask
         return place
 

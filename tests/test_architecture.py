@@ -76,7 +76,7 @@ USED = {
 
 @pytest.mark.parametrize("rooms", USED)
 def test_lower_rooms_need_neither_prefect_nor_mlflow_nor_a_terminal_and_no_higher_rooms(rooms):
-    programs = {one: IMPORT_ALL.format(rooms=one, known=ROOMS[1:]) for one in USED}
+    programs = {room: IMPORT_ALL.format(rooms=room, known=ROOMS[1:]) for room in USED}
     assert printed(tuple(programs.values()), "import torch", BLOCKED)[programs[rooms]] == USED[rooms]
 
 
@@ -99,7 +99,7 @@ CONFIGURATIONS = {
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_configurations_are_read_without_torch(name):
     loaded = "; print({'torch', 'torchaudio', 'flashlight'} & set(sys.modules) or None)"
-    programs = {one: program.rstrip() + loaded for one, program in CONFIGURATIONS.items()}
+    programs = {kind: program.rstrip() + loaded for kind, program in CONFIGURATIONS.items()}
     assert printed(tuple(programs.values()), "import pydantic")[programs[name]] == "None"
 
 
@@ -120,16 +120,16 @@ def trees():
 @functools.cache
 def nodes():
     """Every node of every source file, each with the file's path, by its class."""
-    found = {}
+    by_kind = {}
     for path, tree in trees().items():
         for node in ast.walk(tree):
-            found.setdefault(type(node), []).append((path, node))
-    return found
+            by_kind.setdefault(type(node), []).append((path, node))
+    return by_kind
 
 
 def found_by(find, *kinds):
     """What a function finds in the nodes of these classes, with their paths."""
-    return [(path, one) for kind in kinds for path, node in nodes().get(kind, ()) for one in find(node)]
+    return [(path, detail) for kind in kinds for path, node in nodes().get(kind, ()) for detail in find(node)]
 
 
 def dotted(node):
@@ -227,14 +227,14 @@ def own_percent_signs(node):
 
 def test_percentages_are_written_with_a_space():
     assert found_by(own_percent_signs, ast.FormattedValue) == []
-    [wrong] = [one for one in ast.walk(ast.parse("f'{x:.1%} {x:.1f} %'")) if isinstance(one, ast.FormattedValue)][:1]
+    [wrong] = [part for part in ast.walk(ast.parse("f'{x:.1%} {x:.1f} %'")) if isinstance(part, ast.FormattedValue)][:1]
     assert list(own_percent_signs(wrong))
 
 
 def test_functions_have_fewer_than_60_lines():
-    found = nodes()[ast.FunctionDef] + nodes().get(ast.AsyncFunctionDef, [])
-    assert len(found) > 3000
-    assert [(path, node.name) for path, node in found if (node.end_lineno or 0) - node.lineno >= 60] == []
+    functions = nodes()[ast.FunctionDef] + nodes().get(ast.AsyncFunctionDef, [])
+    assert len(functions) > 3000
+    assert [(path, node.name) for path, node in functions if (node.end_lineno or 0) - node.lineno >= 60] == []
 
 
 def test_public_class_names_are_unique():

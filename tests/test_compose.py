@@ -137,7 +137,7 @@ def prefect_variables():
     from pydantic import BaseModel
     from pydantic_settings import BaseSettings
 
-    found = set()
+    names = set()
 
     def walk(model, prefix):
         for field, info in model.model_fields.items():
@@ -146,11 +146,11 @@ def prefect_variables():
                 walk(kind, (getattr(kind, "model_config", {}).get("env_prefix") or f"{prefix}{field}_"))
                 continue
             choices = getattr(info.validation_alias, "choices", [])
-            found.update(str(choice).upper() for choice in choices if isinstance(choice, str))
-            found.add(f"{prefix}{field}".upper())
+            names.update(str(choice).upper() for choice in choices if isinstance(choice, str))
+            names.add(f"{prefix}{field}".upper())
 
     walk(Settings, "PREFECT_")
-    return found
+    return names
 
 
 def mlflow_reads(name):
@@ -170,9 +170,9 @@ def our_code_reads(name):
 
 
 def every_variable():
-    found = {name for service in SERVICES.values() for name in service.get("environment", {})}
+    own = {name for service in SERVICES.values() for name in service.get("environment", {})}
     image = re.findall(r"^(?:ENV )?\s*([A-Z][A-Z_]+)=\S", DOCKERFILE, re.MULTILINE)
-    return sorted(found | set(image))
+    return sorted(own | set(image))
 
 
 OF_LIBRARIES = {

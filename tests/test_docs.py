@@ -123,10 +123,10 @@ def check_field(assignment):
     try:
         parse_config(document)
     except ConfigError as error:
-        found = str(error)
+        message = str(error)
     else:
-        found = ""
-    assert "there is no such field" not in found
+        message = ""
+    assert "there is no such field" not in message
 
 
 @pytest.mark.parametrize("line", shell_lines())
@@ -248,9 +248,9 @@ def test_two_starts_of_the_sample_ring_train_together(tmp_path):
     ]
     start = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ends = [process.communicate(timeout=240) for process in [subprocess.Popen(command, **start) for _ in range(2)]]
-    found = sorted(re.fullmatch(r"learner (\d): (\d+) steps, loss 0\.0\d\d\d\n", said).groups() for said, _ in ends)
-    assert [node for node, _ in found] == ["0", "1"], ends
-    assert all(int(steps) > 0 for _, steps in found)
+    ended = sorted(re.fullmatch(r"learner (\d): (\d+) steps, loss 0\.0\d\d\d\n", said).groups() for said, _ in ends)
+    assert [node for node, _ in ended] == ["0", "1"], ends
+    assert all(int(steps) > 0 for _, steps in ended)
     lines = map(json.loads, (tmp_path / "run1" / "journal.jsonl").read_text(encoding="utf-8").splitlines())
     epochs = [(line["utterances"], line["repeated"]) for line in lines if line["kind"] == "epoch"]
     assert epochs == [(400, 0)] * 20  # and not a second training

@@ -87,7 +87,7 @@ def test_orphans_are_found_and_killed_even_if_stopped(household):
     subprocess.run([PYTHON, "-c", parent], env=os.environ | {"STARLING_HOME": household.home}, check=True)
     (orphan,) = wait_until(household.living)
     orphan.process.send_signal(signal.SIGSTOP)
-    assert [found.pid for found in household.wait_until_gone(0.0)] == [orphan.pid]
+    assert [process.pid for process in household.wait_until_gone(0.0)] == [orphan.pid]
     household.end()
     assert household.wait_until_gone(10.0) == []
 
@@ -118,13 +118,13 @@ def test_ctrl_c_ends_a_command_of_a_battery_in_the_background(tmp_path):
 def samples():
     """A run: the command alone, then a learner, then the command alone."""
     train = TRAIN
-    found = []
+    drawn = []
     for second in range(60):
         epochs = max(0, second - 20)
         progress = Progress(min(second // 5, train), epochs) if second < 50 else Progress(train + 1)
         roles = (COMMAND, GROUP, EVERYTHING, *(("learner",) if 20 <= second < 50 else ()))
-        found.append(Sample(progress, 0.5, roles))
-    return found
+        drawn.append(Sample(progress, 0.5, roles))
+    return drawn
 
 
 def test_a_seed_gives_the_same_plan_and_another_seed_another():
@@ -336,7 +336,7 @@ def test_three_faults_leave_no_finding(tmp_path):
     assert faults.main([*words, "--folder", str(tmp_path), "--only", *only]) == 0
     outcomes = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert all(outcome["finished"] for outcome in outcomes)
-    given = [one for outcome in outcomes for one in outcome["given"]]
+    given = [fault for outcome in outcomes for fault in outcome["given"]]
     assert len(given) == 3
-    assert all(one["status"] for one in given if one["fault"]["role"] == "everything")
+    assert all(fault["status"] for fault in given if fault["fault"]["role"] == "everything")
     assert not list(tmp_path.glob("run-*")), "folders of runs without findings are removed"

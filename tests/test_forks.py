@@ -82,15 +82,17 @@ def is_fork(**options):
 def test_fork_sees_the_same_environment_as_an_interpreter(tmp_path, session):
     env = {**os.environ, "STARLING_X": "y", "PYTHONPATH": f"{ROOT}:relative"}
     options = {"cwd": tmp_path, "env": env, "input": "told", "capture_output": True, "text": True, "check": True}
-    found = []
+    shown_by_each = []
     for kind in (str, Forkable):
         command = [sys.executable, "-c", kind(SHOW), "a", "b c", ""]
-        found.append(one := json.loads(subprocess.run(command, start_new_session=session, **options).stdout))
-        assert one["parent"] == os.getpid()
-        assert "\0".join(one["words"]) + "\0" in one["shown"].pop(0)
-        shown = one["shown"].pop().rstrip("\0").split("\0")
+        shown_by_each.append(
+            environment := json.loads(subprocess.run(command, start_new_session=session, **options).stdout)
+        )
+        assert environment["parent"] == os.getpid()
+        assert "\0".join(environment["words"]) + "\0" in environment["shown"].pop(0)
+        shown = environment["shown"].pop().rstrip("\0").split("\0")
         assert dict(entry.split("=", 1) for entry in shown) == env
-    assert found[0] == found[1]
+    assert shown_by_each[0] == shown_by_each[1]
 
 
 def test_forks_draw_different_random_numbers():
@@ -119,11 +121,11 @@ def test_interpreter_is_started_for_what_a_fork_cannot_reproduce(tmp_path):
     assert not is_fork(stdin=terminal)
     os.close(main)
     os.close(terminal)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(is_fork()))
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(is_fork()))
     thread.start()
     thread.join()
-    assert found == [False]
+    assert answers == [False]
 
 
 def test_no_fork_if_inherited_state_differs_from_the_fork_servers():
@@ -270,11 +272,11 @@ def test_processes_of_a_pool_are_forks_too(forked):
         pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
-            found = pool.submit(eval, OF_ITSELF.strip())
+            task = pool.submit(eval, OF_ITSELF.strip())
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         with pool:
-            assert found.result(240) == [os.getpid(), os.getpid(), os.getcwd(), forked, {signal.SIGUSR1}]
+            assert task.result(240) == [os.getpid(), os.getpid(), os.getcwd(), forked, {signal.SIGUSR1}]
 
 
 def test_killed_process_of_a_pool_is_detected():
@@ -292,8 +294,8 @@ FOUND = (
 
 def test_forks_use_preimported_modules_of_the_checkout():
     command = [sys.executable, "-c", Forkable(FOUND)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
-    assert found == [str(ROOT / "training" / "node" / "worker.py")] * 2 + ["True"]
+    words = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
+    assert words == [str(ROOT / "training" / "node" / "worker.py")] * 2 + ["True"]
 
 
 OURS = """
@@ -307,10 +309,10 @@ print("prefect" in sys.modules, "tasks.locking.leases" in sys.modules)
 def test_a_module_of_ours_is_imported_with_those_that_it_imports():
     options = {"capture_output": True, "text": True, "check": True, "cwd": ROOT}
     programs = [Forkable(OURS), OURS, Forkable(OURS.replace("tasks.config.pipeline", "flows.pipeline"))]
-    found = [subprocess.run([sys.executable, "-c", code], **options).stdout.splitlines() for code in programs]
-    assert found[0] == found[1]
-    assert "'configurable.choices'" in found[0][0]
-    assert [modules[1] for modules in found] == ["False False", "False False", "True True"]
+    outputs = [subprocess.run([sys.executable, "-c", code], **options).stdout.splitlines() for code in programs]
+    assert outputs[0] == outputs[1]
+    assert "'configurable.choices'" in outputs[0][0]
+    assert [modules[1] for modules in outputs] == ["False False", "False False", "True True"]
 
 
 def test_a_module_of_ours_runs_as_main():

@@ -42,9 +42,9 @@ def test_summary_without_a_gpu_says_that_no_test_ran(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(Gpus, "driver", lambda self: Driver(1, "535.104", (12, 2)))
-    found = gpu_summary.machine()
-    assert found[0] == gpu_summary.NONE
-    assert "too old" in found[1]
+    lines = gpu_summary.machine()
+    assert lines[0] == gpu_summary.NONE
+    assert "too old" in lines[1]
 
 
 def test_the_machine_and_its_versions_are_named(monkeypatch):
@@ -83,9 +83,9 @@ def test_gpu_tests_are_collected_without_prefect_and_mlflow():
     assert len(files) >= 17
     options = ["-q", "-m", "gpu", "--collect-only", "-p", "no:cacheprovider", *files]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    found = subprocess.run(
+    collection = subprocess.run(
         [sys.executable, "-c", WITHOUT, *options], cwd=root, capture_output=True, text=True, timeout=240, env=clean
     )
-    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-2000:]
-    collected = {line.split("::")[0] for line in found.stdout.splitlines() if "::" in line}
+    assert collection.returncode == 0, collection.stdout[-3000:] + collection.stderr[-2000:]
+    collected = {line.split("::")[0] for line in collection.stdout.splitlines() if "::" in line}
     assert collected == set(files)

@@ -19,24 +19,24 @@ UNSTATED = {"espeakng-loader": "GPL: eSpeak NG is inside"}
 
 def needed(requirements):
     """Names of installed packages that requirements bring, directly or not; extras as they ask for them."""
-    found, waiting = set(), [Requirement(line) for line in requirements]
+    seen, waiting = set(), [Requirement(line) for line in requirements]
     while waiting:
-        one = waiting.pop()
-        key = (one.name.lower().replace("_", "-"), frozenset(one.extras))
-        environments = [{"extra": extra} for extra in (one.extras or {""})]
-        if key in found or (one.marker and not one.marker.evaluate({"extra": ""})):
+        requirement = waiting.pop()
+        key = (requirement.name.lower().replace("_", "-"), frozenset(requirement.extras))
+        environments = [{"extra": extra} for extra in (requirement.extras or {""})]
+        if key in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
         try:
-            further = metadata.requires(one.name) or []
+            further = metadata.requires(requirement.name) or []
         except metadata.PackageNotFoundError:
             continue  # of another platform
-        found.add(key)
+        seen.add(key)
         for line in further:
             inner = Requirement(line)
             if inner.marker is None or any(inner.marker.evaluate(env) for env in environments):
                 inner.marker = None
                 waiting.append(inner)
-    return {name for name, _ in found}
+    return {name for name, _ in seen}
 
 
 def is_gpl(name):

@@ -46,10 +46,10 @@ def changes(source=SOURCE):
 
 
 def test_every_kind_of_change_is_found_valid_and_on_its_line():
-    found = list(changes())
+    mutants = list(changes())
     kinds = {"comparison", "condition negated", "condition dropped", "statement dropped", "arguments swapped"}
-    assert {change.kind for change, _, _ in found} == kinds | {"arithmetic", "constant", "return value"}
-    after = [after for _, _, after in found]
+    assert {change.kind for change, _, _ in mutants} == kinds | {"arithmetic", "constant", "return value"}
+    after = [after for _, _, after in mutants]
     for wanted in (
         "if item is not None or item == limit:",
         "if ((item == limit)):",
@@ -64,7 +64,7 @@ def test_every_kind_of_change_is_found_valid_and_on_its_line():
     ):
         assert wanted in after
     assert after.count("pass") == 5  # continue, raise, total +=, clear, items[0] =
-    for change, before, text in found:
+    for change, before, text in mutants:
         assert change.is_valid(SOURCE)
         assert before.strip() != text
 

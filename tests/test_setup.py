@@ -20,8 +20,8 @@ def test_each_step_of_the_installation_is_announced(tmp_path):
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
     }  # of `make test`
-    found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    lines = found.stdout.splitlines()
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    lines = result.stdout.splitlines()
     said = [line.partition("(")[0].strip() for line in lines]
     assert said[0].startswith("1 of 3: an environment in ")
     assert said[1] == "2 of 3: torch with its CUDA libraries"
@@ -29,16 +29,16 @@ def test_each_step_of_the_installation_is_announced(tmp_path):
     assert said[3] == "3 of 3: Starling and all other packages"
     assert said[4].endswith("--editable .[dev]")
     assert said[5].startswith("installed; ")
-    assert all(one.startswith("python -m pip install --quiet ") for one in (said[2], said[4]))
+    assert all(line.startswith("python -m pip install --quiet ") for line in (said[2], said[4]))
 
 
 def interpreter(version):
     """A Python of some version: on the PATH, or among pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    for one in (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))):
+    for path in (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))):
         # pyenv's shims are on the PATH even where the version is not selected
-        if one and subprocess.run([one, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
-            return str(one)
+        if path and subprocess.run([path, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
+            return str(path)
     return pytest.skip(f"there is no Python {version}: install it, for example with pyenv")
 
 
@@ -68,10 +68,10 @@ def test_pinned_packages_have_builds_for_the_other_version_of_python(tmp_path):
     pip = [environment(tmp_path / "venv", "3.12"), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet"]
     # docopt has no wheel, and needs no compiler
     pip += ["--only-binary", ":all:", "--no-binary", "docopt", "--disable-pip-version-check"]
-    found = subprocess.run([*pip, "-r", str(tmp_path / "wanted.txt")], capture_output=True, text=True, check=False)
-    if "(from versions: none)" in found.stderr:
+    result = subprocess.run([*pip, "-r", str(tmp_path / "wanted.txt")], capture_output=True, text=True, check=False)
+    if "(from versions: none)" in result.stderr:
         pytest.skip("the package index cannot be reached")
-    assert found.returncode == 0, found.stderr[-2000:]
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 @pytest.mark.slow
@@ -79,8 +79,8 @@ def test_pinned_packages_have_builds_for_the_other_version_of_python(tmp_path):
 def test_python_without_a_wheel_of_a_decoder_is_refused_at_once(tmp_path):
     python = environment(tmp_path / "venv", "3.13")
     pip = [python, "-m", "pip", "install", "--no-deps", "--dry-run", "--disable-pip-version-check"]
-    found = subprocess.run([*pip, source(tmp_path / "source")], capture_output=True, text=True, check=False)
-    assert "requires a different Python" in found.stderr
+    result = subprocess.run([*pip, source(tmp_path / "source")], capture_output=True, text=True, check=False)
+    assert "requires a different Python" in result.stderr
     made = subprocess.run(["make", "setup", f"PYTHON={python}", f"VENV={tmp_path / 'unused'}"], cwd=ROOT, text=True,
                           capture_output=True, check=False)  # fmt: skip
     assert "Starling needs Python 3.11 or 3.12, this is 3.13" in made.stderr

@@ -20,10 +20,10 @@ class Links(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.found = set()
+        self.targets = set()
 
     def handle_starttag(self, tag, attrs):
-        self.found |= {value for name, value in attrs if name in ("href", "src") and value}
+        self.targets |= {value for name, value in attrs if name in ("href", "src") and value}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_links_between_pages_and_to_files_exist(site):
     for page in site.rglob("index.html"):
         links = Links()
         links.feed(page.read_text(encoding="utf-8"))
-        for link in links.found:
+        for link in links.targets:
             path = re.sub(r"[?#].*", "", link)
             if path and not re.match(r"[a-z]+:", path) and not (page.parent / path).exists():
                 missing.append((str(page.relative_to(site)), link))

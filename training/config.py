@@ -297,13 +297,13 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _check_trained_part(self) -> "TrainConfig":
         kind, traits = self.strategy.kind, self.traits
-        thaws = any(one.until for one in self.freeze)
+        thaws = any(rule.until for rule in self.freeze)
         if self.lora and thaws:
             raise ValueError(
                 "lora trains adapters instead of the weights it begins with, so none of these thaw: use freeze without "
                 "until, or leave out lora"
             )
-        if late := [one.until for one in self.freeze if one.until >= self.epochs]:
+        if late := [rule.until for rule in self.freeze if rule.until >= self.epochs]:
             raise ValueError(
                 f"freeze.until is {late[0]} of {self.epochs} epochs, so these parameters would never be trained: leave "
                 "out until, or train for more epochs"

@@ -17,13 +17,13 @@ def show(config: ConfigArgument, overrides: SetOption = None, json_output: JsonO
     """Print all values of a configuration, each with where it came from: a line of the file, --set, or a default."""
     from tasks.config.origins import annotated, origins
 
-    loaded, found = origins(config, overrides or [])
+    loaded, by_place = origins(config, overrides or [])
     if json_output:
         document = loaded.model_dump(mode="json", by_alias=True)
-        places = {".".join(map(str, place)): origin for place, origin in found.items()}
+        places = {".".join(map(str, place)): origin for place, origin in by_place.items()}
         print_json({"config": document, "origins": places, "places": _places(loaded.storage.url)})
         return
-    sys.stdout.write(annotated(loaded, found))
+    sys.stdout.write(annotated(loaded, by_place))
     for name, value in _places(loaded.storage.url).items():
         sys.stdout.write(f"# {name}: {value}\n")
 

@@ -42,7 +42,7 @@ def find_config(path: Path | None) -> Path | None:
 
 def find_configs(paths: list[Path] | None) -> list[Path] | None:
     """The files of several configurations, as `find_config` finds each."""
-    return [found for path in paths if (found := find_config(path)) is not None] if paths else paths
+    return [config for path in paths if (config := find_config(path)) is not None] if paths else paths
 
 
 def complete_path(incomplete: str) -> Iterator[str]:

@@ -30,12 +30,12 @@ def list_layouts(json_output: JsonOption = False) -> None:
     from storage.corpora.catalog import CATALOG
     from tasks.dataset.sources import layouts
 
-    found = {kind: layout.replace("`", "") for kind, layout in layouts().items()}
+    plain_layouts = {kind: layout.replace("`", "") for kind, layout in layouts().items()}
     options = {kind: sorted(reader_class(kind).OPTIONS) for kind in READERS}
     if json_output:
         print_json(
             {
-                "layouts": found,
+                "layouts": plain_layouts,
                 "options": options,
                 "downloads": {
                     name: {"kind": d.kind, "licence": d.licence, "link": d.link, "parts": _sizes(d)}
@@ -44,12 +44,12 @@ def list_layouts(json_output: JsonOption = False) -> None:
             }
         )
         return
-    columns = {"kind": [*found], "layout": [*found.values()]}
-    columns["options"] = [", ".join(options.get(kind, ())) for kind in found]
+    columns = {"kind": [*plain_layouts], "layout": [*plain_layouts.values()]}
+    columns["options"] = [", ".join(options.get(kind, ())) for kind in plain_layouts]
     print_table(columns, ("options",), "Layouts")
-    columns = {"corpus": [*CATALOG], "licence": [one.licence for one in CATALOG.values()]}
-    columns["link"] = [one.link for one in CATALOG.values()]
-    parts = [_sizes(one) for one in CATALOG.values()]
+    columns = {"corpus": [*CATALOG], "licence": [corpus.licence for corpus in CATALOG.values()]}
+    columns["link"] = [corpus.link for corpus in CATALOG.values()]
+    parts = [_sizes(corpus) for corpus in CATALOG.values()]
     columns["parts (MB)"] = [", ".join(f"{part} {size:,}" for part, size in own.items()) for own in parts]
     print_table(columns, ("link", "licence"), "Downloads")
 
@@ -172,17 +172,17 @@ def _set_table(report: dict[str, Any]) -> Table:
     for name in sets:
         table.add_column(name, justify="right")
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
-        "utterances": lambda one: f"{one['utterances']:,}",
-        "speakers": lambda one: speakers_text(one["speakers"], one.get("unnamed", 0)),
-        "hours": lambda one: f"{one['hours']:.2f}",
-        "median duration (s)": lambda one: f"{one['median_seconds']:.1f}",
-        "longest (s)": lambda one: f"{one['longest_seconds']:.1f}",
-        "words": lambda one: f"{one['words']:,}",
-        "different words": lambda one: f"{one['different_words']:,}",
-        "sample rate (Hz)": lambda one: _rates(one["sample_rates"]),
+        "utterances": lambda figures: f"{figures['utterances']:,}",
+        "speakers": lambda figures: speakers_text(figures["speakers"], figures.get("unnamed", 0)),
+        "hours": lambda figures: f"{figures['hours']:.2f}",
+        "median duration (s)": lambda figures: f"{figures['median_seconds']:.1f}",
+        "longest (s)": lambda figures: f"{figures['longest_seconds']:.1f}",
+        "words": lambda figures: f"{figures['words']:,}",
+        "different words": lambda figures: f"{figures['different_words']:,}",
+        "sample rate (Hz)": lambda figures: _rates(figures["sample_rates"]),
     }
     for label, shown in rows.items():
-        table.add_row(label, *(shown(one) for one in sets.values()))
+        table.add_row(label, *(shown(figures) for figures in sets.values()))
     return table
 
 

@@ -29,13 +29,15 @@ def download(
         progress.report("download", done / 1e6, total / 1e6, f"{file} (MB)")
 
     with progress_bars():
-        found = download_corpus(
+        downloaded = download_corpus(
             name, to.expanduser().resolve(), part or (), keep_archives=keep_archives, on_progress=tell
         )
     if json_output:
-        print_json(found)
+        print_json(downloaded)
         return
-    for label, entry in found["parts"].items():
+    for label, entry in downloaded["parts"].items():
         state = "already there" if entry["present"] else f"{entry['files']:,} files, {entry['bytes'] / 1e6:,.0f} MB"
         out.print(f"{name} {label}: {state}", highlight=False)
-    out.print(f"Use it as a source: kind: {found['kind']}, path: {found['path']}", soft_wrap=True, highlight=False)
+    out.print(
+        f"Use it as a source: kind: {downloaded['kind']}, path: {downloaded['path']}", soft_wrap=True, highlight=False
+    )

@@ -85,14 +85,14 @@ def check_torchaudio() -> list[Finding]:
     import torch
     import torchaudio
 
-    found = f"torch {torch.__version__}, torchaudio {torchaudio.__version__}"
+    versions = f"torch {torch.__version__}, torchaudio {torchaudio.__version__}"
     try:
         log_probs = torch.zeros(1, 3, 3).log_softmax(-1)
         torchaudio.functional.forced_align(log_probs, torch.tensor([[1]]))
     except Exception as error:
         remedy = "pip install 'torch==2.11.*' 'torchaudio==2.11.*' (the regular build, not a CPU-only one)"
-        return [Finding("torchaudio", "error", f"{found}: {error}", remedy)]
-    return [Finding("torchaudio", "ok", found)]
+        return [Finding("torchaudio", "error", f"{versions}: {error}", remedy)]
+    return [Finding("torchaudio", "ok", versions)]
 
 
 def check_gpu() -> list[Finding]:
@@ -101,12 +101,12 @@ def check_gpu() -> list[Finding]:
 
     from devices.choice import inventory
 
-    found = inventory()
-    if found.gpus:
-        names = [torch.cuda.get_device_name(i) for i in range(found.gpus)]
+    machine = inventory()
+    if machine.gpus:
+        names = [torch.cuda.get_device_name(i) for i in range(machine.gpus)]
         return [Finding("gpu", "ok", ", ".join(names))]
-    if found.trouble:
-        cause, _, remedy = found.trouble.partition(": ")
+    if machine.trouble:
+        cause, _, remedy = machine.trouble.partition(": ")
         return [Finding("gpu", "warning", cause, remedy)]
     if shutil.which("nvidia-smi"):
         return [Finding("gpu", "warning", "NVIDIA's tools are installed, but no GPU found", "run `nvidia-smi`")]
@@ -200,7 +200,7 @@ def _unreachable(name: str, check: Callable[[], None]) -> Finding | None:
     try:
         check()
     except UnreachableError as error:
-        return Finding(name, "error", error.found, error.remedy)
+        return Finding(name, "error", error.trouble, error.remedy)
     return None
 
 

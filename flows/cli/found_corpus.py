@@ -45,10 +45,12 @@ def corpus_data(path: Path, kind: str = "", *, language: str = "en", sets: bool 
             raise ValueError(f"{path} gives the kind and language of its sources: remove --kind and --language")
         return load_config(path).data
     corpus = find_corpus(path, kind, sets=sets)
-    if len(corpus.sources) > 1 or any(one.path != path or one.columns or one.where for one in corpus.sources):
+    if len(corpus.sources) > 1 or any(
+        source.path != path or source.columns or source.where for source in corpus.sources
+    ):
         with redirect_stdout(sys.stderr):
-            for one in corpus.sources:
-                print_line(f"found: {one.description()}")
+            for source in corpus.sources:
+                print_line(f"found: {source.description()}")
             if corpus.warning:
                 print_line(f"warning: {corpus.warning}")
-    return DataConfig(sources=tuple(one.config(language) for one in corpus.sources))
+    return DataConfig(sources=tuple(source.config(language) for source in corpus.sources))

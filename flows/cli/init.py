@@ -47,45 +47,45 @@ def init(
         raise ValueError(f"{path} exists: name another file with --output, or overwrite it with --force")
     corpus = find_sources(folder.expanduser())
     sources = corpus.sources
-    found = survey(sources, language)
+    surveyed = survey(sources, language)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(Starter(name, sources, found, language).text(path.parent, path.name), encoding="utf-8")
+    path.write_text(Starter(name, sources, surveyed, language).text(path.parent, path.name), encoding="utf-8")
     load_config(path)  # a mistake of ours shows here, not in the user's first run
     if json_output:
-        documents = [one.document() | {"path": str(one.path), "set": one.set} for one in sources]
-        print_json({"config": str(path), "sources": documents, "survey": asdict(found)})
+        documents = [source.document() | {"path": str(source.path), "set": source.set} for source in sources]
+        print_json({"config": str(path), "sources": documents, "survey": asdict(surveyed)})
         return
-    for line in _said(sources, found):
+    for line in _said(sources, surveyed):
         print_line(line)
     if corpus.warning:
         print_line(f"warning: {corpus.warning}")
     print_line(f"written: {path}")
-    if not found.sets.keys() & {"", "train"}:
+    if not surveyed.sets.keys() & {"", "train"}:
         say("there is no training data: score a model with `starling evaluate MODEL CORPUS`")
         return
     print_line(f"next:    starling run {path}")
 
 
-def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
+def _said(sources: "list[FoundSource]", surveyed: "Survey") -> list[str]:
     """What was found, in words."""
     from tasks.stages.quarantined import left_out_lines
 
-    lines = [f"found:   {one.description()}" for one in sources]
+    lines = [f"found:   {source.description()}" for source in sources]
     lines.append(
-        f"         {counted(found.utterances, 'utterance')}, about {found.hours:.2g} hours, {found.who}, "
-        f"{counted(found.different_words, 'different word')}, {found.sample_rate:,} Hz"
+        f"         {counted(surveyed.utterances, 'utterance')}, about {surveyed.hours:.2g} hours, {surveyed.who}, "
+        f"{counted(surveyed.different_words, 'different word')}, {surveyed.sample_rate:,} Hz"
     )
-    named = {name or "without a set": count for name, count in sorted(found.sets.items())}
+    named = {name or "without a set": count for name, count in sorted(surveyed.sets.items())}
     if list(named) != ["without a set"]:
         lines.append("         " + ", ".join(f"{name} {count:,}" for name, count in named.items()))
-    if found.refused:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items())
-        lines.append(f"warning: of {found.sample} utterances that were decoded, these cannot be used: {reasons}")
-    lines += (f"warning: {line}" for line in (*_lost(found), *left_out_lines(found.left_out)))
-    if found.too_little:
-        lines.append(f"warning: {found.too_little}")
-    if found.quarantine_limit is not None:
-        limit = percent(found.quarantine_limit, 0)
+    if surveyed.refused:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in surveyed.refused.items())
+        lines.append(f"warning: of {surveyed.sample} utterances that were decoded, these cannot be used: {reasons}")
+    lines += (f"warning: {line}" for line in (*_lost(surveyed), *left_out_lines(surveyed.left_out)))
+    if surveyed.too_little:
+        lines.append(f"warning: {surveyed.too_little}")
+    if surveyed.quarantine_limit is not None:
+        limit = percent(surveyed.quarantine_limit, 0)
         lines.append(f"warning: data.max_quarantined is set to {limit}; a run with more unusable utterances stops")
     return lines
 
@@ -93,13 +93,13 @@ def _said(sources: "list[FoundSource]", found: "Survey") -> list[str]:
 _LACKS = {"missing-audio": "no audio", "missing-transcript": "no transcript"}
 
 
-def _lost(found: "Survey") -> list[str]:
+def _lost(surveyed: "Survey") -> list[str]:
     """A line for each reason for which entries cannot be used, with the first of them."""
     from tasks.stages.quarantined import examples_text
 
     lines = []
-    for reason, count in found.lost_reasons.items():
+    for reason, count in surveyed.lost_reasons.items():
         entries, has = ("entry", "has") if count == 1 else ("entries", "have")
         what = f"{has} {_LACKS[reason]}" if reason in _LACKS else f"cannot be used, {reason}"
-        lines.append(f"{count:,} {entries} {what}: {examples_text(found.lost_examples[reason], count)}")
+        lines.append(f"{count:,} {entries} {what}: {examples_text(surveyed.lost_examples[reason], count)}")
     return lines

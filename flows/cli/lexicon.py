@@ -49,14 +49,14 @@ def show(
     built, _ = _build(config, overrides or [], words)
     if write is not None:
         built.lexicon.write(write, probabilities)
-    pronunciations = {word: [" ".join(one.phones) for one in built.lexicon[word]] for word in words}
+    pronunciations = {word: [" ".join(pronunciation.phones) for pronunciation in built.lexicon[word]] for word in words}
     phones = dict(built.lexicon.phones())
     if json_output:
         print_json({"record": built.record(), "phones": phones, "words": pronunciations})
         return
-    for word, found in pronunciations.items():
+    for word, variants in pronunciations.items():
         origin = built.coverage.origins[word]
-        for phones_text in found:
+        for phones_text in variants:
             out.print(f"{word}  {phones_text}" + ("" if origin == "file" else f"  ({origin})"), highlight=False)
     if not words:
         table = Table(
@@ -82,17 +82,19 @@ def check(
 
     built, parts = _build(config, overrides or [], [])
     coverages = {name: built.coverage.part(counts) for name, counts in parts.items()}
-    found = suspicions(built)
+    suspicious = suspicions(built)
     if json_output:
         sets = {name: coverage.to_dict() for name, coverage in coverages.items()}
-        print_json({"record": built.record(), "sets": sets, "suspicious": [one.to_dict() for one in found]})
+        print_json(
+            {"record": built.record(), "sets": sets, "suspicious": [suspicion.to_dict() for suspicion in suspicious]}
+        )
         return
     out.print(_coverage_table(coverages))
     if built.coverage.unknown:
         named = ", ".join(f"{word} ({count})" for word, count in built.coverage.unknown.most_common(20))
         out.print(f"unknown: {named}", markup=False, highlight=False)
-    if found:
-        _print_suspicions(found, everything)
+    if suspicious:
+        _print_suspicions(suspicious, everything)
     else:
         out.print("no entry looks wrong" if built.coverage.unknown else "nothing looks wrong")
     _say_notes(built)
@@ -138,14 +140,14 @@ def _coverage_table(coverages: "dict[str, Coverage]") -> Table:
     return table
 
 
-def _print_suspicions(found: "list[Suspicion]", everything: bool) -> None:
-    counts = Counter(one.kind for one in found)
+def _print_suspicions(suspicious: "list[Suspicion]", everything: bool) -> None:
+    counts = Counter(suspicion.kind for suspicion in suspicious)
     shown: Counter[str] = Counter()
     table = Table("what", "entry", "detail", title="Suspicious entries", title_justify="left")
-    for one in found:
-        shown[one.kind] += 1
-        if everything or shown[one.kind] <= _SHOWN:
-            table.add_row(one.kind, one.word, one.detail)
+    for suspicion in suspicious:
+        shown[suspicion.kind] += 1
+        if everything or shown[suspicion.kind] <= _SHOWN:
+            table.add_row(suspicion.kind, suspicion.word, suspicion.detail)
     out.print(table)
     if not everything and any(count > _SHOWN for count in counts.values()):
         out.print(f"of {', '.join(f'{count} {kind}' for kind, count in counts.items())}; all with --all")

@@ -40,7 +40,7 @@ def models(
 
     versions = list_versions(_connected(), name)
     if json_output:
-        print_json({"registry": shown_mlflow_uri(), "versions": [asdict(one) for one in versions]})
+        print_json({"registry": shown_mlflow_uri(), "versions": [asdict(version) for version in versions]})
         return
     if not versions:
         say(f"the registry at {shown_mlflow_uri()} has no model yet: `starling run demo` registers one")
@@ -61,14 +61,14 @@ def runs(
     from tasks.config.home import shown_mlflow_uri
     from tasks.tracking.listing import list_runs
 
-    found = list_runs(_connected(), name, limit)
+    tracked = list_runs(_connected(), name, limit)
     if json_output:
-        print_json({"tracking": shown_mlflow_uri(), "runs": [asdict(one) for one in found]})
+        print_json({"tracking": shown_mlflow_uri(), "runs": [asdict(run) for run in tracked]})
         return
-    if not found:
+    if not tracked:
         say(f"MLflow at {shown_mlflow_uri()} has no run{f' of {name}' if name else ''} yet: `starling run` makes one")
         return
-    _print_table(found, _RUN_COLUMNS)
+    _print_table(tracked, _RUN_COLUMNS)
 
 
 def _print_table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> None:
@@ -86,18 +86,18 @@ def _duration(seconds: float | None) -> str:
 
 
 _VERSION_COLUMNS: dict[str, Callable[["RegisteredVersion"], str]] = {
-    "model": lambda one: one.model,
-    "version": lambda one: one.version,
-    "aliases": lambda one: " ".join(f"@{alias}" for alias in one.aliases),
-    "WER": lambda one: _rates(one.wer),
-    "registered": lambda one: local_time(one.registered),
-    "decision": lambda one: one.decision,
+    "model": lambda version: version.model,
+    "version": lambda version: version.version,
+    "aliases": lambda version: " ".join(f"@{alias}" for alias in version.aliases),
+    "WER": lambda version: _rates(version.wer),
+    "registered": lambda version: local_time(version.registered),
+    "decision": lambda version: version.decision,
 }
 _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
-    "run": lambda one: one.name,
-    "status": lambda one: one.status,
-    "logged": lambda one: local_time(one.logged),
-    "training": lambda one: _duration(one.training_seconds),
-    "WER": lambda one: _rates(one.wer),
-    "decision": lambda one: one.decision,
+    "run": lambda run: run.name,
+    "status": lambda run: run.status,
+    "logged": lambda run: local_time(run.logged),
+    "training": lambda run: _duration(run.training_seconds),
+    "WER": lambda run: _rates(run.wer),
+    "decision": lambda run: run.decision,
 }

@@ -16,16 +16,16 @@ _DASH = "–"
 
 def picture(watched: WatchedTraining) -> dict[str, Any]:
     """All figures of the display, as JSON."""
-    found = {"training": watched.name, **watched.view.to_dict(), "trouble": watched.trouble}
+    shown = {"training": watched.name, **watched.view.to_dict(), "trouble": watched.trouble}
     coordinator = watched.coordinator
     if coordinator is None:
-        return found
+        return shown
     leases = {member["node"]: member for member in coordinator["members"]}
-    for learner in found["learners"]:
+    for learner in shown["learners"]:
         member = leases.get(learner["node"], {})
         learner |= {name: member.get(name) for name in ("leases", "leased")}
     names = ("pool", "wanted", "view", "session", "finish", "failure", "checkpoint")
-    return found | {
+    return shown | {
         "coordinator": {name: coordinator.get(name) for name in names} | {"members": coordinator["members"]}
     }
 
@@ -67,13 +67,13 @@ def _learners(shown: dict[str, Any]) -> Table:
     # these fit into 80 columns; hosts are in the table of machines
     for name in columns + (["leases", "left"] if leases else []):
         table.add_column(name, justify="left" if name == "learner" else "right", no_wrap=True)
-    for one in shown["learners"]:
-        row = [one["learner"], str(one["step"]), number(one["steps_per_s"]), number(one["loss"], ".3f")]
-        row += [number(one["staleness"], ".1f"), number(one["exchange_s"], ".2f", " s")]
-        a_step = one.get("exchanges_per_step")
+    for learner in shown["learners"]:
+        row = [learner["learner"], str(learner["step"]), number(learner["steps_per_s"]), number(learner["loss"], ".3f")]
+        row += [number(learner["staleness"], ".1f"), number(learner["exchange_s"], ".2f", " s")]
+        a_step = learner.get("exchanges_per_step")
         row += [Text(number(a_step, ".1f"), "bold red" if a_step is not None and a_step < DEFICIT else "")]
-        row += [number(one["distance"], ".0e"), number(one["failed"], "d")]
-        row += [number(one.get("leases"), "d"), number(one.get("leased"), "d")] if leases else []
+        row += [number(learner["distance"], ".0e"), number(learner["failed"], "d")]
+        row += [number(learner.get("leases"), "d"), number(learner.get("leased"), "d")] if leases else []
         table.add_row(*row)
     return table
 
@@ -86,11 +86,11 @@ def _machines(systems: list[dict[str, Any]]) -> Table:
     table = _table()
     for name in ("node", "host", "CPU", "memory", "GPUs"):
         table.add_column(name, justify="left" if name in ("host", "GPUs") else "right")
-    for one in systems:
+    for system in systems:
         gpus = ", ".join(
             f"{gpu['gpu']:g}: {number(gpu.get('load'), '.0f')} %, {number(gpu.get('memory_mb'), '.0f')} MB"
-            for gpu in one.get("gpus", [])
+            for gpu in system.get("gpus", [])
         )
-        percent = (number(one.get(name), ".0f", " %") for name in ("cpu", "memory"))
-        table.add_row(str(one["node"]), str(one.get("host", _DASH)), *percent, gpus or _DASH)
+        percent = (number(system.get(name), ".0f", " %") for name in ("cpu", "memory"))
+        table.add_row(str(system["node"]), str(system.get("host", _DASH)), *percent, gpus or _DASH)
     return table

@@ -93,12 +93,12 @@ def plan(
         layers=layers,
         border_mb=border_mb,
     )
-    found = make_plan(request)
+    planned = make_plan(request)
     if json_output:
         on = {"measured_on": measured.data} if measured else {}
-        print_json({"request": request.model_dump(mode="json")} | on | found.to_dict())
+        print_json({"request": request.model_dump(mode="json")} | on | planned.to_dict())
         return
-    _show(found)
+    _show(planned)
 
 
 def _measure(config: "PipelineConfig | None", batch_seconds: float) -> "Step":
@@ -116,24 +116,24 @@ def _measure(config: "PipelineConfig | None", batch_seconds: float) -> "Step":
     return step
 
 
-def _show(found: "Plan") -> None:
+def _show(planned: "Plan") -> None:
     from rich.table import Table
 
-    unit, seconds = time_unit([one.epoch_s for one in found.predictions])
+    unit, seconds = time_unit([prediction.epoch_s for prediction in planned.predictions])
     table = Table(caption="predicted, the quickest first; GB that the busiest machine sends in an epoch")
     for name in ("strategy", f"epoch {unit}", "speed-up", "efficient", "GB/NIC", "stale"):
         table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
-    for one in found.predictions:
-        mark = "[bold]" if one.strategy == found.choice else ""
+    for prediction in planned.predictions:
+        mark = "[bold]" if prediction.strategy == planned.choice else ""
         table.add_row(
-            mark + one.strategy,
-            f"{one.epoch_s / seconds:,.1f}",
-            f"{one.speedup:.2f}",
-            percent(one.efficiency, 0),
-            f"{one.nic_gb:,.1f}",
-            f"{one.staleness:.1f}",
+            mark + prediction.strategy,
+            f"{prediction.epoch_s / seconds:,.1f}",
+            f"{prediction.speedup:.2f}",
+            percent(prediction.efficiency, 0),
+            f"{prediction.nic_gb:,.1f}",
+            f"{prediction.staleness:.1f}",
         )
     out.print(table)
-    for name, why in found.left_out.items():
+    for name, why in planned.left_out.items():
         out.print(f"[dim]without {name}: {why}[/dim]", highlight=False)
-    out.print(f"take [bold]{found.choice}[/bold]: {found.reason}", highlight=False)
+    out.print(f"take [bold]{planned.choice}[/bold]: {planned.reason}", highlight=False)

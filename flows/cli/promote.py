@@ -49,13 +49,13 @@ def promote(
     The exit status is 0 if they were compared, whatever the result, and 1 if they cannot be.
     """
     with redirect_stdout(sys.stderr):
-        found = _promote(_model_name(name, config), version, new_tests, force, reason, no_prefect)
+        outcome = _promote(_model_name(name, config), version, new_tests, force, reason, no_prefect)
     if json_output:
-        print_json(found)
+        print_json(outcome)
         return
-    title = "[green]champion[/green]" if found["promoted"] else "[yellow]not promoted[/yellow]"
-    out.print(f"{found['model']} version {found['version']}: {title}", highlight=False)
-    print_line(f"  {found['reason']}")
+    title = "[green]champion[/green]" if outcome["promoted"] else "[yellow]not promoted[/yellow]"
+    out.print(f"{outcome['model']} version {outcome['version']}: {title}", highlight=False)
+    print_line(f"  {outcome['reason']}")
 
 
 def _model_name(name: str, config: Path | None) -> str:
@@ -77,10 +77,10 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
         with interruptible(), orchestration():
             from flows.promote import promote as as_flow
 
-            found: dict[str, Any] = as_flow(
+            outcome: dict[str, Any] = as_flow(
                 model=name, version=version, new_tests=new_tests, force=force, reason=reason
             )
-            return found
+            return outcome
     from tasks.tracking.promotion import promote_version
     from tasks.tracking.significance import PromotionOptions
 

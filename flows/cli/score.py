@@ -165,8 +165,8 @@ def score_files(
     result |= {"speakers": "", "comparison": None}
     reports = []
     paths = (hyp, other) if other else (hyp,)
-    found = [load_pairs(ref, path, rules, pairing) for path in paths]
-    for path, pairs in zip(paths, share_extra(found), strict=True):
+    paired = [load_pairs(ref, path, rules, pairing) for path in paths]
+    for path, pairs in zip(paths, share_extra(paired), strict=True):
         report = score_sets(pairs.rows, rules)
         result |= {"speakers": pairs.speakers, "overlaps": pairs.overlaps}
         name = path.stem if path.stem not in result["sets"] else str(path)
@@ -175,8 +175,8 @@ def score_files(
         result["labels"][name] = {
             title: report.labels[label].to_dict() for label, title in titles.items() if label in report.labels
         }
-        result["missing"] += [one for one in pairs.missing if one not in result["missing"]]
-        result["extra"] += [one for one in pairs.extra if one not in result["extra"]]
+        result["missing"] += [utterance for utterance in pairs.missing if utterance not in result["missing"]]
+        result["extra"] += [utterance for utterance in pairs.extra if utterance not in result["extra"]]
         reports.append(report)
     if other:
         a, b = result["sets"]

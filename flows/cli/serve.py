@@ -116,7 +116,9 @@ def _serve(
             return
         servers = len(supervisor.services)
         stack.callback(send_the_rest, _WORKERS_S)
-        stack.callback(lambda: services.end_orphans({one.process.pid for one in supervisor.services}, _WORKERS_S))
+        stack.callback(
+            lambda: services.end_orphans({service.process.pid for service in supervisor.services}, _WORKERS_S)
+        )
         stack.callback(supervisor.stop, servers, _WORKERS_S)
         stack.callback(lambda: end_runs(supervisor.services[servers:], _FLOWS_S))
         err.print(f"[dim]waiting for {' and '.join(service.name for service in supervisor.services)}[/dim]")

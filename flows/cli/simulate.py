@@ -143,17 +143,17 @@ def _run(
 
 
 def _by_rank(option: str, texts: list[str] | None, form: str) -> dict[int, float]:
-    found: dict[int, float] = {}
+    by_rank: dict[int, float] = {}
     for text in texts or []:
         left, _, right = text.partition("=")
         try:
             rank, value = int(left), float(right)
         except ValueError:
             raise ValueError(f"{option} {text!r} is not {form}") from None
-        if rank in found:
+        if rank in by_rank:
             raise ValueError(f"{option} names learner {rank} twice: name it once")
-        found[rank] = value
-    return found
+        by_rank[rank] = value
+    return by_rank
 
 
 def _cluster(learners: int, per_machine: int, fields: dict[str, Any]) -> "Cluster":
@@ -245,8 +245,8 @@ def _problem(
 def _condition(cluster: "Cluster") -> str:
     """What happens to the cluster: `slow 3=10, lost 2=30, joined 1=5`."""
     events = [("slow", rank, factor) for rank, factor in sorted(cluster.slow.items())]
-    events += [("lost", one.rank, one.at_s) for one in cluster.losses]
-    events += [("joined", one.rank, one.at_s) for one in cluster.joins]
+    events += [("lost", loss.rank, loss.at_s) for loss in cluster.losses]
+    events += [("joined", joining.rank, joining.at_s) for joining in cluster.joins]
     return ", ".join(f"{what} {rank}={value:g}" for what, rank, value in events) or "none"
 
 

@@ -43,7 +43,7 @@ def _open(url: str, config: Path | None) -> Any:
     return ObjectStore(objects_url(url))
 
 
-def _not_empty(store: Any, found: object) -> None:
+def _not_empty(store: Any, contents: object) -> None:
     """Reject a store without any output: usually its URL is wrong, so a check of it must not pass.
 
     Raises:
@@ -51,7 +51,7 @@ def _not_empty(store: Any, found: object) -> None:
     """
     from storage.objects import ObjectMissingError
 
-    if not found:
+    if not contents:
         raise ObjectMissingError(
             f"{store.url} holds no output of any stage: check bucket and prefix, or run a pipeline first"
         )
@@ -137,8 +137,8 @@ def collect_garbage(
     plan = find_garbage(store, min_age * 3600.0, unregistered)
     deleted = delete_garbage(store, plan.garbage) if delete else []
     if json_output:
-        found = {"garbage": [asdict(entry) for entry in plan.garbage], "kept": plan.kept, "bytes": plan.bytes}
-        print_json({"store": store.url, **found, "deleted": [entry.name for entry in deleted]})
+        shown = {"garbage": [asdict(entry) for entry in plan.garbage], "kept": plan.kept, "bytes": plan.bytes}
+        print_json({"store": store.url, **shown, "deleted": [entry.name for entry in deleted]})
         return
     _print_garbage(plan.garbage)
     if not plan.garbage:

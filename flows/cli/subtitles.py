@@ -12,25 +12,25 @@ _CUE_LETTERS = 74
 """Two lines of 37 letters, the customary size of subtitles."""
 
 
-def ctm(name: str, found: Transcript) -> str:
+def ctm(name: str, transcript: Transcript) -> str:
     """A transcript in NIST's CTM format: file, channel, start, duration, word, confidence; times in seconds.
 
     Args:
         name: Name of the recording; white space becomes underscores, since it separates CTM's columns.
-        found: Transcript with words.
+        transcript: Transcript with words.
     """
-    return ctm_lines(name, found.words)
+    return ctm_lines(name, transcript.words)
 
 
-def srt(name: str, found: Transcript) -> str:
+def srt(name: str, transcript: Transcript) -> str:
     """A transcript as SubRip subtitles; arguments as for `ctm`."""
-    cues = enumerate(_cues(found.words), 1)
+    cues = enumerate(_cues(transcript.words), 1)
     return "".join(f"{number}\n{_span(words, ',')}\n{_text(words)}\n\n" for number, words in cues)
 
 
-def vtt(name: str, found: Transcript) -> str:
+def vtt(name: str, transcript: Transcript) -> str:
     """A transcript as WebVTT (https://www.w3.org/TR/webvtt1/); arguments as for `ctm`."""
-    cues = [f"{_span(words, '.')}\n{html.escape(_text(words), quote=False)}\n\n" for words in _cues(found.words)]
+    cues = [f"{_span(words, '.')}\n{html.escape(_text(words), quote=False)}\n\n" for words in _cues(transcript.words)]
     return "".join(["WEBVTT\n\n", *cues])
 
 

@@ -163,11 +163,11 @@ def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[li
         recordings: Paths, as `find_audio` returns them.
         speakers: Which are of one speaker.
     """
-    found: dict[object, list[tuple[Path, Path]]] = {}
+    voices: dict[object, list[tuple[Path, Path]]] = {}
     for number, (path, place) in enumerate(recordings):
         voice = {Speakers.file: number, Speakers.folder: path.resolve().parent, Speakers.one: None}[speakers]
-        found.setdefault(voice, []).append((path, place))
-    return list(found.values())
+        voices.setdefault(voice, []).append((path, place))
+    return list(voices.values())
 
 
 def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcriber", sink: "Sink") -> int:
@@ -178,13 +178,13 @@ def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcr
     recordings = [(path, place, voice) for voice, own in enumerate(voices) for path, place in own]
     with sink, _progress(len(recordings)) as (show, tell, tick):
         audio = _opened(recordings, show)
-        found = transcriber.stream(audio, words=timed, on_seconds=tell)
-        for (path, place, _), one in zip(recordings, found, strict=True):
-            sink.add(path, place, one)
+        transcripts = transcriber.stream(audio, words=timed, on_seconds=tell)
+        for (path, place, _), transcript in zip(recordings, transcripts, strict=True):
+            sink.add(path, place, transcript)
             tick()
-            failed += bool(one.error)
-            if one.error and sink.tells_errors:
-                err.print(f"{path}: {one.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+            failed += bool(transcript.error)
+            if transcript.error and sink.tells_errors:
+                err.print(f"{path}: {transcript.error}", style="red", markup=False, highlight=False, soft_wrap=True)
     return failed
 
 
@@ -240,7 +240,7 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
     """
     from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES
 
-    found: list[tuple[Path, Path]] = []
+    recordings: list[tuple[Path, Path]] = []
     any_audio = False
     for path in files:
         inside = []
@@ -250,9 +250,9 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
             inside = [
                 p for p in files_below if p.suffix.lower() in AUDIO_SUFFIXES or p.with_suffix("") not in decodable
             ]
-            found += [(p, p.relative_to(path).with_suffix("")) for p in inside]
+            recordings += [(p, p.relative_to(path).with_suffix("")) for p in inside]
         if not inside:
-            found.append((path, Path("stdin" if path == STDIN else path.stem or path.name)))
+            recordings.append((path, Path("stdin" if path == STDIN else path.stem or path.name)))
         any_audio |= bool(inside) or not path.is_dir()
     if not any_audio:
         holds = "holds" if len(files) == 1 else "hold"
@@ -260,7 +260,7 @@ def find_audio(files: list[Path]) -> list[tuple[Path, Path]]:
             f"{', '.join(map(str, files))} {holds} no audio file: give files, or folders with files that end in "
             f"{', '.join(sorted(AUDIO_SUFFIXES))}"
         )
-    return _named_apart(found)
+    return _named_apart(recordings)
 
 
 def _named_apart(recordings: list[tuple[Path, Path]]) -> list[tuple[Path, Path]]:

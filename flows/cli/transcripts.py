@@ -22,22 +22,24 @@ _ESCAPED = "backslashreplace"
 """How names that are not UTF-8 are written."""
 
 
-def entry(path: Path, found: Transcript) -> dict[str, Any]:
+def entry(path: Path, transcript: Transcript) -> dict[str, Any]:
     """A transcript as JSON."""
-    value = {"file": str(path), **asdict(found), "words": [asdict(word) for word in found.words]}
+    value = {"file": str(path), **asdict(transcript), "words": [asdict(word) for word in transcript.words]}
     if not value["nbest"]:
         del value["nbest"]
     return value
 
 
-def numbered(name: str, found: Transcript) -> str:
+def numbered(name: str, transcript: Transcript) -> str:
     """The best hypotheses of a recording as text, a line each, which begins with NAME-1, NAME-2 and so on.
 
     Args:
         name: Name of the recording.
-        found: Transcript with its best hypotheses.
+        transcript: Transcript with its best hypotheses.
     """
-    return "".join(f"{name}-{number} {one.text}".rstrip() + "\n" for number, one in enumerate(found.nbest, 1))
+    return "".join(
+        f"{name}-{number} {alternative.text}".rstrip() + "\n" for number, alternative in enumerate(transcript.nbest, 1)
+    )
 
 
 class Sink(ABC):
@@ -51,14 +53,14 @@ class Sink(ABC):
         self.words, self.timed = kind != "text", kind in TIMED
 
     @abstractmethod
-    def add(self, path: Path, place: Path, found: Transcript) -> None:
+    def add(self, path: Path, place: Path, transcript: Transcript) -> None:
         """Add a transcript.
 
         Args:
             path: The recording.
             place: Its name, which no other recording has: its path relative to the folder given on the command line,
                 without its suffix.
-            found: The transcript.
+            transcript: The transcript.
         """
 
     @abstractmethod
@@ -88,19 +90,19 @@ class Stream(Sink):
         self.entries: list[dict[str, Any]] = []
         self.tells_errors = kind != "json"
 
-    def add(self, path: Path, place: Path, found: Transcript) -> None:
+    def add(self, path: Path, place: Path, transcript: Transcript) -> None:
         """Write the transcript, or keep it for the JSON object."""
         if self.kind == "json":
-            self.entries.append(entry(path, found))
-        elif not found.error:
-            self._write(self._text(path, place, found))
+            self.entries.append(entry(path, transcript))
+        elif not transcript.error:
+            self._write(self._text(path, place, transcript))
 
-    def _text(self, path: Path, place: Path, found: Transcript) -> str:
+    def _text(self, path: Path, place: Path, transcript: Transcript) -> str:
         if self.kind in TIMED:
-            return TIMED[self.kind](str(place), found)
-        if found.nbest:
-            return numbered(str(place), found)
-        return f"{path}: {found.text}\n" if self.several else f"{found.text}\n"
+            return TIMED[self.kind](str(place), transcript)
+        if transcript.nbest:
+            return numbered(str(place), transcript)
+        return f"{path}: {transcript.text}\n" if self.several else f"{transcript.text}\n"
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
@@ -164,17 +166,17 @@ class Folder(Sink):
         super().__init__(kind, model)
         self.folder = folder
 
-    def add(self, path: Path, place: Path, found: Transcript) -> None:
+    def add(self, path: Path, place: Path, transcript: Transcript) -> None:
         """Write the recording's file."""
-        if found.error:
+        if transcript.error:
             return
         target = self.folder / place.with_name(place.name + _SUFFIXES[self.kind])
         target.parent.mkdir(parents=True, exist_ok=True)
         if self.kind == "json":
-            text = json.dumps({"model": self.model, **entry(path, found)}) + "\n"
+            text = json.dumps({"model": self.model, **entry(path, transcript)}) + "\n"
         else:
-            plain = numbered(str(place), found) if found.nbest else f"{found.text}\n"
-            text = TIMED[self.kind](str(place), found) if self.kind in TIMED else plain
+            plain = numbered(str(place), transcript) if transcript.nbest else f"{transcript.text}\n"
+            text = TIMED[self.kind](str(place), transcript) if self.kind in TIMED else plain
         replace_file(target, text.encode("utf-8", _ESCAPED))
 
     def close(self) -> None:

@@ -193,7 +193,7 @@ def _put(api: Any, wanted: dict[str, Any]) -> None:
         api.update_automation(same.id, AutomationCore.model_validate(wanted | {"enabled": same.enabled}))
 
 
-def _is(found: Any, wanted: dict[str, Any]) -> bool:
+def _is(existing: Any, wanted: dict[str, Any]) -> bool:
     """Whether an automation equals the wanted one, apart from fields that the server adds."""
     from prefect.events.schemas.automations import AutomationCore
 
@@ -202,7 +202,7 @@ def _is(found: Any, wanted: dict[str, Any]) -> bool:
         dumped = automation.model_dump(mode="json", include=set(fields))
         return json.dumps(_sorted(dumped), sort_keys=True)
 
-    return plain(found) == plain(AutomationCore.model_validate(wanted))
+    return plain(existing) == plain(AutomationCore.model_validate(wanted))
 
 
 def _sorted(value: Any) -> Any:

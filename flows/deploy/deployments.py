@@ -223,9 +223,9 @@ def _schedules(api: Any, name: str, wanted: list[dict[str, str]]) -> list[Any]:
     off = {schedule.slug for schedule in before if not schedule.active}
     return [
         DeploymentScheduleCreate(
-            schedule=CronSchedule(cron=one["cron"], timezone=one["timezone"]),
-            active=one["slug"] not in off,
-            slug=one["slug"],
+            schedule=CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]),
+            active=schedule["slug"] not in off,
+            slug=schedule["slug"],
         )
-        for one in wanted
+        for schedule in wanted
     ]

@@ -72,8 +72,8 @@ class WorkPool:
 
 
 def _variable(title: str, about: str, default: Any = None, **schema: Any) -> dict[str, Any]:
-    found = {"title": title, "description": about, **(schema or _STRING)}
-    return found if default is None else {**found, "default": default}
+    variable = {"title": title, "description": about, **(schema or _STRING)}
+    return variable if default is None else {**variable, "default": default}
 
 
 def _common() -> dict[str, Any]:
@@ -203,10 +203,10 @@ def make_pool(api: Any, pool: WorkPool, queue: str = DEFAULT_QUEUE) -> None:
     try:
         api.create_work_pool(WorkPoolCreate(name=pool.name, type=pool.kind, base_job_template=pool.template()))
     except ObjectAlreadyExists:
-        found = api.read_work_pool(pool.name)
-        if found.type != pool.kind:
+        existing = api.read_work_pool(pool.name)
+        if existing.type != pool.kind:
             raise PoolError(
-                f"the work pool {pool.name!r} exists and has the type {found.type}, not {pool.kind}: "
+                f"the work pool {pool.name!r} exists and has the type {existing.type}, not {pool.kind}: "
                 f"choose another with --pool, or delete it (prefect work-pool delete {pool.name})"
             ) from None
     if queue != DEFAULT_QUEUE:

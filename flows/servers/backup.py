@@ -192,10 +192,10 @@ def find_backup(url: str) -> tuple[ObjectStore, dict[str, Any]]:
     """
     store = ObjectStore(url)
     if not store.exists(MANIFEST):
-        found = [name for name in store.list() if name.count("/") == 1 and name.endswith(f"/{MANIFEST}")]
-        if not found:
+        manifests = [name for name in store.list() if name.count("/") == 1 and name.endswith(f"/{MANIFEST}")]
+        if not manifests:
             raise BackupError(f"{url} has no backup: neither it nor a subfolder contains {MANIFEST}; check --from")
-        store = store.child(max(found).rpartition("/")[0])
+        store = store.child(max(manifests).rpartition("/")[0])
     manifest = store.read_json(MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BackupError(f"{store.url} is no backup that this version of Starling can read (format {FORMAT})")

@@ -98,11 +98,11 @@ class SqliteDatabase(Database):
 def _check_sqlite(path: Path) -> None:
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as copy:
-            found = copy.execute("PRAGMA integrity_check").fetchone()
+            answer = copy.execute("PRAGMA integrity_check").fetchone()
     except sqlite3.Error as error:
         raise DatabaseError(f"{path} is damaged: {error}") from error
-    if found != ("ok",):
-        raise DatabaseError(f"{path} is damaged: {found[0] if found else 'empty'}")
+    if answer != ("ok",):
+        raise DatabaseError(f"{path} is damaged: {answer[0] if answer else 'empty'}")
 
 
 def move_artifacts(path: Path, old: str, new: str) -> None:

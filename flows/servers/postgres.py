@@ -52,10 +52,10 @@ def find_postgres(program: str = "postgres", version: str = "") -> str:
     for folder in reversed(versions):
         if (folder / program).exists():
             return str(folder / program)
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise PostgresError(f"{program} is not installed: apt-get install postgresql (or put PostgreSQL on the PATH)")
-    return found
+    return path
 
 
 def account(folder: Path) -> dict[str, Any]:

@@ -72,10 +72,10 @@ def find_rclone() -> str:
         ServiceError: If it is not installed.
     """
     beside = Path(sys.executable).with_name("rclone")
-    found = str(beside) if beside.exists() else shutil.which("rclone")
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which("rclone")
+    if path is None:
         raise ServiceError(f"rclone, which serves S3, is not installed: {install_remedy('production')}")
-    return found
+    return path
 
 
 def start_s3(port: int, secrets: Path) -> Service:
@@ -231,11 +231,11 @@ def start_servers(supervisor: Supervisor, ports: Ports, stop: threading.Event | 
 
 def environment_of(note: Mapping[str, Any]) -> dict[str, str]:
     """Environment of workers and clients of the servers in `services.json`."""
-    found = {
+    environment = {
         **prefect_environment(),
         "PREFECT_API_URL": f"{note['prefect']}/api",
         "MLFLOW_TRACKING_URI": note["mlflow"],
     }
     if "secrets" in note:
-        found |= client_environment(Path(note["secrets"])) | note["environment"]
-    return found
+        environment |= client_environment(Path(note["secrets"])) | note["environment"]
+    return environment

@@ -22,11 +22,11 @@ from speech.frontend import FrontEnd
 def distinct(ids: list[str]) -> list[str]:
     """Make ids distinct: a number is appended where a sampled epoch draws an utterance again for the same batch."""
     seen: Counter[str] = Counter()
-    found = []
+    names = []
     for name in ids:
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
 
 
 def _row(drawn: Drawn, row: int) -> Drawn:
@@ -65,11 +65,11 @@ class Augmenter:
         if not drawn or not batch.states.numel():
             return replace(batch, drawn=drawn)
         states = []
-        for row, (one, length) in enumerate(zip(batch.states, batch.state_lengths.tolist(), strict=True)):
+        for row, (aligned, length) in enumerate(zip(batch.states, batch.state_lengths.tolist(), strict=True)):
             own = {name: _row(part, row) for name, part in drawn.items()}
-            moved = augment.moved(one[:length], own) if waves else one[:length]
+            moved = augment.moved(aligned[:length], own) if waves else aligned[:length]
             states.append(self._feats.moved(moved, own, self._states_per_frame))
-        lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
+        lengths = torch.tensor([len(aligned) for aligned in states], dtype=torch.long)
         return replace(batch, drawn=drawn, states=padded_states(states), state_lengths=lengths)
 
     def features(self, frontend: FrontEnd, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:

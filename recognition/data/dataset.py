@@ -63,7 +63,7 @@ class Batch:
 
     def tensors(self) -> list[Tensor]:
         """All tensors, those of the draws included."""
-        return [getattr(self, name) for name in _TENSORS] + [x for one in self.drawn.values() for x in one.values()]
+        return [getattr(self, name) for name in _TENSORS] + [x for drawn in self.drawn.values() for x in drawn.values()]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Apply a function to each of `tensors`, in an order that depends on their names only."""
@@ -91,7 +91,7 @@ class Batch:
 
 def _each(drawn: dict[str, Drawn], change: Callable[[Tensor], Tensor]) -> dict[str, Drawn]:
     """Apply a function to each tensor of the draws."""
-    return {name: {key: change(tensor) for key, tensor in one.items()} for name, one in drawn.items()}
+    return {name: {key: change(tensor) for key, tensor in tensors.items()} for name, tensors in drawn.items()}
 
 
 def encode(tokenizer: Tokenizer, text: str, lenient: bool = False) -> list[int]:
@@ -235,13 +235,13 @@ class SpeechDataset:
         rows = [int(row) for row in rows if self.durations[int(row)] <= self._max_seconds]
         # a list, not a dictionary: a sampled epoch may draw an utterance twice for one batch
         loaded = [(row, item) for row in rows if (item := self._load_or_quarantine(row)) is not None]
-        found = np.array([row for row, _ in loaded], dtype=np.int64)
+        kept = np.array([row for row, _ in loaded], dtype=np.int64)
         texts = [self._texts[row].as_py() for row, _ in loaded]
         encoded = [encode(self._tokenizer, text, self._lenient) if self._tokenizer else [] for text in texts]
-        tokens = [torch.tensor(one, dtype=torch.long) for one in encoded]
+        tokens = [torch.tensor(token_ids, dtype=torch.long) for token_ids in encoded]
         ids = [self._ids[row].as_py() for row, _ in loaded]
         batch = Batch(
-            rows=found,
+            rows=kept,
             ids=ids,
             speakers=[self._speakers[row].as_py() for row, _ in loaded],
             texts=texts,
@@ -249,14 +249,14 @@ class SpeechDataset:
             lengths=torch.tensor([len(item) for _, item in loaded], dtype=torch.long),
             tokens=_padded(tokens),
             token_lengths=torch.tensor([len(item) for item in tokens], dtype=torch.long),
-            seconds=float(self.durations[found].sum()),
+            seconds=float(self.durations[kept].sum()),
             unreadable=len(rows) - len(loaded),
         )
         return self._with_states(batch, self._targets) if self._targets else batch
 
     def _with_states(self, batch: Batch, targets: StateTargets) -> Batch:
         states = [targets.states(name) for name in batch.ids]
-        lengths = torch.tensor([len(one) for one in states], dtype=torch.long)
+        lengths = torch.tensor([len(aligned) for aligned in states], dtype=torch.long)
         return replace(batch, states=padded_states(states), state_lengths=lengths, frame_factor=targets.frame_factor)
 
     def _load_or_quarantine(self, row: int) -> Tensor | None:

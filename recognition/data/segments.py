@@ -106,9 +106,9 @@ def cut_set(
             continue
         kept.append(part)
     metadata = {"payload": "npy", _FRAMES: str(cfg.frames), _CONTEXT: str(cfg.context)}
-    found = build_index(kept, metadata)
-    found.write(target)
-    return found
+    cut = build_index(kept, metadata)
+    cut.write(target)
+    return cut
 
 
 def _samples(

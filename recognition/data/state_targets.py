@@ -49,14 +49,14 @@ class StateTargets:
         """What a segment sees of an utterance's states; its context has none."""
         span = number * segments.frames, (number + 1) * segments.frames
         first, end = segments.seen(span, len(whole))
-        found = whole[first:end].clone()
-        found[: span[0] - first] = NO_STATE
-        found[span[1] - first :] = NO_STATE
-        return found
+        states = whole[first:end].clone()
+        states[: span[0] - first] = NO_STATE
+        states[span[1] - first :] = NO_STATE
+        return states
 
 
-def padded_states(found: Sequence[Tensor]) -> Tensor:
+def padded_states(states: Sequence[Tensor]) -> Tensor:
     """States of several utterances [B, most frames]."""
-    if not found:
+    if not states:
         return torch.zeros(0, 0, dtype=torch.int32)
-    return torch.nn.utils.rnn.pad_sequence(list(found), batch_first=True, padding_value=NO_STATE)
+    return torch.nn.utils.rnn.pad_sequence(list(states), batch_first=True, padding_value=NO_STATE)

@@ -90,13 +90,13 @@ def _opened(store: ObjectStore, cache: Path, shards: Iterable[Item]) -> Iterator
 
 def _decoded(sample_rate: int | None, sample: Item) -> Item:
     """Decode an utterance from its members of the tar."""
-    found: Item = json.loads(sample.pop("json"))
+    item: Item = json.loads(sample.pop("json"))
     if "npy" in sample:
         stored = np.load(io.BytesIO(sample["npy"]), allow_pickle=False)
-        return found | {"feats": torch.from_numpy(stored.astype(np.float32))}
+        return item | {"feats": torch.from_numpy(stored.astype(np.float32))}
     payload = next(data for suffix, data in sample.items() if not suffix.startswith("__"))
     wave, rate = decode_audio(payload)
-    return found | {"wave": resample(wave, rate, sample_rate) if sample_rate else wave}
+    return item | {"wave": resample(wave, rate, sample_rate) if sample_rate else wave}
 
 
 def _batched(batch_seconds: float, max_batch: int, window: int, items: Iterable[Item]) -> Iterator[Item]:
@@ -118,6 +118,6 @@ def _batches(items: list[Item], batch_seconds: float, max_batch: int) -> Iterato
         name = "feats" if "feats" in some[0] else "wave"
         inputs = [item[name] for item in some]
         batch: Item = {key: [item[key] for item in some] for key in some[0] if key != name}
-        batch["lengths"] = torch.tensor([len(one) for one in inputs])
+        batch["lengths"] = torch.tensor([len(features) for features in inputs])
         batch["feats" if name == "feats" else "waves"] = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
         yield batch

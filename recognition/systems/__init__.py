@@ -22,12 +22,12 @@ SYSTEMS: dict[str, type[SystemConfig]] = {
 SystemOption = Annotated[SystemConfig | None, OneOf(SYSTEMS, "ctc", optional=True)]
 """A field that takes the configuration of any system, or None."""
 
-_TASKS: list[type[BaseModel]] = [one.task_config for one in SYSTEMS.values() if one.task_config]
+_TASKS: list[type[BaseModel]] = [system.task_config for system in SYSTEMS.values() if system.task_config]
 _TASKS.append(LanguageModelTaskConfig)
-TASK_CONFIGS = {one.model_fields["kind"].default: one for one in _TASKS}
+TASK_CONFIGS = {task.model_fields["kind"].default: task for task in _TASKS}
 """Tasks that the engine trains, by kind: those of the systems, and language models."""
 
 
 def system_of(objective: ObjectiveConfig) -> SystemConfig:
     """The system that is trained with an objective, unless a configuration names another."""
-    return next(one() for one in SYSTEMS.values() if objective.kind in one.objectives)
+    return next(system() for system in SYSTEMS.values() if objective.kind in system.objectives)

@@ -299,7 +299,7 @@ class FrameRecognizer(Recognizer[Scores]):
     @override
     def arrays(self, encoded: Scores) -> list[Arrays]:
         rows = zip(encoded.log_probs, encoded.frames.tolist(), strict=True)
-        return [{"log_probs": one[:count].numpy()} for one, count in rows]
+        return [{"log_probs": log_probs[:count].numpy()} for log_probs, count in rows]
 
     @property
     def frame_seconds(self) -> float:

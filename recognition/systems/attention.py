@@ -114,20 +114,20 @@ class AttentionTask(SpeechTask):
 
         assert isinstance(network, EncoderDecoder)
         cfg = AttentionDecodeConfig(beam=1, ctc_weight=0.0, times="none")
-        search, found = AttentionSearch(cfg, network.decoder, self.tokenizer), Validation(self.objective, None)
+        search, validation = AttentionSearch(cfg, network.decoder, self.tokenizer), Validation(self.objective, None)
 
         def add(batch: Batch) -> None:
             inputs, lengths = batch.inputs.to(device), batch.lengths.to(device)
             feats, frames = self.frontend.trimmed(inputs, lengths, batch.speakers)[:2]
             encoded, frames = network.encode(rounded_up(feats, frame_multiple(device)), frames)
             outputs = network.outputs(encoded, frames, self._read(batch, encoded))
-            found.add(batch, outputs, frames, search(encoded, frames))
+            validation.add(batch, outputs, frames, search(encoded, frames))
 
         try:
             lost = over_batches(data, limits, add)
         except DecodeError:
             return {"loss": math.nan, "wer": math.nan}
-        return found.figures() | lost
+        return validation.figures() | lost
 
 
 # --- what recognizes

@@ -119,12 +119,12 @@ class GmmRecognizer(Recognizer[list["Tensor"]]):
             frames.add(wave)
         static, first = frames.normalized(), self._search.with_options(first_pass(self._options))
         transform, _ = adapt_to_speaker(self._model, first, static, self._passes, speech=frames.speech)
-        return [self._model.chain(one, transform) for one in static]
+        return [self._model.chain(features, transform) for features in static]
 
     @override
     def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> list[Tensor]:
         """The features of each utterance, which `adapted` has computed [frames, D]."""
-        return [one[:size] for one, size in zip(inputs, lengths.tolist(), strict=True)]
+        return [features[:size] for features, size in zip(inputs, lengths.tolist(), strict=True)]
 
     @override
     def search(self, encoded: list[Tensor]) -> list[Hypothesis]:
@@ -134,14 +134,14 @@ class GmmRecognizer(Recognizer[list["Tensor"]]):
         from speech.decoding.graph import word_frames
 
         gmm = self._model.gmm if self._passes else self._model.unadapted or self._model.gmm
-        found = self._search(gmm.log_likelihoods(frames).cpu().numpy())
-        if not found.words:
-            return Hypothesis(confidence=found.confidence)
+        best_path = self._search(gmm.log_likelihoods(frames).cpu().numpy())
+        if not best_path.words:
+            return Hypothesis(confidence=best_path.confidence)
         return Hypothesis(
-            text=" ".join(found.words),
-            score=-found.cost,
-            confidence=found.confidence,
-            word_frames=word_frames(found),
+            text=" ".join(best_path.words),
+            score=-best_path.cost,
+            confidence=best_path.confidence,
+            word_frames=word_frames(best_path),
         )
 
     @override

@@ -206,9 +206,9 @@ class AttentionSearch:
         self.prepare()
         counts = self._check(encoded_BTD, frames, ctc_BTV)
         heard = [row for row, count in enumerate(counts) if count]
-        found = [Hypothesis() for _ in counts]
+        hypotheses = [Hypothesis() for _ in counts]
         if not heard:
-            return found
+            return hypotheses
         at = torch.tensor(heard, device=encoded_BTD.device)
         encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
         ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
@@ -216,8 +216,8 @@ class AttentionSearch:
             for place, ended in enumerate(self._searched(encoded, own, ctc)):
                 row, count = heard[place], counts[heard[place]]
                 posteriors = None if ctc is None else ctc[place, :count]
-                found[row] = self._timed(self._hypothesis(ended), encoded[place : place + 1, :count], posteriors)
-        return found
+                hypotheses[row] = self._timed(self._hypothesis(ended), encoded[place : place + 1, :count], posteriors)
+        return hypotheses
 
     def _check(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[int]:
         """Frames of each utterance."""
@@ -249,7 +249,7 @@ class AttentionSearch:
         search = self._start(encoded, frames, ctc if self.cfg.ctc_weight else None)
         while search.rows:
             search = self._step(search, ended)
-        return [sorted(some, key=lambda one: -one.rank) for some in ended]
+        return [sorted(some, key=lambda hypothesis: -hypothesis.rank) for some in ended]
 
     def _start(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> _Search:
         """One empty hypothesis for each utterance."""
@@ -300,7 +300,7 @@ class AttentionSearch:
         at = torch.tensor(keep, device=scores.device)
         follow = chosen.masked_fill(ends, 0)
         part = search.utterances(keep)
-        rest = _Candidates(*(one[at] for one in vars(candidates).values()))
+        rest = _Candidates(*(scores[at] for scores in vars(candidates).values()))
         return self._extended(part, rest, parents[at], follow[at], scores[at])
 
     def _candidates(self, search: _Search) -> _Candidates:
@@ -338,9 +338,9 @@ class AttentionSearch:
         numbers = self._lm_numbers[tokens.flatten(0, 1).cpu().numpy()]
         ends = np.full((len(numbers), 1), END_ID)
         states: Any = [state for states in search.lm_states for state in states]
-        found = torch.from_numpy(lm.score_next(states, np.concatenate([numbers, ends], axis=1)))
-        found = found.to(tokens.device).unflatten(0, (batch, beam))  # type: ignore[no-untyped-call]
-        return found[:, :, :-1], found[:, :, -1]
+        scores = torch.from_numpy(lm.score_next(states, np.concatenate([numbers, ends], axis=1)))
+        scores = scores.to(tokens.device).unflatten(0, (batch, beam))  # type: ignore[no-untyped-call]
+        return scores[:, :, :-1], scores[:, :, -1]
 
     def _loops(self, repeats: Tensor) -> Tensor:
         """Which hypotheses end in a phrase that was repeated too often [batch, W]."""
@@ -380,7 +380,7 @@ class AttentionSearch:
         # all scores but the bonus only fall, and a longer text divides a negative score by more
         most = best + max(0.0, self.cfg.length_bonus) * max(0, limit - length)
         most /= ((limit if most < 0 else length) + 1) ** self.cfg.length_power
-        return bool(most > sorted(one.rank for one in ended)[-self.cfg.nbest])
+        return bool(most > sorted(hypothesis.rank for hypothesis in ended)[-self.cfg.nbest])
 
     def _extended(
         self, search: _Search, candidates: _Candidates, parents: Tensor, chosen: Tensor, scores: Tensor
@@ -392,14 +392,14 @@ class AttentionSearch:
         before = search.tokens[rows, parents]
         recent = before[:, :, -_LONGEST_LOOP:].flip(2)
         same = torch.nn.functional.pad(recent == tokens.unsqueeze(2), (0, _LONGEST_LOOP - recent.shape[2]))
-        found, cache = self._network.step(tokens, search.cache.reordered(parents))
+        next_log_probs, cache = self._network.step(tokens, search.cache.reordered(parents))
         ctc = search.ctc
         prefixes = ctc.step(search.prefixes.reordered(parents), tokens) if ctc and search.prefixes else None
         return replace(
             search,
             tokens=torch.cat((before, tokens.unsqueeze(2)), dim=2),
             log_probs=torch.cat((search.log_probs[rows, parents], log_probs), dim=2),
-            next=self._checked(found),
+            next=self._checked(next_log_probs),
             scores=scores,
             repeats=torch.where(same, search.repeats[rows, parents] + 1, 0),
             cache=cache,
@@ -425,36 +425,36 @@ class AttentionSearch:
         best = ended[0]
         spoken = np.clip(np.exp(best.log_probs[:-1] or best.log_probs), 0.0, 1.0)
         words = self._tokenizer.word_groups(best.tokens)
-        texts = [self._tokenizer.decode(one.tokens) for one in ended]
+        texts = [self._tokenizer.decode(hypothesis.tokens) for hypothesis in ended]
         return Hypothesis(
             tokens=best.tokens,
             text=texts[0],
             score=best.score,
             confidence=float(spoken.mean()),
             word_confidences=[float(spoken[group].mean()) for group in words],
-            nbest=merged_texts(texts, [one.rank for one in ended], self.cfg.nbest),
+            nbest=merged_texts(texts, [hypothesis.rank for hypothesis in ended], self.cfg.nbest),
         )
 
-    def _timed(self, found: Hypothesis, encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
+    def _timed(self, hypothesis: Hypothesis, encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
         """A hypothesis with the frames of its tokens and words."""
-        if self.cfg.times == "none" or not found.tokens:
-            return found
+        if self.cfg.times == "none" or not hypothesis.tokens:
+            return hypothesis
         if ctc_TV is not None and self.cfg.times != "attention":
             from speech.ctc_alignment import token_spans
 
-            spans = token_spans(ctc_TV.cpu(), found.tokens)
+            spans = token_spans(ctc_TV.cpu(), hypothesis.tokens)
         else:
             start = self._tokenizer.start
-            tokens = torch.tensor([[*start, *found.tokens]], device=encoded_1TD.device)
+            tokens = torch.tensor([[*start, *hypothesis.tokens]], device=encoded_1TD.device)
             lengths = torch.tensor([encoded_1TD.shape[1]], device=encoded_1TD.device)
             weights = self._network.attention(tokens, encoded_1TD, lengths)
             spans = attended_frames(weights[0, :, len(start) - 1 :])
         if not spans:  # too few frames for the tokens: each gets its share
-            frames, count = encoded_1TD.shape[1], len(found.tokens)
+            frames, count = encoded_1TD.shape[1], len(hypothesis.tokens)
             spans = [(place * frames // count, (place + 1) * frames // count) for place in range(count)]
-        words = self._tokenizer.word_groups(found.tokens)
+        words = self._tokenizer.word_groups(hypothesis.tokens)
         return replace(
-            found,
+            hypothesis,
             frames=[first for first, _ in spans],
             word_frames=[(spans[group[0]][0], spans[group[-1]][1]) for group in words],
         )

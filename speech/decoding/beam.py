@@ -110,8 +110,8 @@ class BeamDecoder(Decoder):
         best = self._hypothesis(tokens, frames, peaks, float(results[0].score), silence)
         if self.cfg.nbest == 1:
             return best
-        texts = [self._text(one) for one in results]
-        return replace(best, nbest=merged_texts(texts, [float(one.score) for one in results], self.cfg.nbest))
+        texts = [self._text(result) for result in results]
+        return replace(best, nbest=merged_texts(texts, [float(result.score) for result in results], self.cfg.nbest))
 
     def _text(self, result: _Result) -> str:
         path = np.asarray(result.tokens[1:-1])

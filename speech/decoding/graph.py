@@ -177,8 +177,8 @@ def open_search(cfg: GraphConfig, num_states: int, families: Ints | None = None)
 
     with tempfile.TemporaryDirectory(prefix="starling-graph-") as folder:
         cfg = cfg.prepared(Path(folder))
-        found = read_graph(Path(cfg.graph), Path(cfg.words))
-    search = GraphSearch(found.arrays, found.words, cfg.options(), families)
+        graph = read_graph(Path(cfg.graph), Path(cfg.words))
+    search = GraphSearch(graph.arrays, graph.words, cfg.options(), families)
     if search.num_states > num_states:
         raise DecodeError(
             f"decode.graph has {search.num_states} states, the model {num_states}: make it from the HMMs that "
@@ -241,50 +241,50 @@ class GraphDecoder(Decoder):
         likelihoods = scaled_likelihoods(log_probs, self.states.log_priors, factor)
         if self.cfg.hypotheses > 1 or self.cfg.ranks_again:
             return self._ranked(likelihoods, factor)
-        found = self._search(likelihoods)
-        if not len(found.pdfs):
+        path = self._search(likelihoods)
+        if not len(path.pdfs):
             return Hypothesis()
         places = np.arange(len(log_probs))
-        confidence = float(np.exp(log_probs[places, found.pdfs[places * factor]]).mean())
+        confidence = float(np.exp(log_probs[places, path.pdfs[places * factor]]).mean())
         return Hypothesis(
-            text=" ".join(found.words),
-            score=-found.cost,
+            text=" ".join(path.words),
+            score=-path.cost,
             confidence=min(max(confidence, 0.0), 1.0),
-            word_frames=word_frames(found, factor),
+            word_frames=word_frames(path, factor),
         )
 
     def _ranked(self, likelihoods: NDArray[np.float32], factor: int) -> Hypothesis:
         """The best of several hypotheses."""
         assert self._search is not None
         count = max(self.cfg.hypotheses, _CONSIDERED)
-        found = [
-            WordPath(one.words, tuple(word_frames(one, factor)), one.pdfs, -one.cost)
-            for one in self._search.nbest(likelihoods, count, self.cfg.lattice_beam)
+        paths = [
+            WordPath(path.words, tuple(word_frames(path, factor)), path.pdfs, -path.cost)
+            for path in self._search.nbest(likelihoods, count, self.cfg.lattice_beam)
         ]
-        if not found:
+        if not paths:
             return Hypothesis()
         if self.cfg.ranks_again:
-            found = self._ranked_again(found[: self.cfg.hypotheses])
-        shares = posteriors([one.score for one in found])
-        confidences = word_confidences(found, shares)
+            paths = self._ranked_again(paths[: self.cfg.hypotheses])
+        shares = posteriors([path.score for path in paths])
+        confidences = word_confidences(paths, shares)
         return Hypothesis(
-            text=" ".join(found[0].words),
-            score=found[0].score,
-            confidence=float(np.mean(confidences)) if confidences else silence_posterior(found, shares),
+            text=" ".join(paths[0].words),
+            score=paths[0].score,
+            confidence=float(np.mean(confidences)) if confidences else silence_posterior(paths, shares),
             word_confidences=confidences,
-            nbest=alternatives(found, shares, self.cfg.nbest),
-            word_frames=list(found[0].spans),
+            nbest=alternatives(paths, shares, self.cfg.nbest),
+            word_frames=list(paths[0].spans),
         )
 
-    def _ranked_again(self, found: list[WordPath]) -> list[WordPath]:
+    def _ranked_again(self, paths: list[WordPath]) -> list[WordPath]:
         """The hypotheses by the second language model and the score of a word, the best first."""
         if self._rescorer is not None:
-            found = self._rescorer(found, self.cfg.rescore_weight, math.log(10))
-        scored = [replace(one, score=one.score + self.cfg.word_score * len(one.words)) for one in found]
-        return sorted(scored, key=lambda one: -one.score)
+            paths = self._rescorer(paths, self.cfg.rescore_weight, math.log(10))
+        scored = [replace(path, score=path.score + self.cfg.word_score * len(path.words)) for path in paths]
+        return sorted(scored, key=lambda path: -path.score)
 
 
-def word_frames(found: GraphPath, factor: int = 1) -> list[tuple[int, int]]:
+def word_frames(path: GraphPath, factor: int = 1) -> list[tuple[int, int]]:
     """First output frame of each word, and the one where the next begins; silence counts to the word before it."""
-    bounds = [*(start // factor for start in found.starts.tolist()), -(-len(found.pdfs) // factor)]
+    bounds = [*(start // factor for start in path.starts.tolist()), -(-len(path.pdfs) // factor)]
     return [(first, max(first + 1, end)) for first, end in pairwise(bounds)]

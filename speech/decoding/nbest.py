@@ -33,8 +33,8 @@ def posteriors(scores: Sequence[float]) -> list[float]:
     """
     values = np.asarray(scores, dtype=np.float64)
     shares = np.exp(values - values.max())
-    found: list[float] = (shares / shares.sum()).tolist()
-    return found
+    normalized: list[float] = (shares / shares.sum()).tolist()
+    return normalized
 
 
 class _WordPosteriors:
@@ -43,22 +43,22 @@ class _WordPosteriors:
     Hypotheses share most words and times, so a word at a time is computed once.
 
     Args:
-        found: Hypotheses.
+        paths: Hypotheses.
         shares: Their posteriors.
     """
 
-    def __init__(self, found: Sequence[WordPath], shares: Sequence[float]) -> None:
+    def __init__(self, paths: Sequence[WordPath], shares: Sequence[float]) -> None:
         self._shares = np.asarray(shares, dtype=np.float64)
         places: dict[str, list[tuple[int, int, int]]] = {}
-        for number, one in enumerate(found):
-            for word, (begin, end) in zip(one.words, one.spans, strict=True):
+        for number, path in enumerate(paths):
+            for word, (begin, end) in zip(path.words, path.spans, strict=True):
                 places.setdefault(word, []).append((begin, end, number))
-        self._places = {word: np.array(found).T for word, found in places.items()}
+        self._places = {word: np.array(spans).T for word, spans in places.items()}
         self._known: dict[tuple[str, tuple[int, int]], float] = {}
 
-    def __call__(self, one: WordPath) -> list[float]:
+    def __call__(self, path: WordPath) -> list[float]:
         """For each word of a hypothesis, the posteriors of those that have it at overlapping times, added up."""
-        return [self._posterior(word, span) for word, span in zip(one.words, one.spans, strict=True)]
+        return [self._posterior(word, span) for word, span in zip(path.words, path.spans, strict=True)]
 
     def _posterior(self, word: str, span: tuple[int, int]) -> float:
         if (word, span) not in self._known:
@@ -68,35 +68,35 @@ class _WordPosteriors:
         return self._known[word, span]
 
 
-def word_confidences(found: Sequence[WordPath], shares: Sequence[float]) -> list[float]:
+def word_confidences(paths: Sequence[WordPath], shares: Sequence[float]) -> list[float]:
     """For each word of the first hypothesis, the posteriors of those that have it at overlapping times, added up.
 
     Args:
-        found: Hypotheses, the best first.
+        paths: Hypotheses, the best first.
         shares: Their posteriors.
     """
-    return _WordPosteriors(found, shares)(found[0])
+    return _WordPosteriors(paths, shares)(paths[0])
 
 
-def silence_posterior(found: Sequence[WordPath], shares: Sequence[float]) -> float:
+def silence_posterior(paths: Sequence[WordPath], shares: Sequence[float]) -> float:
     """The posterior of hypotheses without words."""
-    return min(1.0, sum(share for one, share in zip(found, shares, strict=True) if not one.words))
+    return min(1.0, sum(share for path, share in zip(paths, shares, strict=True) if not path.words))
 
 
-def alternatives(found: Sequence[WordPath], shares: Sequence[float], count: int) -> list[Alternative]:
+def alternatives(paths: Sequence[WordPath], shares: Sequence[float], count: int) -> list[Alternative]:
     """The best hypotheses, as a decoder gives them; none unless more than one is asked for.
 
     Args:
-        found: Hypotheses, the best first.
+        paths: Hypotheses, the best first.
         shares: Their posteriors.
         count: How many are asked for.
     """
     if count < 2:
         return []
-    confidences = _WordPosteriors(found, shares)
+    confidences = _WordPosteriors(paths, shares)
     return [
-        Alternative(" ".join(one.words), one.score, share, list(one.spans), confidences(one))
-        for one, share in zip(found[:count], shares, strict=False)
+        Alternative(" ".join(path.words), path.score, share, list(path.spans), confidences(path))
+        for path, share in zip(paths[:count], shares, strict=False)
     ]
 
 

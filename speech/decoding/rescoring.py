@@ -57,23 +57,23 @@ class Rescorer:
     def __init__(self, first: str, second: str, words: Sequence[str]) -> None:
         self._first, self._second = _scorer(first, words), _scorer(second, words)
 
-    def __call__(self, found: Sequence[WordPath], weight: float, factor: float) -> list[WordPath]:
+    def __call__(self, paths: Sequence[WordPath], weight: float, factor: float) -> list[WordPath]:
         """Hypotheses with other scores, the best first.
 
         Args:
-            found: The hypotheses.
+            paths: The hypotheses.
             weight: Share of the second language model, the first has the rest.
             factor: What the search multiplies log10 probabilities with.
         """
         if not weight:
-            return list(found)
-        sentences = [one.words for one in found]
+            return list(paths)
+        sentences = [path.words for path in paths]
         pairs = zip(self._second(sentences), self._first(sentences), strict=True)
         ranked = [
-            replace(one, score=one.score + weight * factor * (second - first))
-            for one, (second, first) in zip(found, pairs, strict=True)
+            replace(path, score=path.score + weight * factor * (second - first))
+            for path, (second, first) in zip(paths, pairs, strict=True)
         ]
-        return sorted(ranked, key=lambda one: -one.score)
+        return sorted(ranked, key=lambda path: -path.score)
 
 
 def _scorer(path: str, words: Sequence[str]) -> SentenceScorer:
@@ -82,7 +82,7 @@ def _scorer(path: str, words: Sequence[str]) -> SentenceScorer:
         network = read_network(Path(path))
         return lambda sentences: [float(log_probs.sum()) for log_probs in network.sentences(sentences)]
     model, labels = load_lm(path, words), {word: label for label, word in enumerate(words)}
-    return lambda sentences: [_log10(model, [labels[word] for word in one]) for one in sentences]
+    return lambda sentences: [_log10(model, [labels[word] for word in sentence]) for sentence in sentences]
 
 
 def _log10(model: FlashlightLm, labels: Sequence[int]) -> float:

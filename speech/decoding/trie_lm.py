@@ -102,8 +102,8 @@ class TrieLm(LM):  # type: ignore[misc]
     def _enter(self, place: _Place, node: TrieNode, add_word: bool) -> _Place:
         if not add_word:
             return _Place(node, place.words, self._weight * (node.best - place.node.best))
-        words, found = self._lm.score(place.words, place.node.word)
-        return _Place(node, words, self._weight * (found - place.node.best + node.best) + self._word_score)
+        words, score = self._lm.score(place.words, place.node.word)
+        return _Place(node, words, self._weight * (score - place.node.best + node.best) + self._word_score)
 
     def finish(self, state: LmState) -> tuple[LmState, float]:
         """The end of an utterance: its last word must be complete."""
@@ -112,6 +112,6 @@ class TrieLm(LM):  # type: ignore[misc]
             return self._dead, NEVER
         words, added = place.words, 0.0
         if place.node is not self._root:
-            words, found = self._lm.score(words, place.node.word)
-            added = self._weight * (found - place.node.best) + self._word_score
+            words, score = self._lm.score(words, place.node.word)
+            added = self._weight * (score - place.node.best) + self._word_score
         return state, added + self._weight * self._lm.finish(words)[1]

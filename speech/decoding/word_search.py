@@ -128,8 +128,8 @@ class LetterSearch(WordSearch):
         num_frames = len(log_probs)
         emissions = emissions_for(log_probs, self._width, num_frames + 1)
         emissions[num_frames, self._space] = 0.0
-        found = self._native.decode(emissions.ctypes.data, num_frames + 1, self._width)
-        return [self._path(one, num_frames) for one in found]
+        results = self._native.decode(emissions.ctypes.data, num_frames + 1, self._width)
+        return [self._path(result, num_frames) for result in results]
 
     def _path(self, result: Any, num_frames: int) -> WordPath:
         path, labels = np.asarray(result.tokens[1:-1]), np.asarray(result.words[1:-1])
@@ -189,9 +189,9 @@ class PieceSearch(WordSearch):
         width = self.tokenizer.size + 1
         emissions = emissions_for(log_probs, width, len(log_probs))
         with self._one_at_a_time:
-            found = self._native.decode(emissions.ctypes.data, len(log_probs), width)
-        complete = [one for one in found if one.score > _INCOMPLETE]
-        return [self._path(one) for one in complete or found[:1]]
+            results = self._native.decode(emissions.ctypes.data, len(log_probs), width)
+        complete = [result for result in results if result.score > _INCOMPLETE]
+        return [self._path(result) for result in complete or results[:1]]
 
     def _path(self, result: Any) -> WordPath:
         path = np.asarray(result.tokens[1:-1])

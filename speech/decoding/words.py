@@ -148,19 +148,19 @@ class WordsDecoder(Decoder):
         if len(log_probs) == 0:
             return Hypothesis()
         assert self._search is not None
-        found = self._search.paths(log_probs)
+        paths = self._search.paths(log_probs)
         if self._rescorer is not None:
-            found = self._rescorer(found[: self.cfg.hypotheses], self.cfg.rescore_weight, self.cfg.lm_weight)
-        shares = posteriors([one.score for one in found])
-        best = found[0]
-        confidences = word_confidences(found, shares)
+            paths = self._rescorer(paths[: self.cfg.hypotheses], self.cfg.rescore_weight, self.cfg.lm_weight)
+        shares = posteriors([path.score for path in paths])
+        best = paths[0]
+        confidences = word_confidences(paths, shares)
         tokens, frames, _ = collapse(best.path, np.zeros(len(best.path)), self.tokenizer.blank)
         return Hypothesis(
             tokens=tokens,
             text=" ".join(best.words),
             score=best.score,
             frames=frames,
-            confidence=float(np.mean(confidences)) if confidences else silence_posterior(found, shares),
+            confidence=float(np.mean(confidences)) if confidences else silence_posterior(paths, shares),
             word_confidences=confidences,
-            nbest=alternatives(found, shares, self.cfg.nbest),
+            nbest=alternatives(paths, shares, self.cfg.nbest),
         )

@@ -176,8 +176,8 @@ def normalize_frames(frames: Tensor, mean: Tensor, std: Tensor, floor: float) ->
     Returns:
         `[..., F]`.
     """
-    found = (frames - mean) / std
-    return found.clamp(min=-floor) if floor else found
+    normalized = (frames - mean) / std
+    return normalized.clamp(min=-floor) if floor else normalized
 
 
 def normalize(feats: Tensor, lengths: Tensor, mean: Tensor, std: Tensor) -> Tensor:

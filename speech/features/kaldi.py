@@ -105,8 +105,8 @@ class FilterBank(nn.Module):
         Args:
             feats: `[T, dim]`, computed or stored features, not normalized.
         """
-        found = self.speech_frames(feats[None], torch.tensor([len(feats)]))
-        return torch.ones(len(feats), dtype=torch.bool) if found is None else found[0]
+        mask = self.speech_frames(feats[None], torch.tensor([len(feats)]))
+        return torch.ones(len(feats), dtype=torch.bool) if mask is None else mask[0]
 
     def loud_frames(self, feats: Tensor, lengths: Tensor, range_db: float) -> Tensor:
         """Mask of the frames within `range_db` of an utterance's loudest ones: bool `[B, T]`."""

@@ -106,14 +106,14 @@ def linear_prediction(autocorrelation: Tensor) -> tuple[Tensor, Tensor]:
         The coefficients a `[..., order]`, and the energy of the prediction error `[...]`.
     """
     error = autocorrelation[..., 0]
-    found = autocorrelation[..., :0]
+    coefficients = autocorrelation[..., :0]
     for lag in range(1, autocorrelation.shape[-1]):
         past = autocorrelation[..., 1:lag].flip(-1)
-        reflection = (autocorrelation[..., lag] + (found * past).sum(-1)) / error
+        reflection = (autocorrelation[..., lag] + (coefficients * past).sum(-1)) / error
         error = error * (1.0 - reflection.square()).clamp(min=_LEAST)
         turned = reflection.unsqueeze(-1)
-        found = torch.cat([found - turned * found.flip(-1), -turned], dim=-1)
-    return found, error
+        coefficients = torch.cat([coefficients - turned * coefficients.flip(-1), -turned], dim=-1)
+    return coefficients, error
 
 
 def prediction_cepstrum(coefficients: Tensor, count: int) -> Tensor:
@@ -121,10 +121,10 @@ def prediction_cepstrum(coefficients: Tensor, count: int) -> Tensor:
 
     c_n = -a_n - Σ_j (n - j) a_j c_(n-j) / n, over j from 1 to n - 1 (Atal 1974, JASA 55).
     """
-    found: list[Tensor] = []
+    cepstrum: list[Tensor] = []
     for n in range(1, count + 1):
         value = -coefficients[..., n - 1]
         for j in range(1, n):
-            value = value - (n - j) / n * coefficients[..., j - 1] * found[n - j - 1]
-        found.append(value)
-    return torch.stack(found, dim=-1)
+            value = value - (n - j) / n * coefficients[..., j - 1] * cepstrum[n - j - 1]
+        cepstrum.append(value)
+    return torch.stack(cepstrum, dim=-1)

@@ -33,7 +33,7 @@ FEATURES: dict[str, type[FeatureConfig]] = {
     "appended": AppendedConfig,
 }
 PartChoice = Annotated[
-    FeatureConfig, OneOf({kind: one for kind, one in FEATURES.items() if one is not AppendedConfig}, "logmel")
+    FeatureConfig, OneOf({kind: config for kind, config in FEATURES.items() if config is not AppendedConfig}, "logmel")
 ]
 """A field that takes the configuration of a part of `appended` features."""
 AppendedConfig.model_rebuild(_types_namespace={"PartChoice": PartChoice})

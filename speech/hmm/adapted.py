@@ -54,13 +54,13 @@ class AdaptedFeatures:
         if part is None:
             return [None] * len(static)
         assert self.extractor is not None
-        plain = [self.chain(one) for one in static]
+        plain = [self.chain(frames) for frames in static]
         if part.extraction == "online":
-            return [self.extractor.prefix_ivectors(one) for one in plain]
-        stats = [statistics(self.extractor.model, one) for one in plain]
+            return [self.extractor.prefix_ivectors(frames) for frames in plain]
+        stats = [statistics(self.extractor.model, frames) for frames in plain]
         if part.extraction == "speaker" and stats:
             stats = [sum(stats[1:], stats[0])] * len(stats)
-        return [self.of_statistics(one).expand(len(frames), -1) for one, frames in zip(stats, plain, strict=True)]
+        return [self.of_statistics(own).expand(len(frames), -1) for own, frames in zip(stats, plain, strict=True)]
 
     def of_statistics(self, stats: BaumWelch) -> Tensor:
         """The i-vector float32 `[R]` of some speech."""
@@ -81,7 +81,7 @@ class AdaptedFeatures:
         Returns:
             float32 `[T, width]`.
         """
-        found = []
+        parts = []
         for place, part in enumerate(self.cfg.components):
             if isinstance(part, FmllrConfig):
                 frames = self.chain(static, transform)
@@ -90,8 +90,8 @@ class AdaptedFeatures:
                 frames = ivectors
             else:
                 frames = others[place]
-            found.append(frames if part is self.cfg else _expanded(part, frames))
-        return torch.cat(found, dim=1)
+            parts.append(frames if part is self.cfg else _expanded(part, frames))
+        return torch.cat(parts, dim=1)
 
 
 def _expanded(part: FeatureConfig, frames: Tensor) -> Tensor:

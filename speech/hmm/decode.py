@@ -133,8 +133,8 @@ class GraphSearch:
         )  # one for each call: threads share the search
         decoder.decode(kaldi_decoder.DecodableCtc(scaled))
         complete = decoder.reached_final()
-        found, lattice = decoder.get_best_path()
-        if not found:
+        succeeded, lattice = decoder.get_best_path()
+        if not succeeded:
             return GraphPath((), np.zeros(0, dtype=np.int32), float("inf"), False)
         _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
         names = tuple(self.words.words[word - 1] for word in words)
@@ -163,13 +163,13 @@ class GraphSearch:
             return []
         return [
             GraphPath(
-                words=tuple(self.words.words[word - 1] for word in one.words),
-                pdfs=one.pdfs,
-                cost=one.cost,
+                words=tuple(self.words.words[word - 1] for word in path.words),
+                pdfs=path.pdfs,
+                cost=path.cost,
                 complete=lattice.complete,
-                starts=np.array(one.starts, dtype=np.int32),
+                starts=np.array(path.starts, dtype=np.int32),
             )
-            for one in best_paths(lattice, count, lattice_beam)
+            for path in best_paths(lattice, count, lattice_beam)
         ]
 
     def _scaled(self, log_likelihoods: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -190,13 +190,13 @@ def word_starts(path: Any) -> Ints:
     """The frame at which each word of a linear lattice stands."""
     rows = (line.split() for line in path.to_str().splitlines())
     arcs = {int(row[0]): (int(row[1]), int(row[2]), int(row[3])) for row in rows if len(row) >= 4}
-    state, frame, found = path.start, 0, []
+    state, frame, starts = path.start, 0, []
     while state in arcs:
         state, label, word = arcs[state]
         if word:
-            found.append(frame)
+            starts.append(frame)
         frame += label > 0
-    return np.array(found, dtype=np.int32)
+    return np.array(starts, dtype=np.int32)
 
 
 def decode_plain(
@@ -212,7 +212,7 @@ def decode_plain(
             features that are not adapted.
     """
     gmm = model.unadapted or model.gmm if transform is None else model.gmm
-    return [decoder(gmm.log_likelihoods(model.chain(one, transform)).cpu().numpy()) for one in features]
+    return [decoder(gmm.log_likelihoods(model.chain(frames, transform)).cpu().numpy()) for frames in features]
 
 
 def speaker_transform(
@@ -242,12 +242,12 @@ def speaker_transform(
     Returns:
         float32 `[D, D + 1]`.
     """
-    dim, heard = model.gmm.dim, speech or [torch.ones(len(one), dtype=torch.bool) for one in features]
-    found = zip(map(model.chain, features), hypotheses, heard, strict=True)
-    usable = [(one, hyp.pdfs, loud) for one, hyp, loud in found if len(one) and len(hyp.pdfs) == len(one)]
+    dim, heard = model.gmm.dim, speech or [torch.ones(len(frames), dtype=torch.bool) for frames in features]
+    aligned = zip(map(model.chain, features), hypotheses, heard, strict=True)
+    usable = [(frames, hyp.pdfs, loud) for frames, hyp, loud in aligned if len(frames) and len(hyp.pdfs) == len(frames)]
     if not usable:
         return torch.eye(dim, dim + 1)
-    frames = torch.cat([one for one, _, _ in usable])
+    frames = torch.cat([chosen for chosen, _, _ in usable])
     pdfs = torch.from_numpy(np.concatenate([states for _, states, _ in usable]).astype(np.int64))
     quiet = torch.isin(pdfs, torch.from_numpy(noise_pdfs(model).astype(np.int64)))
     quiet |= ~torch.cat([loud for _, _, loud in usable])
@@ -292,11 +292,11 @@ def adapt_to_speaker(
         The transform `[D, D + 1]`, None without a pass, and the hypotheses of each pass, the first without adaptation.
     """
     transform: Tensor | None = None
-    found: list[list[GraphPath]] = []
+    hypotheses: list[list[GraphPath]] = []
     for _ in range(passes):
-        found.append(decode_plain(model, decoder, features, transform))
-        transform = speaker_transform(model, features, found[-1], transform, minimum=minimum, speech=speech)
-    return transform, found
+        hypotheses.append(decode_plain(model, decoder, features, transform))
+        transform = speaker_transform(model, features, hypotheses[-1], transform, minimum=minimum, speech=speech)
+    return transform, hypotheses
 
 
 def decode_speaker(
@@ -322,5 +322,5 @@ def decode_speaker(
     Returns:
         The hypotheses after each pass, the first without adaptation.
     """
-    transform, found = adapt_to_speaker(model, first or decoder, features, passes, minimum, speech)
-    return [*found, decode_plain(model, decoder, features, transform)]
+    transform, hypotheses = adapt_to_speaker(model, first or decoder, features, passes, minimum, speech)
+    return [*hypotheses, decode_plain(model, decoder, features, transform)]

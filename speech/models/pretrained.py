@@ -156,7 +156,7 @@ class PretrainedConfig(ModelConfig, ABC):
         try:
             return type(self).model_validate({**self.model_dump(), **sizes})
         except ValidationError as error:
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            wrong = "; ".join(f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}" for mistake in error.errors())
             raise ValueError(f"its config.json has sizes that are none ({wrong})") from error
 
     @property

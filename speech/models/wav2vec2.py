@@ -102,7 +102,7 @@ class Wav2Vec2Config(PretrainedConfig):
 
     @override
     def own_name(self, name: str) -> str | None:
-        prefix = next((one for one in _PREFIXES if name.startswith(one)), "")
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
         rest = name.removeprefix(prefix)
         for old, new in _WEIGHT_NORM.items():
             rest = f"{rest.removesuffix(old)}{new}" if rest.endswith(old) else rest

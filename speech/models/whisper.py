@@ -69,8 +69,8 @@ class WhisperConfig(PretrainedConfig):
 
     @override
     def own_name(self, name: str) -> str | None:
-        part, found, rest = name.removeprefix("model.").partition("encoder.")
-        if part or not found:
+        part, separator, rest = name.removeprefix("model.").partition("encoder.")
+        if part or not separator:
             return None
         first = rest.partition(".")[0]
         if first in ("conv1", "conv2"):

@@ -226,8 +226,8 @@ class CorpusReader(ABC):
         for utterance in self._utterances():
             if not seen.add(utterance.id):
                 self._problem(utterance.id, "duplicate-id", f"a second entry has this id: {utterance.audio}")
-            elif (found := self._finished(utterance)) is not None:
-                yield found
+            elif (finished := self._finished(utterance)) is not None:
+                yield finished
 
     def _finished(self, utterance: Utterance) -> Utterance | None:
         """An utterance without tags and what stands for a missing value; None if its transcript is nothing else."""

@@ -73,8 +73,8 @@ def read_rows(lines: NumberedLines, width: int, separator: str = ",") -> Iterato
                 yield number, "not UTF-8" if line is None else line.split(separator)
         return
     ahead: deque[tuple[int, str | None]] = deque()
-    while found := ahead.popleft() if ahead else next(lines, None):
-        number, line = found
+    while numbered := ahead.popleft() if ahead else next(lines, None):
+        number, line = numbered
         if line is None:
             yield number, "not UTF-8"
         elif line:
@@ -94,9 +94,9 @@ def check_width(cells: list[str], width: int) -> str:
 
 def _look_ahead(ahead: deque[tuple[int, str | None]], lines: NumberedLines) -> None:
     size = sum(len(line or "") for _, line in ahead)
-    while len(ahead) < MOST_LINES - 1 and size < _MOST_TEXT and (found := next(lines, None)):
-        ahead.append(found)
-        size += len(found[1] or "")
+    while len(ahead) < MOST_LINES - 1 and size < _MOST_TEXT and (numbered := next(lines, None)):
+        ahead.append(numbered)
+        size += len(numbered[1] or "")
 
 
 def _cells(line: str, separator: str) -> tuple[list[str] | None, str]:

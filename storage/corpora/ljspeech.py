@@ -56,8 +56,8 @@ class LJSpeechReader(CorpusReader):
                 self._problem(cells[0], "missing-audio", f"line {number} of {table}: no recording has this name")
                 continue
             used.add(audio)
-            if found := self._make(audio.stem, audio, text, table.parent.name):
-                yield found
+            if utterance := self._make(audio.stem, audio, text, table.parent.name):
+                yield utterance
         for path in self._audio():
             if path not in used:
                 self._problem(path.stem, "missing-transcript", f"{table} has no line for {path}")

@@ -168,7 +168,7 @@ def _entries(row: dict[str, Any]) -> Iterator[tuple[str, str | None, float | Non
         if not isinstance(name, str) or not name:
             yield "an utterance names no audio"
             continue
-        text = next((found for key in _TEXTS if (found := as_text(item.get(key))) is not None), None)
+        text = next((value for key in _TEXTS if (value := as_text(item.get(key))) is not None), None)
         try:
             milliseconds = as_number("duration_ms", item.get("duration_ms"))
         except ValueError as error:

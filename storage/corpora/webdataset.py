@@ -138,7 +138,7 @@ class WebDatasetReader(CorpusReader):
     def _text(self, shard: Path, sample: dict[str, TarMember], fields: dict[str, Any]) -> str | None:
         named = str(self.options.get("text") or "")
         names = (named,) if named else _TEXTS
-        text = next((found for name in names if (found := as_text(fields.get(name))) is not None), None)
+        text = next((value for name in names if (value := as_text(fields.get(name))) is not None), None)
         for suffix in _PLAIN_TEXTS:
             if text is None and suffix in sample:
                 text = read_member(shard, sample[suffix]).decode()

@@ -111,12 +111,12 @@ def grid_of(decode: DecodeConfig, tune: TuneConfig) -> dict[str, list[Any]]:
             f"tune: decode.kind {decode.kind} has no parameters to tune: remove the section tune, or name fields and "
             "values in tune.grid"
         )
-    found: dict[str, list[Any]] = {}
+    grid: dict[str, list[Any]] = {}
     for name, values in suggested.items():
         if name not in (numbers := [field for field, value in decode if type(value) in (int, float)]):
             raise ValueError(f"tune.grid: {name} is not a number of decode.kind {decode.kind}{nearest(name, numbers)}")
-        found[name] = sorted({getattr(decode, name), *(_accepted(decode, name, value) for value in values)})
-    return found
+        grid[name] = sorted({getattr(decode, name), *(_accepted(decode, name, value) for value in values)})
+    return grid
 
 
 def _accepted(decode: DecodeConfig, name: str, value: float) -> Any:

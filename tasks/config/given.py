@@ -75,8 +75,8 @@ def _nodes(node: yaml.Node | None, at: Place, line: int) -> Iterator[tuple[Place
             if key.value != _MERGE:
                 yield from _nodes(value, (*at, key.value), key.start_mark.line + 1)
         for value in merged:
-            for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                yield from _nodes(one, at, line)
+            for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                yield from _nodes(item, at, line)
     elif node is not None:
         yield at, line, False
         if isinstance(node, yaml.SequenceNode):

@@ -47,6 +47,6 @@ def check_lm_training(lm: LmConfig | None, rescoring: LmConfig | None, train: Lm
     Raises:
         ValueError: It has not.
     """
-    if train is not None and not any(isinstance(one, NetworkConfig) for one in (lm, rescoring)):
+    if train is not None and not any(isinstance(model, NetworkConfig) for model in (lm, rescoring)):
         kind = lm.kind if lm else "none"
         raise ValueError(f"lm_train trains language models that are networks, and lm.kind is {kind}: remove lm_train")

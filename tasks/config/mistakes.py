@@ -70,11 +70,11 @@ def listed(source: str, lines: Sequence[str]) -> str:
 
 def plainly(error: ValidationError) -> list[str]:
     """A line for each mistake, with the field by its name in the class that was checked."""
-    found = []
+    mistakes = []
     for problem in _own_problems(error):
         field, message = ".".join(map(str, problem["loc"])), plain_message(problem)
-        found.append(f"{field}: {message}" if field else message)
-    return found
+        mistakes.append(f"{field}: {message}" if field else message)
+    return mistakes
 
 
 def _own_problems(error: ValidationError) -> list[Any]:
@@ -152,7 +152,7 @@ class _Field:
         if others := [other for other, model in self._kinds.items() if name in model.model_fields]:
             return f"{kind} has no such field; {' and '.join(others)} {'have' if len(others) > 1 else 'has'}"
         fields = {} if self.model is None else self.model.model_fields
-        here = [f.alias or one for one, f in fields.items()]
+        here = [field.alias or key for key, field in fields.items()]
         if not similar(name, here, _MISSPELLED) and (others := self._elsewhere(name)):
             return f"there is no such field; did you mean {' or '.join(map(repr, others))}?"
         return f"there is no such field{nearest(name, here)}"
@@ -168,9 +168,9 @@ class _Field:
             common = next((n for n, (a, b) in enumerate(zip(place, here, strict=False)) if a != b), len(here))
             return -common, len(place)
 
-        found = [place for place in places if place[-1] == meant]
-        best = min(map(distance, found), default=None)
-        return [".".join(place) for place in found if distance(place) == best][:_PROPOSED]
+        alike = [place for place in places if place[-1] == meant]
+        best = min(map(distance, alike), default=None)
+        return [".".join(place) for place in alike if distance(place) == best][:_PROPOSED]
 
 
 def all_fields(model: type[BaseModel], place: str = "", outer: tuple[type[BaseModel], ...] = ()) -> Iterator[str]:
@@ -184,14 +184,14 @@ def all_fields(model: type[BaseModel], place: str = "", outer: tuple[type[BaseMo
         choice = choice_of(field)
         below = list(choice.kinds.values()) if choice else list(_models_in(field.annotation))
         item = ".0" if get_origin(field.annotation) in (list, tuple) else ""
-        for one in below:
-            if one not in (model, *outer):
-                yield from all_fields(one, f"{here}{item}.", (model, *outer))
+        for inner in below:
+            if inner not in (model, *outer):
+                yield from all_fields(inner, f"{here}{item}.", (model, *outer))
 
 
 def _inside(model: type[BaseModel] | None, name: str) -> tuple[type[BaseModel] | None, Mapping[str, type[BaseModel]]]:
     """The class of a field's value, and the classes by kind where there is a choice."""
-    fields = {} if model is None else {(f.alias or one): f for one, f in model.model_fields.items()}
+    fields = {} if model is None else {(field.alias or key): field for key, field in model.model_fields.items()}
     if name not in fields:
         return None, {}
     choice = choice_of(fields[name])

@@ -18,11 +18,11 @@ def registered_uri(model: str, own: str = "") -> str:
     """
     if model.startswith("models:/"):
         return model
-    found = _NAME.fullmatch(model)
-    name = (found["name"] or own) if found else ""
-    if found is None or not name:
+    match = _NAME.fullmatch(model)
+    name = (match["name"] or own) if match else ""
+    if match is None or not name:
         return ""
-    return f"models:/{name}@{found['alias']}" if found["alias"] else f"models:/{name}/{found['version']}"
+    return f"models:/{name}@{match['alias']}" if match["alias"] else f"models:/{name}/{match['version']}"
 
 
 def initial_overrides(model: str) -> list[str]:

@@ -41,26 +41,26 @@ def leaves(value: Any, at: Place = ()) -> Iterator[Place]:
         yield at
 
 
-def annotated(config: PipelineConfig, found: dict[Place, str]) -> str:
+def annotated(config: PipelineConfig, origins: dict[Place, str]) -> str:
     """The configuration as YAML, with each value's origin as a comment; it can be run as it is."""
-    lines = list(_written(config.model_dump(mode="json", by_alias=True), (), found))
+    lines = list(_written(config.model_dump(mode="json", by_alias=True), (), origins))
     width = min(60, max(len(line) for line, origin in lines if origin))
     return "".join(f"{line:{width}}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines)
 
 
-def _written(value: dict[str, Any], at: Place, found: dict[Place, str]) -> Iterator[tuple[str, str]]:
+def _written(value: dict[str, Any], at: Place, origins: dict[Place, str]) -> Iterator[tuple[str, str]]:
     """Lines of a mapping, without the indentation of the place, and their origins."""
     for name, item in value.items():
         here = (*at, name)
-        if here in found:
-            yield f"{_flow(name)}: {_flow(item)}", found[here]
+        if here in origins:
+            yield f"{_flow(name)}: {_flow(item)}", origins[here]
         elif isinstance(item, dict):
             yield f"{_flow(name)}:", ""
-            yield from ((f"  {line}", origin) for line, origin in _written(item, here, found))
+            yield from ((f"  {line}", origin) for line, origin in _written(item, here, origins))
         else:
             yield f"{_flow(name)}:", ""
             for number, entry in enumerate(item):
-                for count, (line, origin) in enumerate(_written(entry, (*here, number), found)):
+                for count, (line, origin) in enumerate(_written(entry, (*here, number), origins)):
                     yield f"  {'  ' if count else '- '}{line}", origin
 
 

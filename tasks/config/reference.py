@@ -120,8 +120,8 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 def _choice_of_items(annotation: Any) -> OneOf | None:
     """The choice that the items of a list are, if they are."""
     if get_origin(annotation) is Annotated:
-        return next((one for one in get_args(annotation) if isinstance(one, OneOf)), None)
-    return next((one for part in get_args(annotation) if (one := _choice_of_items(part))), None)
+        return next((part for part in get_args(annotation) if isinstance(part, OneOf)), None)
+    return next((choice for part in get_args(annotation) if (choice := _choice_of_items(part))), None)
 
 
 def summary(model: type[BaseModel]) -> str:

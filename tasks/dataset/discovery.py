@@ -82,16 +82,16 @@ def find_corpus(path: Path, kind: str = "", *, sets: bool = True) -> FoundCorpus
     """
     path = path.expanduser()
     if kind in ("", "auto"):
-        found = find_sources(path, sets=sets)
+        corpus = find_sources(path, sets=sets)
     elif kind == "table" and path.is_file():
-        found = FoundCorpus(_of_table(path))
+        corpus = FoundCorpus(_of_table(path))
     else:
         reader_class(kind)  # its error for an unknown kind suggests the closest one
-        found = FoundCorpus([FoundSource(kind, path)])
+        corpus = FoundCorpus([FoundSource(kind, path)])
     if sets:
-        return found
-    whole = {one.path: replace(one, set="", where={}) for one in found.sources}
-    return FoundCorpus(list(whole.values()), found.left_out)
+        return corpus
+    whole = {source.path: replace(source, set="", where={}) for source in corpus.sources}
+    return FoundCorpus(list(whole.values()), corpus.left_out)
 
 
 def find_sources(folder: Path, *, sets: bool = True) -> FoundCorpus:
@@ -169,13 +169,13 @@ class _Search:
             CorpusError: If there are none.
         """
         trouble: list[str] = []
-        if found := self._of_tables(folder, trouble) or self._of_manifests(folder):
-            return found
+        if sources := self._of_tables(folder, trouble) or self._of_manifests(folder):
+            return sources
         if kind:
             parts = [FoundSource(kind, child) for child in _children(folder) if _kind(child) == kind] if sets else []
             return self._of_sets(parts) or [FoundSource(kind, folder)]
-        if found := list(self._below(folder, 1)):
-            return (self._of_sets(found) if sets else []) or found
+        if sources := list(self._below(folder, 1)):
+            return (self._of_sets(sources) if sets else []) or sources
         raise CorpusError(_nothing(folder, trouble))
 
     def _of_tables(self, folder: Path, trouble: list[str]) -> list[FoundSource]:
@@ -184,43 +184,47 @@ class _Search:
         What is wrong with the others is added to `trouble`.
         """
         tables = [path for path in folder.iterdir() if path.suffix.lower() in TABLE_SUFFIXES and path.is_file()]
-        found: list[list[FoundSource]] = []
+        by_table: list[list[FoundSource]] = []
         for path in sorted(tables, key=lambda path: (path.stem != "metadata", path.name)):
             if _kind(path) not in ("", "table"):
                 continue
             try:
-                found.append(_of_table(path))
+                by_table.append(_of_table(path))
             except CorpusError as error:
                 trouble.append(str(error))
-        several = [sources[0] for sources in found if len(sources) == 1]
+        several = [sources[0] for sources in by_table if len(sources) == 1]
         if sets := self._of_sets(several):
             return sets
-        self.left_out += [sources[0].path for sources in found[1:]]
-        return found[0] if found else []
+        self.left_out += [sources[0].path for sources in by_table[1:]]
+        return by_table[0] if by_table else []
 
     def _of_manifests(self, folder: Path) -> list[FoundSource]:
         """Sources of NeMo's manifests."""
-        found = [FoundSource("nemo", path) for path in sorted(folder.glob("*.json*")) if NemoReader.recognises(path)]
-        return self._of_sets(found) or found
+        manifests = [
+            FoundSource("nemo", path) for path in sorted(folder.glob("*.json*")) if NemoReader.recognises(path)
+        ]
+        return self._of_sets(manifests) or manifests
 
-    def _of_sets(self, found: list[FoundSource]) -> list[FoundSource]:
+    def _of_sets(self, sources: list[FoundSource]) -> list[FoundSource]:
         """The sources with the sets that their names stand for.
 
         None unless at least one is for training, or several have a set.
         """
-        named = [(one, set_of_name(one.path.stem if one.path.is_file() else one.path.name)) for one in found]
-        nameless = [one.path for one, name in named if not name]
-        named = [(one, name) for one, name in named if name]
+        named = [
+            (source, set_of_name(source.path.stem if source.path.is_file() else source.path.name)) for source in sources
+        ]
+        nameless = [source.path for source, name in named if not name]
+        named = [(source, name) for source, name in named if name]
         if len(named) < 2 and not any(name == "train" for _, name in named):
             return []
         self.left_out += nameless
-        tests = [one for one, name in named if name == "test"]
+        tests = [source for source, name in named if name == "test"]
 
-        def label(one: FoundSource, name: str) -> str:
-            own = one.path.stem if one.path.is_file() else one.path.name
+        def label(source: FoundSource, name: str) -> str:
+            own = source.path.stem if source.path.is_file() else source.path.name
             return own if name == "test" and len(tests) > 1 and is_name(own) else name
 
-        return [FoundSource(one.kind, one.path, label(one, name), one.columns) for one, name in named]
+        return [FoundSource(source.kind, source.path, label(source, name), source.columns) for source, name in named]
 
     def _below(self, folder: Path, depth: int) -> Iterator[FoundSource]:
         """Corpora in subfolders, down to a few levels; what lies within another one is left out."""

@@ -114,24 +114,25 @@ class Fingerprints:
             the other one has, too.
         """
         self._close()
-        found = np.fromiter(self._near(used, limit), dtype=_PAIR)
-        found = found[np.lexsort((-found["first_share"], found["second"], found["first"]))]  # the best offset first
-        fresh = np.ones(len(found), dtype=bool)
-        fresh[1:] = (found["first"][1:] != found["first"][:-1]) | (found["second"][1:] != found["second"][:-1])
-        pairs: NDArray[np.void] = found[fresh]
+        matches = np.fromiter(self._near(used, limit), dtype=_PAIR)
+        # the best offset first
+        matches = matches[np.lexsort((-matches["first_share"], matches["second"], matches["first"]))]
+        fresh = np.ones(len(matches), dtype=bool)
+        fresh[1:] = (matches["first"][1:] != matches["first"][:-1]) | (matches["second"][1:] != matches["second"][:-1])
+        pairs: NDArray[np.void] = matches[fresh]
         return pairs
 
     def _near(self, used: Mask, limit: float) -> Iterator[tuple[int, int, float, float]]:
         tries = _TRIES * self._count
         rank = np.empty(self._count, dtype=np.uint32)
         rank[np.argsort(self.words, kind="stable")] = np.arange(self._count, dtype=np.uint32)
-        for found in self._index.matches(rank):
-            first, second = found["first"].astype(np.int64), found["second"].astype(np.int64)
-            likely, single = used[first] & used[second], found["votes"] == 1
+        for matches in self._index.matches(rank):
+            first, second = matches["first"].astype(np.int64), matches["second"].astype(np.int64)
+            likely, single = used[first] & used[second], matches["votes"] == 1
             late = np.flatnonzero(likely & single)[tries:]
             likely[late] = False
             tries -= int((likely & single).sum())
-            for i, j, offset in zip(first[likely], second[likely], found["offset"][likely].tolist(), strict=True):
+            for i, j, offset in zip(first[likely], second[likely], matches["offset"][likely].tolist(), strict=True):
                 agreement = self._compared(i, j, offset)
                 if agreement.certain(limit):
                     yield int(i), int(j), agreement.common / self.words[i], agreement.common / self.words[j]
@@ -142,8 +143,8 @@ class Fingerprints:
         return _DIFFERENT if offset is None else self._compared(first, second, offset)
 
     def _compared(self, first: int, second: int, offset: int) -> "Agreement":
-        one, two = self._words(first), self._words(second)
-        errors, share = min(bit_errors(one, two, offset + shift) for shift in (-1, 0, 1))
+        words, other_words = self._words(first), self._words(second)
+        errors, share = min(bit_errors(words, other_words, offset + shift) for shift in (-1, 0, 1))
         few, many = sorted((int(self.words[first]), int(self.words[second])))
         return Agreement(errors, share * few, share, share * few / max(many, 1))
 
@@ -225,8 +226,8 @@ def _heads(first: Ints, second: Ints, prints: Fingerprints, limit: float) -> Int
         return int(prints.words[row]), row
 
     for pair in zip(first.tolist(), second.tolist(), strict=True):
-        one, two = sorted(pair, key=length)
-        shorter.setdefault(two, []).append(one)
+        short, long = sorted(pair, key=length)
+        shorter.setdefault(long, []).append(short)
     for row in sorted(shorter, key=length):
         for other in shorter[row]:
             head = int(heads[other])
@@ -340,11 +341,11 @@ def find_doubles(finding: DuplicateGroups, sets: Sets) -> Doubles:
     trained = used & np.array([is_trained(name) for name in [*sets.names, "unused"]])[codes]
     valid = used & np.array([name == VALID for name in [*sets.names, "unused"]])[codes]
     tested = used & ~trained & ~valid
-    found = _Relations(finding, codes, used)
-    row, other = found.row, found.other
+    relations = _Relations(finding, codes, used)
+    row, other = relations.row, relations.other
     first = np.full(count, count, dtype=np.int64)
     np.minimum.at(first, finding.labels[used], np.flatnonzero(used))
-    earlier = np.where(found.copy, other == first[finding.labels[row]], other < row)
+    earlier = np.where(relations.copy, other == first[finding.labels[row]], other < row)
     folds = trained[row] & trained[other] & (codes[row] != codes[other]) & earlier
     leaks = (trained[row] & ~trained[other]) | folds
     selects = valid[row] & tested[other]
@@ -390,20 +391,20 @@ def describe(
     """
     finding = doubles.finding
     for row, other in zip(*map(np.ndarray.tolist, doubles.pairs), strict=True):
-        one, two = (sets.names[sets.codes[number]] for number in (row, other))
+        name, other_name = (sets.names[sets.codes[number]] for number in (row, other))
         equal = finding.kind != TEXT and bool(exact[row] == exact[other])
         kind = SAME if equal else finding.kind
         agreement = prints.compare(row, other) if kind == NEAR and prints is not None else None
-        where = "within" if one == two else "overlap" if is_trained(one) else "validation"
+        where = "within" if name == other_name else "overlap" if is_trained(name) else "validation"
         yield (
             row,
             other,
             {
-                "set": one,
+                "set": name,
                 "kind": kind,
                 "where": where,
                 "action": getattr(finding, where),
-                "other_set": two,
+                "other_set": other_name,
                 "bit_errors": agreement.errors if agreement else None,
                 "common": agreement.longer if agreement else 1.0 if equal else None,
             },
@@ -415,10 +416,10 @@ def count_contaminated(doubles: Doubles, sets: Sets) -> dict[str, dict[str, int]
     heard = np.flatnonzero(doubles.source >= 0)
     pairs = zip(sets.codes[heard].tolist(), sets.codes[doubles.source[heard]].tolist(), strict=True)
     counts = Counter((sets.names[code], is_trained(sets.names[source])) for code, source in pairs)
-    found: dict[str, dict[str, int]] = {}
+    by_set: dict[str, dict[str, int]] = {}
     for (name, trained), count in sorted(counts.items()):
-        found.setdefault(name, {})["training" if trained else "validation"] = count
-    return found
+        by_set.setdefault(name, {})["training" if trained else "validation"] = count
+    return by_set
 
 
 @dataclass
@@ -484,18 +485,18 @@ def doubles_text(
         config: The policies.
         contaminated: `Treated.contaminated`.
     """
-    found = {where: counts.get(f"{SAME} {where}", 0) + counts.get(f"{NEAR} {where}", 0) for where in _WHERE}
+    by_place = {where: counts.get(f"{SAME} {where}", 0) + counts.get(f"{NEAR} {where}", 0) for where in _WHERE}
     lines = []
-    if not found["overlap"]:
+    if not by_place["overlap"]:
         searched = "" if config.fingerprint else ", as far as exact copies go"
         lines.append(f"No recording of the training set is in another set{searched}.")
     for where, what in _WHERE.items():
-        if found[where]:
+        if by_place[where]:
             equal, near = counts.get(f"{SAME} {where}", 0), counts.get(f"{NEAR} {where}", 0)
-            verb = "is a recording" if found[where] == 1 else "are recordings"
+            verb = "is a recording" if by_place[where] == 1 else "are recordings"
             action = _ACTIONS[getattr(config, where)]
             lines.append(
-                f"{_utterances(found[where], where)} {verb} {what}: {equal:,} equal, {near:,} nearly ({action})."
+                f"{_utterances(by_place[where], where)} {verb} {what}: {equal:,} equal, {near:,} nearly ({action})."
             )
     for part, policy in (("training", config.overlap), ("validation", config.validation)):
         if heard := contaminated_text(contaminated or {}, part):
@@ -530,8 +531,8 @@ def contaminated_text(contaminated: Mapping[str, Mapping[str, int]], part: str) 
     counts = {name: entry[part] for name, entry in contaminated.items() if entry.get(part)}
     if not counts:
         return ""
-    found = " and ".join(f"{counted(count, 'utterance')} of {name!r}" for name, count in counts.items())
-    return f"{found} {'is' if sum(counts.values()) == 1 else 'are'} also in {part}, as a whole or in part"
+    copies = " and ".join(f"{counted(count, 'utterance')} of {name!r}" for name, count in counts.items())
+    return f"{copies} {'is' if sum(counts.values()) == 1 else 'are'} also in {part}, as a whole or in part"
 
 
 def data_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
@@ -541,15 +542,15 @@ def data_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
         record: That of the stage `prepare`.
         data: The configuration.
     """
-    found, policies = overlap_warnings(record, data), data.duplicates
+    warnings, policies = overlap_warnings(record, data), data.duplicates
     for part, field_name in (("training", "overlap"), ("validation", "validation")):
         heard = contaminated_text(record.get("contaminated", {}), part)
         if heard and getattr(policies, field_name) == "keep":
-            found.append(
+            warnings.append(
                 f"{heard}, which makes error rates too low. To leave them out there, set "
                 f"data.duplicates.{field_name}: drop"
             )
-    return found
+    return warnings
 
 
 def _utterances(count: int, where: str) -> str:

@@ -150,8 +150,8 @@ def write_manifest(checked: Path, sets: Sets, target: Path, schema: pa.Schema) -
             seconds += np.bincount(codes, weights=batch.column("duration").to_numpy(), minlength=len(names))
             digest.add(batch)
             table.add_batch(batch)
-    found = sorted((name, i) for i, name in enumerate(sets.names) if counts[i])
-    entries = {name: {"utterances": int(counts[i]), "seconds": float(seconds[i])} for name, i in found}
+    present = sorted((name, i) for i, name in enumerate(sets.names) if counts[i])
+    entries = {name: {"utterances": int(counts[i]), "seconds": float(seconds[i])} for name, i in present}
     return {"sets": entries, "digest": digest.hexdigest(), "written": table.count}
 
 

@@ -24,8 +24,8 @@ class ShardPauses:
 
     def wanted(self, utterance: str) -> bool:
         """Whether an utterance, given by its id, gets any."""
-        one = torch.ones(1, dtype=torch.long)
-        return bool(self._pauses.lengths(one, self._seeds(utterance)) > one)
+        length = torch.ones(1, dtype=torch.long)
+        return bool(self._pauses.lengths(length, self._seeds(utterance)) > length)
 
     def around(self, wave: Tensor, utterance: str) -> Tensor:
         """An utterance with its pauses.

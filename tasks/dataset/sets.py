@@ -150,10 +150,12 @@ def _groups(path: Path, rows: Mask, data: DataConfig, seed: int) -> tuple[Groups
         return Groups(sizes, order, unnamed=unnamed), group_of
     strata, labels = np.zeros(len(group_of), dtype=np.int64), [""]
     for column in data.stratify:
-        codes, found = _strata_of_rows(path, rows, column, group_of, sizes)
+        codes, column_labels = _strata_of_rows(path, rows, column, group_of, sizes)
         # only combinations that occur, since all combinations of many columns may be too many
-        used, strata = np.unique(strata * len(found) + codes, return_inverse=True)
-        labels = [f"{labels[pair // len(found)]}/{found[pair % len(found)]}" for pair in used.tolist()]
+        used, strata = np.unique(strata * len(column_labels) + codes, return_inverse=True)
+        labels = [
+            f"{labels[pair // len(column_labels)]}/{column_labels[pair % len(column_labels)]}" for pair in used.tolist()
+        ]
     return Groups(sizes, order, group_strata(group_of, strata, len(sizes)), labels, unnamed), group_of
 
 
@@ -181,9 +183,9 @@ def assign_sets(path: Path, used: Mask, data: DataConfig, seed: int) -> Sets:
     if not free.any() and VALID not in present and data.valid_share > 0:
         free = _own_training(path, codes, names, data) & used
     if free.any():
-        division, found = _divide(path, free, data, seed, present)
-        merged = [*names, *(name for name in found if name not in names)]
-        codes[free] = np.array([merged.index(name) for name in found], dtype=np.int64)[division]
+        division, set_names = _divide(path, free, data, seed, present)
+        merged = [*names, *(name for name in set_names if name not in names)]
+        codes[free] = np.array([merged.index(name) for name in set_names], dtype=np.int64)[division]
         names = merged
     return Sets(codes, names)
 

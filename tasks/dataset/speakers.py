@@ -58,18 +58,18 @@ class SetSpeakers:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By set, the number of `speakers` with a name, and of `unnamed` utterances, if there are any."""
-        found = {}
+        counts = {}
         for name, rows in self._rows_by_set():
             unnamed = int((rows & ~self._known).sum())
-            found[name] = {"speakers": len(self._speakers_of(rows))} | ({"unnamed": unnamed} if unnamed else {})
-        return found
+            counts[name] = {"speakers": len(self._speakers_of(rows))} | ({"unnamed": unnamed} if unnamed else {})
+        return counts
 
     def shared(self) -> dict[str, Shared]:
         """Speakers shared with the training set, by set; only sets outside training that share any."""
-        found = {
+        entries = {
             name: self._describe(rows & self._shared) for name, rows in self._rows_by_set() if not is_trained(name)
         }
-        return {name: entry for name, entry in found.items() if entry.utterances}
+        return {name: entry for name, entry in entries.items() if entry.utterances}
 
     def check(self, data: DataConfig) -> None:
         """Check the sets against the configuration.
@@ -110,8 +110,8 @@ class SetSpeakers:
                     )
 
     def _rows_by_set(self) -> list[tuple[str, Mask]]:
-        found = [(name, self._sets.codes == code) for code, name in enumerate(self._sets.names)]
-        return sorted((name, rows) for name, rows in found if rows.any())
+        sets = [(name, self._sets.codes == code) for code, name in enumerate(self._sets.names)]
+        return sorted((name, rows) for name, rows in sets if rows.any())
 
     def _speakers_of(self, rows: Mask) -> Ints:
         speakers: Ints = np.unique(self._who[rows & self._known])
@@ -193,7 +193,7 @@ def overlap_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
     if data.speaker_overlap == "allow" or data.split_by == "utterance":
         return []
     shared = {name: Shared(**entry) for name, entry in record["shared_speakers"].items()}
-    found = [
+    warnings = [
         f"{entry.text()} of the training set are also in {name!r}: {entry.utterances} of its "
         f"{record['sets'][name]['utterances']} utterances. If this is intended, set data.speaker_overlap: allow; "
         "otherwise remove them from one of the sets with data.sources.*.exclude_speakers"
@@ -202,5 +202,5 @@ def overlap_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
     partly = any(entry["speakers"] and entry.get("unnamed") for entry in record["sets"].values())
     # where only some utterances lack a speaker, the tables show that numbers are bounds
     if not partly and (unknown := _unknown_text(record["sets"])):
-        found.append(f"{unknown}. If this is intended, set data.speaker_overlap: allow; otherwise {_NAME_THEM}")
-    return found
+        warnings.append(f"{unknown}. If this is intended, set data.speaker_overlap: allow; otherwise {_NAME_THEM}")
+    return warnings

@@ -97,10 +97,12 @@ def _at_speed(batch: Any, speed: float, lone: float) -> Any:
     if speed != 1.0:
         for field in _NAMES:
             if field in values:
-                values[field] = pa.array([copy_name(one, speed) for one in values[field].to_pylist()], pa.string())
+                values[field] = pa.array([copy_name(name, speed) for name in values[field].to_pylist()], pa.string())
         if "speaker" in values and "id" in values:
             pairs = zip(values["id"].to_pylist(), values["speaker"].to_pylist(), strict=True)
-            values["speaker"] = pa.array([one if is_lone(one, lone) else who for one, who in pairs], pa.string())
+            values["speaker"] = pa.array(
+                [identity if is_lone(identity, lone) else who for identity, who in pairs], pa.string()
+            )
         if "duration" in values:
             values["duration"] = pa.array(values["duration"].to_numpy() / speed)
     values[SPEED] = pa.array([speed] * batch.num_rows, pa.float64())

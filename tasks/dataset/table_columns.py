@@ -41,8 +41,8 @@ class GuessedColumns:
         if not self._rows:
             raise CorpusError(f"{path.name} has no rows")
         self._names = [str(name) for name in self._rows[0]]
-        found = {"audio": self._audio(), "text": self._text(), "speaker": self._named("speaker")}
-        self.columns = {field: name for field, name in found.items() if name and name != self._known(field)}
+        columns = {"audio": self._audio(), "text": self._text(), "speaker": self._named("speaker")}
+        self.columns = {field: name for field, name in columns.items() if name and name != self._known(field)}
         self.split_column = self._named("split")
         values = sorted({str(row.get(self.split_column) or "") for row in self._rows}) if self.split_column else []
         sets = {value: set_of_name(value) for value in values}
@@ -83,7 +83,7 @@ class GuessedColumns:
     def _share_of_files(self, name: str) -> float:
         """Share of the first values of a column that are audio, or name audio files or URLs."""
         values = [row.get(name) for row in islice(self._rows, _LOOKED_AT)]
-        return sum(isinstance(one, Cell) or self._is_audio(str(one or "")) for one in values) / len(values)
+        return sum(isinstance(value, Cell) or self._is_audio(str(value or "")) for value in values) / len(values)
 
     def _is_audio(self, value: str) -> bool:
         return "://" in value or (Path(value).suffix.lower() in RECORDING_SUFFIXES and self._exists(value))

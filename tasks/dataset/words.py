@@ -21,11 +21,11 @@ def transcript_words(source: ObjectStore | StageOutput) -> dict[str, Counter[str
     Args:
         source: Output of the stage prepare.
     """
-    found: dict[str, Counter[str]] = {}
+    counters: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for row in iter_table(source, MANIFEST, Path(folder), ["set", "text"]):
-            found.setdefault(str(row["set"]), Counter()).update(str(row["text"]).split())
-    return dict(sorted(found.items()))
+            counters.setdefault(str(row["set"]), Counter()).update(str(row["text"]).split())
+    return dict(sorted(counters.items()))
 
 
 def set_transcripts(source: ObjectStore | StageOutput, wanted: Callable[[str], bool]) -> Iterator[str]:

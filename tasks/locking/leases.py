@@ -72,15 +72,15 @@ class LeaseTable:
             reply = self._ask("POST", "/variables/", json=body)
             if reply is not None and reply.status_code != httpx.codes.CONFLICT:
                 return str(reply.json()["id"])
-            found = self._ask("GET", f"/variables/name/{name}")
-            if found is None:
+            lease = self._ask("GET", f"/variables/name/{name}")
+            if lease is None:
                 continue
-            other = LockOwner.read(found.json()["value"])
+            other = LockOwner.read(lease.json()["value"])
             if other.token == holder.token:  # the answer to an earlier request was lost
-                return str(found.json()["id"])
-            if not (other.gone() or _age_s(found) > LEASE_S):
+                return str(lease.json()["id"])
+            if not (other.gone() or _age_s(lease) > LEASE_S):
                 return other
-            self._ask("DELETE", f"/variables/{found.json()['id']}")
+            self._ask("DELETE", f"/variables/{lease.json()['id']}")
         return other
 
     def renew(self, lease: str, holder: LockOwner) -> bool:

@@ -93,13 +93,13 @@ def _running() -> dict[str, str]:
     module = sys.modules.get("prefect.context")
     if module is None:
         return {}
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     flow, task = module.FlowRunContext.get(), module.TaskRunContext.get()
     if flow is not None and flow.flow_run is not None:
-        found |= {"flow_run_id": str(flow.flow_run.id), "flow_run_name": flow.flow_run.name}
+        fields |= {"flow_run_id": str(flow.flow_run.id), "flow_run_name": flow.flow_run.name}
     if task is not None:
-        found |= {"task_run_id": str(task.task_run.id), "task_run_name": task.task_run.name}
-    return found
+        fields |= {"task_run_id": str(task.task_run.id), "task_run_name": task.task_run.name}
+    return fields
 
 
 def install() -> bool:
@@ -114,9 +114,12 @@ def install() -> bool:
     os.environ[f"{_CONSOLE}_CLASS"] = f"{__name__}.{JsonConsole.__name__}"
     os.environ.setdefault(f"{_CONSOLE}_LEVEL", "INFO")
     root = logging.getLogger()
-    configured = [root, *(one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger))]
+    configured = [
+        root,
+        *(logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)),
+    ]
     for logger in configured:
-        for handler in [one for one in logger.handlers if type(one).__name__ == "PrefectConsoleHandler"]:
+        for handler in [handler for handler in logger.handlers if type(handler).__name__ == "PrefectConsoleHandler"]:
             logger.removeHandler(handler)
             logger.addHandler(JsonConsole())
     if not root.handlers:

@@ -58,14 +58,14 @@ class PrefectApi:
 
     def states(self, runs: list[UUID]) -> dict[UUID, tuple[str, str]]:
         """State type and message of runs."""
-        found: dict[UUID, tuple[str, str]] = {}
+        states: dict[UUID, tuple[str, str]] = {}
         for start in range(0, len(runs), _PAGE):
             chosen = FlowRunFilter(id=FlowRunFilterId(any_=runs[start : start + _PAGE]))
             with _impatient():
                 for run in self._client.read_flow_runs(flow_run_filter=chosen, limit=_PAGE):
                     if run.state is not None:
-                        found[run.id] = (run.state.type.value, run.state.message or run.state.name or "")
-        return found
+                        states[run.id] = (run.state.type.value, run.state.message or run.state.name or "")
+        return states
 
     def left(self) -> dict[UUID, dict[str, Any]]:
         """Parameters of runs of this training that have not ended."""

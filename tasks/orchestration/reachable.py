@@ -34,13 +34,13 @@ class UnreachableError(RuntimeError):
     """A server that a run needs is unreachable.
 
     Args:
-        found: What is wrong, with the server's address.
+        trouble: What is wrong, with the server's address.
         remedy: What to do, with the names of variables and fields.
     """
 
-    def __init__(self, found: str, remedy: str) -> None:
-        super().__init__(f"{found}: {remedy}")
-        self.found, self.remedy = found, remedy
+    def __init__(self, trouble: str, remedy: str) -> None:
+        super().__init__(f"{trouble}: {remedy}")
+        self.trouble, self.remedy = trouble, remedy
 
 
 def check_servers(
@@ -75,7 +75,7 @@ def check_servers(
                 ", or stop before it is needed: with `starling run --until score` metrics wait in the journal; the "
                 "same command without --until then sends them and registers the model"
             )
-            raise UnreachableError(error.found, error.remedy + (instead if can_stop else "")) from error
+            raise UnreachableError(error.trouble, error.remedy + (instead if can_stop else "")) from error
         say(f"{error}; until then, metrics wait in the journal")
 
 
@@ -204,19 +204,19 @@ def _ask(
 
 def _failure(ask: Callable[[], Any]) -> Exception | None:
     """The exception of a request, or None; a hanging request is left in its thread, since clients wait for minutes."""
-    found: list[Exception | None] = []
+    outcomes: list[Exception | None] = []
 
     def work() -> None:
         try:
             ask()
-            found.append(None)
+            outcomes.append(None)
         except Exception as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=copy_context().run, args=(work,), name="reachable", daemon=True)
     thread.start()
     thread.join(REQUEST_S + _LATER_S)
-    return found[0] if found else TimeoutError(f"no answer within {REQUEST_S:.0f} s")
+    return outcomes[0] if outcomes else TimeoutError(f"no answer within {REQUEST_S:.0f} s")
 
 
 def _refused(error: BaseException | None) -> bool:

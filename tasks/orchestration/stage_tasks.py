@@ -119,7 +119,9 @@ def run_plainly(run: Run, until: str = "report", stages: Sequence[str] | None = 
         StageError: If the configuration needs Prefect.
     """
     check_runner(run.config.runner, within_flow=False)
-    names = [one for one in (stages_of(run.config) if stages is None else stages) if position(one) <= position(until)]
+    names = [
+        name for name in (stages_of(run.config) if stages is None else stages) if position(name) <= position(until)
+    ]
     if TRAIN.name in names:
         initial_model(run)
     for name in names:

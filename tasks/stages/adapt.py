@@ -106,7 +106,7 @@ def _work(run: Run, output: StageOutput) -> AdaptRecord:
 
 def _figures(about: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of the i-vectors, which go to the MLflow run of the stage align."""
-    last = {f"adapt.{name}.log_likelihood": found[-1] for name, found in about["log_likelihoods"].items()}
+    last = {f"adapt.{name}.log_likelihood": likelihoods[-1] for name, likelihoods in about["log_likelihoods"].items()}
     return last | {"adapt.background.gaussians": float(about["gaussians"])}
 
 
@@ -119,8 +119,8 @@ def _parts(run: Run, name: str, work: ObjectStore, damaged: list[QuarantinedShar
         for place, part in enumerate(run.config.features.components)
         if not part.adapted
     }
-    for place, found in others.items():
-        if set(found.index.column("id")) != set(static.index.column("id")):
+    for place, features in others.items():
+        if set(features.index.column("id")) != set(static.index.column("id")):
             raise StageError(
                 f"features.parts.{place} has other utterances of the set {name} than the features of the GMM-HMM: a "
                 "shard was damaged or repaired meanwhile; run the pipeline again with --from adapt"
@@ -144,7 +144,7 @@ def _ivectors(
         extractor, likelihoods = training.estimate("train", sets["train"].static)
         names: dict[str, str] = {}
         if part.extraction == "speaker":
-            names = {name: training.of_speakers(name, one.static, extractor) for name, one in sets.items()}
+            names = {name: training.of_speakers(name, parts.static, extractor) for name, parts in sets.items()}
     with tempfile.TemporaryDirectory() as folder:
         extractor.save(Path(folder) / EXTRACTOR)
         output.store.write_file(EXTRACTOR, Path(folder) / EXTRACTOR)
@@ -162,7 +162,7 @@ def _adapted_set(
     common = about | {
         "source": static.store.url,
         "digest": static.index.digest,
-        "others": {str(place): [one.store.url, one.index.digest] for place, one in parts.others.items()},
+        "others": {str(place): [features.store.url, features.index.digest] for place, features in parts.others.items()},
         "target": target.url,
         "align": run.result("align").url,
         "features": run.config.features.model_dump(mode="json"),
@@ -200,11 +200,13 @@ class _AdaptedSet:
         self.cfg: FeatureConfig = TypeAdapter(FeatureChoice).validate_python(piece["features"])
         chain, transforms = chain_and_transforms(piece["align"])
         own = f"{piece['set']}/"
-        self._transforms = {who.removeprefix(own): one for who, one in transforms.items() if who.startswith(own)}
+        self._transforms = {
+            who.removeprefix(own): transform for who, transform in transforms.items() if who.startswith(own)
+        }
         self._others = {int(place): opened(*where) for place, where in piece["others"].items()}
         self._rows = {
-            place: {utterance: row for row, utterance in enumerate(one.index.column("id"))}
-            for place, one in self._others.items()
+            place: {utterance: row for row, utterance in enumerate(features.index.column("id"))}
+            for place, features in self._others.items()
         }
         extractor = _extractor(*piece["extractor"]) if "extractor" in piece else None
         self._adapted = AdaptedFeatures(self.cfg, chain, extractor)
@@ -229,8 +231,8 @@ class _AdaptedSet:
             ivectors = self._adapted.ivectors([static])[0]
         others = {}
         for place, part in self._adapted.others.items():
-            found, row = self._others[place], self._rows[place][utterance]
-            others[place] = found.read(row, speaker) if part.cmvn == "speaker" else found.unnormalized(row)
+            features, row = self._others[place], self._rows[place][utterance]
+            others[place] = features.read(row, speaker) if part.cmvn == "speaker" else features.unnormalized(row)
         return self._adapted(static, self._transforms.get(speaker), ivectors, others)
 
 

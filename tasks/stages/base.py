@@ -57,8 +57,8 @@ def get_stage(name: str) -> "Stage[Any]":
         StageError: If there is no such stage.
     """
     position(name)
-    found: Stage[Any] = getattr(import_module(f"tasks.stages.{name}"), name.upper())
-    return found
+    stage: Stage[Any] = getattr(import_module(f"tasks.stages.{name}"), name.upper())
+    return stage
 
 
 def stages_of(config: PipelineConfig) -> tuple[str, ...]:

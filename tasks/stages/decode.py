@@ -84,14 +84,14 @@ def decode_with(
     speakers = FEATURES.record(run)["speakers"] if same_features else {}
     recognizer = Recognizer.load(bundle, decode, str(best_device(run.config.train.device)), _stats(speakers))
     url = set_url(run, name, recognition=True) if own else run.result("shard").store.child(name).url
-    found = decode_set(
+    decoded = decode_set(
         recognizer,
         open_set(url, recognizer.spec.sample_rate, run.cache_folder),
         on_progress=lambda done, total: progress.report("decode", done, total, name),
         on_damage=on_damage,
         processes=run.runner.count,
     )
-    return list(found.values())
+    return list(decoded.values())
 
 
 def _stats(speakers: Mapping[str, Any]) -> dict[str, CmvnStats]:
@@ -109,13 +109,13 @@ class DecodeRecord(DamageRecord):
     """What `tune_on_validation` found, with a section `tune`."""
 
 
-def publish_hypotheses(output: StageOutput, name: str, found: list[Decoded], counts: dict[str, int]) -> None:
+def publish_hypotheses(output: StageOutput, name: str, decoded: list[Decoded], counts: dict[str, int]) -> None:
     """Write the hypotheses of a set, and count them."""
-    write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in found], _SCHEMA)
-    output.store.write(f"{name}.hyp.trn", format_trn({entry.id: entry.hyp for entry in found}).encode())
-    output.store.write(f"{name}.ref.trn", format_trn({entry.id: entry.ref for entry in found}).encode())
-    counts["utterances"] += len(found)
-    counts["empty"] += sum(not entry.hyp for entry in found)
+    write_table(output.store, f"{name}.parquet", [asdict(entry) for entry in decoded], _SCHEMA)
+    output.store.write(f"{name}.hyp.trn", format_trn({entry.id: entry.hyp for entry in decoded}).encode())
+    output.store.write(f"{name}.ref.trn", format_trn({entry.id: entry.ref for entry in decoded}).encode())
+    counts["utterances"] += len(decoded)
+    counts["empty"] += sum(not entry.hyp for entry in decoded)
 
 
 def _inputs(run: Run) -> Inputs:
@@ -162,11 +162,11 @@ def _work(run: Run, output: StageOutput) -> DecodeRecord:
         for name in scored_sets(run):
             quarantine = set_quarantine(run, name, output.store)
             started = time.monotonic()
-            found = _decode(run, output, bundle, name, decode, quarantine)
+            decoded = _decode(run, output, bundle, name, decode, quarantine)
             if not resumed:
-                speed[name] = {"seconds": time.monotonic() - started, "audio": sum(entry.duration for entry in found)}
+                speed[name] = {"seconds": time.monotonic() - started, "audio": sum(entry.duration for entry in decoded)}
             damaged += quarantine.entries()
-            publish_hypotheses(output, name, found, counts)
+            publish_hypotheses(output, name, decoded, counts)
     output.store.delete_tree(_WORK)
     add_damaged(record, damaged)
     return record
@@ -204,14 +204,14 @@ def _decode(
     }
     pieces = _speaker_pieces(index, name) if by_speaker else _shard_pieces(index, name, run.runner)
     records = {record.name: record for record in index.shards}
-    found: dict[int, Decoded] = {}
+    decoded: dict[int, Decoded] = {}
     given = (common | piece for piece in pieces)
     for answer in map_pieces(run.runner, "tasks.stages.decode:decode_piece", given, f"decode {name}"):
-        found |= {row: _joined(index.row(row), *values) for row, values in answer["rows"]}
+        decoded |= {row: _joined(index.row(row), *values) for row, values in answer["rows"]}
         for shard, reason in answer["damaged"]:
             quarantine.add(ShardError(reason, records[shard], reason))
-        progress.report("decode", len(found), len(index), name)
-    return [found[row] for row in sorted(found)]
+        progress.report("decode", len(decoded), len(index), name)
+    return [decoded[row] for row in sorted(decoded)]
 
 
 def _speaker_pieces(index: ShardIndex, name: str) -> Iterator[Piece]:
@@ -254,10 +254,12 @@ def decode_piece(piece: Piece) -> Answer:
     rows = piece.get("rows")
     if rows is None:
         rows = np.flatnonzero(np.isin(np.asarray(dataset.index.column("shard")), piece["shards"])).tolist()
-    found = decode_set(recognizer, dataset, rows=rows, on_damage=lambda error: damaged.append(error.damage))
+    decoded = decode_set(recognizer, dataset, rows=rows, on_damage=lambda error: damaged.append(error.damage))
     answer = {
-        "rows": [[row, [one.hyp, one.score, one.confidence]] for row, one in found.items()],
-        "damaged": [list(one) for one in damaged],
+        "rows": [
+            [row, [hypothesis.hyp, hypothesis.score, hypothesis.confidence]] for row, hypothesis in decoded.items()
+        ],
+        "damaged": [list(damage) for damage in damaged],
     }
     if not damaged:  # damaged shards may be repaired
         store.write_json(piece["result"], answer)

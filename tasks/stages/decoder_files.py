@@ -42,8 +42,8 @@ def with_stage_files(cfg: DecodeConfig, source: Mapping[str, Any] | None) -> Dec
 
 def tuned_decoder(run: Run) -> DecodeConfig:
     """The run's decoding parameters with the values that the decode stage has chosen, without files of stages."""
-    found = run.result("decode").record.get("tuning", {}) if "decode" in run.results else {}
-    return run.config.decoder.model_copy(update=found.get("chosen", {}))
+    tuning = run.result("decode").record.get("tuning", {}) if "decode" in run.results else {}
+    return run.config.decoder.model_copy(update=tuning.get("chosen", {}))
 
 
 def stage_files(run: Run) -> dict[str, Any] | None:
@@ -104,10 +104,10 @@ def local_files(
     """
     kept = _folder(url, digest)
     output, folder = StageOutput.at(url), Path(kept.name)
-    found = {field: str(output.fetch(name, folder)) for field, name in names.items()}
+    files = {field: str(output.fetch(name, folder)) for field, name in names.items()}
     for other in also:
-        found |= local_files(**other)
-    return found
+        files |= local_files(**other)
+    return files
 
 
 @cached_once(maxsize=4)

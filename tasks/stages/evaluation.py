@@ -82,17 +82,17 @@ def evaluation_config(
 
 def _chosen(sources: Sequence[SourceConfig], split: str, limit: int) -> list[dict[str, Any]]:
     """Sources that hold the part to score, or all of them, as the set of the evaluation."""
-    chosen = [one for one in sources if not split or not one.set or _is_part(one, split)]
+    chosen = [source for source in sources if not split or not source.set or _is_part(source, split)]
     if not chosen:
-        sets = sorted({one.set for one in sources})
+        sets = sorted({source.set for source in sources})
         hint = f"; did you mean {near!r}?" if (near := similar(split, sets)) else ""
         raise ConfigError(f"there is no set {split!r}: the sources have {', '.join(sets)}{hint}")
-    documents = [one.model_dump(mode="json", exclude_defaults=True) for one in chosen]
-    for one in documents:
+    documents = [source.model_dump(mode="json", exclude_defaults=True) for source in chosen]
+    for document in documents:
         if limit:
-            one["limit"] = min(limit, one.get("limit", limit))
-        if not split or "set" in one:
-            one["set"] = split or TEST
+            document["limit"] = min(limit, document.get("limit", limit))
+        if not split or "set" in document:
+            document["set"] = split or TEST
     return documents
 
 
@@ -137,13 +137,13 @@ def _completed(decode: DecodeConfig, own: DecodeConfig, lm: LmConfig | None) -> 
     """A configured decoder with the bundle's files where it would take a stage's."""
     if not (decode.makes_graph or uses_stage(decode, lm) or decode.lacking()):
         return decode
-    found = decode.completed(own.files()) if decode.kind == own.kind else decode
-    if found.makes_graph or uses_stage(found, lm) or found.lacking():
+    completed = decode.completed(own.files()) if decode.kind == own.kind else decode
+    if completed.makes_graph or uses_stage(completed, lm) or completed.lacking():
         raise StageError(
             f"decode.kind {decode.kind} needs files that neither the section decode names nor the model has (its "
             f"decoder is {own.kind}): name them, or remove the section, so that the model's own decoder is used"
         )
-    return found
+    return completed
 
 
 def write_evaluation(run: Run, model: str) -> Path:

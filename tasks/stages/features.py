@@ -63,8 +63,8 @@ def _work(run: Run, output: StageOutput) -> FeaturesRecord:
     frames = 0
     damaged: list[QuarantinedShard] = []
     for name in _needed(cfg, sorted(shards.record["sets"])):
-        stats, index, found, bad = features_of_set(run, name, shards.store.child(name), output.store.child(name))
-        frames += found
+        stats, index, count, bad = features_of_set(run, name, shards.store.child(name), output.store.child(name))
+        frames += count
         damaged += bad
         if is_trained(name) and cfg.cmvn == "global":
             global_stats[name] = sum(stats.values(), CmvnStats(next(iter(stats.values())).dim))

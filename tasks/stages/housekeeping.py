@@ -21,7 +21,7 @@ def registered_outputs() -> dict[str, str]:
     """
     from tasks.tracking.runs import KEY_TAG, client
 
-    found: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     token: str | None = None
     try:
         api = client()
@@ -29,10 +29,10 @@ def registered_outputs() -> dict[str, str]:
             page: Any = api.search_model_versions("", max_results=1000, page_token=token)
             for version in page:
                 if KEY_TAG in version.tags:
-                    found[f"register/{version.tags[KEY_TAG]}"] = f"{version.name}/{version.version}"
+                    outputs[f"register/{version.tags[KEY_TAG]}"] = f"{version.name}/{version.version}"
             token = page.token
             if not token:
-                return found
+                return outputs
     except Exception as error:  # after any error of MLflow, no output may be treated as unregistered
         raise StageError(
             f"MLflow at {shown_mlflow_uri()} cannot be asked for registered models ({type(error).__name__}: {error}): "

@@ -99,8 +99,8 @@ def pretrained_model(run: Run) -> PretrainedModel | None:
             run.pretrained = read_pretrained(model, run.cache_folder)
         except ValueError as error:
             raise StageError(str(error)) from error
-    found: PretrainedModel = run.pretrained
-    return found
+    pretrained: PretrainedModel = run.pretrained
+    return pretrained
 
 
 def model_config(run: Run) -> ModelConfig:
@@ -109,12 +109,12 @@ def model_config(run: Run) -> ModelConfig:
     Raises:
         StageError: If the pretrained model cannot be used.
     """
-    model, found = run.config.model, pretrained_model(run)
-    if found is None:
+    model, pretrained = run.config.model, pretrained_model(run)
+    if pretrained is None:
         return model
     assert isinstance(model, PretrainedConfig)
     try:
-        return found.sized(model)
+        return pretrained.sized(model)
     except ValueError as error:
         raise StageError(str(error)) from error
 
@@ -125,11 +125,11 @@ def system_config(run: Run) -> SystemConfig:
     Raises:
         StageError: If the pretrained model cannot be used.
     """
-    found = pretrained_model(run)
+    pretrained = pretrained_model(run)
     try:
-        return run.config.system.of_pretrained(found) if found else run.config.system
+        return run.config.system.of_pretrained(pretrained) if pretrained else run.config.system
     except ValueError as error:
-        raise StageError(f"recognizer: model.source {found and found.name}: {error}") from error
+        raise StageError(f"recognizer: model.source {pretrained and pretrained.name}: {error}") from error
 
 
 def initial_model(run: Run) -> InitialModel | None:
@@ -153,20 +153,20 @@ def initial_model(run: Run) -> InitialModel | None:
         return PretrainedSource("", pretrained.name, source)
     if run.initial is None or run.initial.given != given:
         run.initial = InitialModel(given, _looked_up(given, run.config.model_name))
-    found: InitialModel = run.initial
-    return found if found.name else None
+    initial: InitialModel = run.initial
+    return initial if initial.name else None
 
 
 def begins_with(run: Run) -> dict[str, str]:
     """What was given as the model that training begins with, what that was, and its digest; empty without one."""
-    found = initial_model(run)
-    return {"given": found.given, "model": found.name, "digest": found.source.digest} if found else {}
+    initial = initial_model(run)
+    return {"given": initial.given, "model": initial.name, "digest": initial.source.digest} if initial else {}
 
 
 def initial_tags(run: Run) -> dict[str, str]:
     """The tag of an MLflow run or a version that tells which model its training began with."""
-    found = initial_model(run)
-    return {INITIAL_TAG: found.name} if found else {}
+    initial = initial_model(run)
+    return {INITIAL_TAG: initial.name} if initial else {}
 
 
 def _looked_up(given: str, own: str) -> str:
@@ -179,8 +179,8 @@ def _looked_up(given: str, own: str) -> str:
         if not alias:
             name, _, version = name.partition("/")
             return f"models:/{name}/{get_version(api, name, version).version}"
-        if (found := version_of(api, name, alias)) is not None:
-            return f"models:/{name}/{found.version}"
+        if (registered := version_of(api, name, alias)) is not None:
+            return f"models:/{name}/{registered.version}"
         known = model_names(api)
     except MlflowException as error:
         raise StageError(f"train.init: {given} cannot be looked up in the model registry: {error}") from error
@@ -210,19 +210,19 @@ def initial_tokens(run: Run, texts: Callable[[], Iterable[str]]) -> dict[str, An
     Raises:
         StageError: If the transcripts have symbols that the kept tokens do not have.
     """
-    found, choice = initial_model(run), run.config.train.init_tokens
-    known = found.source.tokenizer if found else None
+    initial, choice = initial_model(run), run.config.train.init_tokens
+    known = initial.source.tokenizer if initial else None
     if known is None or choice == "data" or run.config.system.targets != "tokens":
         return train_tokenizer(run.config.tokens, texts()).to_dict()
-    assert found is not None
+    assert initial is not None
     if choice == "extended":
-        return _extended(known, texts(), found.name).to_dict()
+        return _extended(known, texts(), initial.name).to_dict()
     try:
         check_vocabulary(known, pa.array(texts(), pa.string()))
     except TokenError as error:
         raise StageError(
-            f"train.init: {error}. These are the tokens of {found.name}: set train.init_tokens to extended, which adds "
-            "what is missing, or to data, which takes those of the training transcripts"
+            f"train.init: {error}. These are the tokens of {initial.name}: set train.init_tokens to extended, which "
+            "adds what is missing, or to data, which takes those of the training transcripts"
         ) from error
     return known.to_dict()
 
@@ -234,8 +234,8 @@ def _extended(known: Tokenizer, texts: Iterable[str], name: str) -> Tokenizer:
         raise StageError(
             f"train.init_tokens is extended, and the {known.kind} tokens of {name} cannot be: use source, or data"
         )
-    found = train_tokenizer(TokenConfig.model_validate({"kind": known.kind, "vocab_size": 1 << 30}), texts)
-    new = [symbol for symbol in found.symbols if symbol not in {*known.symbols, BLANK_SYMBOL}]
+    trained = train_tokenizer(TokenConfig.model_validate({"kind": known.kind, "vocab_size": 1 << 30}), texts)
+    new = [symbol for symbol in trained.symbols if symbol not in {*known.symbols, BLANK_SYMBOL}]
     return tokenizer_from_dict(value | {"symbols": [*known.symbols, *new]})
 
 
@@ -246,9 +246,9 @@ def initial_stats(run: Run, own: dict[str, Any] | None) -> dict[str, Any] | None
         run: The run.
         own: Statistics of the training set; None if the features need none.
     """
-    found = initial_model(run)
-    kept = own is not None and found is not None and run.config.train.init_statistics == "source"
-    return found.source.stats if found and kept and found.source.stats else own
+    initial = initial_model(run)
+    kept = own is not None and initial is not None and run.config.train.init_statistics == "source"
+    return initial.source.stats if initial and kept and initial.source.stats else own
 
 
 def transfer_initial(run: Run, spec: BundleSpec) -> Transfer | None:
@@ -257,12 +257,12 @@ def transfer_initial(run: Run, spec: BundleSpec) -> Transfer | None:
     Raises:
         StageError: If the model does not fit; the message says what differs, and the remedy.
     """
-    found = initial_model(run)
-    if found is None:
+    initial = initial_model(run)
+    if initial is None:
         return None
     try:
-        check_source(found.source, spec, found.name)
+        check_source(initial.source, spec, initial.name)
         torch.manual_seed(derive_seed("init", run.config.seed))
-        return transfer_weights(found.source, spec, spec.build_model())
+        return transfer_weights(initial.source, spec, spec.build_model())
     except ValueError as error:
         raise StageError(str(error)) from error

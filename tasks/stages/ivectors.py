@@ -98,10 +98,10 @@ class IvectorTraining:
         Returns:
             Name of the object with the i-vectors float32 `[R]` by speaker.
         """
-        found: dict[str, Tensor] = {}
+        ivectors: dict[str, Tensor] = {}
         for speakers, stats in self._speakers(name, static):
-            found |= zip(speakers, extractor.posterior(stats).means.float(), strict=True)
-        self._store.write(f"ivectors-{name}", dump_value(found))
+            ivectors |= zip(speakers, extractor.posterior(stats).means.float(), strict=True)
+        self._store.write(f"ivectors-{name}", dump_value(ivectors))
         return f"ivectors-{name}"
 
     def _speakers(self, name: str, static: FeatureSet) -> Iterator[tuple[list[str], BaumWelch]]:
@@ -186,11 +186,11 @@ def _background(piece: Piece, model: BackgroundModel) -> GmmStatistics:
 
 @torch.inference_mode()
 def _statistics(piece: Piece, model: BackgroundModel) -> tuple[list[str], BaumWelch]:
-    found: dict[str, BaumWelch] = {}
+    by_speaker: dict[str, BaumWelch] = {}
     for speaker, frames in _frames(piece):
         own = statistics(model, frames)
-        found[speaker] = found[speaker] + own if speaker in found else own
-    return list(found), BaumWelch.stack(list(found.values()))
+        by_speaker[speaker] = by_speaker[speaker] + own if speaker in by_speaker else own
+    return list(by_speaker), BaumWelch.stack(list(by_speaker.values()))
 
 
 @torch.inference_mode()
@@ -209,5 +209,5 @@ _STEPS: Mapping[str, Callable[[Piece, Any], Any]] = {
 def _frames(piece: Piece) -> Iterator[tuple[str, Tensor]]:
     """Speaker and frames `[T, D]` of each utterance: LDA and MLLT, without fMLLR."""
     static, (chain, _) = opened(piece["features"], piece["digest"]), chain_and_transforms(piece["align"])
-    for one in static.utterances(piece["rows"]):
-        yield one.speaker, chain(one.features.to(piece["device"]))
+    for utterance in static.utterances(piece["rows"]):
+        yield utterance.speaker, chain(utterance.features.to(piece["device"]))

@@ -205,10 +205,10 @@ def figures(record: LmRecord, stage: str = "lm") -> dict[str, float]:
 
 def _figures(record: LmRecord) -> Iterator[tuple[str, float]]:
     about = record["lm"]
-    for name, found in about["perplexity"].items():
+    for name, perplexity in about["perplexity"].items():
         for figure in ("perplexity_with_unknown", "perplexity_without_unknown", "unknown_rate"):
-            if found[figure] is not None:
-                yield f"{name}.{figure}", float(found[figure])
+            if perplexity[figure] is not None:
+                yield f"{name}.{figure}", float(perplexity[figure])
     for order, count in enumerate(about.get("ngrams", ()), start=1):
         yield f"ngrams.{order}", float(count)
     if "parameters" in about:

@@ -83,10 +83,10 @@ def split_address(text: str, field: str) -> tuple[str, int]:
     Raises:
         StageError: If the text has another form.
     """
-    found = _ADDRESS.fullmatch(text.strip())
-    if found is None or int(found["port"]) > 65535:
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or int(match["port"]) > 65535:
         raise StageError(f"{field} is {text!r}: write HOST:PORT, such as 127.0.0.1:0 or [::1]:7100 (port 0 to 65535)")
-    return found["host"].strip("[]"), int(found["port"])
+    return match["host"].strip("[]"), int(match["port"])
 
 
 def is_loopback(host: str) -> bool:
@@ -139,12 +139,12 @@ def check_key_file(path: Path, field: str) -> None:
         raise StageError(f"{field}: {error}") from error
 
 
-def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
+def check_devices(cfg: TrainConfig, machine: "Inventory | None" = None) -> None:
     """Check that there are GPUs for the learners of a local node, if GPUs are to be used.
 
     Args:
         cfg: Configuration of the training.
-        found: GPUs of this machine; detected by default.
+        machine: GPUs of this machine; detected by default.
 
     Raises:
         StageError: If there are none although `train.device` requires them, or too few for a strategy whose learners
@@ -155,16 +155,16 @@ def check_devices(cfg: TrainConfig, found: "Inventory | None" = None) -> None:
     from devices.choice import inventory, pick_device
     from training.strategies.pipeline import GPU_EACH
 
-    found = found or inventory()
-    if found.trouble and cfg.device == "auto":
-        _log.warning("train.device is 'auto' and training runs on the CPU: %s", found.trouble)
+    machine = machine or inventory()
+    if machine.trouble and cfg.device == "auto":
+        _log.warning("train.device is 'auto' and training runs on the CPU: %s", machine.trouble)
     try:
-        pick_device(cfg.device, 0, found)
+        pick_device(cfg.device, 0, machine)
     except ValueError as error:
         raise StageError(str(error)) from error
-    if not 0 < found.gpus < cfg.learners_per_node:
+    if not 0 < machine.gpus < cfg.learners_per_node:
         return
-    shortage = f"a node has {cfg.learners_per_node} learners on this machine, which has {found.gpus} GPU(s)"
+    shortage = f"a node has {cfg.learners_per_node} learners on this machine, which has {machine.gpus} GPU(s)"
     if cfg.traits.split:
         raise StageError(f"{shortage}, and {GPU_EACH}")
     _log.warning(

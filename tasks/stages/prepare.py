@@ -278,7 +278,9 @@ def _treat_doubles(
     _refuse_rows(path, dropped, refused, why)
     sets.codes[dropped] = -1
     left = run.config.data.duplicates.overlap == "keep"  # what training still has
-    heard = {name: {**found, "left": left * found.get("training", 0)} for name, found in treated.contaminated.items()}
+    heard = {
+        name: {**counts, "left": left * counts.get("training", 0)} for name, counts in treated.contaminated.items()
+    }
     return {"duplicates": treated.counts, "contaminated": heard}
 
 
@@ -349,8 +351,8 @@ def _prepare(run: Run, output: StageOutput, folder: Path) -> PrepareRecord:
     text = write_text_changes(folder / MANIFEST, folder / TEXT_CHANGES)
     output.store.write_file(TEXT_CHANGES, folder / TEXT_CHANGES)
     written = about.pop("written")
-    for name, found in speakers.counts().items():
-        about["sets"][name] |= found
+    for name, counts in speakers.counts().items():
+        about["sets"][name] |= counts
     record = {
         "counts": _counts(written, len(refused), left.total()),
         "reasons": dict(refused.reasons),

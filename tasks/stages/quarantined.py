@@ -111,7 +111,7 @@ def _recorded(record: dict[str, Any]) -> Iterator[tuple[str, int, str, str]]:
 
 def _rows(output: StageOutput, reasons: list[str]) -> dict[str, list[tuple[str, str]]]:
     """Name and detail of the first utterances of each reason; none if the table is damaged."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    examples: dict[str, list[tuple[str, str]]] = {}
     try:
         with TemporaryDirectory() as folder:
             path = output.fetch(QUARANTINE, Path(folder))
@@ -121,7 +121,7 @@ def _rows(output: StageOutput, reasons: list[str]) -> dict[str, list[tuple[str, 
                     for batch in batches(path, ["id", "detail"], {"reason": reason})
                     for row in batch.slice(0, EXAMPLES).to_pylist()
                 )
-                found[reason] = list(islice(rows, EXAMPLES))
+                examples[reason] = list(islice(rows, EXAMPLES))
     except DamagedObjectError:  # a message is no reason to stop: `starling storage verify` finds the damage
         return {}
-    return found
+    return examples

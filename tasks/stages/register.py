@@ -74,14 +74,14 @@ _REQUIREMENTS = (
 )
 """Packages that every registered model needs."""
 _PIECES = "sentencepiece"
-_SEARCHES = tuple(dict.fromkeys(name for one in DECODERS.values() for name in one.packages))
+_SEARCHES = tuple(dict.fromkeys(name for decoder in DECODERS.values() for name in decoder.packages))
 _NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect", "fsspec", "pyarrow")
 
 
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
     """Figures of the stages, such as scores of the test sets and tuned parameters, at the training's last step."""
-    found = {k: v for name, result in run.results.items() for k, v in get_stage(name).figures(result.record).items()}
-    return [Metric(name, value, at_ms, _last_step(run)) for name, value in found.items()]
+    metrics = {k: v for name, result in run.results.items() for k, v in get_stage(name).figures(result.record).items()}
+    return [Metric(name, value, at_ms, _last_step(run)) for name, value in metrics.items()]
 
 
 def _last_step(run: Run) -> int:
@@ -103,8 +103,8 @@ def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> Traini
     """The training's MLflow run; a new one if another registration has completed it."""
     tracking = TRAIN.record(run).get("tracking", {})
     about = training_run(run, tracking.get("training", ""))
-    found = find_training_run(api, about) if about.training else None
-    tags = found.data.tags if found else {}
+    tracked = find_training_run(api, about) if about.training else None
+    tags = tracked.data.tags if tracked else {}
     if about.training and DECISION_TAG not in tags and tags.get(KEY_TAG, output.key) == output.key:
         return about
     return replace(about, training=f"{about.training or output.key}/{run.run_id}")
@@ -125,8 +125,8 @@ def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> N
     versions = {name: metadata.version(name) for name in _NOTED}
     save_stages(run, folder)
     (folder / "environment.json").write_text(json.dumps(versions | provenance(), indent=2), encoding="utf-8")
-    if found := DECODE.record(run).get("tuning"):
-        (folder / "tuning.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    if tuning := DECODE.record(run).get("tuning"):
+        (folder / "tuning.json").write_text(json.dumps(tuning, indent=2), encoding="utf-8")
     for name in scored_sets(run):
         text = run.result("score").output.read(f"{name}.alignments.txt")
         (folder / f"{name}.alignments.txt").write_bytes(text)
@@ -275,11 +275,11 @@ class RegisterRecord(StageRecord):
 
 def _work(run: Run, output: StageOutput) -> RegisterRecord:
     api, name, contained = client(), run.config.model_name, contents(run)
-    found = find_version(api, name, output.key)
-    if found is None or run.forced("register"):
+    registered = find_version(api, name, output.key)
+    if registered is None or run.forced("register"):
         run_id, version = _make_version(api, run, output, contained)
     else:  # a run was killed after the registration: complete it
-        run_id, version = str(found.run_id), str(found.version)
+        run_id, version = str(registered.run_id), str(registered.version)
     _describe(api, run, run_id, version, contained)
     api.set_registered_model_alias(name, CHALLENGER, version)
     decision = _decide(api, run, run_id, version)

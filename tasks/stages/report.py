@@ -83,8 +83,8 @@ def speed_text(decoded: dict[str, Any], name: str) -> str:
         decoded: Record of the stage `decode`.
         name: The set.
     """
-    found = decoded.get("speed", {}).get(name)
-    return "–" if not found or not found["audio"] else f"{found['seconds'] / found['audio']:.3f}"
+    speed = decoded.get("speed", {}).get(name)
+    return "–" if not speed or not speed["audio"] else f"{speed['seconds'] / speed['audio']:.3f}"
 
 
 def render(run: Run, curves: bytes) -> str:

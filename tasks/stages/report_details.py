@@ -61,7 +61,7 @@ def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
         name: The set.
         budget: Maximum size of the audio in bytes; 0 leaves it out.
     """
-    found: list[MarkedUtterance] = []
+    marked: list[MarkedUtterance] = []
     spoken, wrong = Counter[str](), Counter[str]()
     for row in read_table(run.result("decode").output, f"{name}.parquet"):
         ref = row["ref"].split()
@@ -70,14 +70,14 @@ def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
         errors = len(missed) + sum(operation == "ins" for operation, _, _ in steps)
         spoken.update(ref)
         wrong.update(missed)
-        found.append(MarkedUtterance(row["id"], row["speaker"], errors, len(ref), mark(steps)))
-    found.sort(key=lambda one: (-one.errors, one.words, one.id))
+        marked.append(MarkedUtterance(row["id"], row["speaker"], errors, len(ref), mark(steps)))
+    marked.sort(key=lambda utterance: (-utterance.errors, utterance.words, utterance.id))
     words = sorted(wrong.items(), key=lambda item: (-item[1], item[0]))[:_WORDS]
     return SetDetails(
-        alignments=found[:ALIGNMENTS],
-        left_out=max(0, len(found) - ALIGNMENTS),
+        alignments=marked[:ALIGNMENTS],
+        left_out=max(0, len(marked) - ALIGNMENTS),
         words=[WordErrors(word, count, spoken[word]) for word, count in words],
-        audio=audio_of(run, name, [one.id for one in found[:WORST] if one.errors], budget),
+        audio=audio_of(run, name, [utterance.id for utterance in marked[:WORST] if utterance.errors], budget),
     )
 
 
@@ -97,7 +97,7 @@ def audio_of(run: Run, name: str, ids: Iterable[str], budget: int) -> dict[str, 
         return {}
     store = run.result("shard").store.child(name)
     reader, places = _reader(store, run.cache_folder)
-    found: dict[str, str] = {}
+    audio: dict[str, str] = {}
     for identity in ids:
         try:
             data = reader.payload(places[identity])
@@ -106,8 +106,8 @@ def audio_of(run: Run, name: str, ids: Iterable[str], budget: int) -> dict[str, 
         if len(data) > budget:
             break
         budget -= len(data)
-        found[identity] = f"data:audio/flac;base64,{base64.b64encode(data).decode()}"
-    return found
+        audio[identity] = f"data:audio/flac;base64,{base64.b64encode(data).decode()}"
+    return audio
 
 
 def _reader(store: ObjectStore, cache: Path) -> tuple[ShardReader, dict[str, int]]:
@@ -119,10 +119,10 @@ def changes_of(decision: dict[str, Any]) -> list[list[Any]]:
     """Rows of utterances that challenger and champion recognize differently well."""
     return [
         [
-            f"{one['set']}: {one['id']}",
-            one["champion_errors"],
-            one["challenger_errors"],
-            *(mark(align(one["ref"].split(), one[who].split())) for who in ("champion", "challenger")),
+            f"{change['set']}: {change['id']}",
+            change["champion_errors"],
+            change["challenger_errors"],
+            *(mark(align(change["ref"].split(), change[who].split())) for who in ("champion", "challenger")),
         ]
-        for one in decision["changes"]
+        for change in decision["changes"]
     ]

@@ -96,14 +96,14 @@ class Workers(AbstractContextManager["Workers"]):
         for _ in range(_POOLS):
             try:
                 submitter = self._submitter()
-                results = deque(submitter.submit(name, one, label) for one in window)
+                results = deque(submitter.submit(name, piece, label) for piece in window)
                 while window:
                     result = _awaited(results.popleft(), submitter, label, self._runner)
                     window.popleft()
                     yield result
-                    for one in islice(source, 1):
-                        window.append(one)
-                        results.append(submitter.submit(name, one, label))
+                    for piece in islice(source, 1):
+                        window.append(piece)
+                        results.append(submitter.submit(name, piece, label))
                 return
             except BrokenProcessPool:
                 self._close(*sys.exc_info())

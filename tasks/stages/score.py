@@ -80,13 +80,13 @@ def figures(record: "ScoreRecord") -> dict[str, float]:
 
     Names are like `test.wer` and `test.domain.read.wer`; characters not allowed in a metric's name become underscores.
     """
-    found = {f"{name}.{rate}": scores.get(rate) for name, scores in record["sets"].items() for rate in RATES}
+    rates = {f"{name}.{rate}": scores.get(rate) for name, scores in record["sets"].items() for rate in RATES}
     for name, kinds in record.get("groups", {}).items():
         for kind, members in kinds.items():
             for member, counts in members.items():
                 place = re.sub(r"[^\w.-]", "_", member or "unnamed", flags=re.ASCII)
-                found[f"{name}.{GROUPS[kind]}.{place}.wer"] = counts["wer"]
-    return {name: value for name, value in found.items() if value is not None}
+                rates[f"{name}.{GROUPS[kind]}.{place}.wer"] = counts["wer"]
+    return {name: value for name, value in rates.items() if value is not None}
 
 
 def nothing_correct(scores: dict[str, Any]) -> bool:
@@ -144,11 +144,11 @@ def _work(run: Run, output: StageOutput) -> ScoreRecord:
     errors = sum(entry["sub"] + entry["ins"] + entry["del"] for entry in sets.values())
     words = sum(entry["words"] for entry in sets.values())
     groups = {name: {kind: details[name][kind] for kind in GROUPS} for name in sets}
-    groups = {name: {kind: by for kind, by in found.items() if len(by) > 1} for name, found in groups.items()}
+    groups = {name: {kind: by for kind, by in kinds.items() if len(by) > 1} for name, kinds in groups.items()}
     record: ScoreRecord = {
         "counts": {"words": words, "errors": errors},
         "sets": sets,
-        "groups": {name: found for name, found in groups.items() if found},
+        "groups": {name: kinds for name, kinds in groups.items() if kinds},
     }
     if not (run.bundle or has_network(run.config)):  # no registration follows that logs the figures
         from tasks.tracking.stage_runs import log_stage

@@ -98,9 +98,9 @@ def make_sample(row: Row, sample_rate: int, pauses: ShardPauses | None = None) -
     """
     speed = row.get(SPEED, 1.0)
     paused = pauses is not None and pauses.wanted(row["id"])
-    found = untouched_flac(row, sample_rate) if speed == 1.0 and not paused else None
-    if found is not None:
-        flac, samples = found
+    stored = untouched_flac(row, sample_rate) if speed == 1.0 and not paused else None
+    if stored is not None:
+        flac, samples = stored
     else:
         wave, rate = load_utterance_audio(row)
         wave = resample(wave, round(rate * speed), sample_rate)
@@ -227,8 +227,10 @@ def shard_set(store: ObjectStore, run: Run, name: str, manifest: Path, folder: P
     data = run.config.data
     speeds, pauses = (data.speeds, data.pauses) if name == TRAIN else ((), None)
     ids, durations = (
-        chain.from_iterable(batch.column(0).to_pylist() for batch in with_copies(manifest, name, speeds, columns=[one]))
-        for one in ("id", "duration")
+        chain.from_iterable(
+            batch.column(0).to_pylist() for batch in with_copies(manifest, name, speeds, columns=[column])
+        )
+        for column in ("id", "duration")
     )
     order, starts = plan_shards(ids, durations, run.config.storage.shard_seconds, run.config.seed)
     count = len(starts) - 1

@@ -184,7 +184,7 @@ def left_out(readers: Iterable[CorpusReader]) -> dict[str, Any]:
 def source_problems(config: PipelineConfig) -> list[str]:
     """What is wrong with the sources of a configuration, a message for each that cannot be read."""
     problems = [_of_source(number, source) for number, source in enumerate(config.data.sources)]
-    return [problem for found in problems for problem in found]
+    return [problem for messages in problems for problem in messages]
 
 
 def check_sources_open(config: PipelineConfig, name: str) -> None:

@@ -155,8 +155,9 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
     return Survey(
         utterances=len(utterances),
         sets=dict(Counter(name for name, _ in utterances)),
-        speakers=len({(one.corpus, one.speaker) for _, one in utterances if one.speaker}) or None,
-        unnamed=sum(not one.speaker for _, one in utterances),
+        speakers=len({(utterance.corpus, utterance.speaker) for _, utterance in utterances if utterance.speaker})
+        or None,
+        unnamed=sum(not utterance.speaker for _, utterance in utterances),
         words=texts.total(),
         different_words=len(texts),
         hours=sum(seconds) / len(seconds) * len(utterances) / 3600,
@@ -185,15 +186,15 @@ def _normalizer(language: str) -> dict[str, Any] | None:
 
 
 def _sources(sources: Sequence[FoundSource], language: str) -> list[SourceConfig]:
-    return [one.config(language) for one in sources]
+    return [source.config(language) for source in sources]
 
 
 def _overlap(utterances: Sequence[tuple[str, Utterance]]) -> int:
     """Number of speakers of the training set who are in another set, too."""
     sets: dict[str, set[tuple[str, str]]] = {}
-    for name, one in utterances:
-        if one.speaker:
-            sets.setdefault(name, set()).add((one.corpus, one.speaker))
+    for name, utterance in utterances:
+        if utterance.speaker:
+            sets.setdefault(name, set()).add((utterance.corpus, utterance.speaker))
     others = set().union(*(who for name, who in sets.items() if name not in ("", "train")))
     return len(sets.get("train", set()) & others)
 
@@ -204,23 +205,23 @@ def _told(problem: RejectedEntry) -> str:
 
 def _examples(problems: Sequence[RejectedEntry]) -> dict[str, list[tuple[str, str]]]:
     """Name and detail of the first entries of each reason."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    examples: dict[str, list[tuple[str, str]]] = {}
     for problem in problems:
-        named = found.setdefault(problem.reason, [])
+        named = examples.setdefault(problem.reason, [])
         if len(named) < EXAMPLES:
             named.append((problem.id, problem.detail))
-    return found
+    return examples
 
 
 def _read(sources: Sequence[FoundSource], language: str) -> tuple[list[tuple[str, Utterance]], list[CorpusReader]]:
     """All utterances with their sets, and the readers, which know what could not be used."""
-    found: list[tuple[str, Utterance]] = []
+    utterances: list[tuple[str, Utterance]] = []
     readers: list[CorpusReader] = []
-    for one, source in zip(sources, _sources(sources, language), strict=True):
-        reader = open_source(source)
-        found += [(one.set or utterance.split or "", utterance) for utterance in reader]
+    for source, config in zip(sources, _sources(sources, language), strict=True):
+        reader = open_source(config)
+        utterances += [(source.set or utterance.split or "", utterance) for utterance in reader]
         readers.append(reader)
-    return found, readers
+    return utterances, readers
 
 
 class Starter:
@@ -229,12 +230,12 @@ class Starter:
     Args:
         name: Name of the configuration and of the model.
         sources: The sources.
-        found: What is known about them.
+        surveyed: What is known about them.
         language: Their language.
     """
 
-    def __init__(self, name: str, sources: Sequence[FoundSource], found: Survey, language: str = "en") -> None:
-        self._name, self._sources, self._found, self._language = name, sources, found, language
+    def __init__(self, name: str, sources: Sequence[FoundSource], surveyed: Survey, language: str = "en") -> None:
+        self._name, self._sources, self._surveyed, self._language = name, sources, surveyed, language
 
     def text(self, folder: Path, file: str) -> str:
         """The configuration.
@@ -243,10 +244,10 @@ class Starter:
             folder: The folder that it is written to: paths below it are relative.
             file: The file's name.
         """
-        found = self._found
+        surveyed = self._surveyed
         lines = [
-            f"# {counted(found.utterances, 'utterance')}, {found.hours:.2g} hours, {found.who}, "
-            f"{counted(found.different_words, 'different word')}.",
+            f"# {counted(surveyed.utterances, 'utterance')}, {surveyed.hours:.2g} hours, {surveyed.who}, "
+            f"{counted(surveyed.different_words, 'different word')}.",
             f"# Run it with: starling run {file}",
             f"name: {self._name}",
             "data:",
@@ -256,32 +257,34 @@ class Starter:
         return "\n".join(lines) + "\n"
 
     def _data(self, folder: Path) -> list[str]:
-        found, wide = self._found, self._found.sample_rate > 8000
+        surveyed, wide = self._surveyed, self._surveyed.sample_rate > 8000
         rate = 16000 if wide else 8000
-        lines = [f"sample_rate: {rate}  # Hz; most of the recordings have {found.sample_rate}"]
+        lines = [f"sample_rate: {rate}  # Hz; most of the recordings have {surveyed.sample_rate}"]
         if (normalizer := _normalizer(self._language)) is not None:
             lines.append(f"normalizer: {_flow(normalizer)}  # text rules of each source's language")
-        if found.long_s > 30:
-            lines.append(f"max_seconds: {min(_LONGEST_S, math.ceil(found.long_s)):g}  # longer utterances are left out")
+        if surveyed.long_s > 30:
+            lines.append(
+                f"max_seconds: {min(_LONGEST_S, math.ceil(surveyed.long_s)):g}  # longer utterances are left out"
+            )
         lines += self._limits()
         lines += self._split()
-        return [*lines, "sources:", *(f"  - {_flow(self._source(one, folder))}" for one in self._sources)]
+        return [*lines, "sources:", *(f"  - {_flow(self._source(source, folder))}" for source in self._sources)]
 
     def _limits(self) -> list[str]:
         """A higher limit of unusable utterances, if the sample has more than the usual one allows."""
-        found = self._found
-        if (limit := found.quarantine_limit) is None:
+        surveyed = self._surveyed
+        if (limit := surveyed.quarantine_limit) is None:
             return []
-        reasons = ", ".join(f"{count} {reason}" for reason, count in found.refused.items()) or "missing files"
-        share = percent(found.unusable, 0)
-        why = f"about {share} cannot be used ({reasons} of {found.sample}): see `starling corpus inspect`"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in surveyed.refused.items()) or "missing files"
+        share = percent(surveyed.unusable, 0)
+        why = f"about {share} cannot be used ({reasons} of {surveyed.sample}): see `starling corpus inspect`"
         return [f"max_quarantined: {limit:g}  # {why}"]
 
     def _split(self) -> list[str]:
         """How the sets that are missing are made."""
-        sets, speakers = self._found.sets, self._found.speakers
+        sets, speakers = self._surveyed.sets, self._surveyed.speakers
         shared = []
-        if count := self._found.shared:
+        if count := self._surveyed.shared:
             who = counted(count, "speaker")
             why = f"{who} of the training set are in other sets, too: the error rate is for these voices"
             shared = [f"speaker_overlap: allow  # {why}"]
@@ -301,29 +304,29 @@ class Starter:
     @property
     def _divides_training(self) -> bool:
         """Whether the validation set is taken out of the training set."""
-        return "train" in self._found.sets and "valid" not in self._found.sets
+        return "train" in self._surveyed.sets and "valid" not in self._surveyed.sets
 
-    def _source(self, one: FoundSource, folder: Path) -> dict[str, Any]:
-        path = one.path.resolve()
+    def _source(self, source: FoundSource, folder: Path) -> dict[str, Any]:
+        path = source.path.resolve()
         below = path.is_relative_to(folder.resolve())
-        document = one.document() | {"path": str(path.relative_to(folder.resolve()) if below else path)}
+        document = source.document() | {"path": str(path.relative_to(folder.resolve()) if below else path)}
         document |= {} if self._language == "en" else {"language": self._language}
         # what is to be divided has no set
-        named = one.set and not (self._divides_training and one.set == "train")
-        return document | ({"set": one.set} if named else {})
+        named = source.set and not (self._divides_training and source.set == "train")
+        return document | ({"set": source.set} if named else {})
 
     def _model(self) -> list[str]:
-        found = self._found
-        hours = found.training_hours
-        mels = 80 if found.sample_rate > 8000 else 40
-        words = f"{{kind: words}}  # each of the {found.different_words} words is a token"
+        surveyed = self._surveyed
+        hours = surveyed.training_hours
+        mels = 80 if surveyed.sample_rate > 8000 else 40
+        words = f"{{kind: words}}  # each of the {surveyed.different_words} words is a token"
         pieces = "{kind: bpe, vocab_size: 500}" if hours >= 20 else "{kind: characters}"
         _, size, largest, rate = next(row for row in _SIZES if hours < row[0])
-        batch, epochs = _schedule(hours, found.long_s, largest)
+        batch, epochs = _schedule(hours, surveyed.long_s, largest)
         return [
             "# log-mel; neither the level of a recording nor pauses change the normalization: docs/features.md",
             f"features: {{num_mels: {mels}, level_db: -20, cmvn: global, cmvn_gate_db: 20, cmvn_floor: 4}}",
-            f"tokens: {words if found.few_words else pieces}",
+            f"tokens: {words if surveyed.few_words else pieces}",
             f"model: {{kind: conformer, {size}}}  # for {hours:.2g} hours of training data",
             "train:",
             f"  epochs: {epochs}",

@@ -296,7 +296,7 @@ def too_long(run: Run, spec: BundleSpec) -> list[dict[str, str]]:
     Raises:
         StageError: If no utterance of a set is left.
     """
-    found: list[dict[str, str]] = []
+    utterances: list[dict[str, str]] = []
     for name in ("train", "valid"):
         index = ShardIndex.read(ObjectStore(set_url(run, name)))
         durations, ids = index.column("duration"), index.values("id")
@@ -307,10 +307,10 @@ def too_long(run: Run, spec: BundleSpec) -> list[dict[str, str]]:
                 f"{spec.network.kind} can read: use shorter ones, or another model"
             )
         limit = f"the model reads up to {spec.max_seconds:g} s"
-        found += [
+        utterances += [
             {"id": ids[row].as_py(), "reason": "too-long", "detail": f"{durations[row]:.1f} s, {limit}"} for row in rows
         ]
-    return found
+    return utterances
 
 
 class TrainRecord(DamageRecord):
@@ -407,10 +407,10 @@ def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:
 
 def add_damage(record: TrainRecord, store: ObjectStore) -> None:
     """Note damaged shards in a training's record; its model stays valid even if they are repaired later."""
-    found = [(name, entry) for name in ("train", "valid") for entry in damaged_shards(store, name).entries()]
-    add_damaged(record, [entry for _, entry in found])
-    if found:
-        shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in found]
+    damaged = [(name, entry) for name in ("train", "valid") for entry in damaged_shards(store, name).entries()]
+    add_damaged(record, [entry for _, entry in damaged])
+    if damaged:
+        shards = [entry.summary() | {"set": name, "shard": f"{name}/{entry.shard}"} for name, entry in damaged]
         record["quarantined_shards"] = shards
 
 

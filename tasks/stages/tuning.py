@@ -54,7 +54,7 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
     recognizer = Recognizer.load(bundle, decode, str(best_device(run.config.train.device)), speakers)
     dataset = open_set(set_url(run, VALID, recognition=True), recognizer.spec.sample_rate, run.cache_folder)
     rows = drawn_rows(dataset, tune.utterances, run.config.seed)
-    encoded = [(list(part.texts), one) for part, one in encode_set(recognizer, dataset, rows, on_damage=_warn)]
+    encoded = [(list(part.texts), outputs) for part, outputs in encode_set(recognizer, dataset, rows, on_damage=_warn)]
     trials = try_all(recognizer, encoded, grid, run.runner.count, _report)
     best = best_trial(trials, grid, configured)
     return {
@@ -91,5 +91,5 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
     tuning = record.get("tuning")
     if not tuning:
         return {}
-    found = {f"decode.{name}": float(value) for name, value in tuning["chosen"].items()}
-    return found | ({} if tuning["wer"] is None else {"decode.tuning_wer": tuning["wer"]})
+    chosen = {f"decode.{name}": float(value) for name, value in tuning["chosen"].items()}
+    return chosen | ({} if tuning["wer"] is None else {"decode.tuning_wer": tuning["wer"]})

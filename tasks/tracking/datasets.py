@@ -30,7 +30,7 @@ def set_inputs(run: Run, names: Iterable[str]) -> list[DatasetInput]:
     """
     shard = run.result("shard")
     sizes = shard.record["sets"] | shard.record.get("unions", {})
-    found = []
+    inputs = []
     for name in names:
         folder = train_folder(run.config.data) if name == TRAIN else name
         url, size = shard.store.child(folder).url, sizes[folder]
@@ -44,5 +44,5 @@ def set_inputs(run: Run, names: Iterable[str]) -> list[DatasetInput]:
             profile=json.dumps(profile),
         )
         context = "training" if is_trained(name) else "validation" if name == VALID else "test"
-        found.append(DatasetInput(data, [InputTag(MLFLOW_DATASET_CONTEXT, context)]))
-    return found
+        inputs.append(DatasetInput(data, [InputTag(MLFLOW_DATASET_CONTEXT, context)]))
+    return inputs

@@ -44,10 +44,10 @@ def download_bundle(uri: str, folder: Path | None = None, option: str = "") -> P
         ) from error
     if folder is None:
         _remove_at_exit(local, temporary, before)
-    found = next(local.rglob("bundle.json"), None)
-    if found is None:
+    bundle = next(local.rglob("bundle.json"), None)
+    if bundle is None:
         raise ValueError(f"{uri} was not made by Starling: it has no bundle.json. Give another model")
-    return found.parent
+    return bundle.parent
 
 
 def _remove_at_exit(local: Path, temporary: Path, before: set[Path]) -> None:
@@ -58,9 +58,9 @@ def _remove_at_exit(local: Path, temporary: Path, before: set[Path]) -> None:
         temporary: The folder of temporary files.
         before: What was in it before the download; a registry on this machine may lie there, too, and must stay.
     """
-    for one in (local, *local.parents):
-        if one.parent == temporary and one not in before:
-            atexit.register(shutil.rmtree, one, ignore_errors=True)
+    for folder in (local, *local.parents):
+        if folder.parent == temporary and folder not in before:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _location(api: mlflow.MlflowClient, uri: str) -> str:

@@ -26,16 +26,16 @@ _FIGURES = ("wer", "cer")
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
     """Metrics of a cross-validation: over the folds, of each fold, and on further test sets."""
-    found = {"pooled_wer": result["pooled_wer"]}
+    metrics = {"pooled_wer": result["pooled_wer"]}
     for name in _FIGURES:
-        found |= {f"{name}_{statistic}": value for statistic, value in (result[name] or {}).items()}
+        metrics |= {f"{name}_{statistic}": value for statistic, value in (result[name] or {}).items()}
     for number, fold in enumerate(result["folds"], start=1):
-        found |= {f"{fold_name(number)}.{name}": fold[name] for name in _FIGURES}
+        metrics |= {f"{fold_name(number)}.{name}": fold[name] for name in _FIGURES}
     for set_name, spreads in result["sets"].items():
         for name in _FIGURES:
             spread = spreads[name] or {}
-            found |= {f"{set_name}.{name}_{statistic}": value for statistic, value in spread.items()}
-    return {name: value for name, value in found.items() if value is not None}
+            metrics |= {f"{set_name}.{name}_{statistic}": value for statistic, value in spread.items()}
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def log_folds(config: PipelineConfig, run_id: str, result: dict[str, Any], trainings: list[str]) -> str:
@@ -62,9 +62,9 @@ def _parent(api: MlflowClient, config: PipelineConfig, run_id: str, trainings: l
     experiment = experiment_id(api, config.name)
     # without the identities of all trainings, an earlier run of them cannot be found
     identity = digest_json(trainings) if all(trainings) else run_id
-    found = api.search_runs([experiment], f"tags.`{_TRAININGS_TAG}` = '{identity}'", max_results=1)
-    if found:
-        return found[0]
+    parents = api.search_runs([experiment], f"tags.`{_TRAININGS_TAG}` = '{identity}'", max_results=1)
+    if parents:
+        return parents[0]
     tags = {_CROSS_TAG: str(len(trainings)), _TRAININGS_TAG: identity, _RUN_TAG: run_id, **owner_tags(run_id)}
     return api.create_run(experiment, run_name=run_id, tags=tags)
 

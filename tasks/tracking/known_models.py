@@ -39,7 +39,7 @@ def unknown_model(name: str, known: list[str]) -> str:
 def versions_of(api: mlflow.MlflowClient, name: str) -> dict[str, list[str]]:
     """Aliases of each version of a model, newest first; an alias is written as `@champion`."""
     aliases = api.get_registered_model(name).aliases
-    numbers = sorted((int(one.version) for one in api.search_model_versions(f"name = '{name}'")), reverse=True)
+    numbers = sorted((int(version.version) for version in api.search_model_versions(f"name = '{name}'")), reverse=True)
     return {
         str(number): sorted(f"@{alias}" for alias, version in aliases.items() if int(version) == number)
         for number in numbers
@@ -49,4 +49,4 @@ def versions_of(api: mlflow.MlflowClient, name: str) -> dict[str, list[str]]:
 def versions_text(versions: dict[str, list[str]]) -> str:
     """Versions for a message, those with aliases first, such as `7 (@challenger), 5 (@champion), 6`."""
     ordered = sorted(versions, key=lambda number: not versions[number])
-    return names_text([f"{one} ({', '.join(versions[one])})" if versions[one] else one for one in ordered])
+    return names_text([f"{model} ({', '.join(versions[model])})" if versions[model] else model for model in ordered])

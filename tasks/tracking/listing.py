@@ -64,13 +64,15 @@ def list_versions(api: mlflow.MlflowClient, name: str = "") -> list[RegisteredVe
     models = list(registered_models(api))
     if name and name not in (known := [model.name for model in models]):
         raise RegistryError(unknown_model(name, known))
-    found: list[RegisteredVersion] = []
+    listed: list[RegisteredVersion] = []
     for model in models:
         if name in ("", model.name):
-            versions = [_version(one, model.aliases) for one in api.search_model_versions(f"name = '{model.name}'")]
-            chosen = [one for one in versions if name or one.aliases]
-            found += sorted(chosen, key=lambda one: -int(one.version))
-    return found
+            versions = [
+                _version(version, model.aliases) for version in api.search_model_versions(f"name = '{model.name}'")
+            ]
+            chosen = [version for version in versions if name or version.aliases]
+            listed += sorted(chosen, key=lambda version: -int(version.version))
+    return listed
 
 
 def list_runs(api: mlflow.MlflowClient, experiment: str = "", limit: int = 20) -> list[TrackedRun]:
@@ -82,11 +84,11 @@ def list_runs(api: mlflow.MlflowClient, experiment: str = "", limit: int = 20) -
         limit: Maximum number of runs.
     """
     wanted = f"name = '{experiment}'" if experiment else None
-    names = {one.experiment_id: one.name for one in api.search_experiments(filter_string=wanted)}
+    names = {experiment.experiment_id: experiment.name for experiment in api.search_experiments(filter_string=wanted)}
     if not names:
         return []
     runs = api.search_runs(list(names), max_results=limit, order_by=["attributes.start_time DESC"])
-    return [_run(one, names[one.info.experiment_id]) for one in runs]
+    return [_run(run, names[run.info.experiment_id]) for run in runs]
 
 
 def _version(version: Any, aliases: Mapping[str, str]) -> RegisteredVersion:

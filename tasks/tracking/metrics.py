@@ -162,7 +162,7 @@ class StepRounds:
         """Seconds of audio per second since the learner's last entry."""
         before, self._last[learner] = self._last.get(learner), entry
         needed = ("elapsed", "audio_seconds")
-        if before is None or not all(is_number(one.get(name)) for one in (before, entry) for name in needed):
+        if before is None or not all(is_number(logged.get(name)) for logged in (before, entry) for name in needed):
             return None
         seconds = entry["elapsed"] - before["elapsed"]
         audio = entry["audio_seconds"] - before["audio_seconds"]
@@ -221,7 +221,9 @@ class Translator:
     def _points_of(self, kind: str, entry: Entry, at_ms: int) -> list[MetricPoint]:
         if kind == "step":
             joined = self._rounds.feed(entry)
-            return self._learner(entry, at_ms) + [point for one in joined for point in self._round(one, at_ms)]
+            return self._learner(entry, at_ms) + [
+                point for completed in joined for point in self._round(completed, at_ms)
+            ]
         if kind in ("valid", "end", "epoch"):
             return self._open_round(at_ms) + self._milestone(entry, at_ms)
         if kind == "system":

@@ -37,29 +37,29 @@ def licence_of(source: SourceConfig) -> str:
     if source.kind == "synthetic":
         return _SYNTHETIC
     named = CATALOG.get(source.corpus)
-    found = {named.licence} if named else {entry.licence for entry in CATALOG.values() if entry.kind == source.kind}
-    return found.pop() if len(found) == 1 else _UNKNOWN
+    licences = {named.licence} if named else {entry.licence for entry in CATALOG.values() if entry.kind == source.kind}
+    return licences.pop() if len(licences) == 1 else _UNKNOWN
 
 
 def corpora(sources: Iterable[SourceConfig]) -> list[dict[str, str]]:
     """Name, layout, language and licence of each corpus, without duplicates."""
-    found: dict[str, dict[str, str]] = {}
+    entries: dict[str, dict[str, str]] = {}
     for source in sources:
         name = source.corpus or PurePath(source.path).name or source.kind
         entry = {"corpus": name, "kind": source.kind, "language": source.language, "licence": licence_of(source)}
-        found.setdefault(digest_json(entry), entry)
-    return list(found.values())
+        entries.setdefault(digest_json(entry), entry)
+    return list(entries.values())
 
 
 def tests_of(run: Run) -> dict[str, str]:
     """Digest of each test set: of its utterances and references, independent of how they are stored."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name in scored_sets(run):
         index = ShardIndex.read(run.result("shard").store.child(name))
         columns = (index.column("id"), index.column("text"), index.column("duration"))
         rows = sorted((str(who), str(text), round(float(s), 3)) for who, text, s in zip(*columns, strict=True))
-        found[name] = digest_json(rows)[:16]
-    return found
+        digests[name] = digest_json(rows)[:16]
+    return digests
 
 
 def contents(run: Run) -> dict[str, Any]:
@@ -111,17 +111,17 @@ def pretrained(run: Run) -> dict[str, str] | None:
     if known is None:
         return None
     given = {name: value for name in STATED if (value := getattr(run.config.model, name, ""))}
-    found = known | given
-    name = found["source"] if found["revision"] else PurePath(found["source"]).name
-    return found | {field: found[field] or _UNKNOWN for field in STATED} | {"source": name}
+    stated = known | given
+    name = stated["source"] if stated["revision"] else PurePath(stated["source"]).name
+    return stated | {field: stated[field] or _UNKNOWN for field in STATED} | {"source": name}
 
 
 def language_model(run: Run) -> dict[str, Any] | None:
     """Figures of the language model that the decoder takes from the stage `lm`; None if it takes none."""
     if not uses_stage(run.config.decode, run.config.lm):
         return None
-    found = LM.record(run)["lm"]
-    return {name: found.get(name) for name in ("kind", "words", "ngrams", "text", "protection", "perplexity")}
+    lm = LM.record(run)["lm"]
+    return {name: lm.get(name) for name in ("kind", "words", "ngrams", "text", "protection", "perplexity")}
 
 
 def card_tags(about: dict[str, Any]) -> dict[str, str]:

@@ -57,11 +57,11 @@ def joined_steps(journal: list[Entry]) -> list[Entry]:
 
 def by_learner(journal: list[Entry]) -> dict[str, list[Entry]]:
     """Step entries by learner; empty if there is only one."""
-    found: dict[str, list[Entry]] = {}
+    entries: dict[str, list[Entry]] = {}
     for entry in journal:
         if entry["kind"] == "step" and "learner" in entry:
-            found.setdefault(entry["learner"], []).append(entry)
-    return found if len(found) > 1 else {}
+            entries.setdefault(entry["learner"], []).append(entry)
+    return entries if len(entries) > 1 else {}
 
 
 def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[Entry]) -> None:
@@ -93,7 +93,7 @@ def _exchange(axes: Axes, steps: list[Entry]) -> None:
     other = axes.twinx()
     _curve(other, steps, "distance", "consensus distance", _THIRD)
     other.set(ylabel="RMS difference", ylim=(0, None))
-    lines = [line for one in (axes, other) for line in one.get_legend_handles_labels()[0]]
+    lines = [line for part in (axes, other) for line in part.get_legend_handles_labels()[0]]
     _legend(axes, handles=lines)
 
 

@@ -204,27 +204,27 @@ def promote_version(
     if options.force and not options.reason.strip():
         raise RegistryError("a forced promotion needs a reason: give one with --reason TEXT")
     api = client()
-    found = get_version(api, name, version) if version else version_of(api, name, CHALLENGER)
-    if found is None:
-        found = versions_text(versions_of(api, existing_model(api, name)))
+    registered = get_version(api, name, version) if version else version_of(api, name, CHALLENGER)
+    if registered is None:
+        known = versions_text(versions_of(api, existing_model(api, name)))
         raise RegistryError(
             f"{name} has no challenger in this registry: run its pipeline first, or name a version with --version N; "
-            f"it has: {found}"
+            f"it has: {known}"
         )
     try:
-        run = load_run(found)
+        run = load_run(registered)
         run.flow_run_url = link
-        decision = settle(api, run, name, str(found.version), replace(options, named=bool(version)))
+        decision = settle(api, run, name, str(registered.version), replace(options, named=bool(version)))
     except RegistryError as error:
         if not options.force:
             raise
-        decision = _promote_uncompared(api, found, options, str(error), link)
+        decision = _promote_uncompared(api, registered, options, str(error), link)
     return {
         "model": name,
-        "version": str(found.version),
+        "version": str(registered.version),
         "promoted": decision.promoted,
         "reason": decision.reason,
-        "mlflow_run": found.run_id,
+        "mlflow_run": registered.run_id,
         "decision": asdict(decision),
     }
 

@@ -132,8 +132,8 @@ class SpeechRecognizer(PythonModel):  # type: ignore[misc]
         """
         rate = int((params or {}).get("sample_rate") or 0) or None
         items, refused = accepted(recordings(model_input))
-        found = iter(self.transcriber.transcribe(items, rate))
-        texts = [Transcript("", 0.0, 0.0, error=reason) if reason else next(found) for reason in refused]
+        transcripts = iter(self.transcriber.transcribe(items, rate))
+        texts = [Transcript("", 0.0, 0.0, error=reason) if reason else next(transcripts) for reason in refused]
         rows = [[getattr(text, name) for name in _COLUMNS] for text in texts]
         return pd.DataFrame(rows, columns=list(_COLUMNS))
 

@@ -60,10 +60,10 @@ class Move:
 def find_version(api: mlflow.MlflowClient, name: str, key: str) -> Any | None:
     """The version that was registered for a stage output, or None."""
     try:
-        found = api.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
+        versions = api.search_model_versions(f"name = '{name}' and tags.`{KEY_TAG}` = '{key}'")
     except MlflowException:
         return None
-    return found[0] if found else None
+    return versions[0] if versions else None
 
 
 def version_of(api: mlflow.MlflowClient, name: str, alias: str) -> Any | None:

@@ -84,11 +84,11 @@ def impatient(seconds: int, always: bool = False) -> Iterator[None]:
 
 def experiment_id(api: mlflow.MlflowClient, name: str) -> str:
     """Id of an experiment by name; created if missing. Its page opens on training runs unless a user chose a kind."""
-    found = api.get_experiment_by_name(name)
-    if found is not None:
-        if _KIND_TAG not in found.tags:
-            api.set_experiment_tag(found.experiment_id, _KIND_TAG, _KIND)
-        return str(found.experiment_id)
+    experiment = api.get_experiment_by_name(name)
+    if experiment is not None:
+        if _KIND_TAG not in experiment.tags:
+            api.set_experiment_tag(experiment.experiment_id, _KIND_TAG, _KIND)
+        return str(experiment.experiment_id)
     local = mlflow_uri().startswith("sqlite:") or not os.environ.get("MLFLOW_TRACKING_URI")
     location = (mlflow_artifacts() / name).as_uri() if local else None
     return str(api.create_experiment(name, artifact_location=location, tags={_KIND_TAG: _KIND}))
@@ -215,10 +215,10 @@ def _owner(run: Run) -> LockOwner:
 
 def find_training_run(api: mlflow.MlflowClient, about: TrainingRun) -> Run | None:
     """The run tagged with a training's identity, or None."""
-    found = api.get_experiment_by_name(about.experiment)
-    if found is None:
+    experiment = api.get_experiment_by_name(about.experiment)
+    if experiment is None:
         return None
-    runs = api.search_runs([found.experiment_id], f"tags.`{TRAINING_TAG}` = '{about.training}'", max_results=1)
+    runs = api.search_runs([experiment.experiment_id], f"tags.`{TRAINING_TAG}` = '{about.training}'", max_results=1)
     return runs[0] if runs else None
 
 
@@ -243,8 +243,8 @@ def log_params(api: mlflow.MlflowClient, run: Run, params: Mapping[str, str]) ->
 
 def log_inputs(api: mlflow.MlflowClient, run: Run, inputs: Iterable[DatasetInput]) -> None:
     """Log the data sets that the run does not have yet."""
-    known = {(one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs}
-    new = [one for one in inputs if (one.dataset.name, one.dataset.digest) not in known]
+    known = {(logged.dataset.name, logged.dataset.digest) for logged in run.inputs.dataset_inputs}
+    new = [entry for entry in inputs if (entry.dataset.name, entry.dataset.digest) not in known]
     if new:
         api.log_inputs(run.info.run_id, datasets=new)
 

@@ -102,8 +102,8 @@ def _rows(run: Run, champion: Path | None, name: str) -> list[dict[str, Any]]:
     if champion is None:
         return read_table(run.result("decode").output, f"{name}.parquet")
     decode = own_decoder(champion)
-    found = decode_with(run, champion, name, decode, own=False, on_damage=known_damage(run))
-    rows = [asdict(entry) for entry in found]
+    decoded = decode_with(run, champion, name, decode, own=False, on_damage=known_damage(run))
+    rows = [asdict(entry) for entry in decoded]
     stages = {"features", "decode"} & run.results.keys()
     if any(run.results[stage].record.get("quarantined_shards") for stage in stages):
         # leave out what this run's model could not read, so that both have the same utterances
@@ -125,11 +125,11 @@ def known_damage(run: Run) -> Callable[[ShardError], None]:
 
 def count_errors(run: Run, champion: Path | None) -> Counts:
     """Word errors and reference words of each utterance, by test set, for the champion or this run's model."""
-    found: Counts = {}
+    counts: Counts = {}
     for name in scored_sets(run):
         report = score_rows(sorted(_rows(run, champion, name), key=lambda row: str(row["id"])))
-        found[name] = SetErrors(report.errors().tolist(), report.words().tolist(), tuple(report.utterances))
-    return found
+        counts[name] = SetErrors(report.errors().tolist(), report.words().tolist(), tuple(report.utterances))
+    return counts
 
 
 def decoder_text(decode: DecodeConfig, has_lm: bool) -> str:
@@ -162,22 +162,23 @@ def decide(run: Run, champion: Any | None) -> Decision:
     own, words = _joined(challenger)
     theirs, _ = _joined(reigning)
     level = 1.0 - run.config.register_as.significance
-    found = compare_systems(theirs, own, words, level=level, seed=run.config.seed)
+    comparison = compare_systems(theirs, own, words, level=level, seed=run.config.seed)
     total = max(1, sum(words))
     wer_a, wer_b = sum(theirs) / total, sum(own) / total
-    verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[found.better]
+    verdict = {"b": "beats", "a": "is beaten by", None: "does not differ significantly from"}[comparison.better]
     reason = (
-        f"WER {percent(wer_b)} {verdict} version {champion.version}'s {percent(wer_a)} ({p_value_text(found.p_value)})"
+        f"WER {percent(wer_b)} {verdict} version {champion.version}'s {percent(wer_a)} "
+        f"({p_value_text(comparison.p_value)})"
     )
     if decoders["champion"] != decoders["challenger"]:
         reason += f"; decoded by {decoders['challenger']}, the champion by {decoders['champion']}"
     return Decision(
-        promoted=found.better == "b",
+        promoted=comparison.better == "b",
         reason=reason,
         champion=str(champion.version),
         champion_wer=wer_a,
         challenger_wer=wer_b,
-        p_value=found.p_value,
+        p_value=comparison.p_value,
         sets={name: _set_rates(challenger[name], reigning[name]) for name in challenger},
         decoders=decoders,
         changed=_changed(own, theirs),
@@ -207,7 +208,7 @@ def _changed(own: list[int], theirs: list[int]) -> dict[str, int]:
 
 def _changes(challenger: Counts, reigning: Counts) -> list[dict[str, Any]]:
     """The utterances whose number of errors changed most."""
-    found: list[dict[str, Any]] = [
+    changes: list[dict[str, Any]] = [
         {
             **{"set": name, "id": own.id, "ref": own.ref, "champion": before.hyp, "challenger": own.hyp},
             **{"champion_errors": before.counts.errors, "challenger_errors": own.counts.errors},
@@ -216,13 +217,13 @@ def _changes(challenger: Counts, reigning: Counts) -> list[dict[str, Any]]:
         for own, before in zip(scored.utterances, reigning[name].utterances, strict=True)
         if own.counts.errors != before.counts.errors
     ]
-    return sorted(found, key=lambda one: -abs(one["challenger_errors"] - one["champion_errors"]))[:_CHANGES]
+    return sorted(changes, key=lambda change: -abs(change["challenger_errors"] - change["champion_errors"]))[:_CHANGES]
 
 
 def _joined(counts: Counts) -> tuple[list[int], list[int]]:
     """Concatenate the errors and the words of all test sets."""
     pairs = list(counts.values())
-    return [n for one in pairs for n in one.errors], [n for one in pairs for n in one.words]
+    return [n for pair in pairs for n in pair.errors], [n for pair in pairs for n in pair.words]
 
 
 def _set_rates(own: SetErrors, theirs: SetErrors) -> dict[str, float]:
@@ -268,11 +269,11 @@ def promotion_decision(
     frozen = frozen_tests(api, version.name) if champion is not None and not options.new_tests else ""
     why = refusal(tests_tag(run), frozen) or lm_refusal(run)
     if why and options.force:
-        found = Decision(False, why, champion=str(champion.version) if champion is not None else "")
+        decision = Decision(False, why, champion=str(champion.version) if champion is not None else "")
     elif why:
         return Decision(False, why)
     else:
-        found = decide(run, champion)
-    if options.force and not found.promoted:
-        return replace(found, promoted=True, forced=True, reason=f"forced: {options.reason} ({found.reason})")
-    return found
+        decision = decide(run, champion)
+    if options.force and not decision.promoted:
+        return replace(decision, promoted=True, forced=True, reason=f"forced: {options.reason} ({decision.reason})")
+    return decision

@@ -49,15 +49,15 @@ def log_stage(
 def _log(run: Run, stage: str, key: str, figures: Mapping[str, float], iterations: Sequence[Mapping[str, Any]]) -> str:
     api = client()
     experiment = experiment_id(api, run.config.name)
-    found = api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    runs = api.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
     tags = {KEY_TAG: key, **owner_tags(run.run_id)}
-    known = found[0] if found else api.create_run(experiment, run_name=f"{run.run_id}-{stage}", tags=tags)
+    known = runs[0] if runs else api.create_run(experiment, run_name=f"{run.run_id}-{stage}", tags=tags)
     identity = str(known.info.run_id)
     end_abandoned(api, experiment, identity)
     set_tags(api, identity, {STAGE_TAG: stage, **run_tags(run)})
     section = getattr(run.config, stage).model_dump(mode="json")
     log_params(api, known, flatten({stage: section}))
-    if not found:
+    if not runs:
         at_ms = known.info.start_time
         points = [
             Metric(f"{stage}.iteration.{name}", float(value), at_ms, step)

@@ -177,8 +177,8 @@ def training_name(folder: Path) -> str:
 
 def trainings(data: Path) -> list[Path]:
     """Folders of all trainings in a data folder, most recent first."""
-    found = [path.parent for path in (data / "work").glob("train-*/journal.jsonl")]
-    return sorted(found, key=lambda folder: (folder / "journal.jsonl").stat().st_mtime, reverse=True)
+    folders = [path.parent for path in (data / "work").glob("train-*/journal.jsonl")]
+    return sorted(folders, key=lambda folder: (folder / "journal.jsonl").stat().st_mtime, reverse=True)
 
 
 def find_training(target: str, key_file: Path | None = None) -> WatchedTraining:
@@ -206,13 +206,13 @@ def find_training(target: str, key_file: Path | None = None) -> WatchedTraining:
     if target and not known and not (folder.is_dir() and len(Path(target).parts) > 1):
         data = home()
         known = trainings(data)
-        named = [one for one in known if _means(one, target)]
+        named = [training for training in known if _means(training, target)]
         if not named:
             raise WatchError(
                 f"{target!r} is neither a folder of a training, nor HOST:PORT, nor a training in {data}{_last(known)}"
             )
-        return LocalTraining(next((one for one in named if is_running(one)), named[0]))
-    running = [one for one in known if is_running(one)]
+        return LocalTraining(next((training for training in named if is_running(training)), named[0]))
+    running = [training for training in known if is_running(training)]
     if len(running) == 1:
         return LocalTraining(running[0])
     if running:

@@ -214,24 +214,26 @@ class TrainingView:
     def present(self) -> list[LearnerView]:
         """Learners of the nodes in the ring, sorted."""
         nodes = self.nodes
-        found = [one for one in self.learners.values() if nodes is None or one.node in nodes]
-        return sorted(found, key=lambda one: [int(part) if part.isdigit() else 0 for part in one.name.split(".")])
+        learners = [learner for learner in self.learners.values() if nodes is None or learner.node in nodes]
+        return sorted(
+            learners, key=lambda learner: [int(part) if part.isdigit() else 0 for part in learner.name.split(".")]
+        )
 
     @property
     def loss(self) -> float | None:
         """Mean loss of the present learners."""
-        return mean(one.loss for one in self.present)
+        return mean(learner.loss for learner in self.present)
 
     @property
     def steps_per_s(self) -> float | None:
         """Steps per second of all present learners together."""
-        rates = [rate for one in self.present if (rate := one.steps_per_s) is not None]
+        rates = [rate for learner in self.present if (rate := learner.steps_per_s) is not None]
         return sum(rates) if rates else None
 
     @property
     def audio_per_s(self) -> float | None:
         """Seconds of audio per second of all present learners together."""
-        rates = [rate for one in self.present if (rate := one.audio_per_s) is not None]
+        rates = [rate for learner in self.present if (rate := learner.audio_per_s) is not None]
         return sum(rates) if rates else None
 
     @property
@@ -259,9 +261,9 @@ class TrainingView:
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         learners = []
-        for one in self.present:
-            system = self.systems.get(one.node, {})
-            learners.append({**one.to_dict(), "host": system.get("host")})
+        for learner in self.present:
+            system = self.systems.get(learner.node, {})
+            learners.append({**learner.to_dict(), "host": system.get("host")})
         hidden = ("kind", "elapsed")
         valid = None
         if self.valid is not None:

@@ -84,8 +84,8 @@ OLD = Driver(2, "535.104", (12, 2))
     ],
 )
 def test_a_gpu_that_torch_cannot_use_is_explained(driver, wheel, visible, said):
-    found = gpu_trouble(driver, wheel, visible)
-    assert (said in found) if said else found == ""
+    trouble = gpu_trouble(driver, wheel, visible)
+    assert (said in trouble) if said else trouble == ""
 
 
 def test_inventory_reports_a_driver_that_is_too_old(monkeypatch):
@@ -93,9 +93,9 @@ def test_inventory_reports_a_driver_that_is_too_old(monkeypatch):
     monkeypatch.setattr(Gpus, "driver", lambda self: OLD)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = inventory()
-    assert found.gpus == 0
-    assert "too old" in found.trouble
+    machine = inventory()
+    assert machine.gpus == 0
+    assert "too old" in machine.trouble
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert inventory() == Inventory(3)
@@ -164,9 +164,9 @@ def test_out_of_memory_is_distinguished_from_other_errors(error, expected):
 
 @pytest.mark.gpu
 def test_every_gpu_has_a_uuid_of_its_own():
-    found = [gpu_uuid(gpu(number)) for number in range(torch.cuda.device_count())]
-    assert len(set(found)) == len(found)
-    assert all(uuid.count("-") == 4 for uuid in found)  # and is no address in memory
+    uuids = [gpu_uuid(gpu(number)) for number in range(torch.cuda.device_count())]
+    assert len(set(uuids)) == len(uuids)
+    assert all(uuid.count("-") == 4 for uuid in uuids)  # and is no address in memory
 
 
 @pytest.mark.gpu

@@ -218,8 +218,8 @@ class Place:
 
 def record_of(home, stage):
     """The record that a stage has published in a data folder; None before."""
-    found = list(home.glob(f"objects/{stage}/*/done.json"))
-    return json.loads(found[0].read_text()) if found else None
+    records = list(home.glob(f"objects/{stage}/*/done.json"))
+    return json.loads(records[0].read_text()) if records else None
 
 
 def command_line_of(pid):
@@ -241,12 +241,12 @@ def wait_for_none(find, patience_s):
 @contextmanager
 def place(site, folder, document, **options):
     """A place with a worker, for the block."""
-    one = Place(site, folder, document, **options)
+    machine = Place(site, folder, document, **options)
     try:
-        one.start_worker()
-        yield one
+        machine.start_worker()
+        yield machine
     finally:
-        one.stop()
+        machine.stop()
 
 
 def undisturbed(folder, document, until="train"):

@@ -43,4 +43,7 @@ def test_without_a_recognizer_only_the_transcript_is_shown(corpus, tmp_path):
     assert "transcript: the [cat] sat" in shown
     assert "heard" not in shown
     summary = json.loads(invoke("align", "model", tmp_path, "-o", tmp_path / "out", "--json").stdout)
-    assert [(one["transcript"], one["heard"]) for one in summary["suspicious"]] == [("", None), ("the [cat] sat", None)]
+    assert [(entry["transcript"], entry["heard"]) for entry in summary["suspicious"]] == [
+        ("", None),
+        ("the [cat] sat", None),
+    ]

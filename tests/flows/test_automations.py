@@ -110,11 +110,11 @@ def test_webhook_gets_valid_json_for_any_message(payload):
     labels = {"prefect.state-name": "Failed", "prefect.state-message": 'said "no"\n\tand {{ left }} é'}
     given = ReceivedEvent.model_validate(event("prefect.flow-run.Failed", of_run('a "b"', **labels), payload={"a": 1}))
     text = render_user_template_sync(payload, {"event": given, "flow_run": None})
-    found = json.loads(text)
-    assert set(found) == {"event", "text", "name", "state", "message", "url", "occurred"}
-    assert found["name"] == 'a "b"'
+    message = json.loads(text)
+    assert set(message) == {"event", "text", "name", "state", "message", "url", "occurred"}
+    assert message["name"] == 'a "b"'
     if payload is RUN_PAYLOAD:
-        assert found["message"] == labels["prefect.state-message"]
+        assert message["message"] == labels["prefect.state-message"]
 
 
 class Hook:
@@ -161,7 +161,7 @@ class Live:
         return self.starling("deploy", "--config", self.config, *words, **options)
 
     def automations(self):
-        return {one["name"]: one for one in get_json(f"{self.api}/automations/filter", {})}
+        return {automation["name"]: automation for automation in get_json(f"{self.api}/automations/filter", {})}
 
     def make_run(self, name, state="RUNNING", tags=(TAG,)):
         flow = get_json(f"{self.api}/flows/", {"name": "pretended"})["id"]
@@ -169,8 +169,8 @@ class Live:
         return get_json(f"{self.api}/flow_runs/", body)["id"]
 
     def state(self, run):
-        found = get_json(f"{self.api}/flow_runs/{run}")["state"]
-        return found["type"], found["message"]
+        state = get_json(f"{self.api}/flow_runs/{run}")["state"]
+        return state["type"], state["message"]
 
     def set_state(self, run, kind, **more):
         return get_json(f"{self.api}/flow_runs/{run}/set_state", {"state": {"type": kind, **more}})
@@ -195,7 +195,7 @@ def live(tmp_path_factory):
 @pytest.mark.timeout(300)
 def test_second_deployment_changes_nothing_and_keeps_paused_automations(live):
     first = live.deploy("--json", STARLING_NOTIFY_URL=live.hook.url)
-    made = {one["deployment"]: one["id"] for one in json.loads(first.stdout.splitlines()[-1])["deployments"]}
+    made = {entry["deployment"]: entry["id"] for entry in json.loads(first.stdout.splitlines()[-1])["deployments"]}
     assert list(made) == [f"{item.flow}/tiny" for item in SCHEDULED]
     before = live.automations()
     assert len(before) == 4
@@ -207,10 +207,12 @@ def test_second_deployment_changes_nothing_and_keeps_paused_automations(live):
     url = f"{live.api}/deployments/{nightly['id']}/schedules/{schedule['id']}"
     subprocess.run(["curl", "-sf", *patch, url], check=True, timeout=240)
     again = live.deploy("--json")  # without the address, the existing one is kept
-    assert {one["deployment"]: one["id"] for one in json.loads(again.stdout.splitlines()[-1])["deployments"]} == made
+    assert {
+        entry["deployment"]: entry["id"] for entry in json.loads(again.stdout.splitlines()[-1])["deployments"]
+    } == made
     after = live.automations()
-    assert {name: (one["id"], one["updated"]) for name, one in after.items()} == {
-        name: (one["id"], one["updated"]) for name, one in before.items()
+    assert {name: (automation["id"], automation["updated"]) for name, automation in after.items()} == {
+        name: (automation["id"], automation["updated"]) for name, automation in before.items()
     }
     (schedule,) = get_json(f"{live.api}/deployments/{nightly['id']}")["schedules"]
     assert not schedule["active"]
@@ -273,9 +275,11 @@ def test_container_pools_are_created_and_keep_their_type(live):
         pool = get_json(f"{live.api}/work_pools/on-{kind}")
         assert pool["type"] == kind
         assert "image" in pool["base_job_template"]["variables"]["properties"]
-        found = get_json(f"{live.api}/deployments/filter", {"work_pools": {"name": {"any_": [f"on-{kind}"]}}})
-        assert {one["job_variables"]["image"] for one in found} == {"registry.example.com/starling:1"}
-        assert all("set_working_directory" in json.dumps(one["pull_steps"]) for one in found)
+        deployments = get_json(f"{live.api}/deployments/filter", {"work_pools": {"name": {"any_": [f"on-{kind}"]}}})
+        assert {deployment["job_variables"]["image"] for deployment in deployments} == {
+            "registry.example.com/starling:1"
+        }
+        assert all("set_working_directory" in json.dumps(deployment["pull_steps"]) for deployment in deployments)
     refused = live.deploy("--pool", "on-docker", check=False)
     assert refused.returncode == 1
     assert "has the type docker, not process" in refused.stderr
@@ -299,15 +303,15 @@ def test_real_run_sends_tagged_heartbeats(live):
     clean = {"PATH": "/usr/bin:/bin", **live.env, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30", "HOME": str(live.home)}
     subprocess.run([sys.executable, "-c", TAGGED_FLOW], cwd=ROOT, env=clean, check=True, timeout=240)
     body = {"filter": {"event": {"name": [HEARTBEAT]}}}
-    found = wait_until(
+    heartbeats = wait_until(
         lambda: [
-            one
-            for one in get_json(f"{live.api}/events/filter", body)["events"]
-            if any(label["prefect.resource.id"] == f"prefect.tag.{TAG}" for label in one["related"])
+            event
+            for event in get_json(f"{live.api}/events/filter", body)["events"]
+            if any(label["prefect.resource.id"] == f"prefect.tag.{TAG}" for label in event["related"])
         ],
         30,
     )
-    assert found[0]["resource"]["prefect.resource.id"].startswith("prefect.flow-run.")
+    assert heartbeats[0]["resource"]["prefect.resource.id"].startswith("prefect.flow-run.")
 
 
 @pytest.mark.slow

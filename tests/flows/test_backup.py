@@ -285,8 +285,8 @@ def test_only_locations_below_the_data_folder_are_moved(tmp_path):
         made.executemany("INSERT INTO experiments VALUES (?)", [(place,) for place in places])
     move_artifacts(path, "file:///a_b", "file:///new")
     with closing(sqlite3.connect(path)) as made:
-        found = [row[0] for row in made.execute("SELECT artifact_location FROM experiments")]
-    assert found == ["file:///new", "file:///new/1", "file:///axb/1", "file:///a_bc", "s3://bucket/x", None]
+        locations = [row[0] for row in made.execute("SELECT artifact_location FROM experiments")]
+    assert locations == ["file:///new", "file:///new/1", "file:///axb/1", "file:///a_bc", "s3://bucket/x", None]
 
 
 @pytest.mark.slow

@@ -87,15 +87,15 @@ def test_corpus_inspect_counts_good_utterances_and_reasons_of_bad_ones(tmp_path,
     path = small_corpus(tmp_path / "corpus")
     (tmp_path / "corpus" / "audio" / "s0-0.wav").write_bytes(b"noise")
     (tmp_path / "corpus" / "audio" / "s0-1.wav").unlink()
-    found = json.loads(invoke("corpus", "inspect", path, "--json").stdout)
-    assert (found["kind"], found["read"], found["written"], found["quarantined"]) == ("table", 12, 10, 2)
-    assert found["reasons"] == {"unreadable": 1, "missing-audio": 1}
-    assert (found["speakers"], found["sample_rates"], found["words"]) == (4, {"16000": 10}, 30)
-    assert found["longest_seconds"] == 0.5
+    report = json.loads(invoke("corpus", "inspect", path, "--json").stdout)
+    assert (report["kind"], report["read"], report["written"], report["quarantined"]) == ("table", 12, 10, 2)
+    assert report["reasons"] == {"unreadable": 1, "missing-audio": 1}
+    assert (report["speakers"], report["sample_rates"], report["words"]) == (4, {"16000": 10}, 30)
+    assert report["longest_seconds"] == 0.5
     shown = invoke("corpus", "inspect", tmp_path / "corpus").stdout
     assert "layout table; 10 of 12 utterances can be used" in shown.replace("\n", "")
     assert re.search(r"unreadable +│ +1 +│ s0-0", shown)
-    assert found["examples"]["missing-audio"].startswith("s0-1: ")
+    assert report["examples"]["missing-audio"].startswith("s0-1: ")
     assert "The corpus has no sets" in shown
     assert json.loads(invoke("corpus", "inspect", path, "--limit", 3, "--json").stdout)["written"] <= 3
 
@@ -124,9 +124,9 @@ def test_score_compares_two_trn_files(tmp_path):
     ref, hyp = tmp_path / "ref.trn", tmp_path / "system.trn"
     ref.write_text("the cat sat (a-1)\nyes (b-1)\n")
     hyp.write_text("the cat sat down (a-1)\nno (b-1)\n")
-    found = json.loads(invoke("score", ref, hyp, "--json").stdout)["sets"]["system"]
-    assert (found["sub"], found["ins"], found["del"], found["words"]) == (1, 1, 0, 4)
-    assert found["wer"] == 0.5
+    scores = json.loads(invoke("score", ref, hyp, "--json").stdout)["sets"]["system"]
+    assert (scores["sub"], scores["ins"], scores["del"], scores["words"]) == (1, 1, 0, 4)
+    assert scores["wer"] == 0.5
     shown = invoke("score", ref, hyp).stdout
     assert "50.00 %" in shown
     assert "speakers: unknown, so there are no intervals over speakers" in shown
@@ -141,16 +141,16 @@ def test_score_counts_and_compares_like_nist(tmp_path, wide):
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    ref, one, two = (tmp_path / name for name in list(files)[:3])
+    ref, first, second = (tmp_path / name for name in list(files)[:3])
     options = ["-D", "-F", "--split-hyphens", "--glm", tmp_path / "rules.glm"]
-    found = json.loads(invoke("score", ref, one, *options, "--json").stdout)
-    assert found["sets"]["one"]["words"] == 7
-    assert (found["sets"]["one"]["sub"], found["sets"]["one"]["del"], found["sets"]["one"]["ins"]) == (0, 1, 0)
-    assert found["labels"]["one"]["Switchboard"]["errors"] == 1
-    assert "'sw b' that" in invoke("score", ref, one, "--compare", two, code=1).stderr
-    shown = invoke("score", ref, one, "--compare", two, "--extra", "ignore", *options)
+    report = json.loads(invoke("score", ref, first, *options, "--json").stdout)
+    assert report["sets"]["one"]["words"] == 7
+    assert (report["sets"]["one"]["sub"], report["sets"]["one"]["del"], report["sets"]["one"]["ins"]) == (0, 1, 0)
+    assert report["labels"]["one"]["Switchboard"]["errors"] == 1
+    assert "'sw b' that" in invoke("score", ref, first, "--compare", second, code=1).stderr
+    shown = invoke("score", ref, first, "--compare", second, "--extra", "ignore", *options)
     assert "1 without a reference: sw b" in shown.stderr
-    both = invoke("score", ref, one, "--compare", two, "--extra", "insert", *options, "--json")
+    both = invoke("score", ref, first, "--compare", second, "--extra", "insert", *options, "--json")
     assert json.loads(both.stdout)["sets"]["two"]["ins"] == 1
     assert json.loads(both.stdout)["comparison"]["segments"] == 2
     assert "Switchboard" in shown.stdout
@@ -161,8 +161,8 @@ def test_score_reads_files_of_any_name_with_marks_as_words(tmp_path):
     (tmp_path / "ref.out").write_text("u-1 { a / b }\n")
     (tmp_path / "hyp.out").write_text("u-1 { a / c }\n")
     files = [tmp_path / "ref.out", tmp_path / "hyp.out"]
-    found = json.loads(invoke("score", *files, "--format", "kaldi", "--words", "--json").stdout)
-    assert (found["sets"]["hyp"]["words"], found["sets"]["hyp"]["sub"]) == (5, 1)
+    scores = json.loads(invoke("score", *files, "--format", "kaldi", "--words", "--json").stdout)
+    assert (scores["sets"]["hyp"]["words"], scores["sets"]["hyp"]["sub"]) == (5, 1)
 
 
 def test_score_keeps_systems_of_the_same_name_apart(tmp_path):
@@ -171,39 +171,39 @@ def test_score_keeps_systems_of_the_same_name_apart(tmp_path):
     for hyp in hyps:
         hyp.parent.mkdir()
         hyp.write_text("f A 0.5 0.5 yes\n")
-    found, _ = score_files(ref, *hyps, ScoringRules(), PairingRules())
-    assert list(found["sets"]) == ["hyp", str(hyps[1])]
+    scores, _ = score_files(ref, *hyps, ScoringRules(), PairingRules())
+    assert list(scores["sets"]) == ["hyp", str(hyps[1])]
     # both lack the same channel, and no label has a title
-    assert found["missing"] == ["f b"]
-    assert {name: counts["ref_words"] for name, counts in found["labels"]["hyp"].items()} == {"sw": 2, "ch": 1}
+    assert scores["missing"] == ["f b"]
+    assert {name: counts["ref_words"] for name, counts in scores["labels"]["hyp"].items()} == {"sw": 2, "ch": 1}
 
 
 @pytest.mark.parametrize(("option", "errors"), [("-D", (1, 0)), ("-F", (0, 1)), ("--optional", (1, 0))])
 def test_score_takes_optional_words_and_fragments_apart(tmp_path, option, errors):
     (tmp_path / "ref.out").write_text("u-1 (uh) cat\n")
     (tmp_path / "hyp.out").write_text("u-1 ca-\n")
-    found = invoke("score", tmp_path / "ref.out", tmp_path / "hyp.out", "--format", "kaldi", option, "--json")
-    scores = json.loads(found.stdout)["sets"]["hyp"]
+    result = invoke("score", tmp_path / "ref.out", tmp_path / "hyp.out", "--format", "kaldi", option, "--json")
+    scores = json.loads(result.stdout)["sets"]["hyp"]
     assert (scores["sub"], scores["del"]) == errors
 
 
 def test_score_text_report_is_that_of_the_first_system(tmp_path):
     for name, text in (("ref", "the cat"), ("one", "the hat"), ("two", "a bat")):
         (tmp_path / f"{name}.trn").write_text(f"{text} (a-1)\n")
-    ref, one, two = (tmp_path / f"{name}.trn" for name in ("ref", "one", "two"))
+    ref, first, second = (tmp_path / f"{name}.trn" for name in ("ref", "one", "two"))
     given = ScoringRules(), PairingRules()
-    assert score_files(ref, one, two, *given)[1] == score_files(ref, one, None, *given)[1]
-    assert score_files(ref, one, two, *given)[1] != score_files(ref, two, None, *given)[1]
+    assert score_files(ref, first, second, *given)[1] == score_files(ref, first, None, *given)[1]
+    assert score_files(ref, first, second, *given)[1] != score_files(ref, second, None, *given)[1]
 
 
 def test_score_counts_missing_utterances_if_allowed(tmp_path):
     (tmp_path / "text").write_text("a-1 x y\nb-1 z\n")
     (tmp_path / "hyp.jsonl").write_text('{"id": "a-1", "pred_text": "X y"}\n')
     files = [tmp_path / "text", tmp_path / "hyp.jsonl"]
-    found = invoke("score", *files, "--missing", "delete", "--json")
-    assert json.loads(found.stdout)["missing"] == ["b-1"]
-    assert json.loads(found.stdout)["sets"]["hyp"]["del"] == 1
-    assert "1 without a hypothesis: b-1" in found.stderr
+    result = invoke("score", *files, "--missing", "delete", "--json")
+    assert json.loads(result.stdout)["missing"] == ["b-1"]
+    assert json.loads(result.stdout)["sets"]["hyp"]["del"] == 1
+    assert "1 without a hypothesis: b-1" in result.stderr
     strict = invoke("score", *files, "--missing", "delete", "-s", "--json")
     assert json.loads(strict.stdout)["sets"]["hyp"]["sub"] == 1
     assert "is not a format" in invoke("score", *files, "--format", "xml", code=1).stderr
@@ -253,10 +253,10 @@ def test_run_prints_json_on_stdout_and_tables_on_stderr(tmp_path, home):
     path = write_config(tmp_path / "c.yaml", tiny_document())
     result = invoke("run", path, "--until", "features", "--no-prefect", "--json")
     assert len(result.stdout.splitlines()) == 1
-    found = json.loads(result.stdout)
-    assert [stage["name"] for stage in found["stages"]] == ["prepare", "shard", "features"]
-    assert found["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
-    assert found["model_uri"] is None
+    summary = json.loads(result.stdout)
+    assert [stage["name"] for stage in summary["stages"]] == ["prepare", "shard", "features"]
+    assert summary["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
+    assert summary["model_uri"] is None
     assert "prepare" in result.stderr
     line = r"^shard: 0 quarantined, 40 read, \d+ shards, 40 written \(\d+\.\d s\)$"
     assert re.search(line, result.stderr, re.MULTILINE)
@@ -274,8 +274,8 @@ def test_transcribe_reads_files_and_folders_and_reports_bad_ones(finished, tmp_p
     bad.write_bytes(b"no audio")
     bundle = tmp_path / "bundle"
     shutil.copytree(finished.result("train").store.local_path("model/bundle.json").parent, bundle)
-    found = json.loads(invoke("transcribe", good, "--model", bundle, "--json").stdout)
-    assert [(entry["file"], entry["seconds"], entry["error"]) for entry in found["files"]] == [(str(good), 1.0, "")]
+    printed = json.loads(invoke("transcribe", good, "--model", bundle, "--json").stdout)
+    assert [(entry["file"], entry["seconds"], entry["error"]) for entry in printed["files"]] == [(str(good), 1.0, "")]
     result = invoke("transcribe", tmp_path / "audio", "--model", bundle, "--json", code=1)
     errors = {Path(entry["file"]).name: bool(entry["error"]) for entry in json.loads(result.stdout)["files"]}
     assert errors == {"good.flac": False, "bad.wav": True}
@@ -296,8 +296,8 @@ def test_unregistered_model_is_an_error_with_a_remedy(finished, tmp_path, wide):
 
 def test_registered_models_are_named():
     assert _remedy(["tiny"], "") == "it has the model 'tiny': give tiny"
-    found = _remedy(["a", "b"], "--model")
-    assert found == "it has the models 'a', 'b': give one of them, such as --model a"
+    remedy = _remedy(["a", "b"], "--model")
+    assert remedy == "it has the models 'a', 'b': give one of them, such as --model a"
 
 
 def test_where_no_model_is_registered_a_run_is_the_remedy(home, tmp_path, wide):
@@ -306,13 +306,13 @@ def test_where_no_model_is_registered_a_run_is_the_remedy(home, tmp_path, wide):
 
 
 def test_doctor_reports_each_problem_with_a_remedy(home):
-    found = json.loads(invoke("doctor", "--json").stdout)
-    assert found["healthy"] is True
-    checks = {entry["check"]: entry for entry in found["checks"]}
+    report = json.loads(invoke("doctor", "--json").stdout)
+    assert report["healthy"] is True
+    checks = {entry["check"]: entry for entry in report["checks"]}
     assert {"python", "packages", "torchaudio", "soundfile", "espeak-ng", "gpu", "data folder", "object store"} <= set(
         checks
     )
-    assert all(entry["remedy"] for entry in found["checks"] if entry["state"] != "ok")
+    assert all(entry["remedy"] for entry in report["checks"] if entry["state"] != "ok")
 
 
 def test_doctor_continues_after_a_failing_check(home, monkeypatch):
@@ -322,10 +322,10 @@ def test_doctor_continues_after_a_failing_check(home, monkeypatch):
         raise ImportError("no such library")
 
     monkeypatch.setattr(doctor, "CHECKS", (check_broken, doctor.check_python))
-    found = json.loads(invoke("doctor", "--json", code=1).stdout)
-    assert found["healthy"] is False
-    assert [entry["state"] for entry in found["checks"]] == ["error", "ok"]
-    assert "no such library" in found["checks"][0]["found"]
+    report = json.loads(invoke("doctor", "--json", code=1).stdout)
+    assert report["healthy"] is False
+    assert [entry["state"] for entry in report["checks"]] == ["error", "ok"]
+    assert "no such library" in report["checks"][0]["found"]
 
 
 @pytest.mark.real_interpreter
@@ -343,6 +343,6 @@ def test_corpus_download_names_known_corpora_and_parts(tmp_path):
 def test_corpus_download_skips_complete_corpora(tmp_path):
     (tmp_path / "fsdd").mkdir()
     (tmp_path / "fsdd" / ".v1.0.8.completed").write_text("{}")
-    found = json.loads(invoke("corpus", "download", "fsdd", "--to", tmp_path, "--json").stdout)
-    assert (found["kind"], found["parts"]["v1.0.8"]["present"]) == ("fsdd", True)
+    downloaded = json.loads(invoke("corpus", "download", "fsdd", "--to", tmp_path, "--json").stdout)
+    assert (downloaded["kind"], downloaded["parts"]["v1.0.8"]["present"]) == ("fsdd", True)
     assert "already there" in invoke("corpus", "download", "fsdd", "--to", tmp_path).stdout

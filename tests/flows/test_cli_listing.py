@@ -17,18 +17,18 @@ def test_registered_model_is_listed_with_aliases_and_error_rate(finished):
     assert "tiny" in shown
     assert "@challenger @champion" in shown
     assert "test " in shown
-    (found,) = json.loads(invoke("models", "tiny", "--json").stdout)["versions"]
-    assert (found["model"], found["version"], found["aliases"]) == ("tiny", "1", ["challenger", "champion"])
-    assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
+    (version,) = json.loads(invoke("models", "tiny", "--json").stdout)["versions"]
+    assert (version["model"], version["version"], version["aliases"]) == ("tiny", "1", ["challenger", "champion"])
+    assert version["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
     assert "the registry has no model 'tini'; it has: tiny" in invoke("models", "tini", code=1).stderr
 
 
 def test_run_is_listed_with_error_rate_and_outcome(finished):
-    (found,) = json.loads(invoke("runs", "--json").stdout)["runs"]
-    assert (found["name"], found["experiment"], found["status"]) == ("tiny-run", "tiny", "finished")
-    assert found["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
-    assert found["decision"] == "became champion: there was none before"
-    assert 0 <= found["training_seconds"] <= finished.result("train").record["result"]["elapsed"]
+    (run,) = json.loads(invoke("runs", "--json").stdout)["runs"]
+    assert (run["name"], run["experiment"], run["status"]) == ("tiny-run", "tiny", "finished")
+    assert run["wer"] == {"test": pytest.approx(finished.result("score").record["sets"]["test"]["wer"])}
+    assert run["decision"] == "became champion: there was none before"
+    assert 0 <= run["training_seconds"] <= finished.result("train").record["result"]["elapsed"]
     shown = invoke("runs", "tiny", "-n", 5).stdout
     assert "tiny-run" in shown
     assert "became champion: there was none before" in shown

@@ -49,11 +49,11 @@ def node(monkeypatch):
 
 def test_key_is_created_once_readable_by_its_owner_only(tmp_path):
     path = tmp_path / "keys" / "ring.key"
-    found = json.loads(invoke("key", path, "--json").stdout)
+    printed = json.loads(invoke("key", path, "--json").stdout)
     made = RingKey.load(path)
-    assert found == {"file": str(path), "public": made.public.decode()}
+    assert printed == {"file": str(path), "public": made.public.decode()}
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert made.secret.decode() not in json.dumps(found)
+    assert made.secret.decode() not in json.dumps(printed)
     refused = invoke("key", path, code=1)
     assert str(path) in refused.stderr
     assert RingKey.load(path) == made

@@ -121,10 +121,10 @@ def test_deploy_options_select_flows_and_pools(recorder, prefect, config):
     calls = recorder("flows.cli.deploy.deploy_all", deployed)
     words = ["--pool", "p", "--pool-type", "docker", "--image", "i:1", "--timezone", "Asia/Tokyo"]
     words += ["--watch", "s3://a", "--watch", "s3://b", "--notify-url", "-", "--set", "seed=2", "--json"]
-    found = invoke("deploy", "--config", config, *words, stdin="https://hook\n").stdout
+    printed = invoke("deploy", "--config", config, *words, stdin="https://hook\n").stdout
     options = Options(WorkPool("p", "docker", "i:1"), "Asia/Tokyo", ("s3://a", "s3://b"))
     assert calls == [([config], ["seed=2"], options, "https://hook")]
-    assert json.loads(found) == {"deployments": deployed}
+    assert json.loads(printed) == {"deployments": deployed}
     assert len(prefect) == 1
     assert "on demand" in invoke("deploy", "--config", config).stdout
     assert calls[1] == ([config], [], Options(), "")
@@ -145,7 +145,11 @@ def test_deploy_registers_each_configuration_and_its_automations(recorder, confi
         ("other", 3, Options()),
     ]
     (configs, deployed, url) = applied[0]
-    assert ([one.name for one in configs], deployed, url) == (["tiny", "other"], [{"id": 1}] * 2, "https://hook")
+    assert ([config_given.name for config_given in configs], deployed, url) == (
+        ["tiny", "other"],
+        [{"id": 1}] * 2,
+        "https://hook",
+    )
     assert deploy.deploy_all(None) == []
     assert "name a configuration with --config" in invoke("deploy", code=1).stderr
     (tmp_path / "configs").mkdir()
@@ -173,8 +177,10 @@ def test_backup_and_restore_options_name_the_folders(recorder, home, tmp_path, m
     shown = invoke("backup", "--to", "u").stdout
     assert shown == "written: u/1\nmade today, 2 artifacts, 3.0 MiB\n"
     assert invoke("restore", "--from", "u").stdout.startswith("restored: u/1\n")
-    found = json.loads(invoke("restore", "--from", "u/1", "--force", "--folder", tmp_path / "other", "--json").stdout)
-    assert (found["backup"], found["artifacts"], found["bytes"]) == ("u/1", 2, 3 * 2**20)
+    restoration = json.loads(
+        invoke("restore", "--from", "u/1", "--force", "--folder", tmp_path / "other", "--json").stdout
+    )
+    assert (restoration["backup"], restoration["artifacts"], restoration["bytes"]) == ("u/1", 2, 3 * 2**20)
     assert [given[0] for given in written] == ["u"]
     assert [given[:2] for given in restored] == [("u", False), ("u/1", True)]
     from tasks.config.home import home as data_folder
@@ -196,7 +202,7 @@ def test_top_options_select_the_training(recorder, monkeypatch, tmp_path):
             self.closed += 1
 
     watched, polls = Watched(), [True, True, False, True]
-    found = recorder("tasks.tracking.training_lookup.find_training", watched)
+    lookups = recorder("tasks.tracking.training_lookup.find_training", watched)
     monkeypatch.setattr("flows.cli.live_table.picture", lambda _: {"name": "x"})
     slept = recorder("flows.cli.top.time.sleep")
     monkeypatch.setenv("STARLING_RING_KEY_FILE", str(tmp_path / "env.key"))
@@ -208,7 +214,7 @@ def test_top_options_select_the_training(recorder, monkeypatch, tmp_path):
     assert json.loads(invoke("top", "h:1", "--key-file", tmp_path / "own.key", "--once", "--json").stdout)["running"]
     polls += [False]
     invoke("top", "tiny", "--json")
-    assert found == [("h:1", tmp_path / "env.key"), ("h:1", tmp_path / "own.key"), ("tiny", None)]
+    assert lookups == [("h:1", tmp_path / "env.key"), ("h:1", tmp_path / "own.key"), ("tiny", None)]
     assert watched.closed == 3
 
 
@@ -217,12 +223,12 @@ def test_gc_options_define_garbage(recorder, tmp_path):
 
     garbage = [Garbage("train/x", 5000, "left over"), Garbage("train/y", 100, "left over")]
     plan = GarbagePlan(garbage, {"train/z": "it is used"})
-    found = recorder("tasks.stages.housekeeping.find_garbage", plan)
+    calls = recorder("tasks.stages.housekeeping.find_garbage", plan)
     deleted = recorder("tasks.stages.housekeeping.delete_garbage", garbage[:1])
     assert "5.1 kB could be freed; nothing was deleted" in invoke("storage", "gc", "--url", tmp_path).stdout
     words = ["--min-age", 0.5, "--unregistered", "--delete"]
     assert "5.0 kB freed; 1 outputs stay" in invoke("storage", "gc", "--url", tmp_path, *words).stdout
-    assert [given[1:] for given in found] == [(72 * 3600.0, False), (1800.0, True)]
+    assert [given[1:] for given in calls] == [(72 * 3600.0, False), (1800.0, True)]
     assert [given[1] for given in deleted] == [garbage]
 
 
@@ -250,15 +256,15 @@ def test_plan_options_define_the_cluster(recorder, config, monkeypatch):
     plain = asked("--parameters", 7, "--step-s", 0.5)
     assert (plain["data_hours"], plain["batch_seconds"], plain["nodes"], plain["slow"]) == (100.0, 160.0, 1, ())
     measured = recorder("flows.cli.step_time.measure", Step(8, 0.25, "noise", 3, 4.0, 1.5))
-    found = asked(config, "--measure", "--batch-seconds", 20, "--set", "seed=5")
+    request = asked(config, "--measure", "--batch-seconds", 20, "--set", "seed=5")
     assert (measured[0][0].seed, measured[0][1]) == (5, 20.0)
     names = ("parameters", "step_s", "layers", "border_mb", "data_hours")
-    assert [found[name] for name in names] == [8, 0.25, 3, 4.0, 1.5]
-    found = asked(config, "--measure", "--layers", 9, "--border-mb", 5, "--data-hours", 2)
-    assert [found[name] for name in names] == [8, 0.25, 9, 5.0, 2.0]
+    assert [request[name] for name in names] == [8, 0.25, 3, 4.0, 1.5]
+    request = asked(config, "--measure", "--layers", 9, "--border-mb", 5, "--data-hours", 2)
+    assert [request[name] for name in names] == [8, 0.25, 9, 5.0, 2.0]
     # a learner's share of the configured batch, unless --batch-seconds says otherwise
     sets = ("batch_seconds=60", "strategy.kind=h-adpsgd", "nodes=2", "learners_per_node=3")
-    shares = [word for one in sets for word in ("--set", f"train.{one}")]
+    shares = [word for setting in sets for word in ("--set", f"train.{setting}")]
     assert asked(config, "--measure", *shares)["batch_seconds"] == 10.0
     assert measured[-1][1] == 10.0
     assert asked(config, "--measure", *shares, "--batch-seconds", 20)["batch_seconds"] == 20.0
@@ -298,9 +304,9 @@ def test_corpus_description_has_counts_and_durations():
         utterance(2.0, 8000, "y", "train", "b c"),
         utterance(3.0, 16000, "x", None),
     ]
-    found = describe("table", good, Counter({"unreadable": 2, "too-long": 3}))
-    sets = found.pop("sets")
-    assert found == {
+    described = describe("table", good, Counter({"unreadable": 2, "too-long": 3}))
+    sets = described.pop("sets")
+    assert described == {
         "kind": "table",
         "read": 8,
         "written": 3,

@@ -20,9 +20,9 @@ def invoke(*words, code=0):
 
 
 def test_champion_is_named_and_listed(finished, tmp_path):
-    found = json.loads(invoke("promote", "tiny", "--json").stdout)
-    assert (found["model"], found["version"], found["promoted"]) == ("tiny", "1", True)
-    assert found["reason"] == "it is already the champion"
+    outcome = json.loads(invoke("promote", "tiny", "--json").stdout)
+    assert (outcome["model"], outcome["version"], outcome["promoted"]) == ("tiny", "1", True)
+    assert outcome["reason"] == "it is already the champion"
     config = write_config(tmp_path / "c.yaml", tiny_document())
     assert "tiny version 1: champion" in invoke("promote", "--config", config, "--no-prefect").stdout
     listed = json.loads(invoke("rollback", "tiny", "--list", "--json").stdout)
@@ -32,12 +32,12 @@ def test_champion_is_named_and_listed(finished, tmp_path):
 
 def test_options_reach_the_promotion_and_the_rollback(monkeypatch):
     asked = []
-    found = {"model": "tiny", "version": "2", "promoted": False, "reason": "it is worse"}
-    monkeypatch.setattr(promote, "_promote", lambda *given: asked.append(given) or found)
+    outcome = {"model": "tiny", "version": "2", "promoted": False, "reason": "it is worse"}
+    monkeypatch.setattr(promote, "_promote", lambda *given: asked.append(given) or outcome)
     monkeypatch.setattr(promote, "_rollback", lambda *given: asked.append(given) or {"champion": "1", "replaced": "2"})
     assert invoke("promote", "tiny").stdout == "tiny version 2: not promoted\n  it is worse\n"
     options = ("--version", 2, "--new-tests", "--force", "--reason", "why", "--no-prefect", "--json")
-    assert json.loads(invoke("promote", "tiny", *options).stdout) == found
+    assert json.loads(invoke("promote", "tiny", *options).stdout) == outcome
     assert invoke("rollback", "tiny").stdout.strip() == "tiny: version 1 is champion again, not 2"
     options = ("--to", 1, "--reason", "why", "--no-prefect", "--json")
     assert json.loads(invoke("rollback", "tiny", *options).stdout)["champion"] == "1"

@@ -85,8 +85,8 @@ def test_rollback_names_the_restored_champion(recorder, no_server):
     shown = invoke("rollback", "m", "--to", "2", "--reason", "numbers").stdout
     assert calls == [("m", "2", "numbers")]
     assert shown == "m: version 2 is champion again, not 5\n"
-    found = json.loads(invoke("rollback", "m", "--json").stdout)
-    assert found == {"name": "m", "champion": "2", "replaced": "5", "reason": "numbers are misheard"}
+    moved = json.loads(invoke("rollback", "m", "--json").stdout)
+    assert moved == {"name": "m", "champion": "2", "replaced": "5", "reason": "numbers are misheard"}
 
 
 def test_history_shows_why_a_version_was_rolled_back(recorder, no_server, monkeypatch):

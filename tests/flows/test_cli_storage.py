@@ -74,9 +74,9 @@ def test_gc_deletes_only_on_request(store):
     assert run_json("gc")["garbage"] == []  # it is young
     make_old(store)
     before = store.list()
-    found = run_json("gc")
-    assert [entry["name"] for entry in found["garbage"]] == [f"train/{'f' * 16}"]
-    assert (found["bytes"], found["deleted"]) == (5000, [])
+    report = run_json("gc")
+    assert [entry["name"] for entry in report["garbage"]] == [f"train/{'f' * 16}"]
+    assert (report["bytes"], report["deleted"]) == (5000, [])
     assert "nothing was deleted" in run("gc")
     assert store.list() == before
     assert run_json("gc", "--delete")["deleted"] == [f"train/{'f' * 16}"]
@@ -95,9 +95,9 @@ def test_gc_keeps_outputs_of_running_stages(store):
 
 
 @contextmanager
-def models(monkeypatch, found):
+def models(monkeypatch, registered):
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.stages.housekeeping.registered_outputs", lambda: found)
+        patch.setattr("tasks.stages.housekeeping.registered_outputs", lambda: registered)
         yield
 
 

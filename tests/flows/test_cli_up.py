@@ -96,17 +96,17 @@ def test_up_runs_until_a_signal_and_shuts_down_in_order(recorder, home, monkeypa
     monkeypatch.setenv("STARLING_NOTIFY_URL", "https://hooks.example.com/x")
     workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
     monkeypatch.setattr(
-        "flows.servers.local_runs.end_runs", lambda workers, _: done.append([one.name for one in workers])
+        "flows.servers.local_runs.end_runs", lambda workers, _: done.append([worker.name for worker in workers])
     )
     monkeypatch.setattr("flows.servers.prefect_api.send_the_rest", lambda _: done.append("send"))
     monkeypatch.setattr(services, "end_orphans", lambda keep, _: done.append(("orphans", keep)))
     monkeypatch.setattr(serve, "end_now", lambda: done.append("end"))
     for name in {"PREFECT_API_URL", "MLFLOW_TRACKING_URI", *services.prefect_environment()} - {"STARLING_HOME"}:
         monkeypatch.setenv(name, "")  # taken back at the end
-    found = json.loads(invoke("up", "--profile", profile, "--prefect-port", 1, "--mlflow-port", 2, "--json").stdout)
+    printed = json.loads(invoke("up", "--profile", profile, "--prefect-port", 1, "--mlflow-port", 2, "--json").stdout)
     ports = (1, 2) if profile == "small" else (0, 0)
-    assert found["urls"] == {"prefect": f"http://prefect:{ports[0]}", "mlflow": f"http://mlflow:{ports[1]}"}
-    assert os.environ["PREFECT_API_URL"] == f"{found['urls']['prefect']}/api"
+    assert printed["urls"] == {"prefect": f"http://prefect:{ports[0]}", "mlflow": f"http://mlflow:{ports[1]}"}
+    assert os.environ["PREFECT_API_URL"] == f"{printed['urls']['prefect']}/api"
     assert workers == [(["train/x"], None)]
     assert deployed == [(None, {"notify_url": "https://hooks.example.com/x"})]
     assert done[:4] == ["adopt", "wait", "check", True]
@@ -138,8 +138,8 @@ def test_up_prints_the_servers_addresses(capsys):
         {"deployment": "train/x", "schedule": ""},
     ]
     serve._announce(note | {"environment": {}}, deployed, True)
-    found = json.loads(capsys.readouterr().out)
-    assert found == {
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {
         "urls": {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3")},
         "deployments": deployed,
         "secrets": "/secrets",

@@ -110,8 +110,8 @@ def test_any_file_completes(words, folder):
     hints = typing.get_type_hints(ALL[words].callback)
     for parameter in ALL[words].params:
         if "Path" in str(hints.get(parameter.name)):
-            found = parameter.shell_complete(typer.Context(ALL[words]), "mi")
-            assert "mine.yaml" in [item.value for item in found], f"{parameter.name} completes no file"
+            items = parameter.shell_complete(typer.Context(ALL[words]), "mi")
+            assert "mine.yaml" in [item.value for item in items], f"{parameter.name} completes no file"
 
 
 def test_shell_receives_the_completions(folder):
@@ -163,6 +163,10 @@ NUMBERS = {
 
 
 def test_numbers_of_commands_have_these_defaults_and_flags_are_off():
-    given = {f"{' '.join(words)} {one.name}": one.default for words, command in ALL.items() for one in command.params}
+    given = {
+        f"{' '.join(words)} {parameter.name}": parameter.default
+        for words, command in ALL.items()
+        for parameter in command.params
+    }
     assert {name: value for name, value in given.items() if type(value) in (int, float)} == NUMBERS
     assert [name for name, value in given.items() if value is True] == []

@@ -21,10 +21,10 @@ def test_configuration_is_shown_with_its_origins(config, home):
     assert "  # --set\n" in shown
     assert "  # c.yaml:1\n" in shown
     assert f"# data folder: {home}\n" in shown
-    found = json.loads(invoke("config", "show", config, "--json").stdout)
-    assert found["config"]["train"]["epochs"] == 2
-    assert (found["origins"]["train.epochs"], found["origins"]["train.average"]) == ("c.yaml:1", "default")
-    assert found["places"]["object store"] == str(home / "objects")
+    document = json.loads(invoke("config", "show", config, "--json").stdout)
+    assert document["config"]["train"]["epochs"] == 2
+    assert (document["origins"]["train.epochs"], document["origins"]["train.average"]) == ("c.yaml:1", "default")
+    assert document["places"]["object store"] == str(home / "objects")
 
 
 def test_shown_configuration_can_be_run(config, tmp_path):
@@ -43,8 +43,8 @@ def test_check_names_every_problem_and_fails(tmp_path):
     shown = invoke("config", "check", path, code=1).stderr
     assert [line.partition("/")[0] for line in shown.splitlines()[1:]] == ["  data.sources.0: ", "  data.sources.1: "]
     assert "nowhere.csv" in shown
-    found = json.loads(invoke("config", "check", path, "--json", code=1).stdout)
-    assert (found["name"], len(found["problems"])) == ("tiny", 2)
+    report = json.loads(invoke("config", "check", path, "--json", code=1).stdout)
+    assert (report["name"], len(report["problems"])) == ("tiny", 2)
 
 
 def test_check_and_run_report_a_missing_corpus_in_the_same_words(tmp_path):

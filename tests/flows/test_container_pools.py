@@ -40,7 +40,7 @@ def test_job_templates_use_only_fields_of_prefects_workers(package, kind, made):
 def test_docker_container_is_unprivileged_with_read_only_secrets():
     template = docker_template()
     assert template["job_configuration"]["privileged"] is False
-    (secrets,) = [one for one in template["variables"]["properties"]["volumes"]["default"] if "secrets" in one]
+    (secrets,) = [volume for volume in template["variables"]["properties"]["volumes"]["default"] if "secrets" in volume]
     assert secrets.endswith(":/run/secrets:ro")
 
 

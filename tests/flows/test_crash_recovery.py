@@ -44,23 +44,26 @@ def undisturbed_run(tmp_path_factory):
 @contextmanager
 def middle(site, folder, stage, made):
     """A deployment's run in the middle of its last stage: its site, and its id."""
-    with place(site, folder, deepcopy(DOCUMENT), made=made, **SLOW[stage]) as one:
-        run = one.run(until=stage)
-        wait_until(one.is_sharding if stage == "shard" else one.is_training)
-        assert one.record(stage) is None
-        yield one, run
+    with place(site, folder, deepcopy(DOCUMENT), made=made, **SLOW[stage]) as machine:
+        run = machine.run(until=stage)
+        wait_until(machine.is_sharding if stage == "shard" else machine.is_training)
+        assert machine.record(stage) is None
+        yield machine, run
 
 
 @pytest.fixture(params=["shard", "train"])
 def running(request, site, undisturbed_run, tmp_path):
-    with middle(site, tmp_path.resolve() / request.param, request.param, undisturbed_run[0]) as found:
-        yield *found, partial(check_completed_as_undisturbed, request.param, undisturbed_run[1][request.param])
+    with middle(site, tmp_path.resolve() / request.param, request.param, undisturbed_run[0]) as machine_and_run:
+        yield (
+            *machine_and_run,
+            partial(check_completed_as_undisturbed, request.param, undisturbed_run[1][request.param]),
+        )
 
 
-def check_completed_as_undisturbed(stage, expected, one, run):
+def check_completed_as_undisturbed(stage, expected, machine, run):
     """Check that the run completes with the same outputs as an undisturbed run."""
-    assert one.ended(run, 240) == "COMPLETED", one.log()[-4000:]
-    record = one.record(stage)
+    assert machine.ended(run, 240) == "COMPLETED", machine.log()[-4000:]
+    record = machine.record(stage)
     assert record["sets"] == expected["sets"] if stage == "shard" else record["digest"] == expected["digest"]
 
 
@@ -71,37 +74,40 @@ def kill(pids):
 
 
 def test_killed_flow_crashes_and_its_retry_resumes(site, running):
-    one, run, completes = running
-    kill(one.flow_process())
+    machine, run, completes = running
+    kill(machine.flow_process())
     # the worker reports the crash, lets another process look for hooks, and reports it again: a retry that came in
     # between would be called crashed
     executed = {"filter": {"event": {"name": ["prefect.worker.executed-flow-run"]}}}
     wait_until(lambda: run in json.dumps(site.get("events/filter", executed)), every_s=1)
-    assert one.state(run) == "CRASHED"
-    wait_until(lambda: not one.trainers())
-    before = {path: path.stat().st_mtime_ns for path in one.shards()}
-    one.command("flow-run", "retry", run)
-    wait_until(lambda: one.state(run) != "CRASHED")
-    completes(one, run)
+    assert machine.state(run) == "CRASHED"
+    wait_until(lambda: not machine.trainers())
+    before = {path: path.stat().st_mtime_ns for path in machine.shards()}
+    machine.command("flow-run", "retry", run)
+    wait_until(lambda: machine.state(run) != "CRASHED")
+    completes(machine, run)
     assert before == {path: path.stat().st_mtime_ns for path in before}  # what was done is not done again
-    if one.record("train"):
-        assert [entry["kind"] for entry in one.journal() if entry["kind"] in ("start", "resume")] == ["start", "resume"]
-    runs = site.get("flow_runs/filter", {"flow_runs": {"deployment_id": {"any_": [one.deployment]}}})
-    assert [(found["id"], found["run_count"]) for found in runs] == [(run, 2)]
+    if machine.record("train"):
+        assert [entry["kind"] for entry in machine.journal() if entry["kind"] in ("start", "resume")] == [
+            "start",
+            "resume",
+        ]
+    runs = site.get("flow_runs/filter", {"flow_runs": {"deployment_id": {"any_": [machine.deployment]}}})
+    assert [(flow_run["id"], flow_run["run_count"]) for flow_run in runs] == [(run, 2)]
 
 
 def test_run_of_a_killed_worker_completes_by_itself(running):
-    one, run, completes = running
-    one.worker.process.kill()
-    one.worker.process.wait()
-    completes(one, run)
+    machine, run, completes = running
+    machine.worker.process.kill()
+    machine.worker.process.wait()
+    completes(machine, run)
 
 
 def test_run_waits_for_a_killed_server(site, running):
-    one, run, completes = running
+    machine, run, completes = running
     site.kill()
     site.start()
-    completes(one, run)
+    completes(machine, run)
 
 
 @pytest.mark.parametrize("told", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told-to-end"])
@@ -111,22 +117,22 @@ def test_run_that_died_with_its_worker_is_marked_crashed_and_resumed(site, undis
     A worker that is told to end kills its runs: Prefect 3.8 gives them no time to say so.
     """
     assert site.get("automations/", heartbeat_automation())["enabled"]
-    with middle(site, tmp_path.resolve() / "both", "train", undisturbed_run[0]) as (one, run):
+    with middle(site, tmp_path.resolve() / "both", "train", undisturbed_run[0]) as (machine, run):
         about = f"prefect.flow-run.{run}"
 
         def alive():
             """The first heartbeat arms the automation."""
-            found = site.get("events/filter", {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}})
-            return [event for event in found["events"] if event["resource"]["prefect.resource.id"] == about]
+            answer = site.get("events/filter", {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}})
+            return [event for event in answer["events"] if event["resource"]["prefect.resource.id"] == about]
 
         wait_until(alive, every_s=1)
-        one.worker.process.send_signal(told)
-        one.worker.process.wait(60)
+        machine.worker.process.send_signal(told)
+        machine.worker.process.wait(60)
         if told == signal.SIGKILL:
-            kill(one.flow_process())
-        wait_until(lambda: not one.flow_process() and not one.trainers())
-        wait_until(lambda: one.state(run) == "CRASHED", every_s=1)
-        one.start_worker()
-        one.command("flow-run", "retry", run)
-        wait_until(lambda: one.state(run) != "CRASHED")
-        check_completed_as_undisturbed("train", undisturbed_run[1]["train"], one, run)
+            kill(machine.flow_process())
+        wait_until(lambda: not machine.flow_process() and not machine.trainers())
+        wait_until(lambda: machine.state(run) == "CRASHED", every_s=1)
+        machine.start_worker()
+        machine.command("flow-run", "retry", run)
+        wait_until(lambda: machine.state(run) != "CRASHED")
+        check_completed_as_undisturbed("train", undisturbed_run[1]["train"], machine, run)

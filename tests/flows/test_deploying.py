@@ -49,7 +49,7 @@ class Server:
         return self.deployments[name]
 
     def read_automations_by_name(self, name):
-        return [one for one in self.automations if one.name == name]
+        return [automation for automation in self.automations if automation.name == name]
 
     def create_automation(self, automation):
         self.changes.append(("create", automation.name))
@@ -62,12 +62,12 @@ class Server:
 
     def update_automation(self, number, automation):
         self.changes.append(("update", automation.name, automation.enabled))
-        found = next(one for one in self.automations if one.id == number)
-        found.enabled, found.model_dump = automation.enabled, automation.model_dump
+        known = next(other for other in self.automations if other.id == number)
+        known.enabled, known.model_dump = automation.enabled, automation.model_dump
 
     def delete_automation(self, number):
         self.changes.append(("delete", number))
-        self.automations = [one for one in self.automations if one.id != number]
+        self.automations = [automation for automation in self.automations if automation.id != number]
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_every_deployment_is_registered_in_its_pool_with_its_schedule(server, co
         "id": "id of pipeline/tiny",
     }
     assert done[-1]["deployment"] == "node/tiny"
-    assert {pool: found.type for pool, found in server.pools.items()} == {"here": "process", "gpus": "process"}
+    assert {pool: work_pool.type for pool, work_pool in server.pools.items()} == {"here": "process", "gpus": "process"}
     assert server.queues == [("gpus", "nodes")]
     nightly, node = server.deployments["pipeline/tiny"], server.deployments["node/tiny"]
     assert (nightly.work_pool_name, nightly.work_queue_name) == ("here", "default")
@@ -124,7 +124,9 @@ def test_paused_schedule_stays_paused(server, config):
     deploy(config)
     server.deployments["watch/tiny"].schedules[0].active = False
     deploy(config)
-    active = {name: [one.active for one in found.schedules] for name, found in server.deployments.items()}
+    active = {
+        name: [schedule.active for schedule in deployment.schedules] for name, deployment in server.deployments.items()
+    }
     assert active["watch/tiny"] == [False]
     assert active["pipeline/tiny"] == [True]
     assert server.queues == [("gpus", "nodes")]

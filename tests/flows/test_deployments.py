@@ -43,7 +43,7 @@ def test_every_deployments_flow_accepts_its_parameters(item):
     assert flow.name == item.flow
     assert (ROOT / item.entrypoint.partition(":")[0]).is_file()
     config = parse_config(tiny_document(register={"model": "other"}))
-    (entry,) = [one for one in plan(config) if one["entrypoint"] == item.entrypoint]
+    (entry,) = [deployment for deployment in plan(config) if deployment["entrypoint"] == item.entrypoint]
     sent = json.loads(json.dumps(entry["parameters"]))
     assert flow.validate_parameters(sent)["config"] == config
 
@@ -133,13 +133,13 @@ def test_prefects_own_command_reads_the_yaml():
 
     config = load_config(ROOT / "configs" / "demo.yaml")
     text = prefect_yaml([config], Options(WorkPool("k", "kubernetes", "i:1"), "Europe/Berlin", ("s3://b/in",)))
-    found = PrefectYamlModel.model_validate(yaml.safe_load(text))
-    assert [one.entrypoint for one in found.deployments] == [item.entrypoint for item in SCHEDULED]
-    by_name = {one.entrypoint.partition(":")[2]: one for one in found.deployments}
+    model = PrefectYamlModel.model_validate(yaml.safe_load(text))
+    assert [deployment.entrypoint for deployment in model.deployments] == [item.entrypoint for item in SCHEDULED]
+    by_name = {deployment.entrypoint.partition(":")[2]: deployment for deployment in model.deployments}
     assert by_name["pipeline"].schedules[0].timezone == "Europe/Berlin"
     assert by_name["watch"].parameters["prefixes"] == ["s3://b/in"]
     assert by_name["ingest"].schedules == []
-    assert found.deployments[0].work_pool.job_variables["image"] == "i:1"
+    assert model.deployments[0].work_pool.job_variables["image"] == "i:1"
 
 
 def test_invalid_pool_options_name_the_valid_ones():

@@ -22,14 +22,14 @@ def test_doctor_reports_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Gpus, "driver", lambda self: Driver())
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if name == "nvidia-smi" else None)
-    ((check, state, found, remedy),) = run_checks(doctor.check_gpu)
+    ((check, state, detail, remedy),) = run_checks(doctor.check_gpu)
     assert (check, state) == ("gpu", "warning")
-    assert "no GPU" in found
+    assert "no GPU" in detail
     assert "nvidia-smi" in remedy
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    ((_, state, found, remedy),) = run_checks(doctor.check_gpu)
+    ((_, state, detail, remedy),) = run_checks(doctor.check_gpu)
     assert (state, remedy) == ("ok", "")
-    assert "CPU cores" in found
+    assert "CPU cores" in detail
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
@@ -46,9 +46,9 @@ def test_doctor_reports_a_driver_too_old_for_torch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(Gpus, "driver", lambda self: Driver(1, "535.104", (12, 2)))
-    ((_, state, found, remedy),) = run_checks(doctor.check_gpu)
+    ((_, state, detail, remedy),) = run_checks(doctor.check_gpu)
     assert state == "warning"
-    assert found == "the NVIDIA driver 535.104 is for CUDA 12.2, too old for this torch (CUDA 13.0)"
+    assert detail == "the NVIDIA driver 535.104 is for CUDA 12.2, too old for this torch (CUDA 13.0)"
     assert remedy.startswith("install a driver of version 580 or later")
 
 
@@ -92,11 +92,11 @@ def test_doctor_reports_missing_packages(monkeypatch):
         "pytest<1; python_version < '3'",
     ]
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
-    found = {check: (state, text, remedy) for check, state, text, remedy in run_checks(doctor.check_packages)}
-    assert found.keys() == {"torch", "no-such-package", "nor-this"}
-    assert found["no-such-package"] == ("error", "missing", "pip install 'no-such-package' -c constraints.txt")
-    assert found["torch"][0] == "error"
-    assert found["torch"][1].endswith(", not <1")
+    packages = {check: (state, text, remedy) for check, state, text, remedy in run_checks(doctor.check_packages)}
+    assert packages.keys() == {"torch", "no-such-package", "nor-this"}
+    assert packages["no-such-package"] == ("error", "missing", "pip install 'no-such-package' -c constraints.txt")
+    assert packages["torch"][0] == "error"
+    assert packages["torch"][1].endswith(", not <1")
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: None)
     assert [row[:2] for row in run_checks(doctor.check_packages)] == [("packages", "ok")]
 
@@ -108,15 +108,15 @@ def test_doctor_reports_audio_formats_and_python(monkeypatch):
 
     monkeypatch.setattr(soundfile, "available_formats", lambda: ["WAV", "FLAC"])
     monkeypatch.setattr("espeakng_loader.get_library_path", lambda: "/nowhere/libespeak.so")
-    soundfile_found, (check, state, found, remedy) = run_checks(doctor.check_audio)
+    soundfile_found, (check, state, detail, remedy) = run_checks(doctor.check_audio)
     assert soundfile_found == ("soundfile", "error", "no MP3, OGG", "pip install -U soundfile")
     assert (check, state) == ("espeak-ng", "warning")
-    assert found.startswith("eSpeak NG does not load: /nowhere/libespeak.so")
+    assert detail.startswith("eSpeak NG does not load: /nowhere/libespeak.so")
     assert remedy.startswith("pip install '.[espeak]'")
     for version, state in (((3, 10, 9), "error"), ((3, 11, 0), "ok"), ((3, 12, 1), "ok"), ((3, 13, 0), "error")):
         monkeypatch.setattr(doctor.sys, "version_info", version)
-        ((_, found, text, remedy),) = run_checks(doctor.check_python)
-        assert (found, text) == (state, ".".join(map(str, version)))
+        ((_, python_state, text, remedy),) = run_checks(doctor.check_python)
+        assert (python_state, text) == (state, ".".join(map(str, version)))
         assert bool(remedy) == (state == "error")
 
 

@@ -93,17 +93,17 @@ def servers(tmp_path_factory):
 def test_run_prints_only_one_json_object_on_standard_output(servers):
     lines = servers.first.stdout.splitlines()
     assert len(lines) == 1
-    found = json.loads(lines[0])
-    assert found.keys() >= RUN_FIELDS
-    assert [stage["name"] for stage in found["stages"]] == ALWAYS
-    assert all(stage["cached"] is False and stage["seconds"] >= 0 and stage["counts"] for stage in found["stages"])
-    assert found["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
-    assert set(found["sets"]) == {"test"}
-    assert found["sets"]["test"].keys() >= SET_FIELDS
-    assert found["sets"]["test"]["utterances"] == 12
-    assert found["model_uri"] == "models:/tiny/1"
-    assert found["model_aliases"] == ["challenger", "champion"]
-    assert "<html" in Path(found["report"]).read_text()
+    summary = json.loads(lines[0])
+    assert summary.keys() >= RUN_FIELDS
+    assert [stage["name"] for stage in summary["stages"]] == ALWAYS
+    assert all(stage["cached"] is False and stage["seconds"] >= 0 and stage["counts"] for stage in summary["stages"])
+    assert summary["utterances"] == {"read": 40, "written": 40, "quarantined": 0}
+    assert set(summary["sets"]) == {"test"}
+    assert summary["sets"]["test"].keys() >= SET_FIELDS
+    assert summary["sets"]["test"]["utterances"] == 12
+    assert summary["model_uri"] == "models:/tiny/1"
+    assert summary["model_aliases"] == ["challenger", "champion"]
+    assert "<html" in Path(summary["report"]).read_text()
     assert "starling transcribe --model models:/tiny@champion" in servers.first.stderr
     assert "Traceback" not in servers.first.stderr
 
@@ -138,7 +138,7 @@ def test_mlflow_has_run_and_model_naming_the_flow_run(servers):
     assert run.data.tags["prefect.flow_run"].startswith(servers.prefect)
     assert {"training/loss", "training/lr", "test.wer"} <= set(run.data.metrics)
     with environment(MLFLOW_TRACKING_URI=servers.mlflow):
-        found = starling(
+        result = starling(
             "transcribe",
             next((servers.home / "corpora").rglob("*.flac")),
             "--model",
@@ -146,7 +146,7 @@ def test_mlflow_has_run_and_model_naming_the_flow_run(servers):
             "--json",
             home=servers.home,
         )
-    answer = json.loads(found.stdout)
+    answer = json.loads(result.stdout)
     assert answer["files"][0]["error"] == ""
 
 

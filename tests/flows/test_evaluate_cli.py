@@ -41,9 +41,9 @@ def perfect_model(folder, monkeypatch):
     load = Recognizer.load
 
     def loaded(*args, **kwargs):
-        found = load(*args, **kwargs)
-        found.model = said.LoudestBand()
-        return found
+        recognizer = load(*args, **kwargs)
+        recognizer.model = said.LoudestBand()
+        return recognizer
 
     monkeypatch.setattr(Recognizer, "load", staticmethod(loaded))
     return folder
@@ -67,16 +67,16 @@ def evaluate(*words, code=0):
 
 
 def test_bundle_is_scored_on_a_folder_of_recordings(perfect_model, corpus, home):
-    found = json.loads(evaluate(perfect_model, corpus, "--json").stdout.splitlines()[-1])
-    assert [stage["name"] for stage in found["stages"]] == ["prepare", "shard", "features", "decode", "score"]
-    scores = found["sets"]["test"]
+    summary = json.loads(evaluate(perfect_model, corpus, "--json").stdout.splitlines()[-1])
+    assert [stage["name"] for stage in summary["stages"]] == ["prepare", "shard", "features", "decode", "score"]
+    scores = summary["sets"]["test"]
     assert (scores["words"], scores["sub"], scores["del"], scores["ins"]) == (9, 1, 2, 0)
     assert scores["utterances"] == 5
     assert scores["wer_low"] < scores["wer"] < scores["wer_high"]
     assert scores["speakers"] == 3
     assert scores["wer_speaker_low"] < scores["wer"] < scores["wer_speaker_high"]
-    assert found["model_uri"] is None
-    page = Path(found["report"]).read_text()
+    assert summary["model_uri"] is None
+    page = Path(summary["report"]).read_text()
     assert f"<td>{perfect_model}</td>" in page
     assert "(-delta)" in page
     again = json.loads(evaluate(perfect_model, corpus, "--json").stdout.splitlines()[-1])
@@ -211,6 +211,6 @@ def test_registered_model_scores_like_in_its_run(finished, tmp_path, monkeypatch
     (table,) = (home_folder() / "corpora").glob("synthetic-*/metadata.csv")
     speakers = sorted(finished.result("score").output.read_json("scores.json")["details"]["test"]["speakers"])
     chosen = f"data.sources.0.speakers={json.dumps(speakers)}"
-    found = json.loads(evaluate("tiny", table, "--set", chosen, "--json").stdout.splitlines()[-1])
-    assert found["model"] == "models:/tiny@champion"
-    assert found["sets"]["test"] == finished.result("score").record["sets"]["test"]
+    summary = json.loads(evaluate("tiny", table, "--set", chosen, "--json").stdout.splitlines()[-1])
+    assert summary["model"] == "models:/tiny@champion"
+    assert summary["sets"]["test"] == finished.result("score").record["sets"]["test"]

@@ -38,7 +38,7 @@ def no_flow(monkeypatch):
 @pytest.fixture
 def watched(monkeypatch):
     """Simulates a server that stores the listings; a killed check has stored nothing."""
-    site = SimpleNamespace(kept={}, asked=[], found="a", dies=False)
+    site = SimpleNamespace(kept={}, asked=[], digest="a", dies=False)
 
     def note(name, state):
         if site.dies:
@@ -49,7 +49,7 @@ def watched(monkeypatch):
         site.asked.append((name, options))
         return SimpleNamespace(name="wise-owl")
 
-    monkeypatch.setattr(watch, "look", lambda config, prefixes: site.found + "".join(prefixes))
+    monkeypatch.setattr(watch, "look", lambda config, prefixes: site.digest + "".join(prefixes))
     monkeypatch.setattr(watch, "_recall", lambda name: dict(site.kept.get(name, {})))
     monkeypatch.setattr(watch, "_note", note)
     monkeypatch.setattr(watch, "run_deployment", run_deployment)
@@ -77,7 +77,7 @@ def test_check_killed_before_recording_requests_the_same_run_again(watched, conf
     assert watch.watch.fn(config, ["x"]).name == "Changed"
     assert {options["idempotency_key"] for _, options in watched.asked} == {"tiny-ax"}
     assert watch.watch.fn(config, ["x"]).name == "Unchanged"
-    watched.found = "b"
+    watched.digest = "b"
     watch.watch.fn(config, ["x"])
     watch.watch.fn(config, ["x"])
     assert watched.asked[-1][1]["idempotency_key"] == "tiny-bx"
@@ -98,12 +98,12 @@ def test_evaluation_ends_at_once_without_a_waiting_challenger(config, monkeypatc
     monkeypatch.setattr(pipeline, "close_run", lambda name: began.append(name))
     monkeypatch.setattr(pipeline, "_stages", lambda run, names, until: began.append((tuple(names), until)))
     monkeypatch.setattr(pipeline, "summarize", lambda run: {"run": run.run_id})
-    found = pipeline.evaluate.fn(config, only_waiting=True, until="score")
+    outcome = pipeline.evaluate.fn(config, only_waiting=True, until="score")
     if challenger is None:
-        assert (found.name, began) == ("NothingWaits", [])
-        assert "no challenger of theirs waits" in found.message
+        assert (outcome.name, began) == ("NothingWaits", [])
+        assert "no challenger of theirs waits" in outcome.message
         return
-    assert began == ["score", (pipeline.STAGES, "score"), found["run"]]
+    assert began == ["score", (pipeline.STAGES, "score"), outcome["run"]]
     began.clear()
     assert pipeline.evaluate.fn(config, run_id="mine") == {"run": "mine"}
     assert began == [(pipeline.STAGES, "report")]  # the flow that started the run ends it
@@ -172,11 +172,11 @@ def test_finished_and_later_stages_are_skipped(monkeypatch):
 
 def test_promotion_flow_passes_its_parameters_and_shows_the_result(config, monkeypatch, no_flow):
     asked = []
-    found = {"model": "theirs", "version": "3", "promoted": True, "reason": "it beats version 2", "mlflow_run": "r"}
-    monkeypatch.setattr(promote, "promote_version", lambda *given, link: asked.append(given) or dict(found))
+    outcome = {"model": "theirs", "version": "3", "promoted": True, "reason": "it beats version 2", "mlflow_run": "r"}
+    monkeypatch.setattr(promote, "promote_version", lambda *given, link: asked.append(given) or dict(outcome))
     monkeypatch.setattr(promote, "record_links", lambda record: {"Version": "http://m/3"})
-    assert promote.promote.fn(config) == found
-    found["promoted"] = False
+    assert promote.promote.fn(config) == outcome
+    outcome["promoted"] = False
     promote.promote.fn(config, "mine", "2", force=True, reason="why")
     promote.promote.fn(config, new_tests=True)
     assert asked == [
@@ -237,19 +237,19 @@ def test_verification_flow_names_damaged_objects(home, no_flow):
 def test_every_fold_runs_and_shared_stages_are_forced_once(monkeypatch, stage, expected):
     config, runs, logged = parse_config(tiny_document()), [], []
 
-    def one(chosen, name):
+    def run_fold(chosen, name):
         runs.append((chosen.data.fold, chosen.data.folds, name, folds._forced(chosen, stage)))
         return {"sets": {"number": len(runs)}, "training": {"identity": f"t{len(runs)}"}}
 
     monkeypatch.setattr(folds, "combine", lambda sets: {"combined": sets})
     monkeypatch.setattr(folds, "log_folds", lambda *given: logged.append(given) or "parent")
-    found = folds.cross_validate(config, 3, "r", one)
+    result = folds.cross_validate(config, 3, "r", run_fold)
     assert [run[:3] for run in runs] == [(n, 3, f"r-{folds.fold_name(n)}") for n in (1, 2, 3)]
     assert [run[3] for run in runs] == expected
     combined = {"combined": [{"number": n} for n in (1, 2, 3)]}
     assert logged == [(config, "r", combined, ["t1", "t2", "t3"])]
-    assert (found["mlflow_run"], found["run_id"], len(found["runs"])) == ("parent", "r", 3)
-    assert found["combined"] == combined["combined"]
+    assert (result["mlflow_run"], result["run_id"], len(result["runs"])) == ("parent", "r", 3)
+    assert result["combined"] == combined["combined"]
 
 
 # --- links

@@ -47,8 +47,8 @@ def test_a_packaged_configuration_is_found_by_name_unless_a_folder_has_it(record
 @pytest.mark.parametrize("name", [".", "digits.csv"])
 def test_inspect_reads_a_table_with_columns_of_other_names(recordings, home, name):
     result = invoke("corpus", "inspect", recordings / name, "--json")
-    found = json.loads(result.stdout)
-    assert (found["kind"], found["written"], found["quarantined"], found["speakers"]) == ("table", 6, 0, 2)
+    report = json.loads(result.stdout)
+    assert (report["kind"], report["written"], report["quarantined"], report["speakers"]) == ("table", 6, 0, 2)
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("found: ")]
     assert line == f"found: table {recordings / 'digits.csv'}, {TAKEN}"
     assert json.loads(invoke("corpus", "inspect", recordings / name, "--limit", 4, "--json").stdout)["read"] == 4
@@ -71,19 +71,19 @@ def test_columns_with_usual_names_need_no_line(recordings, home):
 def test_inspect_shows_the_sets_that_a_column_names(recordings, home):
     add_parts(recordings)
     shown = invoke("corpus", "inspect", recordings, "--json")
-    found = json.loads(shown.stdout)
-    assert {name: one["utterances"] for name, one in found["sets"].items()} == {"test": 2, "train": 4}
+    report = json.loads(shown.stdout)
+    assert {name: entry["utterances"] for name, entry in report["sets"].items()} == {"test": 2, "train": 4}
     assert f"rows with part eval, {TAKEN}, as set test" in shown.stderr
 
 
 def test_inspect_reads_the_sources_of_a_configuration_by_its_rules(recordings, home, tmp_path):
     path = tmp_path / "mine.yaml"
     invoke("init", recordings, "-o", path)
-    found = json.loads(invoke("corpus", "inspect", path, "--json").stdout)
-    assert (found["kind"], found["written"]) == ("table", 6)
+    report = json.loads(invoke("corpus", "inspect", path, "--json").stdout)
+    assert (report["kind"], report["written"]) == ("table", 6)
     path.write_text(path.read_text().replace("data:\n", "data:\n  max_seconds: 0.55\n"))
-    found = json.loads(invoke("corpus", "inspect", path, "--json").stdout)
-    assert (found["written"], found["reasons"]) == (3, {"too-long": 3})
+    report = json.loads(invoke("corpus", "inspect", path, "--json").stdout)
+    assert (report["written"], report["reasons"]) == (3, {"too-long": 3})
     message = invoke("corpus", "inspect", path, "--kind", "table", code=1).stderr
     assert "gives the kind and language of its sources: remove --kind and --language" in message
 
@@ -98,21 +98,21 @@ def test_parts_are_one_corpus_where_sets_do_not_matter(recordings, home, wide, t
         (texts / f"{name}.txt").write_text("hello")
     (whole,) = corpus_data(texts, sets=False).sources
     assert (whole.kind, whole.path) == ("sidecar", str(texts))
-    assert [one.set for one in corpus_data(texts).sources] == ["test", "train"]
+    assert [source.set for source in corpus_data(texts).sources] == ["test", "train"]
     warning = f"warning: left out, since their names stand for no set: {texts / 'others'}"
     assert warning in invoke("corpus", "inspect", texts).stderr
     assert warning in invoke("init", texts, "-o", tmp_path / "texts.yaml").stdout
 
 
 def test_pattern_of_tars_is_a_corpus(tmp_path):
-    (one,) = corpus_data(tmp_path / "train-{000000..000001}.tar").sources
-    assert (one.kind, one.path) == ("webdataset", str(tmp_path / "train-{000000..000001}.tar"))
+    (source,) = corpus_data(tmp_path / "train-{000000..000001}.tar").sources
+    assert (source.kind, source.path) == ("webdataset", str(tmp_path / "train-{000000..000001}.tar"))
 
 
 def test_manifest_with_a_tables_suffix_is_a_manifest(recordings, tmp_path):
     manifest = tmp_path / "manifest.jsonl"
     manifest.write_text(json.dumps({"audio_filepath": "recordings/clips/0.wav", "duration": 0.3, "text": "zero"}))
-    assert [one.kind for one in corpus_data(manifest).sources] == ["nemo"]
+    assert [source.kind for source in corpus_data(manifest).sources] == ["nemo"]
 
 
 def test_align_reads_a_table_with_columns_of_other_names(finished, tmp_path, monkeypatch):

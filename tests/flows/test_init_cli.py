@@ -74,9 +74,9 @@ def test_written_configuration_runs(here, kind):
     assert "8,000 Hz" in shown
     config = load_config(here / "work" / "My-digits.yaml")
     assert (config.name, config.data.sample_rate, config.tokens.kind) == ("My-digits", 8000, "words")
-    found = json.loads(invoke("run", "My-digits.yaml", "--until", "shard", "--no-prefect", "--json").stdout)
-    assert {row["set"] for row in found["data"]["sets"]} == {"train", "valid", "test"}
-    assert found["utterances"]["quarantined"] == 0
+    summary = json.loads(invoke("run", "My-digits.yaml", "--until", "shard", "--no-prefect", "--json").stdout)
+    assert {row["set"] for row in summary["data"]["sets"]} == {"train", "valid", "test"}
+    assert summary["utterances"]["quarantined"] == 0
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def test_written_configuration_trains_and_registers(here, kind):
     FOLDERS[kind](here / "digits")
     invoke("init", here / "digits")
     words = ["--set", "train.epochs=2", "--set", "train.average=1", "--set", "train.device=cpu"]
-    found = json.loads(invoke("run", "digits.yaml", "--no-prefect", "--json", *words).stdout)
-    assert found["model_uri"] == "models:/digits/1"
-    assert found["sets"]["test"]["words"] > 0
+    summary = json.loads(invoke("run", "digits.yaml", "--no-prefect", "--json", *words).stdout)
+    assert summary["model_uri"] == "models:/digits/1"
+    assert summary["sets"]["test"]["words"] > 0
 
 
 def test_every_line_has_a_field_and_its_reason(here):
@@ -104,10 +104,10 @@ def test_every_line_has_a_field_and_its_reason(here):
 
 def test_discovered_data_is_printed_as_json(here):
     with_kaldi_folders(here / "digits")
-    found = json.loads(invoke("init", here / "digits", "--json").stdout)
-    assert found["config"] == "digits.yaml"
-    assert [(one["kind"], one["set"]) for one in found["sources"]] == [("kaldi", "test"), ("kaldi", "train")]
-    assert (found["survey"]["utterances"], found["survey"]["sets"]) == (108, {"test": 36, "train": 72})
+    printed = json.loads(invoke("init", here / "digits", "--json").stdout)
+    assert printed["config"] == "digits.yaml"
+    assert [(source["kind"], source["set"]) for source in printed["sources"]] == [("kaldi", "test"), ("kaldi", "train")]
+    assert (printed["survey"]["utterances"], printed["survey"]["sets"]) == (108, {"test": 36, "train": 72})
 
 
 def test_overlapping_speakers_are_written_to_the_config_and_cause_no_warning(here):
@@ -118,8 +118,8 @@ def test_overlapping_speakers_are_written_to_the_config_and_cause_no_warning(her
     invoke("init", here / "digits")
     text = (here / "work" / "digits.yaml").read_text()
     assert "speaker_overlap: allow  # 2 speakers of the training set are in other sets, too" in text
-    found = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
-    assert found["data"]["warnings"] == []
+    summary = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
+    assert summary["data"]["warnings"] == []
     with_kaldi_folders(here / "others")  # a speaker for the test set alone
     invoke("init", here / "others")
     assert "speaker_overlap" not in (here / "work" / "others.yaml").read_text()
@@ -133,8 +133,8 @@ def test_limit_allows_for_the_bad_recordings_found(here):
     assert "of 72 utterances that were decoded, these cannot be used: 8 unreadable" in shown
     assert "warning: data.max_quarantined is set to 20 %" in shown
     assert load_config(here / "work" / "digits.yaml").data.max_quarantined == 0.2
-    found = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
-    assert found["utterances"] == {"read": 72, "written": 64, "quarantined": 8}
+    summary = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
+    assert summary["utterances"] == {"read": 72, "written": 64, "quarantined": 8}
 
 
 def test_rows_without_audio_are_named_with_table_and_line(here):

@@ -42,20 +42,20 @@ def invoke(*words, code=0):
 
 def test_check_reports_coverage_by_pronunciations(config):
     path, words = config
-    found = json.loads(invoke("check", path, "--json").stdout.splitlines()[-1])
-    everything = found["record"]["coverage"]
+    report = json.loads(invoke("check", path, "--json").stdout.splitlines()[-1])
+    everything = report["record"]["coverage"]
     assert everything["words"] == len(words) + 1
     assert set(everything["unknown"]) == {words[-1], "unheard"}
     assert everything["unknown"]["unheard"] == 0 < everything["unknown"][words[-1]]
-    assert found["sets"]["decoder's words"]["origins"] == {
+    assert report["sets"]["decoder's words"]["origins"] == {
         "file": {"words": 1, "running": 0},
         "unknown": {"words": 1, "running": 0},
     }
-    assert {(one["kind"], one["word"]) for one in found["suspicious"]} == {
+    assert {(suspicion["kind"], suspicion["word"]) for suspicion in report["suspicious"]} == {
         ("quarantined", "broken"),
         ("duplicate", words[0]),
     }
-    assert found["record"]["quarantined"] == {"it has no phones": 1}
+    assert report["record"]["quarantined"] == {"it has no phones": 1}
     text = invoke("check", path).stdout
     assert "Coverage" in text
     assert "quarantined" in text
@@ -67,18 +67,18 @@ def test_check_covers_the_words_of_the_language_model(config, tmp_path):
     (tmp_path / "books.txt").write_text("Zwei zero\none two\n")
     lm = f"lm={{smoothing: witten-bell, text: [{tmp_path / 'books.txt'}]}}"
     given = ["--set", lm, "--set", "decode={kind: words}"]
-    found = json.loads(invoke("check", path, "--json", *given).stdout.splitlines()[-1])
-    assert "decoder's words" not in found["sets"]
-    part = found["sets"]["language model's words"]
+    report = json.loads(invoke("check", path, "--json", *given).stdout.splitlines()[-1])
+    assert "decoder's words" not in report["sets"]
+    part = report["sets"]["language model's words"]
     assert part["origins"]["file"]["words"] >= 2
     assert "zwei" in part["unknown"]
     assert part["running_words"] == 0
     limited = ["--set", "lm={smoothing: witten-bell, vocabulary: 1}", "--set", "decode={kind: words}"]
-    found = json.loads(invoke("check", path, "--json", *limited).stdout.splitlines()[-1])
-    assert found["sets"]["language model's words"]["words"] == 1
+    report = json.loads(invoke("check", path, "--json", *limited).stdout.splitlines()[-1])
+    assert report["sets"]["language model's words"]["words"] == 1
     tokens = ["--set", "lm={smoothing: witten-bell, unit: token}", "--set", "decode={kind: tokens}"]
-    found = json.loads(invoke("check", path, "--json", *tokens).stdout.splitlines()[-1])
-    assert "language model's words" not in found["sets"]
+    report = json.loads(invoke("check", path, "--json", *tokens).stdout.splitlines()[-1])
+    assert "language model's words" not in report["sets"]
 
 
 def test_show_prints_pronunciations_and_writes_kaldis_file(config, tmp_path):
@@ -88,9 +88,9 @@ def test_show_prints_pronunciations_and_writes_kaldis_file(config, tmp_path):
     assert f"{words[0]}  {phones_of(words[0])}" in shown.stdout
     assert "nowhere  SPN  (unknown)" in shown.stdout
     assert f"{words[0]} {phones_of(words[0])}\n" in written.read_text()
-    found = json.loads(invoke("show", path, "--json").stdout.splitlines()[-1])
-    assert found["phones"]["SPN"] == 1
-    assert found["record"]["words"] == len(words)
+    report = json.loads(invoke("show", path, "--json").stdout.splitlines()[-1])
+    assert report["phones"]["SPN"] == 1
+    assert report["record"]["words"] == len(words)
     assert "phones" in invoke("show", path).stdout
 
 

@@ -43,13 +43,15 @@ def test_running_training_is_visible_in_prefect_and_mlflow(tmp_path):
 
         def live():
             assert runner.poll() is None, (tmp_path / "run.log").read_text()[-3000:]
-            found = post(
+            artifacts = post(
                 f"{prefect.url}/api/artifacts/filter", {"artifacts": {"key": {"any_": ["tiny-train-progress"]}}}
             )
             # the first line of the journal has no speed
             said = ("MLflow run", "× real time")
             return [
-                one for one in found if 0 < one["data"] < 100 and all(w in (one["description"] or "") for w in said)
+                artifact
+                for artifact in artifacts
+                if 0 < artifact["data"] < 100 and all(w in (artifact["description"] or "") for w in said)
             ]
 
         [shown] = wait_until(live, 280, 1.0)

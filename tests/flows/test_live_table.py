@@ -56,8 +56,8 @@ def test_finished_training_is_shown_without_waiting(home):
 @pytest.mark.parametrize("target", ["tiny", "abc", "train-ab"])
 def test_training_is_found_by_name_and_key(home, target):
     folder = work_folder(home)
-    found = find_training(target)
-    assert (found.folder, found.name) == (folder, "tiny (train-abc)")
+    training = find_training(target)
+    assert (training.folder, training.name) == (folder, "tiny (train-abc)")
 
 
 def test_folder_of_recordings_does_not_hide_the_training_of_that_name(home, tmp_path, monkeypatch):
@@ -140,11 +140,15 @@ def test_missing_numbers_are_shown_as_dashes():
 
 
 def test_table_of_a_ring_has_every_value_in_its_column():
-    one = {"learner": "0.1", "step": 70, "steps_per_s": 1.5, "loss": 2.25, "staleness": 3.0, "exchange_s": 0.5}
-    one |= {"exchanges_per_step": 1.25, "distance": 0.004, "failed": 5, "leases": 6, "leased": 8}
+    learner = {"learner": "0.1", "step": 70, "steps_per_s": 1.5, "loss": 2.25, "staleness": 3.0, "exchange_s": 0.5}
+    learner |= {"exchanges_per_step": 1.25, "distance": 0.004, "failed": 5, "leases": 6, "leased": 8}
     gpu = {"gpu": 0.0, "load": 90.0, "memory_mb": 8000.0}
     shown = {"training": "tiny", "epoch": 0.5, "epochs": 4.0, "loss": 2.5, "steps_per_s": 3.0, "audio_per_s": 90.0}
-    shown |= {"learners": [one, one | {"learner": "1.0", "leases": None, "loss": None}], "nodes": [0], "elapsed": 61.0}
+    shown |= {
+        "learners": [learner, learner | {"learner": "1.0", "leases": None, "loss": None}],
+        "nodes": [0],
+        "elapsed": 61.0,
+    }
     shown |= {"ended": False, "eta_s": 3600.0, "valid": {"valid_loss": 1.5, "valid_wer": 0.25}, "trouble": "no answer"}
     shown |= {"systems": [{"node": 3, "host": "lab", "cpu": 41.0, "memory": 7.0, "gpus": [gpu]}]}
     shown |= {"events": [{"elapsed": float(n), "text": f"event {n}"} for n in range(12)]}
@@ -167,7 +171,7 @@ def test_table_of_a_ring_has_every_value_in_its_column():
     assert "90 × real time, ended\n3.00 steps/s, 2 learners, elapsed 0:01:01\n" in capture.get()
     assert "unleased" not in capture.get()
     with console.capture() as capture:
-        console.print(render(shown | {"learners": [one], "coordinator": {"wanted": 1}}))
+        console.print(render(shown | {"learners": [learner], "coordinator": {"wanted": 1}}))
     assert ", 1 learner on 1 node, " in capture.get()
 
 
@@ -201,8 +205,10 @@ def test_ring_is_watched_from_start_to_end(tmp_path):
         assert any(event["text"] == "node 1 joined" for look in looks for event in look["events"])
         busy = [look for look in looks if len(look["learners"]) == 2]
         assert busy
-        assert any(one["leased"] for look in busy for one in look["learners"] if one.get("leased") is not None)
-        assert any(one["steps_per_s"] for look in busy for one in look["learners"])
-        assert {one["node"] for look in looks for one in look["systems"]} == {0, 1}
-        assert any(one["host"] for look in busy for one in look["learners"])
+        assert any(
+            learner["leased"] for look in busy for learner in look["learners"] if learner.get("leased") is not None
+        )
+        assert any(learner["steps_per_s"] for look in busy for learner in look["learners"])
+        assert {system["node"] for look in looks for system in look["systems"]} == {0, 1}
+        assert any(learner["host"] for look in busy for learner in look["learners"])
     assert Path(job.output_url, "result.json").exists()

@@ -32,8 +32,8 @@ def journal_of(home):
 
 
 def count_steps(home):
-    found = journal_of(home)
-    return sum(entry["kind"] == "step" for entry in read_journal(found)) if found else 0
+    journal = journal_of(home)
+    return sum(entry["kind"] == "step" for entry in read_journal(journal)) if journal else 0
 
 
 @pytest.mark.slow

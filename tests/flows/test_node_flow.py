@@ -180,19 +180,19 @@ class Pool:
         end_processes(processes_naming(str(self.home)))
 
     def runs(self):
-        found = get_json(f"{self.api}/flow_runs/filter", {"sort": "START_TIME_ASC"})
-        return {run["id"]: (run["parameters"]["node_rank"], run["state_type"]) for run in found}
+        flow_runs = get_json(f"{self.api}/flow_runs/filter", {"sort": "START_TIME_ASC"})
+        return {run["id"]: (run["parameters"]["node_rank"], run["state_type"]) for run in flow_runs}
 
     def children(self):
         """Nodes' processes by rank, and the flows' processes that are their parents."""
-        found = {}
+        children = {}
         for pid in processes_naming(str(self.home)):
             with suppress(OSError):  # it may end while it is looked at
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 if b"training.node.agent" in words:
                     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    found[int(words[words.index(b"--node-rank") + 1])] = (pid, parent)
-        return found
+                    children[int(words[words.index(b"--node-rank") + 1])] = (pid, parent)
+        return children
 
 
 def ring(**launch):
@@ -314,9 +314,9 @@ def test_killed_node_rejoins_a_ring_of_prefect_runs(pool):
     finally:
         run.kill()
         run.wait()
-    found = json.loads((pool.home / "command.log").read_text().splitlines()[-1])
-    assert found["training"]["nodes"] == 2
-    assert found["training"]["utterances"] >= 250 * 24
+    summary = json.loads((pool.home / "command.log").read_text().splitlines()[-1])
+    assert summary["training"]["nodes"] == 2
+    assert summary["training"]["utterances"] >= 250 * 24
     wait_until(lambda: not pool.children())
     views = [entry["nodes"] for entry in entries(pool) if entry["kind"] == "view"]
     assert [0] in views

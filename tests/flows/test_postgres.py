@@ -43,9 +43,9 @@ def test_root_runs_postgres_as_a_user_with_access_to_the_folder(tmp_path, monkey
     closed.mkdir(mode=0o700)
     with pytest.raises(PostgresError, match=r"cannot enter .*user other than root.*--folder"):
         account(closed / "postgres")
-    found = account(Path(tempfile.gettempdir()) / "postgres")
-    assert found["user"] != 0
-    assert found["extra_groups"] == []
+    options = account(Path(tempfile.gettempdir()) / "postgres")
+    assert options["user"] != 0
+    assert options["extra_groups"] == []
 
 
 def test_passwords_are_quoted_and_left_out_of_messages():

@@ -99,13 +99,13 @@ class Production:
 
     def pid_of(self, *words):
         """The one process of ours whose command line has all the words."""
-        found = []
+        pids = []
         for pid in processes_naming(str(self.home)):
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
             if all(word in line for word in words) and parent == self.process.pid:
-                found.append(pid)
-        return found[0] if found else None
+                pids.append(pid)
+        return pids[0] if pids else None
 
 
 def fetch(url, body=None, auth=""):
@@ -173,8 +173,8 @@ def look_up(production):
 
 
 def finished_runs(production):
-    found = production.prefect("flow_runs/filter", {"sort": "START_TIME_ASC"})
-    return {run["id"]: run["state_type"] for run in found}
+    flow_runs = production.prefect("flow_runs/filter", {"sort": "START_TIME_ASC"})
+    return {run["id"]: run["state_type"] for run in flow_runs}
 
 
 def test_every_server_asks_for_a_password(production):

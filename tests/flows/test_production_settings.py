@@ -122,16 +122,16 @@ class Supervisor:
 @pytest.fixture
 def done(monkeypatch, secrets):
     """Actions that start the servers, in order."""
-    found = []
+    calls = []
     monkeypatch.setenv("STARLING_SECRETS", str(secrets))
-    monkeypatch.setattr(production, "check_packages", lambda: found.append("packages"))
+    monkeypatch.setattr(production, "check_packages", lambda: calls.append("packages"))
     for name in ("prepare", "start", "make_databases", "renew_mlflow_admin"):
         monkeypatch.setattr(
-            PostgresCluster, name, lambda self, name=name: found.append(name) or f"{name}ed at {self.port}"
+            PostgresCluster, name, lambda self, name=name: calls.append(name) or f"{name}ed at {self.port}"
         )
     for name in ("start_s3", "start_prefect", "start_mlflow"):
         monkeypatch.setattr(production, name, lambda port, *_, name=name: f"{name} {port}")
-    return found
+    return calls
 
 
 def test_servers_start_in_order_of_their_dependencies(home, done, secrets):

@@ -45,7 +45,9 @@ def run_named(site, name):
     """The latest run whose name starts so, and the Markdown that it left."""
     wanted = {"flow_runs": {"name": {"like_": f"{name} "}}}
     (run,) = site.get("flow_runs/filter", wanted | {"sort": "START_TIME_DESC", "limit": 1})
-    texts = [found["data"] for found in site.get("artifacts/filter", wanted) if found["flow_run_id"] == run["id"]]
+    texts = [
+        artifact["data"] for artifact in site.get("artifacts/filter", wanted) if artifact["flow_run_id"] == run["id"]
+    ]
     return run, texts
 
 
@@ -53,11 +55,11 @@ def events(site, name, count=1):
     """Events of that name, the newest first, as soon as the server has so many."""
     wanted = {"filter": {"event": {"name": [name]}, "order": "DESC"}}
 
-    def found():
+    def enough():
         events = site.get("events/filter", wanted)["events"]
         return events if len(events) >= count else None
 
-    return wait_until(found)
+    return wait_until(enough)
 
 
 def another_version(api):
@@ -71,8 +73,8 @@ def another_version(api):
 def test_promotion_and_rollback_have_runs_events_and_links(site, place):
     api = client()
     api.delete_registered_model_alias("tiny", CHAMPION)
-    found = json.loads(starling("promote", "tiny", "--json", **place).stdout)
-    assert (found["promoted"], found["reason"]) == (True, "became champion: there was none before")
+    outcome = json.loads(starling("promote", "tiny", "--json", **place).stdout)
+    assert (outcome["promoted"], outcome["reason"]) == (True, "became champion: there was none before")
     run, (text,) = run_named(site, "promote tiny")
     assert run["state_type"] == "COMPLETED"
     assert "tiny version 1: promoted" in text

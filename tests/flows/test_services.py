@@ -141,11 +141,11 @@ def test_orphans_are_adopted_and_ended(home):
 
 
 def test_environment_keeps_data_local_and_below_the_data_folder(home):
-    found = services.prefect_environment()
-    assert found["PREFECT_HOME"].startswith(str(home))
-    assert found["STARLING_HOME"] == str(home)
-    assert found["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
-    assert found["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
+    environment = services.prefect_environment()
+    assert environment["PREFECT_HOME"].startswith(str(home))
+    assert environment["STARLING_HOME"] == str(home)
+    assert environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert environment["PREFECT_RESULTS_DEFAULT_SERIALIZER"] == "json"
 
 
 @pytest.fixture

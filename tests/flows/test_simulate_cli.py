@@ -34,25 +34,25 @@ def rows(*words):
 
 def test_every_row_has_a_curve_over_virtual_time():
     result = call("simulate", "--timing", "--strategy", "adpsgd", "--steps", 20, "--json")
-    found = json.loads(result.stdout.splitlines()[-1])
-    (row,), (curve,) = found["rows"], found["curves"]
+    printed = json.loads(result.stdout.splitlines()[-1])
+    (row,), (curve,) = printed["rows"], printed["curves"]
     assert [set(look) for look in curve] == [{"at_s", "epochs", "consensus"}] * 2
     assert curve[-1]["epochs"] == 1
     assert curve[-1]["at_s"] >= 0.9 * row["epoch_s"]
 
 
 def test_simulation_prints_a_row_per_strategy():
-    found = rows("--strategy", "scpsgd", "--strategy", "adpsgd", "--learners", 4, "--learners", 8, "--slow", "3=10")
-    assert [(row["strategy"], row["learners"]) for row in found] == [
+    simulated = rows("--strategy", "scpsgd", "--strategy", "adpsgd", "--learners", 4, "--learners", 8, "--slow", "3=10")
+    assert [(row["strategy"], row["learners"]) for row in simulated] == [
         ("scpsgd", 4),
         ("adpsgd", 4),
         ("scpsgd", 8),
         ("adpsgd", 8),
     ]
-    assert all(set(row) == COLUMNS for row in found)
-    assert found[0]["condition"] == "slow 3=10"
-    assert found[0]["epoch_s"] > 3 * found[1]["epoch_s"]
-    assert found[0]["loss"] is None
+    assert all(set(row) == COLUMNS for row in simulated)
+    assert simulated[0]["condition"] == "slow 3=10"
+    assert simulated[0]["epoch_s"] > 3 * simulated[1]["epoch_s"]
+    assert simulated[0]["loss"] is None
 
 
 def test_options_set_a_strategys_constants():
@@ -126,9 +126,9 @@ def test_plan_recommends_a_strategy():
     model = ["--parameters", 40_000_000, "--step-s", 0.5]
     result = call("plan", *model, "--nodes", 4, "--slow", 10, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["recommendation"]["strategy"] == "adpsgd"
-    assert {row["strategy"] for row in found["rows"]} >= {"scpsgd", "d1d", "adpsgd", "bmuf", "asgd"}
+    printed = json.loads(result.stdout.splitlines()[-1])
+    assert printed["recommendation"]["strategy"] == "adpsgd"
+    assert {row["strategy"] for row in printed["rows"]} >= {"scpsgd", "d1d", "adpsgd", "bmuf", "asgd"}
     shown = call("plan", *model, "--nodes", 2)
     assert "take" in shown.stdout
     assert "without pipeline: give the model's --layers and --border-mb" in shown.stdout
@@ -151,15 +151,15 @@ def test_plan_is_measured_on_the_prepared_data(finished, tmp_path):
     config.write_text(finished.config.model_dump_json(), encoding="utf-8")
     result = call("plan", config, "--measure", "--batch-seconds", 3, "--nodes", 2, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert "prepared training set" in found["measured_on"]
-    assert 0 < found["request"]["data_hours"] < 1
+    printed = json.loads(result.stdout.splitlines()[-1])
+    assert "prepared training set" in printed["measured_on"]
+    assert 0 < printed["request"]["data_hours"] < 1
     model = finished.config.model
-    assert found["request"]["layers"] == model.layers
+    assert printed["request"]["layers"] == model.layers
     # of about three seconds at the model's frame rate
     width = 2 * model.dim if model.kind == "blstm" else model.dim
     frames = 3 * 1000 / finished.config.features.hop_ms / model.subsampling
-    assert found["request"]["border_mb"] == pytest.approx(4 * frames * width / 1e6, rel=0.5)
+    assert printed["request"]["border_mb"] == pytest.approx(4 * frames * width / 1e6, rel=0.5)
 
 
 def test_measured_plan_without_prepared_data_uses_noise(tmp_path, home):
@@ -174,10 +174,10 @@ def test_measured_plan_without_prepared_data_uses_noise(tmp_path, home):
     config.write_text(json.dumps(document), encoding="utf-8")
     result = call("plan", config, "--measure", "--batch-seconds", 4, "--nodes", 2, "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["measured_on"].startswith("noise (the data are not prepared)")
-    request = found["request"]
+    printed = json.loads(result.stdout.splitlines()[-1])
+    assert printed["measured_on"].startswith("noise (the data are not prepared)")
+    request = printed["request"]
     assert request["step_s"] > 0
     assert request["parameters"] > 1000
     assert request["layers"] == 1
-    assert found["left_out"] == {"pipeline": "2 learners need as many layers, and the model has 1"}
+    assert printed["left_out"] == {"pipeline": "2 learners need as many layers, and the model has 1"}

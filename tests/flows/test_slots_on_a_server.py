@@ -85,21 +85,21 @@ def made(tmp_path_factory):
 def test_one_of_several_concurrent_runs_trains_and_all_get_the_model(site, made, tmp_path):
     """Two runs of one deployment, and a run from the command line beside them."""
     document, stages = slow_document("twice", 10), ("prepare", "shard", "features")
-    with place(site, tmp_path.resolve() / "twice", document, made=made, stages=stages, slow_step=1.0) as one:
-        runs = [one.run(), one.run()]
-        path = one.home / "twice.json"
-        path.write_text(json.dumps(one.document))
+    with place(site, tmp_path.resolve() / "twice", document, made=made, stages=stages, slow_step=1.0) as machine:
+        runs = [machine.run(), machine.run()]
+        path = machine.home / "twice.json"
+        path.write_text(json.dumps(machine.document))
         command = [sys.executable, "-m", "flows.cli.app", "run", str(path), "--until", "train", "--json"]
-        env = {**os.environ, **one.env()}
-        with (one.home / "command.log").open("w") as log:
+        env = {**os.environ, **machine.env()}
+        with (machine.home / "command.log").open("w") as log:
             beside = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
         try:
-            assert [one.ended(run, 300) for run in runs] == ["COMPLETED", "COMPLETED"]
-            assert beside.wait(300) == 0, (one.home / "command.log").read_text()
+            assert [machine.ended(run, 300) for run in runs] == ["COMPLETED", "COMPLETED"]
+            assert beside.wait(300) == 0, (machine.home / "command.log").read_text()
         finally:
             beside.kill()
             beside.wait()
-        journals = list(one.home.glob("objects/train/*/journal.jsonl"))
+        journals = list(machine.home.glob("objects/train/*/journal.jsonl"))
         assert len(journals) == 1
         assert [entry["kind"] for entry in read_journal(journals[0])].count("start") == 1
         told = [line["message"] for line in site.get("logs/filter", {})]  # of the stages' flow runs, within the runs
@@ -110,17 +110,17 @@ def test_one_of_several_concurrent_runs_trains_and_all_get_the_model(site, made,
 def test_runs_of_a_fast_schedule_neither_overlap_nor_accumulate(site, made, tmp_path):
     """A schedule of every 20 s and a run of a minute represent an hourly schedule and a run of half a day."""
     often = {"made": made, "stages": ("prepare",), "slow_shard": 4.0}
-    with place(site, tmp_path.resolve() / "often", slow_document("often"), **often) as one:
+    with place(site, tmp_path.resolve() / "often", slow_document("often"), **often) as machine:
         schedule = {"schedule": {"interval": 20.0}, "active": True, "parameters": {"until": "shard"}}
-        site.get(f"deployments/{one.deployment}/schedules", [schedule])
+        site.get(f"deployments/{machine.deployment}/schedules", [schedule])
 
         def named(*names):
-            chosen = {"deployment_id": {"any_": [one.deployment]}}
-            found = site.get("flow_runs/filter", {"flow_runs": chosen, "sort": "EXPECTED_START_TIME_ASC"})
-            return [run for run in found if not names or run["state_name"] in names]
+            chosen = {"deployment_id": {"any_": [machine.deployment]}}
+            flow_runs = site.get("flow_runs/filter", {"flow_runs": chosen, "sort": "EXPECTED_START_TIME_ASC"})
+            return [run for run in flow_runs if not names or run["state_name"] in names]
 
         wait_until(lambda: len(named("Skipped")) >= 2 and len(named("Completed")) >= 2, 400, 2)
-        site.get(f"deployments/{one.deployment}/pause_deployment", {})
+        site.get(f"deployments/{machine.deployment}/pause_deployment", {})
         late = named("Late")
         wait_until(lambda: not named("Late", "Pending", "Submitting", "InfrastructurePending", "Running"), every_s=1)
         ran = sorted((moment(run["start_time"]), moment(run["end_time"])) for run in named("Completed"))

@@ -32,12 +32,12 @@ def upto(finished, count):
 
 
 def test_summary_of_a_complete_run(finished):
-    found = summarize(finished)
-    assert json.loads(json.dumps(found)) == found
-    assert found["model_uri"] == "models:/tiny/1"
-    assert found["model_aliases"] == ["challenger", "champion"]
-    assert [stage["name"] for stage in found["stages"]] == list(finished.results)
-    text = printed(found)
+    summary = summarize(finished)
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["model_uri"] == "models:/tiny/1"
+    assert summary["model_aliases"] == ["challenger", "champion"]
+    assert [stage["name"] for stage in summary["stages"]] == list(finished.results)
+    text = printed(summary)
     for word in (
         "models:/tiny/1",
         "@champion",
@@ -45,15 +45,15 @@ def test_summary_of_a_complete_run(finished):
         "starling transcribe --model models:/tiny@champion FILE.wav",
     ):
         assert word in text
-    assert found["report"] in text
+    assert summary["report"] in text
 
 
 def test_run_ended_after_any_stage_can_be_summarized(finished):
     for count in range(len(finished.results) + 1):
-        found = summarize(upto(finished, count))
-        assert len(found["stages"]) == count
-        assert found.keys() >= {"run_id", "stages", "utterances", "sets", "model_uri", "model_aliases", "report"}
-        assert printed(found)
+        summary = summarize(upto(finished, count))
+        assert len(summary["stages"]) == count
+        assert summary.keys() >= {"run_id", "stages", "utterances", "sets", "model_uri", "model_aliases", "report"}
+        assert printed(summary)
 
 
 def test_utterances_lost_in_later_stages_count_as_quarantined(finished):
@@ -64,14 +64,14 @@ def test_utterances_lost_in_later_stages_count_as_quarantined(finished):
 
 
 def test_challenger_is_named_by_its_version(finished):
-    found = summarize(finished) | {"model_aliases": ["challenger"]}
-    assert "--model models:/tiny/1 FILE.wav" in printed(found)
+    summary = summarize(finished) | {"model_aliases": ["challenger"]}
+    assert "--model models:/tiny/1 FILE.wav" in printed(summary)
 
 
 def test_report_comes_from_the_store_with_another_data_folder(finished, home):
-    found = summarize(finished)
-    assert found["report"].startswith(str(home))
-    assert "<html" in Path(found["report"]).read_text()
+    summary = summarize(finished)
+    assert summary["report"].startswith(str(home))
+    assert "<html" in Path(summary["report"]).read_text()
 
 
 def cells(*tables):
@@ -166,10 +166,10 @@ def test_stages_are_listed_with_their_time_or_as_cached(finished):
 
 
 def test_summary_shows_several_learners_and_warnings(finished):
-    found = summarize(finished)
-    assert "strategy" not in printed(found)
+    summary = summarize(finished)
+    assert "strategy" not in printed(summary)
     training = {"strategy": "adpsgd", "nodes": 2, "learners_per_node": 3, "utterances": 4005, "repeated": 6}
-    text = printed(found | {"training": training, "data": found["data"] | {"warnings": ["trained [on] speakers"]}})
+    text = printed(summary | {"training": training, "data": summary["data"] | {"warnings": ["trained [on] speakers"]}})
     assert "│ adpsgd   │     2 │                 3 │              4,005 │        6 │" in text
     assert "warning trained [on] speakers" in text
 
@@ -184,15 +184,15 @@ def test_a_model_that_recognizes_nothing_is_told_with_what_helps():
 
 
 def test_the_warning_is_printed_for_models_that_were_just_trained(finished):
-    found = summarize(finished)
-    found |= {"sets": {"test": found["sets"]["test"] | {"sub": found["sets"]["test"]["words"]}}}
-    assert "warning no word of 'test' was recognized correctly" in printed(found)
-    assert "warning no word" not in printed(found | {"training": None})
+    summary = summarize(finished)
+    summary |= {"sets": {"test": summary["sets"]["test"] | {"sub": summary["sets"]["test"]["words"]}}}
+    assert "warning no word of 'test' was recognized correctly" in printed(summary)
+    assert "warning no word" not in printed(summary | {"training": None})
 
 
 def test_a_decision_that_says_what_helps_replaces_the_warning(finished):
-    found = summarize(finished)
-    found |= {"sets": {"test": found["sets"]["test"] | {"sub": found["sets"]["test"]["words"]}}}
-    text = printed(found | {"decision": f"stays challenger [so far]. {LEARN_MORE}.", "untrained": True})
+    summary = summarize(finished)
+    summary |= {"sets": {"test": summary["sets"]["test"] | {"sub": summary["sets"]["test"]["words"]}}}
+    text = printed(summary | {"decision": f"stays challenger [so far]. {LEARN_MORE}.", "untrained": True})
     assert "stays challenger [so far]" in text
     assert "warning no word" not in text

@@ -60,8 +60,8 @@ def test_json_of_a_recognizer_without_times_has_no_words_and_formats_of_times_ar
     monkeypatch.setitem(SYSTEMS, "silent", silent_system())
     tiny_bundle(tmp_path / "model", system={"kind": "silent"})
     recording = write_tone(tmp_path / "a.wav", rate=RATE)
-    (found,) = json.loads(transcribe(recording, "--json", model=tmp_path / "model").stdout)["files"]
-    assert (found["error"], found["words"]) == ("", [])
+    (entry,) = json.loads(transcribe(recording, "--json", model=tmp_path / "model").stdout)["files"]
+    assert (entry["error"], entry["words"]) == ("", [])
     refused = transcribe(recording, "--format", "ctm", model=tmp_path / "model", code=1)
     assert "a recognizer of kind silent has no word times: leave out the words' times" in refused.stderr
 
@@ -95,8 +95,8 @@ def test_ctm_has_the_times_of_words(perfect_model, audio):
         assert float(row[2]) == pytest.approx(0.1 + 0.3 * number, abs=0.08)
         assert 0.05 < float(row[3]) <= 0.25
         assert 0.9 < float(row[5]) <= 1.0
-    found = Transcript("a", 1.0, 1.0, words=(Word("a", 0.5, 0.25, 0.75),))
-    assert ctm("two parts", found) == "two_parts 1 0.500 0.250 a 0.7500\n"
+    transcript = Transcript("a", 1.0, 1.0, words=(Word("a", 0.5, 0.25, 0.75),))
+    assert ctm("two parts", transcript) == "two_parts 1 0.500 0.250 a 0.7500\n"
 
 
 WORDS = (
@@ -117,10 +117,12 @@ def searching(perfect_model, tmp_path):
 
 def test_nbest_has_posteriors_and_its_best_is_the_text(searching, audio):
     result = transcribe(audio / "a.wav", "--json", "--nbest", 3, model=searching)
-    (found,) = json.loads(result.stdout)["files"]
-    assert found["text"] == found["nbest"][0]["text"] == TEXT
-    assert len({one["text"] for one in found["nbest"]}) == 3
-    scores, shares = zip(*((one["score"], one["posterior"]) for one in found["nbest"]), strict=True)
+    (entry,) = json.loads(result.stdout)["files"]
+    assert entry["text"] == entry["nbest"][0]["text"] == TEXT
+    assert len({alternative["text"] for alternative in entry["nbest"]}) == 3
+    scores, shares = zip(
+        *((alternative["score"], alternative["posterior"]) for alternative in entry["nbest"]), strict=True
+    )
     assert list(scores) == sorted(scores, reverse=True)
     assert 0.99 < shares[0] <= sum(shares) <= 1 + 1e-6
     assert "nbest" not in json.loads(transcribe(audio / "a.wav", "--json", model=searching).stdout)["files"][0]
@@ -139,9 +141,9 @@ def test_nbest_of_a_split_recording_is_joined(searching, tmp_path):
     wave = np.concatenate([speak("delta alpha"), np.zeros(4 * RATE), speak("echo")])
     soundfile.write(tmp_path / "a.wav", wave, RATE)
     result = transcribe(tmp_path / "a.wav", "--json", "--nbest", 4, model=searching)
-    (found,) = json.loads(result.stdout)["files"]
-    assert found["text"] == found["nbest"][0]["text"] == "delta alpha echo"
-    assert len({one["text"] for one in found["nbest"]}) == 4
+    (entry,) = json.loads(result.stdout)["files"]
+    assert entry["text"] == entry["nbest"][0]["text"] == "delta alpha echo"
+    assert len({alternative["text"] for alternative in entry["nbest"]}) == 4
 
 
 def test_decoder_without_nbest_is_refused_naming_those_with(perfect_model, audio):
@@ -157,12 +159,12 @@ def cues(words):
 
 
 def test_subtitles_change_at_pauses():
-    found = Transcript("", 1.0, 1.0, words=WORDS)
-    assert srt("a", found) == (
+    transcript = Transcript("", 1.0, 1.0, words=WORDS)
+    assert srt("a", transcript) == (
         "1\n00:00:00,000 --> 00:00:00,800\none &\n\n2\n00:00:01,610 --> 00:00:02,010\ntwo\n\n"
         "3\n01:01:01,500 --> 01:01:02,500\nx\n\n"
     )
-    assert vtt("a", found) == (
+    assert vtt("a", transcript) == (
         "WEBVTT\n\n00:00:00.000 --> 00:00:00.800\none &amp;\n\n00:00:01.610 --> 00:00:02.010\ntwo\n\n"
         "01:01:01.500 --> 01:01:02.500\nx\n\n"
     )
@@ -187,10 +189,10 @@ def test_subtitles_of_several_recordings_need_a_folder(perfect_model, audio, tmp
 
 def test_output_goes_to_one_file_or_one_per_recording(perfect_model, audio, tmp_path):
     transcribe(audio, "--format", "json", "--output", tmp_path / "all.json", model=perfect_model, code=1)
-    found = json.loads((tmp_path / "all.json").read_text())
-    assert len(found["files"]) == 7
-    assert sum(bool(entry["error"]) for entry in found["files"]) == 1
-    assert found["files"][0]["words"][0].keys() == {"word", "start", "duration", "confidence"}
+    written = json.loads((tmp_path / "all.json").read_text())
+    assert len(written["files"]) == 7
+    assert sum(bool(entry["error"]) for entry in written["files"]) == 1
+    assert written["files"][0]["words"][0].keys() == {"word", "start", "duration", "confidence"}
     transcribe(audio, "--output", f"{tmp_path}/each/", model=perfect_model, code=1)
     texts = sorted(p.relative_to(tmp_path / "each").as_posix() for p in (tmp_path / "each").rglob("*") if p.is_file())
     assert texts == ["a.txt", "b.txt", "c.txt", "d.txt", "deep/f.txt", "e.txt"]
@@ -202,8 +204,8 @@ def test_output_goes_to_one_file_or_one_per_recording(perfect_model, audio, tmp_
 
 
 def test_recording_is_read_from_standard_input(perfect_model, audio):
-    found = transcribe("-", model=perfect_model, stdin=(audio / "b.flac").read_bytes())
-    assert found.stdout == TEXT + "\n"
+    result = transcribe("-", model=perfect_model, stdin=(audio / "b.flac").read_bytes())
+    assert result.stdout == TEXT + "\n"
 
 
 def test_long_file_is_read_in_pieces_and_keeps_its_words(perfect_model, tmp_path):
@@ -214,13 +216,13 @@ def test_long_file_is_read_in_pieces_and_keeps_its_words(perfect_model, tmp_path
     sizes, seconds = [], []
     flush = transcriber._flush
     transcriber._flush = lambda window, *rest: (sizes.append(sum(len(p.wave) for p in window)), flush(window, *rest))
-    found = transcriber.transcribe([tmp_path / "long.wav"], words=True, on_seconds=seconds.append)[0]
-    assert found.text.split() == texts
-    assert found.seconds == pytest.approx(len(wave) / RATE / 2)
+    transcript = transcriber.transcribe([tmp_path / "long.wav"], words=True, on_seconds=seconds.append)[0]
+    assert transcript.text.split() == texts
+    assert transcript.seconds == pytest.approx(len(wave) / RATE / 2)
     assert max(sizes) / RATE < 4 * 10 + 30.1
-    assert sum(seconds) == pytest.approx(found.seconds, abs=0.1)
-    assert [word.word for word in found.words] == texts
-    drift = [word.start - (0.3 + 0.5 * n) for n, word in enumerate(found.words)]
+    assert sum(seconds) == pytest.approx(transcript.seconds, abs=0.1)
+    assert [word.word for word in transcript.words] == texts
+    drift = [word.start - (0.3 + 0.5 * n) for n, word in enumerate(transcript.words)]
     assert max(map(abs, drift)) < 0.1
 
 
@@ -235,6 +237,6 @@ def test_truncated_recording_has_an_error_and_no_text(perfect_model, tmp_path):
     data = io.BytesIO()
     soundfile.write(data, np.tile(speak(TEXT), 30), RATE, format="WAV")
     (tmp_path / "cut.wav").write_bytes(data.getvalue()[:-1000])
-    found = Transcriber(perfect_model, batch_seconds=5).transcribe([tmp_path / "cut.wav", speak(TEXT)])
-    assert [one.text for one in found][1:] == [TEXT]
-    assert found[0].error == "" or found[0].text == ""
+    transcripts = Transcriber(perfect_model, batch_seconds=5).transcribe([tmp_path / "cut.wav", speak(TEXT)])
+    assert [transcript.text for transcript in transcripts][1:] == [TEXT]
+    assert transcripts[0].error == "" or transcripts[0].text == ""

@@ -19,8 +19,8 @@ def table(folder):
 
 def test_change_is_reported_once_after_it_settles():
     state, outcomes = {}, []
-    for found in ("a", "a", "a", "b", "c", "c", "c", "a", "a"):
-        outcome, state = decide(found, state)
+    for digest in ("a", "a", "a", "b", "c", "c", "c", "a", "a"):
+        outcome, state = decide(digest, state)
         outcomes.append(outcome)
     first = ["Settling", "Changed", "Unchanged"]
     assert outcomes == [*first, "Settling", *first, "Settling", "Changed"]

@@ -134,45 +134,45 @@ def weights(model):
 
 
 def test_a_second_learner_begins_with_the_weights_of_the_first_one(tmp_path):
-    (first, one), (second, two) = make(0), make(1)
-    with Ring(first, one, folder=tmp_path), Ring(second, two, folder=tmp_path):
-        one.step()
+    (first, optimizer), (second, other_optimizer) = make(0), make(1)
+    with Ring(first, optimizer, folder=tmp_path), Ring(second, other_optimizer, folder=tmp_path):
+        optimizer.step()
         begin = weights(first).clone()
         assert not torch.equal(weights(second), begin)
-        two.step()  # a step without a gradient, before which it joins
+        other_optimizer.step()  # a step without a gradient, before which it joins
         assert torch.equal(weights(second), begin)
 
 
 def test_late_learners_have_the_final_weights_or_fail(tmp_path):
-    (first, one), (late, two), (too_late, three) = map(make, range(3))
-    with Ring(first, one, folder=tmp_path) as ring, Ring(late, two, folder=tmp_path) as other:
-        left = Ring(too_late, three, folder=tmp_path)
+    (first, optimizer), (late, late_optimizer), (too_late, too_late_optimizer) = map(make, range(3))
+    with Ring(first, optimizer, folder=tmp_path) as ring, Ring(late, late_optimizer, folder=tmp_path) as other:
+        left = Ring(too_late, too_late_optimizer, folder=tmp_path)
         with left:
-            assert train(ring, first, one) == 40
-            assert train(other, late, two) == 0
+            assert train(ring, first, optimizer) == 40
+            assert train(other, late, late_optimizer) == 0
             assert torch.equal(weights(late), weights(first))
             ring.close()
             other.close()
             with pytest.raises(
                 RingError, match=r"training has ended \(done\), and no learner with its weights is left"
             ):
-                train(left, too_late, three)
+                train(left, too_late, too_late_optimizer)
 
 
 def test_a_learner_that_trains_hears_of_newcomers(tmp_path):
     config = RingConfig.model_validate({"gossip": {"newcomer": "weights"}, "membership": {"beat_s": 0.05}})
-    (first, one), (second, two) = make(0), make(1)
+    (first, optimizer), (second, other_optimizer) = make(0), make(1)
     data = {"counts": [1] * 40, "epochs": 50, "batch": 1}
     with (
-        Ring(first, one, folder=tmp_path, config=config) as ring,
-        Ring(second, two, folder=tmp_path, config=config) as other,
+        Ring(first, optimizer, folder=tmp_path, config=config) as ring,
+        Ring(second, other_optimizer, folder=tmp_path, config=config) as other,
     ):
         pieces = ring.leases(**data)
         next(pieces)
         assert ring.members == (ring.node,)
         next(other.leases(**data))
         for _ in itertools.islice(pieces, 300):
-            one.step()
+            optimizer.step()
             time.sleep(0.01)
             if len(ring.members) == 2:
                 break

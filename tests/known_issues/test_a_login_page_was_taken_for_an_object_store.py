@@ -58,8 +58,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path in self.server.objects:
             self.answer(200, self.server.objects[path], ETag='"0"')
         elif path.count("/") == 1:
-            found = "".join(OBJECT % (name.split("/", 2)[2], len(data)) for name, data in self.server.objects.items())
-            self.answer(200, (LISTING % found).encode(), **{"Content-Type": "application/xml"})
+            listing = "".join(OBJECT % (name.split("/", 2)[2], len(data)) for name, data in self.server.objects.items())
+            self.answer(200, (LISTING % listing).encode(), **{"Content-Type": "application/xml"})
         else:
             self.answer(404, (ERROR % "NoSuchKey").encode(), **{"Content-Type": "application/xml"})
 

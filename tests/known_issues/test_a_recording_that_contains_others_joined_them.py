@@ -113,8 +113,8 @@ def test_windows_of_which_each_overlaps_the_next_are_not_all_copies_of_the_first
     labels, parts = group_copies(np.arange(12, dtype=np.int32), prints, used, 0.17)
     assert (np.arange(12) - labels <= 1).all()  # windows 0 and 1, not 0 and 2
     codes = np.array([0] + [1] * 11)
-    found = find_doubles(DuplicateGroups(NEAR, labels, "keep", "keep", parts=parts), Sets(codes, ["test", "train"]))
-    leaked = np.flatnonzero(found.leaked)
+    doubles = find_doubles(DuplicateGroups(NEAR, labels, "keep", "keep", parts=parts), Sets(codes, ["test", "train"]))
+    leaked = np.flatnonzero(doubles.leaked)
     assert {1, 2} <= set(leaked.tolist()) <= {1, 2, 3}
 
 
@@ -208,11 +208,11 @@ def test_recordings_in_several_folds_stay_in_the_first_with_parts(home):
     names = ["fold-1", "fold-2"]
     codes = np.array([0, 1, 1, 0])
     parts = np.array([[1, 3], [2, 0]])
-    found = find_doubles(
+    doubles = find_doubles(
         DuplicateGroups(NEAR, np.arange(4, dtype=np.int32), "keep", "keep", parts=parts), Sets(codes, names)
     )
-    assert np.flatnonzero(found.leaked).tolist() == [2, 3]
-    assert found.other[[2, 3]].tolist() == [0, 1]
+    assert np.flatnonzero(doubles.leaked).tolist() == [2, 3]
+    assert doubles.other[[2, 3]].tolist() == [0, 1]
 
 
 def test_texts_of_unknown_speakers_are_not_those_of_one_speaker(home, tmp_path):

@@ -73,7 +73,7 @@ def test_dead_server_is_restarted_and_requests_wait(started_servers, number):
         started_servers[0].process.wait(20)
         assert ask(url) == started_servers[1].process.pid != first
     assert not answers(url)
-    assert all(one.process.returncode is not None for one in started_servers)
+    assert all(server.process.returncode is not None for server in started_servers)
     assert said == ["starting the Prefect server (up to a minute; --no-prefect does without)", said[1]]
     assert f"prefect ended with status {-number}; restarting it" in said[1]
 

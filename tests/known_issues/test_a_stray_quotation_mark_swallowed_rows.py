@@ -69,8 +69,8 @@ def whole_row(line):
 
 
 def check_no_row_is_lost(text):
-    found, width = read(text)
-    given_back, previous = dict(found), []
+    results, width = read(text)
+    given_back, previous = dict(results), []
     for number, line in numbered(text)[1:]:
         if whole_row(line) is not None:
             assert given_back[number] == whole_row(line)
@@ -78,19 +78,19 @@ def check_no_row_is_lost(text):
             assert isinstance(previous, list)
             assert any("\n" in cell for cell in previous)
         previous = given_back.get(number, previous)
-    assert [number for number, _ in found] == sorted(given_back)
-    return found, width
+    assert [number for number, _ in results] == sorted(given_back)
+    return results, width
 
 
 @settings(max_examples=70)
 @given(ROWS, DAMAGE)
 def test_one_damage_loses_only_the_rows_it_touches(rows, damage):
     text = damaged(as_csv(rows), [damage])
-    found, width = check_no_row_is_lost(text)
+    results, width = check_no_row_is_lost(text)
     lines = [number for number, line in numbered(text)[1:] if line]
-    assert [number for number, _ in found] == lines  # every row is either read or refused
+    assert [number for number, _ in results] == lines  # every row is either read or refused
     if damage[0] != "cut":
-        good = [cells for _, cells in found if isinstance(cells, list) and len(cells) == width]
+        good = [cells for _, cells in results if isinstance(cells, list) and len(cells) == width]
         assert sum(list(row) in good for row in rows) >= len(rows) - 2
 
 
@@ -116,8 +116,8 @@ def test_drawn_tables_contain_quotation_marks():
 
 def test_a_transcript_over_several_lines_is_one_row():
     text = 'path,text,speaker\r\na.wav,"one\r\ntwo, ""three""\r\n\r\nfour",x\r\nb.wav,five,y\r\n'
-    found, _ = read(text)
-    assert found == [(2, ["a.wav", 'one\ntwo, "three"\n\nfour', "x"]), (6, ["b.wav", "five", "y"])]
+    results, _ = read(text)
+    assert results == [(2, ["a.wav", 'one\ntwo, "three"\n\nfour', "x"]), (6, ["b.wav", "five", "y"])]
 
 
 @pytest.mark.parametrize(
@@ -126,18 +126,18 @@ def test_a_transcript_over_several_lines_is_one_row():
 )
 def test_transcript_that_may_be_several_rows_is_refused(cell):
     text = f'path,text,speaker\r\na.wav,"{cell}",x\r\nc.wav,last,z\r\n'
-    found, _ = read(text)
-    assert "quotation mark" in found[0][1]
-    assert found[-1][1] == ["c.wav", "last", "z"]
-    assert len(found) == len([line for _, line in numbered(text)[1:] if line])
+    results, _ = read(text)
+    assert "quotation mark" in results[0][1]
+    assert results[-1][1] == ["c.wav", "last", "z"]
+    assert len(results) == len([line for _, line in numbered(text)[1:] if line])
 
 
 @pytest.mark.parametrize("rest", ['two",x,y,z', 'two"more,x', "two"])
 def test_unterminated_cell_is_refused_line_by_line(rest):
-    found, width = read(f'path,text,speaker\r\na.wav,"one\r\n{rest}\r\n')
-    assert [number for number, _ in found] == [2, 3]
-    assert "quotation mark" in found[0][1]
-    assert isinstance(found[1][1], str) or len(found[1][1]) != width
+    results, width = read(f'path,text,speaker\r\na.wav,"one\r\n{rest}\r\n')
+    assert [number for number, _ in results] == [2, 3]
+    assert "quotation mark" in results[0][1]
+    assert isinstance(results[1][1], str) or len(results[1][1]) != width
 
 
 def corpus(folder, count=60):

@@ -42,11 +42,11 @@ def filters(monkeypatch):
 
 @pytest.mark.parametrize(("from_rate", "to_rate"), ODD)
 def test_odd_rates_are_resampled_with_small_filters(from_rate, to_rate, filters):
-    found = resample(torch.from_numpy(sine(from_rate)).float(), from_rate, to_rate)
-    assert len(found) == pytest.approx(0.4 * to_rate, rel=5e-4, abs=1)
+    resampled = resample(torch.from_numpy(sine(from_rate)).float(), from_rate, to_rate)
+    assert len(resampled) == pytest.approx(0.4 * to_rate, rel=5e-4, abs=1)
     expected = torch.from_numpy(sine(to_rate, 0.41)).float()
-    inner = slice(len(found) // 10, len(found) * 9 // 10)
-    torch.testing.assert_close(found[inner], expected[inner], atol=0.05, rtol=0)
+    inner = slice(len(resampled) // 10, len(resampled) * 9 // 10)
+    torch.testing.assert_close(resampled[inner], expected[inner], atol=0.05, rtol=0)
     assert all(max(ratio) <= 2000 for ratio in filters)
 
 
@@ -83,15 +83,15 @@ def test_odd_files_do_not_silence_the_others(bundle, tones_are_speech):
     given = [encoded(sine(rate), rate) for rate in (8000, 192_001, 1, 8001, 8000)]
     first, odd, impossible, near, last = Transcriber(bundle).transcribe(given)
     assert "sample rate of 1 Hz" in impossible.error
-    assert [one.error for one in (first, odd, near, last)] == [""] * 4
-    assert [one.seconds for one in (first, odd, near, last)] == pytest.approx([0.4] * 4, abs=0.001)
+    assert [transcript.error for transcript in (first, odd, near, last)] == [""] * 4
+    assert [transcript.seconds for transcript in (first, odd, near, last)] == pytest.approx([0.4] * 4, abs=0.001)
     assert (first.text, near.text) == (last.text, last.text)
 
 
 @pytest.mark.parametrize("rate", [-8000, 1, 10**9])
 def test_arrays_of_an_impossible_rate_are_refused(bundle, rate):
-    (found,) = Transcriber(bundle).transcribe([np.zeros(4000, dtype=np.float32)], rate)
-    assert f"sample rate of {rate} Hz" in found.error
+    (transcript,) = Transcriber(bundle).transcribe([np.zeros(4000, dtype=np.float32)], rate)
+    assert f"sample rate of {rate} Hz" in transcript.error
 
 
 def test_long_utterances_are_refused_before_they_are_decoded(tmp_path, monkeypatch):

@@ -22,7 +22,9 @@ def pair(key, tmp_path):
     cfg = ExchangeConfig.model_validate({"chunk_kb": 16, "timeout_s": 0.2, "encrypt": key is not None})
     ends = [build_exchange(cfg, ExchangeSetup(node, 0, SIZE, key, tmp_path)) for node in range(2)]
     for end in ends:
-        end.set_view(View(1, tuple(Member(node, f"m{node}", (one.endpoint,)) for node, one in enumerate(ends))))
+        end.set_view(
+            View(1, tuple(Member(node, f"m{node}", (member_end.endpoint,)) for node, member_end in enumerate(ends)))
+        )
     yield ends
     for end in ends:
         end.close()

@@ -49,14 +49,14 @@ def test_structures_of_bytes_and_path_are_read(tmp_path, tones, paths):
     names = {"unique": [f"/cache/{n}.wav" for n in range(6)], "same": ["a.wav"] * 6, "none": [None] * 6}[paths]
     audio = [{"bytes": tone, "path": name} for tone, name in zip(tones, names, strict=True)]
     reader = open_corpus("auto", str(write(tmp_path / "hf.parquet", audio)))
-    found = list(reader)
+    utterances = list(reader)
     assert reader.problems == []
-    assert [u.text for u in found] == [f"text {n}" for n in range(6)]
-    assert seconds(found) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    assert seconds(reversed(found)) == [0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    assert [u.text for u in utterances] == [f"text {n}" for n in range(6)]
+    assert seconds(utterances) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert seconds(reversed(utterances)) == [0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
     folder = tmp_path.name.replace(".", "-")
     ids = {"unique": "{}", "same": folder + "-hf-{}-a", "none": "hf-{}"}[paths]
-    assert [u.id for u in found] == [ids.format(n) for n in range(6)]
+    assert [u.id for u in utterances] == [ids.format(n) for n in range(6)]
 
 
 def test_columns_of_bytes_are_read(tmp_path, tones):
@@ -73,13 +73,13 @@ def test_cells_without_bytes_name_a_file_or_nothing(tmp_path, tones):
     audio = [{"bytes": tones[0], "path": "x.wav"}, {"bytes": None, "path": "tones/1.wav"}, None, {"bytes": b"x"}]
     audio += [{"bytes": None, "path": "tones/2.wav"}, {"bytes": None, "path": "gone.wav"}]
     reader = open_corpus("table", str(write(tmp_path / "t.parquet", audio)))
-    found = list(reader)
-    assert [u.text for u in found] == ["text 0", "text 1", "text 3", "text 4"]
-    assert seconds(found[:2] + found[3:]) == [0.1, 0.2, 0.3]
+    utterances = list(reader)
+    assert [u.text for u in utterances] == ["text 0", "text 1", "text 3", "text 4"]
+    assert seconds(utterances[:2] + utterances[3:]) == [0.1, 0.2, 0.3]
     assert [p.reason for p in reader.problems] == ["missing-audio", "missing-audio"]
     assert {p.name for p in reader.files()} >= {"t.parquet", "1.wav", "2.wav"}
     with pytest.raises(ValueError, match="cannot be decoded"):
-        load_utterance_audio(found[2])
+        load_utterance_audio(utterances[2])
 
 
 def test_numbers_of_sentences_are_no_ids(tmp_path, tones):
@@ -96,9 +96,9 @@ def test_data_set_in_several_files_is_found_with_its_sets(tmp_path, tones, home,
     (source,) = find_corpus(tmp_path / "set").sources
     assert (source.kind, guess_kind(str(tmp_path / "set" / "data"))) == ("huggingface", "huggingface")
     reader = open_corpus("auto", str(tmp_path / "set"))
-    found = list(reader)
-    assert [u.split for u in found] == ["test"] * 6 + ["train"] * 12 + ["valid"] * 6
-    assert len({u.id for u in found}) == 24
+    utterances = list(reader)
+    assert [u.split for u in utterances] == ["test"] * 6 + ["train"] * 12 + ["valid"] * 6
+    assert len({u.id for u in utterances}) == 24
     assert reader.problems == []
     data = {"sources": [source.config().model_dump(mode="json")], "min_seconds": 0.01}
     data["duplicates"] = {"overlap": "keep"}
@@ -106,7 +106,7 @@ def test_data_set_in_several_files_is_found_with_its_sets(tmp_path, tones, home,
     assert PREPARE.execute(run).counts["written"] == 24
     assert SHARD.execute(run).counts["written"] == 24
     report = json.loads(invoke("corpus", "inspect", str(tmp_path / "set"), "--json").stdout.splitlines()[-1])
-    assert {name: one["utterances"] for name, one in report["sets"].items()} == {"train": 12, "valid": 6, "test": 6}
+    assert {name: entry["utterances"] for name, entry in report["sets"].items()} == {"train": 12, "valid": 6, "test": 6}
 
 
 def test_names_of_folders_tell_sets_and_other_texts_are_found(tmp_path, tones):
@@ -130,8 +130,8 @@ def test_values_of_where_may_be_in_one_of_several_files(tmp_path, tones):
     for number, region in enumerate(("north", "south")):
         file = tmp_path / f"train-{number:05}-of-00002.parquet"
         write(file, cells(tones), sentence=["one"] * len(tones), region=[region] * len(tones))
-    found = list(open_corpus("huggingface", str(tmp_path), where={"region": "south"}))
-    assert len(found) == len(tones)
+    utterances = list(open_corpus("huggingface", str(tmp_path), where={"region": "south"}))
+    assert len(utterances) == len(tones)
     with pytest.raises(CorpusError, match="no row of .* has 'soth' in the column 'region'; did you mean 'south'"):
         list(open_corpus("huggingface", str(tmp_path), where={"region": "soth"}))
 

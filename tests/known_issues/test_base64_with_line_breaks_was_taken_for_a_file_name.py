@@ -28,9 +28,9 @@ TEXT = base64.b64encode(WAV).decode()
 
 @pytest.fixture
 def model(bundle):
-    found = SpeechRecognizer()
-    found.load_context(SimpleNamespace(artifacts={"bundle": bundle}))
-    return found
+    recognizer = SpeechRecognizer()
+    recognizer.load_context(SimpleNamespace(artifacts={"bundle": bundle}))
+    return recognizer
 
 
 @pytest.mark.parametrize(
@@ -58,19 +58,19 @@ def test_encoded_audio_is_not_taken_for_base64():
 
 def test_wrong_text_has_a_short_error_and_does_not_fail_the_others(model):
     wrong = [TEXT[:-3] + "~", "a" * 1001, "x" * 5000 + "!", "no/such/" + "y" * 300 + ".wav"]
-    found = model.predict(None, [WAV, *wrong, TEXT])
-    assert found["error"].tolist()[0] == found["error"].tolist()[-1] == ""
-    assert found["seconds"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-    assert all(0 < len(error) < 600 for error in found["error"].tolist()[1:-1])
-    assert "neither a path nor base64" in found["error"][1]
+    answer = model.predict(None, [WAV, *wrong, TEXT])
+    assert answer["error"].tolist()[0] == answer["error"].tolist()[-1] == ""
+    assert answer["seconds"].tolist() == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert all(0 < len(error) < 600 for error in answer["error"].tolist()[1:-1])
+    assert "neither a path nor base64" in answer["error"][1]
     assert len(model.predict(None, wrong[:1])) == 1
 
 
 @pytest.mark.parametrize("given", ["z" * 70_000, ["z" * 70_000], [["z" * 70_000] * 9], ("z" * 9000,), "z\0" * 9000])
 def test_errors_do_not_repeat_long_input(given, bundle):
-    for one in Transcriber(bundle).transcribe(given):
-        assert 0 < len(one.error) < 600
-        assert "zzzz" in one.error or "z\\x00" in one.error or "str" in one.error
+    for transcript in Transcriber(bundle).transcribe(given):
+        assert 0 < len(transcript.error) < 600
+        assert "zzzz" in transcript.error or "z\\x00" in transcript.error or "str" in transcript.error
 
 
 def test_short_names_are_repeated_in_full():
@@ -83,8 +83,8 @@ def test_recording_without_samples_has_a_row(model):
     none = np.zeros(0, dtype=np.float32)
     # the last two are what MLflow makes of an array without samples, and of a table with one
     for given in (none, [none], {"audio": none}, pd.DataFrame([], columns=[0]), pd.DataFrame({"audio": [none]})):
-        found = model.predict(None, given)
-        assert len(found) == 1
-        assert "is not audio" in found["error"][0]
+        answer = model.predict(None, given)
+        assert len(answer) == 1
+        assert "is not audio" in answer["error"][0]
     assert len(model.predict(None, pd.DataFrame({"audio": [none, SAMPLES]}))) == 2
     assert len(model.predict(None, pd.DataFrame({"audio": []}))) == 0

@@ -88,12 +88,12 @@ def test_autocast_lstm_uses_chosen_type_with_fp32_gradients(monkeypatch, dtype):
     monkeypatch.setattr(torch, "lstm", spy)
     monkeypatch.setattr(lstms, "lstm_dtype", lambda device: dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = run_lstm(lstm, x, lengths)
+        outputs = run_lstm(lstm, x, lengths)
         assert torch.is_autocast_enabled("cpu")
-    found.float().sum().backward()
+    outputs.float().sum().backward()
     assert kinds == [{dtype}] * 4  # two layers in two directions
     tolerance = 0.05 if dtype == torch.bfloat16 else 0.0
-    torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(outputs.float(), wanted, rtol=tolerance, atol=tolerance)
     for parameter, grad in zip(lstm.parameters(), grads, strict=True):
         assert parameter.grad.dtype == torch.float32
         assert (parameter.grad - grad).norm() <= 2 * tolerance * grad.norm()
@@ -121,10 +121,10 @@ def test_lstm_on_gpu_runs_in_bf16_close_to_fp32():
     x, lengths = torch.randn(4, 50, 64, device=GPU), torch.tensor([50, 40, 3, 1])
     wanted = run_lstm(lstm, x, lengths)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        found = run_lstm(lstm, x, lengths)
-    assert found.dtype == lstm_dtype(GPU)
-    assert found.dtype != torch.float16
-    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
+        outputs = run_lstm(lstm, x, lengths)
+    assert outputs.dtype == lstm_dtype(GPU)
+    assert outputs.dtype != torch.float16
+    torch.testing.assert_close(outputs.float(), wanted, rtol=0.05, atol=0.05)
     # a gradient that fp16 could not hold
-    (found.float().sum() * 1e6).backward()
+    (outputs.float().sum() * 1e6).backward()
     assert all(torch.isfinite(p.grad).all() for p in lstm.parameters())

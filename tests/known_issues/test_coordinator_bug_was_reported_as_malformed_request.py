@@ -28,9 +28,9 @@ make_coordinator_process = emulated_nodes.make_coordinator_process
 def server(make_coordinator_process, tmp_path):
     settings = Settings.from_job(make_coordinator_process(nodes=1).job)
     (tmp_path / "coordinator").mkdir(exist_ok=True)
-    found = CoordinatorServer(settings, tmp_path / "coordinator", "tcp://127.0.0.1:0", None, fresh=True)
-    yield found
-    found.close()
+    coordinator = CoordinatorServer(settings, tmp_path / "coordinator", "tcp://127.0.0.1:0", None, fresh=True)
+    yield coordinator
+    coordinator.close()
 
 
 def ask(server, request):

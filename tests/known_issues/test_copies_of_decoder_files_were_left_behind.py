@@ -23,6 +23,6 @@ def test_threads_share_one_folder_for_copies(monkeypatch):
 
     monkeypatch.setattr(decoder_files.tempfile, "TemporaryDirectory", slow)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: decoder_files.local_files(url, "1", {"words": "words.txt"})["words"], range(4)))
-    assert len(set(found)) == 1
-    assert Path(found[0]).read_bytes() == b"one"
+        paths = list(pool.map(lambda _: decoder_files.local_files(url, "1", {"words": "words.txt"})["words"], range(4)))
+    assert len(set(paths)) == 1
+    assert Path(paths[0]).read_bytes() == b"one"

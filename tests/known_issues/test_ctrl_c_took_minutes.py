@@ -173,11 +173,11 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
     ],
 )
 def test_interrupted_command_ends_with_one_line(command, words, document, phase, number, times):
-    one = command(document(), *words)
-    one.until(phase)
-    one.interrupt(number, times)
+    started = command(document(), *words)
+    started.until(phase)
+    started.interrupt(number, times)
     if phase in (synthesizing, training) and "--no-prefect" not in words:
-        assert one.states() <= {"CANCELLED", "COMPLETED"}
+        assert started.states() <= {"CANCELLED", "COMPLETED"}
 
 
 @pytest.mark.slow
@@ -185,13 +185,13 @@ def test_interrupted_command_ends_with_one_line(command, words, document, phase,
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupted_command_waiting_for_a_slot_ends(command, times):
     document = tiny_document(slots={"pool": "gpus"})
-    one = command(document, "run")
-    lock = one.home / "locks" / f"{lock_name('training', 'gpus', '1')}.lock"
+    started = command(document, "run")
+    lock = started.home / "locks" / f"{lock_name('training', 'gpus', '1')}.lock"
     with file_lock(lock, 0.0, holder="another run"):
-        one.until(lambda home: "another run" in read_log(home))
-        one.interrupt(INT, times)
+        started.until(lambda home: "another run" in read_log(home))
+        started.interrupt(INT, times)
     # the same command finishes the work
-    assert "models:/tiny/1" in starling("run", one.config, "--json", home=one.home, timeout=600).stdout
+    assert "models:/tiny/1" in starling("run", started.config, "--json", home=started.home, timeout=600).stdout
 
 
 def read_log(home):

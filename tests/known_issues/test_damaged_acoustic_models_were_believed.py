@@ -75,9 +75,9 @@ def changed(saved, folder, name, index, value):
 
 
 def test_intact_model_is_read(saved):
-    found = HmmModel.load(saved)
-    assert found.num_features == 4
-    assert found.tree.pdfs(np.array([[0, 3, 4]])).tolist() == [[1, 1, 1, -1, -1]]
+    read = HmmModel.load(saved)
+    assert read.num_features == 4
+    assert read.tree.pdfs(np.array([[0, 3, 4]])).tolist() == [[1, 1, 1, -1, -1]]
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_damaged_description_of_a_model_is_refused(saved, tmp_path, text):
 
 
 def test_tree_of_other_states_than_the_transitions_is_refused():
-    found = model()
-    few = TransitionModel(PHONES, found.transitions.keys[:-1])
+    intact = model()
+    few = TransitionModel(PHONES, intact.transitions.keys[:-1])
     with pytest.raises(ValueError, match="lacks a state of the tree"):
-        few.states_of(*found.transitions.keys[-1:].T)
+        few.states_of(*intact.transitions.keys[-1:].T)
 
 
 def extractor():
@@ -248,16 +248,16 @@ TABLE = AlignmentInfo(10.0, 3, "ab" * 32)
     ],
 )
 def test_impossible_alignments_are_refused(tmp_path, info, row, message):
-    one = Alignment("a", (Span("a", 0, 2, 0.5),), (Span("A", 0, 2),), -1.0, np.array([0, 1]))
-    write_table(tmp_path / "a.parquet", TABLE, [one])
+    alignment = Alignment("a", (Span("a", 0, 2, 0.5),), (Span("A", 0, 2),), -1.0, np.array([0, 1]))
+    write_table(tmp_path / "a.parquet", TABLE, [alignment])
     assert AlignmentTable.read(tmp_path / "a.parquet").pdfs("a").tolist() == [0, 1]
     with pytest.raises(AlignmentsError, match=message):
-        write_table(tmp_path / "b.parquet", replace(TABLE, **info), [replace(one, **row)])
+        write_table(tmp_path / "b.parquet", replace(TABLE, **info), [replace(alignment, **row)])
 
 
 def test_header_of_alignments_that_is_no_mapping_is_refused(tmp_path):
-    one = Alignment("a", (), (Span("A", 0, 1),), pdfs=np.array([0]))
-    write_table(tmp_path / "a.parquet", TABLE, [one])
+    alignment = Alignment("a", (), (Span("A", 0, 1),), pdfs=np.array([0]))
+    write_table(tmp_path / "a.parquet", TABLE, [alignment])
     table = pq.read_table(tmp_path / "a.parquet")
     for header in (b"[]", b"[" * 100_000, b'{"format": 1, "frame_shift_ms": 10, "num_pdfs": Infinity, "model": ""}'):
         pq.write_table(table.replace_schema_metadata({b"starling.alignments": header}), tmp_path / "a.parquet")

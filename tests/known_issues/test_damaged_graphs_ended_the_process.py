@@ -56,9 +56,9 @@ def test_number_out_of_range_is_refused(tmp_path, change, message):
 
 
 def test_intact_graph_is_read(tmp_path):
-    found = read_graph(*graph_file(tmp_path, weight=np.inf))  # an arc that is never taken
-    assert found.words == WordTable(("A", "B"))
-    assert found.arrays.arcs["target"].tolist() == [1, 0]
+    graph = read_graph(*graph_file(tmp_path, weight=np.inf))  # an arc that is never taken
+    assert graph.words == WordTable(("A", "B"))
+    assert graph.arrays.arcs["target"].tolist() == [1, 0]
 
 
 def test_cycle_without_frames_is_refused(tmp_path):
@@ -108,8 +108,8 @@ def test_every_truncated_graph_is_refused(tmp_path):
 
 
 def test_scores_of_fewer_states_than_the_graph_are_refused(tmp_path):
-    found = read_graph(*graph_file(tmp_path))
-    search = GraphSearch(found.arrays, found.words)
+    graph = read_graph(*graph_file(tmp_path))
+    search = GraphSearch(graph.arrays, graph.words)
     for call in (search, lambda scores: search.nbest(scores, 2, 8.0)):
         with pytest.raises(ValueError, match="2 states, the log-likelihoods 1"):
             call(np.zeros((3, 1), dtype=np.float32))

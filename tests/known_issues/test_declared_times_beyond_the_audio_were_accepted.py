@@ -16,8 +16,8 @@ def reasons(kind, path):
     data = DataConfig.model_validate({"sources": [{"kind": kind, "path": str(path)}]})
     reader = open_corpus(kind, str(path))
     checked = [check(utterance, data, TextNormalizer(data.normalizer)) for utterance in reader]
-    found = ["" if isinstance(one, Checked) else f"{one.reason}: {one.detail}" for one in checked]
-    return found + [f"{problem.reason}: {problem.detail}" for problem in reader.problems]
+    outcomes = ["" if isinstance(outcome, Checked) else f"{outcome.reason}: {outcome.detail}" for outcome in checked]
+    return outcomes + [f"{problem.reason}: {problem.detail}" for problem in reader.problems]
 
 
 @pytest.fixture
@@ -42,21 +42,21 @@ def audio(tmp_path):
 def test_times_that_the_audio_lacks_are_refused(tmp_path, audio, kind, times, reason):
     path = tmp_path / "m.jsonl"
     path.write_text(json.dumps({"audio_filepath": audio.name, "text": "one", **times}) + "\n")
-    (found,) = reasons(kind, path)
-    assert found.startswith(reason)
-    assert bool(found) == bool(reason)
+    (refusal,) = reasons(kind, path)
+    assert refusal.startswith(reason)
+    assert bool(refusal) == bool(reason)
 
 
 def test_segments_of_every_layout_are_compared_with_the_audio(tmp_path, audio):
     (tmp_path / "wav.scp").write_text("r a.wav\n")
     (tmp_path / "segments").write_text("a r 0 1\nb r 1 3\nc r 1 2.05\n")
     (tmp_path / "text").write_text("a one\nb two\nc three\n")
-    assert [one[:11] for one in reasons("kaldi", tmp_path)] == ["", "bad-segment", ""]
+    assert [refusal[:11] for refusal in reasons("kaldi", tmp_path)] == ["", "bad-segment", ""]
     (tmp_path / "stm").mkdir()
     (tmp_path / "stm" / "a.stm").write_text("a 1 s 0.0 1.0 <o> one\na 1 s 1.0 9.0 <o> two\n")
     (tmp_path / "wav").mkdir()
     audio.rename(tmp_path / "wav" / "a.wav")
-    assert [one[:11] for one in reasons("tedlium", tmp_path)] == ["", "bad-segment"]
+    assert [refusal[:11] for refusal in reasons("tedlium", tmp_path)] == ["", "bad-segment"]
 
 
 def test_supervision_long_before_its_recording_is_refused(tmp_path, audio):
@@ -66,6 +66,6 @@ def test_supervision_long_before_its_recording_is_refused(tmp_path, audio):
         for n, s in enumerate((0.0, -0.01, -0.9))
     ]
     (tmp_path / "cuts.jsonl").write_text("".join(json.dumps(cut) + "\n" for cut in cuts))
-    found = reasons("lhotse", tmp_path)
-    assert found[:2] == ["", ""]
-    assert found[2].startswith("bad-segment: it starts 0.9 s before")
+    refusals = reasons("lhotse", tmp_path)
+    assert refusals[:2] == ["", ""]
+    assert refusals[2].startswith("bad-segment: it starts 0.9 s before")

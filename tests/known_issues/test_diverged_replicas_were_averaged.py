@@ -28,17 +28,17 @@ def evaluated(job, epoch, *replicas):
     return Evaluator(job).evaluate(epoch, list(range(len(replicas))))
 
 
-def equal(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one)
+def equal(weights, other):
+    return all(torch.equal(weights[name], other[name]) for name in weights)
 
 
 def test_best_replica_replaces_a_worse_mean(trained):
     job, good, start = trained
-    found = evaluated(job, 1, start, good)
+    validated = evaluated(job, 1, start, good)
     assert equal(read_weights(ObjectStore(job.output_url), snapshot_name(1)), good)
     alone = Evaluator(job).validate(good)
-    assert (found["loss"], found["wer"]) == (alone["loss"], alone["wer"])
-    assert found["replicas"]["1"] == found["loss"] < found["replicas"]["0"]
+    assert (validated["loss"], validated["wer"]) == (alone["loss"], alone["wer"])
+    assert validated["replicas"]["1"] == validated["loss"] < validated["replicas"]["0"]
 
 
 def test_close_replicas_are_averaged(trained):
@@ -55,7 +55,7 @@ def test_best_epoch_replaces_a_worse_mean_of_epochs(trained):
     write_weights(store, snapshot_name(3), start)
     write_weights(store, snapshot_name(4), good)
     history = [{"epoch": n, "loss": evaluator.validate(weights)["loss"]} for n, weights in ((3, start), (4, good))]
-    found = evaluator.finish({}, history)
-    assert found["averaged_epochs"] == [4]
-    assert found["valid"]["loss"] == history[1]["loss"]
+    result = evaluator.finish({}, history)
+    assert result["averaged_epochs"] == [4]
+    assert result["valid"]["loss"] == history[1]["loss"]
     assert store.read_json("model/bundle.json")["provenance"]["epochs"] == [4]

@@ -21,10 +21,10 @@ def weights(corpus, tmp_path):
 
 def test_evaluator_without_gpu_validates_on_cpu(corpus, tmp_path, weights, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = Evaluator(corpus.job(tmp_path, "conformer", device="cuda"))
-    assert found.device == torch.device("cpu")
+    evaluator = Evaluator(corpus.job(tmp_path, "conformer", device="cuda"))
+    assert evaluator.device == torch.device("cpu")
     assert "this machine has no GPU" in caplog.text
-    assert math.isfinite(found.validate(weights)["loss"])
+    assert math.isfinite(evaluator.validate(weights)["loss"])
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_evaluator_without_gpu_validates_on_cpu(corpus, tmp_path, weights, monke
 )
 def test_validation_continues_on_cpu_if_gpu_memory_is_full(corpus, tmp_path, weights, monkeypatch, caplog, error):
     expected = Evaluator(corpus.job(tmp_path / "cpu", "conformer")).validate(weights)
-    found, devices = Evaluator(corpus.job(tmp_path / "gpu", "conformer")), []
-    real = found.task.validate
+    evaluator, devices = Evaluator(corpus.job(tmp_path / "gpu", "conformer")), []
+    real = evaluator.task.validate
 
     def full(model, dataset, limits, device):
         devices.append(device.type)
@@ -42,13 +42,13 @@ def test_validation_continues_on_cpu_if_gpu_memory_is_full(corpus, tmp_path, wei
             raise error
         return real(model, dataset, limits, device)
 
-    monkeypatch.setattr(found.task, "validate", full)
+    monkeypatch.setattr(evaluator.task, "validate", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    found.device = torch.device("cuda", 0)  # the model stays where it is: there may be no GPU here
+    evaluator.device = torch.device("cuda", 0)  # the model stays where it is: there may be no GPU here
     with caplog.at_level(logging.WARNING):
-        assert found.validate(weights) == expected
+        assert evaluator.validate(weights) == expected
     assert "out of memory: validation continues on the CPU" in caplog.text
-    assert found.validate(weights) == expected
+    assert evaluator.validate(weights) == expected
     assert devices == ["cuda", "cpu", "cpu"]  # it stays there
 
 
@@ -61,19 +61,19 @@ def test_validation_starts_on_cpu_if_model_does_not_fit_gpu(corpus, tmp_path, we
             raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(module, "claim", claim)
-    found = Evaluator(corpus.job(tmp_path, "conformer"))
-    assert found.device == torch.device("cpu")
-    assert math.isfinite(found.validate(weights)["loss"])
+    evaluator = Evaluator(corpus.job(tmp_path, "conformer"))
+    assert evaluator.device == torch.device("cpu")
+    assert math.isfinite(evaluator.validate(weights)["loss"])
 
 
 def test_other_errors_are_raised(corpus, tmp_path, weights, monkeypatch):
-    found = Evaluator(corpus.job(tmp_path, "conformer"))
-    found.device = torch.device("cuda", 0)
+    evaluator = Evaluator(corpus.job(tmp_path, "conformer"))
+    evaluator.device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
     def broken(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(found.task, "validate", broken)
+    monkeypatch.setattr(evaluator.task, "validate", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        found.validate(weights)
+        evaluator.validate(weights)

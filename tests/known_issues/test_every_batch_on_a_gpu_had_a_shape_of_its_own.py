@@ -28,10 +28,10 @@ def test_transforms_have_few_sizes_and_the_same_results(monkeypatch):
         wanted, counts = extract(waves, lengths)
         before = set(seen)
         with emulation.emulated_gpu(monkeypatch):
-            found, frames = extract(there(waves), there(lengths))
+            feats, frames = extract(there(waves), there(lengths))
         assert {size % 64 for size in seen - before} <= {0}
         assert frames.tolist() == counts.tolist()
-        torch.testing.assert_close(found.as_subclass(torch.Tensor), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(feats.as_subclass(torch.Tensor), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_few_lengths_are_resampled_and_give_the_same_waveforms(monkeypatch):
@@ -46,11 +46,11 @@ def test_few_lengths_are_resampled_and_give_the_same_waveforms(monkeypatch):
         wanted, counts = speed.apply(waves, lengths, drawn)
         seen.clear()
         with emulation.emulated_gpu(monkeypatch):
-            found, frames = speed.apply(there(waves), there(lengths), drawn)
+            changed, frames = speed.apply(there(waves), there(lengths), drawn)
         assert seen
         assert all(wave.shape[1] % 8192 == 0 for wave in seen)
         assert frames.tolist() == counts.tolist()
-        torch.testing.assert_close(found.as_subclass(torch.Tensor), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(changed.as_subclass(torch.Tensor), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("trim_db", [0.0, 40.0])
@@ -64,10 +64,10 @@ def test_recognition_has_few_shapes_and_the_same_scores(corpus, tones, kind, tri
     monkeypatch.setattr(recognizer.model, "forward", lambda feats, *rest: seen.append(feats) or forward(feats, *rest))
     recognizer.device = emulation.GPU
     with emulation.emulated_gpu(monkeypatch):
-        found = recognizer.encode(waves, lengths)
+        scores = recognizer.encode(waves, lengths)
     assert seen[0].shape[1] % 64 == 0
-    assert found.log_probs.shape == wanted.log_probs.shape
-    for one, other, count in zip(found.log_probs, wanted.log_probs, wanted.frames, strict=True):
-        torch.testing.assert_close(one[:count], other[:count], rtol=1e-3, atol=1e-3)
-    assert torch.equal(found.frames, wanted.frames)
-    assert torch.equal(found.starts, wanted.starts)
+    assert scores.log_probs.shape == wanted.log_probs.shape
+    for log_probs, other, count in zip(scores.log_probs, wanted.log_probs, wanted.frames, strict=True):
+        torch.testing.assert_close(log_probs[:count], other[:count], rtol=1e-3, atol=1e-3)
+    assert torch.equal(scores.frames, wanted.frames)
+    assert torch.equal(scores.starts, wanted.starts)

@@ -61,11 +61,11 @@ def steps(path):
 
 def sent_steps(spool):
     """Steps of the lines that a spool sends, each acknowledged at once."""
-    found = []
+    steps = []
     while portions := spool.portions():
-        found += [line["step"] for line in portions[0].lines]
+        steps += [line["step"] for line in portions[0].lines]
         spool.arrived({portions[0].name: portions[0].end})
-    return found
+    return steps
 
 
 def test_journal_on_full_disk_has_only_whole_lines(tmp_path):
@@ -166,14 +166,14 @@ def test_lines_stay_whole_and_ordered_under_short_writes(tmp_path_factory, round
             refused += bool(waiting)
             assert bool(waiting) == (file.trouble is not None)
             assert len(waiting) < before or not space or waiting
-            told += [one["step"] for one in tail.new_entries()]
+            told += [entry["step"] for entry in tail.new_entries()]
             if space % 7 == 0:  # killed, and started again
                 file.close()
                 file = LineFile(folder / "lines")
         disk.left = len(waiting)
         assert file.append(waiting) == len(waiting)
     REFUSED.append(refused)
-    told += [one["step"] for one in tail.new_entries()]
+    told += [entry["step"] for entry in tail.new_entries()]
     assert told == steps(folder / "lines") == [*range(1, number + 1)]
     file.close()
 
@@ -228,7 +228,7 @@ def test_full_disk_loses_no_journal_line(disk, tmp_path, monkeypatch):
     spool.portions()
     spool.close()
     assert steps(path) == [*range(200)]
-    assert [one["step"] for one in read_journal(path)] == [*range(200)]
+    assert [entry["step"] for entry in read_journal(path)] == [*range(200)]
     assert steps(next(disk.glob("lines-*"))) == [*range(200)]
 
 

@@ -80,7 +80,7 @@ def test_object_says_what_it_needs(disk):
 @pytest.mark.parametrize("room", [100_000, 400_000, 700_000])
 def test_estimation_of_a_language_model_names_the_full_disk(disk, tmp_path, room):
     rng = np.random.default_rng(1)
-    words = [" ".join(f"w{one}" for one in row) for row in rng.integers(0, 3000, (4000, 8)).tolist()]
+    words = [" ".join(f"w{number}" for number in row) for row in rng.integers(0, 3000, (4000, 8)).tolist()]
     (tmp_path / "text").write_text("\n".join(words))
     fill(disk, leave=room)
     (disk / "lm").mkdir()
@@ -110,10 +110,10 @@ def test_output_of_a_command_names_its_file(disk, tmp_path):
 
     fill(disk)
     said = rf"^{disk}/out\.txt: no space is left on the disk of {disk} for 500\.0 kB \(0 B"
-    found = Transcript("word " * 100_000, 1.0, 1.0)
+    transcript = Transcript("word " * 100_000, 1.0, 1.0)
     sink = open_sink("text", disk / "out.txt", "model", several=False)
     with pytest.raises(DiskError, match=said), disk_named(tmp_path), sink:
-        sink.add(disk / "a.wav", Path("a"), found)
+        sink.add(disk / "a.wav", Path("a"), transcript)
     assert [path.name for path in disk.iterdir()] == ["hog"]
 
 

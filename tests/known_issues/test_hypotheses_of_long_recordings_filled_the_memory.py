@@ -17,10 +17,10 @@ def test_combinations_that_are_not_chosen_need_little_memory():
     ]
     tracemalloc.start()
     try:
-        found = joined_alternatives(pieces, COUNT)
+        alternatives = joined_alternatives(pieces, COUNT)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(found) == COUNT
-    assert found[0].text == " ".join(f"{SAID} {number} 0" for number in range(PIECES))
-    assert peak < 5 * sum(len(one.text) for one in found)
+    assert len(alternatives) == COUNT
+    assert alternatives[0].text == " ".join(f"{SAID} {number} 0" for number in range(PIECES))
+    assert peak < 5 * sum(len(alternative.text) for alternative in alternatives)

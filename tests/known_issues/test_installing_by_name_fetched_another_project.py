@@ -28,8 +28,8 @@ FILES = [
 
 
 def test_no_page_or_message_installs_by_name():
-    found = [path for path in FILES if BY_NAME.search(path.read_text(encoding="utf-8"))]
-    assert not found
+    pages = [path for path in FILES if BY_NAME.search(path.read_text(encoding="utf-8"))]
+    assert not pages
 
 
 @pytest.mark.parametrize(

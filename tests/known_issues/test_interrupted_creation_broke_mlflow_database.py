@@ -216,8 +216,8 @@ def test_errors_of_the_system_name_their_remedy(path):
 
 
 def test_only_files_are_embedded_databases():
-    found = [embedded_database.database_of(uri) for uri in ("sqlite:////a/m.db?timeout=5", "sqlite:///m.db")]
-    assert [str(path) for path in found] == ["/a/m.db", "m.db"]
+    files = [embedded_database.database_of(uri) for uri in ("sqlite:////a/m.db?timeout=5", "sqlite:///m.db")]
+    assert [str(path) for path in files] == ["/a/m.db", "m.db"]
     for uri in ("sqlite:///", "sqlite:///:memory:", "http://server:5000", "postgresql:///m.db"):
         assert embedded_database.database_of(uri) is None
 

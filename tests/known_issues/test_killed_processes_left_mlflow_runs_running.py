@@ -45,9 +45,9 @@ def status(api, run):
 def test_next_training_ends_the_run_of_a_killed_process(api, killed):
     abandoned, living = opened(api, "abandoned", killed), opened(api, "living")
     opened(api, "next")
-    found = api.get_run(abandoned.info.run_id)
-    assert (found.info.status, found.info.end_time is not None) == ("KILLED", True)
-    assert "its process was killed (run killed, process" in found.data.tags[ENDED_TAG]
+    ended = api.get_run(abandoned.info.run_id)
+    assert (ended.info.status, ended.info.end_time is not None) == ("KILLED", True)
+    assert "its process was killed (run killed, process" in ended.data.tags[ENDED_TAG]
     assert status(api, living) == "RUNNING"
 
 

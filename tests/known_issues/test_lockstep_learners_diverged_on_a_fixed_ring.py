@@ -25,7 +25,7 @@ def test_random_pauses_depend_on_seed_and_learner_only():
         pauses(Stagger(seed, node, 0.0), 0.5) for seed, node in ((1, 0), (1, 0), (1, 1), (2, 0))
     )
     assert first == again
-    assert all(one != two for one, two in zip(first, other, strict=True))
+    assert all(own != theirs for own, theirs in zip(first, other, strict=True))
     assert first != seeded
 
 

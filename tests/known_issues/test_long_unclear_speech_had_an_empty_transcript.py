@@ -29,6 +29,6 @@ def test_best_sentence_is_found_however_large_the_lattice_is(monkeypatch):
     best = lattices.best_paths(lattice, 1, BEAM)[0]
     assert len(best.words) > 5
     monkeypatch.setattr(lattices, "_WORK", 10)
-    (found,) = lattices.best_paths(lattice, 100, BEAM)
-    assert (found.words, found.starts, found.pdfs.tolist()) == (best.words, best.starts, best.pdfs.tolist())
-    assert np.allclose([found.graph, found.acoustic], [best.graph, best.acoustic])
+    (path,) = lattices.best_paths(lattice, 100, BEAM)
+    assert (path.words, path.starts, path.pdfs.tolist()) == (best.words, best.starts, best.pdfs.tolist())
+    assert np.allclose([path.graph, path.acoustic], [best.graph, best.acoustic])

@@ -30,7 +30,7 @@ def models_in(annotation, seen):
 
 def number_fields():
     """Class and name of every field that takes a floating-point number."""
-    for model in sorted(models_in(PipelineConfig, set()), key=lambda one: one.__name__):
+    for model in sorted(models_in(PipelineConfig, set()), key=lambda kind: kind.__name__):
         for name, field in model.model_fields.items():
             if "float" in repr(field.annotation):
                 yield model, field.alias or name
@@ -39,15 +39,15 @@ def number_fields():
 def refused_as_infinite(model, name, value):
     with pytest.raises(ValidationError) as caught:
         model.model_validate({name: value})
-    return any(one["loc"][0] == name and one["type"] == "finite_number" for one in caught.value.errors())
+    return any(error["loc"][0] == name and error["type"] == "finite_number" for error in caught.value.errors())
 
 
 def test_every_number_field_refuses_infinity_and_nan():
-    found = list(number_fields())
-    assert len(found) > 50
+    fields = list(number_fields())
+    assert len(fields) > 50
     taken = [
         f"{model.__name__}.{name}: {value}"
-        for model, name in found
+        for model, name in fields
         for value in (math.inf, -math.inf, math.nan, "1e999")
         if not any(
             refused_as_infinite(model, name, shape) for shape in (value, [value, value], {"1": value}, {"1": [value]})

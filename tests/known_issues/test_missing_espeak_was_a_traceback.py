@@ -21,7 +21,7 @@ def test_synthetic_corpus_without_espeak_says_what_to_install(home, without_espe
 
 
 def test_doctor_warns_of_missing_espeak(without_espeak):
-    found = doctor.check_audio()[-1]
-    assert (found.check, found.state) == ("espeak-ng", "warning")
-    assert found.found.endswith("not installed (it is licensed under the GPL, so it is an extra)")
-    assert "pip install '.[espeak]'" in found.remedy
+    finding = doctor.check_audio()[-1]
+    assert (finding.check, finding.state) == ("espeak-ng", "warning")
+    assert finding.found.endswith("not installed (it is licensed under the GPL, so it is an extra)")
+    assert "pip install '.[espeak]'" in finding.remedy

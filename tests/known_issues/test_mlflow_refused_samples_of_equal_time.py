@@ -67,8 +67,8 @@ def test_journal_with_equal_times_is_sent_and_model_logged(home, tmp_path):
     points = history(client(), run_id)
     cpu = points["system/node-0/cpu_utilization_percentage"]
     assert [point.value for point in cpu] == [10.0, 20.0, 30.0]
-    for name, found in points.items():
-        keys = [(point.timestamp, point.step) for point in found]
+    for name, series in points.items():
+        keys = [(point.timestamp, point.step) for point in series]
         assert len(keys) == len(set(keys)), name
     for step in (0, 5):
         assert log_model(run_id, step)
@@ -121,7 +121,7 @@ def entries():
 def test_mlflow_accepts_the_points_of_any_journal(drawn, seed):
     # half of the entries are valid, so that rounds, resumes and clocks occur at all
     draw, sound = random.Random(seed), waiting()
-    told = [entry for one in drawn for entry in (one, draw.choice(sound) | {"elapsed": draw.choice([0.0, 1.0, 2.5])})]
+    told = [entry for odd in drawn for entry in (odd, draw.choice(sound) | {"elapsed": draw.choice([0.0, 1.0, 2.5])})]
     translator = Translator()
     points = [point for entry in told for point in translator.feed(entry)]
     assert len(points) > 20

@@ -21,9 +21,9 @@ LEXICON = {"one": [("W",)], "two": [("T",)]}
 
 def kenlm(path):
     lm = load_lm(str(path), ["one", "two"])
-    state, one = lm.score(lm.start(False), 0)
-    state, two = lm.score(state, 1)
-    return one + two + lm.finish(state)[1]
+    state, first = lm.score(lm.start(False), 0)
+    state, second = lm.score(state, 1)
+    return first + second + lm.finish(state)[1]
 
 
 def own(path):

@@ -93,9 +93,9 @@ def test_every_file_has_a_transcript_or_an_error(bundle, files, monkeypatch):
 
 def test_json_and_text_files_have_the_same_transcripts(bundle, files, tmp_path):
     result = CliRunner().invoke(app, ["transcribe", *map(str, files), "--model", str(bundle), "--json"])
-    found = {entry["file"]: entry["error"] for entry in json.loads(result.stdout)["files"]}
-    assert (result.exit_code, list(found)) == (1, list(map(str, files)))
-    assert all((reason in found[str(path)]) if reason else not found[str(path)] for path, reason in files.items())
+    errors = {entry["file"]: entry["error"] for entry in json.loads(result.stdout)["files"]}
+    assert (result.exit_code, list(errors)) == (1, list(map(str, files)))
+    assert all((reason in errors[str(path)]) if reason else not errors[str(path)] for path, reason in files.items())
     out = tmp_path / "texts"
     result = CliRunner().invoke(app, ["transcribe", *map(str, files), "--model", str(bundle), "-o", f"{out}/"])
     assert (result.exit_code, sorted(path.name for path in out.iterdir())) == (1, ["good.txt", "good2.txt", "over.txt"])
@@ -135,9 +135,9 @@ def test_recording_with_nan_outputs_does_not_affect_others(bundle):
     transcriber = Transcriber(bundle)
     transcriber.recognizer.model = SometimesNan()
     quiet, loud = np.full(4000, 1e-4, dtype=np.float32), np.random.default_rng(0).normal(0, 0.5, 4000)
-    found = transcriber.transcribe([quiet, loud, quiet, loud.astype(np.float32)], words=True)
-    assert [bool(one.error) for one in found] == [False, True, False, True]
-    assert all("NaN" in one.error and "check the audio" in one.error for one in found[1::2])
+    transcripts = transcriber.transcribe([quiet, loud, quiet, loud.astype(np.float32)], words=True)
+    assert [bool(transcript.error) for transcript in transcripts] == [False, True, False, True]
+    assert all("NaN" in transcript.error and "check the audio" in transcript.error for transcript in transcripts[1::2])
 
 
 def test_registered_model_transcribes_good_recordings_among_bad(bundle, files, monkeypatch):

@@ -35,8 +35,8 @@ def job(request, corpus, tmp_path):
 
 def memory(learner):
     """Where the optimizer's state is."""
-    entries = (one for state in learner.optimizer.state.values() for one in state.values())
-    return sorted((one.data_ptr(), one.numel()) for one in entries)
+    entries = (entry for state in learner.optimizer.state.values() for entry in state.values())
+    return sorted((tensor.data_ptr(), tensor.numel()) for tensor in entries)
 
 
 def update(flat, optimizer, numbers):
@@ -69,10 +69,10 @@ def test_preallocated_state_equals_that_of_the_first_step(job):
         update(flat, optimizer, range(3))
         update(learner.flat, learner.optimizer, range(3))
         assert torch.equal(flat.weights, learner.flat.weights)
-        wanted, found = optimizer_tensors(optimizer), optimizer_tensors(learner.optimizer)
-        assert list(found) == list(wanted)
+        wanted, own = optimizer_tensors(optimizer), optimizer_tensors(learner.optimizer)
+        assert list(own) == list(wanted)
         assert all(
-            torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in wanted.items()
+            torch.equal(own[name], tensor) and own[name].dtype == tensor.dtype for name, tensor in wanted.items()
         )
         if not again:
             learner.reset()
@@ -88,14 +88,16 @@ class Allocations(TorchDispatchMode):
         self.values = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        found = operation(*args, **(kwargs or {}))
+        result = operation(*args, **(kwargs or {}))
         known = {
-            one.untyped_storage().data_ptr() for one in torch.utils._pytree.tree_leaves(args) if torch.is_tensor(one)
+            tensor.untyped_storage().data_ptr()
+            for tensor in torch.utils._pytree.tree_leaves(args)
+            if torch.is_tensor(tensor)
         }
-        for one in torch.utils._pytree.tree_leaves(found):
-            if torch.is_tensor(one) and one.untyped_storage().data_ptr() not in known:
-                self.values += one.numel()
-        return found
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if torch.is_tensor(tensor) and tensor.untyped_storage().data_ptr() not in known:
+                self.values += tensor.numel()
+        return result
 
 
 @pytest.mark.parametrize("kind", ["adamw", "momentum"])

@@ -36,9 +36,9 @@ def test_segments_at_the_same_time_are_named(tmp_path, stm, named):
 
 def test_command_warns_and_counts_as_sclite(tmp_path):
     result = CliRunner().invoke(app, ["score", *map(str, files(tmp_path, STM)), "--json"])
-    found = json.loads(result.stdout)
-    assert found["overlaps"] == ["rec A: ann 0–3 s (line 1) and bob 0.5–2 s (line 2)"]
+    report = json.loads(result.stdout)
+    assert report["overlaps"] == ["rec A: ann 0–3 s (line 1) and bob 0.5–2 s (line 2)"]
     said = " ".join(result.stderr.split())
     assert "warning: 1 pair of segments at the same time on one channel: rec A: ann" in said
     assert "give each speaker a channel of their own in both files" in said
-    assert found["sets"]["hyp"]["wer"] == 1.0
+    assert report["sets"]["hyp"]["wer"] == 1.0

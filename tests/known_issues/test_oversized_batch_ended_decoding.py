@@ -33,8 +33,8 @@ def decode(corpus, tmp_path, tones):
         model.forward = limited
         recognizer = FrameRecognizer(spec, model, GreedyConfig())
         dataset = inference.open_set(corpus.url("valid"), spec.sample_rate, tmp_path / "cache")
-        found = inference.decode_set(recognizer, dataset, batch_seconds=1000)
-        return [(one.id, one.ref, one.hyp) for one in found.values()], sizes
+        decoded = inference.decode_set(recognizer, dataset, batch_seconds=1000)
+        return [(entry.id, entry.ref, entry.hyp) for entry in decoded.values()], sizes
 
     return run
 

@@ -42,11 +42,11 @@ def test_gradients_of_portions_sum_to_the_batch_gradient(job):
     batch = load(range(11), 2)
     wanted = whole.gradient(batch, 5)
     limit_memory(small, 3, sizes)
-    found = small.gradient(batch, 5)
+    summed = small.gradient(batch, 5)
     assert sizes == [11, 6, 3, 3, 3, 2]
-    assert (wanted.divided, found.divided) == (0, 1)
-    assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
-    assert found.to_list()[1:-1] == wanted.to_list()[1:-1]
+    assert (wanted.divided, summed.divided) == (0, 1)
+    assert summed.loss == pytest.approx(wanted.loss, rel=1e-5)
+    assert summed.to_list()[1:-1] == wanted.to_list()[1:-1]
     torch.testing.assert_close(small.flat.grads, whole.flat.grads, rtol=1e-4, atol=1e-4)
     # the size that failed is not tried again, smaller ones are
     sizes.clear()
@@ -69,8 +69,8 @@ def test_out_of_memory_during_backward_divides_the_batch(job):
 
     # the first parameters get their gradients last, so all others already have theirs
     small.flat.parameters[0].register_post_accumulate_grad_hook(fail)
-    found = small.gradient(batch, 5)
-    assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
+    summed = small.gradient(batch, 5)
+    assert summed.loss == pytest.approx(wanted.loss, rel=1e-5)
     torch.testing.assert_close(small.flat.grads, whole.flat.grads, rtol=1e-4, atol=1e-4)
 
 

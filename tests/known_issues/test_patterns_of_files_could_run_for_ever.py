@@ -9,9 +9,9 @@ from speech.lm.sources import text_files
 
 
 def names(folder, pattern):
-    found = text_files(TextConfig(paths=[f"{folder}/{pattern}"]))
+    files = text_files(TextConfig(paths=[f"{folder}/{pattern}"]))
     root = str(folder).removeprefix("memory:/")
-    return [one.rpartition(f"{root}/")[2] for one in found]
+    return [file.rpartition(f"{root}/")[2] for file in files]
 
 
 @pytest.mark.timeout(60)

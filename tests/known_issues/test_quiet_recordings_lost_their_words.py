@@ -21,8 +21,8 @@ def noise(seconds, level_db, seed=0):
 
 
 def pieces(kind, wave):
-    found = cut(build_vad(DETECTORS[kind]()), [(wave, RATE)], 30.0)
-    return [(one.start, one.start + len(one.wave) / RATE) for one in found]
+    parts = cut(build_vad(DETECTORS[kind]()), [(wave, RATE)], 30.0)
+    return [(part.start, part.start + len(part.wave) / RATE) for part in parts]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def spoken():
 
     with Engine() as engine:
         said = [engine.speak(text) for text in ("turn the kitchen lights on", "dial seven nine two")]
-        waves = [resample(torch.from_numpy(one / 32768).float(), engine.sample_rate, RATE) for one in said]
-    return [gained(one / one.square().mean().sqrt(), -25) for one in waves]
+        waves = [resample(torch.from_numpy(samples / 32768).float(), engine.sample_rate, RATE) for samples in said]
+    return [gained(wave / wave.square().mean().sqrt(), -25) for wave in waves]
 
 
 def with_pauses(waves, level_db):
@@ -50,10 +50,10 @@ def test_gain_does_not_change_the_pieces(kind, spoken):
     expected = pieces(kind, wave)
     assert len(expected) == (1 if kind == "none" else 2)
     for gain in GAINS_DB:
-        found = pieces(kind, gained(wave, gain))
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert one == pytest.approx(other, abs=0.1)
+        quieter = pieces(kind, gained(wave, gain))
+        assert len(quieter) == len(expected)
+        for piece, other in zip(quieter, expected, strict=True):
+            assert piece == pytest.approx(other, abs=0.1)
 
 
 @pytest.mark.parametrize("noise_db", [None, -90.0])
@@ -63,10 +63,10 @@ def test_quiet_speaker_is_heard_beside_a_loud_one(kind, quiet_db, noise_db, spok
     loud, quiet = spoken[0], gained(spoken[1], quiet_db)
     wave = with_pauses([loud, quiet, loud, quiet], -200.0 if noise_db is None else noise_db)
     begin = 1.5
-    found = pieces(kind, wave)
-    assert len(found) == 4
-    for (start, end), one in zip(found, [loud, quiet, loud, quiet], strict=True):
-        stop = begin + len(one) / RATE
+    heard = pieces(kind, wave)
+    assert len(heard) == 4
+    for (start, end), said in zip(heard, [loud, quiet, loud, quiet], strict=True):
+        stop = begin + len(said) / RATE
         assert begin - 0.5 < start < begin + 0.1
         assert stop - 0.35 < end < stop + 0.7  # the last sound may be silence
         begin = stop + 1.5
@@ -104,5 +104,5 @@ def test_short_recordings_are_leveled(samples):
 
 def test_energy_finds_quiet_bursts():
     wave = torch.cat([noise(1, -90, 1), noise(1, -20, 2), noise(2, -90, 3), noise(1, -65, 4), noise(1, -90, 5)])
-    found = build_vad(EnergyConfig()).speech(wave, RATE)
-    assert [edge / RATE for interval in found for edge in interval] == pytest.approx([1, 2, 4, 5], abs=0.03)
+    intervals = build_vad(EnergyConfig()).speech(wave, RATE)
+    assert [edge / RATE for interval in intervals for edge in interval] == pytest.approx([1, 2, 4, 5], abs=0.03)

@@ -17,7 +17,7 @@ from training.node.evaluator import Evaluator
 
 
 def wer_of(texts, corpus):
-    rows = [(one.id, one.row["text"], text, "", "") for one, text in zip(corpus.valid, texts, strict=True)]
+    rows = [(sample.id, sample.row["text"], text, "", "") for sample, text in zip(corpus.valid, texts, strict=True)]
     return score_sets(rows).wer
 
 
@@ -32,13 +32,15 @@ def test_all_paths_hear_the_same_samples(trim_db, corpus, tmp_path, tones_are_sp
     validated = Evaluator(job).validate(weights)["wer"]
     recognizer = Recognizer.load(tmp_path / "bundle", GreedyConfig())
     decoded = decode_set(recognizer, open_set(corpus.url("valid"), 8000, tmp_path / "cache")).values()
-    files = [one.members["flac"] for one in corpus.valid]
-    transcribed = [one.text for one in Transcriber(tmp_path / "bundle", vad=EverythingConfig()).transcribe(files)]
+    files = [sample.members["flac"] for sample in corpus.valid]
+    transcribed = [
+        transcript.text for transcript in Transcriber(tmp_path / "bundle", vad=EverythingConfig()).transcribe(files)
+    ]
     registered = SpeechRecognizer()
     registered.load_context(SimpleNamespace(artifacts={"bundle": tmp_path / "bundle"}))
     served = registered.predict(None, files)["text"].tolist()
 
-    texts = {one.id: one.hyp for one in decoded}
-    assert [texts[one.id] for one in corpus.valid] == transcribed == served
+    texts = {entry.id: entry.hyp for entry in decoded}
+    assert [texts[sample.id] for sample in corpus.valid] == transcribed == served
     assert len(set(transcribed)) > 3
     assert wer_of(transcribed, corpus) == validated

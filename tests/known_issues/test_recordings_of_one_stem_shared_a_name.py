@@ -43,8 +43,8 @@ def test_given_files_have_names_of_their_own(tmp_path, monkeypatch, files, names
 
 def test_files_of_a_folder_have_names_of_their_own(tmp_path):
     made(tmp_path, "x/take.flac", "x/take.wav", "x/deep/take.wav")
-    found = [str(name) for _, name in find_audio([tmp_path / "x"])]
-    assert sorted(found) == ["deep/take", "take.flac", "take.wav"]
+    names = [str(name) for _, name in find_audio([tmp_path / "x"])]
+    assert sorted(names) == ["deep/take", "take.flac", "take.wav"]
 
 
 def test_the_same_file_twice_has_two_names(tmp_path, monkeypatch):

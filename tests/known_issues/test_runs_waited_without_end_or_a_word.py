@@ -25,7 +25,7 @@ class Cluster:
     """A submitter of pieces whose results may never come, with some workers."""
 
     def __init__(self, workers, results=()):
-        self.results, self.found = list(results), workers
+        self.results, self.counted = list(results), workers
 
     def __enter__(self):
         return self
@@ -42,9 +42,9 @@ class Cluster:
         return answer
 
     def workers(self):
-        if isinstance(self.found, Exception):
-            raise self.found
-        return self.found
+        if isinstance(self.counted, Exception):
+            raise self.counted
+        return self.counted
 
 
 @pytest.fixture

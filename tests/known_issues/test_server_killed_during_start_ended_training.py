@@ -49,9 +49,9 @@ def failing_server(tmp_path):
         return begun[0], files[0]
 
     yield make
-    for one in begun:
-        one.process.kill()
-        one.process.wait()
+    for server in begun:
+        server.process.kill()
+        server.process.wait()
 
 
 def starts(note):
@@ -124,9 +124,9 @@ def failing_service(home, tmp_path):
 def quick_supervisor(monkeypatch):
     """A supervisor whose pauses are short."""
     monkeypatch.setattr("flows.servers.supervisor._FIRST_PAUSE_S", 0.01)
-    one = Supervisor(8)
-    yield one
-    one.stop()
+    supervisor = Supervisor(8)
+    yield supervisor
+    supervisor.stop()
 
 
 def test_awaited_servers_are_restarted(quick_supervisor, failing_service):

@@ -54,9 +54,9 @@ def test_pause_does_not_change_features_of_speech(corpus, tones):
     alone, _ = frontend(wave[None], torch.tensor([len(wave)]))
     for level in LEVELS:
         padded = torch.cat([pause(3200, level), wave, pause(3200, level, 1)])
-        found, _ = frontend(padded[None], torch.tensor([len(padded)]))
-        torch.testing.assert_close(found[0, 40 : 40 + alone.shape[1]], alone[0], atol=1e-3, rtol=1e-3)
-        assert found.min() >= -4.001
+        feats, _ = frontend(padded[None], torch.tensor([len(padded)]))
+        torch.testing.assert_close(feats[0, 40 : 40 + alone.shape[1]], alone[0], atol=1e-3, rtol=1e-3)
+        assert feats.min() >= -4.001
 
 
 @pytest.mark.slow
@@ -68,9 +68,9 @@ def test_trained_model_gives_same_transcript_with_added_pauses(corpus, tones, tm
     trained = tones.train_here(corpus.job(tmp_path, spec=spec, epochs=70, average=2, **settings))
     transcriber = Transcriber(trained.bundle)
     waves = [decode_audio(sample.members["flac"])[0] for sample in corpus.valid]
-    clean = [found.text for found in transcriber.transcribe([wave.numpy() for wave in waves])]
+    clean = [transcript.text for transcript in transcriber.transcribe([wave.numpy() for wave in waves])]
     assert sum(text == sample.row["text"] for text, sample in zip(clean, corpus.valid, strict=True)) >= 11
     for level in LEVELS:
         clips = [torch.cat([pause(3200, level, n), wave, pause(3200, level, n)]) for n, wave in enumerate(waves)]
-        texts = [found.text for found in transcriber.transcribe([clip.numpy() for clip in clips])]
+        texts = [transcript.text for transcript in transcriber.transcribe([clip.numpy() for clip in clips])]
         assert sum(text != before for text, before in zip(texts, clean, strict=True)) <= 1

@@ -17,8 +17,8 @@ def threads():
 
 @pytest.mark.parametrize("rt60", [1.1, 1.7, 2.0])
 def test_response_is_the_same_for_any_number_of_threads(threads, rt60):
-    found = []
+    responses = []
     for count in (1, 2, 3, 4):
         threads(count)
-        found.append(decay_response(rt60, 3.0, 48_000, torch.Generator().manual_seed(1)))
-    assert all(torch.equal(one, found[0]) for one in found)
+        responses.append(decay_response(rt60, 3.0, 48_000, torch.Generator().manual_seed(1)))
+    assert all(torch.equal(response, responses[0]) for response in responses)

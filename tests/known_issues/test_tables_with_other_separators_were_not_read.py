@@ -21,8 +21,8 @@ def test_separator_is_told_by_the_header(tmp_path, separator, suffix):
     lines = [[f"{quote}{cell}{quote}" if "," in cell else cell for cell in row] for row in ROWS]
     path = tmp_path / f"table{suffix}"
     path.write_text("".join(separator.join(cells) + "\n" for cells in lines))
-    found = [(u.text, u.speaker) for u in open_corpus("auto", str(path))]
-    assert found == [("one, two", "ann"), ("three", "ben")]
+    rows = [(u.text, u.speaker) for u in open_corpus("auto", str(path))]
+    assert rows == [("one, two", "ann"), ("three", "ben")]
 
 
 def test_columns_of_any_name_are_found_behind_semicolons(tmp_path, invoke):
@@ -63,5 +63,5 @@ def test_ljspeech_is_found_by_its_folder_and_by_its_table(tmp_path):
     write_tone(tmp_path / "wavs" / "a.wav")
     (tmp_path / "metadata.csv").write_text("a|Printing, in the only sense|Printing, in the only sense\n")
     for path in (tmp_path, tmp_path / "metadata.csv"):
-        assert [one.kind for one in find_corpus(path).sources] == ["ljspeech"]
+        assert [source.kind for source in find_corpus(path).sources] == ["ljspeech"]
         assert [u.text for u in open_corpus("auto", str(path))] == ["Printing, in the only sense"]

@@ -27,9 +27,9 @@ class Watched:
         self.most = max(self.most, self.inside)
         time.sleep(0.05)
         with self.lock:
-            found = self.native.decode(*args)
+            result = self.native.decode(*args)
         self.inside -= 1
-        return found
+        return result
 
 
 def test_one_thread_at_a_time_searches_word_pieces(tmp_path):
@@ -41,6 +41,6 @@ def test_one_thread_at_a_time_searches_word_pieces(tmp_path):
     search._native = Watched(search._native)
     scores = torch.randn(4, 1, 6, tokenizer.size, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda one: decoder.decode(one, torch.tensor([6])), scores))
+        hypotheses = list(pool.map(lambda log_probs: decoder.decode(log_probs, torch.tensor([6])), scores))
     assert search._native.most == 1
-    assert found == [decoder.decode(one, torch.tensor([6])) for one in scores]
+    assert hypotheses == [decoder.decode(log_probs, torch.tensor([6])) for log_probs in scores]

@@ -18,7 +18,7 @@ class Deaf(Vad):
 
 
 def pieces(wave, vad=None, rate=RATE):
-    return [(one.start, len(one.wave)) for one in cut(vad or Deaf(EverythingConfig()), [(wave, rate)], 30.0)]
+    return [(piece.start, len(piece.wave)) for piece in cut(vad or Deaf(EverythingConfig()), [(wave, rate)], 30.0)]
 
 
 def noise(kind, level_db, samples, rate=RATE, seed=0):
@@ -55,7 +55,7 @@ def test_short_noise_and_silence_are_not_recognized(rate, kind):
         wave = noise(kind, level, samples, rate, seed)
         rounded = (wave * 32768).round() / 32768
         padded = torch.nn.functional.pad(rounded, (77, 55))  # begins and ends within frames
-        assert [pieces(one, rate=rate) for one in (wave, rounded, padded)] == [[]] * 3
+        assert [pieces(clip, rate=rate) for clip in (wave, rounded, padded)] == [[]] * 3
     for samples in (1, 2, 10, 150, 4000):
         assert pieces(torch.zeros(samples), rate=rate) == []
         assert pieces(torch.full((samples,), 0.1), rate=rate) == []  # an offset

@@ -47,10 +47,10 @@ def prepared(sources, **data):
 
 def speakers(run):
     """Set to speakers."""
-    found = {}
+    by_set = {}
     for row in read_table(run.result("prepare").store, MANIFEST):
-        found.setdefault(row["set"], set()).add(row["speaker"])
-    return found
+        by_set.setdefault(row["set"], set()).add(row["speaker"])
+    return by_set
 
 
 def warnings(run):

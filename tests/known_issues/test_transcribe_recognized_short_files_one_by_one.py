@@ -37,14 +37,14 @@ class Counting(said.LoudestBand):
 @pytest.fixture
 def model(monkeypatch):
     """Makes no errors, in all transcribers."""
-    found, original = Counting(), Transcriber.__init__
+    counting, original = Counting(), Transcriber.__init__
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        self.recognizer.model = found
+        self.recognizer.model = counting
 
     monkeypatch.setattr(Transcriber, "__init__", init)
-    return found
+    return counting
 
 
 @pytest.mark.parametrize("speakers", ["file", "one"])
@@ -76,8 +76,8 @@ def test_transcripts_come_while_later_files_are_not_yet_read(folder, model, monk
     if not speech:
         monkeypatch.setattr(transcriber.vad, "speech", lambda *_: [])
         monkeypatch.setattr(cutting, "_may_be_word", lambda *_: False)
-    for n, found in enumerate(transcriber.stream(recordings())):
-        assert found.text == ("alpha" if speech else "")
+    for n, transcript in enumerate(transcriber.stream(recordings())):
+        assert transcript.text == ("alpha" if speech else "")
         lag.append(len(read) - n)
     assert len(lag) == 1000
     assert lag[0] <= 10
@@ -93,8 +93,8 @@ def test_standard_input_is_not_read_before_its_turn(folder, model):
             yield speak("echo"), n
         pytest.fail("it was read too early")
 
-    found = Transcriber(folder, batch_seconds=20).stream(recordings())
-    assert [one.text for one in islice(found, 5)] == ["echo"] * 5
+    transcripts = Transcriber(folder, batch_seconds=20).stream(recordings())
+    assert [transcript.text for transcript in islice(transcripts, 5)] == ["echo"] * 5
     assert len(order) < 20
 
 
@@ -110,7 +110,7 @@ def test_a_file_has_the_same_transcript_alone_and_among_others(folder, tmp_path)
     rng = np.random.default_rng(0)
     waves = [speak(" ".join(rng.choice(WORDS, n % 7 + 1))) + 1e-3 for n in range(30)]
     among = transcriber.transcribe(waves, words=True)
-    assert len({one.text for one in among}) > 5
+    assert len({transcript.text for transcript in among}) > 5
     for wave, other in zip(waves, among, strict=True):
         (alone,) = transcriber.transcribe([wave], words=True)
         assert alone.text == other.text

@@ -32,12 +32,12 @@ def test_integer_samples_are_scaled_like_floats(tmp_path):
 
 
 def test_single_path_is_one_recording(tmp_path):
-    found = transcriber(tmp_path).transcribe("missing.wav")
-    assert len(found) == 1
-    assert "missing.wav" in found[0].error
+    transcripts = transcriber(tmp_path).transcribe("missing.wav")
+    assert len(transcripts) == 1
+    assert "missing.wav" in transcripts[0].error
 
 
 def test_invalid_input_gets_an_error_and_others_are_transcribed(tmp_path):
-    found = transcriber(tmp_path).transcribe([{"a": 1}, np.zeros(4000, np.float32)])
-    assert "dict is not audio" in found[0].error
-    assert not found[1].error
+    transcripts = transcriber(tmp_path).transcribe([{"a": 1}, np.zeros(4000, np.float32)])
+    assert "dict is not audio" in transcripts[0].error
+    assert not transcripts[1].error

@@ -18,18 +18,18 @@ NOBODY = "127.0.0.1:9"
 
 
 def test_unanswered_request_is_a_transient_failure():
-    with CoordinatorClient(NOBODY, None) as client, pytest.raises(CoordinatorUnreachableError) as found:
+    with CoordinatorClient(NOBODY, None) as client, pytest.raises(CoordinatorUnreachableError) as caught:
         client.request(StatusRequest(), patience_s=0.1)
-    assert passes(found.value)
-    assert not isinstance(found.value, ValueError)
+    assert passes(caught.value)
+    assert not isinstance(caught.value, ValueError)
     assert not passes(CoordinatorError("there is no machine 3 of node 0"))
     assert not passes(CoordinatorFailedError("the coordinator failed"))
 
 
 def test_node_without_job_may_be_restarted():
-    with pytest.raises(NodeError) as found:
+    with pytest.raises(NodeError) as caught:
         fetch_job(NOBODY, None, patience_s=0.1)
-    assert passes(found.value)
+    assert passes(caught.value)
 
 
 def test_node_leaves_without_error_when_coordinator_is_silent(tmp_path, caplog):

@@ -93,7 +93,7 @@ def test_unreachable_server_is_reported_with_a_remedy(request, kind, check, what
     with pytest.raises(UnreachableError) as caught:
         check()
     assert f"{what} {url}" in str(caught.value)
-    assert "does not answer" in caught.value.found
+    assert "does not answer" in caught.value.trouble
     assert remedy in caught.value.remedy
 
 
@@ -142,7 +142,7 @@ def test_commands_do_not_start_without_their_servers(locked, home, tmp_path, beg
     path = write_config(tmp_path / "tiny.json", tiny_document())
     with pytest.raises(UnreachableError):
         begin(path, parse_config(tiny_document()))
-    assert not [found for found in ("corpora", "objects", "prefect", "work") if (home / found).exists()]
+    assert not [folder for folder in ("corpora", "objects", "prefect", "work") if (home / folder).exists()]
 
 
 def test_doctor_reports_unreachable_servers(locked):

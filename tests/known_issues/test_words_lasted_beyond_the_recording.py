@@ -27,17 +27,17 @@ def test_words_stay_inside_their_pieces(bundle, seconds):
     transcriber = Transcriber(bundle, vad=EverythingConfig())
     transcriber.recognizer.model = OneWord()
     noise = np.random.default_rng(0).normal(size=int(8000 * seconds)).astype(np.float32) / 10
-    (found,) = transcriber.transcribe([noise], words=True)
-    assert len(found.words) == (2 if seconds > 30 else 1)
-    assert found.words[0].start == 0.0
-    assert found.words[-1].start + found.words[-1].duration == pytest.approx(seconds, abs=0.05)
-    assert found.words[-1].start + found.words[-1].duration <= seconds + 0.0005
-    for before, after in itertools.pairwise(found.words):
+    (transcript,) = transcriber.transcribe([noise], words=True)
+    assert len(transcript.words) == (2 if seconds > 30 else 1)
+    assert transcript.words[0].start == 0.0
+    assert transcript.words[-1].start + transcript.words[-1].duration == pytest.approx(seconds, abs=0.05)
+    assert transcript.words[-1].start + transcript.words[-1].duration <= seconds + 0.0005
+    for before, after in itertools.pairwise(transcript.words):
         assert before.start + before.duration <= after.start + 0.0005
 
 
 def test_word_outside_its_piece_is_moved_to_its_edge():
     times = FrameTimes(0.01, offset=0.95, begin=1.0, end=2.0)
     words = placed_words("a b c d", [(0, 2), (3, 10), (50, 110), (107, 110)], [1.0] * 4, times)
-    found = [(one.start, round(one.start + one.duration, 3)) for one in words]
-    assert found == [(1.0, 1.01), (1.0, 1.05), (1.45, 2.0), (1.99, 2.0)]
+    spans = [(word.start, round(word.start + word.duration, 3)) for word in words]
+    assert spans == [(1.0, 1.01), (1.0, 1.05), (1.45, 2.0), (1.99, 2.0)]

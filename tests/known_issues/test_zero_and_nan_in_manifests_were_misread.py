@@ -34,8 +34,8 @@ SUFFIXES = [".csv", ".tsv", ".jsonl", ".parquet"]
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_segment_that_starts_at_zero_has_its_duration(tmp_path, suffix):
     rows = [{"path": "a.wav", "start": start, "duration": 0.5, "text": "one"} for start in (0.0, 0.5)]
-    found = open_corpus("table", str(write_table(tmp_path, suffix, rows)))
-    assert [(u.start, u.end) for u in found] == [(0.0, 0.5), (0.5, 1.0)]
+    utterances = open_corpus("table", str(write_table(tmp_path, suffix, rows)))
+    assert [(u.start, u.end) for u in utterances] == [(0.0, 0.5), (0.5, 1.0)]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -43,9 +43,15 @@ def test_nan_is_a_missing_value(tmp_path, suffix):
     rows = [{"path": "a.wav", "text": "one", "speaker": NAN, "id": "a", "start": NAN, "duration": NAN, "lang": NAN}]
     rows += [{**rows[0], "id": "b", "text": NAN if suffix != ".parquet" else "nan"}]
     reader = open_corpus("table", str(write_table(tmp_path, suffix, rows)))
-    (found,) = reader
-    assert (found.id, found.speaker, found.start, found.end, found.duration) == ("a", "", 0.0, None, None)
-    assert found.language == "en"
+    (utterance,) = reader
+    assert (utterance.id, utterance.speaker, utterance.start, utterance.end, utterance.duration) == (
+        "a",
+        "",
+        0.0,
+        None,
+        None,
+    )
+    assert utterance.language == "en"
     assert [problem[:2] for problem in reader.problems] == [("b", "missing-transcript")]
 
 
@@ -58,8 +64,11 @@ def test_numbers_in_a_column_with_gaps_are_whole(tmp_path):
 
 @pytest.mark.parametrize("kind", ["nemo", "lhotse", "peoples_speech", "table"])
 def test_speaker_and_id_zero_are_kept_and_nan_is_missing(tmp_path, kind):
-    (one, other), wrong = ({"text": 7, "speaker": 0, "id": 0}, {"text": "one", "speaker": NAN, "id": 1}), {"text": NAN}
-    rows = [one, other, wrong | {"id": 2, "speaker": 0}]
+    (zeros, other), wrong = (
+        ({"text": 7, "speaker": 0, "id": 0}, {"text": "one", "speaker": NAN, "id": 1}),
+        {"text": NAN},
+    )
+    rows = [zeros, other, wrong | {"id": 2, "speaker": 0}]
     if kind == "nemo":
         path = write_table(tmp_path, ".json", [{"audio_filepath": "a.wav", "duration": 1, **row} for row in rows])
     elif kind == "table":

@@ -48,9 +48,9 @@ def test_validation_has_loss_token_accuracy_and_error_rate(trained):
 
 def test_trained_model_recognizes_the_set_with_ctc(trained, corpus, tmp_path):
     """A minute of speech does not teach attention enough to do without."""
-    found = decoded(trained, corpus, tmp_path, ctc_weight=0.8)
-    assert sum(entry.ref != entry.hyp for entry in found) <= 2
-    assert all(0 < entry.confidence <= 1 for entry in found)
+    entries = decoded(trained, corpus, tmp_path, ctc_weight=0.8)
+    assert sum(entry.ref != entry.hyp for entry in entries) <= 2
+    assert all(0 < entry.confidence <= 1 for entry in entries)
 
 
 def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path):
@@ -63,11 +63,11 @@ def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path):
 def test_words_have_times_in_order_within_the_recording(trained, times):
     wave = tones.speak(["ba", "gu", "ce"], np.random.default_rng(5))
     transcriber = Transcriber(trained.bundle, decode=AttentionDecodeConfig(times=times, ctc_weight=0.8))
-    (found,) = transcriber.transcribe([wave], words=True)
-    assert found.text.split() == [word.word for word in found.words]
-    assert len(found.words) >= 2
+    (transcript,) = transcriber.transcribe([wave], words=True)
+    assert transcript.text.split() == [word.word for word in transcript.words]
+    assert len(transcript.words) >= 2
     end = 0.0
-    for word in found.words:
+    for word in transcript.words:
         assert word.start >= end - 1e-6
         end = word.start + word.duration
         assert 0 < word.confidence <= 1
@@ -77,9 +77,9 @@ def test_words_have_times_in_order_within_the_recording(trained, times):
 def test_times_of_ctc_are_those_of_the_words(trained):
     wave = tones.speak(["ba", "gu"], np.random.default_rng(5))
     transcriber = Transcriber(trained.bundle, decode=AttentionDecodeConfig(times="ctc", ctc_weight=0.8))
-    (found,) = transcriber.transcribe([wave], words=True)
-    assert found.text == "ba gu"
-    for word, begin in zip(found.words, (0.05, 0.21), strict=True):  # each word 0.10 to 0.14 s, 0.04 s between
+    (transcript,) = transcriber.transcribe([wave], words=True)
+    assert transcript.text == "ba gu"
+    for word, begin in zip(transcript.words, (0.05, 0.21), strict=True):  # each word 0.10 to 0.14 s, 0.04 s between
         assert abs(word.start - begin) < 0.15
 
 
@@ -104,8 +104,8 @@ def test_what_is_no_speech_gives_no_endless_text(trained, name, fields):
     wave = torch.from_numpy(not_speech()[name]).float()
     recognizer = Recognizer.load(trained.bundle, AttentionDecodeConfig(**fields))
     encoded = recognizer.encode(wave[None], torch.tensor([len(wave)]))
-    (found,) = recognizer.search(encoded)
-    words = found.text.split()
+    (hypothesis,) = recognizer.search(encoded)
+    words = hypothesis.text.split()
     assert len(words) <= int(encoded.frames[0])
     for phrase in range(1, 17):  # nothing is said nine times on end
         for start in range(len(words) - 9 * phrase + 1):
@@ -116,7 +116,9 @@ def test_parameters_can_be_tuned(trained, corpus, tmp_path):
     cfg = AttentionDecodeConfig(beam=2)
     recognizer = Recognizer.load(trained.bundle, cfg)
     data = open_set(corpus.url("valid"), RATE, tmp_path)
-    encoded = [(part.texts, one) for part, one in encode_set(recognizer, data, drawn_rows(data, 6, seed=1))]
+    encoded = [
+        (part.texts, encoded_part) for part, encoded_part in encode_set(recognizer, data, drawn_rows(data, 6, seed=1))
+    ]
     trials = try_all(recognizer, encoded, {"ctc_weight": [0.0, 0.3], "length_bonus": [-50.0, 0.0]})
     assert len(trials) == 4
     assert trials[0].counts.errors > trials[1].counts.errors  # so large a malus allows no words

@@ -48,9 +48,9 @@ def test_bundle_survives_a_round_trip(tmp_path, kind, tokens):
     assert not loaded.training
     waves, lengths = torch.randn(2, 4000) / 10, torch.tensor([4000, 3000])
     expected = model(*spec.build_frontend()(waves, lengths))
-    found = loaded(*loaded_spec.build_frontend()(waves, lengths))
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    outputs = loaded(*loaded_spec.build_frontend()(waves, lengths))
+    assert torch.equal(outputs[0], expected[0])
+    assert torch.equal(outputs[1], expected[1])
     tokenizer = loaded_spec.build_tokenizer()
     assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
 

@@ -28,8 +28,8 @@ def trial(a, b, sub=1, char_errors=3):
     ],
 )
 def test_ties_are_broken_by_rules(trials, best):
-    found = best_trial(trials, GRID, {"a": 1.0, "b": 0.0})
-    assert tuple(found.values.values()) == best
+    chosen = best_trial(trials, GRID, {"a": 1.0, "b": 0.0})
+    assert tuple(chosen.values.values()) == best
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def test_every_combination_is_tried_here_or_in_processes(recognizer, monkeypatch
     scored = [(["a", "ab", "bb", "a bb"], Scores(scores, torch.tensor([12, 8, 12, 5]), torch.zeros(4)))] * 2
     grid, seen = {"word_score": [-3.0, 0.0, 3.0], "beam": [1, 8]}, []
     alone = try_all(recognizer, scored, grid, 1, lambda done, total: seen.append((done, total)))
-    assert [one.values for one in alone] == [
+    assert [trial.values for trial in alone] == [
         {"word_score": s, "beam": b} for s in grid["word_score"] for b in grid["beam"]
     ]
     assert seen == [(number, 6) for number in range(1, 7)]
-    assert len({one.counts for one in alone}) > 2
-    assert {one.counts.utterances for one in alone} == {8}
+    assert len({trial.counts for trial in alone}) > 2
+    assert {trial.counts.utterances for trial in alone} == {8}
     monkeypatch.setattr(decoder_tuning, "useful_processes", lambda *_: 2)
     assert try_all(recognizer, scored, grid, 2) == alone

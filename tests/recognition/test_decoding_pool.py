@@ -30,13 +30,13 @@ def batches(count, size=3):
 
 
 def decoded(recognizer, processes, between=lambda pool: None, count=5):
-    found = []
+    results = []
     with DecodingPool(recognizer, processes) as pool:
         for number, scores in enumerate(batches(count)):
-            found += pool.add(number, scores)
+            results += pool.add(number, scores)
             between(pool)
-        found += pool.rest()
-    return found
+        results += pool.rest()
+    return results
 
 
 def test_two_processes_decode_like_this_process(recognizer):

@@ -26,7 +26,7 @@ def make_spec(features):
     )
 
 
-@pytest.mark.parametrize("kind", sorted(kind for kind, one in FEATURES.items() if not one.adapted))
+@pytest.mark.parametrize("kind", sorted(kind for kind, config in FEATURES.items() if not config.adapted))
 @pytest.mark.parametrize("cmvn", ["global", "sliding"])
 def test_bundle_with_expanded_features_transcribes(tmp_path, kind, cmvn):
     spec = make_spec(FEATURES[kind](cmvn=cmvn, **FEATURES[kind].tiny, **WIDENED))
@@ -39,5 +39,5 @@ def test_bundle_with_expanded_features_transcribes(tmp_path, kind, cmvn):
     assert feats.shape == (2, int(frames[0]), 6 * build_features(spec.features, RATE).dim)
     log_probs, _ = model(feats, frames)
     assert torch.isfinite(log_probs).all()
-    found = Transcriber(tmp_path, vad=EverythingConfig()).transcribe([waves[0].numpy()])
-    assert found[0].error == ""
+    transcripts = Transcriber(tmp_path, vad=EverythingConfig()).transcribe([waves[0].numpy()])
+    assert transcripts[0].error == ""

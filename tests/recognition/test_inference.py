@@ -22,10 +22,10 @@ def decode(trained, url, tmp_path, **options):
 
 def test_a_trained_model_recognizes_the_set(trained, corpus, tmp_path):
     done = []
-    found = decode(trained, corpus.url("valid"), tmp_path, batch_seconds=2.0, on_progress=lambda *n: done.append(n))
-    assert [entry.id for entry in found] == [sample.id for sample in corpus.valid]
-    assert [entry.hyp for entry in found] == [entry.ref for entry in found]
-    for entry, sample in zip(found, corpus.valid, strict=True):
+    entries = decode(trained, corpus.url("valid"), tmp_path, batch_seconds=2.0, on_progress=lambda *n: done.append(n))
+    assert [entry.id for entry in entries] == [sample.id for sample in corpus.valid]
+    assert [entry.hyp for entry in entries] == [entry.ref for entry in entries]
+    for entry, sample in zip(entries, corpus.valid, strict=True):
         assert entry.ref == sample.row["text"]
         assert (entry.speaker, entry.domain) == (sample.row["speaker"], "tones")
         assert entry.duration == pytest.approx(sample.row["duration"])
@@ -40,10 +40,10 @@ def test_a_trained_model_recognizes_the_set(trained, corpus, tmp_path):
 @pytest.mark.parametrize("kind", ["greedy", "beam"])
 def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path, kind):
     cfg = DECODERS[kind]()
-    one = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=0.1)
+    one_by_one = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=0.1)
     all_at_once = decode(trained, corpus.url("valid"), tmp_path, decode=cfg, batch_seconds=1000)
-    assert [entry.hyp for entry in one] == [entry.hyp for entry in all_at_once]
-    assert [entry.score for entry in one] == pytest.approx([entry.score for entry in all_at_once], abs=1e-3)
+    assert [entry.hyp for entry in one_by_one] == [entry.hyp for entry in all_at_once]
+    assert [entry.score for entry in one_by_one] == pytest.approx([entry.score for entry in all_at_once], abs=1e-3)
 
 
 def write_waves(url, waves, rate):
@@ -64,9 +64,9 @@ def test_utterances_shorter_than_a_frame_give_no_words(trained, tmp_path):
     """Also alone in a batch; and transcripts may contain words outside the model's vocabulary."""
     write_waves(str(tmp_path / "set"), [torch.zeros(80), torch.zeros(4000), torch.zeros(1)], 8000)
     for batch_seconds in (0.01, 100):
-        found = decode(trained, str(tmp_path / "set"), tmp_path, batch_seconds=batch_seconds)
-        assert [entry.hyp for entry in found if entry.duration < 0.02] == ["", ""]
-        assert found[0].ref == "zz not in the tokens"
+        entries = decode(trained, str(tmp_path / "set"), tmp_path, batch_seconds=batch_seconds)
+        assert [entry.hyp for entry in entries if entry.duration < 0.02] == ["", ""]
+        assert entries[0].ref == "zz not in the tokens"
 
 
 def test_audio_of_another_sample_rate_is_resampled(trained, corpus, tmp_path):
@@ -74,8 +74,8 @@ def test_audio_of_another_sample_rate_is_resampled(trained, corpus, tmp_path):
 
     waves = [resample(decode_audio(sample.members["flac"])[0], 8000, 16000) for sample in corpus.valid]
     write_waves(str(tmp_path / "set"), waves, 16000)
-    found = decode(trained, str(tmp_path / "set"), tmp_path)
-    assert [entry.hyp for entry in found] == [sample.row["text"] for sample in corpus.valid]
+    entries = decode(trained, str(tmp_path / "set"), tmp_path)
+    assert [entry.hyp for entry in entries] == [sample.row["text"] for sample in corpus.valid]
 
 
 def test_set_in_a_remote_object_store_is_decoded(trained, corpus, tmp_path):
@@ -83,8 +83,8 @@ def test_set_in_a_remote_object_store_is_decoded(trained, corpus, tmp_path):
     local = ObjectStore(corpus.url("valid"))
     for name in local.list():
         remote.write(name, local.read(name))
-    found = decode(trained, remote.url, tmp_path)
-    assert [entry.hyp for entry in found] == [sample.row["text"] for sample in corpus.valid]
+    entries = decode(trained, remote.url, tmp_path)
+    assert [entry.hyp for entry in entries] == [sample.row["text"] for sample in corpus.valid]
     assert list((tmp_path / "cache").glob("*.tar"))
     remote.delete_tree("")
 

@@ -30,7 +30,7 @@ def make_spec(kind="conformer", tokenizer=LETTERS, **fields):
 
 def make_bundle(folder, spec):
     torch.manual_seed(1)
-    save_bundle(folder, spec, {name: one.contiguous() for name, one in spec.build_model().state_dict().items()})
+    save_bundle(folder, spec, {name: tensor.contiguous() for name, tensor in spec.build_model().state_dict().items()})
     return open_source(folder)
 
 

@@ -69,16 +69,16 @@ def read(source, kind=WhisperConfig, **fields):
 
 
 def weights_of(source, kind=WhisperConfig):
-    found = read(source, kind)
-    return found.weights(found.sized(kind(source=str(source))))
+    pretrained = read(source, kind)
+    return pretrained.weights(pretrained.sized(kind(source=str(source))))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("whisper", WhisperConfig), ("wav2vec2", Wav2Vec2Config)])
 def test_all_weights_of_the_encoder_are_read(folders, name, kind):
-    found = read(folders / name, kind)
-    config = found.sized(kind(source=str(folders / name)))
+    pretrained = read(folders / name, kind)
+    config = pretrained.sized(kind(source=str(folders / name)))
     network = build_model(config, config.num_features, 5)
-    weights = found.weights(config)
+    weights = pretrained.weights(config)
     missing = network.load_state_dict(weights, strict=False)
     assert sorted(missing.missing_keys) == ["output.bias", "output.weight"]
     file = load_file(folders / name / "model.safetensors")
@@ -138,9 +138,9 @@ def test_half_precision_and_names_of_older_files_are_read(folders, tmp_path):
         old[name.removeprefix("wav2vec2.")] = tensor.half()
     assert any(name.endswith("weight_g") for name in old)
     save_file(old, folder / "model.safetensors")
-    found, wanted = weights_of(folder, Wav2Vec2Config), weights_of(folders / "wav2vec2", Wav2Vec2Config)
-    assert found.keys() == wanted.keys()
-    for name, tensor in found.items():
+    weights, wanted = weights_of(folder, Wav2Vec2Config), weights_of(folders / "wav2vec2", Wav2Vec2Config)
+    assert weights.keys() == wanted.keys()
+    for name, tensor in weights.items():
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, wanted[name], atol=1e-3, rtol=1e-3)
 
@@ -165,8 +165,8 @@ def test_pickles_are_refused_and_the_remedy_converts_them(folders, whisper):
         read(whisper)
     command = shlex.split(re.search(r"python -c .*", str(caught.value))[0])
     subprocess.run([sys.executable, *command[1:]], check=True, timeout=240, capture_output=True)
-    found, wanted = weights_of(whisper), weights_of(folders / "whisper")
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    weights, wanted = weights_of(whisper), weights_of(folders / "whisper")
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
 
 
 def damage(folder, what):
@@ -183,7 +183,7 @@ def damage(folder, what):
     elif what == "a list":
         config.write_text("[]")
     elif what == "no layer":
-        save_file({name: one for name, one in tensors.items() if "encoder.layers.1." not in name}, weights)
+        save_file({name: tensor for name, tensor in tensors.items() if "encoder.layers.1." not in name}, weights)
     elif what == "NaN":
         tensors["model.encoder.conv1.bias"][0] = float("nan")
         save_file(tensors, weights)
@@ -251,10 +251,10 @@ def test_models_in_the_hubs_cache_need_no_network(folders, hub):
     for file in (folders / "whisper").iterdir():
         (blobs / file.name).write_bytes(file.read_bytes())
         (snapshot / file.name).symlink_to(blobs / file.name)
-    found = read("someone/whisper-tiny", revision=COMMIT)
-    assert found.digest == read(folders / "whisper").digest
-    assert (found.name, found.revision) == ("someone/whisper-tiny", COMMIT)
-    assert found.weights(found.sized(WhisperConfig(source="someone/whisper-tiny", revision=COMMIT)))
+    pretrained = read("someone/whisper-tiny", revision=COMMIT)
+    assert pretrained.digest == read(folders / "whisper").digest
+    assert (pretrained.name, pretrained.revision) == ("someone/whisper-tiny", COMMIT)
+    assert pretrained.weights(pretrained.sized(WhisperConfig(source="someone/whisper-tiny", revision=COMMIT)))
 
 
 def test_models_that_the_hubs_cache_lacks_are_an_error_offline(hub):

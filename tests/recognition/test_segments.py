@@ -74,7 +74,7 @@ def test_segments_do_not_overlap_and_cover_each_utterance(source, tmp_path):
     assert index.column("duration").tolist() == pytest.approx([0.21, 0.21, 0.08, 0.21, 0.05])
     assert index.column("speaker") == ["s0", "s0", "s0", "s1", "s2"]
     batch = dataset(target, alignments(tmp_path)).batch([0, 1, 2])
-    seen = torch.cat([one[:length] for one, length in zip(batch.inputs, batch.lengths, strict=True)])
+    seen = torch.cat([frames[:length] for frames, length in zip(batch.inputs, batch.lengths, strict=True)])
     assert torch.equal(seen, torch.from_numpy(features("a@b")))
 
 
@@ -122,6 +122,6 @@ def test_sets_of_audio_are_refused(tmp_path):
 def test_segments_need_an_objective_of_frames():
     with pytest.raises(ValueError, match="segments have no transcripts, which a recognizer of kind ctc needs"):
         check_system(SYSTEMS["ctc"](), AcousticTrainConfig.model_validate({"segments": {}}))
-    found = AcousticTrainConfig.model_validate({"segments": {}, "objective": "frame_cross_entropy"})
-    check_system(SYSTEMS["hybrid"](), found)
-    assert found.segments == SegmentConfig(frames=21, context=0)
+    config = AcousticTrainConfig.model_validate({"segments": {}, "objective": "frame_cross_entropy"})
+    check_system(SYSTEMS["hybrid"](), config)
+    assert config.segments == SegmentConfig(frames=21, context=0)

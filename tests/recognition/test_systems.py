@@ -44,7 +44,7 @@ def test_engine_knows_the_task_of_every_trained_system(system):
 
 def test_every_objective_trains_one_system():
     for kind, objective in OBJECTIVES.items():
-        assert [name for name, one in SYSTEMS.items() if kind in one.objectives] == [system_of(objective()).kind]
+        assert [name for name, system in SYSTEMS.items() if kind in system.objectives] == [system_of(objective()).kind]
 
 
 @pytest.mark.parametrize("ability", ["word times", "several hypotheses", "tuning", "forced alignment"])
@@ -60,7 +60,7 @@ def without(folder, *fields, **changes):
     """A bundle's description as an earlier version wrote it: without some fields."""
     path = folder / "bundle.json"
     value = json.loads(path.read_text()) | {"checksum": ""} | changes
-    path.write_text(json.dumps({name: one for name, one in value.items() if name not in fields}))
+    path.write_text(json.dumps({name: entry for name, entry in value.items() if name not in fields}))
 
 
 @pytest.mark.parametrize(("states", "kind"), [(None, "ctc"), (STATES, "hybrid")])
@@ -71,7 +71,7 @@ def test_bundle_of_an_earlier_version_is_of_the_system_that_its_outputs_imply(tm
     without(tmp_path, "system")
     spec, network = load_bundle(tmp_path)
     assert (spec, spec.system.kind) == (written[0], kind)
-    assert all(torch.equal(one, written[1].state_dict()[name]) for name, one in network.state_dict().items())
+    assert all(torch.equal(tensor, written[1].state_dict()[name]) for name, tensor in network.state_dict().items())
 
 
 def test_bundle_that_an_earlier_version_wrote_transcribes(tmp_path):
@@ -84,8 +84,8 @@ def test_bundle_that_an_earlier_version_wrote_transcribes(tmp_path):
         *("sample_rate", "states", "stats", "tokenizer"),
     ]
     wave = torch.randn(8000, generator=torch.Generator().manual_seed(1)).numpy() / 10
-    (found,) = Transcriber(tmp_path, vad=EverythingConfig()).transcribe([wave], 8000, words=True)
-    assert (found.error, load_spec(tmp_path)) == ("", spec)
+    (transcript,) = Transcriber(tmp_path, vad=EverythingConfig()).transcribe([wave], 8000, words=True)
+    assert (transcript.error, load_spec(tmp_path)) == ("", spec)
 
 
 @pytest.mark.parametrize(
@@ -129,5 +129,5 @@ def test_transcriber_names_what_a_system_lacks(tmp_path, monkeypatch):
     transcriber = Transcriber(tmp_path, vad=EverythingConfig())
     with pytest.raises(DecodeError, match="of kind silent has no word times: leave out the words' times"):
         transcriber.transcribe([torch.zeros(800).numpy()], 8000, words=True)
-    assert [one.error for one in transcriber.transcribe([torch.zeros(800).numpy()], 8000)] == [""]
+    assert [transcript.error for transcript in transcriber.transcribe([torch.zeros(800).numpy()], 8000)] == [""]
     assert BundleSpec.model_validate(load_spec(tmp_path).model_dump(mode="json")).system.kind == "silent"

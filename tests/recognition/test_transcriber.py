@@ -76,28 +76,28 @@ def test_arrays_tensors_bytes_and_paths_give_the_same(transcriber, tmp_path):
     data = encode_flac(torch.from_numpy(wave), RATE)
     (tmp_path / "a.flac").write_bytes(data)
     items = [wave, torch.from_numpy(wave), wave.astype(np.float64), data, tmp_path / "a.flac", str(tmp_path / "a.flac")]
-    found = transcriber.transcribe(items)
-    assert [one.text for one in found] == [TEXT] * len(items)
-    for one in found:
-        assert one.seconds == pytest.approx(len(wave) / RATE)
-        assert 0.9 < one.confidence <= 1.0
-        assert one.error == ""
+    transcripts = transcriber.transcribe(items)
+    assert [transcript.text for transcript in transcripts] == [TEXT] * len(items)
+    for transcript in transcripts:
+        assert transcript.seconds == pytest.approx(len(wave) / RATE)
+        assert 0.9 < transcript.confidence <= 1.0
+        assert transcript.error == ""
     for item in items:  # one recording needs no list
-        assert [one.text for one in transcriber.transcribe(item)] == [TEXT]
+        assert [transcript.text for transcript in transcriber.transcribe(item)] == [TEXT]
 
 
 def test_any_format_rate_and_channel_count_is_transcribed(transcriber, tmp_path):
     for name, rate in [("a.wav", 44100), ("b.ogg", 16000), ("c.mp3", 22050), ("d.flac", 11025)]:
         wave = speak(TEXT, rate)
         soundfile.write(tmp_path / name, np.stack([wave, wave], axis=1), rate)
-    found = transcriber.transcribe(sorted(tmp_path.iterdir()))
-    assert [one.text for one in found] == [TEXT] * 4
+    transcripts = transcriber.transcribe(sorted(tmp_path.iterdir()))
+    assert [transcript.text for transcript in transcripts] == [TEXT] * 4
 
 
 def test_arrays_of_another_rate_are_resampled(transcriber):
-    found = transcriber.transcribe([speak(TEXT, 16000)], sample_rate=16000)
-    assert found[0].text == TEXT
-    assert found[0].seconds == pytest.approx(len(speak(TEXT)) / RATE, abs=0.01)
+    transcripts = transcriber.transcribe([speak(TEXT, 16000)], sample_rate=16000)
+    assert transcripts[0].text == TEXT
+    assert transcripts[0].seconds == pytest.approx(len(speak(TEXT)) / RATE, abs=0.01)
 
 
 def test_results_are_in_input_order(folder):
@@ -106,7 +106,7 @@ def test_results_are_in_input_order(folder):
     for batch_seconds in (0.1, 3.0, 1000.0):
         transcriber = Transcriber(folder, batch_seconds=batch_seconds)
         transcriber.recognizer.model = LoudestBand()
-        assert [one.text for one in transcriber.transcribe(waves)] == texts
+        assert [transcript.text for transcript in transcriber.transcribe(waves)] == texts
 
 
 def test_batch_size_is_bounded(folder):
@@ -142,18 +142,18 @@ def test_unreadable_recording_stops_no_other(transcriber, tmp_path):
         (np.array([0.0, np.nan]), "finite"),
         (np.float32(3.0), "shape \\(\\)"),
     ]
-    found = transcriber.transcribe([wave, *(item for item, _ in bad), wave])
-    assert [found[0].text, found[-1].text] == ["echo", "echo"]
-    for one, (_, message) in zip(found[1:-1], bad, strict=True):
-        assert pytest.approx((0.0, 0.0)) == (one.seconds, one.confidence)
-        assert one.text == ""
-        assert re.search(message, one.error), one.error
+    transcripts = transcriber.transcribe([wave, *(item for item, _ in bad), wave])
+    assert [transcripts[0].text, transcripts[-1].text] == ["echo", "echo"]
+    for transcript, (_, message) in zip(transcripts[1:-1], bad, strict=True):
+        assert pytest.approx((0.0, 0.0)) == (transcript.seconds, transcript.confidence)
+        assert transcript.text == ""
+        assert re.search(message, transcript.error), transcript.error
 
 
 def test_silence_and_snippets_give_no_words(transcriber):
-    found = transcriber.transcribe([np.zeros(8000), np.zeros(1), np.zeros(150)])
-    assert [one.text for one in found] == ["", "", ""]
-    assert [one.error for one in found] == ["", "", ""]
+    transcripts = transcriber.transcribe([np.zeros(8000), np.zeros(1), np.zeros(150)])
+    assert [transcript.text for transcript in transcripts] == ["", "", ""]
+    assert [transcript.error for transcript in transcripts] == ["", "", ""]
     assert transcriber.transcribe([np.zeros(10)])[0].text == ""  # alone in its batch
     assert transcriber.transcribe([]) == []
 
@@ -162,9 +162,9 @@ def test_long_audio_is_cut_at_pauses(transcriber):
     """Two and a half minutes with the real model's limits: no word is lost at a cut, none is doubled."""
     texts = [WORDS[k] for k in np.random.default_rng(0).integers(0, 6, 300)]
     wave = speak(" ".join(texts), pause=0.3)
-    found = transcriber.transcribe([wave])[0]
-    assert found.seconds == pytest.approx(150.3)
-    assert found.text.split() == texts
+    transcript = transcriber.transcribe([wave])[0]
+    assert transcript.seconds == pytest.approx(150.3)
+    assert transcript.text.split() == texts
 
 
 def test_decoding_can_be_chosen(folder):
@@ -175,8 +175,8 @@ def test_decoding_can_be_chosen(folder):
 
 
 def test_untrained_real_model_runs(folder):
-    found = Transcriber(folder).transcribe([speak(TEXT), np.zeros(10)])
-    assert [one.error for one in found] == ["", ""]
+    transcripts = Transcriber(folder).transcribe([speak(TEXT), np.zeros(10)])
+    assert [transcript.error for transcript in transcripts] == ["", ""]
 
 
 def test_missing_bundle_is_a_clear_error(tmp_path):

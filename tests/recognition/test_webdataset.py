@@ -55,26 +55,26 @@ def read_with_our_reader(url, **options):
 
 
 def test_utterances_equal_those_of_our_reader(shards, tmp_path):
-    found = {item["id"]: item for item in open_webdataset(shards, cache=tmp_path / "cache", shuffle=0)}
+    items = {item["id"]: item for item in open_webdataset(shards, cache=tmp_path / "cache", shuffle=0)}
     wanted = read_with_our_reader(shards)
-    assert list(found) == list(wanted)
-    assert all(torch.equal(found[name]["wave"], wave) for name, wave in wanted.items())
-    assert (found["u.7"]["text"], found["u.7"]["speaker"]) == ("word 7", "s")
+    assert list(items) == list(wanted)
+    assert all(torch.equal(items[name]["wave"], wave) for name, wave in wanted.items())
+    assert (items["u.7"]["text"], items["u.7"]["speaker"]) == ("word 7", "s")
 
 
 def test_audio_is_resampled_to_the_requested_rate(shards, tmp_path):
-    found = {item["id"]: item["wave"] for item in open_webdataset(shards, cache=tmp_path / "cache", sample_rate=16000)}
+    waves = {item["id"]: item["wave"] for item in open_webdataset(shards, cache=tmp_path / "cache", sample_rate=16000)}
     wanted = read_with_our_reader(shards, sample_rate=16000)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wave) for name, wave in wanted.items())
+    assert waves.keys() == wanted.keys()
+    assert all(torch.equal(waves[name], wave) for name, wave in wanted.items())
 
 
 def test_stored_features_are_read_from_remote_shards(tmp_path):
     url = write(f"memory://webdataset{tmp_path}", "npy")
-    found = {item["id"]: item["feats"] for item in open_webdataset(url, cache=tmp_path / "cache")}
+    features = {item["id"]: item["feats"] for item in open_webdataset(url, cache=tmp_path / "cache")}
     wanted = read_with_our_reader(url)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], feats) for name, feats in wanted.items())
+    assert features.keys() == wanted.keys()
+    assert all(torch.equal(features[name], feats) for name, feats in wanted.items())
     assert {path.name for path in Path(tmp_path / "cache").iterdir()} == {f"train-{n:03d}.tar" for n in range(0, 30, 5)}
 
 
@@ -100,10 +100,10 @@ def test_nodes_and_workers_divide_the_shards_in_every_epoch(shards, tmp_path, mo
         data = open_webdataset(shards, cache=tmp_path / "cache")
         more = {"multiprocessing_context": "spawn", "persistent_workers": True}
         loader = DataLoader(data, batch_size=None, num_workers=2, **more)
-        for found in epochs:
+        for names_of_epoch in epochs:
             names = [item["id"] for item in loader]
             assert 0 < len(names) < COUNT
-            found += names
-    for found in epochs:
-        assert sorted(found) == sorted(read_with_our_reader(shards))
+            names_of_epoch += names
+    for names_of_epoch in epochs:
+        assert sorted(names_of_epoch) == sorted(read_with_our_reader(shards))
     assert epochs[0] != epochs[1]

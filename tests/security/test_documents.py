@@ -81,8 +81,8 @@ def test_endless_line_in_a_compressed_manifest_takes_bounded_memory(tmp_path, mo
         file.write(b'{"n": 1}\n' + b" " * 5_000_000 + b'\n{"n": 2}\n')
     assert path.stat().st_size < 100_000
     monkeypatch.setattr(base, "_LONGEST_LINE", 1 << 16)
-    found = list(base.read_json_lines(path))
-    assert [row for _, row in found] == [{"n": 1}, "not a JSON object in UTF-8", {"n": 2}]
+    rows = list(base.read_json_lines(path))
+    assert [row for _, row in rows] == [{"n": 1}, "not a JSON object in UTF-8", {"n": 2}]
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def test_oversized_message_ends_only_its_own_connection(keyed):
         assert server.poll(10_000)
         assert server.recv_multipart()[-1] == b"small"
         assert not server.poll(300)
-        for one in (server, *clients):
-            one.close()
+        for end in (server, *clients):
+            end.close()
 
 
 def test_every_listening_socket_limits_the_message_size():

@@ -46,7 +46,7 @@ def all_alignments(log_probs, wanted):
 
 def reference(encoder, decoder, weight, smoothing, end=0):
     """The losses from the definitions, in plain Python."""
-    found = []
+    losses = []
     for row, (length, frames) in enumerate(zip(LENGTHS, FRAMES, strict=True)):
         wanted = TOKENS[row][:length]
         attention = 0.0
@@ -54,9 +54,9 @@ def reference(encoder, decoder, weight, smoothing, end=0):
             log_probs = softmax(decoder[row][place])
             share = [smoothing / VOCAB + (1 - smoothing) * (number == token) for number in range(VOCAB)]
             attention -= sum(q * p for q, p in zip(share, log_probs, strict=True))
-        ctc = all_alignments([softmax(one) for one in encoder[row][:frames]], wanted) if weight else 0.0
-        found.append(weight * ctc + (1 - weight) * attention)
-    return found
+        ctc = all_alignments([softmax(outputs) for outputs in encoder[row][:frames]], wanted) if weight else 0.0
+        losses.append(weight * ctc + (1 - weight) * attention)
+    return losses
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_share_of_right_tokens_counts_ends():
         for place, token in enumerate([*tokens[:length], 0]):
             decoder[row, place, token] = 0.0
     decoder[1, 2] = torch.tensor([-9.0, 0, -9, -9, -9])  # the end of the second one is missed
-    found = JointAttention(AttentionConfig()).figures(decoder.log_softmax(-1), torch.tensor(FRAMES), targets())
-    assert found == {"token_accuracy": (9.0, 10)}
+    figures = JointAttention(AttentionConfig()).figures(decoder.log_softmax(-1), torch.tensor(FRAMES), targets())
+    assert figures == {"token_accuracy": (9.0, 10)}
 
 
 def test_joint_outputs_are_parted_again():

@@ -136,8 +136,8 @@ def test_combined_augmentation_is_independent_of_the_batch():
     def changed(names, epoch=0, seed=1):
         batch, counts = padded([rows[name] for name in names])
         seeds = utterance_seeds(seed, epoch, names)
-        found, counts = waves(batch, counts, seeds)
-        feats, frames = build_features(LogMelConfig(num_mels=20), RATE)(found, counts)
+        augmented, counts = waves(batch, counts, seeds)
+        feats, frames = build_features(LogMelConfig(num_mels=20), RATE)(augmented, counts)
         feats = spec(feats, frames, seeds)
         return {name: feats[n, : int(frames[n])] for n, name in enumerate(names)}
 
@@ -174,7 +174,7 @@ NORMALIZATIONS = ["none", "global", "speaker", "utterance", "sliding"]
 GATED = {"cmvn_gate_db": 10.0, "cmvn_floor": 2.0}
 
 
-@pytest.mark.parametrize("kind", sorted(kind for kind, one in FEATURES.items() if not one.adapted))
+@pytest.mark.parametrize("kind", sorted(kind for kind, config in FEATURES.items() if not config.adapted))
 @pytest.mark.parametrize("cmvn", NORMALIZATIONS)
 @settings(max_examples=8)
 @given(
@@ -212,10 +212,10 @@ def test_gpu_equals_cpu(tmp_path):
     waves, counts = padded([randoms(2000 + 500 * n, seed=n) for n in range(6)])
     seeds = seeds_for(6)
     expected, lengths = WaveAugment(config, RATE)(waves, counts, seeds)
-    found, on_gpu = WaveAugment(config, RATE)(waves.cuda(), counts.cuda(), seeds)
+    augmented, on_gpu = WaveAugment(config, RATE)(waves.cuda(), counts.cuda(), seeds)
     assert on_gpu.tolist() == lengths.tolist()
-    torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(augmented.cpu(), expected, atol=1e-4, rtol=0)
     feats, frames = padded([randoms(60 + 9 * n, 20, seed=n) for n in range(6)], value=0.0)
     expected = SpecAugment(config)(feats, frames, seeds)
-    found = SpecAugment(config)(feats.cuda(), frames.cuda(), seeds)
-    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=0)
+    masked = SpecAugment(config)(feats.cuda(), frames.cuda(), seeds)
+    torch.testing.assert_close(masked.cpu(), expected, atol=1e-5, rtol=0)

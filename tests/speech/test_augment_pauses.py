@@ -26,25 +26,25 @@ def paused(wave, seed=1, **options):
     """An utterance with its pauses, and the samples of these before, within and after it."""
     step = AUGMENTATIONS["pauses"].build(PauseConfig(**{"probability": 1.0} | options), RATE)
     seeds, lengths = utterance_seeds(seed, 0, ["u"]), torch.tensor([len(wave)])
-    found, count = step(wave[None], lengths, seeds)
-    return found[0, : int(count)], step._added(lengths, step._draws(seeds))[0].tolist()
+    padded, count = step(wave[None], lengths, seeds)
+    return padded[0, : int(count)], step._added(lengths, step._draws(seeds))[0].tolist()
 
 
-def pieces(found, wave, added):
+def pieces(padded, wave, added):
     """The three pauses; asserts that the rest is the utterance, whole and in order."""
     before, within, after = added
-    rest = found[before : len(found) - after]
+    rest = padded[before : len(padded) - after]
     cut = int(0.6 * RATE) + BLOCK // 2  # the middle of the first of the quietest blocks
     assert torch.equal(torch.cat([rest[:cut], rest[cut + within :]]), wave)
-    return found[:before], rest[cut : cut + within], found[len(found) - after :]
+    return padded[:before], rest[cut : cut + within], padded[len(padded) - after :]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_utterance_is_complete_with_a_pause_at_its_quietest_place(seed):
     wave = utterance()
-    found, added = paused(wave, seed, kinds=("zeros",))
-    assert all(not part.any() for part in pieces(found, wave, added))
-    assert 0 < sum(added) == len(found) - len(wave)
+    padded, added = paused(wave, seed, kinds=("zeros",))
+    assert all(not part.any() for part in pieces(padded, wave, added))
+    assert 0 < sum(added) == len(padded) - len(wave)
 
 
 def test_lengths_are_drawn_within_ranges_favouring_short_ones():
@@ -72,15 +72,15 @@ def test_noise_has_a_level_relative_to_the_utterance():
 
 
 def _with(wave, seed, options):
-    found, added = paused(wave, seed, **options)
-    return found, wave, added
+    padded, added = paused(wave, seed, **options)
+    return padded, wave, added
 
 
 def test_levels_are_drawn_from_their_range():
     wave, levels = utterance(), []
     for seed in range(60):
-        found, added = paused(wave, seed, kinds=("noise",), edge_s=(0.2, 0.2), level_db=(-50.0, -10.0))
-        levels.append(level_db(found[: added[0]]) - level_db(wave))
+        padded, added = paused(wave, seed, kinds=("noise",), edge_s=(0.2, 0.2), level_db=(-50.0, -10.0))
+        levels.append(level_db(padded[: added[0]]) - level_db(wave))
     assert -50.1 < min(levels) < -44
     assert -16 < max(levels) < -9.9
 
@@ -97,26 +97,26 @@ def test_room_tone_has_the_spectrum_of_the_quietest_part():
 
 
 def test_room_tone_of_digital_silence_is_silent():
-    found, added = paused(utterance(), kinds=("room",))
+    padded, added = paused(utterance(), kinds=("room",))
     assert sum(added)
-    assert all(not part.any() for part in pieces(found, utterance(), added))
+    assert all(not part.any() for part in pieces(padded, utterance(), added))
 
 
 @pytest.mark.parametrize("length", [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
 def test_shortest_utterances_get_pauses_too(length):
     wave = torch.randn(length, generator=torch.Generator().manual_seed(0))
     for kind in ("zeros", "noise", "room"):
-        found, added = paused(wave, kinds=(kind,), edge_s=(0.01, 0.01), inner_s=(0.01, 0.01))
-        assert len(found) == length + sum(added) == length + 3 * RATE // 100
-        assert torch.isfinite(found).all()
+        padded, added = paused(wave, kinds=(kind,), edge_s=(0.01, 0.01), inner_s=(0.01, 0.01))
+        assert len(padded) == length + sum(added) == length + 3 * RATE // 100
+        assert torch.isfinite(padded).all()
 
 
 def test_room_tone_contains_noise_added_before():
     """Pauses come last: their room tone is that of the augmented utterance, and zeros stay zeros."""
     assert list(AUGMENTATIONS).index("pauses") == 4
     config = AugmentConfig(noise={"snr_db": (10, 10)}, pauses=PauseConfig(probability=1.0, kinds=("zeros",)))
-    found, _ = WaveAugment(config, RATE)(utterance()[None], torch.tensor([RATE]), utterance_seeds(1, 0, ["u"]))
-    assert int((found == 0).sum()) > 100
+    padded, _ = WaveAugment(config, RATE)(utterance()[None], torch.tensor([RATE]), utterance_seeds(1, 0, ["u"]))
+    assert int((padded == 0).sum()) > 100
 
 
 @pytest.mark.parametrize(

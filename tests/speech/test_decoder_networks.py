@@ -29,15 +29,15 @@ def inputs(frames=FRAMES, lengths=LENGTHS, seed=0):
     return tokens, encoded, torch.tensor(frames)
 
 
-def close(found, expected, tolerance=1e-5):
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+def close(outputs, expected, tolerance=1e-5):
+    torch.testing.assert_close(outputs, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_outputs_are_log_probabilities_in_float32(kind):
-    found = build(kind)(*inputs())
-    assert found.dtype == torch.float32
-    assert found.shape == (4, 7, VOCAB)
-    close(found.exp().sum(-1), torch.ones(4, 7))
+    outputs = build(kind)(*inputs())
+    assert outputs.dtype == torch.float32
+    assert outputs.shape == (4, 7, VOCAB)
+    close(outputs.exp().sum(-1), torch.ones(4, 7))
 
 
 def test_steps_give_what_whole_texts_give(kind):
@@ -45,8 +45,8 @@ def test_steps_give_what_whole_texts_give(kind):
     tokens, encoded, frames = inputs()
     expected, cache = network(tokens, encoded, frames), network.start(encoded, frames)
     for place in range(tokens.shape[1]):
-        found, cache = network.step(tokens[:, place : place + 1], cache)
-        close(found[:, 0], expected[:, place])
+        outputs, cache = network.step(tokens[:, place : place + 1], cache)
+        close(outputs[:, 0], expected[:, place])
 
 
 def test_hypotheses_go_on_from_those_that_they_are_reordered_to(kind):
@@ -56,10 +56,10 @@ def test_hypotheses_go_on_from_those_that_they_are_reordered_to(kind):
     parents = torch.tensor([[2, 2, 0, 1], [1, 0, 0, 2], [0, 1, 2, 2], [0, 0, 0, 0]])
     last = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4], [1, 1, 1, 2], [8, 7, 6, 5]])
     _, cache = network.step(first, network.start(encoded, frames).reordered(torch.zeros(4, 3, dtype=torch.long)))
-    found, after = network.step(last, cache.reordered(parents))
+    outputs, after = network.step(last, cache.reordered(parents))
     for hypothesis in range(4):
         texts = torch.stack((first.gather(1, parents)[:, hypothesis], last[:, hypothesis]), dim=1)
-        close(found[:, hypothesis], network(texts, encoded, frames)[:, 1])
+        close(outputs[:, hypothesis], network(texts, encoded, frames)[:, 1])
     rows = torch.tensor([2, 0])
     again, _ = network.step(first[rows][:, [0, 1, 2, 0]], after.utterances(rows))
     close(again, network.step(first[:, [0, 1, 2, 0]], after)[0][rows])
@@ -83,15 +83,15 @@ def test_token_does_not_depend_on_later_ones(kind):
     expected = network(tokens, encoded, frames)
     changed = tokens.clone()
     changed[:, 4:] = (changed[:, 4:] + 1) % VOCAB
-    found = network(changed, encoded, frames)
-    close(found[:, :4], expected[:, :4])
-    assert not torch.allclose(found[:, 4:], expected[:, 4:])
+    outputs = network(changed, encoded, frames)
+    close(outputs[:, :4], expected[:, :4])
+    assert not torch.allclose(outputs[:, 4:], expected[:, 4:])
 
 
 def test_equal_tokens_at_other_places_give_other_results(kind):
     tokens, encoded, frames = inputs()
-    found = build(kind)(torch.ones_like(tokens), encoded, frames)
-    assert not torch.allclose(found[0, 0], found[0, 1], atol=1e-3)
+    outputs = build(kind)(torch.ones_like(tokens), encoded, frames)
+    assert not torch.allclose(outputs[0, 0], outputs[0, 1], atol=1e-3)
 
 
 def test_speech_changes_the_result(kind):
@@ -115,8 +115,8 @@ def test_gradients_reach_all_weights_and_the_speech(kind):
     tokens, encoded, frames = inputs((9, 4), (VOCAB, VOCAB))
     tokens[0] = torch.randperm(VOCAB)
     encoded.requires_grad_()
-    found = network(tokens, encoded, frames)
-    (found * torch.randn(found.shape, generator=torch.Generator().manual_seed(1))).sum().backward()
+    outputs = network(tokens, encoded, frames)
+    (outputs * torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1))).sum().backward()
     for name, parameter in network.named_parameters():
         assert torch.isfinite(parameter.grad).all(), name
         assert parameter.grad.any(), name
@@ -134,9 +134,9 @@ def test_dropout_is_active_only_in_training(kind):
 def test_mixed_precision_gives_float32(kind):
     network, batch = build(kind), inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = network(*batch)
-    assert found.dtype == torch.float32
-    close(found, network(*batch), 0.1)
+        outputs = network(*batch)
+    assert outputs.dtype == torch.float32
+    close(outputs, network(*batch), 0.1)
 
 
 def test_batch_without_frames_is_accepted(kind):

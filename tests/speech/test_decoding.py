@@ -61,35 +61,35 @@ class DecoderSuite:
 
     @pytest.mark.parametrize("path", [[1], [0], [0, 2, 2, 0, 2, 3], [3, 3, 3], [0, 0, 1, 2, 0], [2, 1, 2, 1]])
     def test_clear_posteriors_give_their_text(self, path):
-        (found,) = self.decode(one_hot(path, 4), [len(path)])
-        assert found.tokens == spelled(path)
+        (hypothesis,) = self.decode(one_hot(path, 4), [len(path)])
+        assert hypothesis.tokens == spelled(path)
 
     def test_text_is_that_of_the_tokens(self):
-        (found,) = self.decode(one_hot([2, 3, 3, 0, 3, 1, 2], 4), [7])
-        assert found.text == "abb a"
-        assert found.tokens == [2, 3, 3, 1, 2]
+        (hypothesis,) = self.decode(one_hot([2, 3, 3, 0, 3, 1, 2], 4), [7])
+        assert hypothesis.text == "abb a"
+        assert hypothesis.tokens == [2, 3, 3, 1, 2]
 
     def test_frames_are_the_starts_of_tokens(self):
-        (found,) = self.decode(one_hot([0, 2, 2, 0, 2, 3, 3, 0], 4), [8])
-        assert found.frames == [1, 4, 5]
+        (hypothesis,) = self.decode(one_hot([0, 2, 2, 0, 2, 3, 3, 0], 4), [8])
+        assert hypothesis.frames == [1, 4, 5]
 
     @pytest.mark.parametrize("first", [1, 2, 3])
     def test_first_and_last_tokens_are_decoded(self, first):
-        (found,) = self.decode(one_hot([first, first, 0, first], 4, 0.99), [4])
-        assert found.tokens == [first, first]
-        assert found.frames == [0, 3]
+        (hypothesis,) = self.decode(one_hot([first, first, 0, first], 4, 0.99), [4])
+        assert hypothesis.tokens == [first, first]
+        assert hypothesis.frames == [0, 3]
 
     @pytest.mark.parametrize("size", [2, 3, 5, 32, 500])
     @pytest.mark.parametrize("num_frames", [1, 2, 37])
     def test_hypotheses_are_consistent_for_any_size(self, size, num_frames):
         log_probs = posteriors(3, num_frames, size, seed=size)
-        for found in self.decode(log_probs, [num_frames, num_frames // 2, 0]):
-            assert len(found.tokens) == len(found.frames) <= num_frames
-            assert all(0 < token < size for token in found.tokens)
-            assert found.frames == sorted(set(found.frames))
-            assert all(type(value) is int for value in found.tokens + found.frames)
-            assert 0 <= found.confidence <= 1
-            assert found.score <= 0
+        for hypothesis in self.decode(log_probs, [num_frames, num_frames // 2, 0]):
+            assert len(hypothesis.tokens) == len(hypothesis.frames) <= num_frames
+            assert all(0 < token < size for token in hypothesis.tokens)
+            assert hypothesis.frames == sorted(set(hypothesis.frames))
+            assert all(type(value) is int for value in hypothesis.tokens + hypothesis.frames)
+            assert 0 <= hypothesis.confidence <= 1
+            assert hypothesis.score <= 0
 
     def test_batch_equals_single_and_padding_is_never_read(self):
         log_probs, lengths = posteriors(6, 30, 9), [30, 0, 1, 17, 29, 5]
@@ -106,23 +106,23 @@ class DecoderSuite:
         assert self.decode(torch.zeros(0, 9, 5), []) == []
 
     def test_silence_is_confident_when_the_blank_is(self):
-        (found,) = self.decode(one_hot([0, 0, 0], 4, 0.8), [3])
-        assert found.tokens == []
-        assert found.text == ""
-        assert found.confidence == pytest.approx(0.8)
+        (hypothesis,) = self.decode(one_hot([0, 0, 0], 4, 0.8), [3])
+        assert hypothesis.tokens == []
+        assert hypothesis.text == ""
+        assert hypothesis.confidence == pytest.approx(0.8)
 
     def test_confidence_is_the_mean_of_the_tokens_peaks(self):
         log_probs = torch.tensor([[[0.1, 0.2, 0.7], [0.05, 0.05, 0.9], [0.9, 0.05, 0.05], [0.2, 0.6, 0.2]]]).log()
-        (found,) = self.decode(log_probs, [4])
-        assert found.tokens == [2, 1]
-        assert found.confidence == pytest.approx((0.9 + 0.6) / 2)
+        (hypothesis,) = self.decode(log_probs, [4])
+        assert hypothesis.tokens == [2, 1]
+        assert hypothesis.confidence == pytest.approx((0.9 + 0.6) / 2)
 
     def test_impossible_tokens_do_not_affect_the_result(self):
         log_probs = one_hot([2, 0, 3], 4)
         log_probs[:, :, 1] = -torch.inf
-        (found,) = self.decode(log_probs, [3])
-        assert found.tokens == [2, 3]
-        assert np.isfinite(found.score)
+        (hypothesis,) = self.decode(log_probs, [3])
+        assert hypothesis.tokens == [2, 3]
+        assert np.isfinite(hypothesis.score)
 
     def test_half_precision_and_gradients_are_accepted(self):
         log_probs = one_hot([2, 0, 3], 4)
@@ -132,8 +132,8 @@ class DecoderSuite:
     def test_decoder_can_be_pickled(self):
         decoder = build_decoder(self.cfg, alphabet(5))
         log_probs, lengths = posteriors(2, 12, 5), torch.tensor([12, 7])
-        found = decoder.decode(log_probs, lengths)
-        assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths) == found
+        hypotheses = decoder.decode(log_probs, lengths)
+        assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths) == hypotheses
 
     @pytest.mark.parametrize(
         ("shape", "lengths", "message"),
@@ -168,9 +168,9 @@ class TestGreedy(DecoderSuite):
     @settings(max_examples=60)
     def test_greedy_decoding_gives_the_best_path(self, seed, size, num_frames):
         log_probs = posteriors(1, num_frames, size, seed=seed)
-        (found,) = self.decode(log_probs, [num_frames])
-        assert found.tokens == spelled(log_probs[0].argmax(-1).tolist())
-        assert found.score == pytest.approx(float(log_probs[0].max(-1).values.sum()), abs=1e-4)
+        (hypothesis,) = self.decode(log_probs, [num_frames])
+        assert hypothesis.tokens == spelled(log_probs[0].argmax(-1).tolist())
+        assert hypothesis.score == pytest.approx(float(log_probs[0].max(-1).values.sum()), abs=1e-4)
 
 
 class TestBeam(DecoderSuite):
@@ -201,12 +201,12 @@ def all_sequences(log_probs):
 def test_wide_beam_equals_search_over_all_paths(seed, shape, sharpness):
     log_probs = posteriors(1, *shape, seed=seed, sharpness=sharpness)
     decoder = build_decoder(BeamConfig(beam=2000, beam_threshold=1e4), alphabet(shape[1]))
-    (found,) = decoder.decode(log_probs, torch.tensor([shape[0]]))
+    (hypothesis,) = decoder.decode(log_probs, torch.tensor([shape[0]]))
     totals = all_sequences(log_probs[0].double().numpy())
     best = max(totals, key=totals.get)
     # Two sequences may be equally good to within float32.
-    assert totals[tuple(found.tokens)] == pytest.approx(totals[best], abs=1e-5)
-    assert found.score == pytest.approx(totals[best], abs=1e-4)
+    assert totals[tuple(hypothesis.tokens)] == pytest.approx(totals[best], abs=1e-5)
+    assert hypothesis.score == pytest.approx(totals[best], abs=1e-4)
 
 
 @given(seed=st.integers(0, 100_000))
@@ -214,13 +214,13 @@ def test_wide_beam_equals_search_over_all_paths(seed, shape, sharpness):
 def test_score_approaches_the_ctc_likelihood_of_its_tokens(seed):
     log_probs = posteriors(1, 20, 5, seed=seed, sharpness=4.0)
     decoder = build_decoder(BeamConfig(beam=1000, beam_threshold=200.0), alphabet(5))
-    (found,) = decoder.decode(log_probs, torch.tensor([20]))
-    lengths, targets = torch.tensor([20]), torch.tensor([found.tokens])
+    (hypothesis,) = decoder.decode(log_probs, torch.tensor([20]))
+    lengths, targets = torch.tensor([20]), torch.tensor([hypothesis.tokens])
     loss = torch.nn.functional.ctc_loss(
-        log_probs.transpose(0, 1), targets, lengths, torch.tensor([len(found.tokens)]), reduction="sum"
+        log_probs.transpose(0, 1), targets, lengths, torch.tensor([len(hypothesis.tokens)]), reduction="sum"
     )
     # Alignments that were pruned on the way are missing from the sum: it can only be smaller, and little.
-    assert -float(loss) - 0.2 < found.score < -float(loss) + 1e-4
+    assert -float(loss) - 0.2 < hypothesis.score < -float(loss) + 1e-4
 
 
 def test_beam_sums_alignments_unlike_greedy():
@@ -248,8 +248,8 @@ def test_bpe_hypothesis_is_plain_text():
     path = [token for unit in tokenizer.encode("turn the lights on") for token in (unit, unit, 0)]
     for cfg in (GreedyConfig(), BeamConfig()):
         decoder = build_decoder(cfg, tokenizer)
-        (found,) = decoder.decode(one_hot(path, tokenizer.size), torch.tensor([len(path)]))
-        assert found.text == "turn the lights on"
+        (hypothesis,) = decoder.decode(one_hot(path, tokenizer.size), torch.tensor([len(path)]))
+        assert hypothesis.text == "turn the lights on"
 
 
 def test_long_utterance_is_decoded():

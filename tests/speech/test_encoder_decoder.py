@@ -30,7 +30,7 @@ def features(frames=FRAMES):
     return feats * frame_mask(lengths, feats.shape[1])[..., None], lengths
 
 
-@pytest.fixture(params=sorted(kind for kind, one in MODELS.items() if not getattr(one, "packages", ())))
+@pytest.fixture(params=sorted(kind for kind, config in MODELS.items() if not getattr(config, "packages", ())))
 def kind(request):
     return request.param
 

@@ -46,7 +46,7 @@ def splice_written_out(frames, left, right):
 
 
 def sliding_written_out(frames, window, min_window, center, variance):
-    found, total = [], len(frames)
+    rows, total = [], len(frames)
     for t in range(total):
         start, end = (t - window // 2, t - window // 2 + window) if center else (t - window, t + 1)
         if start < 0:
@@ -59,8 +59,8 @@ def sliding_written_out(frames, window, min_window, center, variance):
         row = frames[t].double() - part.mean(0)
         if variance:
             row = row / part.std(0, correction=0).clamp(min=STD_FLOOR) if len(part) > 1 else row * 0
-        found.append(row)
-    return torch.stack(found).float()
+        rows.append(row)
+    return torch.stack(rows).float()
 
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=2, max_size=5)
@@ -70,13 +70,13 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=2, max_size=5)
 @given(lengths=LENGTHS, order=st.integers(1, 3), window=st.integers(1, 3))
 def test_deltas_equal_the_definition(lengths, order, window):
     feats, counts = batch(lengths)
-    found = add_deltas(feats, counts, order, window)
-    assert found.shape == (*feats.shape[:2], (order + 1) * 4)
+    expanded = add_deltas(feats, counts, order, window)
+    assert expanded.shape == (*feats.shape[:2], (order + 1) * 4)
     for row, length in enumerate(lengths):
         if length:
             expected = deltas_written_out(feats[row, :length], order, window)
-            torch.testing.assert_close(found[row, :length], expected, atol=1e-4, rtol=1e-4)
-        assert not found[row, length:].any()
+            torch.testing.assert_close(expanded[row, :length], expected, atol=1e-4, rtol=1e-4)
+        assert not expanded[row, length:].any()
 
 
 def test_delta_filters_are_slopes():
@@ -84,29 +84,29 @@ def test_delta_filters_are_slopes():
     torch.testing.assert_close(filters[1], torch.tensor([-0.2, -0.1, 0, 0.1, 0.2]).double(), atol=1e-7, rtol=0)
     assert [len(weights) for weights in filters] == [1, 5, 9]
     ramp = torch.arange(20.0).view(1, 20, 1)
-    found = add_deltas(ramp, torch.tensor([20]), 2, 2)[0]
-    torch.testing.assert_close(found[4:16, 1], torch.ones(12))
-    torch.testing.assert_close(found[4:16, 2], torch.zeros(12), atol=1e-6, rtol=0)
+    expanded = add_deltas(ramp, torch.tensor([20]), 2, 2)[0]
+    torch.testing.assert_close(expanded[4:16, 1], torch.ones(12))
+    torch.testing.assert_close(expanded[4:16, 2], torch.zeros(12), atol=1e-6, rtol=0)
 
 
 @settings(max_examples=40)
 @given(lengths=LENGTHS, left=st.integers(0, 6), right=st.integers(0, 6))
 def test_splicing_equals_the_definition(lengths, left, right):
     feats, counts = batch(lengths)
-    found = splice(feats, counts, left, right)
+    spliced = splice(feats, counts, left, right)
     for row, length in enumerate(lengths):
         if length:
-            assert torch.equal(found[row, :length], splice_written_out(feats[row, :length], left, right))
-        assert not found[row, length:].any()
+            assert torch.equal(spliced[row, :length], splice_written_out(feats[row, :length], left, right))
+        assert not spliced[row, length:].any()
 
 
 @settings(max_examples=20)
 @given(lengths=LENGTHS, stride=st.integers(1, 5))
 def test_stride_keeps_every_nth_frame(lengths, stride):
     feats, counts = batch(lengths)
-    found, kept = thin(feats, counts, stride)
+    thinned, kept = thin(feats, counts, stride)
     for row, length in enumerate(lengths):
-        assert torch.equal(found[row, : kept[row]], feats[row, :length][::stride])
+        assert torch.equal(thinned[row, : kept[row]], feats[row, :length][::stride])
 
 
 @settings(max_examples=60)
@@ -120,12 +120,12 @@ def test_stride_keeps_every_nth_frame(lengths, stride):
 def test_sliding_normalization_equals_the_definition(lengths, window, min_window, center, variance):
     feats, counts = batch(lengths)
     options = {"window": window, "min_window": min_window, "center": center, "variance": variance}
-    found = sliding_normalize(feats, counts, **options)
+    normalized = sliding_normalize(feats, counts, **options)
     for row, length in enumerate(lengths):
         if length:
             expected = sliding_written_out(feats[row, :length], **options)
-            torch.testing.assert_close(found[row, :length], expected, atol=1e-4, rtol=1e-3)
-        assert not found[row, length:].any()
+            torch.testing.assert_close(normalized[row, :length], expected, atol=1e-4, rtol=1e-3)
+        assert not normalized[row, length:].any()
 
 
 @pytest.mark.parametrize("center", [True, False])
@@ -133,9 +133,9 @@ def test_sliding_normalization_of_real_speech_equals_the_definition(shared_data,
     path = min((shared_data / "LibriSpeech" / "dev-clean-5").rglob("*.flac"))
     wave, rate = decode_audio(path)
     feats, frames = build_features(LogMelConfig(num_mels=23), rate)(wave[None], torch.tensor([len(wave)]))
-    found = sliding_normalize(feats, frames, window=300, center=center)
+    normalized = sliding_normalize(feats, frames, window=300, center=center)
     expected = sliding_written_out(feats[0], 300, 100, center, True)
-    torch.testing.assert_close(found[0], expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(normalized[0], expected, atol=1e-3, rtol=0)
     deltas = add_deltas(feats, frames)[0]
     torch.testing.assert_close(deltas, deltas_written_out(feats[0], 2, 2), atol=1e-3, rtol=0)
     assert torch.equal(splice(feats, frames, 3, 3)[0], splice_written_out(feats[0], 3, 3))
@@ -143,25 +143,25 @@ def test_sliding_normalization_of_real_speech_equals_the_definition(shared_data,
 
 def test_large_offset_keeps_the_variance():
     feats = torch.randn(1, 400, 3, generator=torch.Generator().manual_seed(0)) * 0.01 + 1000
-    found = sliding_normalize(feats, torch.tensor([400]), window=100)
+    normalized = sliding_normalize(feats, torch.tensor([400]), window=100)
     expected = sliding_written_out(feats[0], 100, 100, True, True)
-    torch.testing.assert_close(found[0], expected, atol=2e-2, rtol=1e-2)
+    torch.testing.assert_close(normalized[0], expected, atol=2e-2, rtol=1e-2)
 
 
 def test_all_expansions_are_applied_in_order():
     config = LogMelConfig(delta_order=1, splice_left=1, splice_right=2, stride=3)
     feats, counts = batch([20, 7, 0])
-    found, kept = Expand(config)(feats, counts)
+    expanded, kept = Expand(config)(feats, counts)
     expected, _ = thin(splice(add_deltas(feats, counts, 1, 2), counts, 1, 2), counts, 3)
-    assert torch.equal(found, expected)
+    assert torch.equal(expanded, expected)
     assert kept.tolist() == [7, 3, 0]
-    assert found.shape[2] == 4 * config.frame_factor
+    assert expanded.shape[2] == 4 * config.frame_factor
 
 
 def test_no_options_change_nothing():
     feats, counts = batch([5, 3])
-    found, kept = Expand(LogMelConfig())(feats, counts)
-    assert found is feats
+    expanded, kept = Expand(LogMelConfig())(feats, counts)
+    assert expanded is feats
     assert kept is counts
 
 
@@ -170,8 +170,8 @@ def test_gpu_equals_cpu():
     config = LogMelConfig(delta_order=2, splice_left=2, splice_right=2, stride=2)
     feats, counts = batch([30, 20, 0])
     expected, kept = Expand(config)(feats, counts)
-    found, on_gpu = Expand(config).cuda()(feats.cuda(), counts.cuda())
-    torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=0)
+    expanded, on_gpu = Expand(config).cuda()(feats.cuda(), counts.cuda())
+    torch.testing.assert_close(expanded.cpu(), expected, atol=1e-5, rtol=0)
     assert on_gpu.tolist() == kept.tolist()
-    found = sliding_normalize(feats.cuda(), counts.cuda(), window=9)
-    torch.testing.assert_close(found.cpu(), sliding_normalize(feats, counts, window=9), atol=1e-5, rtol=0)
+    normalized = sliding_normalize(feats.cuda(), counts.cuda(), window=9)
+    torch.testing.assert_close(normalized.cpu(), sliding_normalize(feats, counts, window=9), atol=1e-5, rtol=0)

@@ -24,8 +24,8 @@ def all_pole(poles, size=4096):
 def test_recursion_recovers_a_known_model():
     coefficients, power = all_pole([0.9 * np.exp(0.6j), 0.7 * np.exp(1.9j), 0.5 * np.exp(2.6j)])
     autocorrelation = torch.from_numpy(3.0 * np.fft.irfft(power)[: len(coefficients) + 1])
-    found, error = linear_prediction(autocorrelation)
-    assert found.numpy() == pytest.approx(coefficients, abs=1e-6)
+    predictor, error = linear_prediction(autocorrelation)
+    assert predictor.numpy() == pytest.approx(coefficients, abs=1e-6)
     assert float(error) == pytest.approx(3.0)
 
 

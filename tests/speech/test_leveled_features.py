@@ -45,9 +45,9 @@ def test_level_is_that_of_the_loud_frames():
 def test_utterances_of_a_batch_are_leveled_by_themselves():
     config = LogMelConfig(num_mels=20, level_db=-20)
     waves = [voice(), 0.01 * voice(3000, 1), voice(250, 2), voice(100, 3), torch.zeros(900), voice(0)]
-    for wave, found in zip(waves, features(config, *waves), strict=True):
-        torch.testing.assert_close(found, features(config, wave)[0], atol=1e-4, rtol=0)
-        assert torch.isfinite(found).all()
+    for wave, leveled in zip(waves, features(config, *waves), strict=True):
+        torch.testing.assert_close(leveled, features(config, wave)[0], atol=1e-4, rtol=0)
+        assert torch.isfinite(leveled).all()
 
 
 def test_trimmed_recordings_are_leveled_alike():
@@ -55,9 +55,9 @@ def test_trimmed_recordings_are_leveled_alike():
     wave = voice()
     expected = frontend.trimmed(wave[None], torch.tensor([len(wave)]))[0]
     padded = torch.cat([torch.zeros(4000), 0.02 * wave, torch.zeros(2000)])
-    found = frontend.trimmed(padded[None], torch.tensor([len(padded)]))[0]
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found[:, 6:-6], expected[:, 6:-6], atol=0.1, rtol=0.01)
+    trimmed = frontend.trimmed(padded[None], torch.tensor([len(padded)]))[0]
+    assert trimmed.shape == expected.shape
+    torch.testing.assert_close(trimmed[:, 6:-6], expected[:, 6:-6], atol=0.1, rtol=0.01)
 
 
 def test_levels_that_cannot_be_known_are_refused():

@@ -21,12 +21,12 @@ def test_padded_sequences_give_what_packed_ones_do(lengths, layers, bidirectiona
     outer = torch.randn(len(lengths), max(lengths) + 2, 8 if bidirectional else 4)
     results = []
     for run in (run_lstm, lambda *given: run_packed(*given, lstm.all_weights)):
-        found = run(lstm, x, counts)
+        outputs = run(lstm, x, counts)
         inside = torch.arange(x.shape[1]) < counts.unsqueeze(1)
-        found = torch.where(inside.unsqueeze(2), found, 0.0)
-        results.append([found, *torch.autograd.grad((found * outer).sum(), [x, *lstm.parameters()])])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        outputs = torch.where(inside.unsqueeze(2), outputs, 0.0)
+        results.append([outputs, *torch.autograd.grad((outputs * outer).sum(), [x, *lstm.parameters()])])
+    for tensor, other in zip(*results, strict=True):
+        torch.testing.assert_close(tensor, other, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_reaches_neither_outputs_nor_gradients():
@@ -37,10 +37,10 @@ def test_padding_reaches_neither_outputs_nor_gradients():
     clean = run_lstm(lstm, x, counts)
     x[1, 2:] = 1e6
     x.requires_grad_()
-    found = run_lstm(lstm, x, counts)
-    assert torch.equal(found, clean)
-    assert not found[1, 2:].any()
-    found.sum().backward()
+    outputs = run_lstm(lstm, x, counts)
+    assert torch.equal(outputs, clean)
+    assert not outputs[1, 2:].any()
+    outputs.sum().backward()
     assert not x.grad[1, 2:].any()
 
 

@@ -82,9 +82,9 @@ class AcousticModelContract:
         expected, out_lengths = model(feats, lengths)
         noise = torch.randn(feats.shape) * 100
         noisy = torch.where(frame_mask(lengths, feats.shape[1])[..., None], feats, noise)
-        found, _ = model(noisy, lengths)
+        outputs, _ = model(noisy, lengths)
         mask = frame_mask(out_lengths, expected.shape[1])
-        torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(outputs[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
     def test_gradients_reach_neither_padding_nor_other_utterances(self, model):
         feats, lengths = features((40, 21))
@@ -135,9 +135,9 @@ class AcousticModelContract:
         assert torch.equal(model(*batch)[0], first)
 
     def test_weights_depend_on_the_seed(self):
-        one, same, other = (self.build(seed).state_dict() for seed in (1, 1, 2))
-        assert all(torch.equal(one[name], same[name]) for name in one)
-        assert any(not torch.equal(one[name], other[name]) for name in one)
+        weights, same, other = (self.build(seed).state_dict() for seed in (1, 1, 2))
+        assert all(torch.equal(weights[name], same[name]) for name in weights)
+        assert any(not torch.equal(weights[name], other[name]) for name in weights)
 
     def test_mixed_precision_gives_float32(self, model):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -158,13 +158,13 @@ class AcousticModelContract:
         feats, lengths = features((21, 21))
         weights = torch.stack([torch.cat([p.detach().flatten() * by for p in model.parameters()]) for by in (1.0, 0.5)])
         try:
-            found, _ = Stack(model)(weights, torch.stack([feats, feats]), torch.stack([lengths, lengths]))
+            outputs, _ = Stack(model)(weights, torch.stack([feats, feats]), torch.stack([lengths, lengths]))
         except RuntimeError:  # no rule of vmap, or one that depends on the data
             assert not model.stackable
             return
         if model.stackable:
-            torch.testing.assert_close(found[0], model(feats, lengths)[0], atol=1e-5, rtol=1e-5)
-            assert not torch.allclose(found[0], found[1])
+            torch.testing.assert_close(outputs[0], model(feats, lengths)[0], atol=1e-5, rtol=1e-5)
+            assert not torch.allclose(outputs[0], outputs[1])
 
     def test_it_can_be_split_if_its_configuration_says_so(self, model):
         assert self.config.can_be_split == (type(model).stage is not AcousticModel.stage)
@@ -176,9 +176,9 @@ class AcousticModelContract:
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
         feats, lengths = features()
         expected, out_lengths = model(feats, lengths)
-        found, _ = model.cuda()(feats.cuda(), lengths.cuda())
+        outputs, _ = model.cuda()(feats.cuda(), lengths.cuda())
         mask = frame_mask(out_lengths, expected.shape[1])
-        torch.testing.assert_close(found.cpu()[mask], expected[mask], atol=allowed, rtol=allowed)
+        torch.testing.assert_close(outputs.cpu()[mask], expected[mask], atol=allowed, rtol=allowed)
 
 
 class HearsEverything:

@@ -65,20 +65,20 @@ def test_wav2vec2_and_its_kin_equal_the_library_in_a_batch_of_utterances(kind, n
     for row, wave in zip(batch, waves, strict=True):
         row[: len(wave)] = wave
     lengths = torch.tensor([60, 33, 9])
-    found, frames = encoded(network, batch.unflatten(1, (70, 160)), lengths)
+    hidden, frames = encoded(network, batch.unflatten(1, (70, 160)), lengths)
     assert torch.equal(network.num_frames(lengths), frames)
     for row, (wave, count) in enumerate(zip(waves, frames.tolist(), strict=True)):
         wanted = model(wave[None]).last_hidden_state[0]
-        torch.testing.assert_close(found[row, :count], wanted, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(hidden[row, :count], wanted, atol=2e-5, rtol=1e-5)
 
 
 def test_whisper_equals_the_library_where_the_library_pads_nothing():
     model = library_whisper()
     network = with_weights(WhisperConfig(source="x").with_encoder(model.config.to_dict()), 80, model, "model.encoder.")
     feats = torch.randn(2, 100, 80)
-    found, frames = encoded(network, feats, torch.tensor([100, 100]))
+    hidden, frames = encoded(network, feats, torch.tensor([100, 100]))
     assert frames.tolist() == [50, 50]
-    torch.testing.assert_close(found, model(feats.transpose(1, 2)).last_hidden_state, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden, model(feats.transpose(1, 2)).last_hidden_state, atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_equal_those_of_the_library():
@@ -88,8 +88,8 @@ def test_gradients_equal_those_of_the_library():
     (encoded(network, feats, torch.tensor([100]))[0] * weights).sum().backward()
     (model(feats.transpose(1, 2)).last_hidden_state * weights).sum().backward()
     for number in (0, 2):
-        found, wanted = network.layers[number].fc1.weight.grad, model.layers[number].fc1.weight.grad
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        gradient, wanted = network.layers[number].fc1.weight.grad, model.layers[number].fc1.weight.grad
+        torch.testing.assert_close(gradient, wanted, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(network.subsampling.conv1.weight.grad, model.conv1.weight.grad, atol=1e-4, rtol=1e-4)
 
 
@@ -131,10 +131,10 @@ def test_mixed_precision_gives_about_the_same(kind):
     network = with_weights(Wav2Vec2Config(source="x", dropout=0.0).with_encoder(model.config.to_dict()), 160, model)
     feats, lengths = torch.randn(2, 40, 160), torch.tensor([40, 22])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, frames = network.train()(feats, lengths)
-    found.sum().backward()
-    inside = frame_mask(frames, found.shape[1])
-    torch.testing.assert_close(found[inside], network(feats, lengths)[0][inside], atol=0.3, rtol=0.1)
+        hidden, frames = network.train()(feats, lengths)
+    hidden.sum().backward()
+    inside = frame_mask(frames, hidden.shape[1])
+    torch.testing.assert_close(hidden[inside], network(feats, lengths)[0][inside], atol=0.3, rtol=0.1)
 
 
 @pytest.mark.parametrize("kind", ["whisper", "wav2vec2"])
@@ -146,9 +146,9 @@ def test_compiled_networks_are_one_program_for_batches_of_all_shapes(kind):
     compiled = torch.compile(network, dynamic=True, backend=lambda graph, _: programs.append(graph) or graph)
     for count, frames in ((4, 64), (3, 128), (5, 192)):
         feats, lengths = torch.randn(count, frames, 16), torch.randint(10, frames + 1, (count,))
-        wanted, found = network(feats, lengths)[0], compiled(feats, lengths)[0]
+        wanted, hidden = network(feats, lengths)[0], compiled(feats, lengths)[0]
         inside = frame_mask(network.num_frames(lengths), wanted.shape[1])
-        torch.testing.assert_close(found[inside], wanted[inside], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(hidden[inside], wanted[inside], atol=1e-5, rtol=1e-5)
     assert len(programs) == 1
 
 
@@ -159,10 +159,10 @@ def test_stages_of_a_split_encoder_compute_what_the_whole_one_does(kind, norm):
     feats, lengths = torch.randn(2, 40, 160), torch.tensor([40, 31])
     wanted, frames = network(feats, lengths)
     first, last = split_model(network, 2)
-    found = last(first(feats, lengths), lengths)
+    hidden = last(first(feats, lengths), lengths)
     assert torch.equal(last.num_frames(lengths), frames)
     mask = frame_mask(frames, wanted.shape[1])
-    torch.testing.assert_close(found[mask], wanted[mask], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden[mask], wanted[mask], atol=1e-5, rtol=1e-5)
 
 
 def test_wavlm_cannot_be_split():

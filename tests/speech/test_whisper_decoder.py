@@ -86,8 +86,8 @@ def test_log_probabilities_are_the_librarys(tmp_path):
     tokens = torch.randint(network.vocab_size, (3, 9), generator=generator)
     with torch.no_grad():
         expected = model(encoder_outputs=(encoded,), decoder_input_ids=tokens).logits.log_softmax(-1)
-        found = network(tokens, encoded, torch.tensor([20, 20, 20]))
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        log_probs = network(tokens, encoded, torch.tensor([20, 20, 20]))
+        torch.testing.assert_close(log_probs, expected, atol=1e-5, rtol=1e-5)
         weights = model(encoder_outputs=(encoded,), decoder_input_ids=tokens, output_attentions=True).cross_attentions
         if weights and weights[-1] is not None:
             attention = network.attention(tokens, encoded, torch.tensor([20, 20, 20]))
@@ -103,7 +103,7 @@ def test_greedy_search_gives_the_tokens_of_the_librarys_generate(tmp_path, suppr
     names = read_whisper_tokenizer(tmp_path)
     encoded = 3 * torch.randn(4, 20, 16, generator=torch.Generator().manual_seed(2))
     cfg = AttentionDecodeConfig(beam=1, tokens_per_frame=100, max_repeats=0, times="none")
-    found = AttentionSearch(cfg, load_whisper_decoder(tmp_path), names)(encoded, torch.full((4,), 20))
+    hypotheses = AttentionSearch(cfg, load_whisper_decoder(tmp_path), names)(encoded, torch.full((4,), 20))
     for name, value in suppressed.items():
         setattr(model.generation_config, name, value)
     start = torch.tensor([names.start]).expand(4, -1)
@@ -116,12 +116,12 @@ def test_greedy_search_gives_the_tokens_of_the_librarys_generate(tmp_path, suppr
         do_sample=False,
         num_beams=1,
     ).tolist()
-    for one, tokens in zip(found, expected, strict=True):
+    for hypothesis, tokens in zip(hypotheses, expected, strict=True):
         spoken = tokens[len(names.start) :] if tokens[: len(names.start)] == list(names.start) else tokens
         spoken = spoken[: spoken.index(names.end)] if names.end in spoken else spoken
-        assert one.tokens[: len(spoken)] == spoken
-        assert len(one.tokens) - len(spoken) in (0, 1)  # one place more is allowed, as the last one is not read
-    assert any(one.tokens for one in found)
+        assert hypothesis.tokens[: len(spoken)] == spoken
+        assert len(hypothesis.tokens) - len(spoken) in (0, 1)  # one place more is allowed, as the last one is not read
+    assert any(hypothesis.tokens for hypothesis in hypotheses)
 
 
 def test_folder_of_half_precision_is_read_without_the_library(tmp_path):
@@ -157,9 +157,9 @@ def test_text_is_preceded_by_what_is_asked_for(tmp_path, monkeypatch):
     hello = german.symbols.index("Ġhello")
     assert german.start == (end + 7, hello, hello, end + 1, end + 3, end + 4, end + 9)
     same = tokenizer_from_dict(json.loads(json.dumps(german.to_dict())))
-    for one in (same, pickle.loads(pickle.dumps(german))):
-        assert (one.start, one.end, one.symbols) == (german.start, german.end, german.symbols)
-        assert one.encode("hello") == [hello]
+    for tokenizer in (same, pickle.loads(pickle.dumps(german))):
+        assert (tokenizer.start, tokenizer.end, tokenizer.symbols) == (german.start, german.end, german.symbols)
+        assert tokenizer.encode("hello") == [hello]
     with pytest.raises(TokenError, match=r"no token <\|xx\|>.*de, en"):
         read_whisper_tokenizer(tmp_path, language="xx")
     with pytest.raises(TokenError, match="more than 223: shorten it"):

@@ -55,23 +55,25 @@ LEARNER = textwrap.dedent(
 def core():
     """Names of the distributions that the core's dependencies bring."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found, waiting = {"starling"}, [Requirement(line) for line in project["dependencies"]]
+    names, waiting = {"starling"}, [Requirement(line) for line in project["dependencies"]]
     while waiting:
-        one = waiting.pop()
-        if one.name.lower() not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            found.add(one.name.lower())
-            waiting += [Requirement(line) for line in metadata.requires(one.name) or ()]
-    return {name.replace("_", "-") for name in found}
+        requirement = waiting.pop()
+        if requirement.name.lower() not in names and (
+            requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ):
+            names.add(requirement.name.lower())
+            waiting += [Requirement(line) for line in metadata.requires(requirement.name) or ()]
+    return {name.replace("_", "-") for name in names}
 
 
 @pytest.fixture(scope="module")
 def hidden():
     """The packages that are not the core's: it takes seconds to ask all installed distributions."""
     names, owners = core(), metadata.packages_distributions().items()
-    found = [module for module, by in owners if not names & {name.lower().replace("_", "-") for name in by}]
-    assert {"pyarrow", "torchaudio", "prefect", "mlflow", "rich"} <= set(found)
-    assert not {"torch", "zmq", "pydantic", "starling"} & set(found)
-    return found
+    modules = [module for module, by in owners if not names & {name.lower().replace("_", "-") for name in by}]
+    assert {"pyarrow", "torchaudio", "prefect", "mlflow", "rich"} <= set(modules)
+    assert not {"torch", "zmq", "pydantic", "starling"} & set(modules)
+    return modules
 
 
 @pytest.fixture

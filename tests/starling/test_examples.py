@@ -41,9 +41,9 @@ def test_four_processes_train_every_row_although_one_is_killed(tmp_path):
     assert re.search(r"^node \d was lost after \d+ s: no heartbeat for 3 s$", out, re.MULTILINE), out[-3000:]
     repeated = sum(line["repeated"] for line in epochs_of(tmp_path).values())
     assert f"{repeated} rows were repeated" in out
-    found = LINE.findall(out)
-    assert len(found) == 3, out[-3000:]
-    assert max(float(loss) for *_, loss in found) < 0.2
+    lines = LINE.findall(out)
+    assert len(lines) == 3, out[-3000:]
+    assert max(float(loss) for *_, loss in lines) < 0.2
     assert {line["utterances"] for line in epochs_of(tmp_path).values()} == {2000}
     assert len(epochs_of(tmp_path)) == 6
 
@@ -62,12 +62,12 @@ def test_two_nodes_of_two_ranks_under_torchrun_train_every_row(tmp_path, options
     agents = [run(*TORCHRUN, *words, EXAMPLE, str(tmp_path), "--nodes", "2", "--epochs", "4") for words in options]
     outs = [agent.communicate(timeout=500)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outs)[-6000:]
-    found = [LINE.findall(out) for out in outs]
-    assert [len(lines) for lines in found] == [2, 2], "\n".join(outs)[-6000:]
-    rows = sum(int(rows) for lines in found for _, rows, *_ in lines)
+    printed = [LINE.findall(out) for out in outs]
+    assert [len(lines) for lines in printed] == [2, 2], "\n".join(outs)[-6000:]
+    rows = sum(int(rows) for lines in printed for _, rows, *_ in lines)
     assert rows == 4 * 2000
-    assert {node for lines in found for node, *_ in lines} == {"0", "1"}
-    for lines in found:  # the learners of a node have the same weights
+    assert {node for lines in printed for node, *_ in lines} == {"0", "1"}
+    for lines in printed:  # the learners of a node have the same weights
         assert len({loss for *_, loss in lines}) == 1
         assert float(lines[0][-1]) < 0.3
     assert sum(line["repeated"] for line in epochs_of(tmp_path).values()) == 0
@@ -83,13 +83,13 @@ def test_other_node_trains_every_row_after_a_rank_is_killed(tmp_path):
     while not (journal.exists() and '"kind": "epoch"' in journal.read_text(encoding="utf-8")):
         assert time.monotonic() < deadline, "no epoch was trained"
         time.sleep(0.05)
-    learner = next(one for one in psutil.Process(agents[1].pid).children() if EXAMPLE in one.cmdline())
+    learner = next(child for child in psutil.Process(agents[1].pid).children() if EXAMPLE in child.cmdline())
     learner.send_signal(signal.SIGKILL)
     outs = [agent.communicate(timeout=500)[0] for agent in agents]
     assert (agents[0].returncode, agents[1].returncode != 0) == (0, True), "\n".join(outs)[-6000:]
-    found = LINE.findall(outs[0])
-    assert len(found) == 2, outs[0][-3000:]
-    assert len({loss for *_, loss in found}) == 1
-    assert float(found[0][-1]) < 0.2
+    lines = LINE.findall(outs[0])
+    assert len(lines) == 2, outs[0][-3000:]
+    assert len({loss for *_, loss in lines}) == 1
+    assert float(lines[0][-1]) < 0.2
     assert {line["utterances"] for line in epochs_of(tmp_path).values()} == {2000}
     assert len(epochs_of(tmp_path)) == 8

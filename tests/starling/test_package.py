@@ -42,6 +42,6 @@ def test_package_runs_as_the_command():
 def test_package_data_has_every_configuration_and_py_typed():
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     folder = ROOT / "starling"
-    found = {path.name for pattern in packaged["package-data"]["starling"] for path in folder.glob(pattern)}
-    assert found == {"py.typed", *(path.name for path in (ROOT / "configs").iterdir())}
+    names = {path.name for pattern in packaged["package-data"]["starling"] for path in folder.glob(pattern)}
+    assert names == {"py.typed", *(path.name for path in (ROOT / "configs").iterdir())}
     assert "starling" in packaged["packages"]["find"]["include"]

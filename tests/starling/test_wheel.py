@@ -77,8 +77,8 @@ def test_a_script_beside_a_clone_named_starling_finds_its_editable_installation(
     run(python, "-m", "pip", "install", "--no-deps", "--quiet", "--editable", str(tmp_path / "starling"), cwd=tmp_path)
     script.write_text("from starling import Ring\nimport starling\nprint(starling.__file__)\n")
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    found = run(python, str(script), cwd=tmp_path, env=kept)
-    assert found.strip() == str(tmp_path / "starling" / "starling" / "__init__.py")
+    place = run(python, str(script), cwd=tmp_path, env=kept)
+    assert place.strip() == str(tmp_path / "starling" / "starling" / "__init__.py")
 
 
 @pytest.fixture

@@ -165,8 +165,8 @@ def test_digests_of_large_objects_are_read_in_pieces(store, size, monkeypatch):
     longest, read = [], ObjectStore.read
 
     def watched(self, *arguments):
-        longest.append(len(found := read(self, *arguments)))
-        return found
+        longest.append(len(data := read(self, *arguments)))
+        return data
 
     monkeypatch.setattr(ObjectStore, "read", watched)
     assert object_sha256(store, "x", size) == hashlib.sha256(data).hexdigest()

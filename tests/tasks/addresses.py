@@ -97,8 +97,8 @@ def addresses(config: PipelineConfig) -> dict[str, str]:
     for name in STAGES:
         run.results[name] = StageResult(name, "key", f"memory://objects/{name}/key", 0.0, True, {}, _RECORD)
     run.results.pop("realign" if config.realign is None else "", None)
-    found = {name: stage_key(name, get_stage(name).version, *get_stage(name).inputs(run)) for name in stages_of(config)}
-    return found | {SYNTHESIS: synthetic_table(config.data.sources[0]).parent.name}
+    keys = {name: stage_key(name, get_stage(name).version, *get_stage(name).inputs(run)) for name in stages_of(config)}
+    return keys | {SYNTHESIS: synthetic_table(config.data.sources[0]).parent.name}
 
 
 def whole(bundle: Path) -> PipelineConfig:
@@ -125,16 +125,16 @@ def whole(bundle: Path) -> PipelineConfig:
 
 def configurations(bundle: Path, file: Path) -> Iterator[tuple[PipelineConfig, Place]]:
     """Configurations that together have every stage and every kind, and the section of each that is to be varied."""
-    one = whole(bundle)
-    yield one, ()
-    recognize = one.align.recognize.model_copy(update={"arpa": __file__})
-    yield changed(one, ("align", "recognize"), recognize).model_copy(update={"recognizer": GmmSystem()}), ("align",)
+    config = whole(bundle)
+    yield config, ()
+    recognize = config.align.recognize.model_copy(update={"arpa": __file__})
+    yield changed(config, ("align", "recognize"), recognize).model_copy(update={"recognizer": GmmSystem()}), ("align",)
     parts = (FmllrConfig(), MfccConfig(), IvectorConfig())
     for place, part in enumerate(parts):
         appended = {"kind": "appended", "parts": (part, *parts[:place], *parts[place + 1 :])}
         features = choice_of(PipelineConfig.model_fields["features"]).kinds["appended"].model_construct(**appended)
-        yield one.model_copy(update={"features": features}), ("features", "parts", 0)
-    yield one.model_copy(update={"features": FmllrConfig()}), ("align", "recognize")
+        yield config.model_copy(update={"features": features}), ("features", "parts", 0)
+    yield config.model_copy(update={"features": FmllrConfig()}), ("align", "recognize")
 
 
 def at(value: Any, place: Place) -> Any:
@@ -182,11 +182,15 @@ def variations(config: PipelineConfig, place: Place, file: Path, kinds_only: boo
         kinds_only: Vary nothing but the kind of choices, and whether optional parts are there.
     """
     seen: set[tuple[Any, ...]] = set()
-    for one in _variations(config, place, file, kinds_only):
-        key = (one.place, one.field, type(at(one.after, one.place)) if one.of_kind else None)
+    for variation in _variations(config, place, file, kinds_only):
+        key = (
+            variation.place,
+            variation.field,
+            type(at(variation.after, variation.place)) if variation.of_kind else None,
+        )
         if key not in seen:
             seen.add(key)
-            yield one
+            yield variation
 
 
 def _variations(config: PipelineConfig, place: Place, file: Path, kinds_only: bool) -> Iterator[Varied]:
@@ -225,10 +229,10 @@ def _parts(field: FieldInfo, value: Any) -> Iterator[Any]:
     if isinstance(value, BaseModel):
         yield value
     choice = choice_of(field)
-    for one in choice.kinds.values() if choice else classes(field.annotation):
-        if type(value) is not one and not one.__abstractmethods__ and not _contains_itself(one):
-            required = {name: "" for name, inner in one.model_fields.items() if inner.is_required()}
-            yield one.model_construct(**required)
+    for kind in choice.kinds.values() if choice else classes(field.annotation):
+        if type(value) is not kind and not kind.__abstractmethods__ and not _contains_itself(kind):
+            required = {name: "" for name, inner in kind.model_fields.items() if inner.is_required()}
+            yield kind.model_construct(**required)
 
 
 def _contains_itself(cls: type[BaseModel]) -> bool:
@@ -245,7 +249,7 @@ def _other(field: FieldInfo, value: Any, file: Path) -> Any:
     if value is None:
         return 1
     if get_origin(field.annotation) is Literal:
-        return next(one for one in get_args(field.annotation) if one != value)
+        return next(choice for choice in get_args(field.annotation) if choice != value)
     if isinstance(value, str):
         return str(file)
     if isinstance(value, dict):
@@ -255,13 +259,13 @@ def _other(field: FieldInfo, value: Any, file: Path) -> Any:
 
 def of_all_kinds(bundle: Path, file: Path) -> dict[str, dict[str, str]]:
     """The addresses of all stages for each kind of each part."""
-    found = {}
+    by_kind = {}
     for number, (config, place) in enumerate(configurations(bundle, file)):
-        found[f"{number}"] = addresses(config)
-        for one in variations(config, place, file, kinds_only=True):
-            part = at(one.after, one.place)
-            found[f"{number} {one.path} {getattr(part, 'kind', '')}"] = addresses(one.after)
-    return found
+        by_kind[f"{number}"] = addresses(config)
+        for variation in variations(config, place, file, kinds_only=True):
+            part = at(variation.after, variation.place)
+            by_kind[f"{number} {variation.path} {getattr(part, 'kind', '')}"] = addresses(variation.after)
+    return by_kind
 
 
 if __name__ == "__main__":

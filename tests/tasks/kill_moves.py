@@ -47,10 +47,10 @@ def die_at(step, where):
             if count[0] == step and where == "before":
                 die()
             armed[0] = count[0] == step and where == "within"
-            found = original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
             if count[0] == step:
                 die()
-            return found
+            return result
 
         return call
 
@@ -92,9 +92,9 @@ def act(case):
 
 def state(case):
     """Numbers of the champion, the previous champion and the waiting challenger."""
-    found = {"champion": champion_version(client(), "m"), "previous": version_of(client(), "m", "previous")}
-    found["waiting"] = waiting_challenger(client(), "m")
-    return {name: version and str(version.version) for name, version in found.items()}
+    versions = {"champion": champion_version(client(), "m"), "previous": version_of(client(), "m", "previous")}
+    versions["waiting"] = waiting_challenger(client(), "m")
+    return {name: version and str(version.version) for name, version in versions.items()}
 
 
 MOVES_BY_NAME = {
@@ -133,5 +133,5 @@ if __name__ == "__main__":
     for line in sys.stdin:
         cases = json.loads(line)
         begun = [begin(case) for case in (cases if isinstance(cases, list) else [cases])]
-        ended = [end(*one) for one in begun]
+        ended = [end(*move) for move in begun]
         print(json.dumps(ended if isinstance(cases, list) else ended[0]), flush=True)

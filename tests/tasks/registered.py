@@ -36,8 +36,8 @@ def comparison_gives(monkeypatch, promoted, **fields):
     def decide(run, champion):
         if champion is None:
             return Decision(True, "became champion: there was none before")
-        found = Decision(promoted, "beats" if promoted else "loses", str(champion.version), 0.2, 0.1, 0.01)
-        return replace(found, **fields)
+        decision = Decision(promoted, "beats" if promoted else "loses", str(champion.version), 0.2, 0.1, 0.01)
+        return replace(decision, **fields)
 
     monkeypatch.setattr("tasks.tracking.significance.decide", decide)
 
@@ -57,8 +57,8 @@ def add(api, name="m", count=1):
 
 
 def champion(api, name="m"):
-    found = champion_version(api, name)
-    return str(found.version) if found else None
+    version = champion_version(api, name)
+    return str(version.version) if version else None
 
 
 def former_champions(api, count, name="m"):

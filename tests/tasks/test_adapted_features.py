@@ -108,9 +108,9 @@ def decoded_untrained(run):
 
 def registered_bundle(run, folder):
     """The bundle of a run as it is registered."""
-    found = own_bundle(run, folder)
-    add_decoder(found, decoder_of(run))
-    return found
+    bundle = own_bundle(run, folder)
+    add_decoder(bundle, decoder_of(run))
+    return bundle
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_stored_features_are_gmm_features_with_speaker_transforms(run, tmp_path)
     index = ShardIndex.read(store)
     reader = ShardReader(store, index)
     assert index.digest == set_digest(run, "valid")
-    found = {}
+    lengths = {}
     for row in range(len(index)):
         about = index.row(row)
         feats = np.load(io.BytesIO(reader.payload(row)))
@@ -159,10 +159,12 @@ def test_stored_features_are_gmm_features_with_speaker_transforms(run, tmp_path)
         np.testing.assert_allclose(feats, expected, rtol=1e-5, atol=1e-4)
         assert not np.allclose(feats, model.chain(plain), atol=0.1)
         assert feats.dtype == np.float32
-        found[about["id"]] = len(feats)
+        lengths[about["id"]] = len(feats)
     path = run.result("align").store.local_path("alignments/valid.parquet")
     table = AlignmentTable.read(path)
-    assert {one: len(table.pdfs(one)) for one in table} == {one: found[one] for one in table}
+    assert {utterance: len(table.pdfs(utterance)) for utterance in table} == {
+        utterance: lengths[utterance] for utterance in table
+    }
 
 
 def test_statistics_are_computed_over_the_stored_training_set(run):
@@ -264,22 +266,22 @@ def test_bundle_decodes_like_the_stage(run, bundle, tmp_path):
     shutil.copytree(bundle, elsewhere)
     expected = {row["id"]: row["hyp"] for row in read_table(run.result("decode").store, "test.parquet")}
     recognizer = Recognizer.load(elsewhere)
-    found = decode_with(run, elsewhere, "test", recognizer.decoder.cfg, own=False)
-    assert {one.id: one.hyp for one in found} == expected
+    decoded = decode_with(run, elsewhere, "test", recognizer.decoder.cfg, own=False)
+    assert {hypothesis.id: hypothesis.hyp for hypothesis in decoded} == expected
     about, waves = audio_of(run)
     transcriber = Transcriber(elsewhere, vad=DETECTORS["none"](), batch_seconds=2.0)
     order = np.random.default_rng(1).permutation(len(waves)).tolist()  # speakers take turns
     speakers = [about[i]["speaker"] for i in order]
     said = transcriber.transcribe([waves[i].numpy() for i in order], 8000, speakers=speakers, words=True)
-    assert {about[i]["id"]: one.text for i, one in zip(order, said, strict=True)} == expected
+    assert {about[i]["id"]: transcript.text for i, transcript in zip(order, said, strict=True)} == expected
     alone = transcriber.transcribe([wave.numpy() for wave in waves], 8000)
-    assert {row["id"]: one.text for row, one in zip(about, alone, strict=True)} != expected
+    assert {row["id"]: transcript.text for row, transcript in zip(about, alone, strict=True)} != expected
     with pytest.raises(ValueError, match="2 recordings, but 1 speakers"):
         transcriber.transcribe([waves[0].numpy()] * 2, 8000, speakers=["a"])
 
 
 def test_command_line_adapts_to_all_recordings_of_a_speaker(run, bundle, tmp_path):
-    about, waves = (one[::2] for one in audio_of(run))
+    about, waves = (values[::2] for values in audio_of(run))
     files = [tmp_path / "audio" / row["speaker"] / f"{row['id']}.wav" for row in about]
     for file, wave in zip(files, waves, strict=True):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -290,11 +292,11 @@ def test_command_line_adapts_to_all_recordings_of_a_speaker(run, bundle, tmp_pat
     shown = {}
     for kind in ("file", "folder", "one"):
         words = ["transcribe", str(tmp_path / "audio"), "-m", str(bundle), "--vad", "none", "--speakers", kind]
-        found = CliRunner().invoke(app, [*words, "--json"])
-        assert found.exit_code == 0, found.output
-        shown[kind] = [one["text"] for one in json.loads(found.stdout)["files"]]
+        result = CliRunner().invoke(app, [*words, "--json"])
+        assert result.exit_code == 0, result.output
+        shown[kind] = [transcript["text"] for transcript in json.loads(result.stdout)["files"]]
         speakers = names.get(kind, ["x"] * len(files))
-        assert shown[kind] == [one.text for one in transcriber.transcribe(files, speakers=speakers)]
+        assert shown[kind] == [transcript.text for transcript in transcriber.transcribe(files, speakers=speakers)]
     assert len({tuple(texts) for texts in shown.values()}) == 3
 
 
@@ -307,10 +309,10 @@ def test_adaptation_raises_the_likelihood_of_new_speakers(run, bundle):
         own = [wave for row, wave in zip(about, waves, strict=True) if row["speaker"] == speaker]
         static = adapter.static(own)
         transform = adapter.transform(static)
-        plain, adapted = torch.cat([model.chain(one) for one in static]), torch.cat(adapter(own))
+        plain, adapted = torch.cat([model.chain(feats) for feats in static]), torch.cat(adapter(own))
         assert len(plain) > MINIMUM_FRAMES
         assert float(torch.cat(static).mean(0).abs().max()) < 1e-3
-        pdfs = np.concatenate([one.pdfs for one in decode_plain(model, adapter._search, static, transform)])
+        pdfs = np.concatenate([path.pdfs for path in decode_plain(model, adapter._search, static, transform)])
         chosen = torch.arange(len(plain)), torch.from_numpy(pdfs.astype(np.int64))
         likelihoods = [model.gmm.log_likelihoods(frames)[chosen].mean() for frames in (plain, adapted)]
         assert likelihoods[1] + torch.linalg.slogdet(transform[:, :-1])[1] > likelihoods[0] + 0.1
@@ -321,11 +323,11 @@ def test_short_recordings_are_not_adapted(run, bundle):
     _, waves = audio_of(run)
     adapter = recognizer._adapter
     short = waves[:2]
-    expected = [recognizer._hmm.chain(one) for one in adapter.static(short)]
+    expected = [recognizer._hmm.chain(feats) for feats in adapter.static(short)]
     assert 0 < sum(map(len, expected)) < MINIMUM_FRAMES
     assert all(torch.equal(*pair) for pair in zip(recognizer.adapted(short), expected, strict=True))
     nothing = recognizer.adapted([torch.zeros(10), torch.zeros(0)])
-    assert [tuple(one.shape) for one in nothing] == [(0, DIM)] * 2
+    assert [tuple(feats.shape) for feats in nothing] == [(0, DIM)] * 2
 
 
 def test_bundle_needs_its_own_gmm(run, bundle, tmp_path):
@@ -382,9 +384,9 @@ def test_segments_of_adapted_features_are_simulated(home, run, tmp_path):
     job = training_job(config, ["train.segments={frames: 7}"])
     own, whole = ShardIndex.read(ObjectStore(job.task.train_url)), ShardIndex.read(ObjectStore(job.task.valid_url))
     utterances = ShardIndex.read(ObjectStore(set_url(run, "train"))).column("id")
-    assert {one.split("@")[0] for one in own.column("id")} == set(utterances)
+    assert {name.split("@")[0] for name in own.column("id")} == set(utterances)
     assert len(own) > 3 * len(utterances)
-    assert not any("@" in one for one in whole.column("id"))
+    assert not any("@" in name for name in whole.column("id"))
     words = ["simulate", str(config), "--set", "train.segments={frames: 7}", "--strategy", "adpsgd", "--epochs", "1"]
     shown = CliRunner().invoke(app, [*words, "--learners", "2", "--json"])
     assert shown.exit_code == 0, shown.output

@@ -97,21 +97,23 @@ def named(tmp_path_factory):
 
 def effects_of(bundle, file):
     """For each path and field: the stages whose address another value changes, and the field's default."""
-    found = defaultdict(set)
+    stages_of = defaultdict(set)
     defaults = {}
     for config, place in fields.configurations(bundle, file):
         known = {}
-        for one in fields.variations(config, place, file):
-            if one.path in ELSEWHERE:
+        for variation in fields.variations(config, place, file):
+            if variation.path in ELSEWHERE:
                 continue
             # the configuration is kept: another object could get its id
-            _, before = known.setdefault(id(one.before), (one.before, None))
-            before = before or fields.addresses(one.before)
-            known[id(one.before)] = (one.before, before)
-            after = fields.addresses(one.after)
-            found[one.path, one.field] |= {name for name in after.keys() & before.keys() if after[name] != before[name]}
-            defaults[one.field] = one.default
-    return dict(found), defaults
+            _, before = known.setdefault(id(variation.before), (variation.before, None))
+            before = before or fields.addresses(variation.before)
+            known[id(variation.before)] = (variation.before, before)
+            after = fields.addresses(variation.after)
+            stages_of[variation.path, variation.field] |= {
+                name for name in after.keys() & before.keys() if after[name] != before[name]
+            }
+            defaults[variation.field] = variation.default
+    return dict(stages_of), defaults
 
 
 @pytest.fixture(scope="module")
@@ -127,20 +129,20 @@ def below(path, parts):
 
 
 def test_every_field_changes_the_address_of_each_stage_that_reads_it(effects):
-    found, _ = effects
-    assert len(found) > 500
+    stages_of, _ = effects
+    assert len(stages_of) > 500
     wrong = {
         f"{path} ({field})": sorted(READERS[below(path, READERS)] - stages)
-        for (path, field), stages in found.items()
+        for (path, field), stages in stages_of.items()
         if not below(path, WITHOUT_EFFECT) and path.count(".") and not READERS[below(path, READERS)] <= stages
     }
     assert not wrong, "their addresses miss these fields, or READERS is wrong"
 
 
 def test_fields_without_effect_change_no_address_and_no_others_are_so(effects):
-    found, _ = effects
-    without = {path for path, _ in found if below(path, WITHOUT_EFFECT)}
-    assert {path for (path, _), stages in found.items() if not stages} == without
+    stages_of, _ = effects
+    without = {path for path, _ in stages_of if below(path, WITHOUT_EFFECT)}
+    assert {path for (path, _), stages in stages_of.items() if not stages} == without
     assert {below(path, WITHOUT_EFFECT) for path in without} == WITHOUT_EFFECT
 
 
@@ -162,18 +164,18 @@ def test_configurations_of_one_field_can_be_told_apart():
             classes = list(choice.kinds.values()) if choice else list(fields.classes(field.annotation))
             if not choice and len(classes) > 1:
                 yield f"{model.__name__}.{name}"
-            for one in {*classes} - seen:
-                seen.add(one)
-                yield from alternatives(one, seen)
+            for kind in {*classes} - seen:
+                seen.add(kind)
+                yield from alternatives(kind, seen)
 
     assert list(alternatives(fields.PipelineConfig, set())) == [], "use OneOf: an address needs the kind"
 
 
-def recorded_now(found, defaults):
+def recorded_now(stages_of, defaults):
     """Version and defaults of each stage; without those of sections, which are addressed by themselves."""
     versions = {name: get_stage(name).version for name in STAGES} | {fields.SYNTHESIS: synthesis._VERSION}
     of = {name: {"version": version, "defaults": {}} for name, version in versions.items()}
-    for (_, field), stages in found.items():
+    for (_, field), stages in stages_of.items():
         for name in stages:
             if not field.startswith("PipelineConfig."):
                 of[name]["defaults"][field] = defaults[field]
@@ -184,16 +186,16 @@ def changed(recorded, present, place=""):
     """Fields whose default differs from the recorded one; new fields and those that are gone do not count."""
     if isinstance(recorded, dict) and isinstance(present, dict):
         both = [name for name in recorded if name in present]
-        return [one for name in both for one in changed(recorded[name], present[name], f"{place}.{name}")]
+        return [difference for name in both for difference in changed(recorded[name], present[name], f"{place}.{name}")]
     return [] if recorded == present else [place.removeprefix(".")]
 
 
 def test_no_default_has_changed_without_a_new_version(effects):
     recorded, present = json.loads(FILE.read_text()), recorded_now(*effects)
-    versions = {name: one["version"] for name, one in present.items()}
-    assert {name: one["version"] for name, one in recorded.items()} == versions, "record the defaults, see above"
-    found = {name: changed(recorded[name]["defaults"], one["defaults"]) for name, one in present.items()}
-    assert {name: names for name, names in found.items() if names} == {}, "raise the versions of these stages"
+    versions = {name: stage["version"] for name, stage in present.items()}
+    assert {name: stage["version"] for name, stage in recorded.items()} == versions, "record the defaults, see above"
+    differences = {name: changed(recorded[name]["defaults"], stage["defaults"]) for name, stage in present.items()}
+    assert {name: names for name, names in differences.items() if names} == {}, "raise the versions of these stages"
 
 
 def test_changed_defaults_are_found_but_new_and_removed_fields_ignored():

@@ -139,12 +139,12 @@ def test_bundle_of_the_gmm_recognizes_like_the_stage_with_times(aligned, tmp_pat
     about = [index.row(row) for row in range(len(index))]
     waves = [decode_audio(reader.payload(row))[0].numpy() for row in range(len(index))]
     transcriber = Transcriber(bundle, vad=EverythingConfig())
-    found = transcriber.transcribe(waves, 8000, words=True, speakers=[row["speaker"] for row in about])
-    for row, one in zip(about, found, strict=True):
-        assert (one.error, one.text) == ("", expected[row["id"]][0])
-        assert one.confidence == pytest.approx(expected[row["id"]][1], abs=1e-6)
-        assert [word.word for word in one.words] == one.text.split()
-        assert all(0 <= word.start < word.start + word.duration <= one.seconds for word in one.words)
+    transcripts = transcriber.transcribe(waves, 8000, words=True, speakers=[row["speaker"] for row in about])
+    for row, transcript in zip(about, transcripts, strict=True):
+        assert (transcript.error, transcript.text) == ("", expected[row["id"]][0])
+        assert transcript.confidence == pytest.approx(expected[row["id"]][1], abs=1e-6)
+        assert [word.word for word in transcript.words] == transcript.text.split()
+        assert all(0 <= word.start < word.start + word.duration <= transcript.seconds for word in transcript.words)
     with pytest.raises(DecodeError, match="of kind gmm has no several hypotheses"):
         Transcriber(bundle, nbest=2)
     for read in (load_bundle, lambda folder: copy_network(folder, tmp_path / "copy")):

@@ -81,13 +81,13 @@ def plain_frames(run, name, folder):
 
 
 def test_each_part_equals_the_feature_alone(run, home, tmp_path):
-    found, index = stored(run, "valid")
+    features, index = stored(run, "valid")
     alone, _ = stored(adapted.adapted_run(home), "valid")
     extract = build_features(LogMelConfig(num_mels=MELS), 8000)
     about, waves = adapted.audio_of(run, "valid")
-    assert {row["id"] for row in about} == set(found)
+    assert {row["id"] for row in about} == set(features)
     for row, wave in zip(about, waves, strict=True):
-        feats = found[row["id"]]
+        feats = features[row["id"]]
         assert feats.shape[1] == DIM + RANK + 3 * MELS == run.config.features.width
         np.testing.assert_array_equal(feats[:, :DIM], alone[row["id"]])
         logmel = add_deltas(*extract(wave[None], torch.tensor([len(wave)])))[0]
@@ -99,9 +99,9 @@ def test_each_part_equals_the_feature_alone(run, home, tmp_path):
         expected = extractor.ivector(own)
         for utterance in [name for name, who, _ in plain if who == speaker]:
             np.testing.assert_allclose(
-                found[utterance][:, IVECTORS], expected.expand(len(found[utterance]), -1), rtol=1e-4, atol=1e-4
+                features[utterance][:, IVECTORS], expected.expand(len(features[utterance]), -1), rtol=1e-4, atol=1e-4
             )
-    assert len({tuple(feats[0, IVECTORS]) for feats in found.values()}) == len(set(index.column("speaker")))
+    assert len({tuple(feats[0, IVECTORS]) for feats in features.values()}) == len(set(index.column("speaker")))
 
 
 def test_extractor_is_estimated_from_training_set_and_metrics_recorded(run, tmp_path):
@@ -115,11 +115,11 @@ def test_extractor_is_estimated_from_training_set_and_metrics_recorded(run, tmp_
     extractor = IvectorExtractor.load(run.result("adapt").store.local_path(EXTRACTOR))
     assert extractor.loadings.shape == (SIZES["gaussians"], DIM, RANK)
     plain = plain_frames(run, "train", tmp_path)
-    found = {}
-    for _, speaker, one in plain:
-        stats = statistics(extractor.model, one)
-        found[speaker] = found[speaker] + stats if speaker in found else stats
-    before = float(extractor.posterior(type(stats).stack(list(found.values()))).log_likelihoods.mean())
+    sums = {}
+    for _, speaker, feats in plain:
+        stats = statistics(extractor.model, feats)
+        sums[speaker] = sums[speaker] + stats if speaker in sums else stats
+    before = float(extractor.posterior(type(stats).stack(list(sums.values()))).log_likelihoods.mean())
     assert before >= speakers[-1]
     assert CmvnStats.from_dict(train_stats(run)).dim == run.config.features.width
     assert not [name for name in ADAPT.output(run).store.list() if name.startswith("work")]
@@ -129,9 +129,9 @@ def test_extractor_is_estimated_from_training_set_and_metrics_recorded(run, tmp_
 def test_utterance_ivectors_do_not_depend_on_other_utterances(home, extraction, tmp_path):
     run = adapted.adapted_run(home, features=features(extraction=extraction))
     extractor = IvectorExtractor.load(run.result("adapt").store.local_path(EXTRACTOR))
-    found, _ = stored(run, "valid")
+    stored_features, _ = stored(run, "valid")
     for utterance, _, frames in plain_frames(run, "valid", tmp_path)[:3]:
-        got = found[utterance][:, IVECTORS]
+        got = stored_features[utterance][:, IVECTORS]
         for place in (0, 12, len(frames) - 1):
             known = frames if extraction == "utterance" else frames[: place - place % 10 + 1]
             np.testing.assert_allclose(got[place], extractor.ivector(known), rtol=1e-4, atol=1e-4)
@@ -147,7 +147,7 @@ def test_interrupted_estimation_repeats_no_finished_step(run, monkeypatch):
 
     def noted_calls(name, step):
         def called(piece, model):
-            if name == "variability" and len([one for one in done if one[0] == name]) == 4:
+            if name == "variability" and len([call for call in done if call[0] == name]) == 4:
                 raise KeyboardInterrupt
             done.append((name, piece["model"], piece["result"]))
             return step(piece, model)
@@ -158,7 +158,7 @@ def test_interrupted_estimation_repeats_no_finished_step(run, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         ADAPT.execute(again)
     first = list(done)
-    assert len([one for one in first if one[0] == "statistics"]) > 1  # several groups of speakers
+    assert len([call for call in first if call[0] == "statistics"]) > 1  # several groups of speakers
     monkeypatch.setattr(ivectors, "_STEPS", {name: count_calls(name, step, done) for name, step in steps.items()})
     again.force_from = ""
     record = ADAPT.execute(again).record
@@ -213,19 +213,19 @@ def test_recognizer_computes_the_same_kinds_of_features(decoded, bundle):
     about, waves = adapted.audio_of(decoded)
     speaker = about[0]["speaker"]
     own = [wave for row, wave in zip(about, waves, strict=True) if row["speaker"] == speaker]
-    found = recognizer.adapted(own)
+    by_recognizer = recognizer.adapted(own)
     static = recognizer._adapter.static(own)
-    expected = recognizer._extractor.ivector(torch.cat([recognizer._hmm.chain(one) for one in static]))
+    expected = recognizer._extractor.ivector(torch.cat([recognizer._hmm.chain(frames) for frames in static]))
     extract = build_features(LogMelConfig(num_mels=MELS), 8000)
     transform = recognizer._adapter.transform(static)
-    for feats, wave, one in zip(found, own, static, strict=True):
-        assert feats.shape == (len(one), decoded.config.features.width)
-        torch.testing.assert_close(feats[:, :DIM], recognizer._hmm.chain(one, transform))
-        torch.testing.assert_close(feats[:, IVECTORS], expected.expand(len(one), -1), rtol=1e-4, atol=1e-4)
+    for feats, wave, frames in zip(by_recognizer, own, static, strict=True):
+        assert feats.shape == (len(frames), decoded.config.features.width)
+        torch.testing.assert_close(feats[:, :DIM], recognizer._hmm.chain(frames, transform))
+        torch.testing.assert_close(feats[:, IVECTORS], expected.expand(len(frames), -1), rtol=1e-4, atol=1e-4)
         logmel = add_deltas(*extract(wave[None], torch.tensor([len(wave)])))[0]
         torch.testing.assert_close(feats[:, DIM + RANK :], logmel)
     nothing = recognizer.adapted([torch.zeros(10)])
-    assert [tuple(one.shape) for one in nothing] == [(0, decoded.config.features.width)]
+    assert [tuple(feats.shape) for feats in nothing] == [(0, decoded.config.features.width)]
 
 
 def test_bundle_decodes_like_the_stage(decoded, bundle, tmp_path):
@@ -234,8 +234,8 @@ def test_bundle_decodes_like_the_stage(decoded, bundle, tmp_path):
     shutil.copytree(bundle, elsewhere)
     expected = {row["id"]: row["hyp"] for row in read_table(decoded.result("decode").store, "test.parquet")}
     assert len(set(expected.values())) > 6
-    found = decode_with(decoded, elsewhere, "test", Recognizer.load(elsewhere).decoder.cfg, own=False)
-    assert {one.id: one.hyp for one in found} == expected
+    decoded_alone = decode_with(decoded, elsewhere, "test", Recognizer.load(elsewhere).decoder.cfg, own=False)
+    assert {hypothesis.id: hypothesis.hyp for hypothesis in decoded_alone} == expected
 
 
 def test_bundle_needs_its_own_extractor(decoded, bundle, tmp_path):

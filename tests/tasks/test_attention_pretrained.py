@@ -60,16 +60,16 @@ def test_training_begins_with_the_encoder_the_decoder_network_and_the_tokens(fol
     tokenizer = spec.build_tokenizer()
     assert tokenizer.kind == "whisper"
     assert tokenizer.suppressed == (3,)
-    found = transfer_initial(run, spec)
-    assert (found.incomplete, found.left_out) == ((), ())
+    transfer = transfer_initial(run, spec)
+    assert (transfer.incomplete, transfer.left_out) == ((), ())
     model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).state_dict()
     for name in ("layers.1.encoder_attn.q_proj.weight", "embed_tokens.weight", "embed_positions.weight"):
-        assert torch.equal(found.weights[f"decoder.{name}"], model[f"model.decoder.{name}"])
+        assert torch.equal(transfer.weights[f"decoder.{name}"], model[f"model.decoder.{name}"])
     name = "layers.0.self_attn.q_proj.weight"
-    assert torch.equal(found.weights[f"encoder.{name}"], model[f"model.encoder.{name}"])
+    assert torch.equal(transfer.weights[f"encoder.{name}"], model[f"model.encoder.{name}"])
     assert "tokenizers" in {line.partition("==")[0] for line in requirements(spec)}
     # the finished model needs its source no more
-    spec.save(tmp_path / "bundle", found.weights)
+    spec.save(tmp_path / "bundle", transfer.weights)
     recognizer = Recognizer.load(tmp_path / "bundle", AttentionDecodeConfig(beam=1, times="attention"))
     wave = torch.from_numpy(np.random.default_rng(0).normal(0, 0.1, 16000)).float()
     (hypothesis,) = recognizer.search(recognizer.encode(wave[None], torch.tensor([16000])))

@@ -222,10 +222,10 @@ def test_any_document_is_a_configuration_or_a_config_error(value):
     try:
         parse_config(document)
     except ConfigError as error:
-        found = str(error)
+        message = str(error)
     else:
-        found = "1 wrong field"
-    assert "wrong field" in found
+        message = "1 wrong field"
+    assert "wrong field" in message
 
 
 def test_loading_does_not_change_the_environment(tmp_path):

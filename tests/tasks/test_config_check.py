@@ -24,7 +24,7 @@ def test_runnable_configuration_has_no_problems(home, tmp_path):
 
 def test_every_problem_is_named(tmp_path):
     table = write_table(tmp_path, [])
-    found = found_problems(
+    problems = found_problems(
         {"kind": "table", "path": str(tmp_path / "nowhere.csv")},
         {"kind": "table", "path": str(table)},
         {"kind": "kaldi", "path": str(tmp_path)},
@@ -33,11 +33,11 @@ def test_every_problem_is_named(tmp_path):
         lexicon={"kind": "file", "path": str(tmp_path / "no.dict")},
         train={"augment": {"noise": {"files": [str(tmp_path / "no-noise")]}}, "launch": {"listen": "here"}},
     )
-    assert len(found) == 8
+    assert len(problems) == 8
     parts = ("nowhere.csv", "has no utterance", "wav.scp", "NOT_SET_ANYWHERE")
     parts += ("no.", "lexicon.path", "no-noise", "HOST:PORT")
-    assert [part in text for text, part in zip(found, parts, strict=True)] == [True] * 8
-    assert [text.split(":")[0] for text in found[:3]] == ["data.sources.0", "data.sources.1", "data.sources.2"]
+    assert [part in text for text, part in zip(problems, parts, strict=True)] == [True] * 8
+    assert [text.split(":")[0] for text in problems[:3]] == ["data.sources.0", "data.sources.1", "data.sources.2"]
 
 
 def test_empty_source_is_reported_with_its_first_problem(tmp_path):
@@ -72,6 +72,6 @@ def test_devices_and_layers_are_checked(fields, part):
 )
 def test_object_store_that_this_machine_cannot_use_is_a_problem(home, monkeypatch, url, problem):
     monkeypatch.setattr("storage.backends.find_spec", lambda name: None)
-    found = found_problems(storage={"url": url})
-    assert len(found) == 1
-    assert re.search(problem, found[0])
+    problems = found_problems(storage={"url": url})
+    assert len(problems) == 1
+    assert re.search(problem, problems[0])

@@ -30,29 +30,29 @@ def path(tmp_path):
     return file
 
 
-def origin_of(found, name):
-    return found[tuple(int(part) if part.isdigit() else part for part in name.split("."))]
+def origin_of(by_place, name):
+    return by_place[tuple(int(part) if part.isdigit() else part for part in name.split("."))]
 
 
 def test_configured_values_have_lines_and_others_are_defaults(path):
-    _, found = origins(path)
+    _, by_place = origins(path)
     lines = {"name": 1, "data.sources.0.corpus": 4, "data.sources.1.corpus": 6, "train.optimizer.lr": 10}
     lines |= {"train.augment.speed_factors": 11, "model.kind": 7}
-    assert {name: origin_of(found, name) for name in lines} == {
+    assert {name: origin_of(by_place, name) for name in lines} == {
         name: f"mine.yaml:{line}" for name, line in lines.items()
     }
     for name in ("seed", "model.layers", "train.optimizer.kind", "data.sources.1.set", "align"):
-        assert origin_of(found, name) == "default"
+        assert origin_of(by_place, name) == "default"
 
 
 def test_overrides_take_precedence_over_the_file(path):
     words = ["train.optimizer={kind: sgd, momentum: 0.5}", "data.sources.1.corpus=c", "decode=beam", "seed=3"]
-    config, found = origins(path, words)
+    config, by_place = origins(path, words)
     names = ("train.optimizer.kind", "train.optimizer.momentum", "data.sources.1.corpus", "decode.kind", "seed")
-    assert {origin_of(found, name) for name in names} == {"--set"}
-    assert origin_of(found, "train.optimizer.lr") == "default"  # the override replaces the whole section
-    assert origin_of(found, "decode.beam") == "default"
-    assert origin_of(found, "data.sources.0.corpus") == "mine.yaml:4"
+    assert {origin_of(by_place, name) for name in names} == {"--set"}
+    assert origin_of(by_place, "train.optimizer.lr") == "default"  # the override replaces the whole section
+    assert origin_of(by_place, "decode.beam") == "default"
+    assert origin_of(by_place, "data.sources.0.corpus") == "mine.yaml:4"
     assert config == load_config(path, words)
 
 
@@ -62,19 +62,19 @@ def test_merged_mappings_have_the_line_of_the_effective_value(tmp_path):
         "name: m\ndata:\n  sources:\n    - &first\n      kind: synthetic\n      corpus: a\n      domain: x\n"
         "    - <<: *first\n      corpus: b\n"
     )
-    config, found = origins(path)
+    config, by_place = origins(path)
     assert (config.data.sources[1].corpus, config.data.sources[1].domain) == ("b", "x")
-    assert origin_of(found, "data.sources.1.corpus") == "m.yaml:9"
-    assert origin_of(found, "data.sources.1.domain") == "m.yaml:7"
+    assert origin_of(by_place, "data.sources.1.corpus") == "m.yaml:9"
+    assert origin_of(by_place, "data.sources.1.domain") == "m.yaml:7"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_annotated_text_parses_to_the_same_configuration(path):
-    config, found = origins(path)
-    text = annotated(config, found)
+    config, by_place = origins(path)
+    text = annotated(config, by_place)
     assert parse_config(yaml.safe_load(text)) == config
-    assert set(found) == set(leaves(config.model_dump(mode="json", by_alias=True)))
-    assert text.count("  # ") == len(found)
+    assert set(by_place) == set(leaves(config.model_dump(mode="json", by_alias=True)))
+    assert text.count("  # ") == len(by_place)
 
 
 def test_wrong_field_raises_the_usual_error(path):

@@ -62,11 +62,11 @@ def rows(text):
 
 
 def test_types_bounds_and_defaults_are_described_in_words():
-    found = rows(reference(Whole))
-    assert "| `name` | text | required | Its name. |" in found
-    assert "| `pair` | list of 2: number or nothing | nothing | Two numbers. |" in found
-    assert "| `size` | integer ≥ 1, < 9 | `1` | How large it is. |" in found
-    assert "| `rooms` | list of text | `[a, b]` | What is \\| in it. |" in found
+    lines = rows(reference(Whole))
+    assert "| `name` | text | required | Its name. |" in lines
+    assert "| `pair` | list of 2: number or nothing | nothing | Two numbers. |" in lines
+    assert "| `size` | integer ≥ 1, < 9 | `1` | How large it is. |" in lines
+    assert "| `rooms` | list of text | `[a, b]` | What is \\| in it. |" in lines
 
 
 def test_section_has_its_defaults_and_is_written_once():
@@ -117,7 +117,7 @@ def missing_parts(page, model, name, field):
 def test_every_field_has_a_sentence_and_a_row():
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert len(ALL) > 500
-    assert [missing for one in ALL for missing in missing_parts(page, *one)] == []
+    assert [missing for fields in ALL for missing in missing_parts(page, *fields)] == []
     assert len(list(missing_parts("", Whole, "name", Field()))) == 2
 
 

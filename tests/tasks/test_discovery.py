@@ -29,8 +29,10 @@ def kaldi(folder, count=3):
     (folder / "utt2spk").write_text("".join(f"u{n} s{n}\n" for n in range(count)))
 
 
-def found(folder):
-    return [(one.kind, one.path.relative_to(folder).as_posix(), one.set) for one in find_sources(folder).sources]
+def sources_of(folder):
+    return [
+        (source.kind, source.path.relative_to(folder).as_posix(), source.set) for source in find_sources(folder).sources
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,16 +52,16 @@ def test_set_names_are_recognized_in_folders_and_columns(name, expected):
 
 def test_table_of_any_name_with_usual_columns_is_found(tmp_path):
     table(tmp_path, ["path", "text", "speaker"], [("a.wav", "one", "x"), ("b.wav", "two", "y")])
-    (one,) = find_sources(tmp_path).sources
-    assert (one.kind, one.path.name, one.columns, one.where) == ("table", "transcripts.csv", {}, {})
+    (source,) = find_sources(tmp_path).sources
+    assert (source.kind, source.path.name, source.columns, source.where) == ("table", "transcripts.csv", {}, {})
 
 
 def test_columns_with_other_names_are_guessed(tmp_path):
     table(tmp_path, ["Nr", "FileName", "Label", "user"], [("clips/a.wav", "a.wav", "one", "x")])
     shutil.copy(tmp_path / "clips" / "a.wav", tmp_path / "a.wav")
-    (one,) = find_sources(tmp_path).sources
-    assert one.columns == {"audio": "FileName", "text": "Label", "speaker": "user"}
-    assert one.document()["options"] == {"columns": one.columns}
+    (source,) = find_sources(tmp_path).sources
+    assert source.columns == {"audio": "FileName", "text": "Label", "speaker": "user"}
+    assert source.document()["options"] == {"columns": source.columns}
 
 
 def test_audio_column_is_the_one_whose_files_exist(tmp_path):
@@ -71,7 +73,7 @@ def test_audio_column_is_the_one_whose_files_exist(tmp_path):
 def test_column_of_sets_becomes_sources(tmp_path):
     rows = [("a.wav", "one", "training"), ("b.wav", "two", "dev"), ("c.wav", "three", "eval")]
     table(tmp_path, ["path", "text", "part"], rows)
-    assert [(one.where, one.set) for one in find_sources(tmp_path).sources] == [
+    assert [(source.where, source.set) for source in find_sources(tmp_path).sources] == [
         ({"part": "dev"}, "valid"),
         ({"part": "eval"}, "test"),
         ({"part": "training"}, "train"),
@@ -80,14 +82,14 @@ def test_column_of_sets_becomes_sources(tmp_path):
 
 def test_split_known_to_the_reader_stays_one_source(tmp_path):
     table(tmp_path, ["path", "text", "split"], [("a.wav", "one", "train"), ("b.wav", "two", "test")])
-    (one,) = find_sources(tmp_path).sources
-    assert (one.where, one.set) == ({}, "")
+    (source,) = find_sources(tmp_path).sources
+    assert (source.where, source.set) == ({}, "")
 
 
 def test_column_of_other_values_is_not_taken_for_sets(tmp_path):
     table(tmp_path, ["path", "text", "part"], [("a.wav", "one", "train"), ("b.wav", "two", "chapter 2")])
-    (one,) = find_sources(tmp_path).sources
-    assert one.where == {}
+    (source,) = find_sources(tmp_path).sources
+    assert source.where == {}
 
 
 def test_tables_of_each_set_become_sources(tmp_path):
@@ -95,25 +97,25 @@ def test_tables_of_each_set_become_sources(tmp_path):
         table(tmp_path, ["path", "text"], [(f"{name}.wav", f"text {number}")], f"{name}.csv")
     table(tmp_path, ["speaker", "age"], [], "speakers.csv")
     expected = [("table", "dev.csv", "valid"), ("table", "test.csv", "test"), ("table", "train.csv", "train")]
-    assert found(tmp_path) == expected
+    assert sources_of(tmp_path) == expected
 
 
 def test_kaldi_folders_of_each_set_become_sources(tmp_path):
     for name in ("train", "dev", "test_clean", "test_other"):
         kaldi(tmp_path / "data" / name)
     expected = [("dev", "valid"), ("test_clean", "test_clean"), ("test_other", "test_other"), ("train", "train")]
-    assert found(tmp_path) == [("kaldi", f"data/{name}", label) for name, label in expected]
-    assert found(tmp_path / "data" / "train") == [("kaldi", ".", "")]
+    assert sources_of(tmp_path) == [("kaldi", f"data/{name}", label) for name, label in expected]
+    assert sources_of(tmp_path / "data" / "train") == [("kaldi", ".", "")]
 
 
 def test_text_files_beside_recordings_are_found(tmp_path):
     for name in ("anna/1", "anna/2", "ben/1"):
         write_tone(tmp_path / f"{name}.wav", seconds=0.3)
         (tmp_path / f"{name}.txt").write_text("hello")
-    assert found(tmp_path) == [("sidecar", ".", "")]
+    assert sources_of(tmp_path) == [("sidecar", ".", "")]
     (tmp_path / "anna").rename(tmp_path / "train")
     (tmp_path / "ben").rename(tmp_path / "test")
-    assert found(tmp_path) == [("sidecar", "test", "test"), ("sidecar", "train", "train")]
+    assert sources_of(tmp_path) == [("sidecar", "test", "test"), ("sidecar", "train", "train")]
 
 
 def test_nemo_manifests_are_found(tmp_path):
@@ -122,17 +124,17 @@ def test_nemo_manifests_are_found(tmp_path):
         line = {"audio_filepath": str(wave), "duration": 0.3, "text": "a"}
         (tmp_path / f"{name}_manifest.json").write_text(json.dumps(line) + "\n")
     expected = [("nemo", "train_manifest.json", "train"), ("nemo", "val_manifest.json", "valid")]
-    assert found(tmp_path) == expected
+    assert sources_of(tmp_path) == expected
 
 
 def test_corpus_with_its_own_sets_is_one_source(tmp_path):
     write_tone(tmp_path / "recordings" / "0_anna_7.wav")
-    assert found(tmp_path) == [("fsdd", ".", "")]
+    assert sources_of(tmp_path) == [("fsdd", ".", "")]
 
 
 def test_single_file_is_one_source(tmp_path):
     path = small_corpus(tmp_path)
-    assert [one.path for one in find_sources(path).sources] == [path]
+    assert [source.path for source in find_sources(path).sources] == [path]
 
 
 @pytest.mark.parametrize(
@@ -163,4 +165,4 @@ def test_table_of_which_most_audio_is_missing_is_read(tmp_path):
     with pytest.raises(CorpusError, match="names audio files that exist"):
         find_sources(path)
     write_tone(tmp_path / "3.wav", seconds=0.3)
-    assert [(one.path, one.columns) for one in find_sources(path).sources] == [(path, {})]
+    assert [(source.path, source.columns) for source in find_sources(path).sources] == [(path, {})]

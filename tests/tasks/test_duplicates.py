@@ -48,13 +48,13 @@ def test_overlap_of_training_and_test_is_refused_by_default(home, tmp_path):
 
 def test_kept_duplicates_are_listed(home, tmp_path):
     result = prepare(corpus(tmp_path), overlap="keep")
-    found = {row["id"]: row for row in read_table(result.store, "duplicates.parquet")}
-    assert {name: (row["kind"], row["where"], row["other_id"]) for name, row in found.items()} == {
+    rows = {row["id"]: row for row in read_table(result.store, "duplicates.parquet")}
+    assert {name: (row["kind"], row["where"], row["other_id"]) for name, row in rows.items()} == {
         "u1": ("near-duplicate", "overlap", "near"),
         "again": ("same-audio", "within", "u2"),
         "u3": ("same-text", "overlap", "said"),
     }
-    assert 0 < found["u1"]["bit_errors"] < 0.17
+    assert 0 < rows["u1"]["bit_errors"] < 0.17
     assert result.record["duplicates"] == {
         "near-duplicate overlap": 1, "same-audio within": 1, "same-text overlap": 1, "same-text within": 1
     }  # fmt: skip
@@ -88,8 +88,10 @@ def test_corpus_without_duplicates_reports_none(home, tmp_path):
 def doubles(labels, sets, kind=NEAR):
     names = sorted(set(sets) - {""})
     codes = np.array([names.index(name) if name else -1 for name in sets])
-    found = find_doubles(DuplicateGroups(kind, np.array(labels, dtype=np.int32), "keep", "keep"), Sets(codes, names))
-    return np.flatnonzero(found.again).tolist(), np.flatnonzero(found.leaked).tolist(), found.other.tolist()
+    relations = find_doubles(
+        DuplicateGroups(kind, np.array(labels, dtype=np.int32), "keep", "keep"), Sets(codes, names)
+    )
+    return np.flatnonzero(relations.again).tolist(), np.flatnonzero(relations.leaked).tolist(), relations.other.tolist()
 
 
 def test_duplicates_of_test_utterances_in_training_are_leaks():

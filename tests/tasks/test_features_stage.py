@@ -69,12 +69,12 @@ def all_features(run, name):
     index = ShardIndex.read(store)
     reader = ShardReader(store, index)
     extract = build_features(run.config.features, 8000)
-    found = {}
+    by_speaker = {}
     for i in range(len(index)):
         wave, _ = decode_audio(reader.payload(i))
         feats, frames = extract(wave[None], torch.tensor([len(wave)]))
-        found.setdefault(index.row(i)["speaker"], []).append(feats[0, : int(frames[0])])
-    return {who: torch.cat(parts).double() for who, parts in found.items()}
+        by_speaker.setdefault(index.row(i)["speaker"], []).append(feats[0, : int(frames[0])])
+    return {who: torch.cat(parts).double() for who, parts in by_speaker.items()}
 
 
 def test_global_statistics_are_computed_over_the_training_set(extracted):
@@ -114,13 +114,13 @@ def test_stored_features_equal_those_computed_on_the_fly(extracted, kind, dim):
         store = result.store.child(name)
         index = ShardIndex.read(store)
         reader = ShardReader(store, index)
-        found = [np.load(io.BytesIO(reader.payload(i)), allow_pickle=False) for i in range(len(index))]
+        stored = [np.load(io.BytesIO(reader.payload(i)), allow_pickle=False) for i in range(len(index))]
         assert index.metadata["payload"] == "npy"
-        assert [len(feats) for feats in found] == list(index.column("num_frames"))
-        assert found[0].shape[1] == dim
+        assert [len(feats) for feats in stored] == list(index.column("num_frames"))
+        assert stored[0].shape[1] == dim
         speakers = index.column("speaker")
         for who, feats in all_features(run, name).items():
-            mine = np.concatenate([f for f, s in zip(found, speakers, strict=True) if s == who])
+            mine = np.concatenate([f for f, s in zip(stored, speakers, strict=True) if s == who])
             np.testing.assert_allclose(np.sort(mine, axis=0), np.sort(feats.float().numpy(), axis=0), atol=1e-5)
 
 
@@ -178,9 +178,9 @@ def test_stored_features_are_neither_normalized_nor_expanded(extracted, given):
         feats = np.load(io.BytesIO(reader.payload(rows[row["id"]])), allow_pickle=False)
         assert feats.shape[1] == frontend.extract.dim
         expected, frames = frontend(wave[None], torch.tensor([len(wave)]), [row["speaker"]])
-        found, same = frontend(torch.from_numpy(feats)[None], torch.tensor([len(feats)]), [row["speaker"]])
+        computed, same = frontend(torch.from_numpy(feats)[None], torch.tensor([len(feats)]), [row["speaker"]])
         assert frames.tolist() == same.tolist()
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(computed, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_waveform_augmentation_is_refused_with_stored_features(tmp_path):

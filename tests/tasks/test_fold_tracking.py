@@ -24,13 +24,13 @@ def cross_validated(*rates):
 
 
 def test_parent_run_has_mean_spread_and_every_fold():
-    found = figures(cross_validated(0.1, 0.2, 0.3))
-    assert found["wer_mean"] == pytest.approx(0.2)
-    assert found["wer_std"] == pytest.approx(0.1)
-    assert found["pooled_wer"] == pytest.approx(0.2)
-    assert [found[f"fold-{n}.wer"] for n in (1, 2, 3)] == [0.1, 0.2, 0.3]
-    assert found["fold-2.cer"] == 0.1
-    assert found["eval.wer_mean"] == 0.5
+    metrics = figures(cross_validated(0.1, 0.2, 0.3))
+    assert metrics["wer_mean"] == pytest.approx(0.2)
+    assert metrics["wer_std"] == pytest.approx(0.1)
+    assert metrics["pooled_wer"] == pytest.approx(0.2)
+    assert [metrics[f"fold-{n}.wer"] for n in (1, 2, 3)] == [0.1, 0.2, 0.3]
+    assert metrics["fold-2.cer"] == 0.1
+    assert metrics["eval.wer_mean"] == 0.5
 
 
 def test_fold_without_words_has_no_error_rate():

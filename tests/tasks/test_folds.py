@@ -72,7 +72,7 @@ def test_number_of_folds_is_two_to_a_hundred(home, tmp_path, folds, message):
     with pytest.raises(FoldError, match=message):
         fold_configs(config, folds)
     for allowed in (2, 100):
-        chosen = [one.data for one in fold_configs(config, allowed)]
+        chosen = [fold.data for fold in fold_configs(config, allowed)]
         assert [(data.folds, data.fold) for data in chosen] == [(allowed, n + 1) for n in range(allowed)]
 
 
@@ -83,11 +83,11 @@ def score(wer, words=100):
 
 def test_mean_and_spread_are_computed_over_folds():
     scores = [{f"fold-{n}": score(wer, 100 * n), "eval": score(0.5)} for n, wer in enumerate((0.1, 0.2, 0.3), 1)]
-    found = combine(scores)
-    assert found["wer"] == pytest.approx({"mean": 0.2, "std": 0.1, "min": 0.1, "max": 0.3})
-    assert found["pooled_wer"] == pytest.approx((10 + 40 + 90) / 600)
-    assert found["sets"]["eval"]["wer"]["std"] == 0
-    assert len(found["folds"]) == 3
+    combined = combine(scores)
+    assert combined["wer"] == pytest.approx({"mean": 0.2, "std": 0.1, "min": 0.1, "max": 0.3})
+    assert combined["pooled_wer"] == pytest.approx((10 + 40 + 90) / 600)
+    assert combined["sets"]["eval"]["wer"]["std"] == 0
+    assert len(combined["folds"]) == 3
 
 
 def test_sets_of_different_payloads_are_not_joined(home, tmp_path):

@@ -44,11 +44,11 @@ class Writer:
 
     def expected(self):
         """Every point that the journal means, by name: sorted (step, value)."""
-        translator, found = Translator(), {}
+        translator, points = Translator(), {}
         for entry in parse_lines(self.path.read_text().splitlines()):
             for point in translator.feed(entry):
-                found.setdefault(point.name, []).append((point.step, point.value))
-        return {name: sorted(values) for name, values in found.items()}
+                points.setdefault(point.name, []).append((point.step, point.value))
+        return {name: sorted(values) for name, values in points.items()}
 
 
 def sent(api, run_id):
@@ -70,8 +70,8 @@ def sender(writer, **more):
 def test_every_point_is_sent_once_in_bounded_calls(writer, monkeypatch):
     for n in range(300):
         writer.step(f"{n % 2}.0")
-    one = sender(writer)
-    api = one.open()
+    sending = sender(writer)
+    api = sending.open()
     sizes = []
     log_batch = api.log_batch
     monkeypatch.setattr(
@@ -79,12 +79,12 @@ def test_every_point_is_sent_once_in_bounded_calls(writer, monkeypatch):
         "log_batch",
         lambda run, metrics=(), **more: (sizes.append(len(metrics)), log_batch(run, metrics=metrics, **more)),
     )
-    one.drain()
+    sending.drain()
     assert max(sizes) <= 1000
     assert sum(sizes) > 1000
-    assert sent(api, one.run_id) == writer.expected()
-    assert one.known.bytes == writer.path.stat().st_size
-    run = api.get_run(one.run_id)
+    assert sent(api, sending.run_id) == writer.expected()
+    assert sending.known.bytes == writer.path.stat().st_size
+    run = api.get_run(sending.run_id)
     assert run.data.tags[TRAINING_TAG] == "t-1"
     assert run.data.params == {"lr": "0.1"}
 
@@ -201,13 +201,13 @@ def test_incomplete_line_waits_for_its_rest(writer):
     line = json.dumps(entry | {"elapsed": 1.0})
     with writer.path.open("a") as file:
         file.write(line[:20])
-    one = sender(writer)
-    one.drain()
-    assert sent(client(), one.run_id) == {}
+    sending = sender(writer)
+    sending.drain()
+    assert sent(client(), sending.run_id) == {}
     with writer.path.open("a") as file:
         file.write(line[20:] + "\n")
-    one.drain()
-    assert sent(client(), one.run_id)["training-learners/loss.0.0"] == [(1, 2.0)]
+    sending.drain()
+    assert sent(client(), sending.run_id)["training-learners/loss.0.0"] == [(1, 2.0)]
 
 
 def test_random_failures_lose_and_duplicate_no_point(writer):
@@ -230,18 +230,18 @@ def test_random_failures_lose_and_duplicate_no_point(writer):
 
             return call
 
-    one = sender(writer, connect=Flaky)
+    sending = sender(writer, connect=Flaky)
     for n in range(40):
         for _ in range(draw.randrange(4)):
             writer.step(f"{n % 2}.0")
         try:
-            one.send()
+            sending.send()
         except OSError:
-            one.forget_connection()
+            sending.forget_connection()
         if draw.random() < 0.1:
-            one = sender(writer, connect=Flaky)
+            sending = sender(writer, connect=Flaky)
     sender(writer).drain()
-    assert sent(client(), one.known.run_id) == writer.expected()
+    assert sent(client(), sending.known.run_id) == writer.expected()
 
 
 def test_missing_mlflow_is_recorded_without_delay(writer, monkeypatch):
@@ -316,7 +316,7 @@ def test_killed_and_hanging_servers_cost_no_step_and_no_point(server, tmp_path, 
     monkeypatch.setattr(forwarding, "_REQUEST_S", 5)
     with environment(STARLING_HOME=server.home, MLFLOW_TRACKING_URI=server.url):
         writer = Writer(tmp_path / "journal.jsonl")
-        one = sender(writer)
+        sending = sender(writer)
         done = threading.Event()
 
         def train():
@@ -329,16 +329,16 @@ def test_killed_and_hanging_servers_cost_no_step_and_no_point(server, tmp_path, 
 
         training = threading.Thread(target=train)
         try:
-            with Forwarder(one, every_s=0.2) as forwarder:
+            with Forwarder(sending, every_s=0.2) as forwarder:
                 training.start()
-                wait_until(lambda: one.known.bytes > 1000)
+                wait_until(lambda: sending.known.bytes > 1000)
                 server.signal(signal.SIGKILL)
                 wait_until(lambda: forwarder.trouble)
                 before = sum(writer.steps.values())
                 wait_until(lambda: sum(writer.steps.values()) > before + 50)
                 server.restart()
                 reached = writer.path.stat().st_size
-                wait_until(lambda: one.known.bytes > reached and not forwarder.trouble)
+                wait_until(lambda: sending.known.bytes > reached and not forwarder.trouble)
                 server.signal(signal.SIGSTOP)
                 wait_until(lambda: forwarder.trouble)
                 server.signal(signal.SIGCONT)
@@ -348,10 +348,10 @@ def test_killed_and_hanging_servers_cost_no_step_and_no_point(server, tmp_path, 
         finally:
             done.set()
         api = mlflow.MlflowClient(tracking_uri=server.url)
-        assert api.get_run(one.known.run_id).info.status == "FINISHED"
-        assert sent(api, one.known.run_id) == writer.expected()
+        assert api.get_run(sending.known.run_id).info.status == "FINISHED"
+        assert sent(api, sending.known.run_id) == writer.expected()
         runs = api.search_runs([api.get_experiment_by_name("forwarded").experiment_id])
-        assert [run.info.run_id for run in runs] == [one.known.run_id]
+        assert [run.info.run_id for run in runs] == [sending.known.run_id]
         assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
 
 

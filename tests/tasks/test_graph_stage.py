@@ -22,9 +22,9 @@ toys = load_beside(__file__, "../speech/hmm/toys.py")
 
 
 def document(**decode):
-    found = tiny_document(decode={"kind": "graph", **decode})
-    found["train"] |= {"objective": {"kind": "frame_cross_entropy", "alignments": "aligned"}}
-    return found
+    config = tiny_document(decode={"kind": "graph", **decode})
+    config["train"] |= {"objective": {"kind": "frame_cross_entropy", "alignments": "aligned"}}
+    return config
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_graph_of_named_files_is_made_once_and_used_by_the_decoder(run, files):
     decode = decoder_of(run)
     assert isinstance(decode, GraphConfig)
     assert set(decode.files()) == {"graph", "words"}
-    found = read_graph(Path(decode.graph), Path(decode.words))
-    assert (len(found.arrays.finals), len(found.arrays.arcs)) == (made.counts["states"], made.counts["arcs"])
+    graph = read_graph(Path(decode.graph), Path(decode.words))
+    assert (len(graph.arrays.finals), len(graph.arrays.arcs)) == (made.counts["states"], made.counts["arcs"])
     assert stage_files(run)["names"] == {"graph": "graph.fst", "words": "graph-words.txt"}
 
 
@@ -102,8 +102,8 @@ def test_stages_supply_both_language_models(files, tmp_path, monkeypatch):
     GRAPH.execute(run)
     decode = decoder_of(run)
     assert set(decode.files()) == {"graph", "words", "graph_lm", "rescore_lm"}
-    found = {Path(path).parent.parent.name for path in (decode.graph_lm, decode.rescore_lm)}
-    assert found == {"lm", "rescoring"}
+    stages = {Path(path).parent.parent.name for path in (decode.graph_lm, decode.rescore_lm)}
+    assert stages == {"lm", "rescoring"}
     assert decode.hypotheses == decode.rescore_nbest
 
 

@@ -77,7 +77,7 @@ def test_registered_model_includes_the_graph_and_decodes_alike(run, tmp_path):
     made = run.result("graph")
     assert (bundle / "graph.fst").read_bytes() == made.store.read("graph.fst")
     stored = {row["id"]: row["hyp"] for row in read_table(run.result("decode").store, "test.parquet")}
-    alone = {one.id: one.hyp for one in decode_with(run, bundle, "test", cfg)}
+    alone = {hypothesis.id: hypothesis.hyp for hypothesis in decode_with(run, bundle, "test", cfg)}
     assert alone == stored
     config = evaluation_config(bundle, "synthetic", run.config.data.sources[:1])
     other = Run(config, "evaluated")

@@ -45,9 +45,9 @@ def elsewhere(run="other"):
 def test_one_owner_at_a_time_whom_others_can_see(table, variables):
     first = elsewhere("nightly")
     lease = table.take(NAME, first)
-    found = table.take(NAME, LockOwner.here("second"))
-    assert found == first
-    assert str(found) == f"run nightly (http://ui/1), process {os.getpid()} on far, since {first.since}"
+    holder = table.take(NAME, LockOwner.here("second"))
+    assert holder == first
+    assert str(holder) == f"run nightly (http://ui/1), process {os.getpid()} on far, since {first.since}"
     table.drop(lease)
     assert isinstance(table.take(NAME, LockOwner.here("second")), str)
 

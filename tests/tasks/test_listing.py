@@ -42,14 +42,14 @@ def test_versions_have_their_aliases_and_error_rates(api):
     api.set_registered_model_alias("a", "challenger", "11")
     api.set_registered_model_alias("a", "previous", "11")
     named = list_versions(api)
-    assert [(one.model, one.version, one.aliases) for one in named] == [
+    assert [(version.model, version.version, version.aliases) for version in named] == [
         ("a", "11", ("challenger", "previous")),
         ("a", "2", ("champion",)),
     ]
     assert named[1].wer == {"dev": 0.5, "test": 0.25}
     assert named[1].decision == "decision 1"
-    assert [one.version for one in list_versions(api, "a")] == [str(number) for number in range(11, 0, -1)]
-    assert [(one.version, one.aliases, one.wer) for one in list_versions(api, "b")] == [("1", (), {})]
+    assert [version.version for version in list_versions(api, "a")] == [str(number) for number in range(11, 0, -1)]
+    assert [(version.version, version.aliases, version.wer) for version in list_versions(api, "b")] == [("1", (), {})]
     with pytest.raises(RegistryError, match=r"the registry has no model 'c'; it has: a, b, empty"):
         list_versions(api, "c")
 
@@ -61,7 +61,7 @@ def test_models_beyond_one_page_of_the_registry_are_listed(api, monkeypatch):
         api.set_registered_model_alias(f"m{number}", "champion", "1")
     ask = api.search_registered_models
     monkeypatch.setattr(api, "search_registered_models", lambda page_token: ask(max_results=3, page_token=page_token))
-    assert [one.model for one in list_versions(api)] == [f"m{number}" for number in range(7)]
+    assert [version.model for version in list_versions(api)] == [f"m{number}" for number in range(7)]
 
 
 def test_runs_are_listed_newest_first_with_their_results(api):
@@ -71,11 +71,11 @@ def test_runs_are_listed_newest_first_with_their_results(api):
     lost = [("training/valid_wer", 0.75), ("training-progress/elapsed", 42.5)]  # it had been resumed after a pause
     add_run(api, "two", "lost", 2_000, lost, "FAILED")
     add_run(api, "two", "new", 3_000, status="RUNNING")
-    found = list_runs(api)
-    assert [(one.name, one.experiment, one.status, one.training_seconds) for one in found] == [
+    listed = list_runs(api)
+    assert [(run.name, run.experiment, run.status, run.training_seconds) for run in listed] == [
         ("new", "two", "running", None),
         ("lost", "two", "failed", 42.5),
         ("old", "one", "finished", None),
     ]
-    assert [one.wer for one in found] == [{}, {"valid": 0.75}, {"test": 0.25}]
-    assert [one.name for one in list_runs(api, "two", limit=1)] == ["new"]
+    assert [run.wer for run in listed] == [{}, {"valid": 0.75}, {"test": 0.25}]
+    assert [run.name for run in list_runs(api, "two", limit=1)] == ["new"]

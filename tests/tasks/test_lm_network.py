@@ -37,11 +37,11 @@ SPEC = LmSpec(network=LstmConfig(dim=12, dropout=0.0), words=(*SPECIAL, *WORDS))
 def sentences(count, seed):
     """Each word but the first is the one after the word before it, in a circle; lengths are 2 to 5."""
     chosen = np.random.default_rng(seed)
-    found = []
+    drawn = []
     for _ in range(count):
         first, length = chosen.integers(4), chosen.integers(2, 6)
-        found.append(np.array([START_ID, *((first + np.arange(length)) % 4 + len(SPECIAL)), END_ID]))
-    return found
+        drawn.append(np.array([START_ID, *((first + np.arange(length)) % 4 + len(SPECIAL)), END_ID]))
+    return drawn
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def best_loss():
 
 
 def test_job_survives_a_round_trip(job):
-    one = job()
-    again = TrainJob.model_validate_json(one.model_dump_json())
-    assert again.task == one.task
+    described = job()
+    again = TrainJob.model_validate_json(described.model_dump_json())
+    assert again.task == described.task
     assert isinstance(again.task, LanguageModelTaskConfig)
     assert isinstance(again.task.spec.network, LstmConfig)
-    assert again.train.model_dump() == one.train.model_dump()
+    assert again.train.model_dump() == described.train.model_dump()
 
 
 def test_engine_learns_a_toy_language(job):
@@ -90,8 +90,8 @@ def test_engine_learns_a_toy_language(job):
     model = read_network(done.bundle / "lm.safetensors")
     assert tuple(model.words) == SPEC.words
     assert done.result["parameters"] == model.num_parameters
-    found = model.evaluate([model.words[int(word)] for word in one[1:-1]] for one in sentences(40, 2))
-    assert math.log(found.with_unknown) == pytest.approx(loss, abs=1e-4)
+    perplexity = model.evaluate([model.words[int(word)] for word in sentence[1:-1]] for sentence in sentences(40, 2))
+    assert math.log(perplexity.with_unknown) == pytest.approx(loss, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -111,7 +111,9 @@ def test_sentences_of_a_block_are_independent():
     whole = torch.from_numpy(np.concatenate(blocks)).float()[None, :, None]
     together, lengths = network(whole, torch.tensor([whole.shape[1]]))
     assert lengths.tolist() == [whole.shape[1]]
-    alone = [network(torch.from_numpy(one).float()[None, :, None], torch.tensor([len(one)]))[0][0] for one in blocks]
+    alone = [
+        network(torch.from_numpy(block).float()[None, :, None], torch.tensor([len(block)]))[0][0] for block in blocks
+    ]
     torch.testing.assert_close(together[0], torch.cat(alone))
     assert together[0, :, START_ID].max() == -torch.inf
 
@@ -124,13 +126,13 @@ def test_shards_contain_every_sentence_once_and_whole(tmp_path):
     assert sum(index.column("duration")) == sum(map(len, blocks))
     assert max(index.column("num_frames")) == 402
     assert [row for row in index.column("num_frames") if row > 256] == [402]
-    written = {one.name: (tmp_path / one.name).stat().st_mtime_ns for one in index.shards}
+    written = {shard.name: (tmp_path / shard.name).stat().st_mtime_ns for shard in index.shards}
     (tmp_path / "index.parquet").unlink()
     (tmp_path / index.shards[0].name).unlink()
     again = write_text(store, blocks, 300)
-    assert [one.sha256 for one in again.shards] == [one.sha256 for one in ShardIndex.read(store).shards]
-    assert [one.sha256 for one in again.shards] == [one.sha256 for one in index.shards]
-    kept = {one.name for one in again.shards if (tmp_path / one.name).stat().st_mtime_ns == written[one.name]}
+    assert [shard.sha256 for shard in again.shards] == [shard.sha256 for shard in ShardIndex.read(store).shards]
+    assert [shard.sha256 for shard in again.shards] == [shard.sha256 for shard in index.shards]
+    kept = {shard.name for shard in again.shards if (tmp_path / shard.name).stat().st_mtime_ns == written[shard.name]}
     assert kept == written.keys() - {index.shards[0].name}, "a resume writes what is missing"
 
 
@@ -290,8 +292,8 @@ def test_a_step_waits_for_a_gpu_at_its_end_only(job, monkeypatch):
     wanted = emulation.steps(*plain)
     emulation.move_to_gpu(there[0])
     with emulation.emulated_gpu(monkeypatch) as gpu:
-        found = emulation.steps(*there, gpu.noting_afresh)
+        tensors = emulation.steps(*there, gpu.noting_afresh)
     assert not gpu.waits
     assert gpu.expected == ["tolist in transfers.py: read_back"]
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one.as_subclass(torch.Tensor), other, rtol=1e-4, atol=1e-5)
+    for tensor, other in zip(tensors, wanted, strict=True):
+        torch.testing.assert_close(tensor.as_subclass(torch.Tensor), other, rtol=1e-4, atol=1e-5)

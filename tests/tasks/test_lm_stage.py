@@ -64,10 +64,10 @@ def test_model_is_estimated_from_training_transcripts(continued):
     assert set(read_words(str(folder / "words.txt"))) == known == set(arpa_words(str(folder / "lm.arpa")))
     expected = model.evaluate(line.split() for line in set_texts(run, "valid")).to_dict()
     assert result.record["lm"]["perplexity"] == {"valid": pytest.approx(expected)}
-    found = figures(result.record)
-    assert found["lm.valid.perplexity_without_unknown"] == pytest.approx(expected["perplexity_without_unknown"])
-    assert found["lm.ngrams.2"] == result.record["lm"]["ngrams"][1]
-    assert found["lm.bytes"] == sum((folder / name).stat().st_size for name in ("lm.arpa", "words.txt"))
+    metrics = figures(result.record)
+    assert metrics["lm.valid.perplexity_without_unknown"] == pytest.approx(expected["perplexity_without_unknown"])
+    assert metrics["lm.ngrams.2"] == result.record["lm"]["ngrams"][1]
+    assert metrics["lm.bytes"] == sum((folder / name).stat().st_size for name in ("lm.arpa", "words.txt"))
     assert "lexicon" not in result.record
     assert not list((folder.parents[2] / "work").glob("lm-*"))
     assert LM.execute(continued(BIGRAM)).cached

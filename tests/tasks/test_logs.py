@@ -28,8 +28,8 @@ def test_log_format_is_unchanged_by_default(monkeypatch):
 def test_error_of_a_command_is_a_json_object(home):
     done = starling("deploy", "--print", "--config", "missing.yaml", home=home, check=False, STARLING_LOG="json")
     assert done.returncode == 1
-    found = objects(done.stderr)
-    assert any("missing.yaml" in line["message"] for line in found)
+    lines = objects(done.stderr)
+    assert any("missing.yaml" in line["message"] for line in lines)
 
 
 def lines(handler, stream):
@@ -117,8 +117,8 @@ def test_prefect_stores_no_secret_of_a_flows_logs_or_error(tmp_path, monkeypatch
             flow(name="careless")(lambda: stage("r"))()
 
         def server_logs():
-            found = site.get("logs/filter", {})
-            return found if any("Finished in state" in one["message"] for one in found) else None
+            entries = site.get("logs/filter", {})
+            return entries if any("Finished in state" in entry["message"] for entry in entries) else None
 
         texts = [json.dumps(wait_until(server_logs))]
         texts += [json.dumps(site.get(f"{kind}/filter", {})) for kind in ("flow_runs", "task_runs", "artifacts")]
@@ -136,12 +136,12 @@ def test_run_logs_json_with_ids_and_without_secrets(home, tmp_path):
     planted = {"AWS_SECRET_ACCESS_KEY": "planted-secret-value", "STARLING_LOG": "json"}
     done = starling("run", config, "--json", home=home, timeout=500, **planted)
     summary = json.loads(done.stdout.splitlines()[-1])
-    found = objects(done.stderr)
-    staged = [line for line in found if line["message"].startswith("shard:")]
+    lines = objects(done.stderr)
+    staged = [line for line in lines if line["message"].startswith("shard:")]
     assert staged
     assert staged[0]["task_run_name"].startswith("shard")
     assert all(line["flow_run_id"] for line in staged)
-    assert {line["run"] for line in found if "stage" in line} <= {summary["run_id"]}
+    assert {line["run"] for line in lines if "stage" in line} <= {summary["run_id"]}
     texts = [path.read_bytes() for path in (home / "logs").rglob("*") if path.is_file()]
     texts += [path.read_bytes() for path in (home / "work").rglob("*.log")]
     assert not any(b"planted-secret-value" in text for text in [*texts, done.stdout.encode(), done.stderr.encode()])

@@ -36,10 +36,10 @@ def test_licence_comes_from_configuration_or_catalogue(fields, licence):
 
 
 def test_each_corpus_is_named_once():
-    found = corpora(
+    entries = corpora(
         [source(kind="table", corpus="a"), source(kind="table", corpus="a", set="test"), source(kind="an4")]
     )
-    assert [entry["corpus"] for entry in found] == ["a", "x"]
+    assert [entry["corpus"] for entry in entries] == ["a", "x"]
 
 
 def test_model_version_has_card_tags_and_description(finished):
@@ -96,8 +96,8 @@ def test_digest_of_test_sets_ignores_how_they_are_sharded(finished, monkeypatch)
     original = ShardIndex.column
 
     def changed(self, name):
-        found = original(self, name)
-        return ["other", *list(found)[1:]] if name == "text" else found
+        columns = original(self, name)
+        return ["other", *list(columns)[1:]] if name == "text" else columns
 
     monkeypatch.setattr(ShardIndex, "column", changed)
     assert model_card.tests_of(finished).keys() == before.keys()

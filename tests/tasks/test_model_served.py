@@ -98,22 +98,22 @@ def test_mlflow_serves_the_champion_over_http(registry, tmp_path):
             assert server.poll() is None, (tmp_path / "log").read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.5)
-        status, found = post(
+        status, answer = post(
             f"{url}/invocations", {"dataframe_split": {"columns": ["audio"], "data": [[text], [text]]}}
         )
-        assert status == 200, found
-        rows = found["predictions"]
+        assert status == 200, answer
+        rows = answer["predictions"]
         assert [row["seconds"] for row in rows] == [1.0, 1.0]
         assert {row["error"] for row in rows} == {""}
-        status, found = post(f"{url}/invocations", {"inputs": [text]})
-        assert (status, found["predictions"][0]["text"]) == (200, rows[0]["text"])
-        status, found = post(f"{url}/invocations", {"dataframe_split": {"columns": ["audio"], "data": [[str(audio)]]}})
+        status, answer = post(f"{url}/invocations", {"inputs": [text]})
+        assert (status, answer["predictions"][0]["text"]) == (200, rows[0]["text"])
+        status, answer = post(f"{url}/invocations", {"dataframe_split": {"columns": ["audio"], "data": [[str(audio)]]}})
         assert status >= 400
-        assert "not paths" in str(found)
+        assert "not paths" in str(answer)
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri="models:/tiny@champion"))
         example = json.loads((folder / "serving_input_example.json").read_text())
-        status, found = post(f"{url}/invocations", example)
-        assert (status, found["predictions"][0]["seconds"]) == (200, 0.5)
+        status, answer = post(f"{url}/invocations", example)
+        assert (status, answer["predictions"][0]["seconds"]) == (200, 0.5)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)

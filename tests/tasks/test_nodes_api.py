@@ -35,7 +35,7 @@ class Client:
         return [run for run in runs if tags <= set(run.tags)][:limit]
 
     def set_flow_run_state(self, run, state):
-        next(one for one in self.made.values() if one.id == run).state = state
+        next(run_made for run_made in self.made.values() if run_made.id == run).state = state
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def test_states_are_those_of_the_runs_that_were_asked_for(client, monkeypatch):
         for number, run in enumerate(client.made.values()):
             state = SimpleNamespace(type=StateType.CRASHED, message="" if number else "no memory", name="Crashed")
             run.state = None if number == 3 else state
-        found = api.states(runs[:4])
-    assert found == {
+        states = api.states(runs[:4])
+    assert states == {
         runs[0]: ("CRASHED", "no memory"),
         **dict.fromkeys(runs[1:3], ("CRASHED", "Crashed")),
     }

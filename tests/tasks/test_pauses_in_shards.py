@@ -57,17 +57,17 @@ def test_some_training_utterances_get_pauses_and_other_sets_do_not(home, tmp_pat
     assert run.result("prepare").key == plain.result("prepare").key
     assert run.result("shard").key != plain.result("shard").key
     for name in ("valid", "test"):
-        digests = {one.result("shard").record["sets"][name]["digest"] for one in (plain, run)}
+        digests = {pipeline.result("shard").record["sets"][name]["digest"] for pipeline in (plain, run)}
         assert len(digests) == 1
-    before, after = (audio(one, "train", tmp_path / "cache") for one in (plain, run))
+    before, after = (audio(pipeline, "train", tmp_path / "cache") for pipeline in (plain, run))
     assert before.keys() == after.keys()
-    paused = [one for one in after if len(after[one][1]) > len(before[one][1])]
+    paused = [utterance for utterance in after if len(after[utterance][1]) > len(before[utterance][1])]
     assert 0.2 * len(after) < len(paused) < 0.8 * len(after)
-    for one in after:
-        row, wave = after[one]
+    for utterance in after:
+        row, wave = after[utterance]
         assert row["duration"] == len(wave) / RATE
-        speech = before[one][1]
-        if one not in paused:
+        speech = before[utterance][1]
+        if utterance not in paused:
             assert torch.equal(wave, speech)
             continue
         first = int(wave.abs().gt(0).nonzero()[0])

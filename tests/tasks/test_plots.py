@@ -106,8 +106,8 @@ def test_labels_are_large_and_inside_the_figure(tmp_path, monkeypatch):
     labels = [label for axes in figure.axes for label in (axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels())]
     assert min(label.get_fontsize() for label in labels) * dpi / 72 * 1000 / width >= 15
     for axes in figure.axes:
-        for one in (axes.xaxis.label, axes.yaxis.label, axes.title, axes.get_legend()):
-            if one is not None:
-                box = one.get_window_extent()
+        for label in (axes.xaxis.label, axes.yaxis.label, axes.title, axes.get_legend()):
+            if label is not None:
+                box = label.get_window_extent()
                 assert 0 <= box.x0 <= box.x1 <= width
                 assert 0 <= box.y0 <= box.y1 <= height

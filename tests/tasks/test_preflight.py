@@ -126,13 +126,13 @@ def test_warning_if_learners_of_a_node_share_a_gpu(caplog):
 
 
 def test_warning_if_torch_cannot_use_the_gpu(caplog):
-    found = Inventory(0, "the NVIDIA driver 535 is too old")
-    check_devices(config(device="cpu"), found)
+    machine = Inventory(0, "the NVIDIA driver 535 is too old")
+    check_devices(config(device="cpu"), machine)
     assert not caplog.text
-    check_devices(config(), found)
+    check_devices(config(), machine)
     assert "runs on the CPU: the NVIDIA driver 535 is too old" in caplog.text
     with pytest.raises(StageError, match="the NVIDIA driver 535 is too old"):
-        check_devices(config(device="cuda"), found)
+        check_devices(config(device="cuda"), machine)
 
 
 def test_every_pipeline_learner_needs_a_layer():

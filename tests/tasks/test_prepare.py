@@ -74,9 +74,9 @@ def test_every_kind_of_bad_utterance_is_quarantined_and_counted(home, tmp_path):
     path, reasons = bad_corpus(tmp_path / "corpus")
     result, used, refused = prepared(home, path)
     assert {row["id"] for row in used} == set(GOOD)
-    found = {row["id"]: row["reason"] for row in refused}
-    assert found.pop("wav-16k") == "duplicate-id"
-    assert found == reasons
+    reasons_of = {row["id"]: row["reason"] for row in refused}
+    assert reasons_of.pop("wav-16k") == "duplicate-id"
+    assert reasons_of == reasons
     assert all(row["detail"] and row["stage"] in ("read", "prepare") and row["corpus"] for row in refused)
     lines = len(path.read_text().splitlines()) - 1
     assert result.counts == {"read": lines, "written": len(used), "quarantined": len(refused)}
@@ -209,10 +209,10 @@ def test_sources_select_by_speaker_limit_and_set(tmp_path):
 
 
 def test_sources_share_sets_and_duplicate_ids_are_quarantined(home, tmp_path):
-    one, two = small_corpus(tmp_path / "one"), small_corpus(tmp_path / "two", speakers=5)
+    first, second = small_corpus(tmp_path / "one"), small_corpus(tmp_path / "two", speakers=5)
     sources = [
-        {"kind": "table", "path": str(one), "set": "train"},
-        {"kind": "table", "path": str(two), "set": "other"},
+        {"kind": "table", "path": str(first), "set": "train"},
+        {"kind": "table", "path": str(second), "set": "other"},
     ]
     document = {"name": "p", "data": {"sources": sources, "max_quarantined": 1}}
     result = PREPARE.execute(Run(parse_config(document), "r"))
@@ -221,10 +221,10 @@ def test_sources_share_sets_and_duplicate_ids_are_quarantined(home, tmp_path):
 
 
 def test_split_takes_no_share_for_sets_of_the_sources(home, tmp_path):
-    one, two = small_corpus(tmp_path / "one", speakers=6), small_corpus(tmp_path / "two", speakers=1)
-    rows = list(csv.reader(two.open()))
+    first, second = small_corpus(tmp_path / "one", speakers=6), small_corpus(tmp_path / "two", speakers=1)
+    rows = list(csv.reader(second.open()))
     write_table(tmp_path / "two", [["t-" + row[0], *row[1:4]] for row in rows[1:]])
-    sources = [{"kind": "table", "path": str(one)}, {"kind": "table", "path": str(two), "set": "eval"}]
+    sources = [{"kind": "table", "path": str(first)}, {"kind": "table", "path": str(second), "set": "eval"}]
     document = {"name": "p", "data": {"sources": sources}}
     sets = PREPARE.execute(Run(parse_config(document), "r")).record["sets"]
     assert set(sets) == {"train", "valid", "eval"}

@@ -43,11 +43,11 @@ def write_whisper(folder, positions=1500, seed=0):
 
 
 def document(source, **model):
-    found = tiny_document()
-    found["data"]["sample_rate"] = 16000
-    found |= {"features": {"kind": "whisper_logmel"}, "model": {"kind": "whisper", "source": source, **model}}
-    found["train"]["epochs"] = 1
-    return found
+    config = tiny_document()
+    config["data"]["sample_rate"] = 16000
+    config |= {"features": {"kind": "whisper_logmel"}, "model": {"kind": "whisper", "source": source, **model}}
+    config["train"]["epochs"] = 1
+    return config
 
 
 def prepared(source, **model):
@@ -79,7 +79,9 @@ def test_too_long_utterances_are_quarantined_and_the_others_trained(trained):
     result = trained.result("train")
     limit = make_spec(trained).max_seconds
     sets = [ShardIndex.read(trained.result("shard").store.child(name)) for name in ("train", "valid")]
-    long = {one.values("id")[row].as_py() for one in sets for row in np.flatnonzero(one.column("duration") > limit)}
+    long = {
+        index.values("id")[row].as_py() for index in sets for row in np.flatnonzero(index.column("duration") > limit)
+    }
     assert 5 < len(long) < 20
     assert {row["id"] for row in result.record["quarantined"]} == long
     assert result.counts["quarantined"] == len(long)
@@ -107,9 +109,9 @@ def test_finished_model_needs_its_source_no_more(trained, tmp_path):
 def test_sets_with_utterances_beyond_the_positions_are_decoded_whole(trained, tmp_path):
     folder = fetch_bundle(trained.result("train").store, tmp_path / "bundle")
     url = trained.result("shard").store.child("test").url
-    found = decode_set(folder, url, decode=GreedyConfig(), cache=tmp_path / "cache")
-    assert len(found) == len(ShardIndex.read(trained.result("shard").store.child("test"))) == 12
-    assert max(one.duration for one in found) > make_spec(trained).max_seconds
+    decoded = decode_set(folder, url, decode=GreedyConfig(), cache=tmp_path / "cache")
+    assert len(decoded) == len(ShardIndex.read(trained.result("shard").store.child("test"))) == 12
+    assert max(hypothesis.duration for hypothesis in decoded) > make_spec(trained).max_seconds
 
 
 def test_address_depends_on_the_weights_and_not_on_their_place(trained, tmp_path):

@@ -10,12 +10,12 @@ from tasks.tracking.provenance import provenance, run_tags, version_tags
 
 
 def test_provenance_names_version_commit_machine_and_libraries():
-    found = provenance()
-    assert found["version"] == metadata.version("starling")
-    assert found["torch"] == torch.__version__
-    assert found["commit"] == "unknown" or len(found["commit"].rstrip("+")) == 40
-    assert all(found.values())
-    json.dumps(found)
+    known = provenance()
+    assert known["version"] == metadata.version("starling")
+    assert known["torch"] == torch.__version__
+    assert known["commit"] == "unknown" or len(known["commit"].rstrip("+")) == 40
+    assert all(known.values())
+    json.dumps(known)
 
 
 def test_without_git_the_commit_is_unknown(monkeypatch):
@@ -49,18 +49,18 @@ RUN = SimpleNamespace(run_id="a-run", store=SimpleNamespace(url="s3://bucket/obj
 def test_tags_of_a_run_name_its_commit_and_whether_files_were_changed(monkeypatch):
     for commit, tags in {"c" * 40: ("c" * 40, "False"), "c" * 40 + "+": ("c" * 40, "True"), "unknown": ()}.items():
         monkeypatch.setattr(module, "provenance", lambda commit=commit: {"version": "1", "commit": commit})
-        found = run_tags(RUN)
-        assert found["starling.commit"] == commit
-        assert tuple(found[name] for name in sorted(found) if name.startswith("mlflow.source.git")) == tags
+        tags_of_run = run_tags(RUN)
+        assert tags_of_run["starling.commit"] == commit
+        assert tuple(tags_of_run[name] for name in sorted(tags_of_run) if name.startswith("mlflow.source.git")) == tags
 
 
 def test_tags_of_a_run_name_its_objects_source_and_flow_run():
-    found = run_tags(RUN)
-    assert (found["starling.run"], found["starling.objects"]) == ("a-run", "s3://bucket/objects")
-    assert found["mlflow.source.name"] == f"starling {metadata.version('starling')}"
-    assert found["mlflow.source.type"] == "LOCAL"
-    assert found["starling.torch"] == torch.__version__
-    assert "prefect.flow_run" not in found
+    tags = run_tags(RUN)
+    assert (tags["starling.run"], tags["starling.objects"]) == ("a-run", "s3://bucket/objects")
+    assert tags["mlflow.source.name"] == f"starling {metadata.version('starling')}"
+    assert tags["mlflow.source.type"] == "LOCAL"
+    assert tags["starling.torch"] == torch.__version__
+    assert "prefect.flow_run" not in tags
     flow = SimpleNamespace(**vars(RUN) | {"flow_run_url": "http://ui/1"})
-    assert run_tags(flow) == found | {"prefect.flow_run": "http://ui/1"}
+    assert run_tags(flow) == tags | {"prefect.flow_run": "http://ui/1"}
     assert set(version_tags(flow)) == {name for name in run_tags(flow) if not name.startswith("mlflow.")}

@@ -39,8 +39,8 @@ A, B = np.zeros(4, dtype=np.float32), np.ones(3)
     ],
 )
 def test_recordings_are_found_in_any_input_type(given, kinds):
-    found = recordings(given)
-    assert [type(item) for item in found] == kinds
+    items = recordings(given)
+    assert [type(item) for item in items] == kinds
 
 
 def test_strings_are_base64_audio_or_paths(tmp_path, monkeypatch):
@@ -143,19 +143,19 @@ def test_champion_transcribes_in_a_new_process_without_run_data(finished, tmp_pa
             (home / f"{name}.away").rename(home / name)
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])
-    found = answer["found"]
-    one = found["path"][0]
-    assert set(one) == {"text", "seconds", "confidence", "error"}
-    assert (one["seconds"], one["error"]) == (1.0, "")
+    answers = answer["found"]
+    by_path = answers["path"][0]
+    assert set(by_path) == {"text", "seconds", "confidence", "error"}
+    assert (by_path["seconds"], by_path["error"]) == (1.0, "")
     assert [Path(file).parts[-3:-1] for file in answer["where"]] == [
         ("code", room) for room in ("recognition", "speech", "devices", "configurable")
     ]
     for kind in ("bytes", "base64", "array", "list of samples", "table"):
-        assert [row["text"] for row in found[kind]] == [one["text"]], kind
-        assert found[kind][0]["seconds"] == 1.0
-    assert [row["seconds"] for row in found["several"]] == [1.0, 1.0]
-    assert [row["seconds"] for row in found["arrays"]] == [1.0, 0.25]
-    assert "nowhere.wav" in found["missing"][0]["error"]
+        assert [row["text"] for row in answers[kind]] == [by_path["text"]], kind
+        assert answers[kind][0]["seconds"] == 1.0
+    assert [row["seconds"] for row in answers["several"]] == [1.0, 1.0]
+    assert [row["seconds"] for row in answers["arrays"]] == [1.0, 0.25]
+    assert "nowhere.wav" in answers["missing"][0]["error"]
     assert "in each row of its column 'audio'" in answer["refused"]
     assert answer["rooms"] == []
     assert answer["silero"]

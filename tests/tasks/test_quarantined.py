@@ -31,16 +31,16 @@ def test_every_reason_is_announced_with_its_first_utterances(home, tmp_path, lin
     for n in range(4):
         (tmp_path / "corpus" / "audio" / f"s{n}-1.wav").unlink()
     result = PREPARE.execute(run_on(path))
-    found = [text for stage, text in lines if stage == "prepare"]
-    assert found[0] == result.line
+    texts = [text for stage, text in lines if stage == "prepare"]
+    assert texts[0] == result.line
     gone = tmp_path / "corpus" / "audio" / "s0-1.wav"
-    assert found[1].startswith(
+    assert texts[1].startswith(
         f"quarantined: 4 missing-audio: s0-1 (line 3 of metadata.csv: {gone} does not exist); s1-1 "
     )
-    assert found[1].endswith("; and 1 more")
-    assert found[2].startswith("quarantined: 3 unreadable: s0-0 (")
-    assert "more" not in found[2]
-    assert found[3:] == [f"all that are quarantined: {result.store.local_path(QUARANTINE)}"]
+    assert texts[1].endswith("; and 1 more")
+    assert texts[2].startswith("quarantined: 3 unreadable: s0-0 (")
+    assert "more" not in texts[2]
+    assert texts[3:] == [f"all that are quarantined: {result.store.local_path(QUARANTINE)}"]
 
 
 def test_nothing_is_announced_if_nothing_is_quarantined(home, tmp_path, lines):

@@ -285,5 +285,5 @@ def test_champion_with_other_features_is_evaluated_on_audio(finished, tmp_path, 
 
 
 def test_parameters_are_flat_and_text():
-    found = flatten({"a": {"b": 1, "c": {"d": [1, {"e": None}]}}, "f": None, "g": True})
-    assert found == {"a.b": "1", "a.c.d": '[1, {"e": null}]', "f": "None", "g": "True"}
+    flat = flatten({"a": {"b": 1, "c": {"d": [1, {"e": None}]}}, "f": None, "g": True})
+    assert flat == {"a.b": "1", "a.c.d": '[1, {"e": null}]', "f": "None", "g": "True"}

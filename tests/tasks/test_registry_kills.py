@@ -45,18 +45,18 @@ class Killer:
 
     def do(self, what, folder, **case):
         """Results of actions that are not killed, one after another."""
-        found = self.ask({"do": what, "home": str(folder), **case})
-        assert found["status"] == 0, found
-        return found["said"]
+        answer = self.ask({"do": what, "home": str(folder), **case})
+        assert answer["status"] == 0, answer
+        return answer["said"]
 
     def deaths(self, what, **case):
         """Folders whose action was killed before, within or after its first, second, ... change of the registry."""
         for step in range(1, 60):
             for where in ("before", "within", "after"):
                 folder = self.home(f"{what}-{step}-{where}")
-                found = self.ask({"do": what, "home": str(folder), "step": step, "where": where, **case})
-                if not found["killed"]:
-                    assert found["status"] == 0, found
+                answer = self.ask({"do": what, "home": str(folder), "step": step, "where": where, **case})
+                if not answer["killed"]:
+                    assert answer["status"] == 0, answer
                     return
                 yield folder
         raise AssertionError("it never ended")
@@ -119,8 +119,8 @@ def test_concurrent_promotions_take_turns_despite_a_killed_process(killer, dies)
     folder = killer.home("two")
     cases = [{"do": "promote", "home": str(folder), "version": version, "seconds": 1.0} for version in "34"]
     cases[0]["dies"] = dies
-    found = killer.ask(cases)
-    assert [one["killed"] for one in found] == [dies, False]
+    answers = killer.ask(cases)
+    assert [answer["killed"] for answer in answers] == [dies, False]
     told = [line.split() for line in (folder / "judged").read_text().splitlines()]
     for (_, version, _), (end, same, _) in zip(told[::2], told[1::2], strict=False):
         assert dies or (end, same) == ("out", version)  # no other promotion in between

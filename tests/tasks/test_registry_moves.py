@@ -161,9 +161,9 @@ def test_rolled_back_version_is_promoted_only_by_number(api):
     former_champions(api, 2)
     rollback("m")
     assert waiting_challenger(api, "m") is None
-    found = settle(api, RUN, "m", "2")
-    assert not found.promoted
-    assert "it was rolled back" in found.reason
+    decision = settle(api, RUN, "m", "2")
+    assert not decision.promoted
+    assert "it was rolled back" in decision.reason
     assert settle(api, RUN, "m", "2", PromotionOptions(named=True)).promoted
     assert champion(api) == "2"
 
@@ -213,9 +213,9 @@ def test_changed_test_sets_are_refused_unless_accepted(api, monkeypatch):
     monkeypatch.setattr(promotion, "tests_tag", lambda run: other)
     monkeypatch.setattr("tasks.tracking.significance.tests_tag", lambda run: other)
     add(api)
-    found = settle(api, RUN, "m", "2")
-    assert not found.promoted
-    assert "(more, test differ)" in found.reason
+    decision = settle(api, RUN, "m", "2")
+    assert not decision.promoted
+    assert "(more, test differ)" in decision.reason
     assert champion(api) == "1"
     assert settle(api, RUN, "m", "2", PromotionOptions(new_tests=True)).promoted
     assert frozen_tests(api, "m") == other
@@ -229,15 +229,15 @@ def test_force_needs_a_reason_and_promotes_without_comparison(api, monkeypatch):
         promote_version("m", options=PromotionOptions(force=True))
     with pytest.raises(RegistryError, match="cannot be read"):
         promote_version("m")
-    found = promote_version("m", options=PromotionOptions(force=True, reason="the champion was withdrawn"))
-    assert found["promoted"]
-    assert found["reason"].startswith("forced: the champion was withdrawn (")
+    promoted = promote_version("m", options=PromotionOptions(force=True, reason="the champion was withdrawn"))
+    assert promoted["promoted"]
+    assert promoted["reason"].startswith("forced: the champion was withdrawn (")
     assert champion(api) == "2"
     assert api.get_model_version("m", "2").tags["promotion.forced"] == "true"
     add(api)
     comparison_gives(monkeypatch, False)
-    found = settle(api, RUN, "m", "3", PromotionOptions(force=True, reason="it is smaller"))
-    assert (found.promoted, found.forced, found.p_value) == (True, True, 0.01)
+    decision = settle(api, RUN, "m", "3", PromotionOptions(force=True, reason="it is smaller"))
+    assert (decision.promoted, decision.forced, decision.p_value) == (True, True, 0.01)
     assert rollback("m").champion == "2"
 
 
@@ -257,13 +257,13 @@ def test_missing_challenger_or_version_is_an_error(api):
 
 def test_run_is_restored_from_its_version_with_its_outputs(finished):
     record = finished.result("register").record
-    found = load_run(client().get_model_version(record["model"], record["version"]))
-    assert found.run_id == finished.run_id
-    wanted = finished.config.model_copy(update={"storage": found.config.storage})
-    assert found.config.model_dump() == wanted.model_dump()
+    restored = load_run(client().get_model_version(record["model"], record["version"]))
+    assert restored.run_id == finished.run_id
+    wanted = finished.config.model_copy(update={"storage": restored.config.storage})
+    assert restored.config.model_dump() == wanted.model_dump()
     for name in ("prepare", "shard", "features", "train", "decode", "score"):
-        assert found.result(name).key == finished.result(name).key
-        assert found.result(name).record == finished.result(name).record
+        assert restored.result(name).key == finished.result(name).key
+        assert restored.result(name).record == finished.result(name).record
     again = promote_version(record["model"])
     assert (again["promoted"], again["reason"]) == (True, "it is already the champion")
 

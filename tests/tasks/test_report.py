@@ -68,13 +68,13 @@ def test_page_shows_every_error_and_audio_of_worst_utterances(finished):
     text = html.unescape(re.sub(r"<[^>]*>", " ", page(finished)))
     rows = read_table(finished.result("decode").output, "test.parquet")
     details = set_details(finished, "test", 1_000_000)
-    assert sorted(one.id for one in details.alignments) == sorted(row["id"] for row in rows)
-    errors = [one.errors for one in details.alignments]
+    assert sorted(utterance.id for utterance in details.alignments) == sorted(row["id"] for row in rows)
+    errors = [utterance.errors for utterance in details.alignments]
     assert errors == sorted(errors, reverse=True)
     scores = finished.result("score").record["sets"]["test"]
     assert sum(errors) == sum(scores[kind] for kind in ("sub", "ins", "del"))
-    assert sum(one.words for one in details.alignments) == scores["words"]
-    assert all(one.errors <= one.spoken for one in details.words)
+    assert sum(utterance.words for utterance in details.alignments) == scores["words"]
+    assert all(word.errors <= word.spoken for word in details.words)
     worst = details.alignments[0]
     assert worst.text in text
     samples, _ = soundfile.read(io.BytesIO(base64.b64decode(details.audio[worst.id].partition(",")[2])))
@@ -127,8 +127,8 @@ def test_speed_that_was_not_measured_is_a_dash():
 
 
 def test_labels_of_charts_are_as_large_as_text():
-    found = (ROOT / "tasks" / "stages" / "templates" / "style.html").read_text()
-    sizes = [int(size) for size in re.findall(r"(?:svg text|figcaption){font-size:(\d+)px", found)]
+    style = (ROOT / "tasks" / "stages" / "templates" / "style.html").read_text()
+    sizes = [int(size) for size in re.findall(r"(?:svg text|figcaption){font-size:(\d+)px", style)]
     assert len(sizes) == 2
     assert min(sizes) >= 14
 
@@ -157,10 +157,10 @@ def test_text_from_data_is_escaped(fragment):
         "changed": 1,
         "utterances": 2,
     }
-    found = fragment("text", languages={"<img>": entry})
-    assert "<td>&lt;img&gt;</td><td>&lt;script&gt;</td><td class=n>1</td>" in found
-    assert "&lt;b&gt;&amp; → (nothing)" in found
-    assert not re.search("<(script|img|b)>", found)
+    page = fragment("text", languages={"<img>": entry})
+    assert "<td>&lt;img&gt;</td><td>&lt;script&gt;</td><td class=n>1</td>" in page
+    assert "&lt;b&gt;&amp; → (nothing)" in page
+    assert not re.search("<(script|img|b)>", page)
 
 
 def test_numbers_are_formatted_readably():

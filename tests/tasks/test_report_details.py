@@ -28,8 +28,8 @@ def run(tmp_path):
     return SimpleNamespace(result={"shard": shards}.__getitem__, cache_folder=tmp_path / "cache")
 
 
-def decoded(found):
-    return {name: base64.b64decode(url.removeprefix("data:audio/flac;base64,")) for name, url in found.items()}
+def decoded(urls):
+    return {name: base64.b64decode(url.removeprefix("data:audio/flac;base64,")) for name, url in urls.items()}
 
 
 def test_audio_of_the_first_utterances_that_fit_is_there(run):

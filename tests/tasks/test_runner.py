@@ -86,12 +86,12 @@ def test_storage_workers_are_the_runners_default(home):
 
 def outputs(run):
     """The outputs of the stages over shards: digests of all sets, statistics, hypotheses."""
-    found = {name: entry["digest"] for name, entry in run.result("shard").record["sets"].items()}
-    found |= {f"{name} features": entry["digest"] for name, entry in run.result("features").record["sets"].items()}
+    digests = {name: entry["digest"] for name, entry in run.result("shard").record["sets"].items()}
+    digests |= {f"{name} features": entry["digest"] for name, entry in run.result("features").record["sets"].items()}
     # scores depend on what an utterance is padded with, in the last digits
     rows = read_table(run.result("decode").store, "test.parquet")
     heard = [(row["id"], row["ref"], row["hyp"], round(row["score"], 3)) for row in rows]
-    return found | {"stats": run.result("features").record["stats"], "heard": sorted(heard)}
+    return digests | {"stats": run.result("features").record["stats"], "heard": sorted(heard)}
 
 
 @pytest.mark.slow

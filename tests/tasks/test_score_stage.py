@@ -18,10 +18,10 @@ def test_error_rate_is_over_the_corpus_not_mean_of_utterances():
         row("a", "one two three four five six seven eight", "one two three four five six seven eight"),
         row("b", "no", "yes indeed"),
     ]
-    found = summarize(score_rows(rows), 0)
-    assert (found["sub"], found["ins"], found["del"], found["words"], found["utterances"]) == (1, 1, 0, 9, 2)
-    assert found["wer"] == pytest.approx(2 / 9)
-    assert found["wer_low"] <= found["wer"] <= found["wer_high"]
+    summary = summarize(score_rows(rows), 0)
+    assert (summary["sub"], summary["ins"], summary["del"], summary["words"], summary["utterances"]) == (1, 1, 0, 9, 2)
+    assert summary["wer"] == pytest.approx(2 / 9)
+    assert summary["wer_low"] <= summary["wer"] <= summary["wer_high"]
 
 
 def test_interval_is_deterministic_for_a_seed():
@@ -30,19 +30,19 @@ def test_interval_is_deterministic_for_a_seed():
 
 
 def test_set_without_words_has_no_error_rate():
-    found = summarize(score_rows([row("a", "", "noise")]), 0)
-    assert (found["wer"], found["wer_low"], found["wer_high"], found["ins"]) == (None, None, None, 1)
+    summary = summarize(score_rows([row("a", "", "noise")]), 0)
+    assert (summary["wer"], summary["wer_low"], summary["wer_high"], summary["ins"]) == (None, None, None, 1)
 
 
 def test_several_speakers_have_an_interval_over_speakers():
     alone = summarize(score_rows([row(f"u{n}", "a b c", "a x c") for n in range(9)]), 0)
     assert (alone["speakers"], alone["wer_speaker_low"], alone["wer_speaker_high"]) == (1, None, None)
     rows = [row(f"u{n}", "a b c", "x y z" if n < 20 else "a b c", speaker=f"s{n // 10}") for n in range(40)]
-    found = summarize(score_rows(rows), 0)
-    assert found["speakers"] == 4
-    assert found["wer_speaker_low"] < found["wer_low"] < 0.5 < found["wer_high"] < found["wer_speaker_high"]
-    metrics = figures({"sets": {"test": found}})
-    assert metrics["test.wer_speaker_low"] == found["wer_speaker_low"]
+    summary = summarize(score_rows(rows), 0)
+    assert summary["speakers"] == 4
+    assert summary["wer_speaker_low"] < summary["wer_low"] < 0.5 < summary["wer_high"] < summary["wer_speaker_high"]
+    metrics = figures({"sets": {"test": summary}})
+    assert metrics["test.wer_speaker_low"] == summary["wer_speaker_low"]
 
 
 def test_stage_agrees_with_scoring_its_decoded_table(finished):
@@ -67,8 +67,11 @@ def test_the_alignment_report_names_every_utterance(finished):
 def test_errors_are_listed_by_corpus_if_there_are_several():
     rows = [row("a", "x y", "x z") | {"corpus": "one"}, row("b", "x", "x") | {"corpus": "two"}]
     rows.append(row("c", "y y", "y") | {"corpus": "one"})
-    found = by_corpus(score_rows(rows), rows)
-    assert {name: (counts.errors, counts.ref_words) for name, counts in found.items()} == {"one": (2, 4), "two": (0, 1)}
+    by_name = by_corpus(score_rows(rows), rows)
+    assert {name: (counts.errors, counts.ref_words) for name, counts in by_name.items()} == {
+        "one": (2, 4),
+        "two": (0, 1),
+    }
 
 
 def test_rates_by_corpus_and_domain_have_valid_metric_names():

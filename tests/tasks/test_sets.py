@@ -27,11 +27,11 @@ def data(**fields):
 
 def members(path, used, config, seed=1):
     sets = assign_sets(path, used, config, seed)
-    found = defaultdict(list)
+    rows = defaultdict(list)
     for n, code in enumerate(sets.codes.tolist()):
         if code >= 0:
-            found[sets.names[code]].append(n)
-    return dict(found)
+            rows[sets.names[code]].append(n)
+    return dict(rows)
 
 
 EVERY = np.ones(240, dtype=bool)
@@ -39,39 +39,39 @@ EVERY = np.ones(240, dtype=bool)
 
 @pytest.mark.parametrize("stratify", [(), ("domain",), ("duration",), ("domain", "duration")])
 def test_sets_are_speaker_disjoint_for_any_stratification(tmp_path, stratify):
-    found = members(table(tmp_path), EVERY, data(stratify=stratify, valid_share=0.2, test_share=0.2))
-    speakers = {name: {n % 24 for n in rows} for name, rows in found.items()}
+    sets = members(table(tmp_path), EVERY, data(stratify=stratify, valid_share=0.2, test_share=0.2))
+    speakers = {name: {n % 24 for n in rows} for name, rows in sets.items()}
     assert sum(map(len, speakers.values())) == 24
     assert set(speakers) == {"train", "valid", "test"}
-    assert sum(map(len, found.values())) == 240
+    assert sum(map(len, sets.values())) == 240
 
 
 def test_strata_are_in_every_set(tmp_path):
     path = table(tmp_path, count=2400, speakers=240)
     for column in ("domain", "speaker"):
         by = "utterance" if column == "speaker" else "speaker"
-        found = members(path, np.ones(2400, dtype=bool), data(stratify=(column,), split_by=by))
+        sets = members(path, np.ones(2400, dtype=bool), data(stratify=(column,), split_by=by))
         for name in ("valid", "test"):
-            assert len(found[name]) == pytest.approx(240, abs=60)
-        domains = np.bincount([n % 240 % 3 for n in found["test"]])
+            assert len(sets[name]) == pytest.approx(240, abs=60)
+        domains = np.bincount([n % 240 % 3 for n in sets["test"]])
         assert domains.min() >= 40
 
 
 def test_unused_rows_have_no_set_and_do_not_affect_others(tmp_path):
     path, used = table(tmp_path), EVERY.copy()
     used[::7] = False
-    found = members(path, used, data())
-    assert sorted(row for rows in found.values() for row in rows) == np.flatnonzero(used).tolist()
+    sets = members(path, used, data())
+    assert sorted(row for rows in sets.values() for row in rows) == np.flatnonzero(used).tolist()
 
 
 def test_folds_are_speaker_disjoint_and_keep_named_sets(tmp_path):
     path = table(tmp_path, sets=("", "train", "eval"))
-    found = members(path, EVERY, data(folds=4))
-    assert set(found) == {"fold-1", "fold-2", "fold-3", "fold-4", "valid", "eval"}
-    assert found["eval"] == [n for n in range(240) if n % 3 == 2]
-    speakers = [{n % 24 for n in found[name]} for name in found if name != "eval"]
+    sets = members(path, EVERY, data(folds=4))
+    assert set(sets) == {"fold-1", "fold-2", "fold-3", "fold-4", "valid", "eval"}
+    assert sets["eval"] == [n for n in range(240) if n % 3 == 2]
+    speakers = [{n % 24 for n in sets[name]} for name in sets if name != "eval"]
     assert sum(map(len, speakers)) == len(set.union(*speakers))
-    assert members(path, EVERY, data(folds=4, fold=2)) == found
+    assert members(path, EVERY, data(folds=4, fold=2)) == sets
 
 
 def test_unknown_column_and_impossible_folds_are_named(tmp_path):

@@ -67,10 +67,10 @@ def test_large_set_is_sorted_in_parts(home, tmp_path, monkeypatch, rows_at_once)
     store = PREPARE.execute(run).store
     rows = list(iter_manifest(store, tmp_path, "train"))
     order, starts = plan_shards((r["id"] for r in rows), (r["duration"] for r in rows), 1.5, 1)
-    found = list(shard.shard_rows(store.local_path("utterances.parquet"), "train", order, starts, tmp_path))
+    written = list(shard.shard_rows(store.local_path("utterances.parquet"), "train", order, starts, tmp_path))
     expected = [[rows[i] | {"speed": 1.0} for i in order[first:last]] for first, last in pairwise(starts.tolist())]
-    assert found == list(enumerate(expected))
-    assert len(found) > 3
+    assert written == list(enumerate(expected))
+    assert len(written) > 3
 
 
 def flac_rows(tmp_path, **changes):

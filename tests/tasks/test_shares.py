@@ -92,5 +92,5 @@ def test_word_error_rates_are_counted_by_source():
         return {"id": f"{corpus} {hyp}", "ref": "a b", "hyp": hyp, "speaker": "", "domain": "", "corpus": corpus}
 
     rows = [row("old", "a b"), row("new", "a c"), row("old", "a"), row("new", "c c")]
-    found = {name: counts.wer for name, counts in by_corpus(score_rows(rows), rows).items()}
-    assert found == {"new": 0.75, "old": 0.25}
+    rates = {name: counts.wer for name, counts in by_corpus(score_rows(rows), rows).items()}
+    assert rates == {"new": 0.75, "old": 0.25}

@@ -36,26 +36,26 @@ def errors(monkeypatch, tmp_path):
     (tmp_path / "model" / "bundle.json").touch()
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", lambda **_: str(tmp_path))
     monkeypatch.setattr(significance, "own_decoder", lambda folder: GreedyConfig())
-    found = {}
+    counts = {}
     monkeypatch.setattr(
-        significance, "count_errors", lambda run, champion: found["own" if champion is None else "theirs"]
+        significance, "count_errors", lambda run, champion: counts["own" if champion is None else "theirs"]
     )
-    return found
+    return counts
 
 
 def test_both_error_rates_are_reported_overall_and_by_set(errors):
     errors["own"] = {"a": SetErrors([1] * 30, [10] * 30), "b": SetErrors([2] * 10, [5] * 10)}
     errors["theirs"] = {"a": SetErrors([4] * 30, [10] * 30), "b": SetErrors([3] * 10, [5] * 10)}
-    found = decide(a_run(), CHAMPION)
-    assert (found.promoted, found.champion) == (True, "7")
-    assert found.challenger_wer == pytest.approx(50 / 350)
-    assert found.champion_wer == pytest.approx(150 / 350)
-    assert found.sets == {
+    decision = decide(a_run(), CHAMPION)
+    assert (decision.promoted, decision.champion) == (True, "7")
+    assert decision.challenger_wer == pytest.approx(50 / 350)
+    assert decision.champion_wer == pytest.approx(150 / 350)
+    assert decision.sets == {
         "a": {"words": 300, "challenger_wer": 0.1, "champion_wer": 0.4},
         "b": {"words": 50, "challenger_wer": 0.4, "champion_wer": 0.6},
     }
-    assert found.reason.startswith("WER 14.29 % beats version 7's 42.86 % (p < 0.001)")
-    assert found.numbers()["promotion.challenger_wer"] == str(50 / 350)
+    assert decision.reason.startswith("WER 14.29 % beats version 7's 42.86 % (p < 0.001)")
+    assert decision.numbers()["promotion.challenger_wer"] == str(50 / 350)
     errors["own"], errors["theirs"] = errors["theirs"], errors["own"]
     assert "is beaten by version 7's 14.29 %" in decide(a_run(), CHAMPION).reason
 
@@ -64,9 +64,9 @@ def test_significance_level_comes_from_the_configuration(errors):
     """The challenger is better on eight utterances of twelve and worse on none: p is about 0.003."""
     errors["own"] = {"a": SetErrors([1] * 4 + [0] * 8, [5] * 12)}
     errors["theirs"] = {"a": SetErrors([1] * 12, [5] * 12)}
-    found = [decide(a_run(level), CHAMPION) for level in (1e-9, 0.5)]
-    assert 1e-9 < found[0].p_value == found[1].p_value < 0.05
-    assert [one.promoted for one in found] == [False, True]
+    decisions = [decide(a_run(level), CHAMPION) for level in (1e-9, 0.5)]
+    assert 1e-9 < decisions[0].p_value == decisions[1].p_value < 0.05
+    assert [decision.promoted for decision in decisions] == [False, True]
 
 
 def test_most_changed_utterances_are_kept_with_both_hypotheses(errors):
@@ -76,10 +76,10 @@ def test_most_changed_utterances_are_kept_with_both_hypotheses(errors):
 
     errors["own"] = scored(("a b", "a b"), ("a b c", "a b c"), ("d", "e"), ("f", "f"))
     errors["theirs"] = scored(("a b", "a"), ("a b c", ""), ("d", "d"), ("f", "f"))
-    found = decide(a_run(), CHAMPION)
-    assert found.changed == {"better": 2, "worse": 1}
-    assert [one["id"] for one in found.changes] == ["u1", "u0", "u2"]
-    assert found.changes[0] == {
+    decision = decide(a_run(), CHAMPION)
+    assert decision.changed == {"better": 2, "worse": 1}
+    assert [change["id"] for change in decision.changes] == ["u1", "u0", "u2"]
+    assert decision.changes[0] == {
         **{"set": "a", "id": "u1", "ref": "a b c", "champion": "", "challenger": "a b c"},
         **{"champion_errors": 3, "challenger_errors": 0},
     }
@@ -87,9 +87,9 @@ def test_most_changed_utterances_are_kept_with_both_hypotheses(errors):
 
 def test_set_without_words_is_accepted(errors):
     errors["own"] = errors["theirs"] = {"a": SetErrors([0, 0], [0, 0]), "b": SetErrors([1, 0, 2], [4, 5, 1])}
-    found = decide(a_run(), CHAMPION)
-    assert (found.promoted, found.champion_wer) == (False, 0.3)
-    assert found.sets["a"] == {"words": 0, "challenger_wer": 0.0, "champion_wer": 0.0}
+    decision = decide(a_run(), CHAMPION)
+    assert (decision.promoted, decision.champion_wer) == (False, 0.3)
+    assert decision.sets["a"] == {"words": 0, "challenger_wer": 0.0, "champion_wer": 0.0}
 
 
 ROWS = [("u1", "yes sir", "yes sir"), ("u2", "no", "yes"), ("u3", "one two three", "one")]
@@ -124,10 +124,10 @@ def models(monkeypatch, tmp_path):
 
 def test_models_are_compared_by_utterance_in_any_order(models):
     run = a_run(decode=stage())
-    assert {name: one[:2] for name, one in count_errors(run, None).items()} == {"test": ([0, 1, 2], [2, 1, 3])}
+    assert {name: counts[:2] for name, counts in count_errors(run, None).items()} == {"test": ([0, 1, 2], [2, 1, 3])}
     theirs = count_errors(run, "champion")["test"]
     assert theirs[:2] == ([0, 1, 0], [2, 1, 3])
-    assert [one.id for one in theirs.utterances] == sorted(one["id"] for one in models.own)
+    assert [utterance.id for utterance in theirs.utterances] == sorted(row["id"] for row in models.own)
     assert models.asked == [("champion", "test", "of champion", False)]  # with the champion's decoder
 
 
@@ -159,8 +159,8 @@ def version(number="8", **tags):
 
 
 def test_champion_is_not_compared_with_itself(decision_setup):
-    found = promotion_decision(None, a_run(), version("7"), CHAMPION, PromotionOptions())
-    assert (found.promoted, found.reason, found.champion, decision_setup.compared) == (
+    decision = promotion_decision(None, a_run(), version("7"), CHAMPION, PromotionOptions())
+    assert (decision.promoted, decision.reason, decision.champion, decision_setup.compared) == (
         True,
         "it is already the champion",
         "7",
@@ -179,22 +179,22 @@ def test_frozen_test_sets_apply_only_while_there_is_a_champion(decision_setup):
 @pytest.mark.parametrize("won", [False, True])
 def test_force_is_recorded_only_if_it_was_needed(decision_setup, won):
     decision_setup.won = won
-    found = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
-    assert (found.promoted, found.forced, found.p_value) == (True, not won, 0.5)
-    assert found.reason == ("compared" if won else "forced: why (compared)")
+    decision = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
+    assert (decision.promoted, decision.forced, decision.p_value) == (True, not won, 0.5)
+    assert decision.reason == ("compared" if won else "forced: why (compared)")
 
 
 def test_force_promotes_without_comparison_on_other_test_sets(decision_setup):
     decision_setup.own = json.dumps({"test": "a", "more": "b"})
-    found = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
-    assert (found.promoted, found.forced, found.champion, decision_setup.compared) == (True, True, "7", 0)
-    assert found.reason.startswith("forced: why (not compared: the test sets are not the frozen ones (more differ)")
-    assert found.numbers() == {"promotion.champion": "7", "promotion.forced": "true"}
+    decision = promotion_decision(None, a_run(), version(), CHAMPION, PromotionOptions(force=True, reason="why"))
+    assert (decision.promoted, decision.forced, decision.champion, decision_setup.compared) == (True, True, "7", 0)
+    assert decision.reason.startswith("forced: why (not compared: the test sets are not the frozen ones (more differ)")
+    assert decision.numbers() == {"promotion.champion": "7", "promotion.forced": "true"}
 
 
 def test_rolled_back_version_is_compared_only_if_named(decision_setup):
     taken_down = version(**{ROLLED_BACK_TAG: "it misheard numbers"})
-    found = promotion_decision(None, a_run(), taken_down, CHAMPION, PromotionOptions(force=True, reason="why"))
-    assert (found.promoted, decision_setup.compared) == (False, 0)
-    assert "it was rolled back (it misheard numbers)" in found.reason
+    decision = promotion_decision(None, a_run(), taken_down, CHAMPION, PromotionOptions(force=True, reason="why"))
+    assert (decision.promoted, decision_setup.compared) == (False, 0)
+    assert "it was rolled back (it misheard numbers)" in decision.reason
     assert promotion_decision(None, a_run(), taken_down, CHAMPION, PromotionOptions(named=True)).reason == "compared"

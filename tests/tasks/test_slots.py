@@ -52,9 +52,9 @@ def config(**changed):
 
 
 def test_lock_names_are_valid_and_differ_by_object_store():
-    one, other = (output_lock_name(f"s3://{bucket}/Starling_x/train/0123abcd") for bucket in ("a", "b"))
-    assert one != other
-    assert one.startswith("lock-train-0123abcd-")
+    name, other = (output_lock_name(f"s3://{bucket}/Starling_x/train/0123abcd") for bucket in ("a", "b"))
+    assert name != other
+    assert name.startswith("lock-train-0123abcd-")
     assert lock_name("training", "GPU pool: A/b") == "lock-training-gpu-pool-a-b"
 
 

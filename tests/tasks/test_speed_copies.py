@@ -71,43 +71,45 @@ def test_training_set_has_every_utterance_at_every_speed(home, tmp_path, monkeyp
     plain, run = sharded(corpus), sharded(corpus, speeds=SPEEDS)
     assert run.result("prepare").key == plain.result("prepare").key
     assert run.result("shard").key != plain.result("shard").key
-    before, after = (ShardIndex.read(one.result("shard").store.child("train")) for one in (plain, run))
+    before, after = (ShardIndex.read(pipeline.result("shard").store.child("train")) for pipeline in (plain, run))
     own = before.column("id")
-    assert Counter(after.column("id")) == Counter(copy_name(one, speed) for one in own for speed in (1, *SPEEDS))
+    assert Counter(after.column("id")) == Counter(
+        copy_name(original, speed) for original in own for speed in (1, *SPEEDS)
+    )
     counts, sets = run.result("shard").counts, run.result("shard").record["sets"]
     assert counts["copies"] == 2 * len(own)
-    assert counts["written"] == counts["read"] + counts["copies"] == sum(one["utterances"] for one in sets.values())
+    assert counts["written"] == counts["read"] + counts["copies"] == sum(entry["utterances"] for entry in sets.values())
     assert Counter(set_texts(run, "train")) == Counter(set_texts(plain, "train"))
     for name in ("valid", "test"):
-        found = [ShardIndex.read(one.result("shard").store.child(name)) for one in (plain, run)]
-        assert found[0].digest == found[1].digest
+        indexes = [ShardIndex.read(pipeline.result("shard").store.child(name)) for pipeline in (plain, run)]
+        assert indexes[0].digest == indexes[1].digest
     waves = audio(run.result("shard").store.child("train"), after, tmp_path / "cache")
     rows = {row["id"]: row for row in map(after.row, range(len(after)))}
-    for one in own:
+    for original in own:
         for speed in SPEEDS:
-            copy = copy_name(one, speed)
+            copy = copy_name(original, speed)
             assert is_copy(copy, SPEEDS)
             assert not is_copy(copy, [0.9])
-            assert len(waves[copy]) == pytest.approx(len(waves[one]) / speed, abs=1)
-            assert pitch(waves[copy]) == pytest.approx(speed * pitch(waves[one]), rel=0.02)
-            assert rows[copy]["speaker"] == copy_name(rows[one]["speaker"], speed) != rows[one]["speaker"]
+            assert len(waves[copy]) == pytest.approx(len(waves[original]) / speed, abs=1)
+            assert pitch(waves[copy]) == pytest.approx(speed * pitch(waves[original]), rel=0.02)
+            assert rows[copy]["speaker"] == copy_name(rows[original]["speaker"], speed) != rows[original]["speaker"]
             assert rows[copy]["duration"] == len(waves[copy]) / 8000
-            assert rows[copy]["text"] == rows[one]["text"]
+            assert rows[copy]["text"] == rows[original]["text"]
 
 
 def test_share_of_copies_have_speakers_of_their_own(home, tmp_path):
     corpus = tones(tmp_path / "corpus")
     together, run = (sharded(corpus, speeds=SPEEDS, lone_copies=share) for share in (0.0, 0.5))
     assert run.result("shard").key != together.result("shard").key
-    found, before = (ShardIndex.read(one.result("shard").store.child("train")) for one in (run, together))
+    apart, before = (ShardIndex.read(pipeline.result("shard").store.child("train")) for pipeline in (run, together))
     speakers = dict(zip(before.column("id"), before.column("speaker"), strict=True))
-    copies = [one for one in speakers if is_copy(one, SPEEDS)]
-    lone = {one for one in copies if is_lone(one, 0.5)}
+    copies = [utterance for utterance in speakers if is_copy(utterance, SPEEDS)]
+    lone = {utterance for utterance in copies if is_lone(utterance, 0.5)}
     assert 0.2 * len(copies) < len(lone) < 0.8 * len(copies)
-    for one, who in zip(found.column("id"), found.column("speaker"), strict=True):
-        assert who == (one if one in lone else speakers[one])
-    assert not any(is_lone(one, 0.0) for one in copies)
-    assert all(is_lone(one, 1.0) for one in copies)
+    for utterance, who in zip(apart.column("id"), apart.column("speaker"), strict=True):
+        assert who == (utterance if utterance in lone else speakers[utterance])
+    assert not any(is_lone(utterance, 0.0) for utterance in copies)
+    assert all(is_lone(utterance, 1.0) for utterance in copies)
 
 
 def test_copies_of_utterances_that_can_no_longer_be_read_are_counted_as_well(home, tmp_path):
@@ -140,17 +142,17 @@ class CapturedError(Exception):
 
 def trained_on(monkeypatch, run):
     """Ids of the utterances that the Gaussians would be trained on."""
-    found = []
+    trained = []
 
     def captured(utterances, *_):
-        found.extend(one.id for one in utterances)
+        trained.extend(utterance.id for utterance in utterances)
         raise CapturedError
 
     with monkeypatch.context() as patch:
         patch.setattr(align, "Trainer", captured)
         with pytest.raises(CapturedError):
             align.ALIGN.execute(run)
-    return found
+    return trained
 
 
 def test_copies_are_aligned_and_adapted_like_speakers_of_their_own(tmp_path, monkeypatch):
@@ -159,7 +161,7 @@ def test_copies_are_aligned_and_adapted_like_speakers_of_their_own(tmp_path, mon
         data["sources"][0]["synthesis"] |= {"train": 16, "valid": 2, "test": 2}
         run = aligning.aligned_run(tmp_path / "home", data=data)
         index = ShardIndex.read(run.result("shard").store.child("train"))
-        own = [one for one in index.column("id") if not is_copy(one, [0.8])]
+        own = [original for original in index.column("id") if not is_copy(original, [0.8])]
         assert len(own) == len(index) / 2
         with_copies = run.config.align.model_copy(update={"copies": True})
         every = replace(run, config=run.config.model_copy(update={"align": with_copies}))
@@ -167,10 +169,14 @@ def test_copies_are_aligned_and_adapted_like_speakers_of_their_own(tmp_path, mon
         assert sorted(trained_on(monkeypatch, run)) == sorted(own)
         output = align.ALIGN.execute(run).output
         table = AlignmentTable.read(output.fetch("alignments/train.parquet", tmp_path))
-        pairs = [(one, copy_name(one, 0.8)) for one in own if one in table and copy_name(one, 0.8) in table]
+        pairs = [
+            (original, copy_name(original, 0.8))
+            for original in own
+            if original in table and copy_name(original, 0.8) in table
+        ]
         assert len(pairs) > 0.8 * len(own)
-        for one, copy in pairs:
-            assert len(table.pdfs(copy)) == pytest.approx(len(table.pdfs(one)) / 0.8, abs=3)
+        for original, copy in pairs:
+            assert len(table.pdfs(copy)) == pytest.approx(len(table.pdfs(original)) / 0.8, abs=3)
         transforms = load_file(output.fetch("speakers.safetensors", tmp_path))
         speakers = set(index.column("speaker"))
         assert {who.removeprefix("train/") for who in transforms if who.startswith("train/")} == speakers

@@ -25,8 +25,8 @@ def sets_of(sizes, shares=SHARES, seed=0, strata=None, names=None):
     who = names or [f"speaker{n}" for n in range(len(sizes))]
     codes, labels = encode(strata) if strata is not None else (None, ("",))
     groups = Groups(np.array(sizes, dtype=np.int64), name_order(who, seed), codes, labels)
-    found = split_groups(groups, shares, seed)
-    return dict(zip(who, found.tolist(), strict=True))
+    sets = split_groups(groups, shares, seed)
+    return dict(zip(who, sets.tolist(), strict=True))
 
 
 def utterances_by_set(sizes, sets):
@@ -88,8 +88,8 @@ def test_new_speaker_moves_few_others_and_none_of_another_stratum():
 def test_split_is_the_same_in_every_version():
     """An upgrade keeps the test set: models that were scored on another one could not be compared."""
     strata = [f"d{n % 4}" for n in range(24)]
-    found = sets_of([1 + n % 3 for n in range(24)], strata=strata, seed=5)
-    assert "".join(map(str, found.values())) == "201110200000000122020020"
+    sets = sets_of([1 + n % 3 for n in range(24)], strata=strata, seed=5)
+    assert "".join(map(str, sets.values())) == "201110200000000122020020"
     assert "".join(map(str, sets_of([1 + n % 3 for n in range(24)], seed=5).values())) == "001212000000000222000000"
     groups = Groups(np.array([1 + n % 3 for n in range(24)]), name_order([f"s{n}" for n in range(24)], 5))
     assert "".join(map(str, fold_groups(groups, 3, 5))) == "221201220202011020211020"
@@ -133,9 +133,9 @@ def test_folds_are_of_similar_size_and_represent_strata():
         Groups(np.ones(500, dtype=np.int64), name_order(names, 1)),
         Groups(np.ones(500, dtype=np.int64), name_order(names, 1), strata, [f"d{n}" for n in range(100)]),
     ):
-        found = fold_groups(groups, 5, 1)
-        assert np.bincount(found).tolist() == [100] * 5
-    assert all(sorted(found[strata == n]) == [0, 1, 2, 3, 4] for n in range(100))
+        folds = fold_groups(groups, 5, 1)
+        assert np.bincount(folds).tolist() == [100] * 5
+    assert all(sorted(folds[strata == n]) == [0, 1, 2, 3, 4] for n in range(100))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_group_belongs_to_the_fold_of_its_middle(sizes, folds, expected):
 @given(st.lists(st.integers(1, 30), min_size=20, max_size=60), st.integers(2, 6), st.integers(0, 9))
 def test_folds_of_unequal_groups_differ_by_a_group_at_most(sizes, folds, seed):
     groups = Groups(np.array(sizes), name_order([f"s{n}" for n in range(len(sizes))], seed))
-    found = np.bincount(fold_groups(groups, folds, seed), weights=sizes, minlength=folds)
-    assert np.abs(found - sum(sizes) / folds).max() <= max(sizes)
+    totals = np.bincount(fold_groups(groups, folds, seed), weights=sizes, minlength=folds)
+    assert np.abs(totals - sum(sizes) / folds).max() <= max(sizes)
 
 
 def test_each_stratum_starts_at_a_different_fold():

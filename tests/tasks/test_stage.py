@@ -36,9 +36,9 @@ def a_run(force_from="", **fields):
 
 
 def test_work_is_done_once_and_then_cached(home):
-    one = Counting()
-    first, second = one.stage.execute(a_run()), one.stage.execute(a_run())
-    assert (first.cached, second.cached, one.times) == (False, True, 1)
+    counting = Counting()
+    first, second = counting.stage.execute(a_run()), counting.stage.execute(a_run())
+    assert (first.cached, second.cached, counting.times) == (False, True, 1)
     assert first.record == second.record
     assert first.counts == {"times": 1}
     assert second.store.read("whole") == b"1"
@@ -54,21 +54,21 @@ def test_address_depends_on_configuration_inputs_and_version(home):
 
 
 def test_failed_stage_publishes_nothing_and_a_rerun_completes_it(home):
-    one = Counting()
-    one.fail = True
+    counting = Counting()
+    counting.fail = True
     with pytest.raises(StageError):
-        one.stage.execute(a_run())
-    assert one.stage.output(a_run()).record() is None
-    one.fail = False
-    assert not one.stage.execute(a_run()).cached
-    assert one.stage.execute(a_run()).cached
+        counting.stage.execute(a_run())
+    assert counting.stage.output(a_run()).record() is None
+    counting.fail = False
+    assert not counting.stage.execute(a_run()).cached
+    assert counting.stage.execute(a_run()).cached
 
 
 def test_forced_stage_restarts_from_scratch_without_earlier_stages(home):
     early, late = Counting("prepare"), Counting("score")
-    for one in (early, late):
-        one.stage.execute(a_run())
-    one.stage.output(a_run()).store.write("leftover", b"")
+    for counting in (early, late):
+        counting.stage.execute(a_run())
+    counting.stage.output(a_run()).store.write("leftover", b"")
     forced = a_run(force_from="train")
     assert early.stage.execute(forced).cached
     result = late.stage.execute(forced)
@@ -77,12 +77,12 @@ def test_forced_stage_restarts_from_scratch_without_earlier_stages(home):
 
 
 def test_failed_forced_stage_leaves_no_earlier_record(home):
-    one = Counting()
-    one.stage.execute(a_run())
-    one.fail = True
+    counting = Counting()
+    counting.stage.execute(a_run())
+    counting.fail = True
     with pytest.raises(StageError):
-        one.stage.execute(a_run(force_from="prepare"))
-    assert one.stage.output(a_run()).record() is None
+        counting.stage.execute(a_run(force_from="prepare"))
+    assert counting.stage.output(a_run()).record() is None
 
 
 def test_list_of_stages_names_what_the_files_declare():
@@ -103,11 +103,11 @@ def test_force_applies_to_the_stage_and_all_later_ones(stage):
 
 def test_output_with_invalid_record_is_made_again(home):
     valid = []
-    one = Counting(still_valid=lambda run, record: bool(valid))
-    one.stage.execute(a_run())
-    assert not one.stage.execute(a_run()).cached
+    counting = Counting(still_valid=lambda run, record: bool(valid))
+    counting.stage.execute(a_run())
+    assert not counting.stage.execute(a_run()).cached
     valid.append(True)
-    assert one.stage.execute(a_run()).cached
+    assert counting.stage.execute(a_run()).cached
 
 
 def test_one_of_two_concurrent_runs_works_and_both_get_the_result(home):
@@ -143,15 +143,15 @@ def test_progress_reaches_listeners_only():
 
 
 def test_end_of_a_stage_is_told_whether_made_found_or_failed(home):
-    one, ended = Counting(), []
+    counting, ended = Counting(), []
     with progress.ending(ended.append):
-        one.stage.execute(a_run())
-        one.stage.execute(a_run())
-        one.config, one.fail = {"x": 2}, True
+        counting.stage.execute(a_run())
+        counting.stage.execute(a_run())
+        counting.config, counting.fail = {"x": 2}, True
         with pytest.raises(StageError, match="broken"):
-            one.stage.execute(a_run())
-    one.fail = False
-    one.stage.execute(a_run())
+            counting.stage.execute(a_run())
+    counting.fail = False
+    counting.stage.execute(a_run())
     assert ended == ["prepare"] * 3
 
 
@@ -188,14 +188,14 @@ def test_stage_reports_counts_and_time_at_its_end(home):
     ("pieces", "told"), [("", ["resumes: keeps 1 object of an interrupted attempt"]), ("work", []), (None, [])]
 )
 def test_stage_that_keeps_what_an_interrupted_attempt_finished_says_so(home, pieces, told):
-    one = Counting(pieces=pieces)
+    counting = Counting(pieces=pieces)
     lines = []
     with progress.following(lambda _, text: lines.append(text)):
-        one.fail = True
+        counting.fail = True
         with pytest.raises(StageError):
-            one.stage.execute(a_run())
+            counting.stage.execute(a_run())
         assert lines == []
-        one.fail = False
-        one.stage.execute(a_run())
-        one.stage.execute(a_run(force_from="prepare"))
+        counting.fail = False
+        counting.stage.execute(a_run())
+        counting.stage.execute(a_run(force_from="prepare"))
     assert [line for line in lines if "resumes" in line] == told

@@ -83,11 +83,11 @@ def test_task_of_a_stage_publishes_its_result_and_says_if_it_was_cached(config, 
 
 def test_sizes_of_sets_and_duplicates_are_logged_before_training(config, monkeypatch, caplog):
     record = {"duplicates": {"same": 2}}
-    monkeypatch.setattr(stage_tasks, "sets_text", lambda found: f"{found is record} sets")
+    monkeypatch.setattr(stage_tasks, "sets_text", lambda given: f"{given is record} sets")
     monkeypatch.setattr(
-        stage_tasks, "doubles_of", lambda found, data: ["2", f"{found is record and data is config.data}"]
+        stage_tasks, "doubles_of", lambda given, data: ["2", f"{given is record and data is config.data}"]
     )
-    monkeypatch.setattr(stage_tasks, "data_warnings", lambda found, data: ["speakers", f"{data is config.data}"])
+    monkeypatch.setattr(stage_tasks, "data_warnings", lambda given, data: ["speakers", f"{data is config.data}"])
     run = SimpleNamespace(
         config=config, result=lambda name: SimpleNamespace(record=record) if name == "prepare" else None
     )

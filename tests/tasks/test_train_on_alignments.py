@@ -74,8 +74,8 @@ def test_missing_alignments_are_named(finished, tmp_path, monkeypatch):
 def test_folder_is_relative_to_the_configuration(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "config.yaml").write_text(yaml.safe_dump(hybrid("aligned")))
-    found = load_config(tmp_path / "sub" / "config.yaml").train.objective
-    assert found.alignments == str(tmp_path / "sub" / "aligned")
+    objective = load_config(tmp_path / "sub" / "config.yaml").train.objective
+    assert objective.alignments == str(tmp_path / "sub" / "aligned")
 
 
 def test_segments_need_stored_features(tmp_path):

@@ -126,8 +126,8 @@ def test_training_and_registration_share_a_run_without_duplicate_metrics(trained
 
 def test_run_names_data_source_and_experiment_kind(trained):
     def inputs(run):
-        found = run.inputs.dataset_inputs
-        return {one.dataset.name: ([tag.value for tag in one.tags], one.dataset) for one in found}
+        inputs_of_run = run.inputs.dataset_inputs
+        return {entry.dataset.name: ([tag.value for tag in entry.tags], entry.dataset) for entry in inputs_of_run}
 
     [before] = runs()
     assert {name: context for name, (context, _) in inputs(before).items()} == {
@@ -244,9 +244,9 @@ def test_registration_sends_metrics_missed_during_an_mlflow_outage(home, monkeyp
     assert not run.result("train").cached
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     until(run, "register")
-    [found] = runs()
-    assert found.data.tags[TRAINING_TAG] == run.result("train").record["tracking"]["training"]
-    assert history(found.info.run_id, "training-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
+    [tracked] = runs()
+    assert tracked.data.tags[TRAINING_TAG] == run.result("train").record["tracking"]["training"]
+    assert history(tracked.info.run_id, "training-learners/loss.1.0") == [(n, 9.0 / n) for n in range(1, 9)]
 
 
 def test_failed_training_is_marked_in_mlflow_and_publishes_nothing(home, monkeypatch):
@@ -258,7 +258,7 @@ def test_failed_training_is_marked_in_mlflow_and_publishes_nothing(home, monkeyp
     with pytest.raises(TrainingFailedError):
         TRAIN.execute(run)
     assert TRAIN.output(run).record() is None
-    assert [found.info.status for found in runs()] == ["FAILED"]
+    assert [tracked.info.status for tracked in runs()] == ["FAILED"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ RING = [
 def test_learners_speed_and_time_left_are_shown():
     view = view_of(*RING)
     shown = view.to_dict()
-    assert [one["learner"] for one in shown["learners"]] == ["0.0", "1.0"]
+    assert [learner["learner"] for learner in shown["learners"]] == ["0.0", "1.0"]
     assert shown["learners"][0]["steps_per_s"] == pytest.approx(2.0)
     assert shown["steps_per_s"] == pytest.approx(4.0)
     assert shown["audio_per_s"] == pytest.approx(120.0)
@@ -73,7 +73,7 @@ def test_joins_losses_and_the_end_are_shown():
         "epoch 1: validation loss 1.500, WER 25.0 %",
         "epoch 1 ended: 40 utterances, 3 repeated",
     ]
-    assert [one.name for one in view.present] == ["0.0"]
+    assert [learner.name for learner in view.present] == ["0.0"]
     assert view.to_dict()["valid"]["valid_wer"] == 0.25
     assert view.to_dict()["ended"] is False
     view.feed({"kind": "end", "step": 40})
@@ -84,7 +84,7 @@ def test_joins_losses_and_the_end_are_shown():
 def test_resume_starts_from_its_checkpoint():
     resume = {"kind": "resume", "step": 4, "epoch": 1, "elapsed": 1.0, "checkpoint": "checkpoints/000002"}
     view = view_of(*RING, resume, step("0.0", 3, elapsed=1.5, epoch=1.1))
-    assert [one.name for one in view.present] == ["0.0"]
+    assert [learner.name for learner in view.present] == ["0.0"]
     assert (view.progress, view.elapsed) == (1.1, 1.5)
     assert view.present[0].steps_per_s is None
     assert "resumed from checkpoints/000002" in [event["text"] for event in view.events]
@@ -94,7 +94,7 @@ def test_machines_are_shown_with_names_and_metrics():
     system = {"kind": "system", "node": 1, "host": "b", "cpu": 50.0, "memory": 10.0, "elapsed": 3.0}
     shown = view_of(*RING, system).to_dict()
     assert shown["systems"] == [{"node": 1, "host": "b", "cpu": 50.0, "memory": 10.0}]
-    assert [one["host"] for one in shown["learners"]] == [None, "b"]
+    assert [system["host"] for system in shown["learners"]] == [None, "b"]
 
 
 def test_view_works_from_the_middle_of_a_journal():
@@ -115,8 +115,8 @@ def test_damaged_lines_and_lines_of_other_versions_are_skipped():
             view.feed(entry | {"kind": kind})
             json.dumps(view.to_dict())
         # later lines are shown as if the damaged ones did not exist
-        for one in RING:
-            view.feed(one)
+        for line in RING:
+            view.feed(line)
         shown = view.to_dict()
         told = shown.pop("events")[-len(sound["events"]) :]
         assert shown == {name: value for name, value in sound.items() if name != "events"}, kind

@@ -80,9 +80,9 @@ def test_segments_do_not_decode_the_whole_recording_each(recordings, name, decod
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_segment_is_always_decoded_the_same(recordings, name):
-    one = [load_utterance_audio(utterance(recordings / f"x.{name}", s, s + 1.0))[0] for s in (20, 3, 3.5)]
-    two = [load_utterance_audio(utterance(recordings / f"x.{name}", s, s + 1.0))[0] for s in (3.5, 3, 20)]
-    assert all(torch.equal(a, b) for a, b in zip(one, reversed(two), strict=True))
+    segments = [load_utterance_audio(utterance(recordings / f"x.{name}", s, s + 1.0))[0] for s in (20, 3, 3.5)]
+    backwards = [load_utterance_audio(utterance(recordings / f"x.{name}", s, s + 1.0))[0] for s in (3.5, 3, 20)]
+    assert all(torch.equal(a, b) for a, b in zip(segments, reversed(backwards), strict=True))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -111,9 +111,9 @@ def test_members_of_a_tar_are_read(tmp_path):
         info = tarfile.TarInfo("a.txt")
         info.size = 5
         tar.addfile(info, io.BytesIO(b"HELLO"))
-    (found,) = open_corpus("webdataset", str(tmp_path / "x.tar"))
-    assert torch.equal(load_utterance_audio(found)[0], decode_audio(path)[0])
-    row = vars(found) | {"start": 0.25, "end": 0.5}
+    (member,) = open_corpus("webdataset", str(tmp_path / "x.tar"))
+    assert torch.equal(load_utterance_audio(member)[0], decode_audio(path)[0])
+    row = vars(member) | {"start": 0.25, "end": 0.5}
     assert torch.equal(load_utterance_audio(row)[0], decode_audio(path, start=0.25, end=0.5)[0])
 
 

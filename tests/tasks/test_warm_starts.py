@@ -42,8 +42,8 @@ def changed(bundle, folder, **fields):
     spec, model = load_bundle(bundle)
     spec = spec.model_copy(update=fields)
     weights = spec.build_model().state_dict()
-    weights |= {name: one for name, one in model.state_dict().items() if weights[name].shape == one.shape}
-    save_bundle(folder, spec, {name: one.contiguous() for name, one in weights.items()})
+    weights |= {name: tensor for name, tensor in model.state_dict().items() if weights[name].shape == tensor.shape}
+    save_bundle(folder, spec, {name: tensor.contiguous() for name, tensor in weights.items()})
     return folder
 
 
@@ -169,15 +169,20 @@ def test_training_begins_with_the_models_weights_and_says_so(home, bundle):
     network, before = load_file(run.result("train").store.local_path("model/model.safetensors")), load_bundle(bundle)[1]
     for name, tensor in before.state_dict().items():
         assert (network[name] - tensor).abs().max() < 1e-6, name
-    found = record["initial"]
-    assert (found["given"], found["model"], found["new"], found["left_out"]) == (str(bundle), str(bundle), [], [])
-    assert found["taken"] == len(network)
-    assert found["taken_weights"] == sum(tensor.numel() for tensor in network.values())
+    initial = record["initial"]
+    assert (initial["given"], initial["model"], initial["new"], initial["left_out"]) == (
+        str(bundle),
+        str(bundle),
+        [],
+        [],
+    )
+    assert initial["taken"] == len(network)
+    assert initial["taken_weights"] == sum(tensor.numel() for tensor in network.values())
     assert any(f"begins with {bundle}: takes {len(network)} tensors" in line for line in lines)
     assert not run.result("train").store.list("initial")
     logged = training_run(run, "t")
     assert logged.tags["starling.initial"] == str(bundle)
-    assert logged.params["init.digest"] == found["digest"]
+    assert logged.params["init.digest"] == initial["digest"]
 
 
 def test_address_has_the_digest_of_the_model_not_its_name(home, bundle, finished, tmp_path):
@@ -185,7 +190,7 @@ def test_address_has_the_digest_of_the_model_not_its_name(home, bundle, finished
     copied = fetch_bundle(finished.result("train").store, tmp_path / "copy")
     keys["copy"] = TRAIN.output(ready(copied)).key
     weights = load_bundle(bundle)[1].state_dict()
-    save_bundle(tmp_path / "other", load_spec(bundle), {name: one * 1.5 for name, one in weights.items()})
+    save_bundle(tmp_path / "other", load_spec(bundle), {name: tensor * 1.5 for name, tensor in weights.items()})
     keys["other"] = TRAIN.output(ready(tmp_path / "other")).key
     keys["none"] = TRAIN.output(ready("")).key
     assert keys["one"] == keys["same"] == keys["copy"]

@@ -62,12 +62,12 @@ def hypotheses(result):
 
 def test_words_are_decoded_with_the_stages_language_model(continued):
     run = words_run(continued)
-    found = hypotheses(DECODE.execute(run))
+    texts = hypotheses(DECODE.execute(run))
     files = {name: run.result("lm").store.local_path(name) for name in ("lm.arpa", "words.txt")}
-    assert {word for text in found.values() for word in text.split()} <= set(arpa_words(str(files["lm.arpa"])))
+    assert {word for text in texts.values() for word in text.split()} <= set(arpa_words(str(files["lm.arpa"])))
     explicit = continued(decode=WORDS | {"lm": str(files["lm.arpa"]), "words": str(files["words.txt"])})
-    assert hypotheses(DECODE.execute(explicit)) == found
-    assert found != hypotheses(DECODE.execute(words_run(continued, decode=WORDS | {"lm_weight": 0, "word_score": 9})))
+    assert hypotheses(DECODE.execute(explicit)) == texts
+    assert texts != hypotheses(DECODE.execute(words_run(continued, decode=WORDS | {"lm_weight": 0, "word_score": 9})))
 
 
 def test_configured_files_take_precedence_over_the_stage(continued, tmp_path):
@@ -148,10 +148,10 @@ def test_workers_fetch_the_language_model(continued, monkeypatch):
 def test_new_language_model_repeats_decoding_but_not_training(continued, tmp_path):
     def keys(**fields):
         run = words_run(continued, **fields)
-        found = {"train": TRAIN.output(run).key, "lm": run.result("lm").key}
+        by_stage = {"train": TRAIN.output(run).key, "lm": run.result("lm").key}
         for stage in (DECODE, SCORE):
-            found[stage.name] = stage.execute(run).key
-        return found | {"register": REGISTER.output(run).key}
+            by_stage[stage.name] = stage.execute(run).key
+        return by_stage | {"register": REGISTER.output(run).key}
 
     first, second = keys(), keys(lm=BIGRAM | {"order": 1})
     assert first["train"] == second["train"]
@@ -173,24 +173,26 @@ def test_weights_are_tuned_on_the_validation_set_alone(continued, tmp_path, monk
     monkeypatch.setattr(tuning, "open_set", lambda url, *more: urls.append(url) or open_set(url, *more))
     run = words_run(continued, tune={"grid": GRID})
     result = DECODE.execute(run)
-    found = result.record["tuning"]
+    tuned = result.record["tuning"]
     assert [Path(url).name for url in urls] == ["valid"]
-    assert (found["set"], found["utterances"]) == ("valid", 4)
-    assert found["configured"] == {"lm_weight": 1.5, "word_score": 0.0}
-    assert len(found["table"]) == 9  # the configured values are tried, too
+    assert (tuned["set"], tuned["utterances"]) == ("valid", 4)
+    assert tuned["configured"] == {"lm_weight": 1.5, "word_score": 0.0}
+    assert len(tuned["table"]) == 9  # the configured values are tried, too
     bundle = fetch_bundle(run.result("train").output, tmp_path / "bundle")
     untuned = decoder_of(words_run(continued))
-    for row in found["table"]:
+    for row in tuned["table"]:
         cfg = untuned.model_copy(update={name: row[name] for name in GRID})
-        rows = [vars(one) for one in decode_with(run, bundle, "valid", cfg)]
+        rows = [vars(decoded) for decoded in decode_with(run, bundle, "valid", cfg)]
         total = score_rows(rows).total
         assert (row["errors"], row["wer"], row["cer"]) == (total.errors, total.wer, total.cer)
-    best = min(found["table"], key=lambda row: (row["errors"], row["cer"]))
-    assert found["wer"] == best["wer"]
-    assert decoder_of(run) == untuned.model_copy(update=found["chosen"])
-    assert hypotheses(result) == {one.id: one.hyp for one in decode_with(run, bundle, "test", decoder_of(run))}
+    best = min(tuned["table"], key=lambda row: (row["errors"], row["cer"]))
+    assert tuned["wer"] == best["wer"]
+    assert decoder_of(run) == untuned.model_copy(update=tuned["chosen"])
+    assert hypotheses(result) == {
+        decoded.id: decoded.hyp for decoded in decode_with(run, bundle, "test", decoder_of(run))
+    }
     assert tuning.figures(result.record) == {
-        **{f"decode.{name}": value for name, value in found["chosen"].items()}, "decode.tuning_wer": found["wer"]
+        **{f"decode.{name}": value for name, value in tuned["chosen"].items()}, "decode.tuning_wer": tuned["wer"]
     }  # fmt: skip
 
 
@@ -237,7 +239,7 @@ def test_registered_model_includes_and_is_compared_with_its_language_model(conti
     assert [cfg.kind for cfg in decoded_with] == ["greedy"]
     assert decision["decoders"] == {"champion": "greedy", "challenger": "words with a language model"}
     assert "decoded by words with a language model, the champion by greedy" in decision["reason"]
-    rates = [one.result("score").record["sets"]["test"]["wer"] for one in (plain, run)]
+    rates = [pipeline.result("score").record["sets"]["test"]["wer"] for pipeline in (plain, run)]
     assert [decision["champion_wer"], decision["challenger_wer"]] == pytest.approx(rates)
     # the bundle has the files and the tuned weight, and needs neither the stage's output nor this package
     folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=record["model_uri"], dst_path=str(tmp_path / "got")))
@@ -273,9 +275,9 @@ def check_command_line(uri, run, tmp_path):
     done = CliRunner().invoke(app, ["transcribe", "--model", uri, "--vad", "none", "--format", "json", row["audio"]])
     assert done.exit_code == 0, done.output
     words = set(arpa_words(str(run.result("lm").store.local_path("lm.arpa"))))
-    (found,) = json.loads(done.stdout)["files"]
-    assert found["seconds"] > 0
-    assert set(found["text"].split()) <= words
+    (transcript,) = json.loads(done.stdout)["files"]
+    assert transcript["seconds"] > 0
+    assert set(transcript["text"].split()) <= words
 
 
 def test_model_that_may_have_seen_the_test_set_is_not_compared():

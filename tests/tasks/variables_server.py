@@ -54,11 +54,11 @@ class Variables:
             self.asked.append((method, path))
             if self.refuse:
                 return self.refuse, None
-            found = self._change(method, path, body)
+            answer = self._change(method, path, body)
             if method != "GET" and self.lose_answers:
                 self.lose_answers -= 1
                 return 503, None
-            return found
+            return answer
 
     def _change(self, method, path, body):
         """The routes of Prefect's API: an id and a name have different ones, and no id is taken for a name."""
@@ -71,15 +71,15 @@ class Variables:
             self.kept[body["name"]] = {"tags": [], **body, "id": str(uuid4()), "created": now, "updated": now}
             return 201, self.kept[body["name"]]
         field, wanted = _wanted(path)
-        found = next((one for one in self.kept.values() if field and one[field] == wanted), None)
-        if found is None:
+        variable = next((kept for kept in self.kept.values() if field and kept[field] == wanted), None)
+        if variable is None:
             return 404, None
         if method == "GET":
-            return 200, found
+            return 200, variable
         if method == "DELETE":
-            del self.kept[found["name"]]
+            del self.kept[variable["name"]]
         else:
-            found |= {**body, "updated": now}
+            variable |= {**body, "updated": now}
         return 204, None
 
 

@@ -60,8 +60,8 @@ def test_every_occurrence_of_an_utterance_is_augmented_in_its_own_way(parts):
     alone, count = features(learner, load([3], 4))
     assert count[0] == frames[0]
     torch.testing.assert_close(alone[0], feats[0, : int(count)], atol=2e-3, rtol=1e-4)
-    for one, other in ((0, 2), (0, 4), (2, 4)):
-        assert not torch.equal(feats[one], feats[other])
+    for row, other in ((0, 2), (0, 4), (2, 4)):
+        assert not torch.equal(feats[row], feats[other])
 
 
 @pytest.mark.parametrize("which", [slice(0, 3), slice(3, 6), slice(6, 11)])

@@ -33,11 +33,11 @@ def test_both_sides_add_the_same_difference_bit_for_bit(device, tmp_path):
         ring.do("tick", nodes=[0])
         wait_until(lambda: ring.do("take")[0].finished, every_s=0.02)
         ring.do("take")
-        one, two = ring.deltas()
-        assert torch.equal(one, -two)
+        delta, other_delta = ring.deltas()
+        assert torch.equal(delta, -other_delta)
         first, second = before.float()
-        assert torch.equal(one, (second - first) / 2)
-        assert torch.equal(ring.weights(), (before.float() + torch.stack([one, two])).double())
+        assert torch.equal(delta, (second - first) / 2)
+        assert torch.equal(ring.weights(), (before.float() + torch.stack([delta, other_delta])).double())
 
 
 def check_that_the_sum_is_conserved(ring):
@@ -181,90 +181,90 @@ def sides():
 
 
 def test_second_exchange_of_a_step_starts_from_the_average_of_the_first(sides):
-    one, two = sides
-    mean = (one.live + two.live) / 2
+    asker, neighbour = sides
+    mean = (asker.live + neighbour.live) / 2
     three = Side(torch.zeros(10))
-    sent = one.request()
-    one.averager.settle(0, sent, two.answer(sent), 0)
+    sent = asker.request()
+    asker.averager.settle(0, sent, neighbour.answer(sent), 0)
     sent = three.request()
-    three.averager.settle(0, sent, one.answer(sent), 0)
-    for side in (one, two, three):
+    three.averager.settle(0, sent, asker.answer(sent), 0)
+    for side in (asker, neighbour, three):
         side.take()
-    assert torch.equal(two.live, mean)
-    assert torch.equal(one.live, mean / 2)
+    assert torch.equal(neighbour.live, mean)
+    assert torch.equal(asker.live, mean / 2)
     assert torch.equal(three.live, mean / 2)
 
 
 def test_average_between_taking_and_giving_starts_from_the_weights_with_the_delta(sides):
-    one, two = sides
-    sent = one.request()
-    one.averager.settle(0, sent, two.answer(sent), 0)
-    one.take()  # its snapshot lacks what it has taken
+    asker, neighbour = sides
+    sent = asker.request()
+    asker.averager.settle(0, sent, neighbour.answer(sent), 0)
+    asker.take()  # its snapshot lacks what it has taken
     three = Side(torch.zeros(10))
     sent = three.request()
-    three.averager.settle(0, sent, one.answer(sent), 0)
+    three.averager.settle(0, sent, asker.answer(sent), 0)
     three.take()
-    assert torch.equal(three.live, one.live / 2)
+    assert torch.equal(three.live, asker.live / 2)
 
 
 def test_snapshots_given_during_an_exchange_do_not_change_what_the_neighbour_reads(sides):
-    one, two = sides
-    first, mean = one.live.clone(), (one.live + two.live) / 2
-    sent = one.request()
+    asker, neighbour = sides
+    first, mean = asker.live.clone(), (asker.live + neighbour.live) / 2
+    sent = asker.request()
     for _ in range(6):
-        one.live += 64
-        one.give()
-    reply = two.answer(sent)
-    one.averager.settle(0, sent, reply, 0)
-    one.take()
-    two.take()
-    assert torch.equal(two.live, mean)
-    assert torch.equal(one.live, first + 6 * 64 + (mean - first))
+        asker.live += 64
+        asker.give()
+    reply = neighbour.answer(sent)
+    asker.averager.settle(0, sent, reply, 0)
+    asker.take()
+    neighbour.take()
+    assert torch.equal(neighbour.live, mean)
+    assert torch.equal(asker.live, first + 6 * 64 + (mean - first))
 
 
 def test_memory_of_an_answer_is_kept_until_the_asker_has_read_it(sides):
-    one, two = sides
-    replies = [two.answer(one.request()) for _ in range(cuda_exchange._MOST_ANSWERS)]
-    assert two.averager.refusal(one.request()) == NOT_READY
-    two.averager.release(replies[3])
-    assert two.averager.refusal(one.request()) == OK
-    before = two.averager._open(cuda_exchange._read(replies[0])["memory"]).clone()
-    two.answer(one.request())
-    assert two.averager.refusal(one.request()) == NOT_READY
-    assert torch.equal(two.averager._open(cuda_exchange._read(replies[0])["memory"]), before)
+    asker, neighbour = sides
+    replies = [neighbour.answer(asker.request()) for _ in range(cuda_exchange._MOST_ANSWERS)]
+    assert neighbour.averager.refusal(asker.request()) == NOT_READY
+    neighbour.averager.release(replies[3])
+    assert neighbour.averager.refusal(asker.request()) == OK
+    before = neighbour.averager._open(cuda_exchange._read(replies[0])["memory"]).clone()
+    neighbour.answer(asker.request())
+    assert neighbour.averager.refusal(asker.request()) == NOT_READY
+    assert torch.equal(neighbour.averager._open(cuda_exchange._read(replies[0])["memory"]), before)
 
 
 def test_answer_that_was_read_too_late_is_left_out(sides, monkeypatch, caplog):
-    one, two = sides
-    sent, now = one.request(), time.monotonic()
-    reply = two.answer(sent)
+    asker, neighbour = sides
+    sent, now = asker.request(), time.monotonic()
+    reply = neighbour.answer(sent)
     monkeypatch.setattr(cuda_exchange.time, "monotonic", lambda: now + 1.1 * cuda_exchange._READ_S)
-    assert two.averager._free_answer() is not None
-    assert not two.averager._answers[0].is_free(time.monotonic())
-    one.averager.settle(0, sent, reply, 0)
-    assert not one.mover.ready()
+    assert neighbour.averager._free_answer() is not None
+    assert not neighbour.averager._answers[0].is_free(time.monotonic())
+    asker.averager.settle(0, sent, reply, 0)
+    assert not asker.mover.ready()
     assert "too late" in caplog.text
 
 
 def test_averages_with_weights_from_before_a_restart_are_dropped(sides):
-    one, two = sides
-    sent = one.request()
-    reply = two.answer(sent)
-    one.mover.restart()
-    two.mover.restart()
-    one.averager.settle(0, sent, reply, 0)
-    assert not one.mover.ready()
-    assert not two.mover.ready()
+    asker, neighbour = sides
+    sent = asker.request()
+    reply = neighbour.answer(sent)
+    asker.mover.restart()
+    neighbour.mover.restart()
+    asker.averager.settle(0, sent, reply, 0)
+    assert not asker.mover.ready()
+    assert not neighbour.mover.ready()
 
 
 @pytest.mark.parametrize("garbage", [b"", b"null", b"[1]", b'{"memory": 3}', b"\xff" * 8, b'{"memory": {}}'])
 def test_malformed_messages_are_refused(sides, garbage):
-    one, two = sides
+    asker, neighbour = sides
     message = garbage.ljust(MESSAGE)
-    assert two.averager.refusal(message) != OK
-    two.averager.release(message)
-    one.averager.settle(0, one.request(), message, 0)
-    assert not one.mover.ready()
+    assert neighbour.averager.refusal(message) != OK
+    neighbour.averager.release(message)
+    asker.averager.settle(0, asker.request(), message, 0)
+    assert not asker.mover.ready()
 
 
 class Unreadable(SharedFiles):
@@ -273,21 +273,21 @@ class Unreadable(SharedFiles):
 
 
 def test_neighbour_that_cannot_read_the_weights_refuses_and_names_the_remedy(sides, caplog):
-    one, two = sides
-    two.averager._memory = Unreadable()
-    assert two.averager.refusal(one.request()) == UNREADABLE
+    asker, neighbour = sides
+    neighbour.averager._memory = Unreadable()
+    assert neighbour.averager.refusal(asker.request()) == UNREADABLE
     assert "peer access is not supported" in caplog.text
     assert "exchange.kind=zmq" in caplog.text
 
 
 def test_memory_of_neighbours_is_closed_if_it_was_not_read_for_long(sides, monkeypatch):
-    one, two = sides
-    two.answer(one.request())
-    assert two.averager._opened
+    asker, neighbour = sides
+    neighbour.answer(asker.request())
+    assert neighbour.averager._opened
     later = time.monotonic() + 1.1 * cuda_exchange._UNUSED_S
     monkeypatch.setattr(cuda_exchange.time, "monotonic", lambda: later)
-    two.averager.poll()
-    assert not two.averager._opened
+    neighbour.averager.poll()
+    assert not neighbour.averager._opened
 
 
 class Point(CopyEvent):
@@ -305,16 +305,16 @@ class Point(CopyEvent):
 
 
 def test_update_waits_for_an_exchange_only_while_the_device_computes(sides, monkeypatch):
-    one, _ = sides
+    side, _ = sides
     marks = []
-    monkeypatch.setattr(one.copies, "mark", lambda: marks.append(Point(5)) or marks[-1])
-    one.mover.update_begins()
+    monkeypatch.setattr(side.copies, "mark", lambda: marks.append(Point(5)) or marks[-1])
+    side.mover.update_begins()
     assert not marks  # nothing is under way
-    one.mailbox.ticks = 1
-    one.mover.update_begins()
+    side.mailbox.ticks = 1
+    side.mover.update_begins()
     assert marks[0].looks == -1
-    monkeypatch.setattr(one.copies, "mark", lambda: Point(10**9))
-    one.mover.update_begins()  # ends by its limit
+    monkeypatch.setattr(side.copies, "mark", lambda: Point(10**9))
+    side.mover.update_begins()  # ends by its limit
 
 
 # --- the exchange
@@ -344,15 +344,15 @@ def test_answers_are_released_after_they_were_read(ring):
 
 
 def test_update_is_told_when_no_exchange_is_under_way(ring):
-    one = ring.exchanges[0]
+    exchange = ring.exchanges[0]
     ring.start()
     ring.loaded()
-    one.tick(1)  # no neighbour
-    wait_until(lambda: one._mailbox.rested == one._mailbox.ticks, every_s=0.01)
+    exchange.tick(1)  # no neighbour
+    wait_until(lambda: exchange._mailbox.rested == exchange._mailbox.ticks, every_s=0.01)
     ring.join()
-    one.tick(2)
-    wait_until(lambda: one.stats().finished, every_s=0.01)
-    wait_until(lambda: one._mailbox.rested == one._mailbox.ticks, every_s=0.01)
+    exchange.tick(2)
+    wait_until(lambda: exchange.stats().finished, every_s=0.01)
+    wait_until(lambda: exchange._mailbox.rested == exchange._mailbox.ticks, every_s=0.01)
 
 
 def test_error_in_the_exchanges_thread_ends_the_exchange_and_is_logged(ring, monkeypatch, caplog):
@@ -360,15 +360,15 @@ def test_error_in_the_exchanges_thread_ends_the_exchange_and_is_logged(ring, mon
     ring.join()
     ring.start()
     ring.loaded()
-    one, two = ring.exchanges
+    exchange, other = ring.exchanges
 
     def fail(*_):
         raise RuntimeError("the GPU fell off the bus")
 
-    monkeypatch.setattr(one._averager, "answer", fail)
-    wait_until(lambda: ring.work([1]) or not one.alive(), every_s=0.01)
+    monkeypatch.setattr(exchange._averager, "answer", fail)
+    wait_until(lambda: ring.work([1]) or not exchange.alive(), every_s=0.01)
     assert "the GPU fell off the bus" in caplog.text
-    assert two.alive()
+    assert other.alive()
 
 
 def test_weights_in_main_memory_are_refused_with_a_remedy(tmp_path):

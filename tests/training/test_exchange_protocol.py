@@ -171,60 +171,60 @@ def test_random_histories_include_late_and_crossing_messages():
 
 
 def test_exchange_respects_its_window_and_ends_with_the_mean(ring):
-    one, two = (made := ring(window=2)).nodes
-    mean = (one.exact + two.exact) / 2
+    asker, neighbour = (made := ring(window=2)).nodes
+    mean = (asker.exact + neighbour.exact) / 2
     connection = made.begin(0, 1)
     assert [header.index for header, _ in connection.there] == [0, 1]
     assert [header.last for header, _ in connection.there] == [False, False]
     connection.answer_first()
     assert connection.hear() == "averaged"
     assert [(header.index, header.last) for header, _ in connection.there] == [(1, False), (2, True)]
-    assert not one.protocol.may_begin
+    assert not asker.protocol.may_begin
     connection.deliver_all()
-    assert one.protocol.asking is None
-    for node in (one, two):
+    assert asker.protocol.asking is None
+    for node in (asker, neighbour):
         node.drain()
         assert torch.allclose(node.live.double(), mean)
-    assert one.figures() == {"initiated": 1, "finished": 1, "answered": 0, "failed": 0, "late": 0}
-    assert two.figures() == {"initiated": 0, "finished": 0, "answered": 1, "failed": 0, "late": 0}
-    distance = (one.trained[0] - two.trained[0]).square().mean().sqrt()
-    assert one.outside.stats().distance == pytest.approx(float(distance))
-    assert one.outside.stats().bytes_sent == two.outside.stats().bytes_received == 4 * SIZE
-    assert (one.outside.stats().last_peer, one.outside.stats().last_s) == (1, 0.5)
+    assert asker.figures() == {"initiated": 1, "finished": 1, "answered": 0, "failed": 0, "late": 0}
+    assert neighbour.figures() == {"initiated": 0, "finished": 0, "answered": 1, "failed": 0, "late": 0}
+    distance = (asker.trained[0] - neighbour.trained[0]).square().mean().sqrt()
+    assert asker.outside.stats().distance == pytest.approx(float(distance))
+    assert asker.outside.stats().bytes_sent == neighbour.outside.stats().bytes_received == 4 * SIZE
+    assert (asker.outside.stats().last_peer, asker.outside.stats().last_s) == (1, 0.5)
 
 
 def test_exchanges_per_step_are_limited_and_unused_permits_expire(ring):
-    one = (made := ring(per_step=2)).nodes[0]
-    assert one.protocol.first_of_step
+    asker = (made := ring(per_step=2)).nodes[0]
+    assert asker.protocol.first_of_step
     made.begin(0, 1).deliver_all()
-    assert one.protocol.may_begin
-    assert not one.protocol.first_of_step
-    assert not one.protocol.new_step()
-    one.tick()
+    assert asker.protocol.may_begin
+    assert not asker.protocol.first_of_step
+    assert not asker.protocol.new_step()
+    asker.tick()
     for _ in range(2):
-        assert one.protocol.may_begin
+        assert asker.protocol.may_begin
         made.begin(0, 1).deliver_all()
-    assert not one.protocol.may_begin
-    one.tick()
-    one.protocol.pass_over()
-    one.protocol.pass_over()
-    assert not one.protocol.may_begin
+    assert not asker.protocol.may_begin
+    asker.tick()
+    asker.protocol.pass_over()
+    asker.protocol.pass_over()
+    assert not asker.protocol.may_begin
 
 
 def test_exchange_after_an_aborted_one_starts_with_the_next_chunk(ring):
     made = ring(per_step=9, window=1)
-    one = made.nodes[0].protocol
+    asker = made.nodes[0].protocol
     first = made.begin(0, 1)
     first.answer_first()
     first.hear()
-    one.give_up()
+    asker.give_up()
     second = made.begin(0, 1)
     assert [header.index for header, _ in second.there] == [1]
     second.answer_first()
     second.hear()
     second.answer_first()
     second.hear()
-    one.give_up()
+    asker.give_up()
     third = made.begin(0, 1)
     assert [header.index for header, _ in third.there] == [0]
     third.deliver_all()
@@ -234,33 +234,33 @@ def test_exchange_after_an_aborted_one_starts_with_the_next_chunk(ring):
 
 def test_late_answers_are_averaged_and_counted(ring):
     made = ring(per_step=2, window=3)
-    one, two = made.nodes
+    asker, neighbour = made.nodes
     old = made.begin(0, 1)
     old.answer_first()
-    one.protocol.give_up()
+    asker.protocol.give_up()
     new = made.begin(0, 1)
     assert old.hear() == "averaged"
-    assert one.protocol.asking.settled == 0  # it is not of the exchange in progress
+    assert asker.protocol.asking.settled == 0  # it is not of the exchange in progress
     old.deliver_all()
     new.deliver_all()
-    assert one.figures() == {"initiated": 2, "finished": 1, "answered": 0, "failed": 1, "late": 3}
-    for node in (one, two):
+    assert asker.figures() == {"initiated": 2, "finished": 1, "answered": 0, "failed": 1, "late": 3}
+    for node in (asker, neighbour):
         node.drain()
-    assert torch.allclose(one.live.double() + two.live.double(), one.exact + two.exact)
+    assert torch.allclose(asker.live.double() + neighbour.live.double(), asker.exact + neighbour.exact)
 
 
 def test_only_the_lower_nodes_request_of_two_crossing_ones_is_answered(ring):
     made = ring(window=1)
-    one, two = made.nodes
-    mean = (one.exact + two.exact) / 2
+    lower, upper = made.nodes
+    mean = (lower.exact + upper.exact) / 2
     up, down = made.begin(0, 1), made.begin(1, 0)
     up.answer_first()
     down.answer_first()
     assert (up.back[0][0].status, down.back[0][0].status) == (OK, CROSSED)
     assert (up.hear(), down.hear()) == ("averaged", "crossed")
-    assert two.protocol.asking.settled == 1
-    assert two.protocol.asking.compared == 0
-    for node in (one, two):
+    assert upper.protocol.asking.settled == 1
+    assert upper.protocol.asking.compared == 0
+    for node in (lower, upper):
         node.drain()
         assert torch.allclose(node.live[:CHUNK].double(), mean[:CHUNK])  # neither swapped nor averaged twice
 
@@ -279,15 +279,15 @@ def test_requests_for_other_chunks_or_from_other_nodes_do_not_cross(ring):
 
 def test_refusal_ends_the_exchange_and_later_answers_are_ignored(ring, caplog):
     made = ring(window=2)
-    one = made.nodes[0]
+    asker = made.nodes[0]
     connection = made.begin(0, 1)
     connection.answer_first()
     header, chunk = connection.back.popleft()
     connection.back.append((replace(header, status=MISMATCH), chunk))
     assert connection.hear() == "refused"
-    assert one.protocol.asking is None
+    assert asker.protocol.asking is None
     assert len(connection.pending) == 0
-    assert one.figures()["failed"] == 1
+    assert asker.figures()["failed"] == 1
     assert "node 1 refused an exchange: other weights" in caplog.text
     connection.answer_first()
     assert connection.hear() == "ignored"
@@ -296,14 +296,14 @@ def test_refusal_ends_the_exchange_and_later_answers_are_ignored(ring, caplog):
 @pytest.mark.parametrize("change", [{"kind": FETCH}, {"status": NOT_READY}, "short"])
 def test_answer_without_weights_is_a_refusal_or_ignored_if_late(ring, change):
     made = ring(window=1, per_step=2)
-    one = made.nodes[0].protocol
+    asker = made.nodes[0].protocol
     for late in (False, True):
         connection = made.begin(0, 1)
         connection.answer_first()
         header, chunk = connection.back.popleft()
         connection.back.append((header, chunk[:-4]) if change == "short" else (replace(header, **change), chunk))
         if late:
-            one.give_up()
+            asker.give_up()
         assert connection.hear() == ("ignored" if late else "refused")
     assert not made.nodes[0].inside.dirty
 
@@ -313,37 +313,37 @@ def test_answers_without_a_request_are_ignored(ring):
     connection = made.begin(0, 1)
     connection.answer_first()
     header, chunk = connection.back[0]
-    one = made.nodes[0]
+    asker = made.nodes[0]
     for odd in (replace(header, token=header.token + 1), replace(header, index=2)):
-        assert one.protocol.hear(connection.pending, odd, chunk, 1.0) == "ignored"
+        assert asker.protocol.hear(connection.pending, odd, chunk, 1.0) == "ignored"
     assert connection.hear() == "averaged"
-    assert one.protocol.hear(connection.pending, header, chunk, 1.0) == "ignored"  # once is enough
+    assert asker.protocol.hear(connection.pending, header, chunk, 1.0) == "ignored"  # once is enough
 
 
 def test_new_weights_end_the_exchange_and_its_answers_are_ignored(ring):
     made = ring(window=1)
-    one = made.nodes[0]
+    asker = made.nodes[0]
     connection = made.begin(0, 1)
     connection.answer_first()
-    one.outside.start(torch.zeros(SIZE), 5)
-    one.protocol.poll()
-    assert one.protocol.asking is None
+    asker.outside.start(torch.zeros(SIZE), 5)
+    asker.protocol.poll()
+    assert asker.protocol.asking is None
     assert connection.hear() == "ignored"
-    assert not one.inside.dirty
-    assert one.figures()["failed"] == 1
+    assert not asker.inside.dirty
+    assert asker.figures()["failed"] == 1
 
 
 def test_exchange_after_new_weights_averages_no_more_chunks(ring):
     made = ring(window=1)
-    one = made.nodes[0]
+    asker = made.nodes[0]
     connection = made.begin(0, 1)
     connection.answer_first()
-    one.outside.start(torch.zeros(SIZE), 5)
-    one.inside.poll()  # as fixed pairs do, where the other side waits for every chunk
+    asker.outside.start(torch.zeros(SIZE), 5)
+    asker.inside.poll()  # as fixed pairs do, where the other side waits for every chunk
     header, chunk = connection.back.popleft()
-    assert one.protocol.hear(connection.pending, header, chunk, 1.0) == "ignored"
-    assert one.protocol.asking.settled == 1
-    assert not one.inside.dirty
+    assert asker.protocol.hear(connection.pending, header, chunk, 1.0) == "ignored"
+    assert asker.protocol.asking.settled == 1
+    assert not asker.inside.dirty
 
 
 def header(node, **words):

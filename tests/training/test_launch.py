@@ -78,14 +78,14 @@ def wait_for_step(job, step, process):
 def find_process(folder, *words):
     """The process of a training whose command line has some words."""
 
-    def found():
+    def process():
         for pid in processes_naming(str(folder)):
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if all(word.encode() in line for word in words):
                 return pid
         return None
 
-    return wait_until(found, every_s=0.05)
+    return wait_until(process, every_s=0.05)
 
 
 def resumes(job):

@@ -166,8 +166,8 @@ def test_limit_of_damaged_shards_holds_over_all_processes(corpus, speech, tmp_pa
     job = corpus.job(tmp_path, train_url=str(speech), max_unreadable=0.3)
     index = ShardIndex.read(ObjectStore(str(speech)))
     first, second = (np.flatnonzero(index.column("shard") == shard)[:2] for shard in (1, 3))
-    with loading(job, 1) as one, loading(job, 1) as other:
-        assert one(first, 0).unreadable == 2
+    with loading(job, 1) as batches, loading(job, 1) as other:
+        assert batches(first, 0).unreadable == 2
         with pytest.raises(TooManyShardsError, match=f"{sum(r.count for r in records)} of 48"):
             other(second, 0)
 

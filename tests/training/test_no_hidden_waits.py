@@ -63,8 +63,8 @@ def test_step_waits_for_the_gpu_at_its_end_only(make_job, kind, objective, monke
         got = steps(learner, stepper, gpu.noting_afresh)
     assert not gpu.waits
     assert gpu.expected in ([LAST], [CTC, LAST])
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one.as_subclass(torch.Tensor), other, rtol=1e-4, atol=1e-5)
+    for tensor, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(tensor.as_subclass(torch.Tensor), other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("cmvn", ["global", "speaker", "utterance", "sliding", "none"])

@@ -155,8 +155,8 @@ def test_stages_in_sequence_compute_the_whole_model(kind, stages):
     for part in parts:
         x = part.eval()(x, lengths)
     assert torch.equal(parts[-1].num_frames(lengths), frames)
-    for one, other, count in zip(x, wanted, frames, strict=True):
-        torch.testing.assert_close(one[:count], other[:count], rtol=1e-5, atol=1e-6)
+    for outputs, other, count in zip(x, wanted, frames, strict=True):
+        torch.testing.assert_close(outputs[:count], other[:count], rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_between_lstm_layers_is_also_between_stages():

@@ -174,13 +174,13 @@ def shared_weights(tmp_path):
 
 
 def test_first_learner_of_a_session_initializes_the_shared_weights(shared_weights):
-    (one, mine), (other, theirs) = flat_model(1.0), flat_model(2.0)
+    (network, mine), (other, theirs) = flat_model(1.0), flat_model(2.0)
     mine.move(shared_weights[0].enter("a", mine.weights))
     theirs.move(shared_weights[1].enter("a", theirs.weights))
     assert theirs.weights.tolist() == [1.0] * 8
     with torch.no_grad():
         other.weight.add_(0.5)  # an update by one is an update for all
-    assert one.weight.tolist() == [[1.5] * 3] * 2
+    assert network.weight.tolist() == [[1.5] * 3] * 2
     shared_weights[1].count()
     shared_weights[0].count()
     assert shared_weights[0].updates() == shared_weights[1].updates() == 2
@@ -192,11 +192,11 @@ def test_finite_update_counts_for_all_learners_with_shared_weights(shared_weight
     learner = SimpleNamespace(
         flat=SimpleNamespace(weights=torch.zeros(8)), scale_gradient=lambda scale: norm * scale, update=made.append
     )
-    one, other, alone = (LearnerReplica(learner, shared) for shared in (*shared_weights, None))
-    for replica in (one, other, alone):
+    first, other, alone = (LearnerReplica(learner, shared) for shared in (*shared_weights, None))
+    for replica in (first, other, alone):
         replica.lr = 0.5
         replica.update()
-    assert (one.updates, other.updates, alone.updates) == (2 * good, 2 * good, good)
+    assert (first.updates, other.updates, alone.updates) == (2 * good, 2 * good, good)
     assert made == 3 * good * [0.5]
 
 

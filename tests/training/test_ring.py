@@ -593,16 +593,16 @@ def test_learners_without_leases_average_at_steps_and_while_they_wait(tmp_path):
 
 
 def test_newcomer_takes_weights_and_optimizer_state_of_a_training_member(tmp_path):
-    ((first, one), (second, two)), (ring, other) = two_rings(tmp_path)
+    ((first, first_optimizer), (second, second_optimizer)), (ring, other) = two_rings(tmp_path)
     data = {"counts": [1000], "epochs": 10, "batch": 1}
-    for optimizer in (one, two):
+    for optimizer in (first_optimizer, second_optimizer):
         optimizer.param_groups[0]["lr"] = 0.0
 
     def step(pieces):
         next(pieces)
-        one.zero_grad()
+        first_optimizer.zero_grad()
         first(torch.ones(1, 3)).sum().backward()
-        one.step()
+        first_optimizer.step()
 
     with ring, other, ThreadPoolExecutor(1) as pool:
         mine = ring.leases(**data)
@@ -612,7 +612,7 @@ def test_newcomer_takes_weights_and_optimizer_state_of_a_training_member(tmp_pat
         wait_for(lambda: step(mine) or joined.done())
         assert len(joined.result().rows) == 1
         assert torch.equal(flat(first), flat(second))
-        state = two.state[second.weight]
+        state = second_optimizer.state[second.weight]
         assert 3 <= state["step"] <= ring.steps
         assert state["exp_avg"].min() > 0.2
 

@@ -98,7 +98,7 @@ def test_a_draw_stays_in_its_shard_and_depends_on_seed_and_epoch_only():
         assert (shard[rows] == draws.shard).all()
     again = Draws(INDEX, cfg, 3)
     backwards = [again.rows(epoch, np.arange(len(again))) for epoch in (2, 1, 0)][::-1]
-    assert all((one == other).all() for one, other in zip(epochs, backwards, strict=True))
+    assert all((rows == other).all() for rows, other in zip(epochs, backwards, strict=True))
     assert (epochs[0] != epochs[1]).any()
     other_seed, _ = drawn(INDEX, cfg, 1, seed=4)
     assert (other_seed[0] != epochs[0]).any()

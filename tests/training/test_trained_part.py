@@ -49,31 +49,31 @@ def feats():
 def test_adapters_begin_as_nothing_and_are_merged_without_changing_outputs(kind, feats):
     plain = network(kind)
     before, _ = plain(*feats)
-    found = trained_network(copy.deepcopy(plain), config(lora=LORA), new=())
-    torch.testing.assert_close(found.network(*feats)[0], before, rtol=0, atol=1e-6)
+    trained = trained_network(copy.deepcopy(plain), config(lora=LORA), new=())
+    torch.testing.assert_close(trained.network(*feats)[0], before, rtol=0, atol=1e-6)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for parameter in found.network.parameters():
+        for parameter in trained.network.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    adapted, _ = found.network(*feats)
+    adapted, _ = trained.network(*feats)
     assert (adapted - before).abs().max() > 0.01
     merged = network(kind)
-    merged.load_state_dict(found.whole(found.network.state_dict()))
+    merged.load_state_dict(trained.whole(trained.network.state_dict()))
     torch.testing.assert_close(merged(*feats)[0], adapted, rtol=0, atol=1e-5)
 
 
 def test_flat_buffer_holds_adapters_only():
-    found = trained_network(network("conformer"), config(lora=LORA | {"modules": ["*attention*"]}), new=())
-    flat = FlatParameters(found.network)
-    assert flat.weights.numel() == found.num_trained == sum(p.numel() for p in found.network.parameters())
+    trained = trained_network(network("conformer"), config(lora=LORA | {"modules": ["*attention*"]}), new=())
+    flat = FlatParameters(trained.network)
+    assert flat.weights.numel() == trained.num_trained == sum(p.numel() for p in trained.network.parameters())
     assert all("attention" in name and ".lora_" in name for name in flat.names)
-    assert set(found.network.state_dict()) == set(flat.names)
-    assert found.num_weights == sum(p.numel() for p in network("conformer").parameters())
+    assert set(trained.network.state_dict()) == set(flat.names)
+    assert trained.num_weights == sum(p.numel() for p in network("conformer").parameters())
 
 
 def test_whatever_reads_the_weight_of_an_adapted_layer_gets_the_adapted_one():
-    found = trained_network(network("conformer"), config(lora=LORA), new=()).network
-    layer = found.output
+    trained = trained_network(network("conformer"), config(lora=LORA), new=()).network
+    layer = trained.output
     assert isinstance(layer, torch.nn.Linear)
     with torch.no_grad():
         layer.lora_b.fill_(1.0)
@@ -84,12 +84,12 @@ def test_whatever_reads_the_weight_of_an_adapted_layer_gets_the_adapted_one():
 
 
 def test_new_parameters_are_trained_in_full_beside_adapters():
-    found = trained_network(network("conformer"), config(lora=LORA, new_lr=5), new=("output.weight", "output.bias"))
-    names = dict(found.network.named_parameters())
+    trained = trained_network(network("conformer"), config(lora=LORA, new_lr=5), new=("output.weight", "output.bias"))
+    names = dict(trained.network.named_parameters())
     assert {"output.weight", "output.bias"} <= set(names)
     assert "output.lora_a" not in names
-    assert found.rates[names["output.weight"]] == Rate(5.0)
-    assert {found.rates[p] for name, p in names.items() if "lora" in name} == {Rate(5.0)}
+    assert trained.rates[names["output.weight"]] == Rate(5.0)
+    assert {trained.rates[p] for name, p in names.items() if "lora" in name} == {Rate(5.0)}
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_what_cannot_be_combined_is_refused(train, message):
 
 def test_learning_rates_fall_from_layer_to_layer():
     model = MODELS["conformer"](dim=16, layers=3, heads=2, channels=4, subsampling=2).build(16, 7)
-    found = trained_network(model, config(layer_decay=0.5, new_lr=3.0), new=("output.bias",))
-    scales = {name: found.rates.get(p, Rate()).scale for name, p in found.network.named_parameters()}
+    trained = trained_network(model, config(layer_decay=0.5, new_lr=3.0), new=("output.bias",))
+    scales = {name: trained.rates.get(p, Rate()).scale for name, p in trained.network.named_parameters()}
     assert scales["output.weight"] == 1.0
     assert scales["output.bias"] == 3.0
     assert [scales[f"layers.{number}.norm.weight"] for number in (2, 1, 0)] == [0.5, 0.25, 0.125]
@@ -143,8 +143,8 @@ def test_learning_rates_fall_from_layer_to_layer():
 
 
 def test_an_adapter_has_the_rate_of_its_layer():
-    found = trained_network(network("conformer"), config(layer_decay=0.5, lora=LORA), new=())
-    scales = {name: found.rates.get(p, Rate()).scale for name, p in found.network.named_parameters()}
+    trained = trained_network(network("conformer"), config(layer_decay=0.5, lora=LORA), new=())
+    scales = {name: trained.rates.get(p, Rate()).scale for name, p in trained.network.named_parameters()}
     assert scales["output.lora_a"] == 1.0
     assert scales["layers.0.attention.out.lora_b"] == 0.5
     assert scales["subsampling.project.lora_a"] == 0.25
@@ -185,11 +185,11 @@ def initial_weights(job):
 def warm(job):
     """A job that begins with another model's weights, all of which it takes."""
     plain = job.model_copy(update={"train": job.train.model_copy(update={"lora": None})})
-    found = Learner(plain, CPU).initial
+    trained = Learner(plain, CPU).initial
     with torch.no_grad():
-        for parameter in found.network.parameters():
+        for parameter in trained.network.parameters():
             parameter.add_(0.01)
-    transfer = Transfer(found.whole(found.network.state_dict()), found.names)
+    transfer = Transfer(trained.whole(trained.network.state_dict()), trained.names)
     return with_task(job, initial=save_initial(transfer, ObjectStore(str(job.journal.parent / "source"))))
 
 
@@ -220,7 +220,7 @@ def test_frozen_weights_are_not_saved_with_checkpoints(corpus, tmp_path):
     train_here(job)
     saved = [load_file(path) for path in (tmp_path / "output").glob("*/*/**/model.safetensors")]
     assert saved
-    assert not any(matching(name) for one in saved for name in one)
+    assert not any(matching(name) for weights in saved for name in weights)
 
 
 def test_constrained_weights_that_are_frozen_do_not_change(corpus, tmp_path):
@@ -243,12 +243,12 @@ def test_parameters_thaw_after_their_epochs(corpus, tmp_path, optimizer):
     for path in sorted((tmp_path / "output").glob("checkpoints/*/node-000/model.safetensors")):
         saved[int(path.parts[-3])] = load_file(path)
     same = {
-        number: {torch.equal(tensor, before[name]) for name, tensor in one.items() if matching(name)}
-        for number, one in saved.items()
+        number: {torch.equal(tensor, before[name]) for name, tensor in weights.items() if matching(name)}
+        for number, weights in saved.items()
     }
     assert same
-    early = {number for number, found in same.items() if found == {True}}
-    late = {number for number, found in same.items() if found == {False}}
+    early = {number for number, changes in same.items() if changes == {True}}
+    late = {number for number, changes in same.items() if changes == {False}}
     assert early | late == set(same)
     assert early
     assert late
@@ -287,7 +287,7 @@ def test_frozen_weights_are_those_that_training_begins_with(corpus, tmp_path):
     merged, before = load_bundle(run.bundle)[1].state_dict(), job.task.initial.read()
     assert merged.keys() == before.keys()
     moved = {name for name, tensor in merged.items() if not torch.equal(tensor, before[name])}
-    assert moved == {f"{name}.weight" for name, one in learner.model.named_modules() if hasattr(one, "lora_b")}
+    assert moved == {f"{name}.weight" for name, module in learner.model.named_modules() if hasattr(module, "lora_b")}
 
 
 # --- moving averages

@@ -335,6 +335,6 @@ class Learner:
 
     def load_state(self, weights: Mapping[str, Tensor]) -> None:
         """Load what `state` returned; a moving average that is not there begins with the weights."""
-        self.model.load_state_dict({name: one for name, one in weights.items() if not name.startswith(EMA)})
+        self.model.load_state_dict({name: tensor for name, tensor in weights.items() if not name.startswith(EMA)})
         if self.ema:
             self.ema.load(weights) if EMA_STEPS in weights else self.ema.restart()

@@ -144,13 +144,13 @@ class MovingAverage:
     def tensors(self, values: Tensor | None = None) -> dict[str, Tensor]:
         """Copy the average, or `values` in its place, and the number of steps to the CPU, by name."""
         flat, values = self._flat, (self.values if values is None else values).detach().cpu()
-        found = {EMA_STEPS: torch.tensor(self.steps)}
+        state = {EMA_STEPS: torch.tensor(self.steps)}
         start = 0
         for name, tensor in zip(flat.names, flat.averaged(), strict=True):
             stop = start + tensor.numel()
-            found[EMA + name] = values[start:stop].view(tensor.shape).clone()
+            state[EMA + name] = values[start:stop].view(tensor.shape).clone()
             start = stop
-        return found
+        return state
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:

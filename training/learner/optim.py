@@ -143,7 +143,7 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         return
     memory = _named_state(optimizer)
-    shapes, given = ({key: one.shape for key, one in part.items()} for part in (memory, tensors))
+    shapes, given = ({key: tensor.shape for key, tensor in part.items()} for part in (memory, tensors))
     if tensors and given != shapes:
         name = min(key for key in {**given, **shapes} if given.get(key) != shapes.get(key))
         raise ValueError(f"optimizer state {name} is missing, unknown or of another shape: is it of another model?")

@@ -101,20 +101,20 @@ class TrainedNetwork:
     @property
     def num_trained(self) -> int:
         """Number of trained weights."""
-        return sum(one.numel() for one in self.network.parameters() if one.requires_grad)
+        return sum(parameter.numel() for parameter in self.network.parameters() if parameter.requires_grad)
 
     @property
     def num_weights(self) -> int:
         """Number of weights of the whole network, adapters not counted."""
         trained = {p: name for name, p in self.network.named_parameters() if p.requires_grad}
-        constants = {id(one): one.numel() for one in map(self._constant, self.constants)}
+        constants = {id(constant): constant.numel() for constant in map(self._constant, self.constants)}
         return sum(p.numel() for p, name in trained.items() if name in self.names) + sum(constants.values())
 
     def _constant(self, name: str) -> Tensor:
         owner, _, own = name.rpartition(".")
-        found = self.network.get_submodule(owner)._buffers[own]
-        assert found is not None
-        return found
+        constant = self.network.get_submodule(owner)._buffers[own]
+        assert constant is not None
+        return constant
 
     def _values(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for name in self.names:
@@ -127,14 +127,14 @@ class TrainedNetwork:
         Args:
             weights: State of what is trained, such as a replica's.
         """
-        found = {name: tensor.detach().cpu().contiguous() for name, tensor in self._values(weights)}
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in self._values(weights)}
         for name in self.constants:
             owner, _, own = name.rpartition(".")
             if own == "weight" and f"{owner}.lora_b" in weights:
                 scale: float = self.network.get_submodule(owner).lora_scale  # type: ignore[assignment]
                 product = scale * (weights[f"{owner}.lora_b"] @ weights[f"{owner}.lora_a"])
-                found[name] = found[name] + product.cpu().view(found[name].shape)
-        return found
+                whole[name] = whole[name] + product.cpu().view(whole[name].shape)
+        return whole
 
 
 def initial_network(job: TrainJob) -> TrainedNetwork:
@@ -167,7 +167,7 @@ def trained_network(network: nn.Module, cfg: TrainConfig, new: Collection[str] |
     depths = _depths(network, parameters) if cfg.layer_decay != 1 else {}
     top = max(depths.values(), default=0)
     frozen = {id(parameters[name]) for name, epochs in until.items() if not epochs}
-    constants = frozenset(name for name, one in parameters.items() if id(one) in frozen)
+    constants = frozenset(name for name, parameter in parameters.items() if id(parameter) in frozen)
     _make_constant(network, constants)
     for module in adapted.values():
         assert cfg.lora is not None
@@ -194,14 +194,14 @@ def trained_network(network: nn.Module, cfg: TrainConfig, new: Collection[str] |
 def _frozen(parameters: Collection[str], cfg: TrainConfig) -> dict[str, int]:
     """Frozen parameters and their number of epochs, 0 for good; of several patterns, the later one counts."""
     until: dict[str, int] = {}
-    for number, one in enumerate(cfg.freeze):
-        for pattern in one.names:
-            found = _matching(parameters, pattern)
-            if not found:
+    for number, rule in enumerate(cfg.freeze):
+        for pattern in rule.names:
+            matching = _matching(parameters, pattern)
+            if not matching:
                 raise ValueError(
                     f"train.freeze.{number}.names: {pattern!r} matches no parameter; there are {_listed(parameters)}"
                 )
-            until |= dict.fromkeys(found, one.until)
+            until |= dict.fromkeys(matching, rule.until)
     return until
 
 
@@ -210,14 +210,14 @@ def _adapted_modules(
 ) -> dict[str, nn.Module]:
     """Modules that get adapters: those whose weights are another model's, and that no pattern freezes."""
     known = _adaptable(network)
-    able = {name: one for name, one in known.items() if f"{name}.weight" not in {*fresh, *frozen}}
+    able = {name: module for name, module in known.items() if f"{name}.weight" not in {*fresh, *frozen}}
     chosen: dict[str, nn.Module] = {}
     for pattern in cfg.modules:
-        if not (found := _matching(able, pattern)):
+        if not (matching := _matching(able, pattern)):
             why = "only layers that are new or frozen" if _matching(known, pattern) else "no layer"
             have = f"these layers can be adapted: {_listed(able)}" if able else "none can be adapted"
             raise ValueError(f"train.lora.modules: {pattern!r} matches {why}; {have}")
-        chosen |= {name: able[name] for name in found}
+        chosen |= {name: able[name] for name in matching}
     return chosen
 
 

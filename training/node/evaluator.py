@@ -165,8 +165,8 @@ class Evaluator:
         write_weights(self.output, snapshot_name(epoch), average)
         if others:
             kind = "weights" if self.cfg.final == "ema" else "ema"
-            found = self.validate(mean_weights(others)).items()
-            result = {**result, **{f"{kind}_{name}": value for name, value in found if name in _COMPARED}}
+            figures = self.validate(mean_weights(others)).items()
+            result = {**result, **{f"{kind}_{name}": value for name, value in figures if name in _COMPARED}}
         return {"epoch": epoch, **{k: _number(v) for k, v in result.items()}, "replicas": _numbers(replicas)}
 
     def _replicas(self, epoch: int, nodes: list[int]) -> tuple[dict[int, Weights], list[Weights]]:

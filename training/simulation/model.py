@@ -100,7 +100,7 @@ class Stack:
     def __call__(self, weights_RN: Tensor, *inputs: Tensor) -> Any:
         """Outputs of the model for R sets of flat weights, set r with inputs [r]."""
 
-        def one(parameters: dict[str, Tensor], *parts: Tensor) -> Any:
+        def replica(parameters: dict[str, Tensor], *parts: Tensor) -> Any:
             return torch.func.functional_call(self._model, parameters, parts)
 
         # A single split, whose backward pass is a concatenation: the backward pass of a slice per parameter fills a
@@ -109,7 +109,7 @@ class Stack:
         named = {name: part.view(-1, *shape) for (name, shape, _), part in zip(self._shapes, parts, strict=True)}
         # the fused attention kernels have no vmap rule and would run in a loop
         with sdpa_kernel(SDPBackend.MATH):
-            return torch.func.vmap(one, randomness="different")(named, *inputs)
+            return torch.func.vmap(replica, randomness="different")(named, *inputs)
 
 
 def one_by_one(

@@ -64,7 +64,7 @@ class Bank:
     def __init__(self, files: Sequence[str], sample_rate: int, what: str = "noise") -> None:
         self.sample_rate = sample_rate
         self.what = what
-        self.recordings = [found for name in files for found in _recordings(Path(name), what)]
+        self.recordings = [recording for name in files for recording in _recordings(Path(name), what)]
         self.bad: dict[Recording, str] = {}
         if not self.recordings:
             raise BankError(f"there is no {what} recording in {', '.join(files)}: name audio files, folders or tables")

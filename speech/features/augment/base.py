@@ -117,8 +117,8 @@ def silence_padding(waves: Tensor, lengths: Tensor) -> Tensor:
 def power(waves: Tensor, lengths: Tensor) -> Tensor:
     """Mean square of each utterance of waves with silent padding: `[B, 1]`."""
     norms: Tensor = torch.linalg.vector_norm(waves, dim=1, keepdim=True)
-    found: Tensor = norms.square() / lengths.to(waves.device).clamp(min=1).unsqueeze(1)
-    return found
+    powers: Tensor = norms.square() / lengths.to(waves.device).clamp(min=1).unsqueeze(1)
+    return powers
 
 
 def between(ends: tuple[float, float], draws: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ class AugmentConfig(BaseModel):
         """The wanted augmentations by their names in the registry, in the order in which they are applied."""
         if not self.enabled:
             return {}
-        found: dict[str, BaseModel | None] = {
+        parts: dict[str, BaseModel | None] = {
             "speed": SpeedConfig(factors=self.speed_factors) if self.speed_factors else None,
             "reverb": self.reverb,
             "noise": self.noise,
@@ -202,7 +202,7 @@ class AugmentConfig(BaseModel):
             "time_warp": TimeWarpConfig(frames=self.time_warp_frames) if self.time_warp_frames else None,
             "masks": self._masks() if self.time_masks + self.freq_masks else None,
         }
-        return {name: part for name, part in found.items() if part is not None}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def before_pauses(self) -> AugmentConfig:
         """The augmentation of the epochs before `pauses.first_epoch`."""

@@ -132,8 +132,8 @@ def _shaped(noise: Tensor, tone: Tensor) -> Tensor:
     shape = torch.nn.functional.interpolate(
         magnitudes[None, None], size=len(spectrum), mode="linear", align_corners=True
     )[0, 0]
-    found: Tensor = torch.fft.irfft(spectrum * shape, n=fft_size(len(noise)))
-    return found[: len(noise)]
+    shaped: Tensor = torch.fft.irfft(spectrum * shape, n=fft_size(len(noise)))
+    return shaped[: len(noise)]
 
 
 def _scaled(noise: Tensor, like: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ def run_whole(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Wei
     zeros = x_BTD.new_zeros(layers, len(x_BTD), lstm.hidden_size)
     flat = [weight for part in weights for weight in part]
     rest = lstm.bias, lstm.num_layers, lstm.dropout, lstm.training, lstm.bidirectional, True
-    found: Tensor = torch.lstm(x_BTD, (zeros, zeros), flat, *rest)[0]
-    return found
+    hidden: Tensor = torch.lstm(x_BTD, (zeros, zeros), flat, *rest)[0]
+    return hidden
 
 
 def run_packed(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:
@@ -86,8 +86,8 @@ def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: We
         forward, *backward = weights[layer * directions : (layer + 1) * directions]
         hidden: list[Tensor] = [torch.lstm(x, (zeros, zeros), list(forward), *rest)[0]]
         for part in backward:
-            found: Tensor = torch.lstm(_rearranged(x, reversal), (zeros, zeros), list(part), *rest)[0]
-            hidden.append(_rearranged(found, reversal))
+            outputs: Tensor = torch.lstm(_rearranged(x, reversal), (zeros, zeros), list(part), *rest)[0]
+            hidden.append(_rearranged(outputs, reversal))
         x = torch.cat(hidden, dim=2)
         if layer < lstm.num_layers - 1:
             x = F.dropout(x, lstm.dropout, lstm.training)

@@ -61,8 +61,8 @@ def balanced(costs: list[int], parts: int) -> list[range]:
         if left == 1:
             return sum(costs[start:]), (len(costs),)
         tries = range(start + 1, len(costs) - left + 2)
-        found = ((max(sum(costs[start:stop]), best(stop, left - 1)[0]), stop) for stop in tries)
-        cost, stop = min(found)
+        choices = ((max(sum(costs[start:stop]), best(stop, left - 1)[0]), stop) for stop in tries)
+        cost, stop = min(choices)
         return cost, (stop, *best(stop, left - 1)[1])
 
     stops = best(0, parts)[1]

@@ -148,7 +148,7 @@ class TransformerDecoder(DecoderNetwork):
         encoded_BTD, mask = heard_frames(encoded_BTD, frames)
         encoder = [layer.encoder_attn.keys_values(encoded_BTD) for layer in self._layers]
         keys, values = encoder[0]
-        nothing = (one.new_zeros(len(one), 1, *one.shape[1:])[:, :, :, :0] for one in (keys, values))
+        nothing = (x.new_zeros(len(x), 1, *x.shape[1:])[:, :, :, :0] for x in (keys, values))
         return DecoderCache(encoder, mask, [tuple(nothing)] * len(self._layers))  # type: ignore[list-item]
 
     @override
@@ -176,13 +176,13 @@ class TransformerDecoder(DecoderNetwork):
         cache = self.start(encoded_BTD, frames)
         x, causal = self._embedded(tokens_BL, 0), _causal(tokens_BL)
         heads = self.timing_heads
-        found: dict[tuple[int, int], Tensor] = {}
+        by_head: dict[tuple[int, int], Tensor] = {}
         for number, (layer, encoder) in enumerate(zip(self._layers, cache.encoder, strict=True)):
             x = layer.attend_to_tokens(x, layer.own(x), causal)
             weights = layer.encoder_attn.weights(layer.encoder_attn_layer_norm(x), encoder[0], cache.frame_mask)
-            found |= {(number, head): weights[:, head] for at, head in heads if at == number}
+            by_head |= {(number, head): weights[:, head] for at, head in heads if at == number}
             x = layer.attend_to_frames(x, encoder, cache.frame_mask)
-        return torch.stack([found[place] for place in heads], dim=1)
+        return torch.stack([by_head[place] for place in heads], dim=1)
 
 
 def _causal(tokens_BL: Tensor) -> Tensor:

@@ -100,8 +100,8 @@ class Wav2Vec2FrontEnd(nn.Module):
         """The positional convolution, or several, none of which sees what others make of the padding."""
         several = getattr(self.positions, "layers", None)
         if several is None:
-            found: Tensor = self.positions(x_BTD)
-            return found
+            positions: Tensor = self.positions(x_BTD)
+            return positions
         for layer in several:
             x_BTD = layer(x_BTD.transpose(1, 2)).transpose(1, 2)
             x_BTD = x_BTD if mask_BT1 is None else x_BTD * mask_BT1

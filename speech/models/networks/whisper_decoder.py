@@ -113,7 +113,7 @@ def whisper_decoder_weights(cfg: WhisperDecoderConfig, vocab_size: int, paths: S
             wanted = cfg.build(cfg.dim, vocab_size).state_dict()
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{CONFIG} does not describe a Whisper decoder: {error}") from error
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in paths:
         try:
             with safe_open(str(path), "pt") as file:
@@ -122,21 +122,21 @@ def whisper_decoder_weights(cfg: WhisperDecoderConfig, vocab_size: int, paths: S
                     if own in wanted and shape != tuple(wanted[own].shape):
                         raise ValueError(f"{name} is {shape}, not {tuple(wanted[own].shape)} as {CONFIG} says")
                     if own in wanted:
-                        found[own] = file.get_tensor(name).float()
+                        tensors[own] = file.get_tensor(name).float()
         except (OSError, SafetensorError, ValueError) as error:
             raise ValueError(f"{path} cannot be read as a Whisper model: {error}; fetch it again") from error
-    if missing := sorted(wanted.keys() - found.keys()):
+    if missing := sorted(wanted.keys() - tensors.keys()):
         raise ValueError(
             f"the Whisper model lacks {len(missing)} of the decoder's weights, such as {missing[0]}: fetch it again"
         )
-    check_finite(found)
-    return found
+    check_finite(tensors)
+    return tensors
 
 
 def _own_names(names: list[str]) -> Iterator[tuple[str, str]]:
     """The names of a decoder's tensors in a file, and ours."""
     for name in names:
-        prefix = next((one for one in _PREFIXES if name.startswith(one)), None)
+        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
         if prefix:
             yield name, name.removeprefix(prefix)
 
@@ -172,9 +172,9 @@ def whisper_tokenizer(model: str, size: Any, generation: Mapping[str, Any], **as
         "suppressed": generation.get("suppress_tokens") or (),
         "suppressed_first": generation.get("begin_suppress_tokens") or (),
     }
-    found = WhisperTokenizer.from_dict({"model": model, "size": size, **suppressed, **asked})
-    assert isinstance(found, WhisperTokenizer)
-    return found
+    tokenizer = WhisperTokenizer.from_dict({"model": model, "size": size, **suppressed, **asked})
+    assert isinstance(tokenizer, WhisperTokenizer)
+    return tokenizer
 
 
 def load_whisper_decoder(folder: Path) -> WhisperDecoder:

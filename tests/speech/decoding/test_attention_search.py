@@ -98,7 +98,7 @@ def test_unlimited_beam_finds_the_best_of_all_texts(weight, bonus, power):
     size, counts = 3, (5, 3, 1)
     net, (encoded, frames, posteriors) = network(size), speech(counts, size)
     cfg = AttentionDecodeConfig(**ALL, ctc_weight=weight, length_bonus=bonus, length_power=power, nbest=500)
-    found = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames, posteriors)
+    hypotheses = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames, posteriors)
     for row, count in enumerate(counts):
         scores = {}
         for text in texts(size, count):
@@ -107,9 +107,9 @@ def test_unlimited_beam_finds_the_best_of_all_texts(weight, bonus, power):
             scores["".join(" ab"[token] for token in text)] = score + weight * own if math.isfinite(own) else -math.inf
         ranks = {text: score / (len(text) + 1) ** power for text, score in scores.items() if math.isfinite(score)}
         best = max(ranks, key=ranks.get)
-        assert found[row].text == best
-        assert found[row].score == pytest.approx(scores[best], abs=1e-4)
-        several = {one.text: one.score for one in found[row].nbest}
+        assert hypotheses[row].text == best
+        assert hypotheses[row].score == pytest.approx(scores[best], abs=1e-4)
+        several = {alternative.text: alternative.score for alternative in hypotheses[row].nbest}
         for text, rank in ranks.items():
             assert several.pop(text) == pytest.approx(rank, abs=1e-4)
         assert all(score < -1e3 for score in several.values())  # impossible by CTC
@@ -119,11 +119,11 @@ def test_probabilities_of_all_texts_up_to_a_length_are_those_of_the_decoder_netw
     size, counts = 4, (4,)
     net, (encoded, frames, _) = network(size), speech(counts, size)
     cfg = AttentionDecodeConfig(**ALL, nbest=10**6)
-    (found,) = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames)
-    assert len(found.nbest) == len(texts(size, 4)) == 121
+    (hypothesis,) = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames)
+    assert len(hypothesis.nbest) == len(texts(size, 4)) == 121
     total = sum(math.exp(by_decoder(net, encoded[0], text)) for text in texts(size, 4))
-    assert sum(math.exp(one.score) for one in found.nbest) == pytest.approx(total, rel=1e-5)
-    assert sum(one.posterior for one in found.nbest) == pytest.approx(1)
+    assert sum(math.exp(alternative.score) for alternative in hypothesis.nbest) == pytest.approx(total, rel=1e-5)
+    assert sum(alternative.posterior for alternative in hypothesis.nbest) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.7])
@@ -132,9 +132,9 @@ def test_language_model_is_added_by_weight(language_model, weight):
     size, counts = 3, (4, 2)
     net, (encoded, frames, posteriors) = network(size), speech(counts, size)
     cfg = AttentionDecodeConfig(**ALL, ctc_weight=0.2, lm=path, lm_weight=weight, nbest=500)
-    found = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames, posteriors)
+    hypotheses = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames, posteriors)
     for row, count in enumerate(counts):
-        several = {one.text: one.score for one in found[row].nbest}
+        several = {alternative.text: alternative.score for alternative in hypotheses[row].nbest}
         for text in texts(size, count):
             if not math.isfinite(own := by_ctc(posteriors[row, :count], text)):
                 continue
@@ -164,8 +164,8 @@ def test_ctc_prefix_is_the_sum_over_all_texts_that_begin_with_it():
             score = scorer.extended(prefixes, tokens.unsqueeze(2)).squeeze(2)
             prefixes = scorer.step(prefixes, tokens)
         for row, count in enumerate(counts):
-            own = {one: by_ctc(posteriors[row, :count], one) for one in texts(size, count)}
-            begun = sum(math.exp(value) for one, value in own.items() if one[: len(text)] == text)
+            own = {tokens: by_ctc(posteriors[row, :count], tokens) for tokens in texts(size, count)}
+            begun = sum(math.exp(value) for tokens, value in own.items() if tokens[: len(text)] == text)
             if begun:
                 assert float(score[row]) == pytest.approx(math.log(begun), abs=1e-8)
                 whole = own.get(text, -math.inf)
@@ -188,7 +188,7 @@ def test_ctc_prefixes_of_long_utterances_stay_exact():
 def test_beam_of_one_takes_the_best_token_at_each_place():
     size, counts = 6, (9, 4, 7)
     net, (encoded, frames, _) = network(size), speech(counts, size)
-    found = AttentionSearch(AttentionDecodeConfig(beam=1, times="none"), net, tokenizer(size))(encoded, frames)
+    hypotheses = AttentionSearch(AttentionDecodeConfig(beam=1, times="none"), net, tokenizer(size))(encoded, frames)
     for row, count in enumerate(counts):
         tokens = [0]
         while len(tokens) <= count:
@@ -196,8 +196,8 @@ def test_beam_of_one_takes_the_best_token_at_each_place():
             if not best:
                 break
             tokens.append(int(best))
-        assert found[row].tokens == tokens[1:]
-        assert found[row].score == pytest.approx(by_decoder(net, encoded[row, :count], tokens[1:]), abs=1e-4)
+        assert hypotheses[row].tokens == tokens[1:]
+        assert hypotheses[row].score == pytest.approx(by_decoder(net, encoded[row, :count], tokens[1:]), abs=1e-4)
 
 
 def test_wide_beam_finds_better_texts_than_a_narrow_one():
@@ -220,9 +220,9 @@ def test_search_ends_when_no_hypothesis_can_improve():
     step = net.step
     net.step = lambda tokens, cache: steps.append(tokens.shape) or step(tokens, cache)
     cfg = AttentionDecodeConfig(beam=4, times="none")
-    (found,) = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames, posteriors)
+    (hypothesis,) = AttentionSearch(cfg, net, tokenizer(size))(encoded, frames, posteriors)
     assert len(steps) < 40
-    assert len(found.tokens) < 40
+    assert len(hypothesis.tokens) < 40
 
 
 @pytest.mark.parametrize("fields", [{}, {"beam": 1}, {"ctc_weight": 0.0}, {"nbest": 3, "length_bonus": 0.4}])
@@ -241,7 +241,9 @@ def test_result_depends_neither_on_the_batch_nor_on_padding(fields):
             getattr(together[row], name) for name in ("text", "tokens", "frames")
         )
         assert alone.score == pytest.approx(together[row].score, abs=1e-4)
-        assert [one.text for one in alone.nbest] == [one.text for one in together[row].nbest]
+        assert [alternative.text for alternative in alone.nbest] == [
+            alternative.text for alternative in together[row].nbest
+        ]
     assert together[1].text == ""
     assert together == search(padded, frames, noisy)
 
@@ -276,8 +278,8 @@ class Parrot(DecoderNetwork):
         return DecoderCache([], torch.ones(len(frames), 1, 1, 1, dtype=torch.bool), [(nothing, nothing)])
 
     def step(self, tokens_BW, cache):
-        found = self._next(cache.length).expand(*tokens_BW.shape, -1)
-        return found, DecoderCache([], cache.frame_mask, cache.tokens, cache.length + 1)
+        log_probs = self._next(cache.length).expand(*tokens_BW.shape, -1)
+        return log_probs, DecoderCache([], cache.frame_mask, cache.tokens, cache.length + 1)
 
     def attention(self, tokens_BL, encoded_BTD, frames):
         return torch.full((len(frames), 1, tokens_BL.shape[1], encoded_BTD.shape[1]), 1 / encoded_BTD.shape[1])
@@ -287,19 +289,19 @@ class Parrot(DecoderNetwork):
 @pytest.mark.parametrize("phrase", [[1], [1, 2], [1, 2, 3, 1, 4], list(range(1, 9)) * 4])
 def test_phrase_that_is_repeated_without_end_is_said_once(phrase, beam):
     cfg = AttentionDecodeConfig(beam=beam, times="none")
-    (found,) = AttentionSearch(cfg, Parrot(phrase, (7, 5)), tokenizer(9))(
+    (hypothesis,) = AttentionSearch(cfg, Parrot(phrase, (7, 5)), tokenizer(9))(
         torch.zeros(1, 750, WIDTH), torch.tensor([750])
     )
     # a phrase that consists of a shorter one is that one
-    assert found.tokens == [7, 5, *(phrase[:8] if len(phrase) > 8 else phrase)]
+    assert hypothesis.tokens == [7, 5, *(phrase[:8] if len(phrase) > 8 else phrase)]
 
 
 def test_phrase_may_be_repeated_as_often_as_configured():
     net, frames = Parrot([1, 2]), torch.tensor([30])
     for repeats, expected in ((1, 2), (3, 2), (20, 30), (0, 30)):
         cfg = AttentionDecodeConfig(beam=1, max_repeats=repeats, times="none")
-        (found,) = AttentionSearch(cfg, net, tokenizer(9))(torch.zeros(1, 30, WIDTH), frames)
-        assert len(found.tokens) == expected
+        (hypothesis,) = AttentionSearch(cfg, net, tokenizer(9))(torch.zeros(1, 30, WIDTH), frames)
+        assert len(hypothesis.tokens) == expected
 
 
 def test_repetitions_below_the_limit_stay():
@@ -312,8 +314,8 @@ def test_repetitions_below_the_limit_stay():
             return log_probs.log_softmax(-1)
 
     cfg = AttentionDecodeConfig(beam=1, times="none")
-    (found,) = AttentionSearch(cfg, Speaker([1]), tokenizer(9))(torch.zeros(1, 50, WIDTH), torch.tensor([50]))
-    assert found.tokens == spoken
+    (hypothesis,) = AttentionSearch(cfg, Speaker([1]), tokenizer(9))(torch.zeros(1, 50, WIDTH), torch.tensor([50]))
+    assert hypothesis.tokens == spoken
 
 
 def test_text_has_at_most_as_many_tokens_as_its_frames_allow():
@@ -328,25 +330,27 @@ def test_text_has_at_most_as_many_tokens_as_its_frames_allow():
     frames = torch.tensor([40, 7, 1])
     for share, expected in ((1.0, [40, 7, 1]), (0.25, [10, 2, 1]), (2.0, [80, 14, 2])):
         cfg = AttentionDecodeConfig(beam=1, max_repeats=4, tokens_per_frame=share, times="none")
-        found = AttentionSearch(cfg, Counter([1]), tokenizer(9))(torch.zeros(3, 40, WIDTH), frames)
-        assert [len(one.tokens) for one in found] == expected
+        hypotheses = AttentionSearch(cfg, Counter([1]), tokenizer(9))(torch.zeros(3, 40, WIDTH), frames)
+        assert [len(hypothesis.tokens) for hypothesis in hypotheses] == expected
 
 
 def test_texts_are_no_longer_than_the_network_has_positions():
     net = Parrot([1])
     net.most_tokens = 6
     cfg = AttentionDecodeConfig(beam=1, max_repeats=0, times="none")
-    (found,) = AttentionSearch(cfg, net, tokenizer(9))(torch.zeros(1, 40, WIDTH), torch.tensor([40]))
-    assert len(found.tokens) == 5  # beside the token that starts a text
+    (hypothesis,) = AttentionSearch(cfg, net, tokenizer(9))(torch.zeros(1, 40, WIDTH), torch.tensor([40]))
+    assert len(hypothesis.tokens) == 5  # beside the token that starts a text
 
 
 def test_suppressed_tokens_are_never_said_and_some_not_first():
     names, size = tokenizer(6), 6
     net, (encoded, frames, posteriors) = network(size), speech((9,) * 8, size)
     names.suppressed, names.suppressed_first = (2,), (0, 4)
-    found = AttentionSearch(AttentionDecodeConfig(nbest=4), net, names)(encoded, frames, posteriors)
-    assert not any("b" in one.text for utterance in found for one in utterance.nbest)
-    assert all(one.text and one.text[0] != "d" for utterance in found for one in utterance.nbest)
+    hypotheses = AttentionSearch(AttentionDecodeConfig(nbest=4), net, names)(encoded, frames, posteriors)
+    assert not any("b" in alternative.text for utterance in hypotheses for alternative in utterance.nbest)
+    assert all(
+        alternative.text and alternative.text[0] != "d" for utterance in hypotheses for alternative in utterance.nbest
+    )
 
 
 # --- times
@@ -359,13 +363,13 @@ def test_words_have_the_times_of_their_best_path_by_ctc():
     posteriors[0, torch.arange(12), torch.tensor(path)] = 0.0
     net = Parrot([2, 3, 1, 3, 2], size=4)
     cfg = AttentionDecodeConfig(beam=1, tokens_per_frame=5 / 12, ctc_weight=0.5)
-    (found,) = AttentionSearch(cfg, net, names)(
+    (hypothesis,) = AttentionSearch(cfg, net, names)(
         torch.zeros(1, 12, WIDTH), torch.tensor([12]), posteriors.log_softmax(-1)
     )
-    assert found.text == "ab ba"
-    assert found.frames == [1, 3, 5, 8, 11]
-    assert found.word_frames == [(1, 4), (8, 12)]
-    assert all(confidence > 0.9 for confidence in found.word_confidences)
+    assert hypothesis.text == "ab ba"
+    assert hypothesis.frames == [1, 3, 5, 8, 11]
+    assert hypothesis.word_frames == [(1, 4), (8, 12)]
+    assert all(confidence > 0.9 for confidence in hypothesis.word_confidences)
 
 
 def test_words_have_the_times_at_which_they_are_attended_to():
@@ -379,14 +383,17 @@ def test_words_have_the_times_at_which_they_are_attended_to():
 
     names = CharacterTokenizer(["<blank>", "▁", "a", "b"])
     cfg = AttentionDecodeConfig(beam=1, tokens_per_frame=0.125)
-    (found,) = AttentionSearch(cfg, Reader([2, 3, 1, 3, 2], size=4), names)(
+    (hypothesis,) = AttentionSearch(cfg, Reader([2, 3, 1, 3, 2], size=4), names)(
         torch.zeros(1, 40, WIDTH), torch.tensor([40])
     )
-    assert found.text == "ab ba"
-    assert found.frames[0] == 0
-    assert [abs(a - b) <= 1 for a, b in zip(found.frames, [0, 6, 12, 20, 27], strict=True)] == [True] * 5
-    assert found.word_frames == [(found.frames[0], found.frames[2]), (found.frames[3], found.word_frames[1][1])]
-    assert abs(found.word_frames[1][1] - 33) <= 1
+    assert hypothesis.text == "ab ba"
+    assert hypothesis.frames[0] == 0
+    assert [abs(a - b) <= 1 for a, b in zip(hypothesis.frames, [0, 6, 12, 20, 27], strict=True)] == [True] * 5
+    assert hypothesis.word_frames == [
+        (hypothesis.frames[0], hypothesis.frames[2]),
+        (hypothesis.frames[3], hypothesis.word_frames[1][1]),
+    ]
+    assert abs(hypothesis.word_frames[1][1] - 33) <= 1
 
 
 def test_monotonic_path_is_the_best_of_all():
@@ -411,12 +418,12 @@ def test_confidences_are_mean_probabilities_of_tokens():
     names, size = WordTokenizer(["<blank>", "one", "two", "three"]), 4
     net, (encoded, frames, _) = network(size), speech((6,), size, seed=4)
     names.suppressed_first = (0,)
-    (found,) = AttentionSearch(AttentionDecodeConfig(beam=3), net, names)(encoded, frames)
-    tokens = torch.tensor([[0, *found.tokens]])
+    (hypothesis,) = AttentionSearch(AttentionDecodeConfig(beam=3), net, names)(encoded, frames)
+    tokens = torch.tensor([[0, *hypothesis.tokens]])
     log_probs = net(tokens, encoded, frames)[0].detach()
-    expected = [float(log_probs[place, token].exp()) for place, token in enumerate(found.tokens)]
-    assert found.word_confidences == pytest.approx(expected, abs=1e-5)
-    assert found.confidence == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+    expected = [float(log_probs[place, token].exp()) for place, token in enumerate(hypothesis.tokens)]
+    assert hypothesis.word_confidences == pytest.approx(expected, abs=1e-5)
+    assert hypothesis.confidence == pytest.approx(sum(expected) / len(expected), abs=1e-5)
 
 
 # --- bad input
@@ -446,5 +453,5 @@ def test_wrong_shapes_lengths_and_nan_are_refused(tmp_path):
 
 def test_batch_without_frames_has_no_words():
     search = AttentionSearch(AttentionDecodeConfig(), network(4), tokenizer(4))
-    assert [one.text for one in search(torch.zeros(2, 0, WIDTH), torch.tensor([0, 0]))] == ["", ""]
+    assert [hypothesis.text for hypothesis in search(torch.zeros(2, 0, WIDTH), torch.tensor([0, 0]))] == ["", ""]
     assert search(torch.zeros(0, 5, WIDTH), torch.zeros(0, dtype=torch.long)) == []

@@ -49,8 +49,8 @@ def test_bundle_works_without_the_original_files(bundle, cfg, tmp_path):
         lm=str(elsewhere / "lm.arpa"), words=str(elsewhere / "words.list.txt"), beam=7
     )
     waves = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0)) / 10
-    found = recognizer.search(recognizer.encode(waves, torch.tensor([4000, 3000])))
-    assert {word for one in found for word in one.text.split()} <= {"one", "two"}
+    hypotheses = recognizer.search(recognizer.encode(waves, torch.tensor([4000, 3000])))
+    assert {word for hypothesis in hypotheses for word in hypothesis.text.split()} <= {"one", "two"}
 
 
 def test_bundle_with_another_decoder_omits_the_first_ones_files(bundle, cfg):

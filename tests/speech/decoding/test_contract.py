@@ -26,7 +26,7 @@ def sources(tmp_path_factory):
     model = toys.random_model(rng, toys.context_tree(rng))
     model.save(folder / "hmm")
     (folder / "lexicon.txt").write_text(
-        "".join(f"{word} {' '.join(one)}\n" for word, several in toys.LEXICON.items() for one in several)
+        "".join(f"{word} {' '.join(phones)}\n" for word, several in toys.LEXICON.items() for phones in several)
     )
     (folder / "lm.arpa").write_text(toys.arpa())
     files = {"hmm": folder / "hmm" / "model.json", "lexicon": folder / "lexicon.txt", "lm": folder / "lm.arpa"}
@@ -37,8 +37,8 @@ def sources(tmp_path_factory):
 def decoder(request, sources):
     """A decoder with the language model, and the HMMs if it reads states; tokens are words."""
     model, files = sources
-    one = DECODERS[request.param]
-    cfg = one(**{name: path for name, path in files.items() if name in one.file_fields})
+    kind = DECODERS[request.param]
+    cfg = kind(**{name: path for name, path in files.items() if name in kind.file_fields})
     of_states = request.param in SYSTEMS["hybrid"].decoders
     priors = StateOutputs(log_priors(np.arange(1, model.gmm.num_pdfs + 1)))
     return build_decoder(cfg, TOKENIZER, priors if of_states else None)
@@ -64,18 +64,18 @@ def test_registered_name_is_that_of_the_configuration(decoder):
 
 
 def test_hypotheses_have_known_words_and_valid_confidences(decoder):
-    found = decode(decoder, posteriors(decoder, LENGTHS), LENGTHS)
-    assert len(found) == len(LENGTHS)
-    assert any(one.text for one in found)
-    for one, length in zip(found, LENGTHS, strict=True):
-        words = one.text.split()
+    hypotheses = decode(decoder, posteriors(decoder, LENGTHS), LENGTHS)
+    assert len(hypotheses) == len(LENGTHS)
+    assert any(hypothesis.text for hypothesis in hypotheses)
+    for hypothesis, length in zip(hypotheses, LENGTHS, strict=True):
+        words = hypothesis.text.split()
         assert set(words) <= set(toys.LEXICON)
-        assert one.text == " ".join(words)
-        assert np.isfinite(one.score)
-        assert all(0 <= confidence <= 1 for confidence in [one.confidence, *one.word_confidences])
-        assert all(0 <= start <= end <= length for start, end in one.word_frames)
-        assert all(before <= after for (_, before), (after, _) in pairwise(one.word_frames))
-        assert {len(one.word_frames), len(one.word_confidences)} <= {0, len(words)}
+        assert hypothesis.text == " ".join(words)
+        assert np.isfinite(hypothesis.score)
+        assert all(0 <= confidence <= 1 for confidence in [hypothesis.confidence, *hypothesis.word_confidences])
+        assert all(0 <= start <= end <= length for start, end in hypothesis.word_frames)
+        assert all(before <= after for (_, before), (after, _) in pairwise(hypothesis.word_frames))
+        assert {len(hypothesis.word_frames), len(hypothesis.word_confidences)} <= {0, len(words)}
 
 
 def test_result_depends_neither_on_the_batch_nor_on_padding(decoder):
@@ -89,8 +89,10 @@ def test_result_depends_neither_on_the_batch_nor_on_padding(decoder):
 
 def test_utterances_without_frames_have_no_words(decoder):
     for lengths, frames in (([0, 0], 0), ([0], 9), ([], 9)):
-        found = decode(decoder, torch.zeros(len(lengths), frames, decoder.num_outputs), lengths)
-        assert [(one.text, one.tokens, one.word_frames) for one in found] == [("", [], [])] * len(lengths)
+        hypotheses = decode(decoder, torch.zeros(len(lengths), frames, decoder.num_outputs), lengths)
+        assert [(hypothesis.text, hypothesis.tokens, hypothesis.word_frames) for hypothesis in hypotheses] == [
+            ("", [], [])
+        ] * len(lengths)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +118,9 @@ def test_nan_is_refused(decoder):
 
 def test_another_process_and_a_copy_with_the_same_parameters_find_the_same(decoder):
     log_probs = posteriors(decoder, LENGTHS, seed=1)
-    found = decode(decoder, log_probs, LENGTHS)
-    assert decode(pickle.loads(pickle.dumps(decoder)), log_probs, LENGTHS) == found
-    assert decode(decoder.with_config(decoder.cfg), log_probs, LENGTHS) == found
+    hypotheses = decode(decoder, log_probs, LENGTHS)
+    assert decode(pickle.loads(pickle.dumps(decoder)), log_probs, LENGTHS) == hypotheses
+    assert decode(decoder.with_config(decoder.cfg), log_probs, LENGTHS) == hypotheses
 
 
 def test_several_hypotheses_are_sorted_and_the_first_is_the_result(decoder):
@@ -128,12 +130,12 @@ def test_several_hypotheses_are_sorted_and_the_first_is_the_result(decoder):
         return
     with pytest.raises(DecodeError, match="1 or more"):
         decoder.cfg.with_nbest(0)
-    found = decode(decoder.with_config(decoder.cfg.with_nbest(3)), posteriors(decoder, LENGTHS), LENGTHS)
-    assert any(len(one.nbest) == 3 for one in found)
-    for one in found:
-        texts = [alternative.text for alternative in one.nbest]
-        scores = [alternative.score for alternative in one.nbest]
-        assert texts[:1] in ([], [one.text])
+    hypotheses = decode(decoder.with_config(decoder.cfg.with_nbest(3)), posteriors(decoder, LENGTHS), LENGTHS)
+    assert any(len(hypothesis.nbest) == 3 for hypothesis in hypotheses)
+    for hypothesis in hypotheses:
+        texts = [alternative.text for alternative in hypothesis.nbest]
+        scores = [alternative.score for alternative in hypothesis.nbest]
+        assert texts[:1] in ([], [hypothesis.text])
         assert len(set(texts)) == len(texts) <= 3
         assert scores == sorted(scores, reverse=True)
-        assert sum(alternative.posterior for alternative in one.nbest) <= 1 + 1e-6
+        assert sum(alternative.posterior for alternative in hypothesis.nbest) <= 1 + 1e-6

@@ -36,36 +36,41 @@ def files(tmp_path_factory):
 
 
 def decoded(cfg, log_probs):
-    (found,) = build_decoder(cfg, LETTERS).decode(log_probs, torch.tensor([log_probs.shape[1]]))
-    return found
+    (hypothesis,) = build_decoder(cfg, LETTERS).decode(log_probs, torch.tensor([log_probs.shape[1]]))
+    return hypothesis
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_second_model_alone_ranks_like_a_search_with_it(files, seed):
     log_probs = words.posteriors(1, 6, 4, seed=seed)
     common = {**WIDE, "lm_weight": 1.7, "word_score": 0.3, "nbest": 1000}
-    found = decoded(WordsConfig(**files, **common, rescore_nbest=100_000), log_probs)
+    hypothesis = decoded(WordsConfig(**files, **common, rescore_nbest=100_000), log_probs)
     wanted = decoded(WordsConfig(lm=files["rescore_lm"], words=files["words"], **common), log_probs)
     first = decoded(WordsConfig(lm=files["lm"], words=files["words"], **common), log_probs)
-    assert found.text == wanted.text
-    assert found.score == pytest.approx(wanted.score, abs=1e-3)
-    assert found.word_confidences == pytest.approx(wanted.word_confidences, abs=1e-3)
-    assert {one.text: one.score for one in found.nbest} == pytest.approx(
-        {one.text: one.score for one in wanted.nbest}, abs=1e-3
+    assert hypothesis.text == wanted.text
+    assert hypothesis.score == pytest.approx(wanted.score, abs=1e-3)
+    assert hypothesis.word_confidences == pytest.approx(wanted.word_confidences, abs=1e-3)
+    assert {alternative.text: alternative.score for alternative in hypothesis.nbest} == pytest.approx(
+        {alternative.text: alternative.score for alternative in wanted.nbest}, abs=1e-3
     )
-    assert [one.score for one in found.nbest] == sorted((one.score for one in found.nbest), reverse=True)
-    assert [one.text for one in first.nbest] != [one.text for one in found.nbest]
+    assert [alternative.score for alternative in hypothesis.nbest] == sorted(
+        (alternative.score for alternative in hypothesis.nbest), reverse=True
+    )
+    assert [alternative.text for alternative in first.nbest] != [alternative.text for alternative in hypothesis.nbest]
 
 
 def test_weight_is_the_second_models_share(files):
     log_probs = words.posteriors(1, 6, 4, seed=2)
     common = {**files, **WIDE, "lm_weight": 2.0, "nbest": 50}
     scores = {
-        weight: {one.text: one.score for one in decoded(WordsConfig(**common, rescore_weight=weight), log_probs).nbest}
+        weight: {
+            alternative.text: alternative.score
+            for alternative in decoded(WordsConfig(**common, rescore_weight=weight), log_probs).nbest
+        }
         for weight in (0.0, 0.25, 1.0)
     }
     without = decoded(WordsConfig(**common | {"rescore_lm": ""}), log_probs)
-    assert scores[0.0] == {one.text: one.score for one in without.nbest}
+    assert scores[0.0] == {alternative.text: alternative.score for alternative in without.nbest}
     for text in scores[0.0].keys() & scores[0.25].keys() & scores[1.0].keys():
         assert scores[0.25][text] == pytest.approx(0.75 * scores[0.0][text] + 0.25 * scores[1.0][text], abs=1e-4)
 
@@ -73,16 +78,16 @@ def test_weight_is_the_second_models_share(files):
 def test_without_a_first_model_the_second_is_added(files):
     log_probs = words.posteriors(1, 5, 4, seed=3)
     common = {"words": files["words"], **WIDE, "lm_weight": 1.3}
-    found = decoded(WordsConfig(**common, rescore_lm=files["rescore_lm"], rescore_nbest=100_000), log_probs)
+    hypothesis = decoded(WordsConfig(**common, rescore_lm=files["rescore_lm"], rescore_nbest=100_000), log_probs)
     wanted = decoded(WordsConfig(**common, lm=files["rescore_lm"]), log_probs)
-    assert (found.text, found.score) == (wanted.text, pytest.approx(wanted.score, abs=1e-3))
+    assert (hypothesis.text, hypothesis.score) == (wanted.text, pytest.approx(wanted.score, abs=1e-3))
 
 
 def test_only_the_configured_number_of_hypotheses_is_rescored(files):
     log_probs = words.posteriors(1, 6, 4, seed=1)
     first = decoded(WordsConfig(lm=files["lm"], words=files["words"], **WIDE), log_probs)
-    found = decoded(WordsConfig(**files, **WIDE, rescore_nbest=1), log_probs)
-    assert found.text == first.text
+    hypothesis = decoded(WordsConfig(**files, **WIDE, rescore_nbest=1), log_probs)
+    assert hypothesis.text == first.text
     assert decoded(WordsConfig(**files, **WIDE, rescore_nbest=1, nbest=4), log_probs).nbest[3:]
 
 
@@ -90,11 +95,11 @@ def test_scores_change_by_the_models_probabilities(files):
     listed = ["aa", "b", "ab", "unseen", "a", "bb"]
     rescorer = Rescorer(files["lm"], files["rescore_lm"], listed)
     sentences = [(), ("b", "b"), ("ab", "unseen"), *itertools.product(listed, repeat=2)]
-    found = rescorer([WordPath(one, (), torch.zeros(0).numpy(), 0.0) for one in sentences], 0.5, 3.0)
-    for one in found:
-        gain = log10_sentence(one.words, SECOND, SECOND_PAIRS) - log10_sentence(one.words)
-        assert one.score == pytest.approx(1.5 * gain, abs=1e-4)
-    assert {one.words for one in found} == set(sentences)
+    paths = rescorer([WordPath(sentence, (), torch.zeros(0).numpy(), 0.0) for sentence in sentences], 0.5, 3.0)
+    for path in paths:
+        gain = log10_sentence(path.words, SECOND, SECOND_PAIRS) - log10_sentence(path.words)
+        assert path.score == pytest.approx(1.5 * gain, abs=1e-4)
+    assert {path.words for path in paths} == set(sentences)
 
 
 def test_file_that_is_not_a_model_is_named(files, tmp_path):
@@ -109,12 +114,12 @@ def test_weights_are_tuned_like_other_parameters(files):
     recognizer = frame_recognizer(WordsConfig(**files), LETTERS)
     scored = [(["a", "ab b"], Scores(words.posteriors(2, 9, 4), torch.tensor([9, 7]), torch.zeros(2)))]
     trials = try_all(recognizer, scored, {"rescore_weight": [0.0, 1.0, 3.0]}, 1)
-    assert len({one.counts for one in trials}) > 1
+    assert len({trial.counts for trial in trials}) > 1
     other = recognizer.with_decoder(WordsConfig(**files, rescore_weight=0.5))
     assert other.decoder._rescorer is recognizer.decoder._rescorer
-    for one in trials:
-        cfg = WordsConfig(**files, rescore_weight=one.values["rescore_weight"])
-        assert try_all(frame_recognizer(cfg, LETTERS), scored, {}, 1)[0].counts == one.counts
+    for trial in trials:
+        cfg = WordsConfig(**files, rescore_weight=trial.values["rescore_weight"])
+        assert try_all(frame_recognizer(cfg, LETTERS), scored, {}, 1)[0].counts == trial.counts
 
 
 def test_bundle_includes_the_second_model(files, tmp_path):

@@ -53,23 +53,25 @@ def log10_sentence(path, sentence):
 
 
 def test_network_probability_replaces_the_first_models(files):
-    found = [hypothesis(-1.0, "aa"), hypothesis(-2.0, "b", "ab"), hypothesis(-3.0)]
+    paths = [hypothesis(-1.0, "aa"), hypothesis(-2.0, "b", "ab"), hypothesis(-3.0)]
     rescorer = Rescorer(files["lm"], files["rescore_lm"], LISTED)
     arpa = Rescorer(files["lm"], files["lm"], LISTED)
-    assert [one.score for one in arpa(found, 1.0, 2.0)] == [-1.0, -2.0, -3.0]
+    assert [path.score for path in arpa(paths, 1.0, 2.0)] == [-1.0, -2.0, -3.0]
     gains = {}
-    for one in rescorer(found, 1.0, 2.0):
-        before = next(other.score for other in found if other.words == one.words)
-        gains[one.words] = (one.score - before) / 2.0 - log10_sentence(files["rescore_lm"], one.words)
-    first = {one.words: -words.log10_sentence(one.words) for one in found}
+    for path in rescorer(paths, 1.0, 2.0):
+        before = next(other.score for other in paths if other.words == path.words)
+        gains[path.words] = (path.score - before) / 2.0 - log10_sentence(files["rescore_lm"], path.words)
+    first = {path.words: -words.log10_sentence(path.words) for path in paths}
     assert gains == pytest.approx(first, abs=1e-4)
 
 
 def test_word_missing_in_the_network_is_an_unknown_word(files):
     path = files["rescore_lm"]
     assert log10_sentence(path, ["unseen", "b"]) == log10_sentence(path, ["unheard", "b"])
-    (found,) = Rescorer(files["lm"], path, LISTED)([hypothesis(0.0, "unseen")], 1.0, 1.0)
-    assert found.score == pytest.approx(log10_sentence(path, ["unheard"]) - words.log10_sentence(["unseen"]), abs=1e-4)
+    (rescored,) = Rescorer(files["lm"], path, LISTED)([hypothesis(0.0, "unseen")], 1.0, 1.0)
+    assert rescored.score == pytest.approx(
+        log10_sentence(path, ["unheard"]) - words.log10_sentence(["unseen"]), abs=1e-4
+    )
 
 
 def test_bundle_includes_the_network(files, tmp_path):

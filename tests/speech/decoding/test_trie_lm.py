@@ -45,11 +45,11 @@ def total(pieces):
     """What the pieces of an utterance add, its end included."""
     lm = Bigrams()
     trie = TrieLm(lm, word_trie(lm, SPELLINGS), WEIGHT, WORD_SCORE)
-    state, found = trie.start(True), 0.0
+    state, score = trie.start(True), 0.0
     for piece in pieces:
         state, added = trie.score(state, piece)
-        found += added
-    return found + trie.finish(state)[1]
+        score += added
+    return score + trie.finish(state)[1]
 
 
 @pytest.mark.parametrize(

@@ -81,20 +81,24 @@ def posteriors(*shape, seed=0, sharpness=1.0):
 
 def assert_exact(cfg, tokenizer, log_probs, text_of, words, score):
     """The best hypothesis and the n-best's posteriors equal brute force."""
-    (found,) = build_decoder(cfg, tokenizer).decode(log_probs, torch.tensor([log_probs.shape[1]]))
+    (hypothesis,) = build_decoder(cfg, tokenizer).decode(log_probs, torch.tensor([log_probs.shape[1]]))
     totals = all_sentences(log_probs[0].double().numpy(), text_of, set(words), score)
     best = max(totals.values())
-    assert found.score == pytest.approx(best, abs=1e-3)
-    assert totals[tuple(found.text.split())] == pytest.approx(best, abs=1e-3)
+    assert hypothesis.score == pytest.approx(best, abs=1e-3)
+    assert totals[tuple(hypothesis.text.split())] == pytest.approx(best, abs=1e-3)
     everything = np.logaddexp.reduce(list(totals.values()))
-    for one in found.nbest:
-        assert one.score == pytest.approx(totals[tuple(one.text.split())], abs=1e-3)
-        assert one.posterior == pytest.approx(math.exp(one.score - everything), abs=1e-3)
-    assert len({one.text for one in found.nbest}) == len(found.nbest) == min(len(totals), cfg.nbest)
-    for word, confidence in zip(found.text.split(), found.word_confidences, strict=True):
+    for alternative in hypothesis.nbest:
+        assert alternative.score == pytest.approx(totals[tuple(alternative.text.split())], abs=1e-3)
+        assert alternative.posterior == pytest.approx(math.exp(alternative.score - everything), abs=1e-3)
+    assert (
+        len({alternative.text for alternative in hypothesis.nbest})
+        == len(hypothesis.nbest)
+        == min(len(totals), cfg.nbest)
+    )
+    for word, confidence in zip(hypothesis.text.split(), hypothesis.word_confidences, strict=True):
         certain = sum(math.exp(score - everything) for said, score in totals.items() if word in said)
         assert 0 < confidence <= certain + 1e-3
-    return found
+    return hypothesis
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +198,8 @@ def test_word_token_decoding_equals_search_over_all_paths(files, seed, num_frame
         return lm_weight * log10_sentence(words) + word_score * len(words)
 
     log_probs = posteriors(1, num_frames, 5, seed=seed)
-    found = assert_exact(cfg, tokenizer, log_probs, lambda t: tuple(tokenizer.decode(t).split()), WORDS, score)
-    assert "zz" not in found.text
+    hypothesis = assert_exact(cfg, tokenizer, log_probs, lambda t: tuple(tokenizer.decode(t).split()), WORDS, score)
+    assert "zz" not in hypothesis.text
 
 
 @given(seed=seeds, num_frames=st.integers(1, 5), lm_weight=st.sampled_from([0.0, 1.0, 2.3]))
@@ -205,15 +209,15 @@ def test_token_language_model_equals_search_over_all_paths(files, seed, num_fram
     tokenizer = WordTokenizer(["<blank>", "b", "aa", "zz", "ab"])
     log_probs = posteriors(1, num_frames, 5, seed=seed)
     cfg = TokensConfig(lm=files["lm"], lm_weight=lm_weight, **WIDE)
-    (found,) = build_decoder(cfg, tokenizer).decode(log_probs, torch.tensor([num_frames]))
+    (hypothesis,) = build_decoder(cfg, tokenizer).decode(log_probs, torch.tensor([num_frames]))
     totals = all_sentences(
         log_probs[0].double().numpy(),
         lambda tokens: tuple(tokenizer.decode(tokens).split()),
         {"b", "aa", "zz", "ab"},
         lambda words: lm_weight * log10_sentence(words),
     )
-    assert found.score == pytest.approx(max(totals.values()), abs=1e-3)
-    assert totals[tuple(found.text.split())] == pytest.approx(found.score, abs=1e-3)
+    assert hypothesis.score == pytest.approx(max(totals.values()), abs=1e-3)
+    assert totals[tuple(hypothesis.text.split())] == pytest.approx(hypothesis.score, abs=1e-3)
 
 
 @pytest.fixture
@@ -230,8 +234,8 @@ def said(text, tokenizer, gap=2, probability=0.9):
 
 
 def decoded(cfg, tokenizer, log_probs, lengths):
-    (found,) = build_decoder(cfg, tokenizer).decode(log_probs, lengths)
-    return found
+    (hypothesis,) = build_decoder(cfg, tokenizer).decode(log_probs, lengths)
+    return hypothesis
 
 
 def test_word_outside_the_list_becomes_the_nearest_in_it(files, letters):
@@ -248,10 +252,10 @@ def test_the_language_model_decides_between_words_that_sound_alike(tmp_path, let
             {"<s>": (-99, 0), "</s>": (-1, None), "<unk>": (-3, None), rare: (-1.5, 0), likely: (-0.5, 0)},
             {("<s>", rare): -1.4},
         )
-        found = decoded(WordsConfig(lm=lm, lm_weight=2.0), letters, log_probs, lengths)
-        assert found.text == likely
-        assert 0.5 < found.word_confidences[0] < 1
-        assert found.confidence == pytest.approx(found.word_confidences[0])
+        hypothesis = decoded(WordsConfig(lm=lm, lm_weight=2.0), letters, log_probs, lengths)
+        assert hypothesis.text == likely
+        assert 0.5 < hypothesis.word_confidences[0] < 1
+        assert hypothesis.confidence == pytest.approx(hypothesis.word_confidences[0])
 
 
 def test_higher_word_score_never_gives_fewer_words(files, letters):
@@ -270,13 +274,13 @@ def test_words_have_times_and_confidences(tmp_path, kind):
     tokenizer = train_tokenizer(TokenConfig(kind=kind, vocab_size=40), texts)
     (tmp_path / "words.txt").write_text("\n".join(sorted({word for text in texts for word in text.split()})))
     log_probs, lengths = said("see the lights", tokenizer)
-    found = decoded(WordsConfig(words=str(tmp_path / "words.txt"), nbest=3), tokenizer, log_probs, lengths)
-    assert found.text == tokenizer.decode(found.tokens) == "see the lights"
-    assert found.nbest[0].text == found.text
-    assert sum(one.posterior for one in found.nbest) <= 1 + 1e-6
-    words = timed_words(found, log_probs[0], tokenizer, FrameTimes(0.04))
+    hypothesis = decoded(WordsConfig(words=str(tmp_path / "words.txt"), nbest=3), tokenizer, log_probs, lengths)
+    assert hypothesis.text == tokenizer.decode(hypothesis.tokens) == "see the lights"
+    assert hypothesis.nbest[0].text == hypothesis.text
+    assert sum(alternative.posterior for alternative in hypothesis.nbest) <= 1 + 1e-6
+    words = timed_words(hypothesis, log_probs[0], tokenizer, FrameTimes(0.04))
     assert [word.word for word in words] == ["see", "the", "lights"]
-    assert [word.confidence for word in words] == pytest.approx(found.word_confidences, abs=1e-4)
+    assert [word.confidence for word in words] == pytest.approx(hypothesis.word_confidences, abs=1e-4)
     starts = [word.start for word in words]
     assert starts[0] == 0
     assert starts == sorted(starts)
@@ -291,9 +295,9 @@ def test_batches_with_silence_and_empty_utterances_are_decoded(files, letters):
     assert together == alone
     assert together[1].text == ""
     silence = torch.tensor([[[0.97, 0.01, 0.01, 0.01]] * 5]).log()
-    (found,) = decoder.decode(silence, torch.tensor([5]))
-    assert (found.tokens, found.text, found.word_confidences) == ([], "", [])
-    assert found.confidence > 0.8
+    (hypothesis,) = decoder.decode(silence, torch.tensor([5]))
+    assert (hypothesis.tokens, hypothesis.text, hypothesis.word_confidences) == ([], "", [])
+    assert hypothesis.confidence > 0.8
 
 
 @pytest.mark.parametrize("tokenizer", [CharacterTokenizer(["<blank>", "▁", "a", "b"]), Pieces()])
@@ -301,18 +305,18 @@ def test_narrowest_beam_gives_only_complete_words(files, tokenizer):
     cfg = WordsConfig(**files, beam=1, beam_tokens=1)
     decoder = build_decoder(cfg, tokenizer)
     for seed in range(30):
-        (found,) = decoder.decode(posteriors(1, 15, tokenizer.size, seed=seed, sharpness=3.0), torch.tensor([15]))
-        assert set(found.text.split()) <= set(WORDS)
-        assert tokenizer.decode(found.tokens) == found.text
-        assert -1e6 < found.score < 100
+        (hypothesis,) = decoder.decode(posteriors(1, 15, tokenizer.size, seed=seed, sharpness=3.0), torch.tensor([15]))
+        assert set(hypothesis.text.split()) <= set(WORDS)
+        assert tokenizer.decode(hypothesis.tokens) == hypothesis.text
+        assert -1e6 < hypothesis.score < 100
 
 
 def test_decoder_can_be_pickled(files, letters):
     log_probs, lengths = posteriors(2, 12, 4), torch.tensor([12, 7])
     for cfg in (WordsConfig(**files), TokensConfig(lm=files["lm"])):
         decoder = build_decoder(cfg, letters)
-        found = decoder.decode(log_probs, lengths)
-        assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths) == found
+        hypotheses = decoder.decode(log_probs, lengths)
+        assert pickle.loads(pickle.dumps(decoder)).decode(log_probs, lengths) == hypotheses
 
 
 def test_packed_language_models_and_their_words_are_read(files, tmp_path, letters):
@@ -367,8 +371,8 @@ def test_unigram_model_is_read(tmp_path, letters, packed):
     lm = load_lm(str(path), words)
     state = lm.start(False)
     for word, expected in (("a", -0.3), ("b", -0.9), ("c", -2.0), ("a", -0.3)):
-        state, found = lm.score(state, words.index(word))
-        assert found == pytest.approx(expected)
+        state, log10 = lm.score(state, words.index(word))
+        assert log10 == pytest.approx(expected)
     assert lm.finish(state)[1] == lm.finish(lm.start(False))[1] == pytest.approx(-0.4)
 
 
@@ -379,13 +383,13 @@ def test_changed_parameters_decode_like_a_new_decoder(files, letters, tokens):
     first = build_decoder(WordsConfig(**files), tokenizer)
     first.prepare()
     before = first.decode(log_probs, lengths)
-    found = []
+    hypotheses = []
     for cfg in (WordsConfig(**files, lm_weight=0.1, word_score=3.0), WordsConfig(**files, lm_weight=6.0, beam=2)):
         other = first.with_config(cfg)
         assert other._search.lm is first._search.lm
-        found.append(other.decode(log_probs, lengths))
-        assert found[-1] == build_decoder(cfg, tokenizer).decode(log_probs, lengths)
-    assert found[0] != found[1]
+        hypotheses.append(other.decode(log_probs, lengths))
+        assert hypotheses[-1] == build_decoder(cfg, tokenizer).decode(log_probs, lengths)
+    assert hypotheses[0] != hypotheses[1]
     assert first.decode(log_probs, lengths) == before
 
 

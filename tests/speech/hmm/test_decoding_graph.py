@@ -32,12 +32,12 @@ def test_graph_finds_the_best_of_all_sentences(tmp_path, dependent, seed):
     options = SPOKEN if seed % 2 else None
     graph = decoding_graph(*lg(tmp_path, options), model.tree, model.transitions)
     scores = (1.5 * rng.normal(size=(int(rng.integers(6, 16)), model.gmm.num_pdfs))).astype(np.float32)
-    found = GraphSearch(graph, WORDS, DecodeOptions(beam=1000.0, acoustic_scale=1.0))(scores)
+    path = GraphSearch(graph, WORDS, DecodeOptions(beam=1000.0, acoustic_scale=1.0))(scores)
     cost, words = best_sentence(model, scores, options)
-    assert found.complete
-    assert len(found.pdfs) == len(scores)
-    assert found.cost == pytest.approx(cost, abs=2e-2)  # determinization rounds weights to 1/1024
-    assert found.words == words or found.cost <= cost
+    assert path.complete
+    assert len(path.pdfs) == len(scores)
+    assert path.cost == pytest.approx(cost, abs=2e-2)  # determinization rounds weights to 1/1024
+    assert path.words == words or path.cost <= cost
 
 
 def test_building_the_grammar_prints_nothing(tmp_path, capfd):
@@ -68,16 +68,16 @@ def test_decoder_accepts_an_empty_utterance():
 
 def accepted(fst, length):
     """Input sequences of some length with the cost of their best path."""
-    found, waiting = {}, [(fst.start, (), 0.0)]
+    costs, waiting = {}, [(fst.start, (), 0.0)]
     while waiting:
         state, labels, cost = waiting.pop()
         if len(labels) == length and fst.finals[state] < np.inf:
-            found[labels] = min(found.get(labels, np.inf), cost + float(fst.finals[state]))
+            costs[labels] = min(costs.get(labels, np.inf), cost + float(fst.finals[state]))
         for arc in fst.arcs[fst.sources == state].tolist():
             longer = (*labels, arc[0]) if arc[0] else labels
             if len(longer) <= length:
                 waiting.append((arc[3], longer, cost + arc[2]))
-    return found
+    return costs
 
 
 def test_loops_repeat_the_label_of_the_entering_arc():
@@ -94,12 +94,12 @@ def test_threads_can_share_a_search(tmp_path):
     graph = decoding_graph(*lg(tmp_path), model.tree, model.transitions)
     search = GraphSearch(graph, WORDS, DecodeOptions(acoustic_scale=1.0))
     scores = [rng.normal(size=(60 + n, model.gmm.num_pdfs)).astype(np.float32) for n in range(24)]
-    alone = [(one.words, one.cost) for one in map(search, scores)]
+    alone = [(path.words, path.cost) for path in map(search, scores)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads take turns between any two calls
     try:
         with ThreadPoolExecutor(4) as threads:
-            found = [[(one.words, one.cost) for one in threads.map(search, scores)] for _ in range(4)]
+            by_threads = [[(path.words, path.cost) for path in threads.map(search, scores)] for _ in range(4)]
     finally:
         sys.setswitchinterval(interval)
-    assert found == [alone] * 4
+    assert by_threads == [alone] * 4

@@ -309,8 +309,8 @@ class TestWebDataset(CorpusContract):
     def test_names_are_never_paths(self, tmp_path):
         audio = write_audio(tmp_path / "x.flac").read_bytes()
         write_tar(tmp_path / "in" / "x.tar", [("../../evil.flac", audio), ("../../evil.txt", b"X")])
-        (found,) = self.open(tmp_path / "in" / "x.tar")
-        assert (found.id, found.audio) == ("../../evil", str(tmp_path / "in" / "x.tar"))
+        (utterance,) = self.open(tmp_path / "in" / "x.tar")
+        assert (utterance.id, utterance.audio) == ("../../evil", str(tmp_path / "in" / "x.tar"))
         assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "x.flac"]
 
 

@@ -98,8 +98,8 @@ class TestKaldi(CorpusContract):
         write_audio(tmp_path / "call.wav")
         (tmp_path / "wav.scp").write_text(f"call {entry}\n")
         (tmp_path / "text").write_text("call HELLO\n")
-        (found,) = self.open(tmp_path)
-        assert (found.audio, found.channel) == (str(tmp_path / "call.wav"), channel)
+        (utterance,) = self.open(tmp_path)
+        assert (utterance.audio, utterance.channel) == (str(tmp_path / "call.wav"), channel)
 
     @pytest.mark.parametrize(
         "entry", ["sph2pipe -t 1:2 call.wav |", "sox call.wav -t wav - |", "sph2pipe a b |", "flac 'x |", "|"]
@@ -252,8 +252,8 @@ class TableContract(CorpusContract):
 
     def test_urls_are_not_checked(self, path):
         self.write(path, [{"id": "x", "audio": "s3://bucket/x.flac", "text": "T"}])
-        (found,) = self.open(path)
-        assert found.audio == "s3://bucket/x.flac"
+        (utterance,) = self.open(path)
+        assert utterance.audio == "s3://bucket/x.flac"
 
 
 def with_separator(rows, separator):
@@ -340,8 +340,8 @@ class TestJsonLines(TableContract):
 
     def test_nemo_manifests(self, path):
         path.write_text('{"audio_filepath": "wav/11-1-0000.flac", "duration": 1.5, "text": "hello"}\n')
-        (found,) = self.open(path)
-        assert (found.id, found.duration, found.end) == ("11-1-0000", 1.5, None)
+        (utterance,) = self.open(path)
+        assert (utterance.id, utterance.duration, utterance.end) == ("11-1-0000", 1.5, None)
 
 
 def test_unknown_kind_suggests_the_nearest():

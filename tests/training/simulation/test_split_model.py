@@ -82,8 +82,8 @@ def test_batch_has_no_more_micro_batches_than_utterances():
 
 def test_overhead_and_jitter_lengthen_a_step():
     assert seconds(2, 4, "gpipe", overhead_s=0.05, **FREE) == pytest.approx(0.15 * 5 / 4)
-    one, other, even = (seconds(4, 8, "1f1b", jitter=jitter, **FREE) for jitter in (0.3, 0.3, 0.0))
-    assert one == other > 1.05 * even
+    first, other, even = (seconds(4, 8, "1f1b", jitter=jitter, **FREE) for jitter in (0.3, 0.3, 0.0))
+    assert first == other > 1.05 * even
 
 
 def test_last_step_with_fewer_batches_is_proportionally_shorter():
@@ -124,9 +124,9 @@ def test_next_micro_batch_waits_for_a_busy_link():
 
 def test_micro_batches_hide_communication():
     problem = Timing(batches=8, border_bytes=1e7)
-    one, many = (seconds(4, count, "gpipe", problem, link_gbit=10) for count in (1, 32))
+    whole, many = (seconds(4, count, "gpipe", problem, link_gbit=10) for count in (1, 32))
     message_s = 4 * 1e7 * 8 / 10e9
-    assert one == pytest.approx(0.4 + 6 * message_s, rel=1e-2)
+    assert whole == pytest.approx(0.4 + 6 * message_s, rel=1e-2)
     assert many < 0.1 * 35 / 32 + 2 * message_s
 
 

@@ -17,8 +17,8 @@ from training.strategies.synchronous import ScpsgdConfig, SdpsgdConfig
 # --- identities
 
 
-def close(one, other, atol=1e-5):
-    torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=atol)
+def close(result, other, atol=1e-5):
+    torch.testing.assert_close(result.weights, other.weights, rtol=0, atol=atol)
 
 
 def test_synchronous_sgd_is_one_learner_with_the_whole_batch():
@@ -167,7 +167,7 @@ def test_a_warm_up_of_an_epoch_is_synchronous_sgd_for_exactly_that_long(name, co
         problem = Regression(batches=batches, epochs=2, momentum=0.9)
         outcome = Simulation(Cluster(learners=4), strategy, problem, config, observe=batches).run()
         looks.append([observation.figures["loss"] for observation in outcome.observations])
-    same = [one == other for one, other in zip(*looks, strict=True)]
+    same = [own == other for own, other in zip(*looks, strict=True)]
     # looks come before the update of their step, whose weights the next step's first look sees
     last = 4 * -(-batches // 4) + 4
     assert all(same[:last])
@@ -175,9 +175,9 @@ def test_a_warm_up_of_an_epoch_is_synchronous_sgd_for_exactly_that_long(name, co
 
 
 @pytest.mark.parametrize(("steps", "epochs", "found"), [(0, 0, 0), (5, 0, 5), (0, 1, 13), (0, 0.1, 2), (40, 2, 40)])
-def test_longer_of_two_warm_ups_counts_rounded_up_to_steps(steps, epochs, found):
+def test_longer_of_two_warm_ups_counts_rounded_up_to_steps(steps, epochs, expected):
     config = OneBitConfig(warm_steps=steps, warm_epochs=epochs)
-    assert config.warm_up(12.5) == found
+    assert config.warm_up(12.5) == expected
     assert OneBitConfig(warm_epochs=0.1).warm_up(30) == 3
 
 

@@ -188,8 +188,8 @@ def train(name, steps=9, restarts=(), **constants):
 )
 def test_restarted_program_continues_unchanged(name, constants):
     straight = train(name, **constants)
-    for one, other in zip(train(name, restarts=(1, 2, 6, 7), **constants), straight, strict=True):
-        assert torch.equal(one, other)
+    for weights, other in zip(train(name, restarts=(1, 2, 6, 7), **constants), straight, strict=True):
+        assert torch.equal(weights, other)
 
 
 @pytest.mark.parametrize("name", ALONE)

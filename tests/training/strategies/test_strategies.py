@@ -29,9 +29,9 @@ def test_all_learners_end_with_the_same_weights(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_same_seed_gives_bitwise_equal_weights(name):
-    one, other = (simulate(name, slow={0: 2.0}, jitter=0.3, seed=5) for _ in range(2))
-    assert torch.equal(one.weights, other.weights)
-    assert (one.seconds, one.steps, one.bytes_per_step) == (other.seconds, other.steps, other.bytes_per_step)
+    result, other = (simulate(name, slow={0: 2.0}, jitter=0.3, seed=5) for _ in range(2))
+    assert torch.equal(result.weights, other.weights)
+    assert (result.seconds, result.steps, result.bytes_per_step) == (other.seconds, other.steps, other.bytes_per_step)
 
 
 @pytest.mark.parametrize("name", NAMES)

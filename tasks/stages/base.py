@@ -294,8 +294,9 @@ class Stage(Generic[RecordT]):
         try:
             with own_disks_named(*([local] if local else [])):
                 return self._execute(run)
-        finally:
+        except BaseException:
             progress.end(self.name)
+            raise
 
     def _execute(self, run: Run) -> StageResult:
         started = time.monotonic()

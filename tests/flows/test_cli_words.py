@@ -63,8 +63,8 @@ def test_file_but_not_folder_overrides_a_packaged_configuration(executed):
 
 
 def test_unknown_configuration_name_lists_the_packaged_ones(executed):
-    shown = invoke("run", "dmeo", code=2).stderr
-    assert "'dmeo' is neither a file nor a packaged configuration (demo, " in " ".join(shown.replace("│", "").split())
+    shown = " ".join(invoke("run", "dmeo", code=2).stderr.replace("│", "").split())
+    assert "'dmeo' is neither a file nor a packaged configuration (demo, " in shown
     assert "did you mean 'demo'?" in shown
     assert executed == []
 

@@ -85,7 +85,7 @@ def test_utterances_of_unknown_speakers_are_not_divided_by_speaker(home, tmp_pat
 
 def test_scores_have_no_interval_over_unknown_speakers():
     rows = [(f"u{n}", "a b c", "a x c" if n % 2 else "a b c", "" if n < 4 else "ann", "") for n in range(8)]
-    some, none = (summarize(score_sets(part), 100, 0) for part in (rows, rows[:4]))
+    some, none = (summarize(score_sets(part), 0) for part in (rows, rows[:4]))
     assert (some["speakers"], some["wer_speaker_low"]) == (1, None)
     assert (none["speakers"], none["wer_speaker_low"]) == (None, None)
     assert not [name for name in figures({"sets": {"test": some}}) if "speaker" in name]

@@ -34,6 +34,7 @@ def test_node_without_job_may_be_restarted():
 
 def test_node_leaves_without_error_when_coordinator_is_silent(tmp_path, caplog):
     client = NodeClient(NOBODY, None, 0, folder=tmp_path)
+    client._state.incarnation = "it has joined"
     client.leave(patience_s=0.2)
     client.close()
     assert "could not sign off" in caplog.text

@@ -6,7 +6,7 @@ import torch
 from recognition.bundle import BundleSpec
 from recognition.data.dataset import SpeechDataset
 from recognition.long_utterances import pieces_of
-from recognition.recognizer import Recognizer
+from recognition.systems.acoustic import FrameRecognizer
 from speech.features import LogMelConfig, WhisperLogMelConfig
 from speech.frontend import FrontEnd
 from speech.models import BlstmConfig, WhisperConfig
@@ -60,19 +60,19 @@ def test_scores_of_long_utterances_are_those_of_their_pieces(stored):
     pytest.importorskip("transformers")
     torch.manual_seed(0)
     described = spec()
-    recognizer = Recognizer(described, described.build_model().eval())
+    recognizer = FrameRecognizer(described, described.build_model().eval())
     waves = [bursts((0.8, 1.6), 2.6), bursts((), 0.7)]
     inputs = torch.nn.utils.rnn.pad_sequence(waves, batch_first=True)
     lengths = torch.tensor([len(wave) for wave in waves])
     if stored:
         inputs, lengths = recognizer.frontend.extract(inputs, lengths)
-    log_probs, frames, starts = recognizer.scores(inputs, lengths)
-    short = recognizer.scores(inputs[1:, : int(lengths[1])], lengths[1:])
+    log_probs, frames, starts = recognizer.encode(inputs, lengths)
+    short = recognizer.encode(inputs[1:, : int(lengths[1])], lengths[1:])
     torch.testing.assert_close(log_probs[1, : int(frames[1])], short.log_probs[0], atol=1e-5, rtol=1e-5)
     most = described.max_inputs(stored)
     pieces = pieces_of(inputs[0, : int(lengths[0])], most, recognizer.frontend)
     assert len(pieces) >= 3
-    wanted = [recognizer.scores(piece[None], torch.tensor([len(piece)])).log_probs[0] for piece in pieces]
+    wanted = [recognizer.encode(piece[None], torch.tensor([len(piece)])).log_probs[0] for piece in pieces]
     torch.testing.assert_close(log_probs[0, : int(frames[0])], torch.cat(wanted), atol=1e-5, rtol=1e-5)
     assert abs(int(frames[0]) - 130) <= len(pieces)
     assert starts.tolist() == [0.0, 0.0]

@@ -156,7 +156,14 @@ def test_every_node_needs_a_shard(finished):
 
 def test_stage_checks_before_any_process_starts(finished, monkeypatch):
     run = type(
-        "R", (), {"config": parse_config(tiny_document()), "results": finished.results, "result": finished.result}
+        "R",
+        (),
+        {
+            "config": parse_config(tiny_document()),
+            "results": finished.results,
+            "result": finished.result,
+            "cache_folder": finished.cache_folder,
+        },
     )()
     run_preflight(run)
     document = tiny_document()

@@ -8,7 +8,8 @@ import torch
 from support import tiny_document, write_config
 
 from recognition.bundle import load_bundle
-from recognition.inference import decode_set
+from recognition.inference import decode_set, open_set
+from recognition.recognizer import Recognizer
 from speech.decoding import GreedyConfig
 from speech.models import WhisperConfig
 from storage.index import ShardIndex
@@ -109,9 +110,9 @@ def test_finished_model_needs_its_source_no_more(trained, tmp_path):
 def test_sets_with_utterances_beyond_the_positions_are_decoded_whole(trained, tmp_path):
     folder = fetch_bundle(trained.result("train").store, tmp_path / "bundle")
     url = trained.result("shard").store.child("test").url
-    decoded = decode_set(folder, url, decode=GreedyConfig(), cache=tmp_path / "cache")
+    decoded = decode_set(Recognizer.load(folder, GreedyConfig()), open_set(url, 16000, tmp_path / "cache"))
     assert len(decoded) == len(ShardIndex.read(trained.result("shard").store.child("test"))) == 12
-    assert max(hypothesis.duration for hypothesis in decoded) > make_spec(trained).max_seconds
+    assert max(hypothesis.duration for hypothesis in decoded.values()) > make_spec(trained).max_seconds
 
 
 def test_address_depends_on_the_weights_and_not_on_their_place(trained, tmp_path):

@@ -90,7 +90,7 @@ def test_a_folder_counts_from_the_configuration_and_a_name_does_not(bundle, tmp_
 def test_adapters_need_a_model_to_adapt():
     document = tiny_document()
     document["train"]["lora"] = {"rank": 2}
-    with pytest.raises(ConfigError, match="name it in init"):
+    with pytest.raises(ConfigError, match=r"name it in train\.init"):
         parse_config(document)
 
 

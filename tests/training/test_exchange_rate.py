@@ -36,7 +36,7 @@ def test_lagging_exchanges_cause_one_warning_after_some_steps(caplog):
 def test_warning_of_a_ring_names_what_its_user_configures(tmp_path, caplog):
     model = nn.Linear(3, 1)
     with Ring(model, torch.optim.SGD(model.parameters(), lr=0.1), folder=tmp_path / "ring") as ring:
-        rate = ring._learner.exchange.rate
+        rate = ring._learner.ring.rate
     for _ in range(60):
         rate.step(0)
     (text,) = [record.getMessage() for record in caplog.records if "replicas drift apart" in record.getMessage()]

@@ -79,6 +79,12 @@ def _rates(wer: dict[str, float]) -> str:
     return "\n".join(f"{name} {percent(rate)}" for name, rate in wer.items())
 
 
+def _decision(reason: str) -> str:
+    from tasks.tracking.significance import brief
+
+    return brief(reason)
+
+
 def _duration(seconds: float | None) -> str:
     from tasks.tracking.training_view import clock
 
@@ -91,7 +97,7 @@ _VERSION_COLUMNS: dict[str, Callable[["RegisteredVersion"], str]] = {
     "aliases": lambda one: " ".join(f"@{alias}" for alias in one.aliases),
     "WER": lambda one: _rates(one.wer),
     "registered": lambda one: local_time(one.registered),
-    "decision": lambda one: one.decision,
+    "decision": lambda one: _decision(one.decision),
 }
 _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
     "run": lambda one: one.name,
@@ -99,5 +105,5 @@ _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
     "logged": lambda one: local_time(one.logged),
     "training": lambda one: _duration(one.training_seconds),
     "WER": lambda one: _rates(one.wer),
-    "decision": lambda one: one.decision,
+    "decision": lambda one: _decision(one.decision),
 }

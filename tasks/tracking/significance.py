@@ -257,6 +257,11 @@ def lm_refusal(run: Run) -> str:
     )
 
 
+def brief(reason: str) -> str:
+    """The reason of a decision without the remedies behind it."""
+    return reason.partition(f". {LEARN_MORE}")[0]
+
+
 def promotion_decision(
     api: mlflow.MlflowClient, run: Run, version: Any, champion: Any | None, options: PromotionOptions
 ) -> Decision:
@@ -274,5 +279,5 @@ def promotion_decision(
     else:
         found = decide(run, champion)
     if options.force and not found.promoted:
-        return replace(found, promoted=True, forced=True, reason=f"forced: {options.reason} ({found.reason})")
+        return replace(found, promoted=True, forced=True, reason=f"forced: {options.reason} ({brief(found.reason)})")
     return found

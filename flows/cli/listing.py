@@ -79,6 +79,12 @@ def _rates(wer: dict[str, float]) -> str:
     return "\n".join(f"{name} {percent(rate)}" for name, rate in wer.items())
 
 
+def _decision(reason: str) -> str:
+    from tasks.tracking.significance import brief
+
+    return brief(reason)
+
+
 def _duration(seconds: float | None) -> str:
     from tasks.tracking.training_view import clock
 
@@ -91,7 +97,7 @@ _VERSION_COLUMNS: dict[str, Callable[["RegisteredVersion"], str]] = {
     "aliases": lambda version: " ".join(f"@{alias}" for alias in version.aliases),
     "WER": lambda version: _rates(version.wer),
     "registered": lambda version: local_time(version.registered),
-    "decision": lambda version: version.decision,
+    "decision": lambda version: _decision(version.decision),
 }
 _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
     "run": lambda run: run.name,
@@ -99,5 +105,5 @@ _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
     "logged": lambda run: local_time(run.logged),
     "training": lambda run: _duration(run.training_seconds),
     "WER": lambda run: _rates(run.wer),
-    "decision": lambda run: run.decision,
+    "decision": lambda run: _decision(run.decision),
 }

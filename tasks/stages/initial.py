@@ -35,7 +35,7 @@ from tasks.stages import progress
 from tasks.stages.base import Run, StageError
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.known_models import model_names
-from tasks.tracking.registry import get_version, version_of
+from tasks.tracking.registry import CHAMPION, get_version, version_of
 from tasks.tracking.runs import client
 
 INITIAL_TAG = "starling.initial"
@@ -186,12 +186,15 @@ def _looked_up(given: str, own: str) -> str:
         raise StageError(f"train.init: {given} cannot be looked up in the model registry: {error}") from error
     except ValueError as error:
         raise StageError(f"train.init: {error}") from error
-    if name == own and name not in known:  # a nightly run's first night
-        progress.announce("train", f"{name} has no version yet: training begins with random weights")
+    if name == own and (
+        alias == CHAMPION or name not in known
+    ):  # a nightly run's first nights, until a version has learned something
+        why = "no champion" if name in known else "no version"
+        progress.announce("train", f"{name} has {why} yet: training begins with random weights")
         return ""
     raise StageError(
-        f"train.init: {name} has no version with the alias @{alias}: give NAME/VERSION, or make one champion with "
-        f"`starling promote {name}`"
+        f"train.init: {name} has no version with the alias @{alias}: give NAME/VERSION, or an alias that "
+        f"`starling models {name}` lists"
         if name in known
         else f"train.init: the registry has no model {name}; it has {', '.join(known) or 'none'}: give one of them"
     )

@@ -258,6 +258,11 @@ def lm_refusal(run: Run) -> str:
     )
 
 
+def brief(reason: str) -> str:
+    """The reason of a decision without the remedies behind it."""
+    return reason.partition(f". {LEARN_MORE}")[0]
+
+
 def promotion_decision(
     api: mlflow.MlflowClient, run: Run, version: Any, champion: Any | None, options: PromotionOptions
 ) -> Decision:
@@ -275,5 +280,5 @@ def promotion_decision(
     else:
         decision = decide(run, champion)
     if options.force and not decision.promoted:
-        return replace(decision, promoted=True, forced=True, reason=f"forced: {options.reason} ({decision.reason})")
+        return replace(decision, promoted=True, forced=True, reason=f"forced: {options.reason} ({brief(decision.reason)})")
     return decision

@@ -7,6 +7,7 @@ import pytest
 from command_line import invoke
 from support import give_mlflow
 
+from tasks.stages.score import LEARN_MORE
 from tasks.tracking.listing import RegisteredVersion, TrackedRun
 
 pytestmark = pytest.mark.usefixtures("wide")
@@ -32,6 +33,16 @@ def test_run_is_listed_with_error_rate_and_outcome(finished):
     shown = invoke("runs", "tiny", "-n", 5).stdout
     assert "tiny-run" in shown
     assert "became champion: there was none before" in shown
+
+
+def test_list_has_decisions_without_their_remedies(monkeypatch):
+    decision = f"stays challenger: it has learned nothing yet. {LEARN_MORE}. `starling promote tiny --force`"
+    row = RegisteredVersion("tiny", "1", (), {}, datetime.now(UTC), decision)
+    monkeypatch.setattr("flows.cli.listing._connected", lambda: None)
+    monkeypatch.setattr("tasks.tracking.listing.list_versions", lambda *_: [row])
+    shown = invoke("models").stdout
+    assert "it has learned nothing yet" in shown
+    assert "--force" not in shown
 
 
 def test_empty_lists_name_the_next_step(home):

@@ -133,7 +133,7 @@ def test_a_plain_run_looks_the_alias_up_before_its_first_stage_and_only_if_it_tr
     assert seen == ["prepare"]
 
 
-def test_a_first_run_begins_with_random_weights_if_its_model_has_no_version_yet(api):
+def test_a_run_begins_with_random_weights_if_its_model_has_no_version_yet(api):
     document = tiny_document()
     document["train"]["init"] = "@champion"
     lines = []
@@ -145,7 +145,7 @@ def test_a_first_run_begins_with_random_weights_if_its_model_has_no_version_yet(
 @pytest.mark.parametrize(
     ("init", "message"),
     [
-        ("@champion", "tiny has no version with the alias @champion: .*`starling promote tiny`"),
+        ("@nobody", "tiny has no version with the alias @nobody: .*`starling models tiny`"),
         ("tiny/7", "tiny has no version 7 in this registry; it has: 1"),
         ("nobody@champion", "the registry has no model nobody; it has tiny"),
         ("/nowhere", "/nowhere is no model"),

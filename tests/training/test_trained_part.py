@@ -95,7 +95,7 @@ def test_new_parameters_are_trained_in_full_beside_adapters():
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"lora": {"modules": ["*attn*"]}}, r"lora.modules: '\*attn\*' matches no layer; .*layers.0.attention"),
+        ({"lora": {"modules": ["*attn*"]}}, r"lora.modules: '\*attn\*' matches no layer; .*layers\.\*\.attention\.out"),
         ({"freeze": [{"names": ["layer.0.*"]}]}, r"freeze.0.names: 'layer.0.\*' matches no parameter; there are sub"),
         ({"freeze": [{"names": ["*"]}]}, "leaves no parameter that is trained in the first epoch"),
         ({"freeze": [{"names": ["*"], "until": 1}]}, "leaves no parameter that is trained in the first epoch"),

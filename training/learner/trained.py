@@ -10,6 +10,7 @@ learners while they are in different epochs; until then its gradient and its lea
 """
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -186,7 +187,7 @@ def trained_network(network: nn.Module, cfg: TrainConfig, new: Collection[str] |
     if not any(rates.get(parameter, Rate()).until == 0 for parameter in trained):
         raise ValueError(
             "train.freeze leaves no parameter that is trained in the first epoch: leave out a pattern. The parameters "
-            f"are {_listed(parameters)}"
+            f"are {_listed(_groups(parameters))}"
         )
     return TrainedNetwork(network, names, constants, rates)
 
@@ -199,7 +200,8 @@ def _frozen(parameters: Collection[str], cfg: TrainConfig) -> dict[str, int]:
             matching = _matching(parameters, pattern)
             if not matching:
                 raise ValueError(
-                    f"train.freeze.{number}.names: {pattern!r} matches no parameter; there are {_listed(parameters)}"
+                    f"train.freeze.{number}.names: {pattern!r} matches no parameter; there are "
+                    f"{_listed(_groups(parameters))}"
                 )
             until |= dict.fromkeys(matching, rule.until)
     return until
@@ -225,9 +227,18 @@ def _matching(names: Iterable[str], pattern: str) -> list[str]:
     return [name for name in names if fnmatchcase(name, pattern)]
 
 
-def _listed(names: Collection[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(list(names)[:_SHOWN]) + more
+def _groups(parameters: Iterable[str]) -> Iterator[str]:
+    """Patterns that match all parameters: those of all numbered layers, and those of each module outside of them."""
+    for name in parameters:
+        stem = re.split(r"\.\d+\.", name)[0]
+        yield f"{stem if stem != name else name.rpartition('.')[0]}.*" if "." in name else name
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first names; those that differ in numbers only are one pattern."""
+    patterns = list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names))
+    more = f" and {len(patterns) - _SHOWN} more" if len(patterns) > _SHOWN else ""
+    return ", ".join(patterns[:_SHOWN]) + more
 
 
 def _make_constant(network: nn.Module, names: Collection[str]) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from prefect import flow, tags
+from prefect import tags
 from rich.console import Console
 from rich.table import Table
 
+from flows.definition import flow
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import TAG
 from flows.names import new_run_id, pipeline_name

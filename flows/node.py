@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
 from prefect.states import Completed
 
+from flows.definition import flow
 from flows.servers.shutdown import outlive_reader
 from tasks.config.credentials import export_credentials
 from tasks.config.home import home

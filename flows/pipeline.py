@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from prefect import flow, tags
+from prefect import tags
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from flows.definition import flow
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import TAG
 from flows.models import fetch_model, model_uri

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from flows.definition import flow
 from flows.names import stamp
 from flows.servers.prefect_api import lasting_url
 from tasks.config.pipeline import PipelineConfig

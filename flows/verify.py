@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
+from flows.definition import flow
 from flows.deploy.concurrency import in_turn
 from flows.names import stamped_name
 from storage.audit import VerifyReport, verify

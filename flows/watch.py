@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from prefect import flow
 from prefect.deployments import run_deployment
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.variables import Variable
 
+from flows.definition import flow
 from flows.deploy.automations import CORPUS_CHANGED, corpus_resource
 from flows.deploy.concurrency import in_turn
 from flows.names import stamped_name

@@ -40,6 +40,8 @@ LIBRARIES = """
     mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store prefect.server.api.server
     prefect.flows prefect.variables
 """
+OPTIONAL = ("transformers.models.wav2vec2.modeling_wav2vec2", "transformers.models.whisper.modeling_whisper")
+"""Imported where their package is installed."""
 
 
 def serve(channel, environment):
@@ -241,6 +243,10 @@ def import_libraries():
     gc.disable()
     for name in LIBRARIES.split():
         importlib.import_module(name)
+    with mock.patch.dict(os.environ):  # scikit-learn, which transformers imports, sets variables
+        for name in OPTIONAL:
+            if importlib.util.find_spec(name.split(".")[0]):
+                importlib.import_module(name)
     finders = list(sys.meta_path)
     with mock.patch("prefect.logging.configuration.setup_logging"):
         importlib.import_module("prefect.main")

@@ -280,5 +280,6 @@ def promotion_decision(
     else:
         decision = decide(run, champion)
     if options.force and not decision.promoted:
-        return replace(decision, promoted=True, forced=True, reason=f"forced: {options.reason} ({brief(decision.reason)})")
+        reason = f"forced: {options.reason} ({brief(decision.reason)})"
+        return replace(decision, promoted=True, forced=True, reason=reason)
     return decision

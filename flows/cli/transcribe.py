@@ -172,7 +172,7 @@ def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[li
 
 def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcriber", sink: "Sink") -> int:
     """Transcribe the recordings of one speaker after another, with a progress bar; returns how many failed."""
-    failed = 0
+    failed, empty = 0, 0
     # formats that are made of times need them; JSON has them where the recognizer knows them
     timed = sink.timed or (sink.words and "word times" in transcriber.spec.system.abilities)
     recordings = [(path, place, voice) for voice, own in enumerate(voices) for path, place in own]
@@ -183,8 +183,11 @@ def _transcribe_all(voices: list[list[tuple[Path, Path]]], transcriber: "Transcr
             sink.add(path, place, transcript)
             tick()
             failed += bool(transcript.error)
+            empty += not (transcript.error or transcript.text)
             if transcript.error and sink.tells_errors:
                 err.print(f"{path}: {transcript.error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if empty:
+        err.print(f"no words were recognized in {empty} of {len(recordings)}", highlight=False)
     return failed
 
 

@@ -86,6 +86,13 @@ def test_every_format_is_read_and_a_bad_file_stops_no_other(perfect_model, audio
     assert result.stderr.splitlines()[-1] == "6 of 7 recognized, 1 failed"
 
 
+def test_recording_without_words_is_said_to_have_none(perfect_model, tmp_path):
+    soundfile.write(tmp_path / "quiet.wav", np.zeros(2 * RATE, np.float32), RATE)
+    result = transcribe(tmp_path / "quiet.wav", model=perfect_model)
+    assert result.stdout.strip() == ""
+    assert "no words were recognized in 1 of 1" in result.stderr
+
+
 def test_ctm_has_the_times_of_words(perfect_model, audio):
     result = transcribe(audio / "b.flac", "--format", "ctm", model=perfect_model)
     rows = [line.split() for line in result.stdout.splitlines()]

@@ -8,7 +8,6 @@ import mlflow
 import pytest
 import torch
 from support import tiny_document
-from tones import TINY
 
 from tasks.config.pipeline import parse_config
 from tasks.stages import progress
@@ -48,9 +47,9 @@ def test_forced_decision_has_no_remedy_behind_it(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["conformer", "whisper"])
-def test_pattern_that_matches_no_parameter_is_answered_with_patterns_that_match_all(kind):
+def test_pattern_that_matches_no_parameter_is_answered_with_patterns_that_match_all(tones, kind):
     torch.manual_seed(1)
-    network = TINY[kind].build(16, 7)
+    network = tones.TINY[kind].build(16, 7)
     config = TrainConfig.model_validate({"freeze": [{"names": ["nothing.*"]}]})
     with pytest.raises(ValueError, match="matches no parameter; there are ") as error:
         trained_network(network, config)

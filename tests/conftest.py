@@ -1,6 +1,7 @@
 """Fixtures that every room's tests share."""
 
 import atexit
+import fcntl
 import gc
 import importlib.util
 import os
@@ -72,6 +73,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let xdist fork its test processes from an interpreter that has imported the libraries."""
     if config.getoption("dist", "no") != "no":
         install_forks("1")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Import a test file in one process at a time: the first rewrites its assertions, the others read the result."""
+    with collector.path.open() if isinstance(collector, pytest.Module) else nullcontext() as file:
+        if file is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def pytest_collection_finish() -> None:

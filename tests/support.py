@@ -198,23 +198,40 @@ def made_once(name):
 def finished():
     """Home folder and result of one complete tiny run without Prefect.
 
-    The first test process trains the model; the others copy its outputs and only register the model and write the
-    report. Each has a separate folder, which its tests may change.
+    The first test process makes it. The others copy it, with MLflow's files, and only write the report, which names the
+    folder. Each has a separate folder, which its tests may change.
     """
     from tasks.config.pipeline import parse_config
     from tasks.orchestration.stage_tasks import run_plainly
     from tasks.stages.base import Run
 
-    run, home = Run(parse_config(tiny_document()), "tiny-run"), shared_folder() / f"home-{os.getpid()}"
+    # names of equal length: see `move_home`
+    run, home = Run(parse_config(tiny_document()), "tiny-run"), shared_folder() / f"home-{os.getpid():010}"
     with made_once("finished") as made, environment(STARLING_HOME=home, MLFLOW_TRACKING_URI=None):
-        is_first = not any(made.iterdir())
-        if not is_first:
-            shutil.copytree(made, home)
-        give_mlflow(home)
-        run_plainly(run)
-        if is_first:
-            copy_outputs(home, made, "register", "report")  # these name the home folder and its MLflow
+        if any(made.iterdir()):
+            shutil.copytree(made / "home", home)
+            move_home(home, Path((made / "path").read_text()))
+            run_plainly(run)
+        else:
+            give_mlflow(home)
+            run_plainly(run)
+            shutil.copytree(home, made / "home", ignore=shutil.ignore_patterns("locks", "mlflow.db*", "report"))
+            copy_database(home / "mlflow" / "mlflow.db", made / "home" / "mlflow" / "mlflow.db")
+            (made / "path").write_text(str(home))
     return home, run
+
+
+def move_home(home, before):
+    """Let what names files of a data folder, in MLflow and in work folders, name those of its copy.
+
+    Both paths have the same length, so that databases stay valid.
+    """
+    old, new = str(before).encode(), str(home).encode()
+    assert len(old) == len(new)
+    for part in ("mlflow", "work"):
+        for file in (home / part).rglob("*"):
+            if file.is_file() and old in (content := file.read_bytes()):
+                file.write_bytes(content.replace(old, new))
 
 
 def copy_finished(folder):

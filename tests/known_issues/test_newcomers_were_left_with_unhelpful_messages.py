@@ -4,10 +4,9 @@ import re
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
 
-import mlflow
 import pytest
 import torch
-from support import tiny_document
+from support import give_mlflow, tiny_document
 
 from tasks.config.pipeline import parse_config
 from tasks.stages import progress
@@ -15,6 +14,7 @@ from tasks.stages.base import Run
 from tasks.stages.initial import initial_model
 from tasks.stages.score import LEARN_MORE
 from tasks.tracking import significance
+from tasks.tracking.runs import client
 from tasks.tracking.significance import Decision, PromotionOptions, promotion_decision
 from training.config import TrainConfig
 from training.learner.trained import trained_network
@@ -23,8 +23,10 @@ UNTRAINED = f"stays challenger: it has learned nothing yet. {LEARN_MORE}. `starl
 
 
 def test_nights_after_the_first_begin_with_random_weights_while_there_is_no_champion(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    api = mlflow.MlflowClient()
+    monkeypatch.setenv("STARLING_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    give_mlflow(tmp_path)
+    api = client()
     api.create_registered_model("tiny")
     api.create_model_version("tiny", source="models", run_id=None)
     document = tiny_document()

@@ -174,7 +174,7 @@ def test_a_warm_up_of_an_epoch_is_synchronous_sgd_for_exactly_that_long(name, co
     assert not any(same[last + 4 :])
 
 
-@pytest.mark.parametrize(("steps", "epochs", "found"), [(0, 0, 0), (5, 0, 5), (0, 1, 13), (0, 0.1, 2), (40, 2, 40)])
+@pytest.mark.parametrize(("steps", "epochs", "expected"), [(0, 0, 0), (5, 0, 5), (0, 1, 13), (0, 0.1, 2), (40, 2, 40)])
 def test_longer_of_two_warm_ups_counts_rounded_up_to_steps(steps, epochs, expected):
     config = OneBitConfig(warm_steps=steps, warm_epochs=epochs)
     assert config.warm_up(12.5) == expected

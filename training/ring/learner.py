@@ -287,12 +287,16 @@ class RingLearner(RingMember):
         """Go on averaging until the learners' weights agree, and newcomers have them, for at most `settle_s`."""
         self._ended = True
         deadline, agreed = time.monotonic() + self._config.settle_s, 0
+        stats = self.ring.stats()
+        counted = stats.finished if stats is not None else 0
         while True:
             stats = self.ring.stats()
             others = len(self.ring.view.without(self.ring.node).members)
             scale = float(self._flat.weights.square().mean().sqrt())
-            close = stats is not None and stats.finished > 0 and stats.distance <= AGREED * scale
-            agreed = agreed + 1 if close else 0
+            # each exchange counts once, and none from before: its distance may be older than the last gradients
+            if stats is not None and stats.finished > counted:
+                counted = stats.finished
+                agreed = agreed + 1 if stats.distance <= AGREED * scale else 0
             newcomers = self.client.progress().newcomers if self.client is not None else 0
             alike = not newcomers and (not others or agreed > 2 * others)
             if self.group.all(alike or time.monotonic() > deadline):

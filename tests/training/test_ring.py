@@ -704,16 +704,25 @@ def test_learners_that_do_not_agree_end_after_settle_s(tmp_path):
         assert ring.members == (0, 1)
 
 
-FAR, CLOSE = ExchangeStats(finished=1, distance=1.0), ExchangeStats(finished=1, distance=1e-6)
+def seen(finished, distance):
+    """What the exchange says after a number of exchanges."""
+    return ExchangeStats(finished=finished, distance=distance)
 
 
+FAR, CLOSE = 1.0, 1e-6
 SETTLING = [
-    # members, what the exchange says at each look, newcomers at each look (0 later)
-    ((0,), [None], [0]),
-    ((0,), [None] * 3, [1, 2, 0]),
-    ((0, 1), [None, ExchangeStats(), CLOSE, CLOSE, FAR, CLOSE, CLOSE, CLOSE], []),
-    ((0, 1), [CLOSE] * 4, [0, 0, 1]),
-    ((0, 1, 2), [CLOSE] * 5, []),
+    # members, what the exchange says at the beginning and at each look, newcomers at each look (0 later)
+    ((0,), [None] * 2, [0]),
+    ((0,), [None] * 4, [1, 2, 0]),
+    (
+        (0, 1),
+        [None, None, ExchangeStats(), *(seen(n, CLOSE) for n in (1, 2, 2)), seen(3, FAR)]
+        + [seen(n, CLOSE) for n in (4, 4, 5, 6)],
+        [],
+    ),
+    ((0, 1), [seen(n, CLOSE) for n in (5, 5, 5, 5, 6, 7, 8)], []),  # what is older than the end counts for nothing
+    ((0, 1), [seen(n, CLOSE) for n in (1, 2, 3, 4, 4)], [0, 0, 1]),
+    ((0, 1, 2), [seen(n, CLOSE) for n in range(6)], []),
 ]
 
 
@@ -723,9 +732,9 @@ def test_learners_settle_once_they_agree_twice_with_each_other_one(tmp_path, mon
         optimizer.step()
         learner, progress = ring._learner, ring._learner.client.progress()
         monkeypatch.setattr(learner.ring, "after_step", lambda step: None)
-        for members, seen, newcomers in SETTLING:
+        for members, said, newcomers in SETTLING:
             view = View(learner.ring.view.number, tuple(Member(node, f"n{node}") for node in members))
-            figures, waiting, steps = iter(seen), iter(newcomers), ring.steps
+            figures, waiting, steps = iter(said), iter(newcomers), ring.steps
             monkeypatch.setattr(learner.ring, "view", view)
             monkeypatch.setattr(learner.ring, "stats", lambda figures=figures: next(figures))
             monkeypatch.setattr(
@@ -733,7 +742,7 @@ def test_learners_settle_once_they_agree_twice_with_each_other_one(tmp_path, mon
             )
             learner.settle()
             assert list(figures) == []
-            assert ring.steps - steps == len(seen) - 1  # one for each look but the last
+            assert ring.steps - steps == len(said) - 2  # one for each look but the last
 
 
 # --- several processes

@@ -19,12 +19,11 @@ from pydantic import TypeAdapter
 from typing_extensions import override
 
 from configurable.lazy import torch
-from devices.padding import frame_multiple, rounded_up
 from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec, load_bundle
-from recognition.recognizer import Arrays, Elsewhere, Recognizer
+from recognition.recognizer import Arrays, Elsewhere
 from recognition.system import Ability, SystemConfig
-from recognition.systems.base import SpeechTask, SpeechTaskConfig
+from recognition.systems.base import NetworkRecognizer, SpeechTask, SpeechTaskConfig
 from speech.decoding import DecodeChoice, DecodeConfig, Decoder, GraphDecoder, build_decoder
 from speech.features.cmvn import CmvnStats
 from speech.hmm.priors import StateOutputs
@@ -196,7 +195,7 @@ class Scores(NamedTuple):
     """Start time of each utterance's first frame within its recording, in seconds [batch]."""
 
 
-class FrameRecognizer(Recognizer[Scores]):
+class FrameRecognizer(NetworkRecognizer[Scores]):
     """An acoustic model, and a decoder that searches its log posteriors.
 
     Args:
@@ -221,11 +220,7 @@ class FrameRecognizer(Recognizer[Scores]):
         hmm: HmmModel | None = None,
         extractor: IvectorExtractor | None = None,
     ) -> None:
-        super().__init__(spec, decode or spec.decode)
-        self.device = torch.device(device)
-        self.model = model.to(self.device)
-        self.frontend = spec.build_frontend(dict(speakers or {})).to(self.device)
-        self.tokenizer = spec.build_tokenizer()
+        super().__init__(spec, model, decode or spec.decode, device, speakers)
         self._hmm, self._extractor = hmm, extractor
 
     @override
@@ -241,13 +236,10 @@ class FrameRecognizer(Recognizer[Scores]):
             given = inputs, lengths, speakers
             return Scores(*scores_in_pieces(self.encode, self.frontend, *given, most))
         with torch.inference_mode():
-            feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
-            padded = rounded_up(feats, frame_multiple(self.device))
-            log_probs, frames = self.model(padded, num_frames)
+            feats, num_frames, starts = self.features(inputs, lengths, speakers)
+            log_probs, frames = self.model(feats, num_frames)
             frames = frames.cpu()
-            if padded is not feats:
-                log_probs = log_probs[:, : max(1, int(frames.max()))]
-            return Scores(log_probs.cpu(), frames, starts.cpu())
+            return Scores(log_probs[:, : max([1, *frames.tolist()])].cpu(), frames, starts.cpu())
 
     @override
     def search(self, encoded: Scores) -> list[Hypothesis]:
@@ -301,16 +293,9 @@ class FrameRecognizer(Recognizer[Scores]):
         rows = zip(encoded.log_probs, encoded.frames.tolist(), strict=True)
         return [{"log_probs": log_probs[:count].numpy()} for log_probs, count in rows]
 
-    @property
-    def frame_seconds(self) -> float:
-        """Frame shift of the model's output in seconds."""
-        return self.spec.frame_ms / 1000
-
     @override
     def times(self, encoded: Scores, row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes:
-        from speech.words import FrameTimes
-
-        return FrameTimes(self.frame_seconds, begin + float(encoded.starts[row]), begin, end)
+        return self.frame_times(encoded.starts[row], begin, end)
 
     @override
     def timed_words(self, encoded: Scores, row: int, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:

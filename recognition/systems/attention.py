@@ -21,9 +21,8 @@ from configurable.lazy import torch
 from devices.padding import frame_multiple, rounded_up
 from devices.transfers import beside, known_on_host
 from recognition.bundle import BundleSpec, load_bundle
-from recognition.recognizer import Recognizer
 from recognition.system import Ability, SystemConfig
-from recognition.systems.base import SpeechTask, SpeechTaskConfig
+from recognition.systems.base import NetworkRecognizer, SpeechTask, SpeechTaskConfig
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.decoding.attention import AttentionDecodeConfig, AttentionSearch
 from speech.features.cmvn import CmvnStats
@@ -232,7 +231,7 @@ class Attended(NamedTuple):
     """Log posteriors by CTC [batch, frames, tokens]; None without CTC."""
 
 
-class AttentionRecognizer(Recognizer[Attended]):
+class AttentionRecognizer(NetworkRecognizer[Attended]):
     """An encoder, and a search with a decoder network.
 
     Args:
@@ -242,6 +241,8 @@ class AttentionRecognizer(Recognizer[Attended]):
         device: Device of the network, for example `cpu` or `cuda`.
         speakers: Statistics by speaker, for `cmvn: speaker`.
     """
+
+    model: EncoderDecoder
 
     def __init__(
         self,
@@ -253,19 +254,15 @@ class AttentionRecognizer(Recognizer[Attended]):
     ) -> None:
         from speech.models.networks.encoder_decoder import EncoderDecoder
 
-        super().__init__(spec, decode)
         assert isinstance(model, EncoderDecoder)
-        self.device = torch.device(device)
-        self.model = model.to(self.device)
-        self.frontend = spec.build_frontend(dict(speakers or {})).to(self.device)
-        self.tokenizer = spec.build_tokenizer()
+        super().__init__(spec, model, decode, device, speakers)
 
     @override
     def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Attended:
         """Run the encoder on utterances, after trimming or padding the silence at their ends to the same length."""
         with torch.inference_mode():
-            feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
-            encoded, frames = self.model.encode(rounded_up(feats, frame_multiple(self.device)), num_frames)
+            feats, num_frames, starts = self.features(inputs, lengths, speakers)
+            encoded, frames = self.model.encode(feats, num_frames)
             encoded = encoded[:, : max([1, *frames.tolist()])]
             posteriors = self.model.posteriors(encoded)
             return Attended(
@@ -295,9 +292,7 @@ class AttentionRecognizer(Recognizer[Attended]):
 
     @override
     def times(self, encoded: Attended, row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes | None:
-        from speech.words import FrameTimes
-
         assert isinstance(self.cfg, AttentionDecodeConfig)
         if self.cfg.times == "none":
             return None
-        return FrameTimes(self.spec.frame_ms / 1000, begin + float(encoded.starts[row]), begin, end)
+        return self.frame_times(encoded.starts[row], begin, end)

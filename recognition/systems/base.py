@@ -1,13 +1,13 @@
 """What the tasks of all systems share: their sets are shards, and what they save says how it was trained.
 
-Those of networks that hear audio share a front end and augmentation, too.
+Those of networks that hear audio share a front end and augmentation, too, as do their recognizers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
 from configurable.lazy import torch
+from devices.padding import frame_multiple, rounded_up
 from recognition.bundle import BundleSpec
 from recognition.initial_weights import InitialWeights
+from recognition.recognizer import Recognizer
+from speech.decoding import DecodeConfig
 from speech.features.augment import AugmentConfig
 from speech.features.cmvn import CmvnStats
 from storage.index import ShardIndex
@@ -25,10 +28,13 @@ from storage.quarantine import ShardQuarantine
 from storage.reading import ShardReader
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from recognition.data.dataset import Batch, SpeechDataset
     from speech.models.networks.base import TrainableNetwork
+    from speech.words import FrameTimes
+
+E = TypeVar("E")
 
 
 class SystemTaskConfig(BaseModel):
@@ -152,3 +158,63 @@ class SpeechTask:
         """Augmented features [batch, frames, dim] of a batch with its draws, and frames [batch] on the host."""
         feats, _ = self.augmenter.features(self.frontend, batch, device)
         return feats, self.augmenter.num_frames(self.frontend, batch)
+
+
+class NetworkRecognizer(Recognizer[E]):
+    """What recognizers share whose network hears audio.
+
+    Args:
+        spec: The bundle's contents without the weights.
+        model: The network.
+        decode: Decoding parameters.
+        device: Device of the network, for example `cpu` or `cuda`.
+        speakers: Statistics by speaker, for `cmvn: speaker`.
+    """
+
+    def __init__(
+        self,
+        spec: BundleSpec,
+        model: nn.Module,
+        decode: DecodeConfig,
+        device: str | torch.device = "cpu",
+        speakers: Mapping[str, CmvnStats] | None = None,
+    ) -> None:
+        super().__init__(spec, decode)
+        self.device = torch.device(device)
+        self.model = model.to(self.device)
+        self.frontend = spec.build_frontend(dict(speakers or {})).to(self.device)
+        self.tokenizer = spec.build_tokenizer()
+
+    def features(
+        self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the network reads, after trimming or padding the silence at utterances' ends to the same length.
+
+        Args:
+            inputs: As of `encode`.
+            lengths: As of `encode`.
+            speakers: As of `encode`.
+
+        Returns:
+            Features [batch, frames, F] in few shapes, frames of each utterance [batch], and the start of its first
+            frame in seconds [batch].
+        """
+        feats, frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
+        return rounded_up(feats, frame_multiple(self.device)), frames, starts
+
+    @property
+    def frame_seconds(self) -> float:
+        """Frame shift of the network's output in seconds."""
+        return self.spec.frame_ms / 1000
+
+    def frame_times(self, start: Tensor, begin: float, end: float) -> FrameTimes:
+        """When the output frames of an utterance are.
+
+        Args:
+            start: Start of its first frame, in seconds after `begin`.
+            begin: Start of the utterance in its recording, seconds.
+            end: Its end.
+        """
+        from speech.words import FrameTimes
+
+        return FrameTimes(self.frame_seconds, begin + float(start), begin, end)

@@ -79,6 +79,25 @@ class PretrainedModel:
         except ValueError as error:
             raise PretrainedError(f"{self.name} cannot be used as model.source: {error}") from error
 
+    def check(self, cfg: PretrainedConfig, features: FeatureConfig, sample_rate: int) -> PretrainedConfig:
+        """Check that features are those that this model was trained on.
+
+        Args:
+            cfg: The configuration that names it.
+            features: What it is to read.
+            sample_rate: Of the audio, in Hz.
+
+        Returns:
+            The configuration with the sizes of its encoder.
+
+        Raises:
+            ValueError: They are not; the message names the field.
+        """
+        sized = self.sized(cfg)
+        sized.check_inputs(features, sample_rate)
+        sized.check_preprocessor(features, self.preprocessor)
+        return sized
+
     def weights(self, cfg: PretrainedConfig) -> dict[str, Tensor]:
         """The encoder's weights, by the names of our network, in float32.
 
@@ -224,11 +243,7 @@ def check_pretrained(model: ModelConfig, features: FeatureConfig, sample_rate: i
     model.check_packages()
     if not isinstance(model, PretrainedConfig) or model.encoder:
         return model
-    pretrained = read_pretrained(model, cache)
-    sized = pretrained.sized(model)
-    sized.check_inputs(features, sample_rate)
-    sized.check_preprocessor(features, pretrained.preprocessor)
-    return sized
+    return read_pretrained(model, cache).check(model, features, sample_rate)
 
 
 def read_pretrained_folder(folder: Path) -> SourceModel:

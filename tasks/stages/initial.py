@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import torch
 from mlflow.exceptions import MlflowException
-from typing_extensions import override
 
 from recognition.bundle import SPEC, WEIGHTS, BundleSpec
 from recognition.data.dataset import check_vocabulary
@@ -24,7 +23,7 @@ from recognition.initial_weights import (
     open_source,
     transfer_weights,
 )
-from recognition.pretrained import PretrainedModel, check_pretrained, read_pretrained
+from recognition.pretrained import PretrainedModel, read_pretrained
 from recognition.system import SystemConfig
 from speech.models import ModelConfig, PretrainedConfig
 from speech.tokens import BLANK_SYMBOL, TokenConfig, TokenError, Tokenizer, tokenizer_from_dict, train_tokenizer
@@ -47,41 +46,36 @@ class InitialModel:
     """The model that a run's training begins with.
 
     Attributes:
-        given: What the configuration says.
+        given: What `train.init` says.
         name: What that was when the run began: `models:/NAME/VERSION`, or a folder or URL; empty if a first run has no
             champion yet.
+        read: Reads the model of a name.
     """
 
     given: str
     name: str
+    read: Callable[[str], SourceModel]
 
     @cached_property
     def source(self) -> SourceModel:
-        """The model itself; fetched from the registry or the object store at first use."""
-        if self.name.startswith("models:/"):
-            return open_source(download_bundle(self.name), self.name)
-        if "://" not in self.name:
-            return open_source(Path(self.name), self.name)
-        store = ObjectStore(self.name)
-        with TemporaryDirectory(prefix="starling-initial-") as folder:
-            for file in (WEIGHTS, SPEC):
-                try:
-                    store.fetch_into(file, Path(folder) / file)
-                except ObjectMissingError as error:
-                    raise StageError(f"train.init: {self.name} is no bundle, it has no {file}: give another") from error
-            return open_source(Path(folder), self.name)
+        """The model itself; read at first use."""
+        return self.read(self.name)
 
 
-@dataclass(frozen=True)
-class PretrainedSource(InitialModel):
-    """The pretrained model that `model.source` names, as the one that training begins with."""
-
-    known: SourceModel
-
-    @property
-    @override
-    def source(self) -> SourceModel:  # type: ignore[override]
-        return self.known
+def _read(name: str) -> SourceModel:
+    """A registered model, or that in a folder or at a URL."""
+    if name.startswith("models:/"):
+        return open_source(download_bundle(name), name)
+    if "://" not in name:
+        return open_source(Path(name), name)
+    store = ObjectStore(name)
+    with TemporaryDirectory(prefix="starling-initial-") as folder:
+        for file in (WEIGHTS, SPEC):
+            try:
+                store.fetch_into(file, Path(folder) / file)
+            except ObjectMissingError as error:
+                raise StageError(f"train.init: {name} is no bundle, it has no {file}: give another") from error
+        return open_source(Path(folder), name)
 
 
 def pretrained_model(run: Run) -> PretrainedModel | None:
@@ -95,12 +89,15 @@ def pretrained_model(run: Run) -> PretrainedModel | None:
         return None
     if run.pretrained is None:
         try:
-            check_pretrained(model, run.config.features, run.config.data.sample_rate, run.cache_folder)
-            run.pretrained = read_pretrained(model, run.cache_folder)
+            model.check_packages()
+            pretrained = read_pretrained(model, run.cache_folder)
+            if not model.encoder:
+                pretrained.check(model, run.config.features, run.config.data.sample_rate)
         except ValueError as error:
             raise StageError(str(error)) from error
-    pretrained: PretrainedModel = run.pretrained
-    return pretrained
+        run.pretrained = pretrained
+    known: PretrainedModel = run.pretrained
+    return known
 
 
 def model_config(run: Run) -> ModelConfig:
@@ -141,20 +138,32 @@ def initial_model(run: Run) -> InitialModel | None:
         StageError: If there is no such model, or the registry does not answer.
     """
     given = run.config.train.init
-    if not given:
-        pretrained, sized = pretrained_model(run), model_config(run)
-        if pretrained is None:
-            return None
-        assert isinstance(sized, PretrainedConfig)
-        try:
-            source = system_config(run).pretrained_source(pretrained, pretrained.source_model(sized))
-        except ValueError as error:
-            raise StageError(f"recognizer: model.source {pretrained.name}: {error}") from error
-        return PretrainedSource("", pretrained.name, source)
     if run.initial is None or run.initial.given != given:
-        run.initial = InitialModel(given, _looked_up(given, run.config.model_name))
-    initial: InitialModel = run.initial
-    return initial if initial.name else None
+        run.initial = _named_source(run, given) if given else _own_source(run)
+    initial: InitialModel | None = run.initial
+    return initial if initial and initial.name else None
+
+
+def _named_source(run: Run, given: str) -> InitialModel:
+    """What `train.init` names."""
+    return InitialModel(given, _looked_up(given, run.config.model_name), _read)
+
+
+def _own_source(run: Run) -> InitialModel | None:
+    """What a run's kind of model begins with by itself: the pretrained model that `model.source` names, if it has one.
+
+    Raises:
+        StageError: If that cannot be used.
+    """
+    pretrained, sized = pretrained_model(run), model_config(run)
+    if pretrained is None:
+        return None
+    assert isinstance(sized, PretrainedConfig)
+    try:
+        source = system_config(run).pretrained_source(pretrained, pretrained.source_model(sized))
+    except ValueError as error:
+        raise StageError(f"recognizer: model.source {pretrained.name}: {error}") from error
+    return InitialModel("", pretrained.name, lambda _: source)
 
 
 def begins_with(run: Run) -> dict[str, str]:
@@ -186,9 +195,8 @@ def _looked_up(given: str, own: str) -> str:
         raise StageError(f"train.init: {given} cannot be looked up in the model registry: {error}") from error
     except ValueError as error:
         raise StageError(f"train.init: {error}") from error
-    if name == own and (
-        alias == CHAMPION or name not in known
-    ):  # a nightly run's first nights, until a version has learned something
+    # a nightly run's first nights, until a version has learned something
+    if name == own and (alias == CHAMPION or name not in known):
         why = "no champion" if name in known else "no version"
         progress.announce("train", f"{name} has {why} yet: training begins with random weights")
         return ""
@@ -208,7 +216,7 @@ def initial_tokens(run: Run, texts: Callable[[], Iterable[str]]) -> dict[str, An
 
     Args:
         run: The run.
-        texts: Yields the training transcripts; called anew for each pass over them.
+        texts: Yields the training transcripts; called again for each pass over them.
 
     Raises:
         StageError: If the transcripts have symbols that the kept tokens do not have.

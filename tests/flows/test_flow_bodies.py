@@ -93,7 +93,9 @@ def test_evaluation_ends_at_once_without_a_waiting_challenger(config, monkeypatc
     )
     monkeypatch.setattr(pipeline, "check_servers", lambda *given: began.append(given[1]))
     monkeypatch.setattr(
-        pipeline, "open_run", lambda config, name, force: SimpleNamespace(config=config, run_id=name, flow_run_url="x")
+        pipeline,
+        "open_run",
+        lambda config, name, force: SimpleNamespace(config=config, initial=None, run_id=name, flow_run_url="x"),
     )
     monkeypatch.setattr(pipeline, "close_run", lambda name: began.append(name))
     monkeypatch.setattr(pipeline, "_stages", lambda run, names, until: began.append((tuple(names), until)))
@@ -110,7 +112,7 @@ def test_evaluation_ends_at_once_without_a_waiting_challenger(config, monkeypatc
 
 
 def test_log_of_a_pipeline_has_the_lines_of_the_stages_that_nested_runs_execute(config, monkeypatch, caplog):
-    run = SimpleNamespace(config=config, flow_run_url="")
+    run = SimpleNamespace(config=config, initial=None, flow_run_url="")
     monkeypatch.setattr(pipeline, "flow_run", SimpleNamespace(ui_url="http://ui/1"))
     monkeypatch.setattr(pipeline, "check_servers", lambda *_: None)
     monkeypatch.setattr(pipeline, "open_run", lambda *_: run)

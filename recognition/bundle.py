@@ -334,7 +334,8 @@ def copy_network(source: Path, target: Path) -> str:
 def _network_of(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
     """A bundle's spec without its decoder and what adapts features, and the SHA-256 of the file that is left."""
     own: dict[str, Any] = {"decode": GreedyConfig(), "adaptation": None, "provenance": {}}
-    return _with_network(folder).model_copy(update=own), {WEIGHTS: _read(folder)[1].get(WEIGHTS, "")}
+    spec, files = _with_network(folder)
+    return spec.model_copy(update=own), {WEIGHTS: files.get(WEIGHTS, "")}
 
 
 def network_digest(folder: Path) -> str:
@@ -412,18 +413,18 @@ def _damaged(path: Path) -> BundleError:
     return BundleError(f"{path} is damaged, its SHA-256 differs from bundle.json: {_AGAIN}")
 
 
-def _with_network(folder: Path) -> BundleSpec:
-    """The description of a bundle that has a network.
+def _with_network(folder: Path) -> tuple[BundleSpec, dict[str, str]]:
+    """The description of a bundle that has a network, and the SHA-256 of its other files.
 
     Raises:
         BundleError: It has none, or is damaged.
     """
-    spec = load_spec(folder)
+    spec, files = _read(folder)
     if WEIGHTS not in spec.system.files:
         raise BundleError(
             f"{folder}: a recognizer of kind {spec.system.kind} has no network: give another kind's model"
         )
-    return spec
+    return spec, files
 
 
 def load_bundle(folder: Path, network_only: bool = False) -> tuple[BundleSpec, TrainableNetwork]:
@@ -438,7 +439,7 @@ def load_bundle(folder: Path, network_only: bool = False) -> tuple[BundleSpec, T
     """
     from speech.models.networks.base import load_network
 
-    spec = _with_network(folder)
+    spec, _ = _with_network(folder)
     check_files(folder, network_only)
     try:
         spec.network.check_packages()

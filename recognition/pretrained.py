@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from recognition.initial_weights import SourceModel
 from speech.features import FeatureConfig
-from speech.files import check_finite
+from speech.files import ShapeError, check_finite, read_described
 from speech.models import MODELS, ModelConfig, PretrainedConfig
 from speech.models.networks.pretrained import PretrainedEncoder
 from speech.models.networks.whisper_decoder import GENERATION, TOKENIZER
@@ -108,15 +108,12 @@ class PretrainedModel:
             PretrainedError: A file is damaged, or the weights are not those of the encoder that is described.
         """
         wanted, fixed = self._expected(cfg)
-        expected, tensors = wanted | fixed, {}
+        expected, tensors = wanted | fixed, dict[str, Tensor]()
         for path in self.paths:
             try:
-                with safe_open(str(path), "pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - no mapping
-                        own = cfg.own_name(name)
-                        if own in expected:
-                            self._check_shape(name, file.get_slice(name).get_shape(), expected[own])
-                            tensors[own] = file.get_tensor(name).float()
+                tensors |= read_described(path, expected, cfg.own_name)
+            except ShapeError as error:
+                raise PretrainedError(f"{self.name}: {error}: its files are not of one model") from error
             except (SafetensorError, OSError) as error:
                 raise PretrainedError(f"{path} is damaged or truncated ({error}): fetch the model again") from error
         self._check_complete(wanted, tensors)
@@ -135,13 +132,6 @@ class PretrainedModel:
         assert isinstance(network, PretrainedEncoder)
         names = {name: tensor for name, tensor in network.state_dict().items() if name not in network.output_rows}
         return names, network.fixed_tensors()
-
-    def _check_shape(self, name: str, shape: list[int], wanted: Tensor) -> None:
-        if tuple(shape) != tuple(wanted.shape):
-            raise PretrainedError(
-                f"{self.name}: {name} is {tuple(shape)}, but its {CONFIG} describes {tuple(wanted.shape)}: its files "
-                "are not of one model"
-            )
 
     def _check_complete(self, wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
         if missing := sorted(wanted.keys() - tensors.keys()):

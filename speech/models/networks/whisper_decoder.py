@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from typing_extensions import override
 
-from speech.files import check_finite
+from speech.files import check_finite, read_described
 from speech.models.networks.transformer_decoder import TransformerDecoder
 from speech.models.whisper_decoder import WhisperDecoderConfig
 from speech.tokens import WhisperTokenizer
@@ -116,13 +116,7 @@ def whisper_decoder_weights(cfg: WhisperDecoderConfig, vocab_size: int, paths: S
     tensors: dict[str, Tensor] = {}
     for path in paths:
         try:
-            with safe_open(str(path), "pt") as file:
-                for name, own in _own_names(file.keys()):
-                    shape = tuple(file.get_slice(name).get_shape())
-                    if own in wanted and shape != tuple(wanted[own].shape):
-                        raise ValueError(f"{name} is {shape}, not {tuple(wanted[own].shape)} as {CONFIG} says")
-                    if own in wanted:
-                        tensors[own] = file.get_tensor(name).float()
+            tensors |= read_described(path, wanted, _own_name)
         except (OSError, SafetensorError, ValueError) as error:
             raise ValueError(f"{path} cannot be read as a Whisper model: {error}; fetch it again") from error
     if missing := sorted(wanted.keys() - tensors.keys()):
@@ -133,12 +127,9 @@ def whisper_decoder_weights(cfg: WhisperDecoderConfig, vocab_size: int, paths: S
     return tensors
 
 
-def _own_names(names: list[str]) -> Iterator[tuple[str, str]]:
-    """The names of a decoder's tensors in a file, and ours."""
-    for name in names:
-        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
-        if prefix:
-            yield name, name.removeprefix(prefix)
+def _own_name(name: str) -> str | None:
+    """Our name for a tensor of a file; None if it is not the decoder's."""
+    return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), None)
 
 
 def read_whisper_tokenizer(folder: Path, **asked: Any) -> WhisperTokenizer:

@@ -116,7 +116,7 @@ class _Search:
     scores: Tensor
     """Of each hypothesis [batch, W]; minus infinity if there is none."""
     repeats: Tensor
-    """For each length of a phrase, how many last tokens equal the one so many places before [batch, W, phrases]."""
+    """For each length of a phrase, how many of the last tokens equal the one a phrase before [batch, W, phrases]."""
     cache: DecoderCache
     ctc: CtcPrefixScorer | None
     prefixes: CtcPrefixes | None

@@ -29,7 +29,7 @@ from speech.lexicon.base import BadLine, LexiconError, Pronunciation
 
 Format = Literal["kaldi", "kaldip", "cmudict", "mfa"]
 _SAMPLE = 2000
-"""First lines that tell the format: among so many, a CMUdict has alternatives, as READ(2)."""
+"""Number of first lines from which the format is told: a CMUdict has alternatives among them, as READ(2)."""
 _SHOWN = 60  # characters of a bad line in reports
 _ALTERNATIVE = re.compile(r"(?P<word>.+)\((?P<number>[0-9]{1,2})\)")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _OF_THE_SOURCE = ("dim", "layers", "subsampling", "channels")
 _LARGEST = 200_000
-"""Characters of a configuration: no encoder has so many."""
+"""Characters of a configuration at most; those of known encoders are far shorter."""
 _NOT_OF_THE_ENCODER = frozenset(
     {"architectures", "auto_map", "dtype", "torch_dtype", "id2label", "label2id", "quantization_config"}
     | {"transformers_version", "task_specific_params", "suppress_tokens", "begin_suppress_tokens"}

@@ -113,7 +113,10 @@ class PretrainedModel:
             try:
                 tensors |= read_described(path, expected, cfg.own_name)
             except ShapeError as error:
-                raise PretrainedError(f"{self.name}: {error}: its files are not of one model") from error
+                raise PretrainedError(
+                    f"{self.name}: {error.name} is {error.shape}, but its {CONFIG} describes {error.wanted}: its files "
+                    "are not of one model"
+                ) from error
             except (SafetensorError, OSError) as error:
                 raise PretrainedError(f"{path} is damaged or truncated ({error}): fetch the model again") from error
         self._check_complete(wanted, tensors)

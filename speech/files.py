@@ -34,7 +34,17 @@ def check_finite(tensors: Mapping[str, Tensor | np.ndarray]) -> None:
 
 
 class ShapeError(ValueError):
-    """A tensor of a file has another shape than its description says."""
+    """A tensor of a file has another shape than the model's `config.json` says.
+
+    Attributes:
+        name: The tensor.
+        shape: Its shape in the file.
+        wanted: The shape that is described.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        super().__init__(f"{name} is {shape}, not {wanted} as config.json says")
+        self.name, self.shape, self.wanted = name, shape, wanted
 
 
 def read_described(
@@ -63,6 +73,6 @@ def read_described(
                 continue
             shape, wanted = tuple(file.get_slice(name).get_shape()), tuple(described[own].shape)
             if shape != wanted:
-                raise ShapeError(f"{name} is {shape}, not {wanted} as config.json says")
+                raise ShapeError(name, shape, wanted)
             tensors[own] = file.get_tensor(name).float()
     return tensors

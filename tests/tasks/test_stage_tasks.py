@@ -36,7 +36,7 @@ def done(monkeypatch):
 
 
 def test_plain_run_checks_names_once_sets_are_known_and_ends_with_the_last_stage(config, done):
-    run = SimpleNamespace(config=config)
+    run = SimpleNamespace(config=config, initial=None)
     run_plainly(run, "features")
     assert done == ["prepare", "tell sets", "check names", "shard", "features"]
     done.clear()
@@ -89,7 +89,7 @@ def test_sizes_of_sets_and_duplicates_are_logged_before_training(config, monkeyp
     )
     monkeypatch.setattr(stage_tasks, "data_warnings", lambda given, data: ["speakers", f"{data is config.data}"])
     run = SimpleNamespace(
-        config=config, result=lambda name: SimpleNamespace(record=record) if name == "prepare" else None
+        config=config, initial=None, result=lambda name: SimpleNamespace(record=record) if name == "prepare" else None
     )
     with caplog.at_level(logging.INFO, "tests.stages"):
         stage_tasks._tell_sets(run, logging.getLogger("tests.stages"))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from typing_extensions import override
 
-from configurable.former_fields import former_fields
 from speech.features.config import FrameEnergyConfig
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ class CepstraConfig(FrameEnergyConfig):
 
     num_ceps: int = Field(default=13, ge=1)
     """Number of cepstral coefficients, at most `num_mels`."""
-
-    _former_cepstra_fields = former_fields(cepstral_lifter=22.0)
+    cepstral_lifter: float = Field(default=22.0, ge=0)
+    """Length of the cepstral lifter; 0 is none."""
 
     @property
     @override

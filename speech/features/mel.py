@@ -97,7 +97,7 @@ def dct_matrix(num_mels: int, num_ceps: int) -> Tensor:
     return matrix
 
 
-def lifter_weights(num_ceps: int, lifter: float = 22.0) -> Tensor:
+def lifter_weights(num_ceps: int, lifter: float) -> Tensor:
     """Weights 1 + Q/2 sin(pi i / Q) of the cepstral coefficients i, or ones if Q is 0: float64 `[num_ceps]`."""
     index = torch.arange(num_ceps, dtype=torch.float64)
     return 1.0 + 0.5 * lifter * torch.sin(math.pi * index / lifter) if lifter > 0 else torch.ones_like(index)

@@ -31,7 +31,7 @@ class MfccConfig(CepstraConfig):
             raise FeatureError(
                 f"features.num_ceps={self.num_ceps} exceeds features.num_mels={self.num_mels}: lower the first"
             )
-        cosines = dct_matrix(self.num_mels, self.num_ceps) * lifter_weights(self.num_ceps)
+        cosines = dct_matrix(self.num_mels, self.num_ceps) * lifter_weights(self.num_ceps, self.cepstral_lifter)
         return {"cosines": cosines, "smoothed": torch.linalg.pinv(cosines)}
 
     @override

@@ -57,7 +57,7 @@ class PlpConfig(CepstraConfig):
         return {
             "curve": equal_loudness(centres),
             "correlations": correlation_matrix(self.num_mels, self.lpc_order),
-            "lifter": lifter_weights(self.num_ceps),
+            "lifter": lifter_weights(self.num_ceps, self.cepstral_lifter),
             "spectrum": 2.0 * torch.cos(torch.outer(torch.arange(1, self.num_ceps, dtype=torch.float64), angles)),
         }
 

@@ -24,7 +24,7 @@ CONFIGS = [
     LogMelConfig(num_mels=40, high_freq=-400.0, preemphasis=0.0),
     LogMelConfig(num_mels=23, frame_ms=20.0, hop_ms=7.5, low_freq=0.0, high_freq=3500.0),
     MfccConfig(num_mels=23),
-    MfccConfig(num_mels=40, num_ceps=40, high_freq=-400.0),
+    MfccConfig(num_mels=40, num_ceps=40, cepstral_lifter=0.0, high_freq=-400.0),
     MfccConfig(num_mels=23, use_energy=True),
     FbankConfig(num_mels=40),
     FbankConfig(num_mels=23, use_energy=True),
@@ -48,7 +48,7 @@ def kaldi_features(config, wave, rate):
     options.use_energy = getattr(config, "use_energy", False)
     options.energy_floor = 0.0
     if config.kind == "mfcc":
-        options.num_ceps = config.num_ceps
+        options.num_ceps, options.cepstral_lifter = config.num_ceps, config.cepstral_lifter
     else:
         options.use_log_fbank = getattr(config, "log_energies", True)
     computer = knf.OnlineMfcc(options) if config.kind == "mfcc" else knf.OnlineFbank(options)

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from configurable.choices import Choice
 from configurable.former_fields import former_fields
+from configurable.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,15 +26,11 @@ class FeatureConfig(Choice, ABC):
     Attributes:
         adapted: Whether they are those of the speaker-adapted GMM-HMM, which one waveform does not determine.
         has_levels: Whether the energy of a frame can be told from them, which `cmvn_gate_db` and `trim_db` need.
-        centred_frames: Whether frame t is centred at its hop t, from the first sample on: there are as many frames as
-            whole hops, and samples are made up before and after the utterance (`waves_before`). Otherwise frames lie
-            entirely inside the utterance.
         tiny: Fields of small features at 8 kHz: the tests of all kinds compute them.
     """
 
     adapted: ClassVar[bool] = False
     has_levels: ClassVar[bool] = True
-    centred_frames: ClassVar[bool] = False
     tiny: ClassVar[dict[str, Any]] = {}
 
     frame_ms: float = Field(default=25.0, gt=0, le=1000)
@@ -131,9 +128,14 @@ class FeatureConfig(Choice, ABC):
             lengths: `[B]`, samples of each utterance.
 
         Returns:
-            `[B, N]`; with `centred_frames`, longer by half a frame before and at least as much after the utterance.
+            `[B, N]`, or longer: `num_frames` frames fit into it.
         """
         return waves
+
+    def num_frames(self, bank: FilterBank, lengths: Tensor) -> Tensor:
+        """Numbers of frames `[B]` of utterances of `lengths` samples; by default, frames lie entirely inside them."""
+        frames = torch.div(lengths - bank.frame_length, bank.hop_length, rounding_mode="floor") + 1
+        return frames.clamp(min=0)
 
     def finished(self, feats: Tensor, num_frames: Tensor) -> Tensor:
         """What is done to an utterance's features at last, which depends on all its frames; nothing by default.

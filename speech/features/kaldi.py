@@ -122,10 +122,7 @@ class FilterBank(nn.Module):
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Numbers of frames `[B]` of utterances of `lengths` samples; 0 if an utterance is shorter than a frame."""
-        if self.config.centred_frames:
-            return torch.div(lengths, self.hop_length, rounding_mode="floor")
-        frames = torch.div(lengths - self.frame_length, self.hop_length, rounding_mode="floor") + 1
-        return frames.clamp(min=0)
+        return self.config.num_frames(self, lengths)
 
     @torch.no_grad()
     def forward(self, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,8 @@
 They differ from Kaldi's: frames are centred at their hop and longer than the filters are narrow, the window is Hann's,
 the mel scale and the filters' heights are Slaney's, logarithms are decimal, at most 8 below the utterance's largest.
 Whisper's own extractor pads each utterance with silence to 30 s; here, utterances keep their length, and the frames
-that they have are the same.
+that they have are the same. Those of the silence follow from them (`followed_by_silence`), so that they are neither
+stored nor augmented: a model adds them if it is to hear them.
 """
 
 from __future__ import annotations
@@ -64,16 +65,35 @@ def slaney_filters(num_mels: int, fft_size: int, sample_rate: int) -> Tensor:
     return weights
 
 
+def followed_by_silence(feats: Tensor, lengths: Tensor, total: int) -> Tensor:
+    """Features of utterances that silence follows, as if waveforms had been padded with zeros.
+
+    Args:
+        feats: `[B, T, F]`, with `tail`; what stands beyond an utterance may have any values.
+        lengths: `[B]`, frames of each utterance; of longer ones than `total`, the rest is cut off.
+        total: Frames of each utterance with the silence.
+
+    Returns:
+        `[B, total, F]`.
+    """
+    feats = torch.nn.functional.pad(feats, (0, 0, 0, total - feats.shape[1]))
+    own = frame_mask(lengths, total, feats.device).unsqueeze(2)
+    largest = feats.masked_fill(~own, -math.inf).amax((1, 2), keepdim=True)
+    return torch.where(own, feats, (largest - _RANGE / 4).clamp(min=(math.log10(_FLOOR) + 4) / 4))
+
+
 class WhisperLogMelConfig(FeatureConfig):
     """Log-mel energies of Whisper's definition, for Whisper's encoder; 16 kHz."""
 
     kind: Literal["whisper_logmel"] = "whisper_logmel"
-    centred_frames: ClassVar[bool] = True
     tiny: ClassVar[dict[str, Any]] = {"num_mels": 15}
     num_mels: int = Field(default=80, ge=3, le=1024)
     """Number of filters: 80, or 128 for the models `large-v3` and those made from it."""
     cmvn: Literal["none", "global", "speaker", "utterance", "sliding"] = "none"
     """Normalization of mean and variance; Whisper's encoder expects none."""
+    tail: bool = False
+    """Keep the one or two frames after an utterance's end that its last samples still reach into, for `model.silence`;
+    otherwise there are as many frames as whole hops."""
 
     @property
     @override
@@ -87,22 +107,33 @@ class WhisperLogMelConfig(FeatureConfig):
         return {"window": torch.hann_window(size, dtype=torch.float64), "filters": filters}
 
     @override
+    def num_frames(self, bank: FilterBank, lengths: Tensor) -> Tensor:
+        hop = bank.hop_length
+        frames = torch.div(lengths, hop, rounding_mode="floor")
+        if not self.tail:
+            return frames
+        reached = torch.div(lengths + bank.frame_length // 2 + hop - 1, hop, rounding_mode="floor")
+        reached = reached.clamp(max=_WHOLE_S * bank.sample_rate // hop).masked_fill(lengths == 0, 0)
+        return frames.maximum(reached)
+
+    @override
     def waves_before(self, bank: FilterBank, waves: Tensor, lengths: Tensor) -> Tensor:
-        half = bank.frame_length // 2
+        half, whole = bank.frame_length // 2, _WHOLE_S * bank.sample_rate
         waves = waves.masked_fill(~frame_mask(lengths, waves.shape[1], waves.device), 0.0)
-        waves = torch.nn.functional.pad(waves, (0, half + 1))  # enough to be mirrored at the start, however short
-        if waves.shape[1] > _WHOLE_S * bank.sample_rate:
-            waves = self._mirrored_ends(waves, lengths, half, _WHOLE_S * bank.sample_rate)
+        longest = waves.shape[1]
+        # enough to be mirrored at the start, however short, and for all frames
+        waves = torch.nn.functional.pad(waves, (0, bank.frame_length + 1))
+        if longest > whole - half:
+            waves = self._mirrored_ends(waves, lengths, half, whole)
         return torch.nn.functional.pad(waves, (half, 0), mode="reflect")
 
     @staticmethod
     def _mirrored_ends(waves: Tensor, lengths: Tensor, half: int, whole: int) -> Tensor:
-        """Mirror the last `half` samples of utterances that have at least `whole` of them."""
-        lengths = lengths.to(waves.device).unsqueeze(1)
+        """Mirror the last `half` samples of utterances that have `whole` of them with the zeros after them, or more."""
+        lengths = lengths.to(waves.device).clamp(min=whole).unsqueeze(1)
+        waves = torch.nn.functional.pad(waves, (0, max(0, whole + half - waves.shape[1])))
         places = lengths + torch.arange(half, device=waves.device)  # in the zeros after each utterance
-        sources = (2 * lengths - 2 - places).clamp(min=0)
-        mirrored = torch.where(lengths >= whole, waves.gather(1, sources), waves.gather(1, places))
-        return waves.scatter(1, places, mirrored)
+        return waves.scatter(1, places, waves.gather(1, 2 * lengths - 2 - places))
 
     @override
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:

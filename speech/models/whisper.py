@@ -25,6 +25,7 @@ class WhisperConfig(PretrainedConfig):
     can_be_split: ClassVar[bool] = True
     features: ClassVar[str] = "whisper_logmel"
     model_types: ClassVar[dict[str, str]] = {"whisper": "Whisper"}
+    free_fields: ClassVar[frozenset[str]] = PretrainedConfig.free_fields | {"silence"}
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {
         "encoder": {"model_type": "whisper", "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
     }
@@ -33,6 +34,10 @@ class WhisperConfig(PretrainedConfig):
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout probability of the front end's output, of what each layer adds, and before the output layer; Whisper was
     trained without."""
+
+    silence: Literal["none", "encoder", "all"] = "none"
+    """What hears silence behind each utterance up to 30 s, as in Whisper's training: nothing (`none`), the encoder, or
+    all, what reads the encoder's frames included, as in `transformers`."""
 
     @property
     @override
@@ -55,6 +60,11 @@ class WhisperConfig(PretrainedConfig):
         for name, value in (("frame_ms", 25.0), ("hop_ms", 10.0)):
             if getattr(features, name) != value:
                 raise ValueError(f"features.{name} must be {value:g} for model {self.kind}: remove it")
+        if self.silence != "none" and not getattr(features, "tail", False):
+            raise ValueError(
+                f"features.tail is false, but model.silence is {self.silence}, and frames at the end of the speech "
+                "reach into the silence: set features.tail=true"
+            )
         mels = self.encoder.get("num_mel_bins", features.width)
         if mels != features.width:
             raise ValueError(

@@ -294,6 +294,12 @@ class TestWhisper(HearsEverything, AcousticModelContract):
     config = WhisperConfig.model_validate({**WhisperConfig.tiny, "layers": 2, "dropout": 0.2})
 
 
+class TestWhisperThatHearsSilence(HearsEverything, AcousticModelContract):
+    config = TestWhisper.config.model_copy(
+        update={"silence": "encoder", "encoder": {**TestWhisper.config.encoder, "max_source_positions": 40}}
+    )
+
+
 class TestWav2Vec2(AcousticModelContract):
     config = Wav2Vec2Config.model_validate({**Wav2Vec2Config.tiny, "layers": 2, "dropout": 0.2})
 

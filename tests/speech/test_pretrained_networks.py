@@ -110,6 +110,51 @@ def test_whisper_has_no_frames_for_an_utterance_beyond_its_positions():
     torch.testing.assert_close(log_probs[1, :50], alone[0], atol=1e-5, rtol=1e-5)
 
 
+def silent(silence):
+    """A tiny Whisper that hears silence, ours and the library's."""
+    model = library_whisper()
+    config = WhisperConfig(source="x", silence=silence).with_encoder(model.config.to_dict())
+    return with_weights(config, 80, model, "model.encoder."), model
+
+
+@pytest.mark.parametrize("silence", ["encoder", "all"])
+def test_whisper_that_hears_silence_equals_the_library_in_a_batch_of_utterances(silence):
+    network, model = silent(silence)
+    feats, lengths = torch.randn(4, 70, 80), torch.tensor([61, 70, 5, 0])
+    network.output = torch.nn.Identity()
+    hidden, frames = network.outputs(feats, lengths)
+    assert frames.tolist() == network.num_frames(lengths).tolist()
+    assert frames.tolist() == ([31, 35, 3, 0] if silence == "encoder" else [50, 50, 50, 0])
+    for row, count in enumerate(frames.tolist()[:3]):
+        floor = feats[row, : lengths[row]].max() - 2
+        padded = torch.full((1, 80, 100), float(floor))
+        padded[0, :, : lengths[row]] = feats[row, : lengths[row]].T
+        wanted = model(padded).last_hidden_state[0, :count]
+        torch.testing.assert_close(hidden[row, :count], wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("silence", ["encoder", "all"])
+def test_whisper_that_hears_silence_has_no_frames_for_an_utterance_beyond_its_positions(silence):
+    network, _ = silent(silence)
+    feats, lengths = torch.randn(3, 140, 80), torch.tensor([140, 100, 101])
+    log_probs, frames = network(feats, lengths)
+    assert frames.tolist() == network.num_frames(lengths).tolist() == [0, 50, 0]
+    alone, _ = network(feats[1:2, :100], lengths[1:2])
+    torch.testing.assert_close(log_probs[1, :50], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_whisper_that_hears_silence_wants_the_frames_that_reach_into_it():
+    config = WhisperConfig(source="x", silence="all").with_encoder(library_whisper().config.to_dict())
+    config.check_inputs(WhisperLogMelConfig(tail=True), 16000)
+    with pytest.raises(ValueError, match=r"set features\.tail=true"):
+        config.check_inputs(WhisperLogMelConfig(), 16000)
+
+
+def test_whisper_that_hears_silence_cannot_be_split():
+    with pytest.raises(ValueError, match=r"set model\.silence=none"):
+        split_model(silent("encoder")[0], 2)
+
+
 def test_nothing_is_masked_or_skipped_at_random_in_training():
     """The library skips layers and masks frames in training, as its configurations say."""
     torch.manual_seed(0)
@@ -137,11 +182,15 @@ def test_mixed_precision_gives_about_the_same(kind):
     torch.testing.assert_close(hidden[inside], network(feats, lengths)[0][inside], atol=0.3, rtol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["whisper", "wav2vec2"])
-def test_compiled_networks_are_one_program_for_batches_of_all_shapes(kind):
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("whisper", {}), ("whisper", {"silence": "encoder"}), ("whisper", {"silence": "all"}), ("wav2vec2", {})],
+    ids=str,
+)
+def test_compiled_networks_are_one_program_for_batches_of_all_shapes(kind, more):
     torch._dynamo.reset()
     torch.manual_seed(0)
-    config = MODELS[kind].model_validate({**MODELS[kind].tiny, "dropout": 0.0})
+    config = MODELS[kind].model_validate({**MODELS[kind].tiny, "dropout": 0.0, **more})
     network, programs = build_model(config, 16, 7), []
     compiled = torch.compile(network, dynamic=True, backend=lambda graph, _: programs.append(graph) or graph)
     for count, frames in ((4, 64), (3, 128), (5, 192)):

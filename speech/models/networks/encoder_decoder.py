@@ -40,8 +40,7 @@ class EncoderDecoder(TrainableNetwork):
 
     def encode(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """The frames that are attended to [B, T', D], and their numbers [B]; arguments as for `AcousticModel`."""
-        x_BTD, frames = self.encoder.subsampling(feats_BTF, lengths)
-        return self.encoder.encode(x_BTD, frames), frames
+        return self.encoder.outputs(feats_BTF, lengths)
 
     def posteriors(self, encoded_BTD: Tensor) -> Tensor | None:
         """Natural log posteriors of tokens by CTC [B, T', vocab_size] in float32; None without CTC."""

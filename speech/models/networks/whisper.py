@@ -1,7 +1,8 @@
-"""Whisper's encoder (Radford et al. 2022, arXiv:2212.04356) without its 30 seconds of padding.
+"""Whisper's encoder (Radford et al. 2022, arXiv:2212.04356), with and without its 30 seconds of padding.
 
 Whisper's own code pads every utterance with silence to 30 s. Here, an utterance has the positions that it needs, from
-the first one on, and neither convolutions nor attention see what it is padded with in a batch.
+the first one on, and neither convolutions nor attention see what it is padded with in a batch; unless the configuration
+says that the encoder hears the silence (`WhisperConfig.silence`). All positions are computed then, and without masks.
 """
 
 import math
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from speech.features.cmvn import frame_mask
+from speech.features.whisper_logmel import followed_by_silence
 from speech.models.networks.base import halved
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.pretrained import PretrainedEncoder, fills, key_mask
+from speech.models.networks.pretrained import PretrainedEncoder, PretrainedStage, fills, key_mask
 from speech.models.pretrained import describing, import_transformers
 from speech.models.whisper import WhisperConfig
 
@@ -34,9 +36,16 @@ def sinusoids(num_frames: int, dim: int, device: torch.device) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def frames_of(lengths: Tensor, longest: int) -> Tensor:
-    """Output frames for each number of feature frames; 0 for an utterance that is longer than the positions."""
-    return halved(lengths).masked_fill(lengths > longest, 0)
+def frames_of(lengths: Tensor, longest: int, whole: bool = False) -> Tensor:
+    """Output frames for each number of feature frames; 0 for an utterance that is longer than the positions.
+
+    Args:
+        lengths: Feature frames of each utterance [batch].
+        longest: Feature frames of all positions.
+        whole: Whether an utterance has the frames of the silence after it, too.
+    """
+    frames = halved(torch.full_like(lengths, longest) if whole else lengths)
+    return frames.masked_fill((lengths > longest) | (lengths == 0), 0)
 
 
 class WhisperFrontEnd(nn.Module):
@@ -46,18 +55,22 @@ class WhisperFrontEnd(nn.Module):
         super().__init__()
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
         self.dropout = Dropout(cfg.dropout)
-        self._longest = cfg.max_frames
+        self._longest, self._silence = cfg.max_frames, cfg.silence
 
     def forward(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, F] and [B] -> [B, ceil(T / 2), D] and [B]."""
+        """[B, T, F] and [B] -> [B, ceil(T / 2), D], or all positions where the encoder hears silence, and [B]."""
         if feats_BTF.shape[1] == 0:  # a convolution needs a frame to look at
             feats_BTF = feats_BTF.new_zeros(feats_BTF.shape[0], 1, feats_BTF.shape[2])
-        padded = not fills(lengths, feats_BTF.shape[1])
-        mask_B1T = frame_mask(lengths, feats_BTF.shape[1])[:, None] if padded else None
+        mask_B1T = None
+        if self._silence != "none":
+            feats_BTF = followed_by_silence(feats_BTF, lengths, self._longest)
+        elif not fills(lengths, feats_BTF.shape[1]):
+            mask_B1T = frame_mask(lengths, feats_BTF.shape[1])[:, None]
         x_BDT = F.gelu(self.conv1(_masked(feats_BTF.transpose(1, 2), mask_B1T)))
         x_BDT = F.gelu(self.conv2(_masked(x_BDT, mask_B1T)))
         positions = sinusoids(x_BDT.shape[2], x_BDT.shape[1], x_BDT.device)
-        return self.dropout(x_BDT.transpose(1, 2) + positions), frames_of(lengths, self._longest)
+        frames = frames_of(lengths, self._longest, self._silence == "all")
+        return self.dropout(x_BDT.transpose(1, 2) + positions), frames
 
 
 def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -96,20 +109,36 @@ class WhisperEncoder(PretrainedEncoder):
 
     @override
     def run_layers(self, layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        return run_layers(layers, x_BTD, lengths)
+        return run_layers(layers, x_BTD, lengths if self.cfg.silence == "none" else None)
+
+    @override
+    def outputs(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        scores_BTV, frames = super().outputs(feats_BTF, lengths)
+        if self.cfg.silence == "encoder":
+            scores_BTV = scores_BTV[:, : max(1, (feats_BTF.shape[1] + 1) // 2)]
+        return scores_BTV, frames
 
     @override
     def num_frames_rule(self) -> Callable[[Tensor], Tensor]:
-        return partial(frames_of, longest=self.cfg.max_frames)
+        return partial(frames_of, longest=self.cfg.max_frames, whole=self.cfg.silence == "all")
+
+    @override
+    def stage(self, layers: range) -> PretrainedStage:
+        if self.cfg.silence != "none":
+            raise ValueError(
+                f"with model.silence={self.cfg.silence}, Whisper cannot be split into stages, whose numbers of frames "
+                "would differ: use another strategy than pipeline, or set model.silence=none"
+            )
+        return super().stage(layers)
 
     @override
     def fixed_tensors(self) -> dict[str, Tensor]:
         return {"subsampling.positions": sinusoids(self.cfg.positions, self.cfg.dim, torch.device("cpu"))}
 
 
-def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor) -> Tensor:
-    """Run Whisper's layers over frames [B, T, D] of `lengths` [B]."""
-    mask_BT = key_mask(lengths, x_BTD.shape[1])
+def run_layers(layers: Iterable[nn.Module], x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
+    """Run Whisper's layers over frames [B, T, D] of `lengths` [B]; without lengths, all frames are attended to."""
+    mask_BT = None if lengths is None else key_mask(lengths, x_BTD.shape[1])
     mask = None if mask_BT is None else mask_BT[:, None, None, :]
     for layer in layers:
         x_BTD = layer(x_BTD, mask, None)[0]

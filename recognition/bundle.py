@@ -201,6 +201,12 @@ class BundleSpec(BaseModel):
         return self.max_inputs() / self.sample_rate or math.inf
 
     @property
+    def min_seconds(self) -> float:
+        """Seconds that the network computes even for the shortest utterance."""
+        frames = self.model.min_frames if self.model is not None else 0
+        return frames * self.features.stride * self.features.hop_ms / 1000
+
+    @property
     def states_per_frame(self) -> float:
         """Aligned frames to a frame of features."""
         return self.frame_factor / self.network.subsampling

@@ -138,7 +138,7 @@ def encode_set(
     if recognizer.by_speaker:
         batches = _adapted_batches(recognizer, dataset, rows, batch_seconds, on_damage)
     else:
-        batches = whole_batches(dataset, rows, batch_seconds, on_damage)
+        batches = whole_batches(dataset, rows, batch_seconds, on_damage, recognizer.spec.min_seconds)
     for batch in batches:
         yield from portions.each(batch, compute)
 
@@ -176,11 +176,21 @@ def whole_batches(
     left: NDArray[np.int64],
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
+    min_seconds: float = 0.0,
 ) -> Iterator[Batch]:
-    """Batches without the utterances of damaged shards; after each such shard, the rest is planned again."""
+    """Batches without the utterances of damaged shards; after each such shard, the rest is planned again.
+
+    Args:
+        dataset: The set.
+        left: Rows of its index.
+        batch_seconds: Seconds that are computed for a batch at most, padding included.
+        on_damage: As of `decode_set`.
+        min_seconds: Seconds that are computed even for the shortest utterance.
+    """
     shard_of = np.asarray(dataset.index.column("shard"))
     while True:
-        plan = plan_epoch(dataset.durations[left], batch_seconds=batch_seconds, max_batch=256)
+        seconds = dataset.durations[left].clip(min=min_seconds)
+        plan = plan_epoch(seconds, batch_seconds=batch_seconds, max_batch=256)
         given: list[NDArray[np.int64]] = []
         try:
             for batch in read_ahead(dataset.batch, [left[rows] for rows in plan]):

@@ -296,7 +296,7 @@ class Transcriber:
     def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
         rows: list[int] = []
         for row in order:
-            longest = len(pieces[row].wave) / self.sample_rate
+            longest = max(self.spec.min_seconds, len(pieces[row].wave) / self.sample_rate)
             if rows and longest * (len(rows) + 1) > self.batch_seconds:
                 yield rows
                 rows = []

@@ -79,7 +79,7 @@ def over_batches(dataset: SpeechDataset, limits: BatchLimits, add: Callable[[Bat
         TooManyShardsError: If too many are lost for the results to be comparable.
     """
     unreadable = 0
-    plan = plan_epoch(dataset.durations, batch_seconds=limits.batch_seconds, max_batch=limits.max_batch)
+    plan = plan_epoch(dataset.computed_seconds, batch_seconds=limits.batch_seconds, max_batch=limits.max_batch)
     for batch in read_ahead(dataset.batch, plan):
         unreadable += batch.unreadable
         if batch.ids:

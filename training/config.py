@@ -137,8 +137,8 @@ class TrainConfig(BaseModel):
     """When nodes count as lost."""
     launch: LaunchConfig = LaunchConfig()
     """Where the nodes run."""
-    epochs: int = Field(default=20, ge=1)
-    """Passes over the training set."""
+    epochs: int = Field(default=20, ge=0)
+    """Passes over the training set; 0 makes a model of the weights that a training would begin with, as they are."""
     max_minutes: float = Field(default=0.0, ge=0)
     """Stop after this much training time, restarts included, and keep the best model so far; 0 never stops early."""
     sampling: SamplingConfig = SamplingConfig()
@@ -303,7 +303,7 @@ class TrainConfig(BaseModel):
                 "lora trains adapters instead of the weights it begins with, so none of these thaw: use freeze without "
                 "until, or leave out lora"
             )
-        if late := [rule.until for rule in self.freeze if rule.until >= self.epochs]:
+        if late := [rule.until for rule in self.freeze if rule.until >= max(1, self.epochs)]:
             raise ValueError(
                 f"freeze.until is {late[0]} of {self.epochs} epochs, so these parameters would never be trained: leave "
                 "out until, or train for more epochs"

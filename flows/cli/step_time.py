@@ -89,7 +89,7 @@ def _on_data(job: "TrainJob", batch_seconds: float) -> Step:
     device = best_device(job.train.device)
     dataset, learner = open_set(job, "train"), Learner(job, device)
     most = max(1, job.train.max_batch // job.train.learners)
-    plan = plan_epoch(dataset.durations, batch_seconds=batch_seconds, max_batch=most, seed=job.seed, epoch=0)
+    plan = plan_epoch(dataset.computed_seconds, batch_seconds=batch_seconds, max_batch=most, seed=job.seed, epoch=0)
     # the last batch of a bucket is short
     full = sorted(plan, key=lambda rows: -float(dataset.durations[rows].sum()))[: 1 + _MEASURED]
     load = Loader(dataset, learner.task, device)

@@ -148,6 +148,7 @@ class SpeechDataset:
         targets: Tied states of the utterances, if the objective needs them.
         checked: The tokenizer is known to encode all transcripts: do not read them for that.
         max_seconds: Utterances that are longer are left out of batches.
+        min_seconds: Seconds that are computed even for the shortest utterance.
 
     Raises:
         TokenError: If the tokenizer does not know a symbol of a transcript, unless `lenient` or `checked`.
@@ -164,12 +165,14 @@ class SpeechDataset:
         targets: StateTargets | None = None,
         checked: bool = False,
         max_seconds: float = math.inf,
+        min_seconds: float = 0.0,
     ) -> None:
         self.index = index
         self.reader = reader
         self.sample_rate = sample_rate
         self._targets = targets
         self.durations: NDArray[np.float64] = np.asarray(index.column("duration"), dtype=np.float64)
+        self._min_seconds = min_seconds
         # columns stay in Arrow memory and texts are encoded when needed: there may be ten million utterances
         self._ids, self._speakers, self._texts = (index.values(name) for name in ("id", "speaker", "text"))
         self._shard_of = index.column("shard")
@@ -182,6 +185,11 @@ class SpeechDataset:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def computed_seconds(self) -> NDArray[np.float64]:
+        """Seconds of each utterance that a network computes, which limit batches; without augmentation."""
+        return self.durations.clip(min=self._min_seconds)
 
     def ids(self, rows: NDArray[np.int64]) -> list[str]:
         """Ids of utterances."""

@@ -111,8 +111,8 @@ class SpeechTaskConfig(SystemTaskConfig):
 
     @override
     def _further(self, name: Literal["train", "valid"], index: ShardIndex) -> dict[str, Any]:
-        limits = {"lenient": name == "valid", "max_seconds": self.spec.max_seconds}
-        return {"tokenizer": self.spec.build_tokenizer(), **limits}
+        limits = {"max_seconds": self.spec.max_seconds, "min_seconds": self.spec.min_seconds}
+        return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid", **limits}
 
 
 class SpeechTask:
@@ -133,6 +133,7 @@ class SpeechTask:
 
         spec = config.spec
         self.tokenizer, self._sample_rate = spec.build_tokenizer(), spec.sample_rate
+        self._min_seconds = spec.min_seconds
         self.frontend = spec.build_frontend(config.speaker_stats())
         self.augmenter = Augmenter(config.augment, spec.sample_rate, seed, spec.states_per_frame)
 
@@ -151,8 +152,8 @@ class SpeechTask:
         return self.augmenter.drawn(batch, epoch)
 
     def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
-        """Duration of utterances in an epoch, after augmentation."""
-        return self.augmenter.heard_seconds(ids, seconds, epoch)
+        """Seconds that the network computes for utterances in an epoch: their duration after augmentation, or more."""
+        return self.augmenter.heard_seconds(ids, seconds, epoch).clip(min=self._min_seconds)
 
     def features(self, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
         """Augmented features [batch, frames, dim] of a batch with its draws, and frames [batch] on the host."""

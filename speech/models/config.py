@@ -57,6 +57,11 @@ class ModelConfig(Choice, ABC):
         """Feature frames of the longest utterance that the network can read; 0 if it reads any."""
         return 0
 
+    @property
+    def min_frames(self) -> int:
+        """Feature frames that even the shortest utterance is computed with, such as those of silence behind it."""
+        return 0
+
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """This configuration with other paths of the files that it names; by default, it names none."""
         return self

@@ -46,6 +46,11 @@ class WhisperConfig(PretrainedConfig):
 
     @property
     @override
+    def min_frames(self) -> int:
+        return 0 if self.silence == "none" else self.max_frames
+
+    @property
+    @override
     def num_features(self) -> int:
         return int(self.encoder["num_mel_bins"])
 

@@ -219,6 +219,11 @@ class PipelineConfig(BaseModel):
         if lacking := self.system.lacking(self.model, self.align, self.lm):
             raise ValueError(lacking)
         check_system(self.system, self.train)
+        if not (self.train.epochs or self.train.init or getattr(self.model, "source", "")):
+            raise ValueError(
+                "train.epochs is 0, which keeps the weights that a training begins with, and these are random: name a "
+                "model in train.init or model.source, or train for an epoch"
+            )
         check_features(self.features, self.align, self.system, self.train.objective)
         check_realign(self.realign, self.align, self.system, self.train.objective)
         if self.features.stored:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NotRequired
 from uuid import uuid4
 
@@ -16,7 +17,7 @@ from recognition.bundle import BundleSpec, TiedStates
 from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
 from recognition.initial_weights import FOLDER as INITIAL
-from recognition.initial_weights import InitialWeights, save_initial
+from recognition.initial_weights import InitialWeights, Transfer, save_initial
 from recognition.systems import system_of
 from recognition.systems.base import SpeechTaskConfig
 from speech.hmm.priors import log_priors
@@ -274,6 +275,34 @@ def _train(run: Run, job: TrainJob, training: str) -> None:
         run_training(job, job.journal.parent, on_poll)
 
 
+def _keep(job: TrainJob, store: ObjectStore, transfer: Transfer) -> None:
+    """Write the model that a training would begin with, and what the engine writes beside a trained one.
+
+    Raises:
+        StageError: Some of its weights are random.
+    """
+    if new := transfer.incomplete:
+        raise StageError(
+            f"train.epochs is 0, but {len(new)} of the model's tensors would begin with random values, such as "
+            f"{new[0]}: train for an epoch or more, or choose recognizer and tokens that are those of the model that "
+            "training begins with"
+        )
+    with TemporaryDirectory(prefix="starling-kept-") as folder:
+        job.task.save(Path(folder), transfer.weights, {"run": job.run, "epochs": []})
+        for name in job.task.members:
+            store.write_file(f"model/{name}", Path(folder) / name)
+    store.write_json(
+        "result.json",
+        dict.fromkeys(("epoch", "step", "utterances", "unalignable", "trained_parameters"), 0)
+        | {"parameters": sum(tensor.numel() for tensor in transfer.weights.values()), "elapsed": 0.0}
+        | {"history": [], "averaged_epochs": [], "valid": {}, "device": "no device: it is kept as it was"}
+        | {name: getattr(job.train, name) for name in ("nodes", "learners_per_node")}
+        | {"strategy": job.train.strategy.kind},
+    )
+    job.journal.parent.mkdir(parents=True, exist_ok=True)
+    job.journal.write_text("", encoding="utf-8")
+
+
 def cut_segments(run: Run, store: ObjectStore) -> None:
     """Cut the training set into segments beside the training's other intermediate files, if it is so configured.
 
@@ -365,8 +394,12 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
     training = training_identity(store)
     for name in ("train", "valid"):
         damaged_shards(store, name).clear()  # shards found damaged by an earlier attempt may be repaired
-    cut_segments(run, store)
-    _train(run, job, training)
+    if job.train.epochs:
+        cut_segments(run, store)
+        _train(run, job, training)
+    else:
+        assert transfer, "the configuration names a model to begin with"
+        _keep(job, store, transfer)
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)

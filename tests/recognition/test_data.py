@@ -42,6 +42,14 @@ def test_a_batch_is_its_utterances_padded(corpus):
     assert batch.seconds == pytest.approx(sum(corpus.train[row].row["duration"] for row in rows))
 
 
+def test_utterances_cost_as_much_of_a_batch_as_is_computed_for_them(corpus):
+    plain, padded = open_set(corpus.url("train")), open_set(corpus.url("train"), min_seconds=0.6)
+    assert np.array_equal(plain.computed_seconds, plain.durations)
+    assert np.array_equal(padded.durations, plain.durations)
+    assert np.array_equal(padded.computed_seconds, np.maximum(plain.durations, 0.6))
+    assert padded.batch([0]).seconds == plain.durations[0]
+
+
 def test_without_a_tokenizer_there_are_no_tokens(corpus):
     batch = open_set(corpus.url("valid")).batch([0, 1])
     assert batch.tokens.shape == (2, 0)

@@ -150,6 +150,12 @@ def test_whisper_that_hears_silence_wants_the_frames_that_reach_into_it():
         config.check_inputs(WhisperLogMelConfig(), 16000)
 
 
+def test_whisper_that_hears_silence_computes_all_positions():
+    sizes = library_whisper().config.to_dict()
+    frames = {kind: WhisperConfig(source="x", silence=kind).with_encoder(sizes).min_frames for kind in ("none", "all")}
+    assert frames == {"none": 0, "all": 100}
+
+
 def test_whisper_that_hears_silence_cannot_be_split():
     with pytest.raises(ValueError, match=r"set model\.silence=none"):
         split_model(silent("encoder")[0], 2)

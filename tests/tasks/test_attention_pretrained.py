@@ -14,9 +14,13 @@ from speech.models import WhisperDecoderConfig
 from storage.objects import ObjectStore
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages.base import Run, StageError
+from tasks.stages.bundles import fetch_bundle
+from tasks.stages.features import FEATURES
 from tasks.stages.initial import system_config, transfer_initial
+from tasks.stages.prepare import PREPARE
 from tasks.stages.register import requirements
-from tasks.stages.train import make_spec
+from tasks.stages.shard import SHARD
+from tasks.stages.train import TRAIN, make_spec
 
 transformers = pytest.importorskip("transformers", reason="the package transformers is missing")
 whisper = load_beside(__file__, "../speech/test_whisper_decoder.py")
@@ -37,7 +41,7 @@ def folder(tmp_path_factory):
     return made
 
 
-def run_of(folder, monkeypatch, model=None, **network):
+def document_of(folder, model=None, **network):
     document = tiny_document()
     document["data"]["sample_rate"] = 16000
     document["features"] = {"kind": "whisper_logmel"}
@@ -45,6 +49,11 @@ def run_of(folder, monkeypatch, model=None, **network):
     document["recognizer"] = {"kind": "attention", "ctc": False, "decoder_network": {"kind": "whisper", **network}}
     document["train"] = document["train"] | {"objective": "attention"}
     document["decode"] = {"kind": "attention", "beam": 1}
+    return document
+
+
+def run_of(folder, monkeypatch, model=None, **network):
+    document = document_of(folder, model, **network)
     for name, value in (("set_digest", "digest"), ("train_stats", None), ("set_texts", ["hello ha"])):
         monkeypatch.setattr(f"tasks.stages.train.{name}", lambda *given, value=value: value)
     return Run(parse_config(document), "r")
@@ -75,6 +84,55 @@ def test_training_begins_with_the_encoder_the_decoder_network_and_the_tokens(fol
     (hypothesis,) = recognizer.search(recognizer.encode(wave[None], torch.tensor([16000])))
     assert len(hypothesis.tokens) <= 50
     assert hypothesis.text == tokenizer.decode(hypothesis.tokens)
+
+
+def test_untrained_model_writes_the_tokens_of_the_librarys_generate(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("STARLING_HOME", str(tmp_path / "home"))
+    document = document_of(folder, {"kind": "whisper", "source": str(folder), "silence": "all"})
+    document["features"]["tail"] = True
+    document["train"]["epochs"] = 0
+    run = Run(parse_config(document), "r")
+    for stage in (PREPARE, SHARD, FEATURES, TRAIN):
+        stage.execute(run)
+    result = TRAIN.record(run)["result"]
+    assert (result["epoch"], result["step"], result["trained_parameters"]) == (0, 0, 0)
+    bundle = fetch_bundle(run.result("train").store, tmp_path / "bundle")
+    cfg = AttentionDecodeConfig(beam=1, times="attention", max_repeats=0)
+    recognizer = Recognizer.load(bundle, cfg)
+    generator = torch.Generator().manual_seed(0)
+    waves = [0.1 * torch.randn(samples, generator=generator) for samples in (32000, 11111)]
+    lengths = torch.tensor([len(wave) for wave in waves])
+    encoded = recognizer.encode(torch.nn.utils.rnn.pad_sequence(waves, batch_first=True), lengths)
+    assert encoded.frames.tolist() == [1500, 1500]
+    hypotheses = recognizer.search(encoded)
+    feats = transformers.WhisperFeatureExtractor()(
+        [wave.numpy() for wave in waves], sampling_rate=16000, return_tensors="pt"
+    ).input_features
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    start = list(recognizer.tokenizer.start)
+    rows = transformers.GenerationMixin.generate(
+        model,
+        feats,
+        decoder_input_ids=torch.tensor([start, start]),
+        do_sample=False,
+        num_beams=1,
+        max_length=whisper.SIZES["max_target_positions"],
+    )
+    for row, (hypothesis, wave, wanted) in enumerate(zip(hypotheses, waves, rows.tolist(), strict=True)):
+        tokens = wanted[len(start) :]
+        end = recognizer.tokenizer.end
+        assert list(hypothesis.tokens) == (tokens[: tokens.index(end)] if end in tokens else tokens)
+        seconds = len(wave) / 16000
+        words = recognizer.timed_words(encoded, row, hypothesis, recognizer.times(encoded, row, 0.0, seconds))
+        assert words
+        assert all(0 <= word.start <= word.start + word.duration <= seconds + 1e-3 for word in words)
+
+
+def test_without_epochs_there_must_be_a_model_to_begin_with():
+    document = tiny_document()
+    document["train"]["epochs"] = 0
+    with pytest.raises(ConfigError, match=r"train\.epochs is 0.* name a model in train\.init or model\.source"):
+        parse_config(document)
 
 
 def test_language_that_the_model_does_not_know_is_refused(folder, monkeypatch):

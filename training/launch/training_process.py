@@ -30,6 +30,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
         TrainingFailedError: If the child fails; the message ends with its exit reason, or the last lines of its log.
         DiskError: If it fails without a message because the folder's disk is full.
     """
+    assert job.train.epochs, "there is nothing to train"
     folder.mkdir(parents=True, exist_ok=True)
     job_file, log = folder / "job.json", folder / "train.log"
     job_file.write_text(job.model_dump_json(indent=2), encoding="utf-8")

@@ -68,6 +68,10 @@ class TrainingSet(Protocol):
     index: ShardIndex
     durations: NDArray[np.float64]
 
+    @property
+    def computed_seconds(self) -> NDArray[np.float64]:
+        """Seconds that the network computes for each, without augmentation: batches are limited by them."""
+
     def __len__(self) -> int: ...
 
     def ids(self, rows: Rows) -> list[str]:
@@ -114,7 +118,7 @@ class Task(DrawingTask[B], Protocol[B]):
         """Move what the task holds besides the network."""
 
     def heard_seconds(self, ids: Sequence[str], seconds: NDArray[np.float64], epoch: int) -> NDArray[np.float64]:
-        """Duration of utterances in an epoch, after augmentation.
+        """Seconds that the network computes for utterances in an epoch: their duration after augmentation, or more.
 
         Args:
             ids: Ids of the utterances.

@@ -41,7 +41,7 @@ def count_batches(job: TrainJob, data: TrainingSet, draws: Draws) -> int:
     Raises:
         BatchError: If the set is empty, or a duration is not a positive number.
     """
-    return len(_batches(job.train, data.durations[draws.rows(0, np.arange(len(data)))], job.seed))
+    return len(_batches(job.train, data.computed_seconds[draws.rows(0, np.arange(len(data)))], job.seed))
 
 
 def _batches(cfg: TrainConfig, seconds: NDArray[np.float64], seed: int, epoch: int = 0) -> list[Rows]:

@@ -109,18 +109,20 @@ def test_untrained_model_writes_the_tokens_of_the_librarys_generate(folder, monk
         [wave.numpy() for wave in waves], sampling_rate=16000, return_tensors="pt"
     ).input_features
     model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
-    start = list(recognizer.tokenizer.start)
+    start, end = list(recognizer.tokenizer.start), recognizer.tokenizer.end
     rows = transformers.GenerationMixin.generate(
         model,
         feats,
         decoder_input_ids=torch.tensor([start, start]),
         do_sample=False,
         num_beams=1,
+        eos_token_id=end,
+        pad_token_id=end,
+        decoder_start_token_id=start[0],
         max_length=whisper.SIZES["max_target_positions"],
     )
     for row, (hypothesis, wave, wanted) in enumerate(zip(hypotheses, waves, rows.tolist(), strict=True)):
         tokens = wanted[len(start) :]
-        end = recognizer.tokenizer.end
         assert list(hypothesis.tokens) == (tokens[: tokens.index(end)] if end in tokens else tokens)
         seconds = len(wave) / 16000
         words = recognizer.timed_words(encoded, row, hypothesis, recognizer.times(encoded, row, 0.0, seconds))

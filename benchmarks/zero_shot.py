@@ -45,7 +45,7 @@ Normalize = Callable[[str], str]
 
 def utterances(folder: Path, limit: int) -> list[Said]:
     """The first utterances of a LibriSpeech subset."""
-    said = []
+    said: list[Said] = []
     for utterance in LibriSpeechReader(folder):
         if limit and len(said) == limit:
             break
@@ -62,6 +62,7 @@ def make_bundle(model: Path, folder: Path) -> None:
     sized = pretrained.sized(cfg)
     system = AttentionSystem(ctc=False, decoder_network=WhisperDecoderConfig()).of_pretrained(pretrained)
     source = system.pretrained_source(pretrained, pretrained.source_model(sized))
+    assert source.tokenizer is not None, "Whisper's decoder has its tokens"
     features = WhisperLogMelConfig(tail=True, num_mels=sized.num_features)
     spec = BundleSpec(
         sample_rate=RATE,

@@ -51,6 +51,17 @@ def timed_alternatives(hypothesis: Hypothesis, times: FrameTimes | None) -> list
     ]
 
 
+def joined_confidence(hypotheses: Sequence[Hypothesis]) -> float:
+    """The mean confidence of the tokens of consecutive pieces' hypotheses; 0 without any.
+
+    Args:
+        hypotheses: Of each piece; a search of states has words instead of tokens.
+    """
+    sizes = [len(hypothesis.tokens) or len(hypothesis.text.split()) for hypothesis in hypotheses]
+    total = sum(hypothesis.confidence * size for hypothesis, size in zip(hypotheses, sizes, strict=True))
+    return total / sum(sizes) if any(sizes) else 0.0
+
+
 @dataclass(frozen=True)
 class _Chain:
     """A hypothesis of each piece so far.

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recognition.alternatives import TimedAlternative, joined_alternatives, timed_alternatives
+from recognition.alternatives import TimedAlternative, joined_alternatives, joined_confidence, timed_alternatives
 from recognition.bundle import load_spec, own_decoder
 from recognition.recognizer import Recognizer
 from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
@@ -83,10 +83,7 @@ class _Recording:
         if self.error:
             return Transcript(text="", seconds=0.0, confidence=0.0, error=self.error)
         hypotheses = [part.hypothesis for part in self.parts]
-        # a search of states has no tokens
-        sizes = [len(hypothesis.tokens) or len(hypothesis.text.split()) for hypothesis in hypotheses]
-        total = sum(hypothesis.confidence * size for hypothesis, size in zip(hypotheses, sizes, strict=True))
-        confidence = total / sum(sizes) if any(sizes) else 0.0
+        confidence = joined_confidence(hypotheses)
         text = " ".join(hypothesis.text for hypothesis in hypotheses if hypothesis.text)
         words = tuple(word for part in self.parts for word in part.words)
         others = joined_alternatives((part.nbest for part in self.parts), nbest) if nbest > 1 else []

@@ -96,7 +96,9 @@ class AttentionTask(SpeechTask):
 
     def _read(self, batch: Batch, feats: Tensor) -> Tensor:
         """What the decoder network reads: transcripts with the tokens that precede them, beside the features."""
-        return beside(with_start(batch.tokens, self.tokenizer.start), feats)
+        tokenizer = self.tokenizer
+        starts = [tokenizer.start_of(language) for language in batch.languages] or [tokenizer.start]
+        return beside(with_start(batch.tokens, starts), feats)
 
     def items(self, batch: Batch) -> int:
         """Tokens of a batch, ends of texts included."""
@@ -107,13 +109,14 @@ class AttentionTask(SpeechTask):
     ) -> dict[str, float]:
         """Loss per token, share of right tokens, and greedy WER of a set; NaN if the outputs are not finite.
 
-        The greedy search asks the decoder network alone: CTC would hide what it has not learned.
+        The greedy search asks the decoder network alone: CTC would hide what it has not learned, as would the rule for
+        utterances without speech.
         """
         from recognition.validation import Validation, over_batches
         from speech.models.networks.encoder_decoder import EncoderDecoder
 
         assert isinstance(network, EncoderDecoder)
-        cfg = AttentionDecodeConfig(beam=1, ctc_weight=0.0, times="none")
+        cfg = AttentionDecodeConfig(beam=1, ctc_weight=0.0, no_speech=1.0, times="none")
         search, validation = AttentionSearch(cfg, network.decoder, self.tokenizer), Validation(self.objective, None)
 
         def add(batch: Batch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NotRequired
 from uuid import uuid4
 
+import pyarrow.compute as pc
 import torch
 from pydantic import BaseModel
 
@@ -20,6 +21,7 @@ from recognition.initial_weights import InitialWeights, save_initial
 from recognition.systems import system_of
 from recognition.systems.base import SpeechTaskConfig
 from speech.hmm.priors import log_priors
+from speech.tokens import TokenError
 from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
@@ -313,6 +315,26 @@ def too_long(run: Run, spec: BundleSpec) -> list[dict[str, str]]:
     return utterances
 
 
+def check_languages(run: Run, spec: BundleSpec) -> None:
+    """Check that the tokens have the languages of a run's utterances, if these are part of what is trained.
+
+    Raises:
+        StageError: They have not.
+    """
+    tokenizer = None if spec.states else spec.build_tokenizer()
+    for name in ("train", "valid") if tokenizer and tokenizer.languages else ():
+        for language in pc.unique(ShardIndex.read(ObjectStore(set_url(run, name))).values("language")).to_pylist():
+            try:
+                assert tokenizer is not None
+                tokenizer.start_of(language or "")
+            except TokenError as error:
+                raise StageError(
+                    f"recognizer.decoder_network.language is auto, and the language of some utterances of the set "
+                    f"{name} cannot be trained: {error}. Give the language of each source in data.sources, or one for "
+                    "all in recognizer.decoder_network.language"
+                ) from error
+
+
 class TrainRecord(DamageRecord):
     """What a training has made."""
 
@@ -352,6 +374,7 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         )
     run_preflight(run)
     spec = make_spec(run)
+    check_languages(run, spec)
     left_out = too_long(run, spec)
     transfer = transfer_initial(run, spec)
     initial = save_initial(transfer, output.store) if transfer else None

@@ -7,16 +7,20 @@ import pytest
 import torch
 from support import load_beside, tiny_document
 
+from recognition.data.dataset import SpeechDataset
 from recognition.recognizer import Recognizer
 from recognition.systems.attention import AttentionSystem
+from speech.audio import encode_flac
 from speech.decoding import AttentionDecodeConfig
 from speech.models import WhisperDecoderConfig
 from storage.objects import ObjectStore
+from storage.reading import ShardReader
+from storage.shards import Sample, build_index, write_shard
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages.base import Run, StageError
 from tasks.stages.initial import system_config, transfer_initial
 from tasks.stages.register import requirements
-from tasks.stages.train import make_spec
+from tasks.stages.train import check_languages, make_spec
 
 transformers = pytest.importorskip("transformers", reason="the package transformers is missing")
 whisper = load_beside(__file__, "../speech/test_whisper_decoder.py")
@@ -82,6 +86,32 @@ def test_language_that_the_model_does_not_know_is_refused(folder, monkeypatch):
     assert make_spec(run_of(folder, monkeypatch, language="de")).build_tokenizer().start[1:3] != ()
     with pytest.raises(StageError, match=r"no token <\|xx\|>"):
         make_spec(run_of(folder, monkeypatch, language="xx"))
+
+
+def test_language_of_utterances_that_the_model_does_not_know_is_refused(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("speech.tokens._MULTILINGUAL", 100)
+    store = ObjectStore(str(tmp_path))
+    rows = {"text": "a", "speaker": "s", "domain": "d", "corpus": "c", "sample_rate": 16000, "num_frames": 8000}
+    samples = [
+        Sample(name, {"flac": encode_flac(torch.zeros(8000), 16000)}, rows | {"duration": 0.5, "language": language})
+        for name, language in (("one", "de-CH"), ("two", "fr"))
+    ]
+    index = build_index([write_shard(store, "0.tar", samples, "flac")], {})
+    index.write(store)
+    monkeypatch.setattr("tasks.stages.train.set_url", lambda run, name: store.url)
+    for language, refused in (("auto", True), ("de", False)):
+        run = run_of(folder, monkeypatch, language=language)
+        spec = make_spec(run)
+        if not refused:
+            check_languages(run, spec)
+            continue
+        with pytest.raises(StageError, match=r"the set train .*'fr' is none of .*Give the language of each source"):
+            check_languages(run, spec)
+        names = spec.build_tokenizer()
+        data = SpeechDataset(index, ShardReader(store, index, tmp_path / "cache"), names, checked=True)
+        batch = data.batch(np.arange(2))
+        assert batch.languages == ["de-CH", "fr"]
+        assert batch.part(slice(0, 1)).languages == ["de-CH"]
 
 
 def test_model_without_a_tokenizer_is_refused(folder, monkeypatch, tmp_path):

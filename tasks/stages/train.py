@@ -38,6 +38,7 @@ from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
 from tasks.stages.features import FEATURES
 from tasks.stages.initial import (
+    about_pretrained,
     begins_with,
     initial_model,
     initial_stats,
@@ -165,7 +166,7 @@ def make_spec(run: Run) -> BundleSpec:
         tokenizer=initial_tokens(run, partial(set_texts, run, "train")),
         model=model_config(run),
         normalizer=config.data.normalizer,
-        provenance=provenance | ({"pretrained": pretrained.about()} if (pretrained := pretrained_model(run)) else {}),
+        provenance=provenance | ({"pretrained": about} if (about := about_pretrained(run)) else {}),
         states=tied_states(run),
         system=system_config(run),
     )
@@ -347,7 +348,7 @@ class TrainRecord(DamageRecord):
     quarantined: NotRequired[list[dict[str, str]]]
     """Id, reason and detail of utterances that are longer than the model can read."""
     pretrained: NotRequired[dict[str, str]]
-    """The pretrained model that `model.source` names: revision, digest, and what its card states."""
+    """The pretrained model that the encoder is from: revision, digest, and what its card states."""
     initial: NotRequired[dict[str, Any]]
     """The model that training began with, and what was taken from it."""
 
@@ -407,8 +408,8 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         "tracking": {"training": training},
         "digest": model_digest(store),
     }
-    if pretrained := pretrained_model(run):
-        record["pretrained"] = pretrained.about()
+    if about := about_pretrained(run):
+        record["pretrained"] = about
     if transfer:
         record["initial"] = begins_with(run) | transfer.summary()
     if left_out:

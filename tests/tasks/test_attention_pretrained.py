@@ -18,7 +18,7 @@ from storage.reading import ShardReader
 from storage.shards import Sample, build_index, write_shard
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages.base import Run, StageError
-from tasks.stages.initial import system_config, transfer_initial
+from tasks.stages.initial import initial_model, system_config, transfer_initial
 from tasks.stages.register import requirements
 from tasks.stages.train import check_languages, make_spec
 
@@ -41,13 +41,13 @@ def folder(tmp_path_factory):
     return made
 
 
-def run_of(folder, monkeypatch, model=None, **network):
+def run_of(folder, monkeypatch, model=None, init="", **network):
     document = tiny_document()
     document["data"]["sample_rate"] = 16000
     document["features"] = {"kind": "whisper_logmel"}
     document["model"] = model or {"kind": "whisper", "source": str(folder)}
     document["recognizer"] = {"kind": "attention", "ctc": False, "decoder_network": {"kind": "whisper", **network}}
-    document["train"] = document["train"] | {"objective": "attention"}
+    document["train"] = document["train"] | {"objective": "attention", "init": init}
     document["decode"] = {"kind": "attention", "beam": 1}
     for name, value in (("set_digest", "digest"), ("train_stats", None), ("set_texts", ["hello ha"])):
         monkeypatch.setattr(f"tasks.stages.train.{name}", lambda *given, value=value: value)
@@ -79,6 +79,30 @@ def test_training_begins_with_the_encoder_the_decoder_network_and_the_tokens(fol
     (hypothesis,) = recognizer.search(recognizer.encode(wave[None], torch.tensor([16000])))
     assert len(hypothesis.tokens) <= 50
     assert hypothesis.text == tokenizer.decode(hypothesis.tokens)
+
+
+def test_training_that_begins_with_such_a_model_needs_its_pretrained_one_no_more(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("speech.tokens._MULTILINGUAL", 100)
+    run = run_of(folder, monkeypatch)
+    spec = make_spec(run)
+    spec.save(tmp_path / "bundle", transfer_initial(run, spec).weights)
+    digests = set()
+    for language in ("en", "de"):
+        further = run_of(folder, monkeypatch, {"kind": "whisper"}, init=str(tmp_path / "bundle"), language=language)
+        again = make_spec(further)
+        assert again.model.encoder == spec.model.encoder
+        assert again.system.decoder_network == spec.system.decoder_network.model_copy(update={"language": language})
+        assert f"<|{language}|>" in [again.build_tokenizer().symbols[token] for token in again.build_tokenizer().start]
+        transfer = transfer_initial(further, again)
+        assert (transfer.incomplete, transfer.left_out) == ((), ())
+        digests.add(initial_model(further).source.digest)
+    assert len(digests) == 2  # another language is another training
+
+
+def test_whole_whisper_may_be_named_by_train_init(folder, monkeypatch):
+    spec = make_spec(run_of(folder, monkeypatch, {"kind": "whisper"}, init=str(folder)))
+    own = make_spec(run_of(folder, monkeypatch))
+    assert (spec.system, spec.tokenizer, spec.model.encoder) == (own.system, own.tokenizer, own.model.encoder)
 
 
 def test_language_that_the_model_does_not_know_is_refused(folder, monkeypatch):

@@ -1,14 +1,27 @@
 """Word times and confidences, from the CTC alignment of a hypothesis."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch import Tensor
 
 from speech.hypotheses import Hypothesis, Word
 from speech.tokens import Tokenizer
+
+
+class Piece(NamedTuple):
+    """Where a piece of an utterance is that was cut into several."""
+
+    first: int
+    """Number of its first frame within the utterance."""
+    offset: float
+    """Start of this frame, in seconds; before `begin` if silence was added around the piece."""
+    begin: float
+    """Start of the piece, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +36,16 @@ class FrameTimes:
     """Start of the piece."""
     end: float = math.inf
     """End of the piece."""
+    later: tuple[Piece, ...] = ()
+    """If it was cut again: all pieces of it after the first one."""
+
+    def _piece_of(self, frame: int) -> tuple[float, float, float]:
+        """Start of a frame, and begin and end of the piece that it is in."""
+        pieces = (Piece(0, self.offset, self.begin), *self.later)
+        number = bisect_right(pieces, max(0, frame), key=lambda piece: piece.first) - 1
+        piece = pieces[number]
+        end = self.end if number == len(self.later) else self.later[number].begin
+        return piece.offset + (frame - piece.first) * self.shift, piece.begin, end
 
     def word(self, text: str, first: int, end: int, confidence: float) -> Word:
         """A word from its first frame to the one after its last.
@@ -30,8 +53,10 @@ class FrameTimes:
         Frames may lie in the silence that is added around a piece; the word stays inside the piece, at least a frame
         long if the piece is.
         """
-        start = min(max(self.offset + first * self.shift, self.begin), max(self.begin, self.end - self.shift))
-        stop = min(max(self.offset + end * self.shift, start + self.shift), self.end)
+        start, begin, limit = self._piece_of(first)
+        start = min(max(start, begin), max(begin, limit - self.shift))
+        last, _, limit = self._piece_of(end - 1)
+        stop = min(max(last + self.shift, start + self.shift), limit)
         first_ms, last_ms = round(1000 * start), round(1000 * stop)  # rounded alike, so that words do not overlap
         return Word(text, first_ms / 1000, (last_ms - first_ms) / 1000, round(confidence, 4))
 

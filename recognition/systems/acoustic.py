@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from speech.hmm.ivector import IvectorExtractor
     from speech.hmm.model import HmmModel
     from speech.models.networks.base import AcousticModel, ModelStage, TrainableNetwork
-    from speech.words import FrameTimes
+    from speech.words import FrameTimes, Piece
 
 
 # --- what is trained
@@ -193,6 +193,8 @@ class Scores(NamedTuple):
     """Frames of each utterance [batch]."""
     starts: Tensor
     """Start time of each utterance's first frame within its recording, in seconds [batch]."""
+    pieces: Mapping[int, tuple[Piece, ...]] = {}
+    """By number of the utterance: its pieces after the first one, if it was cut."""
 
 
 class FrameRecognizer(NetworkRecognizer[Scores]):
@@ -224,22 +226,14 @@ class FrameRecognizer(NetworkRecognizer[Scores]):
         self._hmm, self._extractor = hmm, extractor
 
     @override
+    def network_outputs(self, feats: Tensor, frames: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        log_probs, out_frames = self.model(feats, frames)
+        return (log_probs,), out_frames
+
+    @override
     def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Scores:
-        """Run the model on utterances, after trimming or padding the silence at their ends to the same length.
-
-        What is longer than the model can read is cut in pauses; the scores of the pieces are joined.
-        """
-        most = self.spec.max_inputs(stored=inputs.ndim == 3)
-        if most and len(lengths) and int(lengths.max()) > most:
-            from recognition.long_utterances import scores_in_pieces
-
-            given = inputs, lengths, speakers
-            return Scores(*scores_in_pieces(self.encode, self.frontend, *given, most))
-        with torch.inference_mode():
-            feats, num_frames, starts = self.features(inputs, lengths, speakers)
-            log_probs, frames = self.model(feats, num_frames)
-            frames = frames.cpu()
-            return Scores(log_probs[:, : max([1, *frames.tolist()])].cpu(), frames, starts.cpu())
+        (log_probs,), frames, starts, pieces = self.outputs(inputs, lengths, speakers)
+        return Scores(log_probs, frames, starts, pieces)
 
     @override
     def search(self, encoded: Scores) -> list[Hypothesis]:
@@ -295,7 +289,7 @@ class FrameRecognizer(NetworkRecognizer[Scores]):
 
     @override
     def times(self, encoded: Scores, row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes:
-        return self.frame_times(encoded.starts[row], begin, end)
+        return self.frame_times(encoded.starts[row], begin, end, encoded.pieces.get(row, ()))
 
     @override
     def timed_words(self, encoded: Scores, row: int, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:

@@ -6,11 +6,14 @@ The decoder network is our own or Whisper's (`speech.models.DECODER_NETWORKS`). 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from recognition.pretrained import PretrainedModel
     from speech.models.networks.base import TrainableNetwork
     from speech.models.networks.encoder_decoder import EncoderDecoder
-    from speech.words import FrameTimes
+    from speech.words import FrameTimes, Piece
 
 
 # --- what is trained
@@ -95,7 +98,9 @@ class AttentionTask(SpeechTask):
 
     def _read(self, batch: Batch, feats: Tensor) -> Tensor:
         """What the decoder network reads: transcripts with the tokens that precede them, beside the features."""
-        return beside(with_start(batch.tokens, self.tokenizer.start), feats)
+        tokenizer = self.tokenizer
+        starts = [tokenizer.start_of(language) for language in batch.languages] or [tokenizer.start]
+        return beside(with_start(batch.tokens, starts), feats)
 
     def items(self, batch: Batch) -> int:
         """Tokens of a batch, ends of texts included."""
@@ -106,13 +111,14 @@ class AttentionTask(SpeechTask):
     ) -> dict[str, float]:
         """Loss per token, share of right tokens, and greedy WER of a set; NaN if the outputs are not finite.
 
-        The greedy search asks the decoder network alone: CTC would hide what it has not learned.
+        The greedy search asks the decoder network alone: CTC would hide what it has not learned, as would the rule for
+        utterances without speech.
         """
         from recognition.validation import Validation, over_batches
         from speech.models.networks.encoder_decoder import EncoderDecoder
 
         assert isinstance(network, EncoderDecoder)
-        cfg = AttentionDecodeConfig(beam=1, ctc_weight=0.0, times="none")
+        cfg = AttentionDecodeConfig(beam=1, ctc_weight=0.0, no_speech=1.0, times="none")
         search, validation = AttentionSearch(cfg, network.decoder, self.tokenizer), Validation(self.objective, None)
 
         def add(batch: Batch) -> None:
@@ -186,6 +192,27 @@ class AttentionSystem(SystemConfig):
         return replace(source, tokenizer=tokenizer, weights=weights)
 
     @override
+    def of_model(self, source: SourceModel) -> Self:
+        own, theirs = self.decoder_network, source.system
+        if not isinstance(own, WhisperDecoderConfig) or not isinstance(theirs, AttentionSystem):
+            return self
+        if not isinstance(theirs.decoder_network, WhisperDecoderConfig):
+            return self
+        given = {name: getattr(own, name) for name in own.model_fields_set}
+        return self.model_copy(update={"decoder_network": theirs.decoder_network.model_copy(update=given)})
+
+    @override
+    def as_asked(self, source: SourceModel) -> SourceModel:
+        network, known = self.decoder_network, source.tokenizer
+        if not isinstance(network, WhisperDecoderConfig) or not isinstance(known, WhisperTokenizer):
+            return source
+        tokenizer = WhisperTokenizer.from_dict(known.to_dict() | network.asked)
+        if tokenizer.to_dict() == known.to_dict():
+            return source
+        digest = hashlib.sha256(json.dumps([source.digest, network.asked]).encode()).hexdigest()
+        return replace(source, tokenizer=tokenizer, digest=digest)
+
+    @override
     def check(self, spec: BundleSpec) -> None:
         super().check(spec)
         if spec.states is not None:
@@ -229,6 +256,8 @@ class Attended(NamedTuple):
     """Start time of each utterance's first frame within its recording, in seconds [batch]."""
     posteriors: Tensor | None
     """Log posteriors by CTC [batch, frames, tokens]; None without CTC."""
+    pieces: Mapping[int, tuple[Piece, ...]] = {}
+    """By number of the utterance: its pieces after the first one, if it was cut."""
 
 
 class AttentionRecognizer(NetworkRecognizer[Attended]):
@@ -258,20 +287,49 @@ class AttentionRecognizer(NetworkRecognizer[Attended]):
         super().__init__(spec, model, decode, device, speakers)
 
     @override
+    def network_outputs(self, feats: Tensor, frames: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        encoded, out_frames = self.model.encode(feats, frames)
+        posteriors = self.model.posteriors(encoded)
+        return (encoded.float(), *(() if posteriors is None else (posteriors,))), out_frames
+
+    @override
     def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> Attended:
-        """Run the encoder on utterances, after trimming or padding the silence at their ends to the same length."""
-        with torch.inference_mode():
-            feats, num_frames, starts = self.features(inputs, lengths, speakers)
-            encoded, frames = self.model.encode(feats, num_frames)
-            encoded = encoded[:, : max([1, *frames.tolist()])]
-            posteriors = self.model.posteriors(encoded)
-            return Attended(
-                encoded.float().cpu(), frames.cpu(), starts.cpu(), None if posteriors is None else posteriors.cpu()
-            )
+        (encoded, *posteriors), frames, starts, pieces = self.outputs(inputs, lengths, speakers)
+        return Attended(encoded, frames, starts, posteriors[0] if posteriors else None, pieces)
 
     @override
     def search(self, encoded: Attended) -> list[Hypothesis]:
-        return self._search(encoded.encoded.to(self.device), encoded.frames, encoded.posteriors)
+        if not encoded.pieces:
+            return self._search(encoded.encoded.to(self.device), encoded.frames, encoded.posteriors)
+        from recognition.long_utterances import joined_hypothesis
+
+        assert isinstance(self.cfg, AttentionDecodeConfig)
+        places = [[0, *(piece.first for piece in encoded.pieces.get(row, ()))] for row in range(len(encoded.frames))]
+        spans = [
+            (row, *span)
+            for row, count in enumerate(encoded.frames.tolist())
+            for span in pairwise([*places[row], count])
+        ]
+        found = iter(self._search_spans(encoded, spans))
+        parts = [list(islice(found, len(firsts))) for firsts in places]
+        return [
+            some[0] if len(some) == 1 else joined_hypothesis(some, firsts, self.cfg.nbest)
+            for some, firsts in zip(parts, places, strict=True)
+        ]
+
+    def _search_spans(self, encoded: Attended, spans: Sequence[tuple[int, int, int]]) -> Iterator[Hypothesis]:
+        """The hypothesis of each of some spans: number of the utterance, first frame, and the one after the last."""
+        from recognition.long_utterances import PIECES
+
+        for first in range(0, len(spans), PIECES):
+            some = spans[first : first + PIECES]
+            tensors = [
+                torch.nn.utils.rnn.pad_sequence([tensor[row, begin:end] for row, begin, end in some], batch_first=True)
+                for tensor in (encoded.encoded, encoded.posteriors)
+                if tensor is not None
+            ]
+            counts = torch.tensor([end - begin for _, begin, end in some])
+            yield from self._search(tensors[0].to(self.device), counts, *tensors[1:])
 
     @override
     def prepare(self) -> None:
@@ -295,4 +353,4 @@ class AttentionRecognizer(NetworkRecognizer[Attended]):
         assert isinstance(self.cfg, AttentionDecodeConfig)
         if self.cfg.times == "none":
             return None
-        return self.frame_times(encoded.starts[row], begin, end)
+        return self.frame_times(encoded.starts[row], begin, end, encoded.pieces.get(row, ()))

@@ -5,9 +5,10 @@ Those of networks that hear audio share a front end and augmentation, too, as do
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from recognition.data.dataset import Batch, SpeechDataset
     from speech.models.networks.base import TrainableNetwork
-    from speech.words import FrameTimes
+    from speech.words import FrameTimes, Piece
 
 E = TypeVar("E")
 
@@ -161,6 +162,19 @@ class SpeechTask:
         return feats, self.augmenter.num_frames(self.frontend, batch)
 
 
+class FrameOutputs(NamedTuple):
+    """What a network puts out for the frames of a batch of utterances, on the CPU."""
+
+    tensors: tuple[Tensor, ...]
+    """Each [batch, frames, ...]."""
+    frames: Tensor
+    """Frames of each utterance [batch]."""
+    starts: Tensor
+    """Start of each utterance's first frame, in seconds [batch]."""
+    pieces: Mapping[int, tuple[Piece, ...]] = {}
+    """By number of the utterance: its pieces after the first one, if it was cut."""
+
+
 class NetworkRecognizer(Recognizer[E]):
     """What recognizers share whose network hears audio.
 
@@ -186,36 +200,50 @@ class NetworkRecognizer(Recognizer[E]):
         self.frontend = spec.build_frontend(dict(speakers or {})).to(self.device)
         self.tokenizer = spec.build_tokenizer()
 
-    def features(
-        self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the network reads, after trimming or padding the silence at utterances' ends to the same length.
+    @abstractmethod
+    def network_outputs(self, feats: Tensor, frames: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        """What the network puts out.
 
         Args:
-            inputs: As of `encode`.
-            lengths: As of `encode`.
-            speakers: As of `encode`.
+            feats: Features [batch, frames, F].
+            frames: Frames of each utterance [batch].
 
         Returns:
-            Features [batch, frames, F] in few shapes, frames of each utterance [batch], and the start of its first
-            frame in seconds [batch].
+            Tensors, each [batch, output frames, ...], and the output frames of each utterance [batch].
         """
-        feats, frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
-        return rounded_up(feats, frame_multiple(self.device)), frames, starts
+
+    def outputs(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> FrameOutputs:
+        """What the network puts out, after trimming or padding the silence at utterances' ends to the same length.
+
+        Utterances that are longer than it can read are cut in pauses; arguments as for `encode`.
+        """
+        most = self.spec.max_inputs(stored=inputs.ndim == 3)
+        if most and len(lengths) and int(lengths.max()) > most:
+            from recognition.long_utterances import outputs_in_pieces
+
+            return outputs_in_pieces(self.outputs, self.frontend, inputs, lengths, speakers, most)
+        with torch.inference_mode():
+            feats, num_frames, starts = self.frontend.trimmed(inputs.to(self.device), lengths.to(self.device), speakers)
+            tensors, frames = self.network_outputs(rounded_up(feats, frame_multiple(self.device)), num_frames)
+            frames = frames.cpu()
+            longest = max([1, *frames.tolist()])
+            return FrameOutputs(tuple(tensor[:, :longest].cpu() for tensor in tensors), frames, starts.cpu())
 
     @property
     def frame_seconds(self) -> float:
         """Frame shift of the network's output in seconds."""
         return self.spec.frame_ms / 1000
 
-    def frame_times(self, start: Tensor, begin: float, end: float) -> FrameTimes:
+    def frame_times(self, start: Tensor, begin: float, end: float, pieces: Sequence[Piece] = ()) -> FrameTimes:
         """When the output frames of an utterance are.
 
         Args:
             start: Start of its first frame, in seconds after `begin`.
             begin: Start of the utterance in its recording, seconds.
             end: Its end.
+            pieces: Its pieces after the first one, if it was cut.
         """
-        from speech.words import FrameTimes
+        from speech.words import FrameTimes, Piece
 
-        return FrameTimes(self.frame_seconds, begin + float(start), begin, end)
+        later = tuple(Piece(first, begin + offset, begin + before) for first, offset, before in pieces)
+        return FrameTimes(self.frame_seconds, begin + float(start), begin, end, later)

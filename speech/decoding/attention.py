@@ -5,14 +5,15 @@ tokens. All hypotheses of all utterances of a batch are extended at once, with c
 
 A decoder network may repeat itself without end, above all in silence and noise. Two rules bound that: a text has at
 most `tokens_per_frame` tokens for a frame of the encoder, and a hypothesis whose last tokens are the same phrase
-`max_repeats` times is ended, without the repetitions.
+`max_repeats` times is ended, without the repetitions. Whisper says itself whether there is speech: an improbable text
+where it says that there is none is left out (Radford et al. 2022, section 4.5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, inf, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -66,6 +67,11 @@ class AttentionDecodeConfig(DecodeConfig):
     """Most tokens of a text for a frame of the encoder."""
     max_repeats: int = Field(default=8, ge=0)
     """A phrase that is repeated so often, each time at once, is a loop, and ends the hypothesis; 0 for no such rule."""
+    no_speech: float = Field(default=0.6, ge=0, le=1)
+    """An utterance has no words if the probability that there is no speech is higher, and `no_speech_log_prob` does not
+    speak against it. Only of decoder networks with a token for it, as Whisper's; 1 for no such rule."""
+    no_speech_log_prob: float = Field(default=-1.0, le=0)
+    """A text whose tokens and end have at least this mean log probability is given all the same."""
     nbest: int = Field(default=1, ge=1)
     """Number of hypotheses that are given of each utterance."""
     times: Literal["auto", "ctc", "attention", "none"] = "auto"
@@ -97,6 +103,19 @@ class _Ended:
     score: float
     rank: float
     """What hypotheses are compared by."""
+
+
+@dataclass
+class _Opening:
+    """What precedes the texts of a batch."""
+
+    prompts: Tensor
+    """Tokens [batch, tokens]."""
+    log_probs: Tensor
+    """Of the first token of a text [batch, 1, vocab]."""
+    cache: DecoderCache
+    no_speech: Tensor
+    """Probability that there is no speech [batch]; 0 if the network does not say."""
 
 
 @dataclass
@@ -213,10 +232,17 @@ class AttentionSearch:
         encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
         ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
         with torch.inference_mode():
-            for place, ended in enumerate(self._searched(encoded, own, ctc)):
+            opening = self._opened(encoded, own)
+            for place, ended in enumerate(self._searched(opening, own, ctc)):
                 row, count = heard[place], counts[heard[place]]
                 posteriors = None if ctc is None else ctc[place, :count]
-                hypotheses[row] = self._timed(self._hypothesis(ended), encoded[place : place + 1, :count], posteriors)
+                prompt, attended = opening.prompts[place], encoded[place : place + 1, :count]
+                no_speech = float(opening.no_speech[place])
+                if self._is_silence(no_speech, ended, prompt, attended):
+                    found = Hypothesis(score=log(no_speech), confidence=min(no_speech, 1.0))
+                else:
+                    found = self._timed(self._hypothesis(ended), prompt, attended, posteriors)
+                hypotheses[row] = replace(found, language=self._language(prompt))
         return hypotheses
 
     def _check(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[int]:
@@ -243,34 +269,65 @@ class AttentionSearch:
 
     # --- the search
 
-    def _searched(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[list[_Ended]]:
+    def _opened(self, encoded: Tensor, frames: Tensor) -> _Opening:
+        """What precedes the texts, with the most probable languages if the tokens leave a choice."""
+        tokenizer, cache = self._tokenizer, self._network.start(encoded, frames)
+        prompts = torch.tensor(tokenizer.start, device=encoded.device).repeat(len(frames), 1)
+        no_speech = torch.zeros(len(frames), device=encoded.device)
+        for place in range(prompts.shape[1]):
+            log_probs, cache = self._network.step(prompts[:, place : place + 1], cache)
+            if place == tokenizer.opening and tokenizer.no_speech is not None:
+                no_speech = log_probs[:, 0, tokenizer.no_speech].exp()
+            if place == tokenizer.opening and tokenizer.languages:
+                choice = torch.tensor(list(tokenizer.languages.values()), device=encoded.device)
+                prompts[:, place + 1] = choice[log_probs[:, 0, choice].argmax(dim=1)]
+        return _Opening(prompts, self._checked(log_probs), cache, no_speech)
+
+    def _language(self, prompt: Tensor) -> str:
+        """Code of the language that was chosen for an utterance; empty if there was no choice."""
+        codes = {number: code for code, number in self._tokenizer.languages.items()}
+        return codes[int(prompt[self._tokenizer.opening + 1])] if codes else ""
+
+    def _is_silence(self, no_speech: float, ended: list[_Ended], prompt: Tensor, encoded_1TD: Tensor) -> bool:
+        """Whether an utterance has no words, by the probability that there is no speech, and by that of its best text.
+
+        As in the published code, the latter is that of the tokens that are not suppressed.
+        """
+        tokenizer, tokens = self._tokenizer, ended[0].tokens if ended else []
+        if not tokens or not no_speech > self.cfg.no_speech:
+            return False
+        count = torch.tensor([encoded_1TD.shape[1]], device=prompt.device)
+        read = torch.cat((prompt, torch.tensor(tokens, device=prompt.device)))
+        log_probs = self._network(read.unsqueeze(0), encoded_1TD, count)[0, len(prompt) - 1 :].double()
+        log_probs[:, list(tokenizer.suppressed)] = -torch.inf
+        log_probs[0, list(tokenizer.suppressed_first)] = -torch.inf
+        written = torch.tensor([*tokens, tokenizer.end], device=prompt.device).unsqueeze(1)
+        return float(log_probs.log_softmax(dim=1).gather(1, written).mean()) < self.cfg.no_speech_log_prob
+
+    def _searched(self, opening: _Opening, frames: Tensor, ctc: Tensor | None) -> list[list[_Ended]]:
         """Ended hypotheses of each utterance, the best first."""
         ended: list[list[_Ended]] = [[] for _ in frames]
-        search = self._start(encoded, frames, ctc if self.cfg.ctc_weight else None)
+        search = self._start(opening, frames, ctc if self.cfg.ctc_weight else None)
         while search.rows:
             search = self._step(search, ended)
         return [sorted(some, key=lambda hypothesis: -hypothesis.rank) for some in ended]
 
-    def _start(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> _Search:
+    def _start(self, opening: _Opening, frames: Tensor, ctc: Tensor | None) -> _Search:
         """One empty hypothesis for each utterance."""
-        batch, device, start = len(frames), encoded.device, self._tokenizer.start
-        cache = self._network.start(encoded, frames)
-        for token in start:
-            prompt = torch.full((batch, 1), token, dtype=torch.long, device=device)
-            log_probs, cache = self._network.step(prompt, cache)
+        batch, device = len(frames), opening.prompts.device
         limits = [max(1, ceil(self.cfg.tokens_per_frame * count)) for count in frames.tolist()]
         if most := self._network.most_tokens:
-            limits = [min(limit, most - len(start)) for limit in limits]
+            limits = [min(limit, most - opening.prompts.shape[1]) for limit in limits]
         scorer = CtcPrefixScorer(ctc, frames) if ctc is not None else None
         return _Search(
             rows=list(range(batch)),
             limits=torch.tensor(limits, device=device),
             tokens=torch.zeros(batch, 1, 0, dtype=torch.long, device=device),
             log_probs=torch.zeros(batch, 1, 0, dtype=torch.float64, device=device),
-            next=self._checked(log_probs),
+            next=opening.log_probs,
             scores=torch.zeros(batch, 1, dtype=torch.float64, device=device),
             repeats=torch.zeros(batch, 1, _LONGEST_LOOP, dtype=torch.long, device=device),
-            cache=cache,
+            cache=opening.cache,
             ctc=scorer,
             prefixes=scorer.start() if scorer else None,
             lm_scores=torch.zeros(batch, 1, dtype=torch.float64, device=device),
@@ -435,7 +492,7 @@ class AttentionSearch:
             nbest=merged_texts(texts, [hypothesis.rank for hypothesis in ended], self.cfg.nbest),
         )
 
-    def _timed(self, hypothesis: Hypothesis, encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
+    def _timed(self, hypothesis: Hypothesis, prompt: Tensor, encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
         """A hypothesis with the frames of its tokens and words."""
         if self.cfg.times == "none" or not hypothesis.tokens:
             return hypothesis
@@ -444,11 +501,10 @@ class AttentionSearch:
 
             spans = token_spans(ctc_TV.cpu(), hypothesis.tokens)
         else:
-            start = self._tokenizer.start
-            tokens = torch.tensor([[*start, *hypothesis.tokens]], device=encoded_1TD.device)
+            tokens = torch.tensor([[*prompt.tolist(), *hypothesis.tokens]], device=encoded_1TD.device)
             lengths = torch.tensor([encoded_1TD.shape[1]], device=encoded_1TD.device)
             weights = self._network.attention(tokens, encoded_1TD, lengths)
-            spans = attended_frames(weights[0, :, len(start) - 1 :])
+            spans = attended_frames(weights[0, :, len(prompt) - 1 :])
         if not spans:  # too few frames for the tokens: each gets its share
             frames, count = encoded_1TD.shape[1], len(hypothesis.tokens)
             spans = [(place * frames // count, (place + 1) * frames // count) for place in range(count)]

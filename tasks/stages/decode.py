@@ -302,7 +302,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 DECODE = Stage(
     "decode",
-    5,
+    6,
     _inputs,
     _work,
     found_whole,

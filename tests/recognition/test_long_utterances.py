@@ -66,7 +66,7 @@ def test_scores_of_long_utterances_are_those_of_their_pieces(stored):
     lengths = torch.tensor([len(wave) for wave in waves])
     if stored:
         inputs, lengths = recognizer.frontend.extract(inputs, lengths)
-    log_probs, frames, starts = recognizer.encode(inputs, lengths)
+    log_probs, frames, starts, places = recognizer.encode(inputs, lengths)
     short = recognizer.encode(inputs[1:, : int(lengths[1])], lengths[1:])
     torch.testing.assert_close(log_probs[1, : int(frames[1])], short.log_probs[0], atol=1e-5, rtol=1e-5)
     most = described.max_inputs(stored)
@@ -76,6 +76,11 @@ def test_scores_of_long_utterances_are_those_of_their_pieces(stored):
     torch.testing.assert_close(log_probs[0, : int(frames[0])], torch.cat(wanted), atol=1e-5, rtol=1e-5)
     assert abs(int(frames[0]) - 130) <= len(pieces)
     assert starts.tolist() == [0.0, 0.0]
+    assert list(places) == [0]
+    firsts = torch.tensor([len(scores) for scores in wanted[:-1]]).cumsum(0).tolist()
+    passed = torch.tensor([len(piece) for piece in pieces[:-1]]).cumsum(0) / (100 if stored else RATE)
+    assert [piece.first for piece in places[0]] == firsts
+    assert [piece.begin for piece in places[0]] == pytest.approx(passed.tolist(), abs=1e-6)
 
 
 def test_limits_are_those_of_the_encoders_positions():

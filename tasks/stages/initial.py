@@ -96,8 +96,7 @@ def pretrained_model(run: Run) -> PretrainedModel | None:
         except ValueError as error:
             raise StageError(str(error)) from error
         run.pretrained = pretrained
-    known: PretrainedModel = run.pretrained
-    return known
+    return run.pretrained
 
 
 def model_config(run: Run) -> ModelConfig:
@@ -138,15 +137,11 @@ def initial_model(run: Run) -> InitialModel | None:
         StageError: If there is no such model, or the registry does not answer.
     """
     given = run.config.train.init
-    if run.initial is None or run.initial.given != given:
-        run.initial = _named_source(run, given) if given else _own_source(run)
-    initial: InitialModel | None = run.initial
+    initial = run.initial
+    if initial is None or initial.given != given:
+        named = InitialModel(given, _looked_up(given, run.config.model_name), _read) if given else None
+        run.initial = initial = named or _own_source(run)
     return initial if initial and initial.name else None
-
-
-def _named_source(run: Run, given: str) -> InitialModel:
-    """What `train.init` names."""
-    return InitialModel(given, _looked_up(given, run.config.model_name), _read)
 
 
 def _own_source(run: Run) -> InitialModel | None:

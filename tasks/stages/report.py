@@ -189,7 +189,7 @@ def _attach(run: Run, page: str) -> None:
 
 def report_link(run: Run) -> str:
     """Where the report is, as Markdown."""
-    return report_text(run.result("register").record, REPORT.record(run)["report"])
+    return report_text(REGISTER.record(run), REPORT.record(run)["report"])
 
 
 def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:

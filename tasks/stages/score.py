@@ -18,6 +18,7 @@ from storage.stages import StageOutput, digest_json
 from tasks.dataset.tables import read_table
 from tasks.figures import percent
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
+from tasks.stages.decode import DECODE
 
 Row = dict[str, Any]
 _SAMPLES = 1000
@@ -108,9 +109,8 @@ def learned_nothing(run: Run) -> str:
 
 def _inputs(run: Run) -> Inputs:
     config = {"bootstrap": _SAMPLES, "seed": run.config.seed}
-    decoded = run.result("decode")
-    damaged = decoded.record.get("quarantined_shards")  # the decode output's address does not depend on skipped shards
-    return config, {"decode": decoded.key} | ({"damaged": digest_json(damaged)} if damaged else {})
+    damaged = DECODE.record(run).get("quarantined_shards")  # the decode output's address does not depend on these
+    return config, {"decode": run.result("decode").key} | ({"damaged": digest_json(damaged)} if damaged else {})
 
 
 class ScoreRecord(StageRecord):
@@ -123,11 +123,11 @@ class ScoreRecord(StageRecord):
 
 
 def _work(run: Run, output: StageOutput) -> ScoreRecord:
-    decoded = run.result("decode")
+    decoded = run.result("decode").output
     sets: dict[str, Any] = {}
     details: dict[str, Any] = {}
-    for name in decoded.record["sets"]:
-        rows = read_table(decoded.output, f"{name}.parquet")
+    for name in DECODE.record(run)["sets"]:
+        rows = read_table(decoded, f"{name}.parquet")
         report = score_rows(rows)
         sets[name] = summarize(report, run.config.seed)
         details[name] = {

@@ -12,7 +12,7 @@ from recognition.bundle import WEIGHTS
 from storage.intact import readable
 from tasks.dataset.splits import TRAIN as TRAINING_SET
 from tasks.stages.align import ALIGN, aligned_sets, config_of
-from tasks.stages.base import Run, StageResult, has_network
+from tasks.stages.base import Run, StageResult
 from tasks.stages.train import TRAIN, forward_note, training_run
 from tasks.tracking.datasets import set_inputs
 from tasks.tracking.forwarding import send_rest
@@ -245,4 +245,4 @@ class _Gmm(TrainedModel):
 
 def trained_model(run: Run) -> TrainedModel:
     """The model that a run has trained."""
-    return _Network(run) if has_network(run.config) else _Gmm(run)
+    return _Network(run) if run.config.system.is_trained else _Gmm(run)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.silence import clip_arguments, load_clips, open_model
+from recognition.recognizer import Adapter
 from recognition.systems.acoustic import FrameRecognizer, Scores
 from speech.decoding import GraphDecoder
 from speech.decoding.graph import GraphConfig
@@ -65,11 +66,11 @@ class Measurement:
         return sum(count.errors for count in counts) / sum(count.ref_words for count in counts)
 
 
-def adapted(recognizer: FrameRecognizer, measured: Measurement) -> Iterator[Tensor]:
+def adapted(adapter: Adapter, measured: Measurement) -> Iterator[Tensor]:
     """Features of the clips, adapted to their speakers."""
     features: list[Tensor] = [torch.empty(0)] * len(measured.waves)
     for places in by_speaker([speaker for _, _, speaker in measured.said]).values():
-        adapted_clips = recognizer.adapted([measured.waves[place] for place in places])
+        adapted_clips = adapter([measured.waves[place] for place in places])
         for place, clip in zip(places, adapted_clips, strict=True):
             features[place] = clip
     yield from features
@@ -140,8 +141,8 @@ def main() -> None:
         decoder.prepare()
         decoder.search.nbest(np.zeros((1, decoder.num_outputs), dtype=np.float32), 1, 1.0)  # reads the graph once more
         inputs: Sequence[Tensor] = waves
-        if recognizer.by_speaker:
-            inputs = measured.step("adaptation", adapted(recognizer, measured))
+        if recognizer.adapter is not None:
+            inputs = measured.step("adaptation", adapted(recognizer.adapter, measured))
         outputs = measured.step(
             "network", (recognizer.encode(feats[None], torch.tensor([len(feats)])) for feats in inputs)
         )

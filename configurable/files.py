@@ -8,11 +8,13 @@ A reader, or a process that is killed meanwhile, finds the old file or the new o
 """
 
 import fcntl
+import hashlib
 import io
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
@@ -20,6 +22,23 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 TEMP_PREFIX = ".tmp-"
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """As `file_sha256`, remembered for as long as the file's size and time of change stay."""
+    about = path.stat()
+    return _remembered(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _remembered(path: Path, size: int, mtime_ns: int) -> str:
+    return file_sha256(path)
 
 
 @contextmanager

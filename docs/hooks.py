@@ -93,7 +93,6 @@ def _public_names() -> str:
     package = import_module("starling")
     modules: Mapping[str, str] = package._MODULES
     names = {f"{modules[name]}.{name}": f"starling.{name}" for name in sorted(modules)}
-    names["training.ring.serve.serve"] = "starling.Ring.serve"  # documented where it is defined
     text = (
         "The names that the package `starling` exports. [Your own model](../own-model.md) explains `Ring`; "
         "[a notebook](../../examples/first_model.ipynb) uses the others."

@@ -14,6 +14,7 @@ from tasks.dataset.speakers import set_rows, speakers_text
 from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
+from tasks.stages.register import REGISTER
 from tasks.stages.report import interval, local_report
 from tasks.stages.score import GROUPS, LEARN_MORE, SCORE, nothing_correct
 from tasks.stages.train import TRAIN
@@ -56,10 +57,10 @@ def summarize(run: Run) -> dict[str, Any]:
         summary["sets"] = SCORE.record(run)["sets"]
         summary["groups"] = SCORE.record(run)["groups"]
     if "register" in results:
-        record = results["register"].record
-        summary["model_uri"], summary["model_aliases"] = record["model_uri"], current_aliases(record)
-        summary["decision"], summary["registry"] = record["decision"]["reason"], shown_mlflow_uri()
-        summary["untrained"] = record["decision"].get("untrained", False)
+        registered = REGISTER.record(run)
+        summary["model_uri"], summary["model_aliases"] = registered["model_uri"], current_aliases(registered)
+        summary["decision"], summary["registry"] = registered["decision"]["reason"], shown_mlflow_uri()
+        summary["untrained"] = registered["decision"].get("untrained", False)
     if "report" in results:
         result = results["report"]
         summary["report"] = str(local_report(result.store, run.config.name, result.key))

@@ -8,7 +8,6 @@ kinds beside them.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from configurable.files import file_sha256
 from recognition.bundle import HMM_FILES, IVECTOR_FILE, BundleError, BundleSpec, check_files, load_spec, save_spec
 from speech.features import CmvnStats, FeatureConfig, FmllrConfig, build_features
 from speech.features.cmvn import normalize_frames
@@ -193,7 +193,7 @@ def _copied(folder: Path, hmm: Path, ivector: Path | None = None) -> dict[str, s
     for name, source in sources.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / name)
-        files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        files[name] = file_sha256(folder / name)
     return files
 
 

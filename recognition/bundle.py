@@ -33,6 +33,7 @@ from pydantic import (
 from safetensors import SafetensorError
 
 from configurable.addresses import address_content
+from configurable.files import file_sha256
 from recognition.system import SystemConfig
 from speech.decoding import DecodeChoice, DecodeConfig, GreedyConfig
 from speech.features import FeatureChoice
@@ -245,7 +246,7 @@ def save_bundle(folder: Path, spec: BundleSpec, weights: dict[str, Tensor]) -> N
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, str(folder / WEIGHTS))
-    save_spec(folder, spec, {WEIGHTS: _sha256(folder / WEIGHTS)})
+    save_spec(folder, spec, {WEIGHTS: file_sha256(folder / WEIGHTS)})
 
 
 def save_spec(folder: Path, spec: BundleSpec, files: Mapping[str, str]) -> None:
@@ -286,7 +287,7 @@ def _copy_files(folder: Path, decode: DecodeConfig, files: dict[str, str]) -> di
             raise BundleError(f"decode.{field} names {path}, which is not there")
         names[path] = name = decode.file_fields[field] + "".join(source.suffixes[-2:])
         shutil.copyfile(source, folder / name)
-        files[name] = _sha256(folder / name)
+        files[name] = file_sha256(folder / name)
     return names
 
 
@@ -309,14 +310,9 @@ def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def bundle_digest(bundle: Path) -> str:
     """SHA-256 of a bundle's description, which has the checksums of the other files, and of its weights if any."""
-    weights = _sha256(bundle / WEIGHTS) if (bundle / WEIGHTS).exists() else ""
+    weights = file_sha256(bundle / WEIGHTS) if (bundle / WEIGHTS).exists() else ""
     return hashlib.sha256((bundle / SPEC).read_bytes() + weights.encode()).hexdigest()
 
 
@@ -406,7 +402,7 @@ def check_files(folder: Path, network_only: bool = False) -> dict[str, str]:
     for name in (WEIGHTS,) if network_only else dict.fromkeys((*spec.system.files, *files)):
         if not (folder / name).is_file():
             raise BundleError(f"{folder / name} is missing: {_AGAIN}")
-        digests[name] = _sha256(folder / name)
+        digests[name] = file_sha256(folder / name)
         if digests[name] != files.get(name):
             raise _damaged(folder / name)
     return digests

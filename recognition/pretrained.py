@@ -13,7 +13,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import yaml
 from safetensors import SafetensorError
 from torch import Tensor
 
+from configurable.files import known_sha256
 from recognition.initial_weights import PRETRAINED as CONFIG
 from recognition.initial_weights import SourceModel
 from speech.features import FeatureConfig
@@ -193,8 +193,7 @@ def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
     if generation or tokenizer:
         sha256.update((json.dumps(generation, sort_keys=True) + tokenizer).encode())
     for path in paths:
-        about = path.stat()
-        sha256.update(_file_sha256(path, about.st_size, about.st_mtime_ns).encode())
+        sha256.update(known_sha256(path).encode())
     return PretrainedModel(
         name=cfg.source,
         revision=cfg.revision,
@@ -290,13 +289,6 @@ def _local(store: ObjectStore, name: str, version: tuple[int, float], cache: Pat
         log.info("%s is copied to %s", store.join(name), folder)
         store.fetch(name, folder)
     return folder / name
-
-
-@lru_cache(maxsize=64)
-def _file_sha256(path: Path, size: int, modified: int) -> str:
-    """SHA-256 of a file's content; remembered for as long as size and time of change stay."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hub_folder(name: str, revision: str) -> str:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configurable.files import file_sha256
 from storage.intact import DamagedObjectError, damaged, object_sha256, parse_json, readable
 from storage.objects import Entry, ObjectMissingError, ObjectStore
 
@@ -170,8 +171,7 @@ class StageOutput:
             path = self.store.fetch(name, folder)
         except ObjectMissingError as error:
             raise self._damaged(name, "it is missing") from error
-        with path.open("rb") as file:
-            self._compare(name, hashlib.file_digest(file, "sha256").hexdigest())
+        self._compare(name, file_sha256(path))
         return path
 
     def _compare(self, name: str, digest: str) -> None:

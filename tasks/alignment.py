@@ -116,8 +116,8 @@ class CtcCorpusAligner(CorpusAligner):
         spec, speakers = load_spec(self.bundle), {}
         if spec.features.cmvn == "speaker":
             own = replace(run, config=run.config.model_copy(update={"features": spec.features}))
-            stats = FEATURES.execute(own).record["speakers"]
-            speakers = {who: CmvnStats.from_dict(value) for who, value in stats.items()}
+            FEATURES.execute(own)
+            speakers = {who: CmvnStats.from_dict(value) for who, value in FEATURES.record(own)["speakers"].items()}
         network = CtcAligner.load(self.bundle, self.device, speakers)
         dataset = open_set(run.result("shard").store.child(SET).url, spec.sample_rate, run.cache_folder)
         for row, utterance in align_set(network, dataset, on_damage=lambda _: None):

@@ -140,6 +140,8 @@ def _say_interrupted(number: int) -> None:
     cause = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     err.print(f"interrupted ({cause}): stopping within ten seconds; run the same command again to continue")
     err.show_cursor(True)  # progress bars hide it
+    # a line that the main thread was printing when it was interrupted would follow; a terminal's bars must still go
+    err.quiet = not err.is_terminal
 
 
 def _bar_columns(width: int) -> list[ProgressColumn]:

@@ -12,7 +12,6 @@ A backup contains the encrypted contents of Prefect's blocks and their key, so i
 does not contain the servers' passwords: after a restore, those of the data folder apply.
 """
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from configurable.files import file_sha256
 from flows.servers import production, services
 from flows.servers.credentials import client_environment, make_secrets, secrets_folder
 from flows.servers.databases import Database, PostgresDatabase, SqliteDatabase, move_artifacts
@@ -162,9 +162,7 @@ def _check_stored(target: ObjectStore, manifest: dict[str, Any]) -> None:
 
 
 def _described(file: Path) -> dict[str, Any]:
-    with file.open("rb") as opened_file:
-        digest = hashlib.file_digest(opened_file, "sha256").hexdigest()
-    return {"bytes": file.stat().st_size, "sha256": digest}
+    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
 
 
 def _copy(source: ObjectStore, target: ObjectStore, scratch: Path) -> dict[str, dict[str, Any]]:

@@ -63,6 +63,9 @@ class AttentionDecodeConfig(DecodeConfig):
     length_power: float = Field(default=0.0, ge=0, le=2)
     """Finished hypotheses are compared by score / (tokens + 1) ** length_power: 0 compares probabilities, 1 compares
     means over tokens."""
+    patience: float = Field(default=1.0, ge=0, le=1000)
+    """The search of an utterance ends when `beam` times as many hypotheses have ended (Kasai et al. 2022,
+    arXiv:2204.05424); 0: only when no other can become better."""
     tokens_per_frame: float = Field(default=1.0, gt=0, le=100)
     """Most tokens of a text for a frame of the encoder."""
     max_repeats: int = Field(default=8, ge=0)
@@ -431,13 +434,16 @@ class AttentionSearch:
         """Whether the best partial hypothesis of an utterance may still become one of the best of all."""
         if best == -inf:
             return False
-        if len(ended) < self.cfg.nbest:
+        cfg = self.cfg
+        if len(ended) < cfg.nbest:
             return True
+        if cfg.patience and len(ended) >= cfg.patience * cfg.beam:
+            return False
         length, limit = search.tokens.shape[2] + 1, int(search.limits[at])
         # all scores but the bonus only fall, and a longer text divides a negative score by more
-        most = best + max(0.0, self.cfg.length_bonus) * max(0, limit - length)
-        most /= ((limit if most < 0 else length) + 1) ** self.cfg.length_power
-        return bool(most > sorted(hypothesis.rank for hypothesis in ended)[-self.cfg.nbest])
+        most = best + max(0.0, cfg.length_bonus) * max(0, limit - length)
+        most /= ((limit if most < 0 else length) + 1) ** cfg.length_power
+        return bool(most > sorted(hypothesis.rank for hypothesis in ended)[-cfg.nbest])
 
     def _extended(
         self, search: _Search, candidates: _Candidates, parents: Tensor, chosen: Tensor, scores: Tensor

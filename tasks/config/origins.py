@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tasks.config.given import Place, find_given
 from tasks.config.pipeline import PipelineConfig, load_config
+from tasks.config.yaml_text import one_line
 
 
 def origins(path: Path, overrides: Sequence[str] = ()) -> tuple[PipelineConfig, dict[Place, str]]:
@@ -53,21 +52,15 @@ def _written(value: dict[str, Any], at: Place, origins: dict[Place, str]) -> Ite
     for name, item in value.items():
         here = (*at, name)
         if here in origins:
-            yield f"{_flow(name)}: {_flow(item)}", origins[here]
+            yield f"{one_line(name)}: {one_line(item)}", origins[here]
         elif isinstance(item, dict):
-            yield f"{_flow(name)}:", ""
+            yield f"{one_line(name)}:", ""
             yield from ((f"  {line}", origin) for line, origin in _written(item, here, origins))
         else:
-            yield f"{_flow(name)}:", ""
+            yield f"{one_line(name)}:", ""
             for number, entry in enumerate(item):
                 for count, (line, origin) in enumerate(_written(entry, (*here, number), origins)):
                     yield f"  {'  ' if count else '- '}{line}", origin
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=1_000_000, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _origin(place: Place, given: dict[Place, str]) -> str:

@@ -171,7 +171,7 @@ class PipelineConfig(BaseModel):
     recognizer: SystemOption = None
     """What is trained and recognizes; by default (`network`) the one that `train.objective` is for: `ctc`, `hybrid`
     or `attention`.
-    `gmm` is the GMM-HMM of the stage `align`; then there are no stages `train`, `register` and `report`."""
+    `gmm` is the GMM-HMM of the stage `align`; then there is no stage `train`."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""
     model: ModelChoice = ConformerConfig()

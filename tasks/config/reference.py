@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from configurable.choices import Choice, OneOf, choice_of
+from tasks.config.yaml_text import one_line
 
 _HEAD = """\
 # Configuration reference
@@ -219,6 +219,4 @@ def _changed(value: Any) -> dict[str, Any]:
 
 def _flow(value: Any) -> str:
     """A value as YAML on one line."""
-    plain = json.loads(json.dumps(value, default=_given))  # tuples become lists
-    text = yaml.safe_dump(plain, default_flow_style=True, width=10_000, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...") or "''"
+    return one_line(json.loads(json.dumps(value, default=_given, sort_keys=True)))  # tuples become lists

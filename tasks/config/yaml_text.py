@@ -1,4 +1,4 @@
-"""YAML from people: plain values only, and no more of them than a configuration can have."""
+"""YAML from people: plain values only, and no more of them than a configuration can have; and values as YAML."""
 
 from typing import Any
 
@@ -47,6 +47,12 @@ def parse_yaml(text: str) -> Any:
     except ValueError as error:  # such as a number of five thousand digits
         raise yaml.YAMLError(str(error)) from error
     return value
+
+
+def one_line(value: Any) -> str:
+    """A plain value as YAML on one line; mappings keep their order."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1_000_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _count(value: Any, known: dict[int, int], above: set[int]) -> int:

@@ -7,7 +7,6 @@ The extractor of i-vectors is estimated from the training set. Recognition does 
 from hypotheses (`recognition.adaptation`).
 """
 
-import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from configurable.addresses import address_content
+from configurable.files import file_sha256
 from speech.features import CmvnStats, FeatureChoice, FeatureConfig
 from speech.hmm.adapted import AdaptedFeatures
 from speech.hmm.ivector import IvectorExtractor
@@ -32,7 +32,7 @@ from storage.stages import StageOutput
 from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
 from tasks.stages.align import aligned_sets, chain_and_transforms, config_of
-from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
+from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.feature_shards import (
     FeatureSet,
     compute_features,
@@ -148,7 +148,7 @@ def _ivectors(
     with tempfile.TemporaryDirectory() as folder:
         extractor.save(Path(folder) / EXTRACTOR)
         output.store.write_file(EXTRACTOR, Path(folder) / EXTRACTOR)
-        digest = hashlib.sha256((Path(folder) / EXTRACTOR).read_bytes()).hexdigest()
+        digest = file_sha256(Path(folder) / EXTRACTOR)
     given: dict[str, Any] = {"extractor": [output.store.url, digest], "ivectors": [work.url, names]}
     return given, {"gaussians": extractor.model.num_components, "log_likelihoods": likelihoods}
 
@@ -249,7 +249,7 @@ def _extractor(adapt: str, digest: str) -> IvectorExtractor:
 
 
 def _runs(config: PipelineConfig) -> bool:
-    return config.features.adapted and has_network(config)
+    return config.features.adapted and config.system.is_trained
 
 
 ADAPT = Stage(

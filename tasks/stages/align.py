@@ -60,7 +60,7 @@ from tasks.dataset.sets import VALID
 from tasks.dataset.speeds import is_copy
 from tasks.dataset.splits import TRAIN
 from tasks.stages import progress
-from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
+from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.decoder_files import file_digest, with_digests
 from tasks.stages.feature_shards import FeatureSet, StoredUtterance, compute_features, opened
 from tasks.stages.folds import train_folder
@@ -457,7 +457,7 @@ class AlignRecord(DamageRecord):
 
 def _work(run: Run, output: StageOutput) -> AlignRecord:
     cfg, work = config_of(run), work_folder("align", output.key)
-    if not has_network(run.config) and cfg.recognize.arpa:
+    if not run.config.system.is_trained and cfg.recognize.arpa:
         file_digest(cfg.recognize.arpa, "align.recognize.arpa")  # a missing file is named before hours of training
     if run.forced("align"):
         shutil.rmtree(work, ignore_errors=True)

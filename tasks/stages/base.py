@@ -68,11 +68,6 @@ def stages_of(config: PipelineConfig) -> tuple[str, ...]:
     return tuple(name for name in STAGES if get_stage(name).runs(config))
 
 
-def has_network(config: PipelineConfig) -> bool:
-    """Whether a configuration's system has a network, which is trained and registered."""
-    return config.system.is_trained
-
-
 @dataclass(frozen=True)
 class StageResult:
     """Result of a stage, made now or taken from the object store."""

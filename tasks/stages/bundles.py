@@ -13,7 +13,7 @@ from speech.hmm.config import AdaptationConfig
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks.stages.align import AlignmentModel, config_of
-from tasks.stages.base import Run, has_network
+from tasks.stages.base import Run
 from tasks.stages.ivectors import EXTRACTOR
 from tasks.stages.train import TRAIN
 
@@ -41,7 +41,7 @@ def own_bundle(run: Run, folder: Path) -> Path:
 
 def bundle_source(run: Run) -> dict[str, Any]:
     """What `make_bundle` makes the bundle of the run's own recognizer from, as JSON: workers make copies of it."""
-    if has_network(run.config):
+    if run.config.system.is_trained:
         model = {"model": run.result("train").url, "digest": TRAIN.record(run)["digest"]}
         return model | (adaptation_source(run) or {})
     align = config_of(run)

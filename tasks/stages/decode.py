@@ -38,7 +38,7 @@ from tasks.dataset.sets import VALID
 from tasks.dataset.tables import write_table
 from tasks.stages import progress
 from tasks.stages.align import config_of
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult, has_network
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageResult
 from tasks.stages.bundles import adaptation_inputs, bundle_source, make_bundle, own_bundle
 from tasks.stages.decoder_files import rescoring_files, stage_files, with_digests, with_stage_files
 from tasks.stages.features import FEATURES
@@ -120,7 +120,7 @@ def publish_hypotheses(output: StageOutput, name: str, decoded: list[Decoded], c
 
 def _inputs(run: Run) -> Inputs:
     digests = {name: set_digest(run, name, recognition=True) for name in scored_sets(run)}
-    if run.bundle is None and not has_network(run.config):
+    if run.bundle is None and not run.config.system.is_trained:
         config = {"gmm": address_content(config_of(run).recognize, without=("arpa",)), "prior": PRIOR_FRAMES}
         return config, digests | {"model": run.result("align").key, "graph": run.result("graph").key}
     config = {"decode": address_content(with_digests(run.config.decode))}

@@ -1,20 +1,24 @@
 """Files that a configuration names: needed from the start, and part of a stage's key; and those that stages make."""
 
 import hashlib
+import os
 import tempfile
-from collections.abc import Container, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from configurable.choices import ChoiceWithFiles
+from configurable.files import known_sha256
 from speech.decoding import DecodeConfig
+from speech.features import AugmentConfig
+from speech.features.augment.bank import Bank
 from speech.lm import NetworkConfig
 from storage.stages import StageOutput, digest_json
 from tasks.config.decoding import uses_stage
 from tasks.stages.base import Run, StageError, StageRecord
 from tasks.stages.process_cache import cached_once
 
+_ANY_RATE = 16000
 Named = TypeVar("Named", bound=ChoiceWithFiles)
 
 
@@ -140,7 +144,7 @@ def publish_files(output: StageOutput, files: Iterable[Path]) -> Published:
     for path in paths:
         output.store.write_file(path.name, path)
     return {
-        "sha256": {path.name: _digest(str(path)) for path in paths},
+        "sha256": {path.name: known_sha256(path) for path in paths},
         "bytes": {path.name: path.stat().st_size for path in paths},
     }
 
@@ -156,7 +160,7 @@ def with_digests(cfg: Named, section: str = "decode") -> Named:
         StageError: A file is not there.
     """
     check_files(cfg, section)
-    return cfg.with_files(_digest)
+    return cfg.with_files(lambda path: known_sha256(Path(path)))
 
 
 def check_files(cfg: ChoiceWithFiles, section: str = "decode") -> None:
@@ -177,15 +181,31 @@ def file_digest(path: str, field: str) -> str:
     """
     if not Path(path).is_file():
         raise StageError(f"{field} names {path}, which is not there: correct the path, or make the file")
-    return _digest(path)
+    return known_sha256(Path(path))
 
 
-def _digest(path: str) -> str:
-    status = Path(path).stat()
-    return _sha256(path, status.st_size, status.st_mtime_ns)
+def augment_digest(config: AugmentConfig) -> str:
+    """SHA-256 of the names, sizes and modification times of all noises and impulse responses.
+
+    Folders and tables include everything that they list, so a recording that is added, replaced or removed makes a new
+    training. Paths are relative to their list, whose own location does not matter.
+
+    Raises:
+        BankError: If a list is missing or has no recordings.
+    """
+    digest = hashlib.sha256()
+    for name in config.file_lists():
+        for line in sorted(_recording_lines(Path(name).expanduser())):
+            digest.update(line.encode("utf-8", "surrogateescape") + b"\n")
+        digest.update(b"\n")
+    return digest.hexdigest()
 
 
-@lru_cache(maxsize=16)
-def _sha256(path: str, size: int, mtime_ns: int) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _recording_lines(path: Path) -> Iterator[str]:
+    recordings = Bank([str(path)], _ANY_RATE).recordings
+    for file in dict.fromkeys([path, *(recording.path for recording in recordings)]):
+        if file.is_file():
+            status = file.stat()
+            yield f"{os.path.relpath(file, path)}\t{status.st_size}\t{status.st_mtime_ns}"
+        elif file != path:
+            yield f"{os.path.relpath(file, path)}\tmissing"

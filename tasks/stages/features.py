@@ -56,14 +56,14 @@ def _inputs(run: Run) -> Inputs:
 
 def _work(run: Run, output: StageOutput) -> FeaturesRecord:
     cfg = run.config.features
-    shards = run.result("shard")
+    shards = run.result("shard").store
     sets: dict[str, Any] = {}
     speakers: dict[str, Any] = {}
     global_stats: dict[str, CmvnStats] = {}
     frames = 0
     damaged: list[QuarantinedShard] = []
-    for name in _needed(cfg, sorted(shards.record["sets"])):
-        stats, index, count, bad = features_of_set(run, name, shards.store.child(name), output.store.child(name))
+    for name in _needed(cfg, sorted(SHARD.record(run)["sets"])):
+        stats, index, count, bad = features_of_set(run, name, shards.child(name), output.store.child(name))
         frames += count
         damaged += bad
         if is_trained(name) and cfg.cmvn == "global":

@@ -198,12 +198,13 @@ def initial_model(run: Run) -> InitialModel | None:
         StageError: If there is no such model, or the registry does not answer.
     """
     given = run.config.train.init
-    if run.initial is None or run.initial.given != given:
+    initial = run.initial
+    if initial is None or initial.given != given:
         otherwise = _own_name(run.config.model) or "random weights"
         name = _looked_up(given, run.config.model_name, otherwise) if given else ""
         named = InitialModel(given, name, partial(_read, run, name), named=True)
-        run.initial = named if name else _own_source(run, given)
-    return run.initial if run.initial.name else None
+        run.initial = initial = named if name else _own_source(run, given)
+    return initial if initial.name else None
 
 
 def _own_name(model: ModelConfig) -> str:

@@ -34,7 +34,7 @@ from tasks.config.pipeline import PipelineConfig
 from tasks.config.realign import RealignConfig
 from tasks.stages import progress
 from tasks.stages.align import AlignmentModel, aligned_sets
-from tasks.stages.base import Inputs, Run, Stage, StageError, has_network
+from tasks.stages.base import Inputs, Run, Stage, StageError
 from tasks.stages.features import FEATURES
 from tasks.stages.process_cache import cached_once
 from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
@@ -223,7 +223,7 @@ def _opened(network: str, align: str, device: str) -> tuple[StateAligner, Alignm
 
 
 def _runs(config: PipelineConfig) -> bool:
-    return config.realign is not None and has_network(config)
+    return config.realign is not None and config.system.is_trained
 
 
 REALIGN = Stage(

@@ -36,16 +36,15 @@ from speech.decoding import DECODERS
 from speech.vad import SileroConfig
 from storage.stages import StageOutput
 from tasks import pyfunc_path
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, get_stage, has_network
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, get_stage
 from tasks.stages.bundles import own_bundle
 from tasks.stages.decode import DECODE
 from tasks.stages.decoder_files import decoder_of, with_digests
 from tasks.stages.initial import initial_tags
 from tasks.stages.run_sets import scored_sets
 from tasks.stages.score import SCORE
-from tasks.stages.train import TRAIN, forward_note, training_run
+from tasks.stages.trained_model import trained_model
 from tasks.tracking.datasets import set_inputs
-from tasks.tracking.forwarding import send_rest
 from tasks.tracking.model_card import STATED, card, card_tags, contents
 from tasks.tracking.promotion import save_stages, settle
 from tasks.tracking.provenance import provenance, version_tags
@@ -66,7 +65,6 @@ from tasks.tracking.runs import (
     ui_links,
 )
 from tasks.tracking.significance import Decision, tests_tag
-from training.coordinator.journal import read_journal
 
 _REQUIREMENTS = (
     *("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"),
@@ -85,13 +83,13 @@ def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
 
 
 def _last_step(run: Run) -> int:
-    return int(TRAIN.record(run)["result"]["step"])
+    return trained_model(run).figures()["step"]
 
 
 def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str]:
     return {
         KEY_TAG: output.key,
-        "starling.model_digest": TRAIN.record(run)["digest"],
+        "starling.model_digest": trained_model(run).digest,
         TESTS_TAG: tests_tag(run),
         **version_tags(run),
         **initial_tags(run),
@@ -101,8 +99,8 @@ def _tags(run: Run, output: StageOutput, about: dict[str, Any]) -> dict[str, str
 
 def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> TrainingRun:
     """The training's MLflow run; a new one if another registration has completed it."""
-    tracking = TRAIN.record(run).get("tracking", {})
-    about = training_run(run, tracking.get("training", ""))
+    model = trained_model(run)
+    about = model.training_run(model.training)
     tracked = find_training_run(api, about) if about.training else None
     tags = tracked.data.tags if tracked else {}
     if about.training and DECISION_TAG not in tags and tags.get(KEY_TAG, output.key) == output.key:
@@ -111,16 +109,15 @@ def _training(api: mlflow.MlflowClient, run: Run, output: StageOutput) -> Traini
 
 
 def _log_run(api: mlflow.MlflowClient, run: Run, run_id: str, folder: Path) -> None:
-    """Log parameters, test results and artifacts to the MLflow run; the folder contains the journal."""
-    from tasks.tracking.plots import learning_curves  # imports matplotlib
-
+    """Log parameters, test results and artifacts to the MLflow run; the folder has the figures of the training."""
+    model = trained_model(run)
     config = run.config.model_dump(mode="json", by_alias=True)
     known = api.get_run(run_id)
     log_params(api, known, flatten(config))
-    log_inputs(api, known, set_inputs(run, dict.fromkeys(["train", "valid", *scored_sets(run)])))
-    elapsed_ms = int(1000 * float(TRAIN.record(run)["result"].get("elapsed", 0.0)))
+    log_inputs(api, known, set_inputs(run, dict.fromkeys([*model.sets, *scored_sets(run)])))
+    elapsed_ms = int(1000 * model.figures()["elapsed"])
     api.log_batch(run_id, metrics=_late_metrics(run, known.info.start_time + elapsed_ms))
-    learning_curves(read_journal(folder / "journal.jsonl"), folder / "learning_curves.png")
+    (folder / "learning_curves.png").write_bytes(model.curves())
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     versions = {name: metadata.version(name) for name in _NOTED}
     save_stages(run, folder)
@@ -205,11 +202,12 @@ def _inputs(run: Run) -> Inputs:
         "register": address_content(run.config.register_as, without=("promote", "accept_untrained")),
         "name": run.config.name,
         "model": run.config.model_name,
-        "decode": address_content(with_digests(run.config.decode)),
+        "decode": address_content(with_digests(run.config.decoder)),
     }
     if stated := {name: value for name in STATED if (value := getattr(run.config.model, name, ""))}:
         config["pretrained"] = stated
-    return config, {"train": TRAIN.record(run)["digest"], "score": run.result("score").key}
+    model = trained_model(run)
+    return config, {model.result.name: model.digest, "score": run.result("score").key}
 
 
 def _make_version(
@@ -219,11 +217,11 @@ def _make_version(
 
     After a failure the run is marked as failed; the next attempt continues it.
     """
-    about = _training(api, run, output)
+    about, model = _training(api, run, output), trained_model(run)
     with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder) / "journal.jsonl"
-        journal.write_bytes(run.result("train").output.read("journal.jsonl"))
-        run_id = send_rest(journal, forward_note(run.result("train").key, about.training), about)
+        history = Path(folder) / model.history
+        history.write_bytes(model.result.output.read(model.history))
+        run_id = model.send(history, about)
         try:
             end_abandoned(api, experiment_id(api, run.config.name), run_id, output.key)
             api.update_run(run_id, name=run.run_id)
@@ -336,7 +334,6 @@ REGISTER = Stage(
     _inputs,
     _work,
     _still_there,
-    runs=has_network,
     artifacts=_artifacts,
     reads="model, scores",
     writes="MLflow run, registered version, aliases",

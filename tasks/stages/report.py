@@ -16,12 +16,12 @@ from tasks.dataset.duplicates import data_warnings, doubles_of
 from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text, has_network
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text
 from tasks.stages.register import REGISTER
 from tasks.stages.report_charts import set_histograms
 from tasks.stages.report_details import WORST, changes_of, set_details
 from tasks.stages.score import GROUPS
-from tasks.stages.train import TRAIN
+from tasks.stages.trained_model import trained_model
 from tasks.tracking.model_card import begun_text, compute_text, initial, learners_text
 from tasks.tracking.provenance import provenance
 from tasks.tracking.registry import report_text
@@ -34,14 +34,6 @@ def interval(scores: dict[str, Any], name: str = "wer") -> str:
     """Format the interval of a set: `wer` over utterances, `wer_speaker` over speakers; a dash without one."""
     low, high = scores.get(f"{name}_low"), scores.get(f"{name}_high")
     return "–" if low is None else f"{percent(low)} – {percent(high)}"
-
-
-def strategy_text(run: Run) -> str:
-    """Strategy and number of learners of a run, in one line."""
-    cfg = run.config.train
-    if cfg.traits.one_node and cfg.traits.one_learner:
-        return cfg.strategy.kind
-    return f"{cfg.strategy.kind}, {learners_text(cfg.nodes, cfg.learners_per_node)}"
 
 
 def _speakers(entry: dict[str, Any]) -> str:
@@ -94,19 +86,19 @@ def render(run: Run, curves: bytes) -> str:
         run: The run, with the results of all earlier stages.
         curves: Plot of the learning curves, PNG.
     """
-    register = REGISTER.record(run)
-    training = TRAIN.record(run)["result"]
+    register, trained = REGISTER.record(run), trained_model(run)
+    training = trained.figures()
     facts = {"model": register["model_uri"], "decision": register["decision"]["reason"], "run": run.run_id}
     facts |= {
         "parameters": f"{training['parameters']:,}",
         "trained": f"{training['epoch']} epochs, {training['step']:,} steps, {training['elapsed'] / 60:.1f} minutes on "
         + compute_text(training),
-        "strategy": strategy_text(run),
+        "strategy": f"{training['strategy']}, {learners_text(training['nodes'], training['learners_per_node'])}",
     }
     if begun := initial(run):
         facts["began with"] = begun_text(begun)
-    if training.get("repeated"):
-        facts["repeated"] = f"{training['repeated']:,} utterances, first leased to a node that was lost"
+    if repeated := trained.result.counts.get("repeated"):
+        facts["repeated"] = f"{repeated:,} utterances, first leased to a node that was lost"
     prepare, shard = run.result("prepare").record, run.result("shard")
     return _PAGES.get_template("report.html").render(
         name=run.config.name,
@@ -172,9 +164,7 @@ class ReportRecord(StageRecord):
 
 
 def _work(run: Run, output: StageOutput) -> ReportRecord:
-    from tasks.tracking.plots import curves_png, stored_journal  # imports matplotlib
-
-    curves = curves_png(stored_journal(run.result("train").output))
+    curves = trained_model(run).curves()
     page = render(run, curves)
     output.store.write("learning_curves.png", curves)
     output.store.write(REPORT_FILE, page.encode())
@@ -201,7 +191,7 @@ def _attach(run: Run, page: str) -> None:
 
 def report_link(run: Run) -> str:
     """Where the report is, as Markdown."""
-    return report_text(run.result("register").record, REPORT.record(run)["report"])
+    return report_text(REGISTER.record(run), REPORT.record(run)["report"])
 
 
 def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
@@ -213,7 +203,6 @@ REPORT = Stage(
     10,
     _inputs,
     _work,
-    runs=has_network,
     artifacts=_artifacts,
     reads="all",
     writes="one self-contained HTML page",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NotRequired
+from typing import Any
 
 from speech.scoring import (
     ErrorCounts,
@@ -17,7 +17,8 @@ from speech.scoring import (
 from storage.stages import StageOutput, digest_json
 from tasks.dataset.tables import read_table
 from tasks.figures import percent
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, has_network
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult
+from tasks.stages.decode import DECODE
 
 Row = dict[str, Any]
 _SAMPLES = 1000
@@ -108,9 +109,8 @@ def learned_nothing(run: Run) -> str:
 
 def _inputs(run: Run) -> Inputs:
     config = {"bootstrap": _SAMPLES, "seed": run.config.seed}
-    decoded = run.result("decode")
-    damaged = decoded.record.get("quarantined_shards")  # the decode output's address does not depend on skipped shards
-    return config, {"decode": decoded.key} | ({"damaged": digest_json(damaged)} if damaged else {})
+    damaged = DECODE.record(run).get("quarantined_shards")  # the decode output's address does not depend on these
+    return config, {"decode": run.result("decode").key} | ({"damaged": digest_json(damaged)} if damaged else {})
 
 
 class ScoreRecord(StageRecord):
@@ -120,16 +120,14 @@ class ScoreRecord(StageRecord):
     """What `summarize` returns for each set."""
     groups: dict[str, dict[str, dict[str, dict[str, Any]]]]
     """Error counts by set, kind of group (`corpora`, `domains`) and group, where a set has several."""
-    tracking: NotRequired[dict[str, Any]]
-    """The MLflow run, if no registration follows."""
 
 
 def _work(run: Run, output: StageOutput) -> ScoreRecord:
-    decoded = run.result("decode")
+    decoded = run.result("decode").output
     sets: dict[str, Any] = {}
     details: dict[str, Any] = {}
-    for name in decoded.record["sets"]:
-        rows = read_table(decoded.output, f"{name}.parquet")
+    for name in DECODE.record(run)["sets"]:
+        rows = read_table(decoded, f"{name}.parquet")
         report = score_rows(rows)
         sets[name] = summarize(report, run.config.seed)
         details[name] = {
@@ -145,16 +143,11 @@ def _work(run: Run, output: StageOutput) -> ScoreRecord:
     words = sum(entry["words"] for entry in sets.values())
     groups = {name: {kind: details[name][kind] for kind in GROUPS} for name in sets}
     groups = {name: {kind: by for kind, by in kinds.items() if len(by) > 1} for name, kinds in groups.items()}
-    record: ScoreRecord = {
+    return {
         "counts": {"words": words, "errors": errors},
         "sets": sets,
         "groups": {name: kinds for name, kinds in groups.items() if kinds},
     }
-    if not (run.bundle or has_network(run.config)):  # no registration follows that logs the figures
-        from tasks.tracking.stage_runs import log_stage
-
-        record["tracking"] = log_stage(run, "align", run.result("align").key, figures(record))
-    return record
 
 
 def score_table(result: StageResult) -> list[dict[str, Any]]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from configurable.wording import counted
 from storage.corpora import CorpusError, CorpusReader, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
 from tasks.config.pipeline import worker_count
+from tasks.config.yaml_text import one_line
 from tasks.dataset.discovery import FoundSource
 from tasks.dataset.manifest import Refused
 from tasks.dataset.policies import DuplicatesConfig
@@ -261,14 +260,14 @@ class Starter:
         rate = 16000 if wide else 8000
         lines = [f"sample_rate: {rate}  # Hz; most of the recordings have {surveyed.sample_rate}"]
         if (normalizer := _normalizer(self._language)) is not None:
-            lines.append(f"normalizer: {_flow(normalizer)}  # text rules of each source's language")
+            lines.append(f"normalizer: {one_line(normalizer)}  # text rules of each source's language")
         if surveyed.long_s > 30:
             lines.append(
                 f"max_seconds: {min(_LONGEST_S, math.ceil(surveyed.long_s)):g}  # longer utterances are left out"
             )
         lines += self._limits()
         lines += self._split()
-        return [*lines, "sources:", *(f"  - {_flow(self._source(source, folder))}" for source in self._sources)]
+        return [*lines, "sources:", *(f"  - {one_line(self._source(source, folder))}" for source in self._sources)]
 
     def _limits(self) -> list[str]:
         """A higher limit of unusable utterances, if the sample has more than the usual one allows."""
@@ -357,8 +356,3 @@ def config_name(folder: Path) -> str:
     """A name for a configuration, from that of a folder or file."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.resolve().stem if folder.is_file() else folder.resolve().name)
     return name.strip("-._") or "recordings"
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML on one line."""
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=100_000, allow_unicode=True).strip()

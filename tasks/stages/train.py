@@ -30,13 +30,13 @@ from storage.quarantine import ShardQuarantine
 from storage.stages import StageOutput, digest_json
 from tasks.config.home import work_folder
 from tasks.config.training import training_content
-from tasks.dataset.augment_files import augment_digest
 from tasks.engine import know_tasks
 from tasks.figures import percent
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult
+from tasks.stages.decoder_files import augment_digest
 from tasks.stages.features import FEATURES
 from tasks.stages.initial import (
     about_pretrained,
@@ -514,7 +514,7 @@ TRAIN = Stage(
     5,
     _inputs,
     _work,
-    runs=has_network,
+    runs=lambda config: config.system.is_trained,
     artifacts=_artifacts,
     reads="shards, statistics",
     writes="`model/` (safetensors and JSON), `journal.jsonl`, `result.json`",

@@ -6,7 +6,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from configurable.wording import counted
-from recognition.bundle import WEIGHTS
 from recognition.initial_weights import summary_text
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
@@ -20,7 +19,7 @@ from tasks.stages.lm import LM
 from tasks.stages.run_sets import scored_sets, set_digest
 from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
-from tasks.stages.train import TRAIN
+from tasks.stages.trained_model import TrainingFigures, trained_model
 from tasks.tracking.provenance import provenance
 
 CARD_LENGTH = 4900
@@ -67,12 +66,11 @@ def tests_of(run: Run) -> dict[str, str]:
 
 def contents(run: Run) -> dict[str, Any]:
     """The description of a version, as JSON values."""
-    config, train, decode = run.config, TRAIN.record(run), decoder_of(run)
-    result = train["result"]
+    config, trained, decode = run.config, trained_model(run), decoder_of(run)
     return {
         "name": config.model_name,
         "run": run.run_id,
-        "model_digest": train["digest"],
+        "model_digest": trained.digest,
         "code": {name: str(value) for name, value in provenance().items()},  # torch's version is a subclass of str
         "datasets": {
             name: {"digest": set_digest(run, name), "utterances": entry["utterances"], "seconds": entry["seconds"]}
@@ -84,25 +82,16 @@ def contents(run: Run) -> dict[str, Any]:
         "tests": tests_of(run),
         "scores": SCORE.record(run)["sets"],
         "corpus_scores": corpus_scores(run),
-        "features": config.features.model_dump(mode="json"),
         "sample_rate": config.data.sample_rate,
         "normalizer": config.data.normalizer.model_dump(mode="json"),
-        "tokens": config.tokens.model_dump(mode="json"),
-        "model": config.model.model_dump(mode="json"),
+        **trained.parts(),
         "decode": decode.with_files(lambda path: PurePath(path).name).model_dump(mode="json"),
         "language_model": language_model(run),
         "bytes": {
-            "weights": run.result("train").store.size(f"model/{WEIGHTS}"),
+            "weights": trained.weights_bytes,
             **{field: Path(path).stat().st_size for field, path in decode.files().items()},
         },
-        "training": {
-            "objective": config.train.objective.kind if config.system.objectives else config.system.kind,
-            "strategy": config.train.strategy.kind,
-            "nodes": config.train.nodes,
-            "learners_per_node": config.train.learners_per_node,
-            **{name: result.get(name) for name in ("epoch", "step", "parameters", "utterances", "elapsed")},
-            **{name: result.get(name) for name in ("device", "precision")},
-        },
+        "training": trained.figures(),
         "flow_run": run.flow_run_url,
     }
 
@@ -112,7 +101,7 @@ def pretrained(run: Run) -> dict[str, str] | None:
 
     What the configuration states of its licence and training data takes precedence over its own card.
     """
-    known = TRAIN.record(run).get("pretrained")
+    known: dict[str, str] | None = trained_model(run).result.record.get("pretrained")
     if known is None:
         return None
     given = {name: value for name in STATED if (value := getattr(run.config.model, name, ""))}
@@ -136,7 +125,7 @@ def corpus_scores(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
 
 def initial(run: Run) -> dict[str, Any] | None:
     """The model that the training began with, and what was taken from it; None if it began with random weights."""
-    known = TRAIN.record(run).get("initial")
+    known: dict[str, Any] | None = trained_model(run).result.record.get("initial")
     if known is None:
         return None
     name = str(known["model"])
@@ -151,7 +140,7 @@ def begun_text(begun: Mapping[str, Any]) -> str:
 
 def language_model(run: Run) -> dict[str, Any] | None:
     """Figures of the language model that the decoder takes from the stage `lm`; None if it takes none."""
-    if not uses_stage(run.config.decode, run.config.lm):
+    if not uses_stage(run.config.decoder, run.config.lm):
         return None
     lm = LM.record(run)["lm"]
     return {name: lm.get(name) for name in ("kind", "words", "ngrams", "text", "protection", "perplexity")}
@@ -219,7 +208,7 @@ def _data(about: dict[str, Any]) -> str:
     return "\n".join(["**Data**", "", *lines, f"- {sets}"])
 
 
-def compute_text(training: Mapping[str, Any]) -> str:
+def compute_text(training: TrainingFigures) -> str:
     """Device of a training, and its precision unless it is fp32 or unknown."""
     precision = training.get("precision") or "fp32"
     return f"{training['device']}" if precision == "fp32" else f"{training['device']} ({precision})"

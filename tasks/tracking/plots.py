@@ -1,5 +1,6 @@
 """Plots of a training run, from its journal."""
 
+import io
 import math
 import tempfile
 from pathlib import Path
@@ -173,3 +174,25 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
             _legend(axis)
     figure.savefig(path, dpi=110)
     return path
+
+
+@matplotlib.rc_context({"font.size": _FONT})
+def likelihood_png(iterations: list[Entry]) -> bytes:
+    """Plot a GMM-HMM's training over its iterations: log-likelihood of a frame, and number of Gaussians.
+
+    Args:
+        iterations: Figures of each iteration (`speech.hmm.train.TrainingProgress`), in order.
+
+    Returns:
+        A PNG file's content.
+    """
+    figure = Figure(figsize=(_WIDTH, _ROW))
+    panels = figure.subplots(1, 2, gridspec_kw=_places(1))
+    titles = {"log_likelihood": "Log-likelihood of a frame", "gaussians": "Gaussians"}
+    for axis, (field, title) in zip(panels, titles.items(), strict=True):
+        axis.plot(range(1, len(iterations) + 1), [row[field] for row in iterations], color=_TRAIN, linewidth=1.2)
+        axis.set(title=title, xlabel="iteration")
+        axis.grid(alpha=0.25)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110)
+    return content.getvalue()

@@ -90,7 +90,7 @@ def _store_of(config: PipelineConfig, noted: str, keys: dict[str, str]) -> Objec
     export_credentials(config.storage)
     for url in dict.fromkeys((noted, objects_url(config.storage.url))):
         store = ObjectStore(url)
-        if StageOutput(store, "train", keys["train"]).record() is not None:
+        if StageOutput(store, "score", keys["score"]).record() is not None:
             return store
     return None
 

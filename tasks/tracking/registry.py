@@ -8,7 +8,7 @@ written afterwards, and completed by the next move if the process is killed.
 import getpass
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -135,7 +135,7 @@ def waiting_challenger(api: mlflow.MlflowClient, name: str) -> Any | None:
     return challenger
 
 
-def current_aliases(record: dict[str, Any]) -> list[str]:
+def current_aliases(record: Mapping[str, Any]) -> list[str]:
     """Current aliases of a register stage's version."""
     try:
         return sorted(client().get_model_version(record["model"], record["version"]).aliases)
@@ -143,7 +143,7 @@ def current_aliases(record: dict[str, Any]) -> list[str]:
         return []
 
 
-def record_links(record: dict[str, Any]) -> dict[str, str]:
+def record_links(record: Mapping[str, Any]) -> dict[str, str]:
     """URLs of a registration's MLflow run and version, from its record; empty if MLflow is not a server.
 
     Args:
@@ -155,7 +155,7 @@ def record_links(record: dict[str, Any]) -> dict[str, str]:
         return {}
 
 
-def report_text(record: dict[str, Any], path: str) -> str:
+def report_text(record: Mapping[str, Any], path: str) -> str:
     """Markdown that leads to a run's report: a link that a browser can open; without a server, the local file.
 
     Args:

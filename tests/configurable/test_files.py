@@ -1,11 +1,20 @@
 """Files that are replaced or created appear whole or not at all."""
 
+import hashlib
 import os
 import stat
 
 import pytest
 
-from configurable.files import create_private_file, publish_file, replace_file, replacing, temporary_file
+from configurable.files import (
+    create_private_file,
+    file_sha256,
+    known_sha256,
+    publish_file,
+    replace_file,
+    replacing,
+    temporary_file,
+)
 
 
 def mode(path):
@@ -77,3 +86,13 @@ def test_error_of_a_missing_folder_names_the_final_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         replace_file(tmp_path / "none" / "x", b"1")
     assert caught.value.filename == str(tmp_path / "none" / "x")
+
+
+def test_remembered_digest_follows_the_content(tmp_path):
+    file = tmp_path / "words.txt"
+    digests = []
+    for text in ("one", "two words", "two words"):
+        file.write_text(text)
+        digests.append(known_sha256(file))
+        assert digests[-1] == file_sha256(file) == hashlib.sha256(text.encode()).hexdigest()
+    assert len(set(digests)) == 2

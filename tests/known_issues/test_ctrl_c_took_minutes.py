@@ -3,16 +3,20 @@
 It took four minutes, or hung in an exit handler of Prefect's. Each phase had its own cause; all are tested.
 """
 
+import io
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+from rich.console import Console
 from support import ROOT, end_processes, processes_naming, starling, tiny_document, wait_until, write_config
 
+from flows.cli import common
 from storage.locks import file_lock
 from tasks.locking.slots import lock_name
 from training.coordinator.journal import read_journal
@@ -46,6 +50,17 @@ def test_server_survives_signals_to_its_group_but_not_its_parents_death(tmp_path
         finally:
             parent.kill()
     wait_until(lambda: server not in processes_naming(str(tmp_path)))
+
+
+def test_line_that_was_being_printed_does_not_follow_the_last_one(monkeypatch):
+    err = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(common, "err", err)
+    with err:
+        err.print("starting the Prefect server")  # it is written when the block ends, by an exception, too
+        announcing = threading.Thread(target=common._say_interrupted, args=(signal.SIGINT,))
+        announcing.start()
+        announcing.join()
+    assert [line for line in err.file.getvalue().splitlines() if line] == [f"interrupted (Ctrl-C): {LINE}"]
 
 
 class Command:

@@ -1,12 +1,14 @@
 """torchrun ends with status 1 whatever its ranks' status is: a node that had diverged was restarted three times."""
 
 import sys
+import threading
+import time
 
 import pytest
 
 from training.node import agent as module
 from training.node.agent import Node
-from training.node.rank import DIVERGED, GAVE_UP, NodeSetup
+from training.node.rank import DIVERGED, GAVE_UP, STOPPED, NodeSetup
 
 
 @pytest.mark.parametrize(("gives_up", "status", "starts"), [(True, DIVERGED, 1), (False, 1, 3)])
@@ -21,6 +23,26 @@ def test_node_is_restarted_only_if_its_rank_did_not_give_up(tmp_path, monkeypatc
     node = Node(NodeSetup(node=0, coordinator="127.0.0.1:1", key_file=None, folder=tmp_path), max_restarts=2)
     assert node.run() == status
     assert (tmp_path / "starts").read_text() == "x" * starts
+
+
+def test_stopped_node_lets_its_ranks_leave_and_starts_them_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "fetch_job", lambda *_, **__: {"train": {"learners_per_node": 1}})
+    ready = tmp_path / "ready"
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); "
+    code += f"open({str(ready)!r}, 'a').write('x'); time.sleep(60)"
+    monkeypatch.setattr(Node, "_command", lambda *_: [sys.executable, "-c", code])
+    node = Node(NodeSetup(node=0, coordinator="127.0.0.1:1", key_file=None, folder=tmp_path), max_restarts=2)
+
+    def stop_when_ready():
+        while not ready.exists():
+            time.sleep(0.01)
+        node.request_stop()
+
+    stopping = threading.Thread(target=stop_when_ready, daemon=True)
+    stopping.start()
+    assert node.run() == STOPPED
+    stopping.join(10.0)
+    assert ready.read_text() == "x"
 
 
 def test_node_on_another_machine_uses_its_own_cache(tmp_path, monkeypatch):

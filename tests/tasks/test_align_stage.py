@@ -3,12 +3,14 @@
 import hashlib
 import json
 
+import mlflow
 import numpy as np
 import pytest
 from support import environment, load_beside, tiny_document, write_config
 from typer.testing import CliRunner
 
 from flows.cli.app import app
+from flows.summary import summarize
 from recognition.bundle import BundleError, add_decoder, copy_network, load_bundle, load_spec
 from recognition.systems.gmm import GmmRecognizer
 from recognition.transcriber import Transcriber
@@ -28,6 +30,7 @@ from tasks.config.home import home as home_folder
 from tasks.config.home import work_folder
 from tasks.config.pipeline import ConfigError, load_config, parse_config
 from tasks.dataset.tables import read_table
+from tasks.orchestration.stage_tasks import run_plainly
 from tasks.stages import decode, progress
 from tasks.stages.align import ALIGN, IterationLog, figures
 from tasks.stages.base import Run, Stage, StageError, stages_of
@@ -35,7 +38,11 @@ from tasks.stages.bundles import own_bundle
 from tasks.stages.decode import DECODE
 from tasks.stages.decoder_files import decoder_of
 from tasks.stages.graph import GRAPH
+from tasks.stages.register import REGISTER
 from tasks.stages.score import SCORE
+from tasks.tracking.model_card import contents
+from tasks.tracking.promotion import promote_version
+from tasks.tracking.runs import client
 
 aligning = load_beside(__file__, "aligning.py")
 SIZES, aligned_run, run_texts = aligning.SIZES, aligning.aligned_run, aligning.run_texts
@@ -68,10 +75,11 @@ def gmm_run(aligned, folder):
     return other
 
 
-def test_pipeline_without_a_network_has_no_training(tmp_path):
+def test_pipeline_without_a_network_has_no_stage_train(tmp_path):
     align = {"recognize": {"arpa": "x.arpa"}}
     config = parse_config(tiny_document(align=align, recognizer="gmm"))
-    assert stages_of(config) == ("prepare", "shard", "features", "align", "graph", "decode", "score")
+    before = ("prepare", "shard", "features", "align", "graph", "decode", "score")
+    assert stages_of(config) == (*before, "register", "report")
     with pytest.raises(ConfigError, match=r"set align\.recognize\.arpa"):
         parse_config(tiny_document(align={}, recognizer="gmm"))
     write_config(tmp_path / "c.yaml", tiny_document(align=align, recognizer="gmm"))
@@ -79,8 +87,6 @@ def test_pipeline_without_a_network_has_no_training(tmp_path):
 
 
 def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
-    from tasks.tracking.runs import client
-
     run = gmm_run(aligned, tmp_path)
     assert ALIGN.output(run).key == run.result("align").key  # how it is used does not change the model
     graph = GRAPH.execute(run)
@@ -118,9 +124,6 @@ def test_gmm_decodes_the_test_set_and_resumes(aligned, tmp_path, monkeypatch):
     assert not [name for name in result.store.list() if name.startswith("work")]
     record = SCORE.execute(run).record
     assert record["sets"]["test"]["wer"] < 0.9
-    tracked = client().get_run(record["tracking"]["run"])
-    assert tracked.data.metrics["test.wer"] == record["sets"]["test"]["wer"]
-    assert record["tracking"] == run.result("align").record["tracking"]
 
 
 def test_bundle_of_the_gmm_recognizes_like_the_stage_with_times(aligned, tmp_path):
@@ -153,6 +156,60 @@ def test_bundle_of_the_gmm_recognizes_like_the_stage_with_times(aligned, tmp_pat
     (bundle / "hmm" / "model.safetensors").write_bytes(b"x")
     with pytest.raises(BundleError, match=r"hmm/model\.safetensors is damaged"):
         Transcriber(bundle)
+
+
+@pytest.fixture(scope="module")
+def registered_gmm(aligned, tmp_path_factory):
+    """A finished run that has registered a GMM-HMM."""
+    run = gmm_run(aligned, tmp_path_factory.mktemp("registered"))
+    run_plainly(run, stages=[name for name in stages_of(run.config) if name not in run.results])
+    return run
+
+
+def test_registered_gmm_has_its_figures_card_and_report(registered_gmm):
+    run, api = registered_gmm, client()
+    record, scores = run.result("register").record, run.result("score").record["sets"]["test"]
+    assert record["decision"]["promoted"], record["decision"]["reason"]
+    version, tracked = api.get_model_version("tiny", record["version"]), api.get_run(record["mlflow_run"])
+    assert "champion" in version.aliases
+    assert tracked.info.status == "FINISHED"
+    assert {entry.dataset.name.rpartition(": ")[2] for entry in tracked.inputs.dataset_inputs} == {
+        "train",
+        "valid",
+        "test",
+    }
+    assert tracked.data.metrics["test.wer"] == scores["wer"] == float(version.tags["test.wer"])
+    about, aligned_ = contents(run), run.result("align").record
+    iterations = len(run.result("align").output.read("iterations.jsonl").splitlines())
+    assert about["model"] == {"kind": "gmm", **{name: aligned_["counts"][name] for name in ("states", "gaussians")}}
+    assert (about["features"]["kind"], about["decode"]["kind"]) == ("mfcc", "graph")
+    assert about["bytes"].keys() == {"weights", "graph", "words"} | about["bytes"].keys() & {"lm"}
+    assert f"- training: Viterbi training, one learner, {iterations} epochs, " in version.description
+    assert (
+        f"A gmm trained with maximum likelihood, {about['training']['parameters']:,} parameters" in version.description
+    )
+    artifacts = {file.path for file in api.list_artifacts(record["mlflow_run"])}
+    assert {"config.yaml", "iterations.jsonl", "learning_curves.png", "report.html", "stages.json"} <= artifacts
+    page = run.result("report").output.read("report.html").decode()
+    assert f"{iterations} epochs" in page
+    assert run.result("report").output.read("learning_curves.png").startswith(b"\x89PNG")
+    assert summarize(run)["model_uri"] == record["model_uri"]
+
+
+def test_registered_gmm_transcribes_and_is_compared_as_champion(registered_gmm):
+    run = registered_gmm
+    model = mlflow.pyfunc.load_model(run.result("register").record["model_uri"])
+    store = run.result("shard").store.child("test")
+    reader = ShardReader(store, ShardIndex.read(store))
+    texts = model.predict([reader.payload(row) for row in range(4)])
+    assert list(texts["error"]) == [""] * 4
+    assert sum(bool(text) for text in texts["text"]) >= 2
+    run.force_from = "register"  # the next version has the champion's hypotheses
+    again = REGISTER.execute(run)
+    assert (again.record["version"], again.record["decision"]["promoted"]) == ("2", False)
+    assert again.record["decision"]["champion_wer"] == again.record["decision"]["challenger_wer"]
+    decision = promote_version("tiny", "2")  # from what the registration has noted
+    assert decision["decision"]["champion_wer"] == again.record["decision"]["champion_wer"]
 
 
 def test_stage_lm_supplies_the_language_model_unless_one_is_named(aligned, tmp_path):

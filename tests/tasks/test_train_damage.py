@@ -9,8 +9,8 @@ from support import copy_finished, small_corpus, tiny_document, write_tone
 from storage.index import ShardIndex
 from tasks.config.pipeline import parse_config
 from tasks.config.training import AcousticTrainConfig
-from tasks.dataset.augment_files import augment_digest
 from tasks.stages.base import Run
+from tasks.stages.decoder_files import augment_digest
 from tasks.stages.features import FEATURES
 from tasks.stages.prepare import PREPARE
 from tasks.stages.shard import SHARD

@@ -211,6 +211,27 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def open_server(
+    settings: Settings, folder: Path, listen: str, key_file: Path | None, fresh: bool, linger_s: float = 0.0
+) -> CoordinatorServer:
+    """A coordinator that listens.
+
+    Args:
+        settings: Settings of the training.
+        folder: Folder of its log and of `coordinator.json`; it is made.
+        listen: HOST:PORT; hosts other than loopback need a key.
+        key_file: The ring's key; None for none.
+        fresh: Whether it starts from the newest checkpoint instead of the log.
+        linger_s: Seconds without members after which it ends; 0 for never.
+
+    Raises:
+        ValueError: The address, the key or what is in the folder cannot be used.
+    """
+    key = RingKey.load(key_file) if key_file else None
+    folder.mkdir(parents=True, exist_ok=True)
+    return CoordinatorServer(settings, folder, listening_endpoint(listen, folder / NOTE, fresh), key, fresh, linger_s)
+
+
 def main() -> int:
     """Run the coordinator until SIGTERM or SIGINT."""
     arguments = _arguments()
@@ -219,10 +240,9 @@ def main() -> int:
     logs.setup("coordinator")
     try:
         settings = Settings.read(arguments.job)
-        key = RingKey.load(arguments.key_file) if arguments.key_file else None
-        arguments.folder.mkdir(parents=True, exist_ok=True)
-        endpoint = listening_endpoint(arguments.listen, arguments.folder / NOTE, arguments.fresh)
-        server = CoordinatorServer(settings, arguments.folder, endpoint, key, arguments.fresh, arguments.linger)
+        server = open_server(
+            settings, arguments.folder, arguments.listen, arguments.key_file, arguments.fresh, arguments.linger
+        )
     except ValueError as error:  # a user error: CoordinatorError, AddressError, KeyFileError, ShardIndexError, ...
         print(f"the coordinator cannot start: {error}", file=sys.stderr, flush=True)
         return CANNOT_WORK

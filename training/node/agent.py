@@ -14,15 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from training.node.rank import DIVERGED, GAVE_UP, START, STOPPED, NodeSetup
 from training.processes import logs
-from training.processes.children import Child, end_with_parent, engine_words, on_termination, stop
-from training.processes.exit_reason import leave_reason, read_reason, run_with_reason
+from training.processes.children import Child, end_with_parent, engine_words, on_termination
+from training.processes.exit_reason import leave_reason, run_with_reason
+from training.processes.supervision import EndedError, Supervised, end_together
 
 log = logging.getLogger(__name__)
 JOB_PATIENCE_S = 120.0
 END_S = 8.0
 RESTART_PAUSE_S = 1.0
+"""Pause before the first restart; each further one is twice as long."""
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that configure torch's allocator; the second name is the older one, and comes first."""
 
@@ -83,8 +87,8 @@ def fetch_job(
         client.close()
 
 
-class Node:
-    """One node's processes on this machine.
+class Node(Supervised):
+    """One node's processes on this machine, which are restarted together.
 
     Args:
         setup: The node's number and the coordinator's address; `node` counts machines, which the job assigns to nodes.
@@ -93,7 +97,9 @@ class Node:
     """
 
     def __init__(self, setup: NodeSetup, max_restarts: int, cache: Path | None = None) -> None:
-        self.setup, self.max_restarts, self.cache = setup, max_restarts, cache
+        super().__init__(f"node {setup.node}", max_restarts, pause_s=RESTART_PAUSE_S)
+        self.setup, self.cache = setup, cache
+        self._ranks = 1
         self._stop = threading.Event()
 
     def request_stop(self) -> None:
@@ -119,38 +125,37 @@ class Node:
         node, machine = divmod(self.setup.node, machines)
         setup = self.setup.model_copy(update={"node": node, "machine": machine, "machines": machines})
         (folder / "node.json").write_text(setup.model_dump_json(), encoding="utf-8")
-        for attempt in range(self.max_restarts + 1):
-            status = self._attempt(int(train["learners_per_node"]) // machines, attempt)
-            if status and (words := read_reason(folder / GAVE_UP)):
-                log.error("node %d gave up: %s", self.setup.node, words)
-                leave_reason(words)
-                return DIVERGED
-            if status in (0, STOPPED, DIVERGED) or self._stop.is_set():
-                return status
-            log.warning("node %d: its processes ended with status %d", self.setup.node, status)
-            self._stop.wait(RESTART_PAUSE_S)
+        self._ranks = int(train["learners_per_node"]) // machines
+        try:
+            self.start()
+            status = self._watch()
+        finally:
+            end_together([self], END_S)
+        if status and (words := self.reason()):  # torchrun's own status does not tell why its ranks have ended
+            log.error("%s gave up: %s", self.name, words)
+            leave_reason(words)
+            return DIVERGED
         return status
 
-    def _attempt(self, ranks: int, attempt: int) -> int:
-        start = f"{os.getpid()}-{attempt}-{secrets.token_hex(4)}"
-        folder = self.setup.folder
-        child = Child(self._command(ranks, start), folder / "node.log", _environment(start), folder / GAVE_UP)
-        try:
-            return self._watch(child)
-        finally:
-            stop(child, END_S)
+    def _watch(self) -> int:
+        """Restart the ranks as long as that may help; returns their last exit status."""
+        while not self._stop.is_set():
+            try:
+                if message := self.look(final=(0, STOPPED, DIVERGED)):
+                    log.warning("%s", message)
+            except EndedError as error:
+                return error.status
+            if self.ended is not None:
+                return self.ended
+            self._stop.wait(0.1)
+        end_together([self], END_S)
+        assert self.process is not None
+        return self.process.returncode
 
-    def _watch(self, child: Child) -> int:
-        terminated_at = 0.0
-        while child.poll() is None:
-            if self._stop.is_set():
-                if not terminated_at:
-                    child.terminate()
-                    terminated_at = time.monotonic()
-                elif time.monotonic() > terminated_at + END_S:
-                    child.kill()
-            time.sleep(0.1)
-        return child.returncode
+    @override
+    def _launch(self) -> Child:
+        folder, start = self.setup.folder, f"{os.getpid()}-{len(self.deaths)}-{secrets.token_hex(4)}"
+        return Child(self._command(self._ranks, start), folder / "node.log", _environment(start), folder / GAVE_UP)
 
     def _command(self, ranks: int, start: str) -> list[str]:
         rank = engine_words("training.node.rank", str(self.setup.folder / "node.json"), str(os.getpid()))

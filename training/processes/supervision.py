@@ -1,7 +1,8 @@
 """Supervision of child processes: they are restarted when they die, awaited until they answer, and ended together.
 
-The processes of a training (`training.launch`), the coordinator of a `Ring`, and the servers and workers of
-`starling up` (`flows.servers`) are supervised in this way; each says itself how it is started and when it answers.
+The processes of a training (`training.launch`), the ranks of a node (`training.node`), the coordinator of a `Ring`, and
+the servers and workers of `starling up` (`flows.servers`) are supervised in this way; each says itself how it is
+started and when it answers.
 """
 
 import json

@@ -20,17 +20,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from training.coordinator.core import Settings
 from training.coordinator.epochs import ShardMap
 from training.coordinator.messages import NamedData
 from training.coordinator.node_client import NodeClient
 from training.coordinator.node_state import COORDINATOR_LOST
+from training.coordinator.server import open_server
 from training.coordinator.worklist import Assignment
 from training.learner.flat import FlatParameters
 from training.learner.moments import Moments
+from training.processes.children import on_termination
 from training.ring.config import RingConfig
+from training.ring.folder import ring_job
 from training.ring.learner import RingError, RingLearner
 from training.ring.leases import LeasedRows, PiecePlanner, named_data
-from training.ring.serve import serve
 
 
 class Ring:
@@ -78,7 +81,35 @@ class Ring:
         self._leasing, self._hooked, self._weight = False, False, 1.0
         self._hooks = ExitStack()
 
-    serve = staticmethod(serve)
+    @staticmethod
+    def serve(
+        listen: str,
+        folder: str | Path,
+        key: str | Path | None = None,
+        *,
+        config: RingConfig | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """Run a ring's coordinator until SIGTERM or SIGINT; call this in the main thread of a process of its own.
+
+        It may be killed and started again with the same folder: learners go on meanwhile.
+
+        Args:
+            listen: HOST:PORT; hosts other than loopback need a key.
+            folder: Folder of its state and of the journal.
+            key: File of the ring's key, which every learner needs (`starling key FILE` makes one).
+            config: Membership and seed of the ring.
+            fresh: Start another training; otherwise one that is in the folder is continued.
+
+        Raises:
+            ValueError: If the address or the key cannot be used.
+        """
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        settings = Settings.from_job(ring_job(place, config or RingConfig()))
+        server = open_server(settings, place, listen, Path(key) if key else None, fresh)
+        on_termination(server.stop)
+        server.run()
 
     # --- steps
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -72,12 +72,12 @@ class ModelReplica:
         """Set the learning rate of the next updates."""
         set_learning_rate(self._optimizer, lr)
 
-    def copy_from(self, other: Any) -> None:
+    def copy_from(self, other: Self) -> None:
         """Copy another replica's weights and optimizer state."""
         self._flat.load(other.weights)
         self._optimizer.load_state_dict(copy.deepcopy(other._optimizer.state_dict()))
 
-    def share(self, other: Any) -> None:
+    def share(self, other: Self) -> None:
         """Become a view of another replica's weights, with an optimizer of its own."""
         flat = self._flat
         flat.weights, self._count = other.weights, other._count

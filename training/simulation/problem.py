@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ class Trainable(Replica, Protocol):
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of the next updates."""
 
-    def copy_from(self, other: Any) -> None:
+    def copy_from(self, other: Self) -> None:
         """Copy another replica's weights and optimizer state."""
 
-    def share(self, other: Any) -> None:
+    def share(self, other: Self) -> None:
         """Become a view of another replica's weights, with an optimizer of its own."""
 
 
@@ -109,10 +109,10 @@ class Blank:
     def set_rate(self, lr: float) -> None:
         """Do nothing: there is no optimizer."""
 
-    def copy_from(self, other: Trainable) -> None:
+    def copy_from(self, other: Self) -> None:
         """Do nothing: all replicas are equal."""
 
-    def share(self, other: Any) -> None:
+    def share(self, other: Self) -> None:
         """Share another replica's update count."""
         self._count = other._count
 

@@ -225,6 +225,20 @@ def test_search_ends_when_no_hypothesis_can_improve():
     assert len(hypothesis.tokens) < 40
 
 
+@pytest.mark.parametrize("fields", [{"length_bonus": 5.0}, {"length_power": 1.0}])
+def test_search_ends_when_so_many_hypotheses_have_ended_as_patience_says(fields):
+    size, limit, lengths = 5, 40, {}
+    net, (encoded, frames, posteriors) = network(size), speech((limit,), size)
+    step = net.step
+    for patience in (1.0, 3.0, 0.0):
+        steps = []
+        net.step = lambda tokens, cache, steps=steps: steps.append(tokens.shape) or step(tokens, cache)
+        cfg = AttentionDecodeConfig(beam=4, times="none", patience=patience, max_repeats=0, **fields)
+        AttentionSearch(cfg, net, tokenizer(size))(encoded, frames, posteriors)
+        lengths[patience] = len(steps)
+    assert lengths[1.0] < lengths[3.0] < lengths[0.0]
+
+
 @pytest.mark.parametrize("fields", [{}, {"beam": 1}, {"ctc_weight": 0.0}, {"nbest": 3, "length_bonus": 0.4}])
 def test_result_depends_neither_on_the_batch_nor_on_padding(fields):
     size, counts = 6, [11, 0, 4, 7, 1]

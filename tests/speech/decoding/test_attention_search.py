@@ -225,7 +225,7 @@ def test_search_ends_when_no_hypothesis_can_improve():
     assert len(hypothesis.tokens) < 40
 
 
-@pytest.mark.parametrize("fields", [{"length_bonus": 5.0}, {"length_power": 1.0}])
+@pytest.mark.parametrize("fields", [{"length_bonus": 2.0}, {"length_power": 1.0}])
 def test_search_ends_when_so_many_hypotheses_have_ended_as_patience_says(fields):
     size, limit, lengths = 5, 40, {}
     net, (encoded, frames, posteriors) = network(size), speech((limit,), size)

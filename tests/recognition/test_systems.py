@@ -79,6 +79,22 @@ def test_model_that_reads_each_utterance_as_it_is_has_no_adapter_and_a_fast_sear
     assert other.model is recognizer.model
 
 
+def test_recordings_of_a_speaker_go_through_the_adapter_together(tmp_path, monkeypatch):
+    tiny_bundle(tmp_path)
+    transcriber, heard = Transcriber(tmp_path, vad=EverythingConfig()), []
+    extract = transcriber.recognizer.frontend.extract
+
+    def adapter(waves):
+        heard.append([len(wave) for wave in waves])
+        return [extract(torch.zeros(1, count), torch.tensor([count]))[0][0] for count in heard[-1]]
+
+    monkeypatch.setattr(FrameRecognizer, "adapter", property(lambda self: adapter))
+    recordings = [torch.zeros(count) for count in (4000, 6000, 5000)]
+    transcripts = transcriber.transcribe(recordings, speakers=["ann", "bo", "ann"])
+    assert heard == [[4000, 5000], [6000]]
+    assert [transcript.error for transcript in transcripts] == [""] * 3
+
+
 def without(folder, *fields, **changes):
     """A bundle's description as an earlier version wrote it: without some fields."""
     path = folder / "bundle.json"

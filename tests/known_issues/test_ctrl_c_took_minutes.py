@@ -27,7 +27,7 @@ ENDED_S = 60
 """A fault's bound, on a busy machine; the promise is ten seconds."""
 ENDLESS = 100_000
 RING = {"strategy": "adpsgd", "nodes": 2}
-PROGRESS = ("Prefect at", "starting the Prefect", "prepare: ", "shard: ", "features: ", "train: ")
+PROGRESS = ("Prefect at", "starting the Prefect", "waiting for ", "prepare: ", "shard: ", "features: ", "train: ")
 LINE = "stopping within ten seconds; run the same command again to continue"
 
 PARENT = """

@@ -64,7 +64,7 @@ def main() -> None:
     objective = JointTransducer(TransducerConfig())
     begin = time.perf_counter()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        outputs = network.outputs(encoded, frames, with_start(tokens, (0,)))
+        outputs = network.outputs(encoded, frames, with_start(tokens, ((0,),)))
         losses, _ = objective.losses(outputs, frames, SimpleNamespace(tokens=tokens, token_lengths=lengths))
         losses.sum().backward()  # type: ignore[no-untyped-call]
     seconds = time.perf_counter() - begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -60,6 +61,12 @@ def joined_confidence(hypotheses: Sequence[Hypothesis]) -> float:
     sizes = [len(hypothesis.tokens) or len(hypothesis.text.split()) for hypothesis in hypotheses]
     total = sum(hypothesis.confidence * size for hypothesis, size in zip(hypotheses, sizes, strict=True))
     return total / sum(sizes) if any(sizes) else 0.0
+
+
+def joined_language(hypotheses: Sequence[Hypothesis]) -> str:
+    """The language of most of the consecutive pieces; empty if it was not looked for."""
+    known = Counter(hypothesis.language for hypothesis in hypotheses if hypothesis.language)
+    return max(known, key=known.__getitem__, default="")
 
 
 @dataclass(frozen=True)

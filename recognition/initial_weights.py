@@ -13,8 +13,8 @@ them. `READERS` has a function for each format of a source.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from configurable.addresses import address_content
 from recognition.bundle import SPEC, BundleSpec, TiedStates, load_bundle, network_digest
+from recognition.system import SystemConfig
 from speech.features import FeatureConfig
 from speech.models import ModelConfig
 from speech.tokens import Tokenizer
@@ -31,13 +32,17 @@ from storage.objects import ObjectStore
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recognition.pretrained import PretrainedModel
     from speech.models.networks.base import TrainableNetwork
 
 FOLDER = "initial"
 FILE = f"{FOLDER}/model.safetensors"
 """In a training's output: the weights that it begins with."""
+PRETRAINED = "config.json"
+"""In a folder with a pretrained model: what describes it."""
 _NAMES = 8
 """Names of parameters in a message."""
+_PARTS = {"new": "new", "left out": "left_out"}
 
 
 class SourceError(ValueError):
@@ -62,6 +67,11 @@ class SourceModel:
     stats: dict[str, Any] | None = None
     tokenizer: Tokenizer | None = None
     states: TiedStates | None = None
+    system: SystemConfig | None = None
+    pretrained: PretrainedModel | None = None
+    """What it is, if others have trained it."""
+    began_with: dict[str, str] | None = None
+    """Of a bundle: what its record says of the pretrained model that its own training began with."""
 
 
 def _read_bundle(folder: Path) -> SourceModel:
@@ -75,16 +85,20 @@ def _read_bundle(folder: Path) -> SourceModel:
         stats=spec.stats,
         tokenizer=None if spec.states else spec.build_tokenizer(),
         states=spec.states,
+        system=spec.system,
+        began_with=spec.provenance.get("pretrained"),
     )
 
 
 def _read_pretrained(folder: Path) -> SourceModel:
-    from recognition.pretrained import read_pretrained_folder
+    from recognition.pretrained import read_pretrained_source
 
-    return read_pretrained_folder(folder)
+    source = read_pretrained_source(str(folder), folder)
+    weights = source.weights()  # now: the folder may be gone later
+    return replace(source, weights=lambda: weights)
 
 
-READERS: dict[str, Callable[[Path], SourceModel]] = {SPEC: _read_bundle, "config.json": _read_pretrained}
+READERS: dict[str, Callable[[Path], SourceModel]] = {SPEC: _read_bundle, PRETRAINED: _read_pretrained}
 """What reads a folder of each format, which may be gone afterwards; by the name of a file that is in it."""
 
 
@@ -106,7 +120,7 @@ def open_source(folder: Path, name: str = "") -> SourceModel:
                 raise SourceError(f"train.init: {error}") from error
     raise SourceError(
         f"train.init: {name or folder} is no model: it has no {' or '.join(READERS)}. Give models:/NAME@ALIAS, NAME/3, "
-        "or the folder or URL of a bundle"
+        "or the folder or URL of a bundle or of a pretrained model"
     )
 
 
@@ -116,8 +130,6 @@ def open_source(folder: Path, name: str = "") -> SourceModel:
 def check_source(source: SourceModel, spec: BundleSpec, name: str) -> None:
     """Check that what a model has learned means the same in another one.
 
-    Numbers of layers may differ, as may dropout.
-
     Args:
         source: The model that training should begin with.
         spec: What is to be trained.
@@ -126,26 +138,52 @@ def check_source(source: SourceModel, spec: BundleSpec, name: str) -> None:
     Raises:
         SourceError: If not; the message has every field that differs, and the remedy.
     """
-    if source.model.kind != spec.network.kind:
-        raise SourceError(
-            f"train.init: {name} is a {source.model.kind}, and model.kind is {spec.network.kind}: set model.kind="
-            f"{source.model.kind}, or begin with another model"
-        )
-    free = spec.network.free_fields
-    differences = _differences("model", source.model, spec.network, free)
-    if source.features is not None:
-        differences |= _differences("features", source.features, spec.features, {"stored"})
-    if source.sample_rate not in (None, spec.sample_rate):
-        differences["data.sample_rate"] = (source.sample_rate, spec.sample_rate)
-    if differences:
-        what = "; ".join(f"{place} is {mine}, and there {theirs}" for place, (theirs, mine) in differences.items())
-        remedy = " ".join(f"--set {place}={theirs}" for place, (theirs, _) in differences.items())
-        raise SourceError(f"train.init: {name} does not fit: {what}. Use its values ({remedy}), or another model")
+    check_fields(source, spec.network, spec.features, spec.sample_rate, name)
     if spec.features.adapted and (source.states is None or source.states != _same_states(source, spec)):
         raise SourceError(
             f"train.init: the features of {name} were adapted with another GMM-HMM than this run's stage align: align "
             "with the same data and section align, or begin with another model"
         )
+
+
+def check_kind(source: SourceModel, model: ModelConfig, name: str) -> None:
+    """Check that a model that training should begin with is of the kind that is to be trained; arguments as below.
+
+    Raises:
+        SourceError: If not.
+    """
+    if source.model.kind != model.kind:
+        raise SourceError(
+            f"train.init: {name} is a {source.model.kind}, and model.kind is {model.kind}: set model.kind="
+            f"{source.model.kind}, or begin with another model"
+        )
+
+
+def check_fields(source: SourceModel, model: ModelConfig, features: FeatureConfig, sample_rate: int, name: str) -> None:
+    """Check the part of `check_source` that the configuration alone tells.
+
+    Numbers of layers may differ, as may dropout.
+
+    Args:
+        source: The model that training should begin with.
+        model: The one that is to be trained.
+        features: What this reads.
+        sample_rate: Of the audio, in Hz.
+        name: What the user calls the source, for messages.
+
+    Raises:
+        SourceError: If not; the message has every field that differs, and the remedy.
+    """
+    check_kind(source, model, name)
+    differences = _differences("model", source.model, model, model.free_fields)
+    if source.features is not None:
+        differences |= _differences("features", source.features, features, {"stored"})
+    if source.sample_rate not in (None, sample_rate):
+        differences["data.sample_rate"] = (source.sample_rate, sample_rate)
+    if differences:
+        what = "; ".join(f"{place} is {mine}, and there {theirs}" for place, (theirs, mine) in differences.items())
+        remedy = " ".join(f"--set {place}={theirs}" for place, (theirs, _) in differences.items())
+        raise SourceError(f"train.init: {name} does not fit: {what}. Use its values ({remedy}), or another model")
 
 
 def _same_states(source: SourceModel, spec: BundleSpec) -> TiedStates | None:
@@ -205,11 +243,15 @@ class Transfer:
 
     def text(self) -> str:
         """The same in a line."""
-        parts = [f"takes {len(self.taken)} tensors ({self.summary()['taken_weights']:,} weights)"]
-        parts += [f"{kept} of {total} rows of {name}" for name, (kept, total) in self.rows.items()]
-        parts += [f"new: {_some(self.new)}"] if self.new else []
-        parts += [f"left out: {_some(self.left_out)}"] if self.left_out else []
-        return "; ".join(parts)
+        return summary_text(self.summary())
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """What `Transfer.summary` says, in a line."""
+    parts = [f"takes {summary['taken']} tensors ({summary['taken_weights']:,} weights)"]
+    parts += [f"{kept} of {total} rows of {name}" for name, (kept, total) in summary["rows"].items()]
+    parts += [f"{what}: {_some(names)}" for what, part in _PARTS.items() if (names := summary[part])]
+    return "; ".join(parts)
 
 
 def _some(names: Sequence[str]) -> str:

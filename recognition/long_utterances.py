@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from recognition.alternatives import joined_alternatives, joined_confidence, timed_alternatives
+from recognition.alternatives import joined_alternatives, joined_confidence, joined_language, timed_alternatives
 from recognition.systems.base import FrameOutputs
 from speech.frontend import FrontEnd
 from speech.hypotheses import Alternative, Hypothesis
@@ -122,4 +122,5 @@ def joined_hypothesis(parts: Sequence[Hypothesis], firsts: Sequence[int], count:
         word_confidences=[confidence for part in parts for confidence in part.word_confidences],
         nbest=[Alternative(option.text, option.score, option.posterior) for option in several],
         word_frames=[frames for part in placed for frames in part.word_frames],
+        language=joined_language(parts),
     )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,18 @@ import yaml
 from safetensors import SafetensorError
 from torch import Tensor
 
+from recognition.initial_weights import PRETRAINED as CONFIG
 from recognition.initial_weights import SourceModel
 from speech.features import FeatureConfig
 from speech.files import ShapeError, check_finite, read_described
-from speech.models import MODELS, ModelConfig, PretrainedConfig
+from speech.models import MODELS, PretrainedConfig
 from speech.models.networks.pretrained import PretrainedEncoder
 from speech.models.networks.whisper_decoder import GENERATION, TOKENIZER
 from storage.intact import DamagedObjectError, parse_json
 from storage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PREPROCESSOR, CARD = "preprocessor_config.json", "README.md"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LARGEST_JSON = 64 << 20
@@ -166,7 +167,7 @@ class PretrainedModel:
         Args:
             cfg: What `sized` gives.
         """
-        return SourceModel(cfg, self.digest, lambda: self.weights(cfg), cfg.sample_rate)
+        return SourceModel(cfg, self.digest, lambda: self.weights(cfg), cfg.sample_rate, pretrained=self)
 
 
 def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
@@ -207,52 +208,22 @@ def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
     )
 
 
-def sized_model(model: ModelConfig, cache: Path) -> ModelConfig:
-    """The configuration of any model with all its sizes: those of a pretrained one are read from its source.
-
-    Raises:
-        PretrainedError: The source cannot be used.
-    """
-    if not isinstance(model, PretrainedConfig) or model.encoder:
-        return model
-    return read_pretrained(model, cache).sized(model)
-
-
-def check_pretrained(model: ModelConfig, features: FeatureConfig, sample_rate: int, cache: Path) -> ModelConfig:
-    """Check that a pretrained model is there, and that the features are those that it was trained on.
+def read_pretrained_source(source: str, cache: Path) -> SourceModel:
+    """A model that a training may begin with, of the kind that its `config.json` names.
 
     Args:
-        model: The model's configuration; of other kinds, nothing is checked.
-        features: What it is to read.
-        sample_rate: Of the audio, in Hz.
+        source: Its folder or URL.
         cache: Local folder for copies of what is on object storage.
-
-    Returns:
-        The configuration with all sizes.
-
-    Raises:
-        ValueError: It is not, or they are not; the message names the field.
-    """
-    model.check_packages()
-    if not isinstance(model, PretrainedConfig) or model.encoder:
-        return model
-    return read_pretrained(model, cache).check(model, features, sample_rate)
-
-
-def read_pretrained_folder(folder: Path) -> SourceModel:
-    """A folder's model as one that a training may begin with, of the kind that its `config.json` names.
 
     Raises:
         PretrainedError: It cannot be used.
     """
     kinds = [kind for kind in MODELS.values() if issubclass(kind, PretrainedConfig)]
-    model_type = str(_json(ObjectStore(folder), CONFIG).get("model_type", ""))
+    model_type = str(_json(ObjectStore(source), CONFIG).get("model_type", ""))
     kind = next((candidate for candidate in kinds if model_type in candidate.model_types), kinds[0])
-    cfg = kind(source=str(folder))
-    pretrained = read_pretrained(cfg, folder)
-    source = pretrained.source_model(pretrained.sized(cfg))
-    weights = source.weights()  # now: the folder may be gone later
-    return replace(source, weights=lambda: weights)
+    cfg = kind(source=source)
+    pretrained = read_pretrained(cfg, cache)
+    return pretrained.source_model(pretrained.sized(cfg))
 
 
 def _not_a_model(source: str, exists: bool) -> str:

@@ -148,6 +148,14 @@ class SystemConfig(Choice, ABC):
         """
         return source
 
+    def of_model(self, source: SourceModel) -> Self:
+        """This configuration with what it takes from the model that training begins with; by default, this."""
+        return self
+
+    def as_asked(self, source: SourceModel) -> SourceModel:
+        """A model that a training begins with, with what this configuration asks for instead; by default, itself."""
+        return source
+
     # --- of a bundle
 
     def check(self, spec: BundleSpec) -> None:

@@ -9,7 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recognition.alternatives import TimedAlternative, joined_alternatives, joined_confidence, timed_alternatives
+from recognition.alternatives import (
+    TimedAlternative,
+    joined_alternatives,
+    joined_confidence,
+    joined_language,
+    timed_alternatives,
+)
 from recognition.bundle import load_spec, own_decoder
 from recognition.recognizer import Recognizer
 from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
@@ -43,6 +49,8 @@ class Transcript:
     """The words with their times, if requested."""
     nbest: tuple[TimedAlternative, ...] = ()
     """The best hypotheses including this one, best first, if more than one is requested."""
+    language: str = ""
+    """Code of the language that the model has found, if it looks for one."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ class _Recording:
         text = " ".join(hypothesis.text for hypothesis in hypotheses if hypothesis.text)
         words = tuple(word for part in self.parts for word in part.words)
         others = joined_alternatives((part.nbest for part in self.parts), nbest) if nbest > 1 else []
-        return Transcript(text=text, seconds=self.seconds, confidence=confidence, words=words, nbest=tuple(others))
+        language = joined_language(hypotheses)
+        return Transcript(text, self.seconds, confidence, words=words, nbest=tuple(others), language=language)
 
 
 class Transcriber:

@@ -63,6 +63,8 @@ class Hypothesis:
     """The best hypotheses including this one, best first; empty unless more than one is requested."""
     word_frames: list[tuple[int, int]] = field(default_factory=list)
     """First output frame of each word and the one after its last, if the search tells; otherwise the tokens do."""
+    language: str = ""
+    """Code of the language that the decoder network found most probable; empty unless it chooses one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON value."""

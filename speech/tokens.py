@@ -32,6 +32,10 @@ SPACE_SYMBOL = "▁"
 _MAX_LINE_BYTES = 1 << 20
 _MULTILINGUAL = 51_865
 """Tokens of a Whisper model for several languages, at least; those for English only have fewer."""
+AUTO = "auto"
+"""In place of a language's code: that of each utterance."""
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+"""What Whisper's token for audio without speech is called."""
 _LONGEST_PROMPT = 223
 """Tokens of Whisper's prompt at most, as in the published code: half of its positions less one."""
 
@@ -69,6 +73,10 @@ class Tokenizer(ABC):
         end: Token that ends a text in its output. Texts have no blanks, so the blank's number serves as both.
         suppressed: Tokens that a decoder network must not put out.
         suppressed_first: Those that it must not put out as the first one, among them perhaps `end`.
+        opening: Place in `start` of the token behind which a decoder network predicts the language, or `no_speech`.
+        no_speech: Token that it predicts there if there is no speech; None if it has not learned that.
+        languages: Tokens of the languages, by code, of which one takes the place behind `opening` for each utterance;
+            empty if it is the same for all.
     """
 
     kind: ClassVar[str]
@@ -77,12 +85,31 @@ class Tokenizer(ABC):
     end: int = 0
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
+    opening: int = 0
+    no_speech: int | None = None
+    languages: Mapping[str, int] = {}
     symbols: list[str]
 
     @property
     def size(self) -> int:
         """Number of tokens including the blank: the width of the model's output."""
         return len(self.symbols)
+
+    def start_of(self, language: str) -> tuple[int, ...]:
+        """Tokens that precede a text of a language.
+
+        Args:
+            language: BCP 47 tag, such as `en` or `de-CH`.
+
+        Raises:
+            TokenError: The language matters, and is none of `languages`.
+        """
+        if not self.languages:
+            return self.start
+        number = self.languages.get(language.partition("-")[0].lower())
+        if number is None:
+            raise TokenError(f"{language!r} is none of the languages of the tokens ({', '.join(self.languages)})")
+        return (*self.start[: self.opening + 1], number, *self.start[self.opening + 2 :])
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -285,7 +312,7 @@ class WhisperTokens(BaseModel):
     size: int = Field(ge=2, le=1 << 20)
     """Number of tokens, time stamps included: the model's `vocab_size`."""
     language: str = "en"
-    """Code of the language, such as `en`; ignored by models for English only."""
+    """Code of the language, such as `en`, or `auto`: that of each utterance; ignored by models for English only."""
     task: Literal["transcribe", "translate"] = "transcribe"
     """Whether the text is in the language of the speech, or in English."""
     prompt: str = ""
@@ -319,9 +346,16 @@ class WhisperTokenizer(Tokenizer):
             raise TokenError(f"the tokenizer.json of a Whisper model has {known} tokens, but the model {about.size}")
         self.symbols = [self._tokenizer.id_to_token(index) or f"<|{index}|>" for index in range(about.size)]
         self.end = self._number("<|endoftext|>")
-        asked = ("<|startoftranscript|>", f"<|{about.language}|>", f"<|{about.task}|>", "<|notimestamps|>")
-        wanted = asked if about.size >= _MULTILINGUAL else (asked[0], asked[-1])
-        self.start = (*self._preceding(about.prompt), *map(self._number, wanted))
+        several, preceding = about.size >= _MULTILINGUAL, self._preceding(about.prompt)
+        if several and about.language == AUTO:
+            self.languages = {symbol[2:-2]: self._number(symbol) for symbol in self._language_symbols()}
+        language = next(iter(self.languages), about.language)
+        asked = ("<|startoftranscript|>", f"<|{language}|>", f"<|{about.task}|>", "<|notimestamps|>")
+        wanted = asked if several else (asked[0], asked[-1])
+        self.start = (*preceding, *map(self._number, wanted))
+        self.opening = len(preceding)
+        silent = (self._tokenizer.token_to_id(symbol) for symbol in _NO_SPEECH)
+        self.no_speech = next((number for number in silent if number is not None), None)
         self.suppressed, self.suppressed_first = about.suppressed, about.suppressed_first
         if wrong := [token for token in (*self.suppressed, *self.suppressed_first) if not 0 <= token < self.size]:
             raise TokenError(f"suppressed tokens {wrong[:5]} are out of range: there are {self.size}")
@@ -329,12 +363,15 @@ class WhisperTokenizer(Tokenizer):
     def _number(self, symbol: str) -> int:
         number = self._tokenizer.token_to_id(symbol)
         if number is None:
-            languages = sorted(token[2:-2] for token in self.symbols if re.fullmatch(r"<\|[a-z]{2,3}\|>", token))
+            languages = [token[2:-2] for token in self._language_symbols()]
             raise TokenError(
                 f"the Whisper tokenizer has no token {symbol}: use its own tokenizer.json, and one of its languages "
                 f"({', '.join(languages) or 'none'})"
             )
         return int(number)
+
+    def _language_symbols(self) -> list[str]:
+        return sorted(token for token in self.symbols if re.fullmatch(r"<\|[a-z]{2,3}\|>", token))
 
     def _preceding(self, prompt: str) -> list[int]:
         if not prompt.split():

@@ -10,16 +10,15 @@ from torch.nn import functional as F
 
 from devices.choice import best_device
 from recognition.data.dataset import Batch
-from recognition.pretrained import sized_model
 from recognition.systems.acoustic import AcousticTask
 from speech.features import build_features
 from speech.models import build_model
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.stages import border_bytes
 from storage.batching import plan_epoch
-from tasks.config.home import home
 from tasks.config.pipeline import PipelineConfig
 from tasks.stages.base import Run, StageResult, get_stage, stages_of
+from tasks.stages.initial import model_config
 from tasks.stages.sources import synthetic_table
 from tasks.stages.train import make_job
 from training.learner.compute import Learner, open_set, use_threads
@@ -118,7 +117,7 @@ def _on_noise(config: PipelineConfig, batch_seconds: float) -> Step:
     device = best_device(config.train.device)
     dim = int(build_features(config.features, config.data.sample_rate).dim) * config.features.frame_factor
     torch.manual_seed(0)
-    model = build_model(sized_model(config.model, home() / "cache"), dim, _VOCABULARY).to(device)
+    model = build_model(model_config(Run(config, "step time")), dim, _VOCABULARY).to(device)
     each = min(10.0, batch_seconds)
     count = max(1, round(batch_seconds / each))
     feats = torch.randn(count, int(100 * each), dim, device=device)

@@ -25,9 +25,7 @@ _ESCAPED = "backslashreplace"
 def entry(path: Path, transcript: Transcript) -> dict[str, Any]:
     """A transcript as JSON."""
     value = {"file": str(path), **asdict(transcript), "words": [asdict(word) for word in transcript.words]}
-    if not value["nbest"]:
-        del value["nbest"]
-    return value
+    return {name: item for name, item in value.items() if item or name not in ("nbest", "language")}
 
 
 def numbered(name: str, transcript: Transcript) -> str:

@@ -56,6 +56,8 @@ class Batch:
     """Aligned frames of each utterance [B]; 0 without an alignment."""
     frame_factor: int = 1
     """Aligned frames to an output frame."""
+    languages: list[str] = field(default_factory=list)
+    """Language of each utterance, a BCP 47 tag; empty unless the tokens depend on it."""
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, from which copies to a GPU are asynchronous."""
@@ -86,6 +88,7 @@ class Batch:
             drawn=_each(self.drawn, lambda tensor: tensor[which]),
             states=self.states[which],
             state_lengths=self.state_lengths[which],
+            languages=self.languages[which],
         )
 
 
@@ -172,6 +175,7 @@ class SpeechDataset:
         self.durations: NDArray[np.float64] = np.asarray(index.column("duration"), dtype=np.float64)
         # columns stay in Arrow memory and texts are encoded when needed: there may be ten million utterances
         self._ids, self._speakers, self._texts = (index.values(name) for name in ("id", "speaker", "text"))
+        self._languages = index.values("language") if tokenizer and tokenizer.languages else None
         self._shard_of = index.column("shard")
         self._lost: set[int] = set()
         self._max_seconds = max_seconds
@@ -251,6 +255,7 @@ class SpeechDataset:
             token_lengths=torch.tensor([len(item) for item in tokens], dtype=torch.long),
             seconds=float(self.durations[kept].sum()),
             unreadable=len(rows) - len(loaded),
+            languages=[self._languages[row].as_py() or "" for row, _ in loaded] if self._languages is not None else [],
         )
         return self._with_states(batch, self._targets) if self._targets else batch
 

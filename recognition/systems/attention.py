@@ -6,6 +6,8 @@ The decoder network is our own or Whisper's (`speech.models.DECODER_NETWORKS`). 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -76,7 +78,7 @@ class AttentionTask(TokenTask):
         from speech.models.networks.encoder_decoder import EncoderDecoder
 
         assert isinstance(network, EncoderDecoder)
-        cfg = AttentionDecodeConfig(beam=1, ctc_weight=0.0, times="none")
+        cfg = AttentionDecodeConfig(beam=1, ctc_weight=0.0, no_speech=1.0, times="none")
         return AttentionSearch(cfg, network.decoder, self.tokenizer)
 
 
@@ -124,6 +126,27 @@ class AttentionSystem(TokenSystem):
             return source.weights() | {f"decoder.{name}": tensor for name, tensor in own.items()}
 
         return replace(source, tokenizer=tokenizer, weights=weights)
+
+    @override
+    def of_model(self, source: SourceModel) -> Self:
+        own, theirs = self.decoder_network, source.system
+        if not isinstance(own, WhisperDecoderConfig) or not isinstance(theirs, AttentionSystem):
+            return self
+        if not isinstance(theirs.decoder_network, WhisperDecoderConfig):
+            return self
+        given = {name: getattr(own, name) for name in own.model_fields_set}
+        return self.model_copy(update={"decoder_network": theirs.decoder_network.model_copy(update=given)})
+
+    @override
+    def as_asked(self, source: SourceModel) -> SourceModel:
+        network, known = self.decoder_network, source.tokenizer
+        if not isinstance(network, WhisperDecoderConfig) or not isinstance(known, WhisperTokenizer):
+            return source
+        tokenizer = WhisperTokenizer.from_dict(known.to_dict() | network.asked)
+        if tokenizer.to_dict() == known.to_dict():
+            return source
+        digest = hashlib.sha256(json.dumps([source.digest, network.asked]).encode()).hexdigest()
+        return replace(source, tokenizer=tokenizer, digest=digest)
 
     @override
     def check(self, spec: BundleSpec) -> None:

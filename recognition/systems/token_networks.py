@@ -63,7 +63,9 @@ class TokenTask(SpeechTask, ABC):
 
     def _read(self, batch: Batch, feats: Tensor) -> Tensor:
         """The tokens that the network reads: transcripts with those that precede them, beside the features."""
-        return beside(with_start(batch.tokens, self.tokenizer.start), feats)
+        tokenizer = self.tokenizer
+        starts = [tokenizer.start_of(language) for language in batch.languages] or [tokenizer.start]
+        return beside(with_start(batch.tokens, starts), feats)
 
     def items(self, batch: Batch) -> int:
         """Tokens of a batch."""
@@ -71,7 +73,7 @@ class TokenTask(SpeechTask, ABC):
 
     @abstractmethod
     def _greedy(self, network: EncoderWithCtc) -> TokenSearch:
-        """The search whose error rate is followed: greedy, and without CTC, which would hide what is not learned."""
+        """The search whose error rate is followed: greedy, without what would hide what is not learned, such as CTC."""
 
     def validate(
         self, network: TrainableNetwork, data: SpeechDataset, limits: BatchLimits, device: torch.device

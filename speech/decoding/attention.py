@@ -5,14 +5,15 @@ tokens. All hypotheses of all utterances of a batch are extended at once, with c
 
 A decoder network may repeat itself without end, above all in silence and noise. Two rules bound that: a text has at
 most `tokens_per_frame` tokens for a frame of the encoder, and a hypothesis whose last tokens are the same phrase
-`max_repeats` times is ended, without the repetitions.
+`max_repeats` times is ended, without the repetitions. Whisper says itself whether there is speech: an improbable text
+where it says that there is none is left out (Radford et al. 2022, section 4.5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, inf, log
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -22,6 +23,7 @@ from configurable.lazy import torch
 from speech.attention_alignment import attended_frames
 from speech.decoding.ctc_prefix import CtcPrefixes, CtcPrefixScorer
 from speech.decoding.token_search import END, Ended, States, TokenSearch, TokenSearchConfig
+from speech.hypotheses import Hypothesis
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +52,11 @@ class AttentionDecodeConfig(TokenSearchConfig):
     """Most tokens of a text for a frame of the encoder."""
     max_repeats: int = Field(default=8, ge=0)
     """A phrase that is repeated so often, each time at once, is a loop, and ends the hypothesis; 0 for no such rule."""
+    no_speech: float = Field(default=0.6, ge=0, le=1)
+    """An utterance has no words if the probability that there is no speech is higher, and `no_speech_log_prob` does not
+    speak against it. Only of decoder networks with a token for it, as Whisper's; 1 for no such rule."""
+    no_speech_log_prob: float = Field(default=-1.0, le=0)
+    """A text whose tokens and end have at least this mean log probability is given all the same."""
     times: Literal["auto", "ctc", "attention", "none"] = "auto"
     """Where words' times come from: the best path of CTC, the frames that are attended to, or (`auto`) CTC if the
     encoder has it."""
@@ -59,6 +66,19 @@ class AttentionDecodeConfig(TokenSearchConfig):
         "lm_weight": (0.25, 0.5, 1.0),
         "length_bonus": (0.0, 0.5),
     }
+
+
+@dataclass
+class _Opening:
+    """What precedes the texts of a batch."""
+
+    prompts: Tensor
+    """Tokens [batch, tokens]."""
+    log_probs: Tensor
+    """Of the first token of a text [batch, 1, vocab]."""
+    cache: DecoderCache
+    no_speech: Tensor
+    """Probability that there is no speech [batch]; 0 if the network does not say."""
 
 
 @dataclass
@@ -144,32 +164,47 @@ class AttentionSearch(TokenSearch):
 
     @override
     def _searched(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[list[Ended]]:
+        opening = self._opened(encoded, frames)
         ended: list[list[Ended]] = [[] for _ in frames]
-        search = self._start(encoded, frames, ctc if self.cfg.ctc_weight else None)
+        search = self._start(opening, frames, ctc if self.cfg.ctc_weight else None)
         while search.rows:
             search = self._step(search, ended)
-        return [sorted(some, key=lambda hypothesis: -hypothesis.rank) for some in ended]
+        for some, prompt, no_speech in zip(ended, opening.prompts.tolist(), opening.no_speech.tolist(), strict=True):
+            some.sort(key=lambda hypothesis: -hypothesis.rank)
+            for hypothesis in some:
+                hypothesis.prompt, hypothesis.no_speech = prompt, no_speech
+        return ended
 
-    def _start(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> _Search:
+    def _opened(self, encoded: Tensor, frames: Tensor) -> _Opening:
+        """What precedes the texts, with the most probable languages if the tokens leave a choice."""
+        tokenizer, cache = self._tokenizer, self._network.start(encoded, frames)
+        prompts = torch.tensor(tokenizer.start, device=encoded.device).repeat(len(frames), 1)
+        no_speech = torch.zeros(len(frames), device=encoded.device)
+        for place in range(prompts.shape[1]):
+            log_probs, cache = self._network.step(prompts[:, place : place + 1], cache)
+            if place == tokenizer.opening and tokenizer.no_speech is not None:
+                no_speech = log_probs[:, 0, tokenizer.no_speech].exp()
+            if place == tokenizer.opening and tokenizer.languages:
+                choice = torch.tensor(list(tokenizer.languages.values()), device=encoded.device)
+                prompts[:, place + 1] = choice[log_probs[:, 0, choice].argmax(dim=1)]
+        return _Opening(prompts, self._checked(log_probs), cache, no_speech)
+
+    def _start(self, opening: _Opening, frames: Tensor, ctc: Tensor | None) -> _Search:
         """One empty hypothesis for each utterance."""
-        batch, device, start = len(frames), encoded.device, self._tokenizer.start
-        cache = self._network.start(encoded, frames)
-        for token in start:
-            prompt = torch.full((batch, 1), token, dtype=torch.long, device=device)
-            log_probs, cache = self._network.step(prompt, cache)
+        batch, device = len(frames), opening.prompts.device
         limits = [max(1, ceil(self.cfg.tokens_per_frame * count)) for count in frames.tolist()]
         if most := self._network.most_tokens:
-            limits = [min(limit, most - len(start)) for limit in limits]
+            limits = [min(limit, most - opening.prompts.shape[1]) for limit in limits]
         scorer = CtcPrefixScorer(ctc, frames) if ctc is not None else None
         return _Search(
             rows=list(range(batch)),
             limits=torch.tensor(limits, device=device),
             tokens=torch.zeros(batch, 1, 0, dtype=torch.long, device=device),
             log_probs=torch.zeros(batch, 1, 0, dtype=torch.float64, device=device),
-            next=self._checked(log_probs),
+            next=opening.log_probs,
             scores=torch.zeros(batch, 1, dtype=torch.float64, device=device),
             repeats=torch.zeros(batch, 1, _LONGEST_LOOP, dtype=torch.long, device=device),
-            cache=cache,
+            cache=opening.cache,
             ctc=scorer,
             prefixes=scorer.start() if scorer else None,
             lm_scores=torch.zeros(batch, 1, dtype=torch.float64, device=device),
@@ -308,10 +343,41 @@ class AttentionSearch(TokenSearch):
         after = iter(self._lm.after(before, tokens.flatten().tolist()))
         return [[next(after) for _ in some] for some in parents]
 
+    # --- results
+
+    @override
+    def _hypothesis(self, ended: Sequence[Ended], encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
+        best = ended[0]
+        if self._is_silence(best, encoded_1TD):
+            made = Hypothesis(score=log(best.no_speech), confidence=min(best.no_speech, 1.0))
+        else:
+            made = super()._hypothesis(ended, encoded_1TD, ctc_TV)
+        return replace(made, language=self._language(best.prompt))
+
+    def _language(self, prompt: Sequence[int]) -> str:
+        """Code of the language that was chosen for an utterance; empty if there was no choice."""
+        codes = {number: code for code, number in self._tokenizer.languages.items()}
+        return codes[prompt[self._tokenizer.opening + 1]] if codes else ""
+
+    def _is_silence(self, best: Ended, encoded_1TD: Tensor) -> bool:
+        """Whether an utterance has no words, by the probability that there is no speech, and by that of its best text.
+
+        As in the published code, the latter is that of the tokens that are not suppressed.
+        """
+        tokenizer, device = self._tokenizer, encoded_1TD.device
+        if not best.tokens or not best.no_speech > self.cfg.no_speech:
+            return False
+        count = torch.tensor([encoded_1TD.shape[1]], device=device)
+        read = torch.tensor([[*best.prompt, *best.tokens]], device=device)
+        log_probs = self._network(read, encoded_1TD, count)[0, len(best.prompt) - 1 :].double()
+        log_probs[:, list(tokenizer.suppressed)] = -torch.inf
+        log_probs[0, list(tokenizer.suppressed_first)] = -torch.inf
+        written = torch.tensor([*best.tokens, tokenizer.end], device=device).unsqueeze(1)
+        return float(log_probs.log_softmax(dim=1).gather(1, written).mean()) < self.cfg.no_speech_log_prob
+
     @override
     def _own_spans(self, ended: Ended, encoded_1TD: Tensor) -> list[tuple[int, int]]:
-        start = self._tokenizer.start
-        tokens = torch.tensor([[*start, *ended.tokens]], device=encoded_1TD.device)
+        tokens = torch.tensor([[*ended.prompt, *ended.tokens]], device=encoded_1TD.device)
         lengths = torch.tensor([encoded_1TD.shape[1]], device=encoded_1TD.device)
         weights = self._network.attention(tokens, encoded_1TD, lengths)
-        return attended_frames(weights[0, :, len(start) - 1 :])
+        return attended_frames(weights[0, :, len(ended.prompt) - 1 :])

@@ -111,6 +111,10 @@ class Ended:
     """What hypotheses are compared by."""
     frames: list[int] | None = None
     """Frame in which each token was said, if the search knows."""
+    prompt: Sequence[int] = ()
+    """What the network read before the text, if the search knows."""
+    no_speech: float = 0.0
+    """Probability that there is no speech; 0 if the network does not say."""
 
 
 class TokenSearch(ABC):

@@ -56,7 +56,7 @@ class PretrainedConfig(ModelConfig, ABC):
 
     source: str = ""
     """Folder or URL of the pretrained model in Hugging Face's format (config.json, model.safetensors), or its name on
-    the Hugging Face hub, if `revision` is given."""
+    the Hugging Face hub, if `revision` is given. Not read if training begins with the model that `train.init` names."""
     revision: str = ""
     """Commit (40 hexadecimal digits) of a model on the Hugging Face hub; empty for folders and URLs."""
     licence: str = ""
@@ -81,11 +81,6 @@ class PretrainedConfig(ModelConfig, ABC):
             raise ValueError("encoder is too large for the configuration of an encoder: remove it, or name a source")
         if self.encoder:
             return self
-        if not self.source:
-            raise ValueError(
-                f"source is empty, and model {self.kind} starts from a pretrained model: name its folder, URL, or name "
-                "on the Hugging Face hub with a revision"
-            )
         for name in _OF_THE_SOURCE:
             if name in self.model_fields_set and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} comes with the pretrained model: remove it")
@@ -184,7 +179,8 @@ class PretrainedConfig(ModelConfig, ABC):
             ValueError: The source has not been read.
         """
         if not self.encoder:
-            raise ValueError(f"the sizes of {self.source} are unknown: it must be read first (recognition.pretrained)")
+            what = self.source or f"this {self.kind} model, which names no source,"
+            raise ValueError(f"the sizes of {what} are unknown: it must be read first (recognition.pretrained)")
 
 
 def _kind_of(model_type: str) -> str:

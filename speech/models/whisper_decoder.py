@@ -33,7 +33,8 @@ class WhisperDecoderConfig(DecoderNetworkConfig):
     positions: int = Field(default=448, ge=2)
     """Tokens of a text at most, those that precede it included."""
     language: str = "en"
-    """Code of the language that is written; ignored by models for English only."""
+    """Code of the language that is written, or `auto`: recognition takes the most probable one of each utterance, and
+    training the one that the data name. Ignored by models for English only."""
     task: Literal["transcribe", "translate"] = "transcribe"
     """Whether the text is in the language of the speech, or in English."""
     prompt: str = ""

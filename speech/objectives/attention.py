@@ -6,6 +6,7 @@ monotonically from the start, which the decoder's attention would have to discov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -78,9 +79,14 @@ class JointAttention(Objective):
         return {"token_accuracy": (float(right.sum()), int(counted.sum()))}
 
 
-def with_start(tokens: Tensor, start: tuple[int, ...]) -> Tensor:
-    """What a decoder network reads: texts [batch, most tokens] with the tokens that precede each of them."""
-    return torch.cat((torch.tensor(start).expand(len(tokens), -1), tokens.long()), dim=1)
+def with_start(tokens: Tensor, starts: Sequence[Sequence[int]]) -> Tensor:
+    """What a decoder network reads: texts [batch, most tokens] with the tokens that precede each of them.
+
+    Args:
+        tokens: The texts.
+        starts: What precedes each text, or all of them.
+    """
+    return torch.cat((torch.tensor(starts).expand(len(tokens), -1), tokens.long()), dim=1)
 
 
 def joint_outputs(encoded: Tensor | None, decoded: Tensor) -> Tensor:

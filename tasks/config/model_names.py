@@ -9,6 +9,15 @@ from tasks import STAGES
 _NAME = re.compile(r"(?P<name>[^@/\s]*)(?:@(?P<alias>[^@/\s]+)|/(?P<version>[0-9]+))")
 
 
+_FILES = ("bundle.json", "config.json")
+"""A folder with one of these is a bundle, or a pretrained model."""
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder is a bundle, or a pretrained model in Hugging Face's format."""
+    return any((folder / name).is_file() for name in _FILES)
+
+
 def registered_uri(model: str, own: str = "") -> str:
     """The URI of a registered model; empty if the text names none, but perhaps a folder.
 
@@ -29,7 +38,7 @@ def initial_overrides(model: str) -> list[str]:
     """The assignments of `--from MODEL`: training begins with that model.
 
     Args:
-        model: A registered model's name, or a bundle's folder or URL; empty for none.
+        model: A registered model's name, or the folder or URL of a bundle or pretrained model; empty for none.
 
     Raises:
         ValueError: If it is neither.
@@ -37,11 +46,11 @@ def initial_overrides(model: str) -> list[str]:
     if not model:
         return []
     folder = Path(model).expanduser()
-    if (folder / "bundle.json").is_file():
+    if is_model(folder):
         model = str(folder.resolve())
     elif not registered_uri(model, "own") and "://" not in model:
         raise ValueError(
             f"--from {model!r} is neither a stage ({', '.join(STAGES)}) nor a model: give @champion, NAME@ALIAS, "
-            "NAME/VERSION, models:/…, or the folder or URL of a bundle"
+            "NAME/VERSION, models:/…, or the folder or URL of a bundle or pretrained model"
         )
     return [f"train.init={json.dumps(model)}"]

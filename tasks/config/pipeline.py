@@ -30,7 +30,7 @@ from tasks.config.decoding import TuneConfig, check_decoding, check_rescoring
 from tasks.config.given import Place, find_given
 from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained, listed
-from tasks.config.model_names import registered_uri
+from tasks.config.model_names import is_model, registered_uri
 from tasks.config.realign import RealignConfig, check_realign
 from tasks.config.training import AcousticTrainConfig, check_system
 from tasks.config.yaml_text import parse_yaml
@@ -250,6 +250,14 @@ class PipelineConfig(BaseModel):
         """Check that the model fits the features, and what the training takes from other models."""
         pretrained, augment = isinstance(self.model, PretrainedConfig), self.train.augment
         self.model.check_inputs(self.features, self.data.sample_rate)
+        if isinstance(self.model, PretrainedConfig) and not (
+            self.model.source or self.model.encoder or self.train.init
+        ):
+            raise ValueError(
+                f"model.source is empty, and model {self.model.kind} starts from a pretrained model: name its folder, "
+                "URL, or name on the Hugging Face hub with a revision; or begin with another training's model by "
+                "train.init"
+            )
         if self.train.lora and not self.train.init and not pretrained:
             raise ValueError("train.lora adapts another model's weights: name it in train.init, or remove train.lora")
         masked = augment.enabled and augment.freq_masks and augment.freq_mask_bins
@@ -362,7 +370,7 @@ def _anchor_paths(config: PipelineConfig, folder: Path) -> PipelineConfig:
     if objective.alignments_folder:
         objective = objective.model_copy(update={"alignments": absolute(objective.alignments_folder)})
     init = config.train.init
-    if not registered_uri(init, config.model_name) or (init and (folder / init / "bundle.json").exists()):
+    if not registered_uri(init, config.model_name) or (init and is_model(folder / init)):
         init = absolute(init)
     train = config.train.model_copy(
         update={"augment": config.train.augment.with_files(absolute), "objective": objective, "init": init}

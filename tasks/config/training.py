@@ -44,7 +44,8 @@ class AcousticTrainConfig(TrainConfig):
     """Augmentation of training audio and features; validation and test data are not augmented."""
     init: str = ""
     """The model that training begins with: `models:/NAME@ALIAS`, `NAME@ALIAS`, `NAME/VERSION`, `@champion` (of this
-    configuration's own model), or the folder or URL of a bundle; empty: random weights."""
+    configuration's own model), or the folder or URL of a bundle or of a pretrained model in Hugging Face's format;
+    empty: what `model.source` names, or random weights."""
     init_tokens: Literal["source", "extended", "data"] = "source"
     """Tokens with `init`: those of that model, these with new ones of the training transcripts behind them (not for
     `bpe`), or those of the training transcripts, as the section tokens says."""

@@ -28,7 +28,9 @@ from tasks.stages import progress
 from training.processes.logs import fields
 
 if TYPE_CHECKING:
+    from recognition.pretrained import PretrainedModel
     from tasks.locking.leases import LockLease
+    from tasks.stages.initial import InitialModel
 
 LOCK_WAIT_S = 12 * 3600.0
 _RARE = ("unalignable",)
@@ -149,10 +151,10 @@ class Run:
     results: dict[str, StageResult] = field(default_factory=dict)
     bundle: Path | None = None
     """Folder of an existing model that the run evaluates instead of training one."""
-    initial: Any = None
-    """The model that training begins with (`tasks.stages.initial.InitialModel`), once it has been looked up."""
-    pretrained: Any = None
-    """The pretrained model (`recognition.pretrained.PretrainedModel`) that `model.source` names, once it is read."""
+    initial: "InitialModel | None" = None
+    """The model that training begins with, once it has been looked up."""
+    pretrained: "PretrainedModel | None" = None
+    """The pretrained model that `model.source` names, once it is read."""
 
     def __post_init__(self) -> None:
         refuse_import_by_workers()

@@ -6,9 +6,10 @@ from pathlib import Path
 from speech.lm import check_sources
 from storage.corpora.base import CorpusError
 from storage.objects import ObjectNameError, ObjectStore
-from tasks.config.home import home, objects_url
+from tasks.config.home import objects_url
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sets import check_strata
+from tasks.stages.base import Run
 from tasks.stages.decoder_files import check_files
 from tasks.stages.preflight import check_devices, check_launch, check_layers, check_model
 from tasks.stages.prepare import CHECKED_SCHEMA
@@ -37,7 +38,7 @@ def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
     yield lambda: _check_recordings(config)
     yield lambda: check_launch(config.train)
     yield lambda: check_devices(config.train)
-    yield lambda: check_layers(config.train, check_model(config, home() / "cache").layers)
+    yield lambda: check_layers(config.train, check_model(Run(config, "check")).layers)
 
 
 def _error_of(check: Callable[[], object]) -> str:

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,13 +17,17 @@ from mlflow.exceptions import MlflowException
 from recognition.bundle import SPEC, WEIGHTS, BundleSpec
 from recognition.data.dataset import check_vocabulary
 from recognition.initial_weights import (
+    PRETRAINED,
+    SourceError,
     SourceModel,
     Transfer,
+    check_fields,
+    check_kind,
     check_source,
     open_source,
     transfer_weights,
 )
-from recognition.pretrained import PretrainedModel, read_pretrained
+from recognition.pretrained import PretrainedModel, read_pretrained, read_pretrained_source
 from recognition.system import SystemConfig
 from speech.models import ModelConfig, PretrainedConfig
 from speech.tokens import BLANK_SYMBOL, TokenConfig, TokenError, Tokenizer, tokenizer_from_dict, train_tokenizer
@@ -47,38 +51,66 @@ class InitialModel:
 
     Attributes:
         given: What `train.init` says.
-        name: What that was when the run began: `models:/NAME/VERSION`, or a folder or URL; empty if a first run has no
-            champion yet.
-        read: Reads the model of a name.
+        name: What that was when the run began: `models:/NAME/VERSION`, or a folder or URL; without one, or if a first
+            run has no champion yet, what `model.source` says, or empty.
+        read: Reads the model.
+        named: Whether it is the one that `train.init` names.
     """
 
     given: str
     name: str
-    read: Callable[[str], SourceModel]
+    read: Callable[[], SourceModel]
+    named: bool = False
 
     @cached_property
     def source(self) -> SourceModel:
         """The model itself; read at first use."""
-        return self.read(self.name)
+        return self.read()
 
 
-def _read(name: str) -> SourceModel:
-    """A registered model, or that in a folder or at a URL."""
+def _read(run: Run, name: str) -> SourceModel:
+    """A registered model, or that in a folder or at a URL.
+
+    Raises:
+        StageError: There is none, or it does not fit.
+    """
+    try:
+        source = _open(run, name)
+        pretrained, model = source.pretrained, source.model
+        if pretrained is None:
+            return run.config.system.as_asked(source)
+        assert isinstance(model, PretrainedConfig)
+        model.check_packages()
+        pretrained.check(model, run.config.features, run.config.data.sample_rate)
+        return run.config.system.of_pretrained(pretrained).pretrained_source(pretrained, source)
+    except SourceError as error:
+        raise StageError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise StageError(f"train.init: {error}") from error
+
+
+def _open(run: Run, name: str) -> SourceModel:
+    """A model as its format has it."""
     if name.startswith("models:/"):
         return open_source(download_bundle(name), name)
     if "://" not in name:
         return open_source(Path(name), name)
     store = ObjectStore(name)
+    if store.exists(PRETRAINED) and not store.exists(SPEC):
+        return read_pretrained_source(name, run.cache_folder)
     with TemporaryDirectory(prefix="starling-initial-") as folder:
         for file in (WEIGHTS, SPEC):
             try:
                 store.fetch_into(file, Path(folder) / file)
             except ObjectMissingError as error:
-                raise StageError(f"train.init: {name} is no bundle, it has no {file}: give another") from error
+                raise SourceError(
+                    f"train.init: {name} is no bundle, it has no {file}, and no pretrained model, it has no "
+                    f"{PRETRAINED}: give another"
+                ) from error
         return open_source(Path(folder), name)
 
 
-def pretrained_model(run: Run) -> PretrainedModel | None:
+def _own_pretrained(run: Run) -> PretrainedModel | None:
     """The pretrained model that `model.source` names, read once in a run; None for models of other kinds.
 
     Raises:
@@ -96,37 +128,65 @@ def pretrained_model(run: Run) -> PretrainedModel | None:
         except ValueError as error:
             raise StageError(str(error)) from error
         run.pretrained = pretrained
-    known: PretrainedModel = run.pretrained
-    return known
+    return run.pretrained
+
+
+def pretrained_model(run: Run) -> PretrainedModel | None:
+    """The pretrained model that a run's training begins with; None if it begins with another one.
+
+    Raises:
+        StageError: If it cannot be used.
+    """
+    initial = initial_model(run)
+    return initial.source.pretrained if initial else None
+
+
+def about_pretrained(run: Run) -> dict[str, str] | None:
+    """What is known of the pretrained model that training begins with, or that the model is from; None without one."""
+    initial = initial_model(run)
+    if initial is None:
+        return None
+    pretrained = initial.source.pretrained
+    return pretrained.about() if pretrained else initial.source.began_with
 
 
 def model_config(run: Run) -> ModelConfig:
-    """The model's configuration with all its sizes: those of a pretrained one come with it.
+    """The model's configuration with all its sizes: those of a pretrained one come with what training begins with.
 
     Raises:
-        StageError: If the pretrained model cannot be used.
+        StageError: If that cannot be used, or there is none.
     """
-    model, pretrained = run.config.model, pretrained_model(run)
-    if pretrained is None:
+    model = run.config.model
+    if not isinstance(model, PretrainedConfig) or model.encoder:
         return model
-    assert isinstance(model, PretrainedConfig)
+    initial = initial_model(run)
+    if initial is None:
+        raise StageError(
+            f"model.source is empty, and train.init {run.config.train.init} is no model yet: name the pretrained model "
+            f"that the first training of a {model.kind} begins with in model.source"
+        )
     try:
-        return pretrained.sized(model)
-    except ValueError as error:
+        check_kind(initial.source, model, initial.name)
+    except SourceError as error:
         raise StageError(str(error)) from error
+    given = {name: getattr(model, name) for name in model.model_fields_set}
+    return initial.source.model.model_copy(update=given)
 
 
 def system_config(run: Run) -> SystemConfig:
-    """The system with all its sizes: those of a pretrained decoder network come with it.
+    """The system with all its sizes: those of a pretrained decoder network come with what training begins with.
 
     Raises:
-        StageError: If the pretrained model cannot be used.
+        StageError: If that cannot be used.
     """
-    pretrained = pretrained_model(run)
+    initial, system = initial_model(run), run.config.system
+    if initial is None:
+        return system
+    pretrained = initial.source.pretrained
     try:
-        return run.config.system.of_pretrained(pretrained) if pretrained else run.config.system
+        return system.of_pretrained(pretrained) if pretrained else system.of_model(initial.source)
     except ValueError as error:
-        raise StageError(f"recognizer: model.source {pretrained and pretrained.name}: {error}") from error
+        raise StageError(f"recognizer: {initial.name}: {error}") from error
 
 
 def initial_model(run: Run) -> InitialModel | None:
@@ -139,31 +199,50 @@ def initial_model(run: Run) -> InitialModel | None:
     """
     given = run.config.train.init
     if run.initial is None or run.initial.given != given:
-        run.initial = _named_source(run, given) if given else _own_source(run)
-    initial: InitialModel | None = run.initial
-    return initial if initial and initial.name else None
+        otherwise = _own_name(run.config.model) or "random weights"
+        name = _looked_up(given, run.config.model_name, otherwise) if given else ""
+        named = InitialModel(given, name, partial(_read, run, name), named=True)
+        run.initial = named if name else _own_source(run, given)
+    return run.initial if run.initial.name else None
 
 
-def _named_source(run: Run, given: str) -> InitialModel:
-    """What `train.init` names."""
-    return InitialModel(given, _looked_up(given, run.config.model_name), _read)
+def _own_name(model: ModelConfig) -> str:
+    """The pretrained model that a kind of model begins with by itself; empty if there is none."""
+    return model.source if isinstance(model, PretrainedConfig) else ""
 
 
-def _own_source(run: Run) -> InitialModel | None:
+def _own_source(run: Run, given: str) -> InitialModel:
     """What a run's kind of model begins with by itself: the pretrained model that `model.source` names, if it has one.
 
     Raises:
         StageError: If that cannot be used.
     """
-    pretrained, sized = pretrained_model(run), model_config(run)
+    model, pretrained = run.config.model, _own_pretrained(run)
     if pretrained is None:
-        return None
-    assert isinstance(sized, PretrainedConfig)
+        return InitialModel(given, "", partial(_read, run, ""))
+    assert isinstance(model, PretrainedConfig)
     try:
-        source = system_config(run).pretrained_source(pretrained, pretrained.source_model(sized))
+        sized, system = pretrained.sized(model), run.config.system.of_pretrained(pretrained)
+        source = system.pretrained_source(pretrained, pretrained.source_model(sized))
     except ValueError as error:
         raise StageError(f"recognizer: model.source {pretrained.name}: {error}") from error
-    return InitialModel("", pretrained.name, lambda _: source)
+    return InitialModel(given, pretrained.name, lambda: source)
+
+
+def check_initial(run: Run) -> None:
+    """Check that the model that a run's training begins with is there, and fits as far as the configuration tells.
+
+    Raises:
+        StageError: If not; the message names the field and the remedy.
+    """
+    initial = initial_model(run)
+    if initial is None or not initial.named:
+        return
+    config = run.config
+    try:
+        check_fields(initial.source, model_config(run), config.features, config.data.sample_rate, initial.name)
+    except SourceError as error:
+        raise StageError(str(error)) from error
 
 
 def begins_with(run: Run) -> dict[str, str]:
@@ -178,7 +257,17 @@ def initial_tags(run: Run) -> dict[str, str]:
     return {INITIAL_TAG: initial.name} if initial else {}
 
 
-def _looked_up(given: str, own: str) -> str:
+def _looked_up(given: str, own: str, otherwise: str) -> str:
+    """What `train.init` names: `models:/NAME/VERSION`, or a folder or URL; empty if a first run has no champion yet.
+
+    Args:
+        given: What it says.
+        own: Name of the configuration's own model.
+        otherwise: What training begins with if that has no champion yet.
+
+    Raises:
+        StageError: There is no such model, or the registry does not answer.
+    """
     uri = registered_uri(given, own)
     if not uri:
         return given
@@ -198,7 +287,7 @@ def _looked_up(given: str, own: str) -> str:
     # a nightly run's first nights, until a version has learned something
     if name == own and (alias == CHAMPION or name not in known):
         why = "no champion" if name in known else "no version"
-        progress.announce("train", f"{name} has {why} yet: training begins with random weights")
+        progress.announce("train", f"{name} has {why} yet: training begins with {otherwise}")
         return ""
     raise StageError(
         f"train.init: {name} has no version with the alias @{alias}: give NAME/VERSION, or an alias that "

@@ -13,7 +13,6 @@ from storage.index import ShardIndex
 from storage.objects import ObjectStore
 from tasks.config.home import work_folder
 from tasks.config.lm_training import lm_training
-from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.manifest import iter_manifest, scratch_folder
 from tasks.dataset.sets import is_trained
 from tasks.orchestration.nodes_api import check_pool
@@ -51,7 +50,7 @@ def run_preflight(run: Run) -> None:
     check_tuning(run)
     check_launch(cfg)
     check_devices(cfg)
-    check_layers(cfg, check_model(run.config, run.cache_folder).layers)
+    check_layers(cfg, check_model(run).layers)
     check_shards(cfg, set_url(run, "train"))
     if cfg.launch.kind == "prefect":
         check_pool(cfg.launch.pool, run.config.name)
@@ -174,12 +173,8 @@ def check_devices(cfg: TrainConfig, machine: "Inventory | None" = None) -> None:
     )
 
 
-def check_model(config: PipelineConfig, cache: Path) -> ModelConfig:
-    """Check that a pretrained model is there, and that the features are those that it was trained on.
-
-    Args:
-        config: Of the pipeline.
-        cache: Local folder for copies of what is on object storage.
+def check_model(run: Run) -> ModelConfig:
+    """Check that what training begins with is there and fits, and that features are those of a pretrained encoder.
 
     Returns:
         The model's configuration with all its sizes.
@@ -187,14 +182,13 @@ def check_model(config: PipelineConfig, cache: Path) -> ModelConfig:
     Raises:
         StageError: If not; the message names the field and the remedy.
     """
-    if not isinstance(config.model, PretrainedConfig):
+    config = run.config
+    if "train" not in stages_of(config) or not (config.train.init or isinstance(config.model, PretrainedConfig)):
         return config.model
-    from recognition.pretrained import check_pretrained  # imports torch
+    from tasks.stages.initial import check_initial, model_config  # imports torch and MLflow
 
-    try:
-        return check_pretrained(config.model, config.features, config.data.sample_rate, cache)
-    except ValueError as error:
-        raise StageError(str(error)) from error
+    check_initial(run)
+    return model_config(run)
 
 
 def check_layers(cfg: TrainConfig, layers: int) -> None:

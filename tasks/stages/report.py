@@ -22,7 +22,7 @@ from tasks.stages.report_charts import set_histograms
 from tasks.stages.report_details import WORST, changes_of, set_details
 from tasks.stages.score import GROUPS
 from tasks.stages.train import TRAIN
-from tasks.tracking.model_card import compute_text, learners_text
+from tasks.tracking.model_card import begun_text, compute_text, initial, learners_text
 from tasks.tracking.provenance import provenance
 from tasks.tracking.registry import report_text
 from tasks.tracking.runs import REPORT_FILE, client
@@ -103,6 +103,8 @@ def render(run: Run, curves: bytes) -> str:
         + compute_text(training),
         "strategy": strategy_text(run),
     }
+    if begun := initial(run):
+        facts["began with"] = begun_text(begun)
     if training.get("repeated"):
         facts["repeated"] = f"{training['repeated']:,} utterances, first leased to a node that was lost"
     prepare, shard = run.result("prepare").record, run.result("shard")
@@ -208,7 +210,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 REPORT = Stage(
     "report",
-    9,
+    10,
     _inputs,
     _work,
     runs=has_network,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NotRequired
 from uuid import uuid4
 
+import pyarrow.compute as pc
 import torch
 from pydantic import BaseModel
 
@@ -20,6 +21,7 @@ from recognition.initial_weights import InitialWeights, save_initial
 from recognition.systems import system_of
 from recognition.systems.base import SpeechTaskConfig
 from speech.hmm.priors import log_priors
+from speech.tokens import TokenError
 from storage.index import ShardIndex
 from storage.intact import readable
 from storage.objects import ObjectStore
@@ -36,6 +38,7 @@ from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, has_network
 from tasks.stages.features import FEATURES
 from tasks.stages.initial import (
+    about_pretrained,
     begins_with,
     initial_model,
     initial_stats,
@@ -163,7 +166,7 @@ def make_spec(run: Run) -> BundleSpec:
         tokenizer=initial_tokens(run, partial(set_texts, run, "train")),
         model=model_config(run),
         normalizer=config.data.normalizer,
-        provenance=provenance | ({"pretrained": pretrained.about()} if (pretrained := pretrained_model(run)) else {}),
+        provenance=provenance | ({"pretrained": about} if (about := about_pretrained(run)) else {}),
         states=tied_states(run),
         system=system_config(run),
     )
@@ -313,6 +316,26 @@ def too_long(run: Run, spec: BundleSpec) -> list[dict[str, str]]:
     return utterances
 
 
+def check_languages(run: Run, spec: BundleSpec) -> None:
+    """Check that the tokens have the languages of a run's utterances, if these are part of what is trained.
+
+    Raises:
+        StageError: They have not.
+    """
+    tokenizer = None if spec.states else spec.build_tokenizer()
+    for name in ("train", "valid") if tokenizer and tokenizer.languages else ():
+        for language in pc.unique(ShardIndex.read(ObjectStore(set_url(run, name))).values("language")).to_pylist():
+            try:
+                assert tokenizer is not None
+                tokenizer.start_of(language or "")
+            except TokenError as error:
+                raise StageError(
+                    f"recognizer.decoder_network.language is auto, and the language of some utterances of the set "
+                    f"{name} cannot be trained: {error}. Give the language of each source in data.sources, or one for "
+                    "all in recognizer.decoder_network.language"
+                ) from error
+
+
 class TrainRecord(DamageRecord):
     """What a training has made."""
 
@@ -325,7 +348,7 @@ class TrainRecord(DamageRecord):
     quarantined: NotRequired[list[dict[str, str]]]
     """Id, reason and detail of utterances that are longer than the model can read."""
     pretrained: NotRequired[dict[str, str]]
-    """The pretrained model that `model.source` names: revision, digest, and what its card states."""
+    """The pretrained model that the encoder is from: revision, digest, and what its card states."""
     initial: NotRequired[dict[str, Any]]
     """The model that training began with, and what was taken from it."""
 
@@ -352,6 +375,7 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         )
     run_preflight(run)
     spec = make_spec(run)
+    check_languages(run, spec)
     left_out = too_long(run, spec)
     transfer = transfer_initial(run, spec)
     initial = save_initial(transfer, output.store) if transfer else None
@@ -384,8 +408,8 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         "tracking": {"training": training},
         "digest": model_digest(store),
     }
-    if pretrained := pretrained_model(run):
-        record["pretrained"] = pretrained.about()
+    if about := about_pretrained(run):
+        record["pretrained"] = about
     if transfer:
         record["initial"] = begins_with(run) | transfer.summary()
     if left_out:

@@ -7,6 +7,7 @@ from typing import Any
 
 from configurable.wording import counted
 from recognition.bundle import WEIGHTS
+from recognition.initial_weights import summary_text
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
 from storage.stages import digest_json
@@ -27,6 +28,8 @@ CARD_LENGTH = 4900
 STATED = ("licence", "trained_on")
 """Fields of a pretrained model's configuration that its card has, too."""
 _UNKNOWN = "not stated"
+_CORPORA = 8
+"""Corpora of a test set that a card tells apart."""
 _SYNTHETIC = "synthesized here by eSpeak NG; no human recording"
 
 
@@ -77,8 +80,10 @@ def contents(run: Run) -> dict[str, Any]:
         },
         "corpora": corpora(config.data.sources),
         "pretrained": pretrained(run),
+        "initial": initial(run),
         "tests": tests_of(run),
         "scores": SCORE.record(run)["sets"],
+        "corpus_scores": corpus_scores(run),
         "features": config.features.model_dump(mode="json"),
         "sample_rate": config.data.sample_rate,
         "normalizer": config.data.normalizer.model_dump(mode="json"),
@@ -116,6 +121,34 @@ def pretrained(run: Run) -> dict[str, str] | None:
     return stated | {field: stated[field] or _UNKNOWN for field in STATED} | {"source": name}
 
 
+def corpus_scores(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
+    """WER and words by corpus of the test sets that several corpora are in, those with the most words first."""
+    groups = SCORE.record(run).get("groups", {})
+    by_set = {name: kinds["corpora"] for name, kinds in groups.items() if "corpora" in kinds}
+    return {
+        name: {
+            corpus: {"wer": counts["wer"], "words": counts["ref_words"]}
+            for corpus, counts in sorted(members.items(), key=lambda item: -item[1]["ref_words"])[:_CORPORA]
+        }
+        for name, members in by_set.items()
+    }
+
+
+def initial(run: Run) -> dict[str, Any] | None:
+    """The model that the training began with, and what was taken from it; None if it began with random weights."""
+    known = TRAIN.record(run).get("initial")
+    if known is None:
+        return None
+    name = str(known["model"])
+    shown = name if "://" in name or name.startswith("models:/") else PurePath(name).name
+    return {part: value for part, value in known.items() if part != "given"} | {"model": shown}
+
+
+def begun_text(begun: Mapping[str, Any]) -> str:
+    """What `initial` gives, in a line."""
+    return f"{begun['model']} (SHA-256 {begun['digest'][:16]}): {summary_text(begun)}"
+
+
 def language_model(run: Run) -> dict[str, Any] | None:
     """Figures of the language model that the decoder takes from the stage `lm`; None if it takes none."""
     if not uses_stage(run.config.decode, run.config.lm):
@@ -143,7 +176,7 @@ def card(about: dict[str, Any], links: dict[str, str]) -> str:
         about: Description from `contents`.
         links: URLs by name.
     """
-    parts = [_intro(about), _scores(about["scores"]), _data(about), _made(about)]
+    parts = [_intro(about), _scores(about["scores"], about["corpus_scores"]), _data(about), _made(about)]
     if links:
         parts.append(" · ".join(f"[{name}]({address})" for name, address in links.items()))
     text = "\n\n".join(parts)
@@ -161,11 +194,13 @@ def _intro(about: dict[str, Any]) -> str:
     )
 
 
-def _scores(scores: dict[str, Any]) -> str:
-    rows = [
-        f"| {name} | {percent(s['wer'])} | {percent(s['wer_low'])} – {percent(s['wer_high'])} | {s['words']:,} |"
-        for name, s in scores.items()
-    ]
+def _scores(scores: dict[str, Any], corpora: dict[str, Any]) -> str:
+    rows: list[str] = []
+    for name, s in scores.items():
+        between = f"{percent(s['wer_low'])} – {percent(s['wer_high'])}"
+        rows.append(f"| {name} | {percent(s['wer'])} | {between} | {s['words']:,} |")
+        for corpus, part in corpora.get(name, {}).items():
+            rows.append(f"| {name}, {corpus or 'unnamed'} | {percent(part['wer'])} | | {part['words']:,} |")
     return "\n".join(["| test set | WER | 95 % interval | words |", "|---|---|---|---|", *rows])
 
 
@@ -213,6 +248,7 @@ def _made(about: dict[str, Any]) -> str:
             "",
             f"- features: {features['kind']}{bands}, normalization {features['cmvn']}",
             f"- tokens: {tokens['kind']}; decoding: {decode['kind']}{beam}{model}",
+            *([f"- began with: {begun_text(about['initial'])}"] if about["initial"] else []),
             f"- training: {training['strategy']}, {learners}, {counted(training['epoch'], 'epoch')}, "
             f"{counted(training['step'], 'step')} on {compute_text(training)}",
             f"- size: {sizes}",

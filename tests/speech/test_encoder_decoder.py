@@ -12,7 +12,7 @@ from speech.objectives.attention import AttentionConfig, JointAttention, parted_
 
 FEATURES, VOCAB, LENGTHS, FRAMES = 8, 6, [3, 1, 0], (30, 17, 6)
 TOKENS = torch.tensor([[1, 2, 2], [5, 0, 0], [0, 0, 0]])
-READ = with_start(TOKENS, (0,))
+READ = with_start(TOKENS, [(0,)])
 TARGETS = SimpleNamespace(tokens=TOKENS, token_lengths=torch.tensor(LENGTHS))
 
 
@@ -39,7 +39,7 @@ def kind(request):
 def test_outputs_are_those_of_ctc_and_of_the_decoder_network(kind, start):
     network = build(kind, start=start)
     feats, lengths = features()
-    tokens = with_start(TOKENS, start)
+    tokens = with_start(TOKENS, [start])
     outputs, frames = network(feats, lengths, tokens)
     encoded, decoded = parted_outputs(outputs, TARGETS)
     hidden, _ = network.encode(feats, lengths)
@@ -87,7 +87,7 @@ def test_utterance_does_not_depend_on_its_batch(kind):
     feats, lengths = features()
     for row, count in enumerate(FRAMES):
         tokens = TOKENS[row : row + 1, : LENGTHS[row]]
-        alone, _ = network(feats[row : row + 1, :count], lengths[row : row + 1], with_start(tokens, (0,)))
+        alone, _ = network(feats[row : row + 1, :count], lengths[row : row + 1], with_start(tokens, [(0,)]))
         own = parted_outputs(alone, SimpleNamespace(tokens=tokens))
         torch.testing.assert_close(own[0][0], encoded[row, : int(frames[row])], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(own[1][0], decoded[row, : LENGTHS[row] + 1], atol=1e-5, rtol=1e-5)

@@ -119,7 +119,7 @@ def test_utterance_does_not_depend_on_its_batch(kind):
     feats, lengths = features()
     for row, count in enumerate(FRAMES):
         tokens = TOKENS[row : row + 1, : LENGTHS[row]]
-        alone, _ = network(feats[row : row + 1, :count], lengths[row : row + 1], with_start(tokens, (0,)))
+        alone, _ = network(feats[row : row + 1, :count], lengths[row : row + 1], with_start(tokens, ((0,),)))
         own, number, place = parted_lattice(alone, SimpleNamespace(tokens=tokens)), int(frames[row]), LENGTHS[row]
         torch.testing.assert_close(own[0][0], ctc[row, :number], atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(own[1][0, :, :place], lattice[row, :number, :place], atol=1e-5, rtol=1e-5)

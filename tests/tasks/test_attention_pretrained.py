@@ -7,16 +7,20 @@ import pytest
 import torch
 from support import load_beside, tiny_document
 
+from recognition.data.dataset import SpeechDataset
 from recognition.recognizer import Recognizer
 from recognition.systems.attention import AttentionSystem
+from speech.audio import encode_flac
 from speech.decoding import AttentionDecodeConfig
 from speech.models import WhisperDecoderConfig
 from storage.objects import ObjectStore
+from storage.reading import ShardReader
+from storage.shards import Sample, build_index, write_shard
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages.base import Run, StageError
-from tasks.stages.initial import system_config, transfer_initial
+from tasks.stages.initial import initial_model, system_config, transfer_initial
 from tasks.stages.register import requirements
-from tasks.stages.train import make_spec
+from tasks.stages.train import check_languages, make_spec
 
 transformers = pytest.importorskip("transformers", reason="the package transformers is missing")
 whisper = load_beside(__file__, "../speech/test_whisper_decoder.py")
@@ -37,13 +41,13 @@ def folder(tmp_path_factory):
     return made
 
 
-def run_of(folder, monkeypatch, model=None, **network):
+def run_of(folder, monkeypatch, model=None, init="", **network):
     document = tiny_document()
     document["data"]["sample_rate"] = 16000
     document["features"] = {"kind": "whisper_logmel"}
     document["model"] = model or {"kind": "whisper", "source": str(folder)}
     document["recognizer"] = {"kind": "attention", "ctc": False, "decoder_network": {"kind": "whisper", **network}}
-    document["train"] = document["train"] | {"objective": "attention"}
+    document["train"] = document["train"] | {"objective": "attention", "init": init}
     document["decode"] = {"kind": "attention", "beam": 1}
     for name, value in (("set_digest", "digest"), ("train_stats", None), ("set_texts", ["hello ha"])):
         monkeypatch.setattr(f"tasks.stages.train.{name}", lambda *given, value=value: value)
@@ -77,11 +81,61 @@ def test_training_begins_with_the_encoder_the_decoder_network_and_the_tokens(fol
     assert hypothesis.text == tokenizer.decode(hypothesis.tokens)
 
 
+def test_training_that_begins_with_such_a_model_needs_its_pretrained_one_no_more(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("speech.tokens._MULTILINGUAL", 100)
+    run = run_of(folder, monkeypatch)
+    spec = make_spec(run)
+    spec.save(tmp_path / "bundle", transfer_initial(run, spec).weights)
+    digests = set()
+    for language in ("en", "de"):
+        further = run_of(folder, monkeypatch, {"kind": "whisper"}, init=str(tmp_path / "bundle"), language=language)
+        again = make_spec(further)
+        assert again.model.encoder == spec.model.encoder
+        assert again.system.decoder_network == spec.system.decoder_network.model_copy(update={"language": language})
+        assert f"<|{language}|>" in [again.build_tokenizer().symbols[token] for token in again.build_tokenizer().start]
+        transfer = transfer_initial(further, again)
+        assert (transfer.incomplete, transfer.left_out) == ((), ())
+        digests.add(initial_model(further).source.digest)
+    assert len(digests) == 2  # another language is another training
+
+
+def test_whole_whisper_may_be_named_by_train_init(folder, monkeypatch):
+    spec = make_spec(run_of(folder, monkeypatch, {"kind": "whisper"}, init=str(folder)))
+    own = make_spec(run_of(folder, monkeypatch))
+    assert (spec.system, spec.tokenizer, spec.model.encoder) == (own.system, own.tokenizer, own.model.encoder)
+
+
 def test_language_that_the_model_does_not_know_is_refused(folder, monkeypatch):
     monkeypatch.setattr("speech.tokens._MULTILINGUAL", 100)
     assert make_spec(run_of(folder, monkeypatch, language="de")).build_tokenizer().start[1:3] != ()
     with pytest.raises(StageError, match=r"no token <\|xx\|>"):
         make_spec(run_of(folder, monkeypatch, language="xx"))
+
+
+def test_language_of_utterances_that_the_model_does_not_know_is_refused(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("speech.tokens._MULTILINGUAL", 100)
+    store = ObjectStore(str(tmp_path))
+    rows = {"text": "a", "speaker": "s", "domain": "d", "corpus": "c", "sample_rate": 16000, "num_frames": 8000}
+    samples = [
+        Sample(name, {"flac": encode_flac(torch.zeros(8000), 16000)}, rows | {"duration": 0.5, "language": language})
+        for name, language in (("one", "de-CH"), ("two", "fr"))
+    ]
+    index = build_index([write_shard(store, "0.tar", samples, "flac")], {})
+    index.write(store)
+    monkeypatch.setattr("tasks.stages.train.set_url", lambda run, name: store.url)
+    for language, refused in (("auto", True), ("de", False)):
+        run = run_of(folder, monkeypatch, language=language)
+        spec = make_spec(run)
+        if not refused:
+            check_languages(run, spec)
+            continue
+        with pytest.raises(StageError, match=r"the set train .*'fr' is none of .*Give the language of each source"):
+            check_languages(run, spec)
+        names = spec.build_tokenizer()
+        data = SpeechDataset(index, ShardReader(store, index, tmp_path / "cache"), names, checked=True)
+        batch = data.batch(np.arange(2))
+        assert batch.languages == ["de-CH", "fr"]
+        assert batch.part(slice(0, 1)).languages == ["de-CH"]
 
 
 def test_model_without_a_tokenizer_is_refused(folder, monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """The model card of a version."""
 
 import json
+from dataclasses import replace
 
 import mlflow
 import pytest
@@ -11,6 +12,7 @@ from tasks.dataset.sources import SourceConfig
 from tasks.stages.base import Run
 from tasks.stages.prepare import PREPARE
 from tasks.stages.register import REGISTER
+from tasks.stages.report import render
 from tasks.tracking import model_card
 from tasks.tracking.model_card import CARD_LENGTH, card, card_tags, contents, corpora, learners_text, licence_of
 from tasks.tracking.runs import client
@@ -64,6 +66,52 @@ def test_model_version_has_card_tags_and_description(finished):
     assert carried["bytes"] == {"weights": finished.result("train").store.size("model/model.safetensors")}
     assert f"- size: weights {carried['bytes']['weights'] / 1e6:,.1f} MB\n" in text
     assert carried["code"]["commit"] in text
+
+
+def with_records(run, **changes):
+    """The run whose stages' records have other parts."""
+    results = {
+        name: replace(run.result(name), record=run.result(name).record | changes[name]) if name in changes else result
+        for name, result in run.results.items()
+    }
+    return Run(run.config, run.run_id, results=results)
+
+
+BEGUN = {
+    "given": "@champion",
+    "model": "models:/telephone/3",
+    "digest": "0123456789abcdef" * 4,
+    "taken": 12,
+    "taken_weights": 34567,
+    "rows": {"output.weight": [3, 5]},
+    "new": ["ctc.bias"],
+    "left_out": ["old.weight"],
+    "outputs": {},
+}
+
+
+def test_card_and_report_name_what_training_began_with(finished):
+    assert contents(finished)["initial"] is None
+    assert "began with" not in card(contents(finished), {})
+    run = with_records(finished, train={"initial": BEGUN})
+    text = card(contents(run), {})
+    line = (
+        "models:/telephone/3 (SHA-256 0123456789abcdef): takes 12 tensors (34,567 weights); 3 of 5 rows of "
+        "output.weight; new: ctc.bias; left out: old.weight"
+    )
+    assert f"- began with: {line}\n" in text
+    assert line in render(run, b"")
+    local = contents(with_records(finished, train={"initial": BEGUN | {"given": "/a/b", "model": "/a/b"}}))
+    assert "/a" not in json.dumps(local["initial"])
+    assert "- began with: b (SHA" in card(local, {})
+
+
+def test_card_has_the_error_rate_of_each_corpus_of_a_mixed_set(finished):
+    assert contents(finished)["corpus_scores"] == {}
+    counts = {"new": {"wer": 0.25, "ref_words": 4}, "": {"wer": 0.5, "ref_words": 1200}}
+    run = with_records(finished, score={"groups": {"test": {"corpora": counts}}})
+    text = card(contents(run), {})
+    assert text.index("| test, unnamed | 50.00 % | | 1,200 |") < text.index("| test, new | 25.00 % | | 4 |")
 
 
 def test_card_is_shortened_to_fit_a_description(finished):

@@ -13,12 +13,14 @@ from recognition.recognizer import Recognizer
 from speech.decoding import GreedyConfig
 from speech.models import WhisperConfig
 from storage.index import ShardIndex
+from storage.objects import ObjectStore
 from tasks.config.pipeline import ConfigError, load_config, parse_config
+from tasks.stages import progress
 from tasks.stages.base import Run, StageError
 from tasks.stages.bundles import fetch_bundle
 from tasks.stages.config_check import find_problems
 from tasks.stages.features import FEATURES
-from tasks.stages.initial import initial_model, transfer_initial
+from tasks.stages.initial import initial_model, model_config, transfer_initial
 from tasks.stages.prepare import PREPARE
 from tasks.stages.quarantined import quarantine_lines
 from tasks.stages.register import requirements
@@ -186,3 +188,79 @@ def test_unusable_source_ends_the_run_at_its_start(tmp_path):
     wrong = parse_config(document(source) | {"features": {"kind": "whisper_logmel", "num_mels": 40}})
     with pytest.raises(StageError, match=r"num_mels=80"):
         initial_model(Run(wrong, "r"))
+
+
+# --- another training's model, and pretrained ones by train.init
+
+
+@pytest.fixture
+def bundle(trained, tmp_path):
+    return fetch_bundle(trained.result("train").store, tmp_path / "bundle")
+
+
+def beginning_with(run, init, **model):
+    config = document("x")
+    config["model"] = {"kind": "whisper", **model}
+    config["train"] |= {"init": str(init), "init_tokens": "data"}
+    return Run(parse_config(config), "r", results=dict(run.results))
+
+
+@pytest.mark.parametrize("model", [{}, {"source": "/gone", "dropout": 0.1}])
+def test_model_that_came_from_a_pretrained_encoder_holds_all_that_a_further_training_needs(trained, bundle, model):
+    run = beginning_with(trained, bundle, **model)
+    spec, before = make_spec(run), load_bundle(bundle)[0]
+    assert spec.model.encoder == before.model.encoder
+    assert (spec.model.dim, spec.model.layers) == (16, 2)
+    assert spec.model.dropout == model.get("dropout", before.model.dropout)
+    assert spec.model.build(80, 5).state_dict().keys() == before.model.build(80, 5).state_dict().keys()
+    transfer = transfer_initial(run, spec)
+    assert (transfer.new, transfer.left_out) == ((), ())
+    # what others have trained it on is still known
+    assert spec.provenance["pretrained"] == before.provenance["pretrained"]
+    assert not find_problems(run.config)
+
+
+@pytest.mark.parametrize("place", ["folder", "file", "memory"])
+def test_pretrained_model_is_found_by_train_init_as_by_model_source(trained, tmp_path, place):
+    folder = tmp_path / "2"  # no version of a registered model
+    write_whisper(folder)
+    place = {"folder": str(folder), "file": folder.as_uri(), "memory": "memory://att/whisper"}[place]
+    if place.startswith("memory"):
+        for path in folder.iterdir():
+            ObjectStore(place).write(path.name, path.read_bytes())
+    given, own = beginning_with(trained, place), with_model(trained, str(folder))
+    assert initial_model(given).source.digest == initial_model(own).source.digest
+    spec = make_spec(given)
+    assert (spec.model.encoder, spec.provenance["pretrained"]["licence"]) == (make_spec(own).model.encoder, "mit")
+    transfer = transfer_initial(given, spec)
+    assert transfer.new == ("output.weight", "output.bias")
+    assert not find_problems(given.config)
+
+
+def test_url_without_a_model_is_refused_naming_the_field(trained):
+    run = beginning_with(trained, "memory://att/nothing")
+    with pytest.raises(StageError, match=r"train\.init: memory://att/nothing is no bundle.* and no pretrained model"):
+        assert initial_model(run).source
+    (problem,) = find_problems(run.config)
+    assert problem.startswith("train.init: memory://att/nothing is no bundle")
+
+
+def test_features_that_the_pretrained_model_of_train_init_does_not_read_are_refused(trained, tmp_path):
+    config = document("x")
+    config |= {"model": {"kind": "whisper"}, "features": {"kind": "whisper_logmel", "num_mels": 40}}
+    config["train"]["init"] = write_whisper(tmp_path / "model")
+    (problem,) = find_problems(parse_config(config))
+    assert "num_mels=80" in problem
+
+
+def test_first_night_begins_with_the_pretrained_model_if_there_is_no_champion(tmp_path, api):
+    config = document(write_whisper(tmp_path / "model"))
+    config["train"]["init"] = "@champion"
+    run, lines = Run(parse_config(config), "r"), []
+    with progress.following(lambda name, text: lines.append(text)):
+        assert initial_model(run).name == config["model"]["source"]
+        assert initial_model(run).source.pretrained is not None
+    assert lines == [f"tiny has no version yet: training begins with {config['model']['source']}"]
+    config["model"] = {"kind": "whisper"}
+    with pytest.raises(StageError, match=r"model\.source is empty, and train\.init @champion is no model yet"):
+        model_config(Run(parse_config(config), "r"))

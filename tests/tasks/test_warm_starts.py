@@ -1,5 +1,7 @@
 """Warm starts: training begins with a registered model, which is looked up once in a run, and recorded."""
 
+import re
+
 import pytest
 from registered import add
 from safetensors.torch import load_file
@@ -14,6 +16,7 @@ from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
 from tasks.stages.bundles import fetch_bundle
+from tasks.stages.config_check import find_problems
 from tasks.stages.features import FEATURES
 from tasks.stages.initial import initial_model, initial_tags
 from tasks.stages.prepare import PREPARE
@@ -98,6 +101,36 @@ def test_a_flows_parameter_comes_before_the_configuration():
     config = parse_config(tiny_document())
     assert config.beginning_with("m/3").train.init == "m/3"
     assert config.beginning_with("") is config
+
+
+# --- config check
+
+
+def problems_of(init, **fields):
+    document = tiny_document(**fields)
+    document["train"]["init"] = str(init)
+    return find_problems(parse_config(document))
+
+
+def test_check_looks_up_what_training_begins_with(bundle, tmp_path, api):
+    add(api, "tiny", 1)
+    assert not problems_of(bundle)
+    assert not problems_of("@champion")  # a first night
+    for init, message in (
+        (tmp_path / "absent", r"train\.init: .*absent is no model: it has no bundle\.json or config\.json"),
+        ("memory://nothing/here", r"train\.init: memory://nothing/here is no bundle"),
+        ("other@champion", r"train\.init: the registry has no model other; it has tiny"),
+        ("tiny/7", r"train\.init: .*7"),
+    ):
+        (problem,) = problems_of(init)
+        assert re.search(message, problem), problem
+
+
+def test_check_finds_that_the_model_is_another_than_training_begins_with(bundle):
+    (problem,) = problems_of(bundle, model={"kind": "blstm", "dim": 16})
+    assert "is a conformer, and model.kind is blstm: set model.kind=conformer" in problem
+    (problem,) = problems_of(bundle, features={"num_mels": 20})
+    assert "--set features.num_mels=16" in problem
 
 
 # --- the registry

@@ -79,12 +79,10 @@ class DecodingPool(Generic[T]):
         """A future for each utterance; None if the batch is searched here."""
         if self._pool is None or self._elsewhere is None:
             return None
-        search, description = self._elsewhere
+        search, description, arrays = self._elsewhere
         try:
             with starting_workers():
-                return [
-                    self._pool.submit(search, description, utterance) for utterance in self._recognizer.arrays(encoded)
-                ]
+                return [self._pool.submit(search, description, utterance) for utterance in arrays(encoded)]
         except BrokenProcessPool:
             return None
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from devices.portions import Portions
 from recognition.data.dataset import Batch, SpeechDataset, read_ahead
 from recognition.decoding_pool import DecodingPool, useful_processes
-from recognition.recognizer import Recognizer
+from recognition.recognizer import Adapter, Recognizer
 from speech.decoding import Hypothesis
 from speech.hmm.utterances import by_speaker
 from storage.batching import plan_epoch
@@ -135,8 +135,8 @@ def encode_set(
     def compute(part: Batch) -> E:
         return recognizer.encode(part.inputs, part.lengths, part.speakers)
 
-    if recognizer.by_speaker:
-        batches = _adapted_batches(recognizer, dataset, rows, batch_seconds, on_damage)
+    if (adapter := recognizer.adapter) is not None:
+        batches = _adapted_batches(adapter, recognizer.together_s, dataset, rows, batch_seconds, on_damage)
     else:
         batches = whole_batches(dataset, rows, batch_seconds, on_damage)
     for batch in batches:
@@ -144,20 +144,21 @@ def encode_set(
 
 
 def _adapted_batches(
-    recognizer: Recognizer[Any],
+    adapter: Adapter,
+    together_s: float,
     dataset: SpeechDataset,
     rows: NDArray[np.int64],
     batch_seconds: float,
     on_damage: Callable[[ShardError], object] | None,
 ) -> Iterator[Batch]:
-    """Batches of speaker-adapted features, computed from as many of a speaker's utterances as the recognizer takes."""
+    """Batches of speaker-adapted features, made from up to `together_s` seconds of a speaker's utterances at once."""
     speakers = dataset.index.values("speaker")
     for places in by_speaker(speakers[int(row)].as_py() for row in rows).values():
         own = rows[places]
-        spans = (np.cumsum(dataset.durations[own]) // recognizer.together_s).tolist()
+        spans = (np.cumsum(dataset.durations[own]) // together_s).tolist()
         for part in by_speaker(spans).values():
             heard: list[Batch] = []
-            feats = iter(recognizer.adapted(_waves(whole_batches(dataset, own[part], batch_seconds, on_damage), heard)))
+            feats = iter(adapter(_waves(whole_batches(dataset, own[part], batch_seconds, on_damage), heard)))
             for batch in heard:
                 adapted = list(islice(feats, len(batch.ids)))
                 inputs = torch.nn.utils.rnn.pad_sequence(adapted, batch_first=True)

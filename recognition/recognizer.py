@@ -33,13 +33,20 @@ Arrays = dict[str, NDArray[Any]]
 """What an encoder gave for one utterance, for another process."""
 
 
-class Elsewhere(NamedTuple):
+Adapter = Callable[[Iterable["Tensor"]], list["Tensor"]]
+"""From one speaker's waveforms [samples] in ±1 to features [frames, F] of each, adapted to this speaker. Each waveform
+is read once; the more there are, the better the adaptation."""
+
+
+class Elsewhere(NamedTuple, Generic[E]):
     """How other processes search."""
 
     search: Callable[[str, Arrays], Hypothesis]
     """A function of a module; it gets the description and the arrays of an utterance."""
     description: str
     """What the search is made from."""
+    arrays: Callable[[E], list[Arrays]]
+    """What other processes need of each utterance that has been encoded."""
 
 
 class Recognizer(ABC, Generic[E]):
@@ -89,7 +96,7 @@ class Recognizer(ABC, Generic[E]):
         What is longer than the model can read is cut in pauses; the scores of the pieces are joined.
 
         Args:
-            inputs: Waveforms [batch, samples] in ±1, stored features [batch, frames, F], or what `adapted` gives.
+            inputs: Waveforms [batch, samples] in ±1, stored features [batch, frames, F], or what `adapter` gives.
             lengths: Samples or frames of each utterance [batch].
             speakers: Speaker of each utterance, for `cmvn: speaker`.
         """
@@ -106,36 +113,21 @@ class Recognizer(ABC, Generic[E]):
         """Read what files the search needs now, not at the first utterance."""
 
     @property
-    def by_speaker(self) -> bool:
-        """Whether `encode` takes what `adapted` gives for all utterances of a speaker."""
-        return self.spec.system.by_speaker(self.spec.features)
-
-    def adapted(self, waves: Iterable[Tensor]) -> list[Tensor]:
-        """Features of one speaker's utterances, adapted to this speaker.
-
-        Args:
-            waves: Waveforms [samples] in ±1, each of which is read once: the more, the better the adaptation.
-
-        Returns:
-            Features [frames, F] of each.
-        """
-        raise NotImplementedError
+    def adapter(self) -> Adapter | None:
+        """What makes the inputs of `encode` from all utterances of a speaker; None if that reads each one as it is."""
+        return None
 
     # --- in other processes
 
-    def elsewhere(self) -> Elsewhere | None:
+    def elsewhere(self) -> Elsewhere[E] | None:
         """How other processes search; None if the search needs this process, or is too fast to be worth another."""
         return None
 
-    def arrays(self, encoded: E) -> list[Arrays]:
-        """What other processes need of each utterance."""
-        raise NotImplementedError
+    # --- for tuning, and times of words; `spec.system.require` tells whether a system has these abilities
 
-    # --- abilities: `spec.system.require` tells whether there are these
-
+    @abstractmethod
     def with_decoder(self, cfg: DecodeConfig) -> Self:
-        """This recognizer with another decoder of the same kind, for tuning; it searches what this one has encoded."""
-        raise NotImplementedError
+        """This recognizer with another decoder of the same kind; it searches what this one has encoded."""
 
     def times(self, encoded: E, row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes | None:
         """When the frames are that hypotheses name; None if they name none.

@@ -17,7 +17,7 @@ from recognition.alternatives import (
     timed_alternatives,
 )
 from recognition.bundle import load_spec, own_decoder
-from recognition.recognizer import Recognizer
+from recognition.recognizer import Adapter, Recognizer
 from speech.audio import AudioError, check_rate, check_samples, resample, stream_audio
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
@@ -220,7 +220,7 @@ class Transcriber:
 
     def _complete(self, window: list[_Piece], full: bool) -> tuple[list[_Piece], list[_Piece]]:
         """Pieces to recognize now, and those that wait for more of the last speaker, unless they fill the window."""
-        if not self.recognizer.by_speaker or not window:
+        if self.recognizer.adapter is None or not window:
             return window, []
         before = [piece for piece in window if piece.speaker != window[-1].speaker]
         return (before, window[len(before) :]) if before or not full else (window, [])
@@ -241,7 +241,7 @@ class Transcriber:
                 silent -= seconds
                 yield number, _Piece(number, wave, start, speaker), seconds
             silent += recording.seconds
-            yield number, None, 0.0 if self.recognizer.by_speaker else max(0.0, silent)
+            yield number, None, max(0.0, silent) if self.recognizer.adapter is None else 0.0
 
     def _pieces(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[tuple[Tensor, float]]:
         """Yield a recording's pieces at the model's rate, and their starts; records its duration, or its error."""
@@ -278,8 +278,8 @@ class Transcriber:
         on_seconds: Callable[[float], object] | None,
     ) -> None:
         """Recognize pieces in batches of similar length, and append the results to their recordings in order."""
-        if self.recognizer.by_speaker:
-            window = self._adapted(window)
+        if (adapter := self.recognizer.adapter) is not None:
+            window = _adapted(adapter, window)
         parts: dict[int, _Part] = {}
         order = sorted(range(len(window)), key=lambda n: len(window[n].wave))
         for rows in self._batches(order, window):
@@ -289,15 +289,6 @@ class Transcriber:
                 on_seconds(sum(len(piece.wave) for piece in batch) / self.sample_rate)
         for row, piece in enumerate(window):
             recordings[piece.recording].parts.append(parts[row])
-
-    def _adapted(self, window: list[_Piece]) -> list[_Piece]:
-        """The pieces with features that are adapted to their speakers."""
-        adapted = list(window)
-        for rows in by_speaker([piece.speaker for piece in window]).values():
-            feats = self.recognizer.adapted([window[row].wave for row in rows])
-            for row, features in zip(rows, feats, strict=True):
-                adapted[row] = replace(window[row], features=features)
-        return adapted
 
     def _batches(self, order: list[int], pieces: list[_Piece]) -> Iterator[list[int]]:
         rows: list[int] = []
@@ -333,6 +324,16 @@ class Transcriber:
             spoken = recognizer.timed_words(encoded, row, hypothesis, times) if words and times else []
             parts.append(_Part(hypothesis, spoken, timed_alternatives(hypothesis, times) if self.nbest > 1 else []))
         return parts
+
+
+def _adapted(adapter: Adapter, window: list[_Piece]) -> list[_Piece]:
+    """The pieces with features that are adapted to their speakers."""
+    adapted = list(window)
+    for rows in by_speaker([piece.speaker for piece in window]).values():
+        feats = adapter([window[row].wave for row in rows])
+        for row, features in zip(rows, feats, strict=True):
+            adapted[row] = replace(window[row], features=features)
+    return adapted
 
 
 def _counting(recording: _Recording, blocks: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:

@@ -114,7 +114,8 @@ def deploy(
         typer.Option(
             "--from",
             metavar="MODEL",
-            help="Model that training begins with: @champion, NAME@ALIAS, NAME/VERSION, a bundle's folder or URL.",
+            help="Model that training begins with: @champion, NAME@ALIAS, NAME/VERSION, or the folder or URL "
+            "of a bundle or pretrained model.",
         ),
     ] = "",
     pool: Annotated[str, typer.Option(help="Work pool; created if missing.")] = "starling",

@@ -72,7 +72,7 @@ def run(
             "--from",
             metavar="STAGE|MODEL",
             help="Run this stage and all later ones again; or begin training with a model: @champion, NAME@ALIAS, "
-            "NAME/VERSION, a bundle's folder or URL. Repeatable.",
+            "NAME/VERSION, the folder or URL of a bundle or pretrained model. Repeatable.",
         ),
     ] = None,
     until: Annotated[

@@ -21,7 +21,7 @@ from typing_extensions import override
 from configurable.lazy import torch
 from devices.transfers import known_on_host
 from recognition.bundle import BundleSpec, load_bundle
-from recognition.recognizer import Arrays, Elsewhere
+from recognition.recognizer import Adapter, Arrays, Elsewhere
 from recognition.system import Ability, SystemConfig
 from recognition.systems.base import NetworkRecognizer, SpeechTask, SpeechTaskConfig
 from speech.decoding import DecodeChoice, DecodeConfig, Decoder, GraphDecoder, build_decoder
@@ -259,8 +259,13 @@ class FrameRecognizer(NetworkRecognizer[Scores]):
         other.cfg, other.decoder = cfg, self.decoder.with_config(cfg)
         return other
 
+    @property
     @override
+    def adapter(self) -> Adapter | None:
+        return self.adapted if self.spec.features.adapted else None
+
     def adapted(self, waves: Iterable[Tensor]) -> list[Tensor]:
+        """An `Adapter`, of models that read features adapted to speakers."""
         return self._adapter(waves)
 
     @cached_property
@@ -275,17 +280,12 @@ class FrameRecognizer(NetworkRecognizer[Scores]):
         return SpeakerAdapter(self._hmm, spec.adaptation, spec.sample_rate, search, spec.features, self._extractor)
 
     @override
-    def elsewhere(self) -> Elsewhere | None:
+    def elsewhere(self) -> Elsewhere[Scores] | None:
         if not self.decoder.slow:
             return None
         cfg, states = self.cfg.model_dump(mode="json"), self.spec.state_outputs
         about = {"decode": cfg, "tokenizer": self.tokenizer.to_dict(), "states": states}
-        return Elsewhere(search_frames, json.dumps(about))
-
-    @override
-    def arrays(self, encoded: Scores) -> list[Arrays]:
-        rows = zip(encoded.log_probs, encoded.frames.tolist(), strict=True)
-        return [{"log_probs": log_probs[:count].numpy()} for log_probs, count in rows]
+        return Elsewhere(search_frames, json.dumps(about), _arrays)
 
     @override
     def times(self, encoded: Scores, row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes:
@@ -298,12 +298,17 @@ class FrameRecognizer(NetworkRecognizer[Scores]):
         return timed_words(hypothesis, encoded.log_probs[row, : int(encoded.frames[row])], self.tokenizer, times)
 
 
+def _arrays(encoded: Scores) -> list[Arrays]:
+    rows = zip(encoded.log_probs, encoded.frames.tolist(), strict=True)
+    return [{"log_probs": log_probs[:count].numpy()} for log_probs, count in rows]
+
+
 def search_frames(description: str, arrays: Arrays) -> Hypothesis:
     """Search the log posteriors [frames, tokens] of an utterance, in a process that has only a description.
 
     Args:
         description: Of `FrameRecognizer.elsewhere`.
-        arrays: Of `FrameRecognizer.arrays`.
+        arrays: Its log posteriors.
     """
     log_probs = torch.from_numpy(arrays["log_probs"])[None]
     return _decoder(description).decode(log_probs, torch.tensor([log_probs.shape[1]]))[0]

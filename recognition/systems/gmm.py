@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from typing_extensions import override
 
 from configurable.lazy import torch
 from recognition.bundle import HMM_FILES, check_files
-from recognition.recognizer import Recognizer
+from recognition.recognizer import Adapter, Recognizer
 from recognition.system import Ability, SystemConfig
 from speech.decoding import GraphConfig
 from speech.features import build_features
@@ -109,8 +109,13 @@ class GmmRecognizer(Recognizer[list["Tensor"]]):
         """How often a speaker's transform is estimated."""
         return self._options.passes if self._model.unadapted is not None else 0
 
+    @property
     @override
+    def adapter(self) -> Adapter:
+        return self.adapted
+
     def adapted(self, waves: Iterable[Tensor]) -> list[Tensor]:
+        """Features after the speaker's transform, an `Adapter`."""
         from recognition.adaptation import SpeakerFrames
         from speech.hmm.decode import adapt_to_speaker, first_pass
 
@@ -123,7 +128,7 @@ class GmmRecognizer(Recognizer[list["Tensor"]]):
 
     @override
     def encode(self, inputs: Tensor, lengths: Tensor, speakers: Sequence[str] | None = None) -> list[Tensor]:
-        """The features of each utterance, which `adapted` has computed [frames, D]."""
+        """The features of each utterance, which `adapter` has computed [frames, D]."""
         return [features[:size] for features, size in zip(inputs, lengths.tolist(), strict=True)]
 
     @override
@@ -158,6 +163,10 @@ class GmmRecognizer(Recognizer[list["Tensor"]]):
         if self.cfg.ranks_again or self.cfg.nbest > 1:
             raise DecodeError("a recognizer of kind gmm finds one hypothesis: remove decode.rescore_lm and word_score")
         return open_search(self.cfg, self._model.gmm.num_pdfs, phone_families(self._model)[1])
+
+    @override
+    def with_decoder(self, cfg: DecodeConfig) -> Self:
+        return type(self)(self.spec, self._model, cfg)
 
     @override
     def times(self, encoded: list[Tensor], row: int, begin: float = 0.0, end: float = math.inf) -> FrameTimes:

@@ -1,5 +1,6 @@
 """What every system of `SYSTEMS` does, and bundles that name theirs: a new system is tested by being registered."""
 
+import inspect
 import json
 
 import pytest
@@ -9,6 +10,9 @@ from support import load_beside, silent_system, tiny_bundle
 from recognition.bundle import BundleError, BundleSpec, TiedStates, load_bundle, load_spec
 from recognition.recognizer import Recognizer
 from recognition.systems import SYSTEMS, TASK_CONFIGS, system_of
+from recognition.systems.acoustic import FrameRecognizer
+from recognition.systems.attention import AttentionRecognizer
+from recognition.systems.gmm import GmmRecognizer
 from recognition.transcriber import Transcriber
 from speech.decoding import DECODERS, DecodeError
 from speech.objectives import OBJECTIVES
@@ -54,6 +58,41 @@ def test_abilities_that_a_system_lacks_are_refused_with_a_remedy(system, ability
     else:
         with pytest.raises(DecodeError, match=f"of kind {system.kind} has no {ability}: "):
             system.require(ability)
+
+
+@pytest.mark.parametrize("kind", [FrameRecognizer, AttentionRecognizer, GmmRecognizer])
+def test_recognizers_have_all_that_their_interface_promises(kind):
+    """What only some can do, they give or do not give; no method raises for others."""
+    assert not kind.__abstractmethods__
+    source = inspect.getsource(inspect.getmodule(Recognizer))
+    assert "NotImplementedError" not in source
+    assert Recognizer.adapter.fget is not kind.adapter.fget or kind is AttentionRecognizer
+
+
+def test_model_that_reads_each_utterance_as_it_is_has_no_adapter_and_a_fast_search_stays_here(tmp_path):
+    tiny_bundle(tmp_path)
+    recognizer = Recognizer.load(tmp_path)
+    assert recognizer.adapter is None
+    assert recognizer.elsewhere() is None
+    other = recognizer.with_decoder(recognizer.cfg.model_copy())
+    assert other is not recognizer
+    assert other.model is recognizer.model
+
+
+def test_recordings_of_a_speaker_go_through_the_adapter_together(tmp_path, monkeypatch):
+    tiny_bundle(tmp_path)
+    transcriber, heard = Transcriber(tmp_path, vad=EverythingConfig()), []
+    extract = transcriber.recognizer.frontend.extract
+
+    def adapter(waves):
+        heard.append([len(wave) for wave in waves])
+        return [extract(torch.zeros(1, count), torch.tensor([count]))[0][0] for count in heard[-1]]
+
+    monkeypatch.setattr(FrameRecognizer, "adapter", property(lambda self: adapter))
+    recordings = [torch.zeros(count) for count in (4000, 6000, 5000)]
+    transcripts = transcriber.transcribe(recordings, speakers=["ann", "bo", "ann"])
+    assert heard == [[4000, 5000], [6000]]
+    assert [transcript.error for transcript in transcripts] == [""] * 3
 
 
 def without(folder, *fields, **changes):

@@ -25,6 +25,7 @@ ROOT_PAGES = {
 REGISTRIES = {
     "Models": "speech.models.registry:MODELS",
     "Decoder networks": "speech.models.registry:DECODER_NETWORKS",
+    "Predictors of transducers": "speech.models.registry:PREDICTORS",
     "Objectives": "speech.objectives:OBJECTIVES",
     "Features": "speech.features.registry:FEATURES",
     "Decoders": "speech.decoding:DECODERS",

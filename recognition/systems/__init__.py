@@ -11,6 +11,7 @@ from recognition.systems.ctc import CtcSystem
 from recognition.systems.gmm import GmmSystem
 from recognition.systems.hybrid import HybridSystem
 from recognition.systems.language_model import LanguageModelTaskConfig
+from recognition.systems.transducer import TransducerSystem
 from speech.objectives import ObjectiveConfig
 
 SYSTEMS: dict[str, type[SystemConfig]] = {
@@ -18,6 +19,7 @@ SYSTEMS: dict[str, type[SystemConfig]] = {
     "hybrid": HybridSystem,
     "gmm": GmmSystem,
     "attention": AttentionSystem,
+    "transducer": TransducerSystem,
 }
 SystemOption = Annotated[SystemConfig | None, OneOf(SYSTEMS, "ctc", optional=True)]
 """A field that takes the configuration of any system, or None."""

@@ -17,6 +17,7 @@ from speech.decoding.beam import BeamConfig, BeamDecoder
 from speech.decoding.graph import GraphConfig, GraphDecoder
 from speech.decoding.greedy import GreedyConfig, GreedyDecoder
 from speech.decoding.token_lm import TokensConfig, TokensDecoder
+from speech.decoding.transducer import TransducerDecodeConfig, TransducerSearch
 from speech.decoding.words import WordsConfig, WordsDecoder
 from speech.hmm.priors import StateOutputs
 from speech.hypotheses import Alternative, DecodeError, Hypothesis
@@ -40,6 +41,8 @@ __all__ = [
     "Hypothesis",
     "TokensConfig",
     "TokensDecoder",
+    "TransducerDecodeConfig",
+    "TransducerSearch",
     "WordsConfig",
     "WordsDecoder",
     "build_decoder",
@@ -52,6 +55,7 @@ DECODERS: dict[str, type[DecodeConfig]] = {
     "words": WordsConfig,
     "graph": GraphConfig,
     "attention": AttentionDecodeConfig,
+    "transducer": TransducerDecodeConfig,
 }
 DecodeChoice = Annotated[DecodeConfig, OneOf(DECODERS, "greedy")]
 """A field that takes the configuration of any decoder."""

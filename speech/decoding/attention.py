@@ -14,28 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
 from configurable.lazy import torch
 from speech.attention_alignment import attended_frames
-from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.ctc_prefix import CtcPrefixes, CtcPrefixScorer
-from speech.decoding.nbest import merged_texts
-from speech.hypotheses import DecodeError, Hypothesis
-from speech.lm.base import LanguageModel
-from speech.lm.kenlm import KenlmModel
-from speech.lm.network import MODEL, read_network
-from speech.lm.vocabulary import END_ID
+from speech.decoding.token_search import END, Ended, States, TokenSearch, TokenSearchConfig
+from speech.hypotheses import Hypothesis
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from speech.hmm.priors import StateOutputs
     from speech.models.networks.decoder import DecoderCache, DecoderNetwork
     from speech.tokens import Tokenizer
 
@@ -43,7 +35,7 @@ _LONGEST_LOOP = 64
 """Tokens of a phrase whose repetitions are found; longer ones are left to the bound on a text's length."""
 
 
-class AttentionDecodeConfig(DecodeConfig):
+class AttentionDecodeConfig(TokenSearchConfig):
     """The best text by a decoder network; with `beam: 1`, its most probable token at each place."""
 
     kind: Literal["attention"] = "attention"
@@ -53,13 +45,6 @@ class AttentionDecodeConfig(DecodeConfig):
     """Number of tokens tried after each hypothesis, those that the decoder network prefers; 0 for all."""
     ctc_weight: float = Field(default=0.3, ge=0, lt=1)
     """Share of CTC prefix scores in a hypothesis' score, if the encoder has CTC; the decoder network has the rest."""
-    lm: str = ""
-    """Language model of tokens, written as the tokenizer writes them: an ARPA file (also .gz), a KenLM binary, or a
-    network (`lm.safetensors`). Empty: that of the pipeline's stage `lm`, if there is one."""
-    lm_weight: float = Field(default=0.5, ge=0)
-    """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
-    length_bonus: float = 0.0
-    """Added for each token; more than 0 makes longer texts."""
     length_power: float = Field(default=0.0, ge=0, le=2)
     """Finished hypotheses are compared by score / (tokens + 1) ** length_power: 0 compares probabilities, 1 compares
     means over tokens."""
@@ -75,37 +60,15 @@ class AttentionDecodeConfig(DecodeConfig):
     speak against it. Only of decoder networks with a token for it, as Whisper's; 1 for no such rule."""
     no_speech_log_prob: float = Field(default=-1.0, le=0)
     """A text whose tokens and end have at least this mean log probability is given all the same."""
-    nbest: int = Field(default=1, ge=1)
-    """Number of hypotheses that are given of each utterance."""
     times: Literal["auto", "ctc", "attention", "none"] = "auto"
     """Where words' times come from: the best path of CTC, the frames that are attended to, or (`auto`) CTC if the
     encoder has it."""
 
-    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
-    file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
-    lm_unit: ClassVar[str] = "token"
-    reads_networks: ClassVar[bool] = True
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "ctc_weight": (0.0, 0.3, 0.5),
         "lm_weight": (0.25, 0.5, 1.0),
         "length_bonus": (0.0, 0.5),
     }
-
-    @override
-    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
-        raise DecodeError("decode.kind attention searches with a decoder network: use greedy or beam for posteriors")
-
-
-@dataclass
-class _Ended:
-    """A hypothesis that has ended."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    """Of the tokens and the end, by the decoder network."""
-    score: float
-    rank: float
-    """What hypotheses are compared by."""
 
 
 @dataclass
@@ -144,7 +107,7 @@ class _Search:
     prefixes: CtcPrefixes | None
     lm_scores: Tensor
     """log10 p of the tokens by the language model [batch, W]."""
-    lm_states: list[list[Any]]
+    lm_states: States
     """State of the language model of each hypothesis."""
 
     def utterances(self, keep: Sequence[int]) -> _Search:
@@ -181,7 +144,7 @@ class _Candidates:
     """Scores of the hypotheses as whole texts [batch, W]."""
 
 
-class AttentionSearch:
+class AttentionSearch(TokenSearch):
     """Finds texts for an encoder's frames with a decoder network.
 
     Args:
@@ -190,87 +153,30 @@ class AttentionSearch:
         tokenizer: The model's tokens.
     """
 
+    cfg: AttentionDecodeConfig
+
     def __init__(self, cfg: AttentionDecodeConfig, network: DecoderNetwork, tokenizer: Tokenizer) -> None:
-        self.cfg, self._network, self._tokenizer = cfg, network, tokenizer
-        self._lm: LanguageModel | None = None
+        super().__init__(cfg, network.encoder_width, tokenizer)
+        self._network = network
 
-    def with_config(self, cfg: AttentionDecodeConfig) -> AttentionSearch:
-        """This search with other parameters; it shares the language model if that is the same."""
-        made = AttentionSearch(cfg, self._network, self._tokenizer)
-        if cfg.files() == self.cfg.files() and self._lm is not None:
-            made._lm, made._lm_numbers = self._lm, self._lm_numbers
-        return made
-
-    def prepare(self) -> None:
-        """Read the language model now, not at the first utterance.
-
-        Raises:
-            LmError: It cannot be read.
-        """
-        cfg, symbols = self.cfg, self._tokenizer.symbols
-        if cfg.lm and self._lm is None:
-            network = Path(cfg.lm).suffix == Path(MODEL).suffix
-            model: LanguageModel = read_network(Path(cfg.lm)) if network else KenlmModel(cfg.lm, symbols)
-            self._lm_numbers = model.words.indices(symbols)
-            self._lm = model
-
-    def __call__(self, encoded_BTD: Tensor, frames: Tensor, ctc_BTV: Tensor | None = None) -> list[Hypothesis]:
-        """The best hypothesis of each utterance.
-
-        Args:
-            encoded_BTD: The encoder's frames.
-            frames: Frames of each utterance [batch].
-            ctc_BTV: Natural log posteriors of the frames by CTC, the blank first; None if the encoder has none.
-
-        Raises:
-            DecodeError: The shapes or lengths are invalid, a value is NaN, or what `times` asks for is missing.
-        """
-        self.prepare()
-        counts = self._check(encoded_BTD, frames, ctc_BTV)
-        heard = [row for row, count in enumerate(counts) if count]
-        hypotheses = [Hypothesis() for _ in counts]
-        if not heard:
-            return hypotheses
-        at = torch.tensor(heard, device=encoded_BTD.device)
-        encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
-        ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
-        with torch.inference_mode():
-            opening = self._opened(encoded, own)
-            for place, ended in enumerate(self._searched(opening, own, ctc)):
-                row, count = heard[place], counts[heard[place]]
-                posteriors = None if ctc is None else ctc[place, :count]
-                prompt, attended = opening.prompts[place], encoded[place : place + 1, :count]
-                no_speech = float(opening.no_speech[place])
-                if self._is_silence(no_speech, ended, prompt, attended):
-                    found = Hypothesis(score=log(no_speech), confidence=min(no_speech, 1.0))
-                else:
-                    found = self._timed(self._hypothesis(ended), prompt, attended, posteriors)
-                hypotheses[row] = replace(found, language=self._language(prompt))
-        return hypotheses
-
-    def _check(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[int]:
-        """Frames of each utterance."""
-        width, vocab = self._network.encoder_width, self._tokenizer.size
-        if encoded.dim() != 3 or encoded.shape[2] != width:
-            raise DecodeError(
-                f"encoded frames must be [batch, frames, {width}], not {list(encoded.shape)}: the encoder and the "
-                "decoder network must belong together"
-            )
-        batch, most = encoded.shape[:2]
-        counts = [int(count) for count in frames.tolist()]
-        if len(counts) != batch or any(not 0 <= count <= most for count in counts):
-            raise DecodeError(f"frames must be {batch} numbers in 0 to {most}, not {counts}")
-        if ctc is not None and (ctc.dim() != 3 or ctc.shape != (batch, most, vocab)):
-            raise DecodeError(f"CTC posteriors must be [{batch}, {most}, {vocab} tokens], not {list(ctc.shape)}")
-        if self.cfg.times == "ctc" and ctc is None:
-            raise DecodeError("decode.times is ctc, but the model has no CTC: use auto or attention")
-        inside = torch.arange(most, device=encoded.device) < frames.to(encoded.device).unsqueeze(1)
-        for values in (encoded, ctc):
-            if values is not None and bool((values.isnan().any(dim=2) & inside.to(values.device)).any()):
-                raise DecodeError("the encoder's output contains NaN: it has diverged, or its input was damaged")
-        return counts
+    @override
+    def _again(self, cfg: Any) -> Self:
+        return type(self)(cfg, self._network, self._tokenizer)
 
     # --- the search
+
+    @override
+    def _searched(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[list[Ended]]:
+        opening = self._opened(encoded, frames)
+        ended: list[list[Ended]] = [[] for _ in frames]
+        search = self._start(opening, frames, ctc if self.cfg.ctc_weight else None)
+        while search.rows:
+            search = self._step(search, ended)
+        for some, prompt, no_speech in zip(ended, opening.prompts.tolist(), opening.no_speech.tolist(), strict=True):
+            some.sort(key=lambda hypothesis: -hypothesis.rank)
+            for hypothesis in some:
+                hypothesis.prompt, hypothesis.no_speech = prompt, no_speech
+        return ended
 
     def _opened(self, encoded: Tensor, frames: Tensor) -> _Opening:
         """What precedes the texts, with the most probable languages if the tokens leave a choice."""
@@ -285,35 +191,6 @@ class AttentionSearch:
                 choice = torch.tensor(list(tokenizer.languages.values()), device=encoded.device)
                 prompts[:, place + 1] = choice[log_probs[:, 0, choice].argmax(dim=1)]
         return _Opening(prompts, self._checked(log_probs), cache, no_speech)
-
-    def _language(self, prompt: Tensor) -> str:
-        """Code of the language that was chosen for an utterance; empty if there was no choice."""
-        codes = {number: code for code, number in self._tokenizer.languages.items()}
-        return codes[int(prompt[self._tokenizer.opening + 1])] if codes else ""
-
-    def _is_silence(self, no_speech: float, ended: list[_Ended], prompt: Tensor, encoded_1TD: Tensor) -> bool:
-        """Whether an utterance has no words, by the probability that there is no speech, and by that of its best text.
-
-        As in the published code, the latter is that of the tokens that are not suppressed.
-        """
-        tokenizer, tokens = self._tokenizer, ended[0].tokens if ended else []
-        if not tokens or not no_speech > self.cfg.no_speech:
-            return False
-        count = torch.tensor([encoded_1TD.shape[1]], device=prompt.device)
-        read = torch.cat((prompt, torch.tensor(tokens, device=prompt.device)))
-        log_probs = self._network(read.unsqueeze(0), encoded_1TD, count)[0, len(prompt) - 1 :].double()
-        log_probs[:, list(tokenizer.suppressed)] = -torch.inf
-        log_probs[0, list(tokenizer.suppressed_first)] = -torch.inf
-        written = torch.tensor([*tokens, tokenizer.end], device=prompt.device).unsqueeze(1)
-        return float(log_probs.log_softmax(dim=1).gather(1, written).mean()) < self.cfg.no_speech_log_prob
-
-    def _searched(self, opening: _Opening, frames: Tensor, ctc: Tensor | None) -> list[list[_Ended]]:
-        """Ended hypotheses of each utterance, the best first."""
-        ended: list[list[_Ended]] = [[] for _ in frames]
-        search = self._start(opening, frames, ctc if self.cfg.ctc_weight else None)
-        while search.rows:
-            search = self._step(search, ended)
-        return [sorted(some, key=lambda hypothesis: -hypothesis.rank) for some in ended]
 
     def _start(self, opening: _Opening, frames: Tensor, ctc: Tensor | None) -> _Search:
         """One empty hypothesis for each utterance."""
@@ -334,15 +211,10 @@ class AttentionSearch:
             ctc=scorer,
             prefixes=scorer.start() if scorer else None,
             lm_scores=torch.zeros(batch, 1, dtype=torch.float64, device=device),
-            lm_states=[list(self._lm.starts(1)) for _ in range(batch)] if self._lm else [],
+            lm_states=self._lm.starts(batch) if self._lm else [],
         )
 
-    def _checked(self, log_probs: Tensor) -> Tensor:
-        if bool(log_probs.isnan().any()):
-            raise DecodeError("the decoder network's output contains NaN: the model has diverged")
-        return log_probs.double()
-
-    def _step(self, search: _Search, ended: list[list[_Ended]]) -> _Search:
+    def _step(self, search: _Search, ended: list[list[Ended]]) -> _Search:
         """Extend all hypotheses by one token; those that end are added to `ended`."""
         candidates = self._candidates(search)
         _, beam, count = candidates.scores.shape
@@ -395,11 +267,9 @@ class AttentionSearch:
         if lm is None:
             return torch.zeros_like(tokens, dtype=torch.float64), torch.zeros_like(search.lm_scores)
         batch, beam, _ = tokens.shape
-        numbers = self._lm_numbers[tokens.flatten(0, 1).cpu().numpy()]
-        ends = np.full((len(numbers), 1), END_ID)
-        states: Any = [state for states in search.lm_states for state in states]
-        scores = torch.from_numpy(lm.score_next(states, np.concatenate([numbers, ends], axis=1)))
-        scores = scores.to(tokens.device).unflatten(0, (batch, beam))  # type: ignore[no-untyped-call]
+        states = [state for states in search.lm_states for state in states]
+        asked = torch.nn.functional.pad(tokens.flatten(0, 1), (0, 1), value=END)
+        scores = lm.scores(states, asked).unflatten(0, (batch, beam))  # type: ignore[no-untyped-call]
         return scores[:, :, :-1], scores[:, :, -1]
 
     def _loops(self, repeats: Tensor) -> Tensor:
@@ -408,7 +278,7 @@ class AttentionSearch:
         most = self.cfg.max_repeats
         return (repeats >= most * phrases).any(dim=2) if most else torch.zeros_like(repeats[:, :, 0]).bool()
 
-    def _end(self, search: _Search, ended: list[list[_Ended]], parents: Tensor, ends: Tensor, scores: Tensor) -> None:
+    def _end(self, search: _Search, ended: list[list[Ended]], parents: Tensor, ends: Tensor, scores: Tensor) -> None:
         """Add the hypotheses that end [batch, chosen] to `ended`."""
         for at, place in ends.nonzero().tolist():
             parent = int(parents[at, place])
@@ -417,7 +287,7 @@ class AttentionSearch:
             kept = self._without_loop(tokens)
             score = float(scores[at, place])
             rank = score / (len(tokens) + 1) ** self.cfg.length_power
-            ended[search.rows[at]].append(_Ended(tokens[:kept], [*log_probs[:kept], end], score, rank))
+            ended[search.rows[at]].append(Ended(tokens[:kept], log_probs[:kept], end, score, rank))
 
     def _without_loop(self, tokens: list[int]) -> int:
         """How many tokens are left without the repetitions of a phrase that ends a hypothesis too often."""
@@ -430,7 +300,7 @@ class AttentionSearch:
                 return len(tokens) - repeated
         return len(tokens)
 
-    def _goes_on(self, search: _Search, at: int, best: float, ended: list[_Ended]) -> bool:
+    def _goes_on(self, search: _Search, at: int, best: float, ended: list[Ended]) -> bool:
         """Whether the best partial hypothesis of an utterance may still become one of the best of all."""
         if best == -inf:
             return False
@@ -471,52 +341,49 @@ class AttentionSearch:
             lm_states=self._lm_after(search.lm_states, parents.tolist(), tokens),
         )
 
-    def _lm_after(self, states: list[list[Any]], parents: list[list[int]], tokens: Tensor) -> list[list[Any]]:
+    def _lm_after(self, states: States, parents: list[list[int]], tokens: Tensor) -> States:
         """States of the language model after one more token of each hypothesis [batch, W]."""
         if self._lm is None:
             return []
-        before: Any = [states[row][parent] for row, some in enumerate(parents) for parent in some]
-        after = iter(self._lm.score_batch(before, self._lm_numbers[tokens.flatten().cpu().numpy()])[0])
+        before = [states[row][parent] for row, some in enumerate(parents) for parent in some]
+        after = iter(self._lm.after(before, tokens.flatten().tolist()))
         return [[next(after) for _ in some] for some in parents]
 
     # --- results
 
-    def _hypothesis(self, ended: list[_Ended]) -> Hypothesis:
-        """The best of an utterance's hypotheses, with the others if they are asked for."""
-        if not ended:
-            return Hypothesis()
+    @override
+    def _hypothesis(self, ended: Sequence[Ended], encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
         best = ended[0]
-        spoken = np.clip(np.exp(best.log_probs[:-1] or best.log_probs), 0.0, 1.0)
-        words = self._tokenizer.word_groups(best.tokens)
-        texts = [self._tokenizer.decode(hypothesis.tokens) for hypothesis in ended]
-        return Hypothesis(
-            tokens=best.tokens,
-            text=texts[0],
-            score=best.score,
-            confidence=float(spoken.mean()),
-            word_confidences=[float(spoken[group].mean()) for group in words],
-            nbest=merged_texts(texts, [hypothesis.rank for hypothesis in ended], self.cfg.nbest),
-        )
-
-    def _timed(self, hypothesis: Hypothesis, prompt: Tensor, encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
-        """A hypothesis with the frames of its tokens and words."""
-        if self.cfg.times == "none" or not hypothesis.tokens:
-            return hypothesis
-        if ctc_TV is not None and self.cfg.times != "attention":
-            from speech.ctc_alignment import token_spans
-
-            spans = token_spans(ctc_TV.cpu(), hypothesis.tokens)
+        if self._is_silence(best, encoded_1TD):
+            made = Hypothesis(score=log(best.no_speech), confidence=min(best.no_speech, 1.0))
         else:
-            tokens = torch.tensor([[*prompt.tolist(), *hypothesis.tokens]], device=encoded_1TD.device)
-            lengths = torch.tensor([encoded_1TD.shape[1]], device=encoded_1TD.device)
-            weights = self._network.attention(tokens, encoded_1TD, lengths)
-            spans = attended_frames(weights[0, :, len(prompt) - 1 :])
-        if not spans:  # too few frames for the tokens: each gets its share
-            frames, count = encoded_1TD.shape[1], len(hypothesis.tokens)
-            spans = [(place * frames // count, (place + 1) * frames // count) for place in range(count)]
-        words = self._tokenizer.word_groups(hypothesis.tokens)
-        return replace(
-            hypothesis,
-            frames=[first for first, _ in spans],
-            word_frames=[(spans[group[0]][0], spans[group[-1]][1]) for group in words],
-        )
+            made = super()._hypothesis(ended, encoded_1TD, ctc_TV)
+        return replace(made, language=self._language(best.prompt))
+
+    def _language(self, prompt: Sequence[int]) -> str:
+        """Code of the language that was chosen for an utterance; empty if there was no choice."""
+        codes = {number: code for code, number in self._tokenizer.languages.items()}
+        return codes[prompt[self._tokenizer.opening + 1]] if codes else ""
+
+    def _is_silence(self, best: Ended, encoded_1TD: Tensor) -> bool:
+        """Whether an utterance has no words, by the probability that there is no speech, and by that of its best text.
+
+        As in the published code, the latter is that of the tokens that are not suppressed.
+        """
+        tokenizer, device = self._tokenizer, encoded_1TD.device
+        if not best.tokens or not best.no_speech > self.cfg.no_speech:
+            return False
+        count = torch.tensor([encoded_1TD.shape[1]], device=device)
+        read = torch.tensor([[*best.prompt, *best.tokens]], device=device)
+        log_probs = self._network(read, encoded_1TD, count)[0, len(best.prompt) - 1 :].double()
+        log_probs[:, list(tokenizer.suppressed)] = -torch.inf
+        log_probs[0, list(tokenizer.suppressed_first)] = -torch.inf
+        written = torch.tensor([*best.tokens, tokenizer.end], device=device).unsqueeze(1)
+        return float(log_probs.log_softmax(dim=1).gather(1, written).mean()) < self.cfg.no_speech_log_prob
+
+    @override
+    def _own_spans(self, ended: Ended, encoded_1TD: Tensor) -> list[tuple[int, int]]:
+        tokens = torch.tensor([[*ended.prompt, *ended.tokens]], device=encoded_1TD.device)
+        lengths = torch.tensor([encoded_1TD.shape[1]], device=encoded_1TD.device)
+        weights = self._network.attention(tokens, encoded_1TD, lengths)
+        return attended_frames(weights[0, :, len(ended.prompt) - 1 :])

@@ -19,13 +19,11 @@ from speech.lm.ngram import LOWEST
 from speech.lm.vocabulary import START_ID, Vocabulary
 from speech.models.networks.base import TrainableNetwork
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.lstm import run_lstm
+from speech.models.networks.lstm import Memory, run_lstm, step_lstm
 
 _LOG10 = float(np.log(10.0))
 _CHUNK = 256
 """States that are scored at once: their probabilities are rows as long as the vocabulary."""
-Memory = tuple[Tensor, ...]
-"""What a network remembers of a history, tensors [batch, ...]."""
 
 
 class WordNetwork(TrainableNetwork):
@@ -97,10 +95,8 @@ class LstmNetwork(WordNetwork):
 
     @override
     def step(self, words: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        # torch wants the layers first
-        hidden, cells = (state.transpose(0, 1).contiguous() for state in memory)
-        output, (hidden, cells) = self.lstm(self.embedding(words).unsqueeze(1), (hidden, cells))
-        return self._log_probs(output.squeeze(1)), (hidden.transpose(0, 1), cells.transpose(0, 1))
+        output, after = step_lstm(self.lstm, self.embedding(words), memory)
+        return self._log_probs(output), after
 
     @override
     def nothing(self) -> Memory:

@@ -1,4 +1,4 @@
-"""Which acoustic models and decoder networks there are: a new one is a file here, its network, and a line here."""
+"""Which models, decoder networks and predictors there are: a new one is a file here, its network, and a line here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
+from speech.models.predictors import LstmPredictorConfig, PredictorConfig, StatelessPredictorConfig
 from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
 from speech.models.wav2vec2 import Wav2Vec2Config
@@ -36,6 +37,13 @@ DECODER_NETWORKS: dict[str, type[DecoderNetworkConfig]] = {
 }
 DecoderNetworkChoice = Annotated[DecoderNetworkConfig, OneOf(DECODER_NETWORKS, "transformer")]
 """A field that takes the configuration of any decoder network."""
+
+PREDICTORS: dict[str, type[PredictorConfig]] = {
+    "stateless": StatelessPredictorConfig,
+    "lstm": LstmPredictorConfig,
+}
+PredictorChoice = Annotated[PredictorConfig, OneOf(PREDICTORS, "stateless")]
+"""A field that takes the configuration of any predictor."""
 
 
 def build_model(cfg: ModelConfig, num_features: int, vocab_size: int) -> AcousticModel:

@@ -13,6 +13,7 @@ from speech.objectives.attention import AttentionConfig, JointAttention
 from speech.objectives.base import Objective, ObjectiveConfig, Targets
 from speech.objectives.ctc import Ctc, CtcConfig
 from speech.objectives.frame_cross_entropy import FrameCrossEntropy, FrameCrossEntropyConfig
+from speech.objectives.transducer import JointTransducer, TransducerConfig
 
 __all__ = [
     "OBJECTIVES",
@@ -22,10 +23,12 @@ __all__ = [
     "FrameCrossEntropy",
     "FrameCrossEntropyConfig",
     "JointAttention",
+    "JointTransducer",
     "Objective",
     "ObjectiveChoice",
     "ObjectiveConfig",
     "Targets",
+    "TransducerConfig",
     "build_objective",
 ]
 
@@ -33,6 +36,7 @@ OBJECTIVES: dict[str, type[ObjectiveConfig]] = {
     "ctc": CtcConfig,
     "frame_cross_entropy": FrameCrossEntropyConfig,
     "attention": AttentionConfig,
+    "transducer": TransducerConfig,
 }
 ObjectiveChoice = Annotated[ObjectiveConfig, OneOf(OBJECTIVES, "ctc")]
 """A field that takes the configuration of any objective."""

@@ -14,19 +14,17 @@ from typing_extensions import override
 
 from configurable.lazy import torch
 from devices.transfers import beside
-from speech.objectives.base import Objective, ObjectiveConfig, Targets, smoothed_log_probs
-from speech.objectives.ctc import Ctc, CtcConfig, needed_frames
+from speech.objectives.base import CtcShareConfig, Objective, Targets, smoothed_log_probs
+from speech.objectives.ctc import with_ctc
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AttentionConfig(ObjectiveConfig):
+class AttentionConfig(CtcShareConfig):
     """Cross-entropy of the tokens that a decoder network predicts, and CTC of its encoder."""
 
     kind: Literal["attention"] = "attention"
-    ctc_weight: float = Field(default=0.3, ge=0, le=1)
-    """Share of CTC in the loss (Watanabe et al. 2017); the decoder network has the rest."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Share of each token's probability that is spread over all tokens (Szegedy et al. 2016)."""
 
@@ -50,7 +48,7 @@ class JointAttention(Objective):
 
     def __init__(self, cfg: AttentionConfig, end: int = 0) -> None:
         super().__init__(cfg)
-        self._end, self._ctc = end, Ctc(CtcConfig())
+        self._end = end
 
     @override
     def losses(self, outputs: Tensor, frames: Tensor, targets: Targets) -> tuple[Tensor, int]:
@@ -59,11 +57,7 @@ class JointAttention(Objective):
         chosen = smoothed_log_probs(decoded, wanted, self.cfg.label_smoothing)
         losses = -chosen.masked_fill(~counted, 0.0).sum(dim=1)
         weight = self.cfg.ctc_weight
-        if not weight:
-            return losses, 0
-        ctc, unalignable = self._ctc.losses(encoded, frames, targets)
-        fits = needed_frames(targets.tokens, targets.token_lengths) <= frames.cpu()
-        return (weight * ctc + (1 - weight) * losses).masked_fill(~beside(fits, losses), 0.0), unalignable
+        return with_ctc(losses, encoded, frames, targets, weight) if weight else (losses, 0)
 
     def _wanted(self, decoded: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """The token at each place, the end behind the last one, and which places count; both [batch, places]."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from pydantic import Field
+
 from configurable.choices import Choice
 
 if TYPE_CHECKING:
@@ -26,6 +28,13 @@ class ObjectiveConfig(Choice, ABC):
     def alignments_folder(self) -> str:
         """Folder or URL of the alignments that targets are read from, if the configuration names one."""
         return ""
+
+
+class CtcShareConfig(ObjectiveConfig, ABC):
+    """What training minimizes, of systems whose encoder may have CTC beside another network."""
+
+    ctc_weight: float = Field(default=0.3, ge=0, le=1)
+    """Share of CTC in the loss (Watanabe et al. 2017), if the encoder has it; the other network has the rest."""
 
 
 class Targets(Protocol):

@@ -45,6 +45,24 @@ class Ctc(Objective):
         return int(targets.token_lengths.sum())
 
 
+def with_ctc(losses: Tensor, log_probs: Tensor, frames: Tensor, targets: Targets, weight: float) -> tuple[Tensor, int]:
+    """`weight` times the losses of CTC, and the rest times others.
+
+    Args:
+        losses: The others [batch].
+        log_probs: Outputs of CTC [batch, frames, vocab].
+        frames: Frames of each utterance [batch].
+        targets: The transcripts, on the host.
+        weight: Share of CTC.
+
+    Returns:
+        Losses [batch], 0 for an utterance that is too short for CTC, and how many of these there are.
+    """
+    ctc, unalignable = Ctc(CtcConfig()).losses(log_probs, frames, targets)
+    fits = needed_frames(targets.tokens, targets.token_lengths) <= frames.cpu()
+    return (weight * ctc + (1 - weight) * losses).masked_fill(~beside(fits, losses), 0.0), unalignable
+
+
 def needed_frames(tokens: Tensor, lengths: Tensor) -> Tensor:
     """Output frames that CTC needs at least: one a token, and a blank between two equal ones.
 

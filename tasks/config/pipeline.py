@@ -169,8 +169,8 @@ class PipelineConfig(BaseModel):
     align: AlignConfig | None = None
     """The GMM-HMM that the stage `align` trains and aligns with; without this section there is no such stage."""
     recognizer: SystemOption = None
-    """What is trained and recognizes; by default (`network`) the one that `train.objective` is for: `ctc`, `hybrid`
-    or `attention`.
+    """What is trained and recognizes; by default (`network`) the one that `train.objective` is for: `ctc`, `hybrid`,
+    `attention` or `transducer`.
     `gmm` is the GMM-HMM of the stage `align`; then there is no stage `train`."""
     tokens: TokenConfig = TokenConfig()
     """What the acoustic model says."""

@@ -22,6 +22,7 @@ _NOT_CONTENT = (
     ),
     *("max_unreadable", "machines_per_node", "compile", "cuda_graphs", "flat_bf16", "learner_metrics"),
     *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons", "strategy.newcomer"),
+    "objective.joint_mb",
     *("objective.alignments", "init"),  # their digests count
 )
 """Fields that affect how training runs, but not its result."""

@@ -37,6 +37,7 @@ WITHOUT_EFFECT = {
     *("data.fold", "data.sources.0.licence", "align.device"),
     *(f"{section}.{name}" for section in ("train", "lm_train") for name in _RUNS_ONLY),
     "train.objective.alignments",  # their digest counts
+    "train.objective.joint_mb",
     "model.revision",
     *("register_as.promote", "register_as.accept_untrained"),
 }

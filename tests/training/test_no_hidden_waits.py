@@ -11,9 +11,10 @@ from tones import RATE, bare, with_task
 from devices.transfers import known_on_host, on_host, without_host_values
 from recognition.systems import system_of
 from recognition.systems.attention import AttentionSystem
+from recognition.systems.transducer import TransducerSystem
 from speech.features import FEATURES, CmvnStats
 from speech.frontend import FrontEnd
-from speech.models import MODELS, TransformerDecoderConfig
+from speech.models import MODELS, StatelessPredictorConfig, TransformerDecoderConfig
 from speech.objectives import OBJECTIVES
 
 CPU = torch.device("cpu")
@@ -41,8 +42,13 @@ def make_job(corpus, tmp_path_factory):
     def make(kind, objective, **fields):
         fields["objective"] = objective
         system = system_of(OBJECTIVES[objective]())
-        if isinstance(system, AttentionSystem):  # dropout draws other numbers on a GPU
-            system = AttentionSystem(decoder_network=TransformerDecoderConfig(dim=16, layers=1, heads=2, dropout=0.0))
+        without = {  # dropout draws other numbers on a GPU
+            "attention": AttentionSystem(
+                decoder_network=TransformerDecoderConfig(dim=16, layers=1, heads=2, dropout=0.0)
+            ),
+            "transducer": TransducerSystem(predictor=StatelessPredictorConfig(dim=16, dropout=0.0), joint_dim=16),
+        }
+        system = without.get(system.kind, system)
         if system.targets == "tokens":
             spec = corpus.spec(kind, model=bare(kind), system=system)
             return corpus.job(tmp_path_factory.mktemp("job"), spec=spec, augment=EVERYTHING, **fields)

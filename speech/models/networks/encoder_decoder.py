@@ -1,8 +1,10 @@
-"""An acoustic model and a decoder network that attends to its frames, trained together."""
+"""An acoustic model and a network of tokens that reads its frames, trained together, and CTC beside them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 from typing_extensions import override
@@ -15,53 +17,49 @@ SPARE_OUTPUTS = 2
 """Outputs of an acoustic model whose output layer is not used."""
 
 
-class EncoderDecoder(TrainableNetwork):
-    """An encoder, CTC's output layer if there is one, and a decoder network.
+class EncoderWithCtc(TrainableNetwork, ABC):
+    """An encoder whose frames other parts read together with tokens, and CTC's output layer if there is one.
 
     Args:
-        encoder: An acoustic model. Its output layer becomes CTC's, or goes: the decoder network attends to what that
-            layer reads.
-        decoder: The decoder network's configuration.
-        vocab_size: Tokens, the one that ends a text included.
-        num_start: How many tokens precede every text.
+        encoder: An acoustic model. Its output layer becomes CTC's, or goes: the other parts read what that layer reads.
         ctc: Whether the encoder has CTC.
+
+    Attributes:
+        parts: Names of the other parts.
+        token_rows: Those of the other parts' parameters that have a row for each token.
+        width: Width of the encoder's frames.
     """
 
-    def __init__(
-        self, encoder: AcousticModel, decoder: DecoderNetworkConfig, vocab_size: int, num_start: int, ctc: bool
-    ) -> None:
+    parts: ClassVar[tuple[str, ...]]
+    token_rows: ClassVar[tuple[str, ...]]
+
+    def __init__(self, encoder: AcousticModel, ctc: bool) -> None:
         super().__init__()
         output = encoder.output
         assert isinstance(output, nn.Linear), "acoustic models end with a linear layer"
-        self.encoder, self.ctc = encoder, output if ctc else None
+        self.encoder, self.ctc, self.width = encoder, output if ctc else None, output.in_features
         encoder.output = nn.Identity()
-        self.decoder = decoder.build(output.in_features, vocab_size)
-        self._num_start = num_start
 
     def encode(self, feats_BTF: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The frames that are attended to [B, T', D], and their numbers [B]; arguments as for `AcousticModel`."""
+        """The frames that the other parts read [B, T', D], and their numbers [B]; arguments as for `AcousticModel`."""
         return self.encoder.outputs(feats_BTF, lengths)
 
     def posteriors(self, encoded_BTD: Tensor) -> Tensor | None:
         """Natural log posteriors of tokens by CTC [B, T', vocab_size] in float32; None without CTC."""
         return None if self.ctc is None else self.ctc(encoded_BTD).float().log_softmax(dim=-1)
 
+    @abstractmethod
     def outputs(self, encoded_BTD: Tensor, frames: Tensor, tokens_BL: Tensor) -> Tensor:
         """What `forward` gives, for what `encode` gave."""
-        decoded = self.decoder(tokens_BL, encoded_BTD, frames)
-        return joint_outputs(self.posteriors(encoded_BTD), decoded[:, self._num_start - 1 :])
 
     @override
     def forward(self, feats_BTF: Tensor, lengths: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Log probabilities of frames by CTC and of the tokens' places, see `joint_outputs`.
+        """What the objective reads, and the output frames of each utterance [batch].
 
         Args:
             feats_BTF: Features, zero beyond each length.
             lengths: Feature frames of each utterance [batch].
             tokens_BL: What precedes the transcripts, and their tokens; what pads them may be any tokens.
-
-        Returns:
-            [batch, output frames + most tokens + 1, vocab_size], and the output frames of each utterance [batch].
         """
         encoded_BTD, frames = self.encode(feats_BTF, lengths)
         return self.outputs(encoded_BTD, frames, tokens_BL), frames
@@ -72,7 +70,7 @@ class EncoderDecoder(TrainableNetwork):
             return dict(weights)
         # an acoustic model's output layer is CTC's
         return {
-            name if first == "decoder" else f"ctc.{rest}" if first == "output" else f"encoder.{name}": tensor
+            name if first in self.parts else f"ctc.{rest}" if first == "output" else f"encoder.{name}": tensor
             for name, tensor in weights.items()
             for first, _, rest in (name.partition("."),)
         }
@@ -80,8 +78,7 @@ class EncoderDecoder(TrainableNetwork):
     @property
     @override
     def output_rows(self) -> tuple[str, ...]:
-        ends = ("ctc.weight", "ctc.bias", "decoder.embed_tokens.weight", "decoder.output.weight", "decoder.output.bias")
-        return tuple(name for name in self.state_dict() if name in ends)
+        return tuple(name for name in self.state_dict() if name in ("ctc.weight", "ctc.bias", *self.token_rows))
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:
@@ -90,3 +87,35 @@ class EncoderDecoder(TrainableNetwork):
     @override
     def constrain(self) -> None:
         self.encoder.constrain()
+
+
+class EncoderDecoder(EncoderWithCtc):
+    """An encoder, CTC's output layer if there is one, and a decoder network that attends to the encoder's frames.
+
+    Args:
+        encoder: An acoustic model.
+        decoder: The decoder network's configuration.
+        vocab_size: Tokens, the one that ends a text included.
+        num_start: How many tokens precede every text.
+        ctc: Whether the encoder has CTC.
+    """
+
+    parts = ("decoder",)
+    token_rows = ("decoder.embed_tokens.weight", "decoder.output.weight", "decoder.output.bias")
+
+    def __init__(
+        self, encoder: AcousticModel, decoder: DecoderNetworkConfig, vocab_size: int, num_start: int, ctc: bool
+    ) -> None:
+        super().__init__(encoder, ctc)
+        self.decoder = decoder.build(self.width, vocab_size)
+        self._num_start = num_start
+
+    @override
+    def outputs(self, encoded_BTD: Tensor, frames: Tensor, tokens_BL: Tensor) -> Tensor:
+        """Log probabilities of frames by CTC and of the tokens' places, see `joint_outputs`.
+
+        Returns:
+            [batch, output frames + most tokens + 1, vocab_size].
+        """
+        decoded = self.decoder(tokens_BL, encoded_BTD, frames)
+        return joint_outputs(self.posteriors(encoded_BTD), decoded[:, self._num_start - 1 :])

@@ -15,6 +15,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from devices.precision import lstm_dtype
 from devices.transfers import beside, on_host, stays_on_device
 
+Memory = tuple[Tensor, ...]
+"""What a network remembers of a history, tensors [batch, ...]."""
 Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
 
@@ -40,6 +42,23 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
     with torch.autocast(device, enabled=False):
         weights = [[weight.to(dtype) for weight in part] for part in lstm.all_weights]  # differentiable casts
         return run(lstm, x_BTD.to(dtype), lengths, weights)
+
+
+def step_lstm(lstm: nn.LSTM, x_BD: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """Run an LSTM in one direction over one more frame of each sequence.
+
+    Args:
+        lstm: The LSTM, with `batch_first`.
+        x_BD: The frames.
+        memory: States and cells of the frames before [B, layers, H].
+
+    Returns:
+        [B, H], and states and cells now.
+    """
+    # torch wants the layers first
+    before = tuple(state.transpose(0, 1).contiguous() for state in memory)
+    output, after = lstm(x_BD.unsqueeze(1), before)
+    return output.squeeze(1), tuple(state.transpose(0, 1) for state in after)
 
 
 def run_whole(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:

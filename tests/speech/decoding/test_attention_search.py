@@ -448,7 +448,7 @@ def test_wrong_shapes_lengths_and_nan_are_refused(tmp_path):
     net, (encoded, frames, posteriors) = network(size), speech((5, 3), size)
     search = AttentionSearch(AttentionDecodeConfig(), net, tokenizer(size))
     for change, message in (
-        ((encoded[:, :, :4], frames, posteriors), "encoder and the decoder network must belong together"),
+        ((encoded[:, :, :4], frames, posteriors), "encoder and what searches its frames must belong together"),
         ((encoded, torch.tensor([6, 3]), posteriors), "frames must be 2 numbers in 0 to 5"),
         ((encoded, frames[:1], posteriors), "frames must be 2 numbers in 0 to 5"),
         ((encoded, frames, posteriors[:, :, :3]), r"CTC posteriors must be \[2, 5, 4 tokens\]"),
@@ -459,9 +459,9 @@ def test_wrong_shapes_lengths_and_nan_are_refused(tmp_path):
             search(*change)
     with torch.no_grad():
         net.layer_norm.weight.fill_(float("nan"))
-    with pytest.raises(DecodeError, match="decoder network's output contains NaN"):
+    with pytest.raises(DecodeError, match="network's output contains NaN"):
         search(encoded, frames, posteriors)
-    with pytest.raises(DecodeError, match="the model has no CTC: use auto or attention"):
+    with pytest.raises(DecodeError, match="the model has no CTC: use auto"):
         AttentionSearch(AttentionDecodeConfig(times="ctc"), network(size), tokenizer(size))(encoded, frames)
 
 

@@ -1,0 +1,259 @@
+"""What searches share that ask a network for one token after another: a language model of tokens, n-best lists, times.
+
+Hypotheses of all utterances of a batch are searched together. `TokenLm` adds a language model's probabilities to theirs
+(shallow fusion, Gulcehre et al. 2015).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from configurable.lazy import torch
+from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.nbest import merged_texts
+from speech.hypotheses import DecodeError, Hypothesis
+from speech.lm.base import LanguageModel
+from speech.lm.kenlm import KenlmModel
+from speech.lm.network import MODEL, read_network
+from speech.lm.vocabulary import END_ID
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from speech.hmm.priors import StateOutputs
+    from speech.tokens import Tokenizer
+
+END = -1
+"""In place of a token: the end of a text."""
+States = list[list[Any]]
+"""A language model's state of each hypothesis of each utterance."""
+
+
+class TokenSearchConfig(DecodeConfig):
+    """What searches have in common that ask a network for one token after another."""
+
+    lm: str = ""
+    """Language model of tokens, written as the tokenizer writes them: an ARPA file (also .gz), a KenLM binary, or a
+    network (`lm.safetensors`). Empty: that of the pipeline's stage `lm`, if there is one."""
+    lm_weight: float = Field(default=0.5, ge=0)
+    """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
+    length_bonus: float = 0.0
+    """Added for each token; more than 0 makes longer texts."""
+    nbest: int = Field(default=1, ge=1)
+    """Number of hypotheses that are given of each utterance."""
+    times: str
+    """Where words' times come from."""
+
+    packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
+    lm_unit: ClassVar[str] = "token"
+    reads_networks: ClassVar[bool] = True
+
+    @override
+    def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
+        raise DecodeError(f"decode.kind {self.kind} searches with a network: use greedy or beam for posteriors")
+
+
+class TokenLm:
+    """A language model of tokens, asked for the hypotheses of a batch.
+
+    Args:
+        path: Its file.
+        tokenizer: The acoustic model's tokens.
+
+    Raises:
+        LmError: It cannot be read.
+    """
+
+    def __init__(self, path: str, tokenizer: Tokenizer) -> None:
+        network, symbols = Path(path).suffix == Path(MODEL).suffix, tokenizer.symbols
+        self._model: LanguageModel = read_network(Path(path)) if network else KenlmModel(path, symbols)
+        self._numbers = np.append(self._model.words.indices(symbols), END_ID)  # which END stands for
+
+    def starts(self, batch: int) -> States:
+        """The state of an empty hypothesis for each utterance."""
+        return [list(self._model.starts(1)) for _ in range(batch)]
+
+    def scores(self, states: Iterable[Any], tokens: Tensor) -> Tensor:
+        """log10 p of tokens after some hypotheses [hypotheses, tokens], float64.
+
+        Args:
+            states: Of the hypotheses.
+            tokens: The tokens of each, or `END` [hypotheses, tokens].
+        """
+        scores = self._model.score_next(list(states), self._numbers[tokens.cpu().numpy()])
+        return torch.from_numpy(scores).to(tokens.device)
+
+    def after(self, states: Iterable[Any], tokens: Sequence[int]) -> list[Any]:
+        """States after one more token of each of some hypotheses."""
+        return list(self._model.score_batch(list(states), self._numbers[np.asarray(tokens, dtype=np.int64)])[0])
+
+
+@dataclass
+class Ended:
+    """A hypothesis that has ended."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    """Of the tokens, by the network."""
+    nothing: float
+    """Log probability that stands for the confidence of an empty text."""
+    score: float
+    rank: float
+    """What hypotheses are compared by."""
+    frames: list[int] | None = None
+    """Frame in which each token was said, if the search knows."""
+    prompt: Sequence[int] = ()
+    """What the network read before the text, if the search knows."""
+    no_speech: float = 0.0
+    """Probability that there is no speech; 0 if the network does not say."""
+
+
+class TokenSearch(ABC):
+    """Finds texts for an encoder's frames with a network that is asked for one token after another.
+
+    Args:
+        cfg: Its parameters.
+        width: Width of the encoder's frames.
+        tokenizer: The model's tokens.
+    """
+
+    cfg: TokenSearchConfig
+    _lm: TokenLm | None = None
+
+    def __init__(self, cfg: TokenSearchConfig, width: int, tokenizer: Tokenizer) -> None:
+        self.cfg, self._width, self._tokenizer = cfg, width, tokenizer
+
+    @abstractmethod
+    def _again(self, cfg: Any) -> Self:
+        """This search with other parameters."""
+
+    def with_config(self, cfg: Any) -> Self:
+        """This search with other parameters; it shares the language model if that is the same."""
+        made = self._again(cfg)
+        if made.cfg.files() == self.cfg.files():
+            made._lm = self._lm
+        return made
+
+    def prepare(self) -> None:
+        """Read the language model now, not at the first utterance.
+
+        Raises:
+            LmError: It cannot be read.
+        """
+        if self.cfg.lm and self._lm is None:
+            self._lm = TokenLm(self.cfg.lm, self._tokenizer)
+
+    def __call__(self, encoded_BTD: Tensor, frames: Tensor, ctc_BTV: Tensor | None = None) -> list[Hypothesis]:
+        """The best hypothesis of each utterance.
+
+        Args:
+            encoded_BTD: The encoder's frames.
+            frames: Frames of each utterance [batch].
+            ctc_BTV: Natural log posteriors of the frames by CTC, the blank first; None if the encoder has none.
+
+        Raises:
+            DecodeError: The shapes or lengths are invalid, a value is NaN, or what `times` asks for is missing.
+        """
+        self.prepare()
+        counts = self._check(encoded_BTD, frames, ctc_BTV)
+        heard = [row for row, count in enumerate(counts) if count]
+        hypotheses = [Hypothesis() for _ in counts]
+        if not heard:
+            return hypotheses
+        at = torch.tensor(heard, device=encoded_BTD.device)
+        encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
+        ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
+        with torch.inference_mode():
+            for place, ended in enumerate(self._searched(encoded, own, ctc)):
+                if ended:
+                    row, count = heard[place], counts[heard[place]]
+                    posteriors = None if ctc is None else ctc[place, :count]
+                    hypotheses[row] = self._hypothesis(ended, encoded[place : place + 1, :count], posteriors)
+        return hypotheses
+
+    def _check(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[int]:
+        """Frames of each utterance."""
+        vocab = self._tokenizer.size
+        if encoded.dim() != 3 or encoded.shape[2] != self._width:
+            raise DecodeError(
+                f"encoded frames must be [batch, frames, {self._width}], not {list(encoded.shape)}: the encoder and "
+                "what searches its frames must belong together"
+            )
+        batch, most = encoded.shape[:2]
+        counts = [int(count) for count in frames.tolist()]
+        if len(counts) != batch or any(not 0 <= count <= most for count in counts):
+            raise DecodeError(f"frames must be {batch} numbers in 0 to {most}, not {counts}")
+        if ctc is not None and (ctc.dim() != 3 or ctc.shape != (batch, most, vocab)):
+            raise DecodeError(f"CTC posteriors must be [{batch}, {most}, {vocab} tokens], not {list(ctc.shape)}")
+        if self.cfg.times == "ctc" and ctc is None:
+            raise DecodeError("decode.times is ctc, but the model has no CTC: use auto")
+        inside = torch.arange(most, device=encoded.device) < frames.to(encoded.device).unsqueeze(1)
+        for values in (encoded, ctc):
+            if values is not None and bool((values.isnan().any(dim=2) & inside.to(values.device)).any()):
+                raise DecodeError("the encoder's output contains NaN: it has diverged, or its input was damaged")
+        return counts
+
+    @staticmethod
+    def _checked(log_probs: Tensor) -> Tensor:
+        if bool(log_probs.isnan().any()):
+            raise DecodeError("the network's output contains NaN: the model has diverged")
+        return log_probs.double()
+
+    @abstractmethod
+    def _searched(self, encoded: Tensor, frames: Tensor, ctc: Tensor | None) -> list[list[Ended]]:
+        """Hypotheses of each utterance, the best first; arguments as of a call, without utterances of no frames."""
+
+    @abstractmethod
+    def _own_spans(self, ended: Ended, encoded_1TD: Tensor) -> list[tuple[int, int]]:
+        """For each token of a hypothesis the first frame and the one after its last, by the network; empty if unknown.
+
+        Args:
+            ended: The hypothesis.
+            encoded_1TD: The encoder's frames.
+        """
+
+    def _hypothesis(self, ended: Sequence[Ended], encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
+        """The best of an utterance's hypotheses, with the frames of its words, and the others if they are asked for."""
+        best = ended[0]
+        spoken = np.clip(np.exp(best.log_probs or [best.nothing]), 0.0, 1.0)
+        words = self._tokenizer.word_groups(best.tokens)
+        texts = [self._tokenizer.decode(hypothesis.tokens) for hypothesis in ended]
+        made = Hypothesis(
+            tokens=best.tokens,
+            text=texts[0],
+            score=best.score,
+            confidence=float(spoken.mean()),
+            word_confidences=[float(spoken[group].mean()) for group in words],
+            nbest=merged_texts(texts, [hypothesis.rank for hypothesis in ended], self.cfg.nbest),
+        )
+        if self.cfg.times == "none" or not best.tokens:
+            return made
+        spans = self._spans(best, encoded_1TD, ctc_TV)
+        return replace(
+            made,
+            frames=[first for first, _ in spans],
+            word_frames=[(spans[group[0]][0], spans[group[-1]][1]) for group in words],
+        )
+
+    def _spans(self, best: Ended, encoded_1TD: Tensor, ctc_TV: Tensor | None) -> list[tuple[int, int]]:
+        """For each token of a hypothesis the first frame, and the one after its last."""
+        if ctc_TV is not None and self.cfg.times in ("auto", "ctc"):
+            from speech.ctc_alignment import token_spans
+
+            spans = token_spans(ctc_TV.cpu(), best.tokens)
+        else:
+            spans = self._own_spans(best, encoded_1TD)
+        if spans:
+            return spans
+        # too few frames for the tokens: each gets its share
+        frames, count = encoded_1TD.shape[1], len(best.tokens)
+        return [(place * frames // count, (place + 1) * frames // count) for place in range(count)]

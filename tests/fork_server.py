@@ -20,6 +20,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 import warnings
@@ -290,13 +291,39 @@ def run(request, site):
     sys.modules["torch"].seed()
     if forks.SITE in request["path"]:
         runpy.run_path(str(Path(forks.SITE, "sitecustomize.py")))
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
-    if command[1] == "-m":
-        runpy._run_module_as_main(command[2])
-    else:
-        module.__builtins__, module.__annotations__ = __builtins__, {}
-        module.__loader__ = importlib.machinery.BuiltinImporter
-        exec(compile(command[2], "<string>", "exec"), module.__dict__)
+    module, status = types.ModuleType("__main__"), 0
+    sys.modules["__main__"] = module
+    try:
+        if command[1] == "-m":
+            runpy._run_module_as_main(command[2])
+        else:
+            module.__builtins__, module.__annotations__ = __builtins__, {}
+            module.__loader__ = importlib.machinery.BuiltinImporter
+            exec(compile(command[2], "<string>", "exec"), module.__dict__)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    leave(module, status)
+
+
+def leave(module, status):
+    """Exit as an interpreter does, except that imported modules are not cleared: this costs 0.1 s of CPU.
+
+    Args:
+        module: The program, whose files are closed.
+        status: Exit status.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    vars(module).clear()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                raise SystemExit(status) from None  # the interpreter reports it
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":

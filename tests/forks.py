@@ -18,7 +18,7 @@ processes that multiprocessing starts by `spawn`, as pools of processes do. Othe
   forks run as well. pytest's summary of warnings then names the reason.
 
 Known differences between a fork and an interpreter: forks of one server share the hash seed; libraries other than
-Prefect are in sys.modules before the program imports them; modules of libraries are not finalized at exit, and C++
+Prefect are in sys.modules before the program imports them; imported modules are not finalized at exit, and C++
 destructors of static objects do not run.
 """
 

@@ -188,6 +188,22 @@ def test_exit_status_and_error_output_match(python, code, status, said):
     assert process.returncode == status
 
 
+def test_open_files_are_written_and_threads_awaited_at_exit(python, tmp_path):
+    code = "import sys, threading, time; file = open(sys.argv[1], 'w'); file.write('words'); "
+    code += "threading.Thread(target=lambda: (time.sleep(0.1), print('done'))).start()"
+    process = python(code, str(tmp_path / "file"), stdout=subprocess.PIPE)
+    assert process.communicate(timeout=240)[0] == "done\n"
+    assert (tmp_path / "file").read_text() == "words"
+
+
+def test_output_that_cannot_be_written_at_exit_is_reported(python):
+    code = "import sys; sys.stdout = open(1, 'w', closefd=False); print('words')"  # buffered, whatever the environment
+    with open("/dev/full", "w") as full:
+        process = python(code, stdout=full, stderr=subprocess.PIPE)
+        assert process.communicate(timeout=240)[1].endswith("OSError: [Errno 28] No space left on device\n")
+    assert process.returncode == 120
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_forks_and_interpreters(python, number):
     code = "import time; print(1, flush=True); time.sleep(600)"

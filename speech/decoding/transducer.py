@@ -204,8 +204,8 @@ class TransducerSearch(TokenSearch):
         rows, places = asked.nonzero().unbind(1)
         if not len(rows):
             return moves
-        befores = zip(rows.tolist(), parents[rows, places].tolist(), strict=True)
-        by_lm = self._lm.scores((search.lm_states[row][at] for row, at in befores), tokens[rows, places].unsqueeze(1))
+        earlier = zip(rows.tolist(), parents[rows, places].tolist(), strict=True)
+        by_lm = self._lm.scores((search.lm_states[row][at] for row, at in earlier), tokens[rows, places].unsqueeze(1))
         return moves.index_put((rows, places), self.cfg.lm_weight * by_lm.squeeze(1), accumulate=True)
 
     def _extended(self, search: _Hypotheses, choice: _Choice, texts: dict[tuple[int, int, int], int]) -> _Hypotheses:

@@ -61,7 +61,7 @@ def test_unknown_field_is_reported_with_the_nearest_known_one(document, field, n
     ("document", "words"),
     [
         (minimal(train={"epochs": "many"}), ["train.epochs: must be a whole number (given: 'many')"]),
-        (minimal(train={"epochs": 0}), ["train.epochs: must be at least 1 (given: 0)"]),
+        (minimal(train={"epochs": -1}), ["train.epochs: must be at least 0 (given: -1)"]),
         (minimal(model={"kind": "blstmm"}), ["model.kind", "'blstm'", "'conformer'", "'blstmm'"]),
         (minimal(model={"dim": 20, "heads": 4}), ["model", "multiple of 2 x heads"]),
         (minimal(train=[1]), ["train: must be a mapping of fields (given: [1])"]),

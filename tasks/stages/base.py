@@ -29,6 +29,7 @@ from training.processes.logs import fields
 
 if TYPE_CHECKING:
     from tasks.locking.leases import LockLease
+    from tasks.stages.paused import TrialPart
 
 LOCK_WAIT_S = 12 * 3600.0
 _RARE = ("unalignable",)
@@ -153,6 +154,8 @@ class Run:
     """The model that training begins with (`tasks.stages.initial.InitialModel`), once it has been looked up."""
     pretrained: Any = None
     """The pretrained model (`recognition.pretrained.PretrainedModel`) that `model.source` names, once it is read."""
+    trial: "TrialPart | None" = None
+    """If the run is of a trial of a search: what of its training it does."""
 
     def __post_init__(self) -> None:
         refuse_import_by_workers()

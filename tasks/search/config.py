@@ -63,6 +63,9 @@ class SearchConfig(BaseModel):
     """A trial that trains longer than this at a time is stopped, and counts as failed; 0: no limit."""
     failures: int = Field(default=5, ge=1)
     """The search ends after this many failed trials in a row: what they share is probably wrong."""
+    keep_gb: float = Field(default=20.0, ge=0)
+    """Most gigabytes of checkpoints of paused trials; the trials with the highest losses lose theirs first, and would
+    train anew if they go on."""
     study: str = ""
     """Name that the results are kept under; by default the configuration's name."""
     url: str = ""

@@ -8,7 +8,7 @@ import contextvars
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from configurable.wording import counted
 from tasks.search.config import SearchConfig
 from tasks.search.methods.base import RungsConfig, SearchMethod, TrialJob
-from tasks.search.study import Study, TrialOutcome
+from tasks.search.study import Study, StudyTrial, TrialOutcome
 
 _POLL_S = 1.0
 _NOTED_S = 5.0
@@ -164,7 +164,7 @@ class SearchDriver:
     @property
     def spent(self) -> int:
         """Epochs that all trials have trained, and that the running ones will have."""
-        return spent_epochs(self.study, self.search)
+        return spent_epochs(self.study.trials, restarts(self.search))
 
     def _note_time(self, at_once: bool = False) -> None:
         if at_once or time.monotonic() - self._noted > _NOTED_S:
@@ -212,17 +212,21 @@ class SearchDriver:
         )
 
 
-def spent_epochs(study: Study, search: SearchConfig) -> int:
-    """Epochs that a study's trials have trained, and that the running ones will have.
+def restarts(search: SearchConfig) -> bool:
+    """Whether trials are trained from the start at every rung."""
+    method: Any = search.method
+    return isinstance(method, RungsConfig) and method.rungs == "restart"
+
+
+def spent_epochs(trials: Sequence[StudyTrial], anew: bool) -> int:
+    """Epochs that trials have trained, and that the running ones will have.
 
     Args:
-        study: The study.
-        search: The search's configuration: with `rungs: restart`, every rung counts in full.
+        trials: The trials.
+        anew: Whether every rung trained from the start.
     """
-    method: Any = search.method
-    restarts = isinstance(method, RungsConfig) and method.rungs == "restart"
     spent = 0
-    for trial in study.trials:
+    for trial in trials:
         running = trial.budget if trial.state == "running" else 0
-        spent += sum(trial.losses) + running if restarts else max(trial.trained, running)
+        spent += sum(trial.losses) + running if anew else max(trial.trained, running)
     return spent

@@ -28,6 +28,7 @@ _STUDIES = sql.Table(
     _TABLES,
     sql.Column("name", sql.String(200), primary_key=True),
     sql.Column("content", sql.Text, nullable=False),
+    sql.Column("about", sql.Text, nullable=False, default="{}"),
     sql.Column("created", sql.Float, nullable=False),
     sql.Column("stop", sql.Boolean, nullable=False, default=False),
     sql.Column("seconds", sql.Float, nullable=False, default=0.0),
@@ -142,24 +143,26 @@ class Studies:
         with self._told(), self.engine.begin() as connection:
             return list(connection.scalars(sql.select(_STUDIES.c.name).order_by(_STUDIES.c.created.desc())))
 
-    def create(self, name: str, content: Mapping[str, Any]) -> "Study":
+    def create(self, name: str, content: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> "Study":
         """The study of a search, made if it is new; one that was to stop goes on.
 
         Args:
             name: Its name.
             content: All that its results depend on, as JSON.
+            about: What may change from one run of the search to the next, such as limits, as JSON.
 
         Raises:
             StudyError: There is one of this name with another content.
         """
-        row = {"name": name, "content": json.dumps(content), "created": time.time()}
+        said = json.dumps(about or {})
+        row = {"name": name, "content": json.dumps(content), "about": said, "created": time.time()}
         with self._told():
             try:
                 with self.engine.begin() as connection:
                     connection.execute(_STUDIES.insert().values(row))
             except IntegrityError:  # there already
                 with self.engine.begin() as connection:
-                    connection.execute(_STUDIES.update().where(_STUDIES.c.name == name).values(stop=False))
+                    connection.execute(_STUDIES.update().where(_STUDIES.c.name == name).values(stop=False, about=said))
         study = self.open(name)
         if changed := _changed(study.content, content):
             raise StudyError(
@@ -180,7 +183,7 @@ class Studies:
             names = self.names()
             known = f"there are: {', '.join(names[:20])}" if names else "there is none yet: `starling search CONFIG`"
             raise StudyError(f"there is no study {name!r}; {known}")
-        return Study(self, name, json.loads(row.content), row.created, row.seconds)
+        return Study(self, name, json.loads(row.content), json.loads(row.about), row.created, row.seconds)
 
 
 def _options(place: sql.URL) -> dict[str, Any]:
@@ -209,6 +212,7 @@ class Study:
         studies: The database.
         name: The study.
         content: What its results depend on.
+        about: The limits of the last run.
         created: When it was made, in seconds since 1970.
         seconds: How long it has been searched in.
 
@@ -216,8 +220,9 @@ class Study:
         trials: All trials by number, as this process knows them.
     """
 
-    def __init__(self, studies: Studies, name: str, content: Any, created: float, seconds: float) -> None:
-        self.studies, self.name, self.content, self.created, self.seconds = studies, name, content, created, seconds
+    def __init__(self, studies: Studies, name: str, content: Any, about: Any, created: float, seconds: float) -> None:
+        self.studies, self.name, self.content, self.about = studies, name, content, about
+        self.created, self.seconds = created, seconds
         self.trials: list[StudyTrial] = []
         self.read()
 

@@ -75,6 +75,7 @@ class Trials:
         self._execute = execute
         self._store = Run(config, run_id).store
         self._discarded: set[str] = set()
+        self._sizes: dict[str, int] = {}
         self.tracked = SearchRun(config.name, f"{study.name}@{study.created:.6f}", run_id)
 
     def train(self, job: TrialJob, watch: Watch) -> TrialOutcome:
@@ -116,23 +117,22 @@ class Trials:
         self._keep_quota(waiting)
 
     def _keep_quota(self, waiting: list[StudyTrial]) -> None:
-        sizes = {}
-        for trial in waiting:
-            key = trial.figures[trial.trained]["training"]
-            if key not in self._discarded:
-                sizes[key] = sum(entry.size for entry in paused_output(self._store, key).store.entries())
-        total = sum(sizes.values())
-        for trial in sorted(waiting, key=lambda t: (-t.losses[t.trained], -t.number)):
-            if total <= self._search.keep_gb * 1e9:
+        keys = {trial.number: trial.figures[trial.trained]["training"] for trial in waiting}
+        for key in keys.values():
+            if key not in self._sizes and key not in self._discarded:
+                self._sizes[key] = sum(entry.size for entry in paused_output(self._store, key).store.entries())
+        total, most = sum(self._sizes.get(key, 0) for key in keys.values()), self._search.keep_gb * 1e9
+        for trial in sorted(waiting, key=lambda t: (-t.losses[t.trained], -t.number)) if total > most else ():
+            if total <= most:
                 return
-            key = trial.figures[trial.trained]["training"]
-            total -= sizes.get(key, 0)
-            self._discard(key)
+            total -= self._sizes.get(keys[trial.number], 0)
+            self._discard(keys[trial.number])
 
     def _discard(self, key: str) -> None:
         if key not in self._discarded:
             paused_output(self._store, key).clear()
             self._discarded.add(key)
+            self._sizes.pop(key, None)
 
     def give_back(self) -> None:
         """At the end of the search: leave the checkpoints of trials that will not go on to garbage collection."""

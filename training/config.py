@@ -55,6 +55,9 @@ class ScheduleConfig(BaseModel):
     kind: Literal["published", "cosine", "constant"] = "published"
     """`published` (arXiv:1904.04956): linear warm-up, a plateau, then `anneal` per epoch; `cosine`: warm-up, then half
     a cosine to zero; `constant`: warm-up, then constant."""
+    epochs: int = Field(default=0, ge=0)
+    """Epoch at which `cosine` reaches zero; 0: at the end of the training. With a number, a training that ends earlier
+    is the first part of a longer one, and can be continued as such."""
     warmup_epochs: float = Field(default=1.0, ge=0)
     """Epochs of linear warm-up from zero to the peak (published for large batches: 10 of 16)."""
     hold_epochs: float = Field(default=10.0, ge=0)
@@ -63,6 +66,11 @@ class ScheduleConfig(BaseModel):
     """Factor per epoch beyond `hold_epochs` (published: 1/sqrt(2))."""
     reference_batch: int = Field(default=0, ge=0)
     """The peak is `lr` x batch / this number of utterances (published: 256); 0 leaves `lr` unscaled."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the learning rate at a point of training is the same however many epochs follow."""
+        return self.kind != "cosine" or self.epochs > 0
 
 
 class FreezeConfig(BaseModel):
@@ -256,6 +264,15 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"learners_per_node is {self.learners_per_node} but {self.strategy.kind} has nodes of one: use "
                 f"learners_per_node=1, or {other}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> "TrainConfig":
+        if self.schedule.kind == "cosine" and 0 < self.schedule.epochs < self.epochs:
+            raise ValueError(
+                f"schedule.epochs is {self.schedule.epochs}, and {self.epochs} epochs are trained: the learning rate "
+                f"would be zero before the end. Use schedule.epochs={self.epochs}, or 0"
             )
         return self
 

@@ -31,6 +31,7 @@ from flows.cli import (
     promote,
     run,
     score,
+    search,
     serve,
     simulate,
     storage,
@@ -80,6 +81,7 @@ corpus.app.command("changed")(deploy.corpus_changed)
 app.add_typer(config.app, name="config")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(lexicon.app, name="lexicon")
+app.add_typer(search.app, name="search")
 app.add_typer(storage.app, name="storage")
 app.command("models")(listing.models)
 app.command("runs")(listing.runs)

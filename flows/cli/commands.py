@@ -25,17 +25,28 @@ class _Group(TyperGroup):
         return _untyped_flags(super().get_params(ctx))
 
 
+class _GroupWithDefault(_Group):
+    """A group whose command `run` may be left out: `starling search CONFIG` is `starling search run CONFIG`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = next((word for word in args if not word.startswith("-")), "")
+        if first and first not in self.commands:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
 class CommandGroup(typer.Typer):
     """A group of commands with the settings of this module.
 
     Args:
         text: Help of the group.
+        runs_by_default: Whether the command `run` may be left out.
         settings: More settings of typer.
     """
 
-    def __init__(self, text: str, **settings: Any) -> None:
+    def __init__(self, text: str, runs_by_default: bool = False, **settings: Any) -> None:
         super().__init__(
-            cls=_Group,
+            cls=_GroupWithDefault if runs_by_default else _Group,
             help=text,
             no_args_is_help=True,
             context_settings={"help_option_names": ["-h", "--help"]},

@@ -67,6 +67,9 @@ SCHEDULED = (
     Scheduled("ingest", "", "When the sources have changed, and on demand: corpora, shards and features."),
     Scheduled("train", "", "On demand: train, ingesting first if needed."),
     Scheduled("crossvalidate", "", "On demand: train and score every fold.", module="folds"),
+    Scheduled(
+        "search", "", "On demand: search for better values of fields, as the section search says.", module="search"
+    ),
     Scheduled("promote", "", "On demand: compare challenger and champion, and move @champion.", module="promote"),
     Scheduled(
         "verify-storage", "30 4 * * 0", "Every Sunday: compare every stored shard with its index.", module="verify"

@@ -47,7 +47,25 @@ def _assign(document: dict[str, Any], assignment: str, choices: Container[str]) 
         value = text if text.startswith("@") else parse_yaml(text)  # YAML reserves @, and an alias of a model has one
     except yaml.YAMLError as error:
         raise ValueError(f"--set {assignment!r}: {text!r} is not a YAML value; quote it if it is text") from error
-    *parents, last = key.strip().split(".")
+    try:
+        assign_value(document, key.strip(), value, choices)
+    except ValueError as error:
+        raise ValueError(f"--set {assignment!r}: {error}") from error
+
+
+def assign_value(document: dict[str, Any], key: str, value: Any, choices: Container[str] = ()) -> None:
+    """Change one field of a configuration's document in place.
+
+    Args:
+        document: As YAML has it.
+        key: The field, as `field.field`; list items are reached by number.
+        value: As YAML has it.
+        choices: Fields whose value may be the name of a kind alone.
+
+    Raises:
+        ValueError: There can be no such field.
+    """
+    *parents, last = key.split(".")
     node: Any = document
     for depth, name in enumerate(parents, start=1):
         if isinstance(node, list) and name.isdigit() and int(name) < len(node):
@@ -57,13 +75,13 @@ def _assign(document: dict[str, Any], assignment: str, choices: Container[str]) 
                 node[name] = {"kind": node[name]}
             node = node.setdefault(name, {})
         else:
-            raise ValueError(f"--set {assignment!r}: {_no_field(node, parents[: depth - 1], name)}")
+            raise ValueError(_no_field(node, parents[: depth - 1], name))
     if isinstance(node, list) and last.isdigit() and int(last) < len(node):
         node[int(last)] = value
     elif isinstance(node, dict):
         node[last] = value
     else:
-        raise ValueError(f"--set {assignment!r}: {_no_field(node, parents, last)}")
+        raise ValueError(_no_field(node, parents, last))
 
 
 def _no_field(node: Any, parents: Sequence[str], name: str) -> str:

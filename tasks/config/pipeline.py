@@ -36,6 +36,7 @@ from tasks.config.training import AcousticTrainConfig, check_system
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import SlotsConfig
 from tasks.dataset.sources import checked_name
+from tasks.search.config import SearchConfig, check_search
 
 _CLUSTER_WORKERS = 64
 _MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
@@ -201,6 +202,8 @@ class PipelineConfig(BaseModel):
     """The HTML report."""
     slots: SlotsConfig = SlotsConfig()
     """What runs at the same time do about each other."""
+    search: SearchConfig | None = None
+    """What `starling search` tries to find better values of some fields; everything else ignores it."""
 
     @field_validator("name")
     @classmethod
@@ -249,6 +252,8 @@ class PipelineConfig(BaseModel):
                 "train.segments are cut from stored features, and too short for statistics of their own: set "
                 "features.stored=true and features.cmvn to global, speaker or none"
             )
+        if self.search is not None:
+            check_search(self)
         return self
 
     def _check_model(self) -> None:

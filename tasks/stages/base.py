@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from recognition.pretrained import PretrainedModel
     from tasks.locking.leases import LockLease
     from tasks.stages.initial import InitialModel
+    from tasks.stages.paused import TrialPart
 
 LOCK_WAIT_S = 12 * 3600.0
 _RARE = ("unalignable",)
@@ -150,6 +151,8 @@ class Run:
     """The model that training begins with, once it has been looked up."""
     pretrained: "PretrainedModel | None" = None
     """The pretrained model that `model.source` names, once it is read."""
+    trial: "TrialPart | None" = None
+    """If the run is of a trial of a search: what of its training it does."""
 
     def __post_init__(self) -> None:
         refuse_import_by_workers()

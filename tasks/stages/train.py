@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ import torch
 from pydantic import BaseModel
 
 from configurable.addresses import address_content
+from configurable.wording import counted
 from recognition.bundle import BundleSpec, TiedStates
 from recognition.data.segments import cut_set
 from recognition.data.state_targets import read_alignments
@@ -35,7 +37,7 @@ from tasks.figures import percent
 from tasks.locking.slots import training_slot
 from tasks.orchestration.nodes import NodeRuns, node_runs
 from tasks.stages import progress
-from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult
+from tasks.stages.base import Artifact, Inputs, Run, Stage, StageError, StageResult, note_use
 from tasks.stages.decoder_files import augment_digest
 from tasks.stages.features import FEATURES
 from tasks.stages.initial import (
@@ -50,6 +52,7 @@ from tasks.stages.initial import (
     system_config,
     transfer_initial,
 )
+from tasks.stages.paused import continue_paused, keep_paused, paused_output
 from tasks.stages.preflight import run_preflight
 from tasks.stages.quarantined import DamageRecord, add_damaged
 from tasks.stages.reporter import Reporter
@@ -222,12 +225,14 @@ def training_run(run: Run, training: str) -> TrainingRun:
         training: Identity of the training.
     """
     content = _content(run)
+    if run.trial:
+        content["train"].pop("epochs", None)  # one MLflow run has all parts of a trial
     data = {"sample_rate": content.pop("sample_rate"), "normalizer": content.pop("normalizer")}
     return TrainingRun(
         training,
         run.config.name,
         run.run_id,
-        run_tags(run) | initial_tags(run),
+        run_tags(run) | initial_tags(run) | dict((run.trial and run.trial.tags) or {}),
         flatten(content | {"data": data} | ({"init": begun} if (begun := begins_with(run)) else {})),
         set_inputs(run, ("train", "valid")),
         _learner_metrics(run.config.train),
@@ -270,6 +275,8 @@ def _train(run: Run, job: TrainJob, training: str) -> None:
 
         def on_poll() -> None:
             reporter()
+            if run.trial:
+                run.trial.watch()
             if nodes is not None:
                 nodes.alive = reporter.present
                 nodes.poll()
@@ -415,6 +422,7 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
     if run.forced("train"):
         job.journal.unlink(missing_ok=True)
     store = output.store
+    _continue_trial(run, output, job)
     training = training_identity(store)
     for name in ("train", "valid"):
         damaged_shards(store, name).clear()  # shards found damaged by an earlier attempt may be repaired
@@ -427,6 +435,10 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
     result = store.read_json("result.json")
     # the journal moves beside the model, so that the object store has the learning curves
     store.write_file("journal.jsonl", job.journal)
+    if run.trial and run.trial.keep:
+        paused = paused_output(run.store, output.key)
+        keep_paused(output, paused, _IDENTITY, job.journal)
+        note_use(run, paused)
     for folder in ("checkpoints", "snapshots", "replicas", COMPUTE, _SEGMENTS, INITIAL):
         store.delete_tree(folder)
     store.delete(_IDENTITY)
@@ -450,6 +462,17 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
         record["counts"]["quarantined"] = len(left_out)
     add_damage(record, store)
     return record
+
+
+def _continue_trial(run: Run, output: StageOutput, job: TrainJob) -> None:
+    """Let the training of a trial begin where its part before has paused."""
+    if not (run.trial and run.trial.trained) or not run.config.train.schedule.fixed:
+        return
+    train = run.config.train.model_copy(update={"epochs": run.trial.trained})
+    shorter = replace(run, config=run.config.model_copy(update={"train": train}), results=dict(run.results))
+    paused = paused_output(run.store, TRAIN.output(shorter).key)
+    if epochs := continue_paused(paused, output, job.journal):
+        progress.announce("train", f"continues after {counted(epochs, 'epoch')}")
 
 
 def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:

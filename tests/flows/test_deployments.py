@@ -34,7 +34,13 @@ def test_scheduled_deployments_and_their_times():
     minute, *rest = schedules["evaluate"].split()
     assert (minute.isdigit(), rest) == (True, ["*"] * 4)  # hourly
     assert schedules["verify-storage"].split()[2:] == ["*", "*", "0"]  # weekly
-    assert {name for name, cron in schedules.items() if not cron} == {"ingest", "train", "crossvalidate", "promote"}
+    assert {name for name, cron in schedules.items() if not cron} == {
+        "ingest",
+        "train",
+        "crossvalidate",
+        "search",
+        "promote",
+    }
 
 
 @pytest.mark.parametrize("item", FLOWS, ids=lambda item: item.flow)

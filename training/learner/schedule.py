@@ -22,7 +22,7 @@ def learning_rate(cfg: ScheduleConfig, base: float, progress: float, epochs: int
     if progress < cfg.warmup_epochs:
         return peak * progress / cfg.warmup_epochs
     if cfg.kind == "cosine":
-        rest = max(epochs - cfg.warmup_epochs, 1e-9)
+        rest = max((cfg.epochs or epochs) - cfg.warmup_epochs, 1e-9)
         return peak * 0.5 * (1.0 + math.cos(math.pi * min(1.0, (progress - cfg.warmup_epochs) / rest)))
     if cfg.kind == "published" and progress >= cfg.hold_epochs:
         return peak * cfg.anneal ** (math.floor(progress - cfg.hold_epochs) + 1)

@@ -1,0 +1,232 @@
+"""Runs a search: asks the method what to train, has it trained, and keeps the result; until there is nothing to do.
+
+Everything that it knows is in the study. So it may be killed at any moment: the next one first trains what was
+training, and then asks the method, which gives the same answers.
+"""
+
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from configurable.wording import counted
+from tasks.search.config import SearchConfig
+from tasks.search.methods.base import RungsConfig, SearchMethod, TrialJob
+from tasks.search.study import Study, StudyTrial, TrialOutcome
+
+_POLL_S = 1.0
+_NOTED_S = 5.0
+"""Seconds between two notes of how long the search has taken."""
+
+
+class SearchFailedError(RuntimeError):
+    """So many trials in a row have failed that the search ends."""
+
+
+class SearchStoppedError(RuntimeError):
+    """A trial was stopped because its search ends; it continues with the next one."""
+
+
+class TrialTimeoutError(RuntimeError):
+    """A trial has trained for longer than its limit."""
+
+
+@dataclass
+class Watch:
+    """Ends the training of a trial in time; called about once a second while it trains.
+
+    Args:
+        limit_s: Seconds from the first call after which the trial has failed; 0: no limit.
+        ended: Set when the search ends.
+    """
+
+    limit_s: float
+    ended: threading.Event
+    _began: float | None = field(default=None, init=False)
+
+    def __call__(self) -> None:
+        """Check.
+
+        Raises:
+            TrialTimeoutError: The trial has trained for too long.
+            SearchStoppedError: The search ends.
+        """
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        if self.ended.is_set():
+            raise SearchStoppedError("the search has ended; the same command continues this trial")
+        if 0 < self.limit_s < now - self._began:
+            raise TrialTimeoutError(f"it trained for more than search.trial_hours, {self.limit_s / 3600:g} h")
+
+
+Train = Callable[[TrialJob, Watch], TrialOutcome]
+"""Trains a trial to a budget."""
+
+
+@dataclass
+class SearchDriver:
+    """Runs one search.
+
+    Args:
+        study: Its trials.
+        method: Proposes.
+        search: Its configuration.
+        largest: Epochs of a whole training.
+        train: Trains; an exception is the trial's failure.
+        ends: Whether an exception is not the trial's fault, such as a full disk: the search ends by it, and the trial
+            is trained again by the next one.
+        say: Receives a line for each result.
+        on_result: Called after each result or failure.
+    """
+
+    study: Study
+    method: SearchMethod
+    search: SearchConfig
+    largest: int
+    train: Train
+    ends: Callable[[Exception], bool] = lambda error: False
+    say: Callable[[str], None] = lambda text: None
+    on_result: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._ended = threading.Event()
+        self._left = self.study.interrupted
+        self._failed = 0
+        self._began = self._noted = time.monotonic()
+        self._before_s = self.study.seconds
+
+    def run(self) -> None:
+        """Search until there is nothing to do, a limit is reached, or somebody has asked to stop.
+
+        Raises:
+            SearchFailedError: Too many trials in a row have failed.
+        """
+        try:
+            if self.search.parallel == 1:
+                self._one_by_one()
+            else:
+                self._together()
+        finally:
+            self._note_time(at_once=True)
+
+    def _one_by_one(self) -> None:
+        """In this thread, so that an interrupt ends the training itself."""
+        while job := self._next():
+            self._settle(job, lambda job=job: self._timed(job))  # type: ignore[misc]
+
+    def _together(self) -> None:
+        running: dict[Future[TrialOutcome], TrialJob] = {}
+        with ThreadPoolExecutor(self.search.parallel, thread_name_prefix="trial") as pool:
+            try:
+                while True:
+                    while len(running) < self.search.parallel and (job := self._next()):
+                        # a flow that is started in a thread finds the one around it in the context
+                        running[pool.submit(contextvars.copy_context().run, self._timed, job)] = job
+                    if not running:
+                        return
+                    for future in wait(running, _POLL_S, FIRST_COMPLETED).done:
+                        self._settle(running.pop(future), future.result)
+                    self._note_time()
+            finally:
+                self._ended.set()  # on an error, the others' trainings end soon, each after a checkpoint
+
+    def _timed(self, job: TrialJob) -> TrialOutcome:
+        began = time.monotonic()
+        try:
+            outcome = self.train(job, Watch(self.search.trial_hours * 3600, self._ended))
+        except Exception as error:
+            error.__dict__["trial_seconds"] = time.monotonic() - began
+            raise
+        return outcome._replace(seconds=time.monotonic() - began)
+
+    def _next(self) -> TrialJob | None:
+        """The next job, noted as begun; those of a former search that was killed come first."""
+        if self._left:
+            return self._left.pop(0)
+        if self._over() or self.study.stopping:
+            return None
+        if job := self.method.next(self.study.trials):
+            self.study.begin(job)
+        return job
+
+    def _over(self) -> bool:
+        limit, seconds = self.search.total_epochs, self.search.hours * 3600
+        return (0 < limit <= self.spent) or (0 < seconds <= self._seconds)
+
+    @property
+    def _seconds(self) -> float:
+        return self._before_s + time.monotonic() - self._began
+
+    @property
+    def spent(self) -> int:
+        """Epochs that all trials have trained, and that the running ones will have."""
+        return spent_epochs(self.study.trials, restarts(self.search))
+
+    def _note_time(self, at_once: bool = False) -> None:
+        if at_once or time.monotonic() - self._noted > _NOTED_S:
+            self._noted = time.monotonic()
+            self.study.note_seconds(self._seconds)
+
+    def _settle(self, job: TrialJob, result: Callable[[], TrialOutcome]) -> None:
+        """Keep the result of a job, or why it has none."""
+        try:
+            outcome = result()
+            if not math.isfinite(outcome.loss):
+                raise ArithmeticError(f"the validation's {self.search.minimize} is {outcome.loss}")
+        except SearchStoppedError:
+            return
+        except Exception as error:
+            if self.ends(error):
+                raise
+            self._fail(job, error)
+        else:
+            self._failed = 0
+            self.study.report(job, outcome, "finished" if job.budget >= self.largest else "paused")
+            self.say(self._line(job, f"{self.search.minimize} {outcome.loss:.4f}"))
+        self.on_result()
+        self._note_time()
+        if self._failed >= self.search.failures:
+            raise SearchFailedError(
+                f"{counted(self._failed, 'trial')} in a row failed, the last one (trial {job.number}) with: "
+                f"{self.study.trials[job.number].error}. Mend the cause and run the same command again: it "
+                "goes on with further trials (search.failures sets the limit)"
+            )
+
+    def _fail(self, job: TrialJob, error: Exception) -> None:
+        self._failed += 1
+        text = str(error) or type(error).__name__
+        self.study.fail(job, text, error.__dict__.get("trial_seconds", 0.0))
+        self.say(self._line(job, f"failed: {text.splitlines()[0]}"))
+
+    def _line(self, job: TrialJob, what: str) -> str:
+        best = self.study.best
+        found = f"; best so far: trial {best.number}, {best.losses[max(best.losses)]:.4f}" if best else ""
+        left = f" of {self.search.total_epochs}" if self.search.total_epochs else ""
+        return (
+            f"trial {job.number} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; "
+            f"{self.spent}{left} epochs in all"
+        )
+
+
+def restarts(search: SearchConfig) -> bool:
+    """Whether trials are trained from the start at every rung."""
+    method: Any = search.method
+    return isinstance(method, RungsConfig) and method.rungs == "restart"
+
+
+def spent_epochs(trials: Sequence[StudyTrial], anew: bool) -> int:
+    """Epochs that trials have trained, and that the running ones will have.
+
+    Args:
+        trials: The trials.
+        anew: Whether every rung trained from the start.
+    """
+    spent = 0
+    for trial in trials:
+        running = trial.budget if trial.state == "running" else 0
+        spent += sum(trial.losses) + running if anew else max(trial.trained, running)
+    return spent

@@ -1,0 +1,172 @@
+"""What every method of search has: it reads the trials so far and says which one trains next, and how far.
+
+A method keeps no state of its own that it could not compute from the trials: so a search that was killed continues as
+it would have without.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from configurable.choices import Choice
+from storage.batching import derive_seed
+from tasks.search.space import Space, Values
+
+State = Literal["running", "paused", "finished", "failed"]
+USUAL_TRIALS = 20
+"""Number of trials where neither the method nor the configuration says one."""
+
+
+@dataclass(frozen=True)
+class SearchTrial:
+    """A trial as methods see it.
+
+    Attributes:
+        number: Counts from 0.
+        values: Values by field.
+        state: `paused` after a budget, `finished` after the largest one, `failed` for good.
+        budget: Epochs that it trains to, or has trained to.
+        losses: What is minimized, by budget; finite.
+    """
+
+    number: int
+    values: Values
+    state: State
+    budget: int
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+
+class TrialJob(NamedTuple):
+    """What to train next: a new trial, or a paused one that goes on."""
+
+    number: int
+    """The trial."""
+    values: Values
+    """Its values by field."""
+    budget: int
+    """Epochs to train to, those that are already trained included."""
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What a method is to do.
+
+    Attributes:
+        space: The space.
+        largest: Epochs of a whole training.
+        trials: Number of trials to begin; 0: as many as the method has by itself.
+        seed: Seed of all draws.
+    """
+
+    space: Space
+    largest: int
+    trials: int = 0
+    seed: int = 1
+
+    def rng(self, number: int) -> np.random.Generator:
+        """The random numbers of a trial; they do not depend on other trials."""
+        return np.random.Generator(np.random.PCG64(derive_seed("search", self.seed, number)))
+
+
+class MethodConfig(Choice):
+    """Options of all methods of search.
+
+    Attributes:
+        pauses: Whether trials pause after a part of their training, and go on only if they are among the best.
+    """
+
+    pauses: ClassVar[bool] = False
+
+    def build(self, plan: SearchPlan) -> "SearchMethod":
+        """The method.
+
+        Raises:
+            SpaceError: It cannot search this space, or not within these limits.
+        """
+        raise NotImplementedError
+
+    def budgets(self, largest: int) -> tuple[int, ...]:
+        """Epochs after which results are compared, ascending; the last is `largest`."""
+        return (largest,)
+
+
+class RungsConfig(MethodConfig):
+    """Options of the methods that compare trials after a part of their training."""
+
+    pauses: ClassVar[bool] = True
+
+    eta: int = Field(default=3, ge=2, le=100)
+    """One in `eta` trials goes on, and trains `eta` times as long (published: 3 or 4)."""
+    min_epochs: int = Field(default=1, ge=1)
+    """Smallest number of epochs after which trials are compared; the largest is `train.epochs`."""
+    rungs: Literal["continue", "restart"] = "continue"
+    """How a trial trains longer: `continue` from its checkpoint, which needs a learning rate that does not depend on
+    the number of epochs, or `restart`, each time with a schedule of its own."""
+
+    def budgets(self, largest: int) -> tuple[int, ...]:
+        """`largest` divided by powers of `eta`, down to `min_epochs`, rounded to whole epochs."""
+        count = 0
+        while largest >= self.min_epochs * self.eta ** (count + 1):
+            count += 1
+        return tuple(math.floor(largest / self.eta**power + 0.5) for power in range(count, -1, -1))
+
+
+class SearchMethod(ABC):
+    """A method at work on one search.
+
+    Args:
+        plan: What to do.
+    """
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self.plan = plan
+
+    @property
+    @abstractmethod
+    def total(self) -> int:
+        """Number of trials that the search has in all."""
+
+    @abstractmethod
+    def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
+        """What to train next.
+
+        Args:
+            trials: All trials so far, by number.
+
+        Returns:
+            The job; None if there is nothing to do before a running trial ends, or, if none runs, at all.
+        """
+
+    def propose(self, number: int, trials: Sequence[SearchTrial]) -> Values:
+        """The values of a new trial: by default a random point.
+
+        Args:
+            number: The new trial's number.
+            trials: All trials so far, by number.
+        """
+        return self.plan.space.draw(self.plan.rng(number))
+
+
+class WholeTrainings(SearchMethod):
+    """A method whose trials all train to the end at once."""
+
+    @property
+    def total(self) -> int:
+        """As many as configured."""
+        return self.plan.trials or USUAL_TRIALS
+
+    def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
+        """A new trial, until there are enough."""
+        number = len(trials)
+        return TrialJob(number, self.propose(number, trials), self.plan.largest) if number < self.total else None
+
+
+def best(trials: Sequence[SearchTrial], budget: int, count: int) -> list[SearchTrial]:
+    """The trials with the lowest losses after a budget, best first; among equals, the earlier ones."""
+    there = [trial for trial in trials if budget in trial.losses]
+    return sorted(there, key=lambda trial: (trial.losses[budget], trial.number))[:count]

@@ -1,0 +1,121 @@
+"""Checkpoints of trainings that may be continued, beside the stages' outputs: of trials of a search that have paused.
+
+A training with more epochs, and else the same configuration, continues from them, and gives the same model as from the
+start, as a resumed training does: so its address does not tell how it was made. That holds if the learning rate does
+not depend on the number of epochs (`ScheduleConfig.fixed`); other trainings are not continued.
+
+A paused training is the output `paused/<address of the training>`: `starling storage du` shows it, and garbage
+collection keeps it while it has a record.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from configurable.files import replace_file
+from storage.intact import DamagedObjectError
+from storage.objects import ObjectStore
+from storage.stages import StageOutput
+from training.coordinator.checkpoints import find_checkpoint
+from training.coordinator.journal import parse_lines
+from training.coordinator.messages import checkpoint_folder
+from training.learner.checkpoint import COMPUTE
+
+PAUSED = "paused"
+_JOURNAL = "journal.jsonl"
+_COMPLETE = "complete.json"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrialPart:
+    """What makes a run a part of a trial's training.
+
+    Attributes:
+        trained: Epochs of the part before, which it continues; 0: none.
+        keep: Whether it may be continued in turn.
+        tags: Tags of its MLflow run.
+        watch: Called about once a second while it trains; raises to end it after a checkpoint.
+    """
+
+    trained: int = 0
+    keep: bool = False
+    tags: Mapping[str, str] | None = None
+    watch: Callable[[], None] = lambda: None
+
+
+def paused_output(store: ObjectStore, key: str) -> StageOutput:
+    """The checkpoints of a training that has paused.
+
+    Args:
+        store: The store of all stage outputs.
+        key: The training's address.
+    """
+    return StageOutput(store, PAUSED, key)
+
+
+def keep_paused(training: StageOutput, paused: StageOutput, identity: str, journal: Path) -> None:
+    """Keep what a longer training needs to continue one that has ended.
+
+    Args:
+        training: The training's output, with its checkpoints.
+        paused: Where to.
+        identity: Object with the identity of the training.
+        journal: Its journal.
+    """
+    found = find_checkpoint(training.store, training.key)
+    if found is None:
+        _log.warning("the training %s has no checkpoint, so that a longer one starts anew", training.key)
+        return
+    paused.clear()
+    names = [name for name in training.store.list("replicas") if name.endswith(".json")]  # results of evaluations
+    for folder in (checkpoint_folder(found[0]), "snapshots", COMPUTE):
+        names += training.store.list(folder)
+    for name in (*names, identity):
+        paused.store.write(name, training.store.read(name))
+    paused.store.write_file(_JOURNAL, journal)
+    epochs = int(found[1]["count"])
+    paused.publish({"counts": {"epochs": epochs}})
+
+
+def continue_paused(paused: StageOutput, training: StageOutput, journal: Path) -> int:
+    """Let a training begin with the checkpoint of a shorter one, unless it has one of its own.
+
+    Args:
+        paused: The shorter one, as `keep_paused` has left it.
+        training: The longer one's output.
+        journal: The longer one's journal; gets the lines of the shorter one.
+
+    Returns:
+        Epochs that are trained already; 0 if it starts anew.
+    """
+    if find_checkpoint(training.store, training.key) is not None:
+        return 0  # it was interrupted, and resumes
+    try:
+        record = paused.record()
+        if record is None or paused.lacking():
+            return 0
+        names = sorted(paused.promised() or {})
+        [complete] = [name for name in names if name.endswith(f"/{_COMPLETE}")]
+        for name in names:
+            if name not in (complete, _JOURNAL):
+                training.store.write(name, paused.read(name))
+        document = paused.read_json(complete)
+        lines = paused.read(_JOURNAL).decode("utf-8", errors="replace").splitlines(keepends=True)
+    except DamagedObjectError as error:
+        _log.warning("a paused training cannot be continued, and starts anew: %s", error)
+        return 0
+    # the end of the shorter training is none of the longer one, which says again what the checkpoint does not know
+    known = {entry["epoch"] for entry in document["history"]}
+
+    def again(line: str) -> bool:
+        return any(
+            e["kind"] == "end" or (e["kind"] == "valid" and e["epoch"] not in known) for e in parse_lines([line])
+        )
+
+    kept = [line for line in lines if not again(line)]
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(journal, "".join(kept).encode())
+    training.store.write_json(complete, {**document, "run": training.key})  # last: it makes the checkpoint valid
+    return int(record["counts"]["epochs"])

@@ -1,0 +1,81 @@
+"""A search in MLflow: a parent run with the best so far, and the trials' trainings as its children."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.tracking.runs import client, experiment_id, impatient, owner_tags
+
+PARENT_TAG = "mlflow.parentRunId"
+_SEARCH_TAG = "starling.search"
+_PATIENCE_S = 20
+_log = logging.getLogger(__name__)
+
+
+class SearchRun:
+    """The parent run of a search; no error of MLflow stops the search.
+
+    Args:
+        experiment: Name of the experiment.
+        identity: Of the study: the same one has the same run.
+        name: Name of the run.
+
+    Attributes:
+        run_id: Id of the run; empty if MLflow does not answer.
+    """
+
+    def __init__(self, experiment: str, identity: str, name: str) -> None:
+        self.run_id = ""
+        self._try(lambda api: self._open(api, experiment, identity, name))
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags that make a run a child of this one."""
+        return {PARENT_TAG: self.run_id} if self.run_id else {}
+
+    def _open(self, api: Any, experiment: str, identity: str, name: str) -> None:
+        place = experiment_id(api, experiment)
+        found = api.search_runs([place], f"tags.`{_SEARCH_TAG}` = '{identity}'", max_results=1)
+        if found:
+            self.run_id = str(found[0].info.run_id)
+            api.update_run(self.run_id, status="RUNNING")
+        else:
+            tags = {_SEARCH_TAG: identity, **owner_tags(name)}
+            self.run_id = str(api.create_run(place, run_name=name, tags=tags).info.run_id)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Log figures after some epochs of all trials.
+
+        Args:
+            figures: By name.
+            step: The epochs.
+        """
+
+        def send(api: Any) -> None:
+            for name, value in figures.items():
+                api.log_metric(self.run_id, name, value, step=step)
+
+        if self.run_id:
+            self._try(send)
+
+    def end(self, result: Mapping[str, Any], status: str) -> None:
+        """Log the result of the search, and end the run.
+
+        Args:
+            result: As JSON.
+            status: FINISHED, FAILED or KILLED.
+        """
+
+        def send(api: Any) -> None:
+            api.log_dict(self.run_id, dict(result), "search.json")
+            api.set_terminated(self.run_id, status)
+
+        if self.run_id:
+            self._try(send)
+
+    def _try(self, action: Any) -> None:
+        try:
+            with impatient(_PATIENCE_S):
+                action(client())
+        except Exception as error:  # the study has everything
+            _log.warning("MLflow has not got all of the search: %s: %s", type(error).__name__, error)

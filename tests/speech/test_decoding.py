@@ -275,7 +275,7 @@ def test_hypothesis_is_a_json_value():
     value = Hypothesis([1], "a", -0.5, [3], 0.9).to_dict()
     assert value == {
         **{"tokens": [1], "text": "a", "score": -0.5, "frames": [3], "confidence": 0.9},
-        **{"word_confidences": [], "nbest": [], "word_frames": []},
+        **{"word_confidences": [], "nbest": [], "word_frames": [], "language": ""},
     }
 
 

@@ -24,7 +24,7 @@ from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import plain_document, trial_config
-from tasks.search.driver import SearchDriver, Watch, restarts, spent_epochs
+from tasks.search.driver import SearchDriver, Watch, spent_epochs
 from tasks.search.methods.base import TrialJob
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
@@ -85,7 +85,7 @@ class Trials:
             StageError: The validation has no such figure.
         """
         config = trial_config(self._config, job.values, job.budget)
-        continued = not restarts(self._search)
+        continued = not self._search.method.restarts
         part = TrialPart(
             trained=self._study.trials[job.number].trained if continued else 0,
             keep=continued and job.budget < self._config.train.epochs,
@@ -103,7 +103,7 @@ class Trials:
 
     def tidy(self) -> None:
         """After each result: log the best so far, and delete checkpoints that are not needed or beyond the quota."""
-        best, spent = self._study.best, spent_epochs(self._study.trials, restarts(self._search))
+        best, spent = self._study.best, spent_epochs(self._study.trials, self._search.method.restarts)
         if best is not None:
             self.tracked.log({f"best_{self._search.minimize}": best.losses[max(best.losses)]}, spent)
         waiting = []
@@ -172,7 +172,7 @@ def run_search(
     lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
     with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
         about = {"method": search.method.kind, "trials": method.total, "total_epochs": search.total_epochs}
-        about |= {"largest": config.train.epochs, "anew": restarts(search), "minimize": search.minimize}
+        about |= {"largest": config.train.epochs, "anew": search.method.restarts, "minimize": search.minimize}
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))
         trials = Trials(config, run_id, study, execute)

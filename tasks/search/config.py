@@ -64,8 +64,8 @@ class SearchConfig(BaseModel):
     failures: int = Field(default=5, ge=1)
     """The search ends after this many failed trials in a row: what they share is probably wrong."""
     keep_gb: float = Field(default=20.0, ge=0)
-    """Most gigabytes of checkpoints of paused trials; the trials with the highest losses lose theirs first, and would
-    train anew if they go on."""
+    """Most gigabytes of checkpoints of paused trials; the trials with the highest losses lose theirs first, and
+    begin again with their first epoch if they go on."""
     study: str = ""
     """Name that the results are kept under; by default the configuration's name."""
     url: str = ""
@@ -191,12 +191,13 @@ def _check_budgets(method: MethodConfig, largest: int) -> None:
 
 def _not_continued(method: MethodConfig, train: TrainConfig) -> str:
     """Why a trial cannot train on from where it paused, if the method wants that; empty if it can."""
-    if train.schedule.fixed or not isinstance(method, RungsConfig) or method.rungs == "restart":
+    if train.schedule.fixed or not method.pauses or method.restarts:
         return ""
     return (
         f"train.schedule.kind {train.schedule.kind} depends on the number of epochs, and {method.kind} continues "
         f"trials: set train.schedule.epochs={train.epochs} (a rung is then the first part of a whole training), "
-        "another kind of schedule, or search.method.rungs=restart (every rung trains anew, with a schedule of its own)"
+        "another kind of schedule, or search.method.rungs=restart (every rung trains from the start, with a schedule "
+        "of its own)"
     )
 
 

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 from configurable.wording import counted
 from tasks.search.config import SearchConfig
-from tasks.search.methods.base import RungsConfig, SearchMethod, TrialJob
+from tasks.search.methods.base import SearchMethod, TrialJob
 from tasks.search.study import Study, StudyTrial, TrialOutcome
 
 _POLL_S = 1.0
@@ -164,7 +163,7 @@ class SearchDriver:
     @property
     def spent(self) -> int:
         """Epochs that all trials have trained, and that the running ones will have."""
-        return spent_epochs(self.study.trials, restarts(self.search))
+        return spent_epochs(self.study.trials, self.search.method.restarts)
 
     def _note_time(self, at_once: bool = False) -> None:
         if at_once or time.monotonic() - self._noted > _NOTED_S:
@@ -210,12 +209,6 @@ class SearchDriver:
             f"trial {job.number} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; "
             f"{self.spent}{left} epochs in all"
         )
-
-
-def restarts(search: SearchConfig) -> bool:
-    """Whether trials are trained from the start at every rung."""
-    method: Any = search.method
-    return isinstance(method, RungsConfig) and method.rungs == "restart"
 
 
 def spent_epochs(trials: Sequence[StudyTrial], anew: bool) -> int:

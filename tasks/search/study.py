@@ -297,11 +297,11 @@ class Study:
         row |= {"figures": json.dumps(dict(outcome.figures)), "at": time.time()}
         changes = {"state": state, "trained": job.budget, "seconds": trial.seconds + outcome.seconds}
         self._set(job.number, "running", _RESULTS.insert().values(row), **changes)
-        losses, figures = (
-            {**trial.losses, job.budget: outcome.loss},
-            {**trial.figures, job.budget: dict(outcome.figures)},
+        self.trials[job.number] = replace(
+            self.trials[job.number],
+            losses={**trial.losses, job.budget: outcome.loss},
+            figures={**trial.figures, job.budget: dict(outcome.figures)},
         )
-        self.trials[job.number] = replace(self.trials[job.number], losses=losses, figures=figures)
 
     def fail(self, job: TrialJob, error: str, seconds: float = 0.0) -> None:
         """Note that a trial has failed for good."""

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from configurable.choices import Choice
 from storage.batching import derive_seed
@@ -73,7 +74,7 @@ class SearchPlan:
         return np.random.Generator(np.random.PCG64(derive_seed("search", self.seed, number)))
 
 
-class MethodConfig(Choice):
+class MethodConfig(Choice, ABC):
     """Options of all methods of search.
 
     Attributes:
@@ -82,13 +83,18 @@ class MethodConfig(Choice):
 
     pauses: ClassVar[bool] = False
 
+    @property
+    def restarts(self) -> bool:
+        """Whether trials train from the start each time that they train longer."""
+        return False
+
+    @abstractmethod
     def build(self, plan: SearchPlan) -> "SearchMethod":
         """The method.
 
         Raises:
             SpaceError: It cannot search this space, or not within these limits.
         """
-        raise NotImplementedError
 
     def budgets(self, largest: int) -> tuple[int, ...]:
         """Epochs after which results are compared, ascending; the last is `largest`."""
@@ -107,6 +113,11 @@ class RungsConfig(MethodConfig):
     rungs: Literal["continue", "restart"] = "continue"
     """How a trial trains longer: `continue` from its checkpoint, which needs a learning rate that does not depend on
     the number of epochs, or `restart`, each time with a schedule of its own."""
+
+    @property
+    @override
+    def restarts(self) -> bool:
+        return self.rungs == "restart"
 
     def budgets(self, largest: int) -> tuple[int, ...]:
         """`largest` divided by powers of `eta`, down to `min_epochs`, rounded to whole epochs."""

@@ -41,9 +41,10 @@ from speech.features.cmvn import CmvnStats
 from speech.files import check_finite
 from speech.hmm.config import AdaptationConfig
 from speech.hmm.priors import StateOutputs
+from speech.hypotheses import Hypothesis
 from speech.models import ModelConfig, ModelOption
-from speech.text import NormalizerConfig
-from speech.tokens import Tokenizer, tokenizer_from_dict
+from speech.text import LanguageError, NormalizerConfig, normalizer_of
+from speech.tokens import TOKENIZERS, Tokenizer, tokenizer_from_dict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,6 +160,16 @@ class BundleSpec(BaseModel):
         """The tokenizer."""
         assert self.tokenizer is not None
         return tokenizer_from_dict(self.tokenizer)
+
+    def comparable(self, hypothesis: Hypothesis) -> str:
+        """What is recognized, in the form of the transcripts that it is compared with."""
+        if self.tokenizer is None or not TOKENIZERS[self.tokenizer["kind"]].written:
+            return hypothesis.text
+        language = hypothesis.language or str(self.tokenizer.get("language", ""))
+        try:
+            return normalizer_of(self.normalizer).normalize(hypothesis.text, language)
+        except LanguageError:  # a model that chooses the language may take one whose numbers nobody can spell
+            return normalizer_of(self.normalizer).normalize(hypothesis.text, "en")
 
     @property
     def num_outputs(self) -> int:

@@ -60,7 +60,7 @@ def try_all(
             errors = ErrorCounts()
             for texts, hypotheses in pool.each(encoded):
                 for text, hypothesis in zip(texts, hypotheses, strict=True):
-                    errors += score_utterance(text, hypothesis.text)
+                    errors += score_utterance(text, recognizer.spec.comparable(hypothesis))
             trials.append(Trial(values, errors))
             if on_progress:
                 on_progress(len(trials), len(combinations))

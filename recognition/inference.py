@@ -73,20 +73,23 @@ def decode_set(
     decoded: dict[int, Decoded] = {}
     with DecodingPool[Batch](recognizer, useful_processes(recognizer, processes, len(wanted))) as pool:
         for part, hypotheses in pool.each(encode_set(recognizer, dataset, wanted, batch_seconds, on_damage)):
-            decoded |= zip(map(int, part.rows), _decoded(part, hypotheses, dataset), strict=True)
+            texts = map(recognizer.spec.comparable, hypotheses)
+            decoded |= zip(map(int, part.rows), _decoded(part, hypotheses, texts, dataset), strict=True)
             if on_progress:
                 on_progress(len(decoded), len(wanted))
     return dict(sorted(decoded.items()))
 
 
-def _decoded(part: Batch, hypotheses: list[Hypothesis], dataset: SpeechDataset) -> Iterator[Decoded]:
-    """Join the hypotheses of a batch with what is known about its utterances."""
+def _decoded(
+    part: Batch, hypotheses: list[Hypothesis], texts: Iterable[str], dataset: SpeechDataset
+) -> Iterator[Decoded]:
+    """Join the hypotheses of a batch, and their texts, with what is known about its utterances."""
     domains, corpora = dataset.index.values("domain"), dataset.index.values("corpus")
-    for i, (row, hypothesis) in enumerate(zip(map(int, part.rows), hypotheses, strict=True)):
+    for i, (row, hypothesis, text) in enumerate(zip(map(int, part.rows), hypotheses, texts, strict=True)):
         yield Decoded(
             id=part.ids[i],
             ref=part.texts[i],
-            hyp=hypothesis.text,
+            hyp=text,
             score=hypothesis.score,
             confidence=hypothesis.confidence,
             speaker=part.speakers[i],

@@ -28,7 +28,7 @@ from speech.features import FeatureConfig
 from speech.files import ShapeError, check_finite, read_described
 from speech.models import MODELS, PretrainedConfig
 from speech.models.networks.pretrained import PretrainedEncoder
-from speech.models.networks.whisper_decoder import GENERATION, TOKENIZER
+from speech.models.networks.whisper_decoder import GENERATION, TOKENIZER, with_missing_merges
 from storage.intact import DamagedObjectError, parse_json
 from storage.objects import ObjectStore
 
@@ -61,7 +61,7 @@ class PretrainedModel:
     generation: dict[str, Any]
     """Content of `generation_config.json`; empty without one."""
     tokenizer: str
-    """Content of `tokenizer.json`; empty without one."""
+    """Content of `tokenizer.json`, with all merges; empty without one."""
     card: dict[str, Any]
     """What the head of its model card states: licence, data sets."""
     paths: tuple[Path, ...]
@@ -188,7 +188,8 @@ def read_pretrained(cfg: PretrainedConfig, cache: Path) -> PretrainedModel:
     names = _weight_files(cfg.source, store, sizes.keys())
     paths = tuple(_local(store, name, sizes[name], cache) for name in names)
     generation = _json(store, GENERATION) if GENERATION in sizes else {}
-    tokenizer = json.dumps(_json(store, TOKENIZER), ensure_ascii=False) if TOKENIZER in sizes else ""
+    described = with_missing_merges(_json(store, TOKENIZER)) if TOKENIZER in sizes else {}
+    tokenizer = json.dumps(described, ensure_ascii=False) if described else ""
     sha256 = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     if generation or tokenizer:
         sha256.update((json.dumps(generation, sort_keys=True) + tokenizer).encode())
@@ -303,7 +304,7 @@ def hub_folder(name: str, revision: str) -> str:
     """
     from huggingface_hub import constants, snapshot_download
 
-    patterns = [CONFIG, PREPROCESSOR, CARD, WEIGHTS, INDEX, "model-*.safetensors"]
+    patterns = [CONFIG, PREPROCESSOR, GENERATION, TOKENIZER, CARD, WEIGHTS, INDEX, "model-*.safetensors"]
     what = {"repo_id": name, "revision": revision, "allow_patterns": patterns}
     offline = bool(constants.HF_HUB_OFFLINE)
     try:

@@ -1,6 +1,7 @@
 """Loss and greedy word error rate of a set."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -23,10 +24,16 @@ class Validation:
     Args:
         objective: Objective that defines the loss.
         tokenizer: Converts recognized tokens to text; None for models of tied states, and if hypotheses are given.
+        comparable: Gives hypotheses the form of the transcripts; by default they have it.
     """
 
-    def __init__(self, objective: Objective, tokenizer: Tokenizer | None) -> None:
-        self._objective = objective
+    def __init__(
+        self,
+        objective: Objective,
+        tokenizer: Tokenizer | None,
+        comparable: Callable[[Hypothesis], str] = attrgetter("text"),
+    ) -> None:
+        self._objective, self._comparable = objective, comparable
         # tied states need a graph to become words: their training is followed by loss and frame accuracy
         self._decoder = build_decoder(GreedyConfig(), tokenizer) if tokenizer else None
         self._reads = self._decoder is not None
@@ -54,7 +61,7 @@ class Validation:
             hypotheses = self._decoder.decode(log_probs, frames) if self._decoder else ()
         self._reads = self._reads or bool(hypotheses)
         for i, hypothesis in enumerate(hypotheses):
-            self._rows.append((batch.ids[i], batch.texts[i], hypothesis.text, batch.speakers[i], ""))
+            self._rows.append((batch.ids[i], batch.texts[i], self._comparable(hypothesis), batch.speakers[i], ""))
 
     def figures(self) -> dict[str, float]:
         """`loss` in nats per token (or frame, as the objective counts), `wer` as a fraction, further figures.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -29,6 +30,7 @@ __all__ = [
     "NormalizerConfig",
     "TextError",
     "TextNormalizer",
+    "normalizer_of",
     "number_words",
     "ordinal_words",
 ]
@@ -228,6 +230,12 @@ class TextNormalizer:
             return None
         letters = {"lower": LETTERS, "upper": LETTERS.upper(), "keep": LETTERS + LETTERS.upper()}[self.cfg.case]
         return frozenset(letters + APOSTROPHE + " ")
+
+
+@lru_cache(maxsize=16)
+def normalizer_of(cfg: NormalizerConfig) -> TextNormalizer:
+    """The normalizer of a configuration, made once."""
+    return TextNormalizer(cfg)
 
 
 def _drop_accents(text: str) -> str:

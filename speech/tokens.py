@@ -77,9 +77,12 @@ class Tokenizer(ABC):
         no_speech: Token that it predicts there if there is no speech; None if it has not learned that.
         languages: Tokens of the languages, by code, of which one takes the place behind `opening` for each utterance;
             empty if it is the same for all.
+        written: Whether texts are written as people write: hypotheses are normalized before they are compared with
+            transcripts, which are.
     """
 
     kind: ClassVar[str]
+    written: ClassVar[bool] = False
     blank = 0
     start: tuple[int, ...] = (0,)
     end: int = 0
@@ -338,6 +341,7 @@ class WhisperTokenizer(Tokenizer):
 
     kind = "whisper"
     blank = -1
+    written = True
 
     def __init__(self, about: WhisperTokens) -> None:
         self._about, self._tokenizer = about, _read_byte_pieces(about.model)

@@ -127,6 +127,7 @@ class SpeechTask:
         tokenizer: The model's tokens.
         frontend: From audio to features.
         augmenter: Makes and applies the random draws of augmentation.
+        comparable: Gives hypotheses the form of the transcripts.
     """
 
     def __init__(self, config: SpeechTaskConfig, seed: int) -> None:
@@ -135,6 +136,7 @@ class SpeechTask:
         spec = config.spec
         self.tokenizer, self._sample_rate = spec.build_tokenizer(), spec.sample_rate
         self._min_seconds = spec.min_seconds
+        self.comparable = spec.comparable
         self.frontend = spec.build_frontend(config.speaker_stats())
         self.augmenter = Augmenter(config.augment, spec.sample_rate, seed, spec.states_per_frame)
 

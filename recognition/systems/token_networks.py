@@ -83,7 +83,7 @@ class TokenTask(SpeechTask, ABC):
         from speech.models.networks.encoder_decoder import EncoderWithCtc
 
         assert isinstance(network, EncoderWithCtc)
-        search, validation = self._greedy(network), Validation(self.objective, None)
+        search, validation = self._greedy(network), Validation(self.objective, None, self.comparable)
 
         def add(batch: Batch) -> None:
             inputs, lengths = batch.inputs.to(device), batch.lengths.to(device)

@@ -13,12 +13,15 @@ from recognition.systems.attention import AttentionSystem
 from speech.audio import encode_flac
 from speech.decoding import AttentionDecodeConfig
 from speech.models import WhisperDecoderConfig
+from speech.text import TextNormalizer
 from storage.objects import ObjectStore
 from storage.reading import ShardReader
 from storage.shards import Sample, build_index, write_shard
 from tasks.config.pipeline import ConfigError, parse_config
+from tasks.dataset.tables import read_table
 from tasks.stages.base import Run, StageError
 from tasks.stages.bundles import fetch_bundle
+from tasks.stages.decode import DECODE
 from tasks.stages.features import FEATURES
 from tasks.stages.initial import initial_model, system_config, transfer_initial
 from tasks.stages.prepare import PREPARE
@@ -96,8 +99,11 @@ def test_untrained_model_writes_the_tokens_of_the_librarys_generate(folder, monk
     document["features"]["tail"] = True
     document["train"]["epochs"] = 0
     run = Run(parse_config(document), "r")
-    for stage in (PREPARE, SHARD, FEATURES, TRAIN):
+    for stage in (PREPARE, SHARD, FEATURES, TRAIN, DECODE):
         stage.execute(run)
+    found = [row["hyp"] for row in read_table(run.result("decode").store, "test.parquet")]
+    assert any(found)
+    assert found == [TextNormalizer().normalize(text) for text in found], "written as the transcripts"
     result = TRAIN.record(run)["result"]
     assert (result["epoch"], result["step"], result["trained_parameters"]) == (0, 0, 0)
     bundle = fetch_bundle(run.result("train").store, tmp_path / "bundle")

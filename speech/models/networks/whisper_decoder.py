@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from typing_extensions import override
 
+from configurable.wording import counted
 from speech.files import check_finite, read_described
 from speech.models.networks.transformer_decoder import TransformerDecoder
 from speech.models.whisper_decoder import WhisperDecoderConfig
 from speech.tokens import WhisperTokenizer
 
+log = logging.getLogger(__name__)
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 _PREFIXES = ("model.decoder.", "decoder.")
 """What the names of the decoder's weights begin with: of the model for transcription, and of the bare model."""
@@ -143,7 +146,7 @@ def read_whisper_tokenizer(folder: Path, **asked: Any) -> WhisperTokenizer:
         ValueError: A file is missing or damaged, or the model does not know what it is asked for.
     """
     size, generation = read_json(folder, CONFIG).get("vocab_size"), read_json(folder, GENERATION, optional=True)
-    model = json.dumps(read_json(folder, TOKENIZER), ensure_ascii=False)
+    model = json.dumps(with_missing_merges(read_json(folder, TOKENIZER)), ensure_ascii=False)
     return whisper_tokenizer(model, size, generation, **asked)
 
 
@@ -166,6 +169,59 @@ def whisper_tokenizer(model: str, size: Any, generation: Mapping[str, Any], **as
     tokenizer = WhisperTokenizer.from_dict({"model": model, "size": size, **suppressed, **asked})
     assert isinstance(tokenizer, WhisperTokenizer)
     return tokenizer
+
+
+def with_missing_merges(described: dict[str, Any]) -> dict[str, Any]:
+    """A byte-level `tokenizer.json` whose merges make every piece of its vocabulary.
+
+    Some published files of Whisper base lack the first merge, that of the space and "t". A text is then recognized as
+    before, but " the" is encoded as two pieces, which the model has never seen: trained on such targets, it forgets how
+    words are written. Pieces are numbered in the order of their merges, which tells a missing one's place.
+
+    Args:
+        described: The file's content.
+
+    Returns:
+        It, with the missing merges; as it is if none is missing, or if it is no such file.
+    """
+    try:
+        pieces: dict[str, int] = described["model"]["vocab"]
+        pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in described["model"]["merges"]]
+        own = {token["content"] for token in described.get("added_tokens") or ()}
+        ranks = {(left, right): pieces[left + right] for left, right in pairs}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return described  # what reads it next says what is wrong with it
+    if sorted(ranks.values()) != list(ranks.values()):
+        return described  # numbered otherwise: nobody knows the places
+    made = {left + right for left, right in pairs}
+    missing: list[tuple[str, str]] = []
+    for piece in sorted(pieces, key=pieces.__getitem__):
+        if len(piece) > 1 and piece not in made and piece not in own:
+            parts = _merged_before(piece, ranks, pieces[piece])
+            if len(parts) == 2:
+                missing.append((parts[0], parts[1]))
+                ranks[missing[-1]] = pieces[piece]
+    if not missing:
+        return described
+    log.warning(
+        "%s lacks %s of pieces in its vocabulary (the first is %r and %r): added",
+        TOKENIZER,
+        counted(len(missing), "merge"),
+        *missing[0],
+    )
+    merges = [list(pair) for pair in sorted(ranks, key=ranks.__getitem__)]
+    return {**described, "model": {**described["model"], "merges": merges}}
+
+
+def _merged_before(piece: str, ranks: Mapping[tuple[str, str], int], rank: int) -> list[str]:
+    """What the merges before a rank make of a piece's bytes."""
+    parts = list(piece)
+    while len(parts) > 1:
+        best, place = min((ranks.get((parts[i], parts[i + 1]), rank), i) for i in range(len(parts) - 1))
+        if best >= rank:
+            break
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+    return parts
 
 
 def load_whisper_decoder(folder: Path) -> WhisperDecoder:

@@ -1,4 +1,4 @@
-"""Whisper writes capitals, punctuation and digits, all of which were counted as errors against normalized transcripts."""
+"""Capitals, punctuation and digits of Whisper's hypotheses were errors against normalized transcripts."""
 
 import pytest
 

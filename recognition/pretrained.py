@@ -78,7 +78,7 @@ class PretrainedModel:
         try:
             return cfg.with_encoder(self.config)
         except ValueError as error:
-            raise PretrainedError(f"{self.name} cannot be used as model.source: {error}") from error
+            raise PretrainedError(f"{self.name} cannot be used: {error}") from error
 
     def check(self, cfg: PretrainedConfig, features: FeatureConfig, sample_rate: int) -> PretrainedConfig:
         """Check that features are those that this model was trained on.
@@ -229,8 +229,8 @@ def read_pretrained_source(source: str, cache: Path) -> SourceModel:
 def _not_a_model(source: str, exists: bool) -> str:
     """Message about a source without a configuration."""
     if exists:
-        return f"model.source {source} has no {CONFIG}: name a folder in Hugging Face's format"
-    text = f"model.source {source} is not there: correct the path"
+        return f"the pretrained model {source} has no {CONFIG}: name a folder in Hugging Face's format"
+    text = f"the pretrained model {source} is not there: correct the path"
     return f"{text}; for a name on the Hugging Face hub, give model.revision, too (a commit)"
 
 
@@ -268,16 +268,16 @@ def _weight_files(source: str, store: ObjectStore, names: Any) -> list[str]:
         missing = [name for name in files if name not in names]
         if missing or not files:
             what = f"{missing[0]}, which {INDEX} names, is missing" if missing else f"{INDEX} names no files"
-            raise PretrainedError(f"model.source {source} is incomplete: {what}; fetch the model again")
+            raise PretrainedError(f"the pretrained model {source} is incomplete: {what}; fetch the model again")
         return files
     pickles = sorted(name for name in names if name.endswith(_PICKLES))
     if pickles:
         command = f"AutoModel.from_pretrained({source!r}).save_pretrained({source!r})"
         raise PretrainedError(
-            f"model.source {source} has its weights in {pickles[0]} only, a pickle, which can run code and is not "
+            f"the pretrained model {source} has its weights in {pickles[0]} only, a pickle, which can run code and is not "
             f'read. If you trust it, convert it: python -c "from transformers import AutoModel; {command}"'
         )
-    raise PretrainedError(f"model.source {source} has no {WEIGHTS}: fetch the model again, or name another")
+    raise PretrainedError(f"the pretrained model {source} has no {WEIGHTS}: fetch the model again, or name another")
 
 
 def _local(store: ObjectStore, name: str, version: tuple[int, float], cache: Path) -> Path:
@@ -323,7 +323,7 @@ def hub_folder(name: str, revision: str) -> str:
             missing = error
     reason = "HF_HUB_OFFLINE forbids to fetch it" if offline else f"it cannot be fetched: {missing}"
     raise PretrainedError(
-        f"model.source {name}, revision {revision}, is not in the cache of the Hugging Face hub "
+        f"the pretrained model {name}, revision {revision}, is not in the cache of the Hugging Face hub "
         f"({constants.HF_HUB_CACHE}), and {reason}. Where there is a network, run `hf download {name} --revision "
         f"{revision} --local-dir FOLDER`, and name the folder in model.source, without model.revision"
     ) from None

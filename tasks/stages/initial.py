@@ -27,7 +27,7 @@ from recognition.initial_weights import (
     open_source,
     transfer_weights,
 )
-from recognition.pretrained import PretrainedModel, read_pretrained, read_pretrained_source
+from recognition.pretrained import PretrainedError, PretrainedModel, read_pretrained, read_pretrained_source
 from recognition.system import SystemConfig
 from speech.models import ModelConfig, PretrainedConfig
 from speech.tokens import BLANK_SYMBOL, TokenConfig, TokenError, Tokenizer, tokenizer_from_dict, train_tokenizer
@@ -125,6 +125,8 @@ def _own_pretrained(run: Run) -> PretrainedModel | None:
             pretrained = read_pretrained(model, run.cache_folder)
             if not model.encoder:
                 pretrained.check(model, run.config.features, run.config.data.sample_rate)
+        except PretrainedError as error:
+            raise StageError(f"model.source: {error}") from error
         except ValueError as error:
             raise StageError(str(error)) from error
         run.pretrained = pretrained

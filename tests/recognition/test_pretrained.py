@@ -211,7 +211,7 @@ def damage(folder, what):
         ({"encoder_ffn_dim": 10**9}, "are not of one model"),
         ({"d_model": 10**30}, "describes no encoder|greater than"),
         ({"activation_function": "none of these"}, "transformers builds no encoder"),
-        ({"d_model": "wide"}, "cannot be used as model.source.*dim"),
+        ({"d_model": "wide"}, "cannot be used: .*dim"),
     ],
     ids=str,
 )

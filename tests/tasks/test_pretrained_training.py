@@ -245,6 +245,19 @@ def test_url_without_a_model_is_refused_naming_the_field(trained):
     assert problem.startswith("train.init: memory://att/nothing is no bundle")
 
 
+@pytest.mark.parametrize("field", ["train.init", "model.source"])
+def test_message_about_a_damaged_model_names_the_field_that_names_it(tmp_path, field):
+    source = write_whisper(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    config = document(source)
+    if field == "train.init":
+        config["train"]["init"] = source
+        config["model"] = {"kind": "whisper"}
+    with pytest.raises(StageError, match=r"the pretrained model .* has no model\.safetensors") as caught:
+        assert initial_model(Run(parse_config(config), "r")).source
+    assert [name for name in ("train.init", "model.source") if name in str(caught.value)] == [field]
+
+
 def test_features_that_the_pretrained_model_of_train_init_does_not_read_are_refused(trained, tmp_path):
     config = document("x")
     config |= {"model": {"kind": "whisper"}, "features": {"kind": "whisper_logmel", "num_mels": 40}}

@@ -1,0 +1,75 @@
+"""What of a pretrained Whisper is worth training: one change at a time to the recipe of Mini LibriSpeech.
+
+    python -m benchmarks.pretrained_ablation [--rows NAME …] [--config configs/mini_librispeech_whisper.yaml]
+
+Needs STARLING_SHARED_DATA and WHISPER_BASE, as the recipe says. A row is a pipeline up to the stage `score`; what rows
+share is done once, and an interrupted benchmark continues. Prints the WER of each row and the time of its training and
+decoding, and JSON.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "mini_librispeech_whisper.yaml"
+TRAINED = ("features", "align", "train")
+BOOKS = "{kind: ngram, unit: token, order: 3, cutoffs: [0, 0, 1], text: [$STARLING_SHARED_DATA/text/books-1.txt.bz2]}"
+CTC = [
+    "recognizer={kind: ctc}",
+    "tokens={kind: bpe, vocab_size: 256}",
+    "train.objective={kind: ctc}",
+    'train.freeze=[{names: ["subsampling.*", "layers.*", "norm.*"], until: 0}]',
+    "train.optimizer.lr=0.003",
+    "train.epochs=3",
+    "model.silence=encoder",
+    "decode={kind: greedy}",
+]
+ROWS: dict[str, list[str]] = {
+    "as published, greedy": ["train.epochs=0", "decode.beam=1"],
+    "as published": ["train.epochs=0"],
+    "encoder frozen, CTC": CTC,
+    "decoder, greedy": ["decode.beam=1"],
+    "decoder": [],
+    "decoder, 3-gram": [f"lm={BOOKS}", "decode.lm_weight=0.2"],
+    "decoder, no silence": ["model.silence=none"],
+    "decoder, LoRA": ["train.lora={rank: 32, alpha: 64, modules: [decoder.*]}", "train.optimizer.lr=0.0005"],
+    "encoder and decoder, no silence": ["model.silence=none", "train.freeze=[]", "train.optimizer.lr=1.0e-5"],
+    "decoder, half an hour": ["data.sources.0.limit=138", "train.epochs=3"],
+}
+"""Settings of each row."""
+
+
+def run(config: Path, settings: list[str]) -> dict[str, Any]:
+    """The summary of a pipeline with some settings."""
+    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--no-prefect", "--until", "score", "--json"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return summary
+
+
+def main() -> None:
+    """Run the rows and print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=CONFIG, help="the recipe")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME", help=", ".join(ROWS))
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to all rows")
+    args = parser.parse_args()
+    rows = []
+    for name in args.rows:
+        summary = run(args.config, ROWS[name] + args.set)
+        seconds = {stage["name"]: stage["seconds"] for stage in summary["stages"] if not stage["cached"]}
+        training, decoding = sum(seconds.get(stage, 0.0) for stage in TRAINED), seconds.get("decode", 0.0)
+        (scores,) = summary["sets"].values()
+        rows.append({"row": name, "train_s": training, "decode_s": decoding, **scores})
+        times = f"training {training / 60:5.1f} min, decoding {decoding / 60:4.1f} min"
+        print(f"{name:32} WER {100 * scores['wer']:6.2f} %  {times}", flush=True)
+    print(json.dumps({"benchmark": "what of a pretrained model is trained", "config": args.config.name, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -274,8 +274,8 @@ def _weight_files(source: str, store: ObjectStore, names: Any) -> list[str]:
     if pickles:
         command = f"AutoModel.from_pretrained({source!r}).save_pretrained({source!r})"
         raise PretrainedError(
-            f"the pretrained model {source} has its weights in {pickles[0]} only, a pickle, which can run code and is not "
-            f'read. If you trust it, convert it: python -c "from transformers import AutoModel; {command}"'
+            f"the pretrained model {source} has its weights in {pickles[0]} only, a pickle, which can run code and is "
+            f'not read. If you trust it, convert it: python -c "from transformers import AutoModel; {command}"'
         )
     raise PretrainedError(f"the pretrained model {source} has no {WEIGHTS}: fetch the model again, or name another")
 

@@ -8,7 +8,8 @@ hypotheses must use the same normalizer: normalization alone changes a word erro
     normalizer("Dr. Who's 2nd!")   # "dr who's second"
 
 Every normalizer is idempotent. Numbers are read the short American way ("one hundred one"). Years, dates and
-abbreviations are not interpreted: without context, no rule gets them right.
+abbreviations are not interpreted: without context, no rule gets them right. Only "Mr" and "Mrs" are always the same:
+English ones are written "mister" and "missus", as in LibriSpeech.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _LATIN |= {small.upper(): large.upper() for small, large in _LATIN.items() if sm
 
 _TAG = re.compile(r"</?[^\W\d][^\s<>]*>|(?<!\w)\[[^\W\d][^\s\[\]]*\](?!\w)")
 """A transcriber's note or a symbol, not a word: `<unk>`, `</s>`, `[noise]`."""
+_TITLE = re.compile(r"(?<![\w'])(m)(r|rs)(?![\w'])", re.IGNORECASE)
+_TITLES = {"r": "ister", "rs": "issus"}
 _PLAIN = re.compile(r"[a-zA-Z ]*(?:(?<=[a-zA-Z])'(?=[a-zA-Z])[a-zA-Z ]*)*")
 
 
@@ -132,6 +135,17 @@ def _kept(character: str) -> str:
     return "" if category == "Cf" else " "
 
 
+def _spell_titles(text: str) -> str:
+    """Writes out "Mr" and "Mrs", in capitals where they are."""
+    if "m" not in text and "M" not in text:
+        return text
+    return _TITLE.sub(lambda title: title[1] + _in_case(_TITLES[title[2].lower()], title[2]), text)
+
+
+def _in_case(text: str, like: str) -> str:
+    return text.upper() if like.isupper() else text
+
+
 def _clean_word(word: str) -> str:
     """Strips quotation marks from a word; an apostrophe at one end only ('tis, dogs') belongs to the word."""
     while len(word) > 1 and word[0] == word[-1] == APOSTROPHE:
@@ -184,7 +198,7 @@ class TextNormalizer:
         if kind == "none":
             return " ".join(unicodedata.normalize("NFC", text).split())
         if kind == "english" and _PLAIN.fullmatch(text):
-            return " ".join(change_case(text, self.cfg.case).split())
+            return " ".join(change_case(_spell_titles(text), self.cfg.case).split())
         # For a few letters (İ, ŉ), case mapping and composition undo each other: repeat until nothing changes.
         for _ in range(8):
             before, text = text, self._one_pass(text, kind, language)
@@ -209,7 +223,8 @@ class TextNormalizer:
             text = spell_numbers(text).translate(_ENGLISH)
             if not text.isascii():
                 text = _drop_accents(text)
-        text = change_case(_collapse(_drop_punctuation(text)), self.cfg.case)
+        text = _collapse(_drop_punctuation(text))
+        text = change_case(_spell_titles(text) if english else text, self.cfg.case)
         return unicodedata.normalize("NFKC", text)
 
     def _family_pass(self, text: str, kind: str, language: str) -> str:

@@ -428,7 +428,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 PREPARE = Stage(
     "prepare",
-    7,
+    8,
     _inputs,
     _work,
     artifacts=_artifacts,

@@ -199,3 +199,21 @@ def test_real_transcripts_only_change_case(shared_data):
 def test_fast_path_for_plain_text_gives_the_same(text):
     # A trailing full stop avoids the fast path and is removed.
     assert ENGLISH.normalize(text) == ENGLISH.normalize(text + " .")
+
+
+@pytest.mark.parametrize(
+    ("text", "case", "expected"),
+    [
+        ("Mr. Smith and Mrs. Jones", "lower", "mister smith and missus jones"),
+        ("Mr Smith and MRS JONES", "keep", "Mister Smith and MISSUS JONES"),
+        ("MR SMITH", "lower", "mister smith"),
+        ("mrs", "upper", "MISSUS"),
+        ("Mr.Smith, 3 Mr", "lower", "mister smith three mister"),
+        ("Mr's mrsa amr m r", "lower", "mr's mrsa amr m r"),
+    ],
+)
+def test_titles_are_written_out_as_librispeech_writes_them(text, case, expected):
+    normalizer = TextNormalizer(NormalizerConfig(case=case))
+    assert normalizer.normalize(text) == expected
+    assert normalizer.normalize(expected) == expected
+    assert TextNormalizer(NormalizerConfig(kind="basic")).normalize("Mr. Smith") == "mr smith"

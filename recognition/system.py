@@ -68,6 +68,11 @@ class SystemConfig(Choice, ABC):
         """Whether the engine trains it."""
         return self.task_config is not None
 
+    @property
+    def writes(self) -> bool:
+        """Whether it writes as people do, with capitals, punctuation and digits."""
+        return False
+
     def lacking(self, model: ModelConfig, align: AlignConfig | None, lm: LmConfig | None) -> str:
         """What the system needs of a pipeline that has it not, with the remedy; empty if nothing is missing.
 

@@ -9,6 +9,7 @@ STAGES = (
     "align",
     "adapt",
     "realign",
+    "restore",
     "train",
     "lm",
     "rescoring",

@@ -152,6 +152,7 @@ class SpeechDataset:
         checked: The tokenizer is known to encode all transcripts: do not read them for that.
         max_seconds: Utterances that are longer are left out of batches.
         min_seconds: Seconds that are computed even for the shortest utterance.
+        written: Texts by row that are encoded in place of the transcripts, where they are not null.
 
     Raises:
         TokenError: If the tokenizer does not know a symbol of a transcript, unless `lenient` or `checked`.
@@ -169,6 +170,7 @@ class SpeechDataset:
         checked: bool = False,
         max_seconds: float = math.inf,
         min_seconds: float = 0.0,
+        written: Any = None,
     ) -> None:
         self.index = index
         self.reader = reader
@@ -184,6 +186,7 @@ class SpeechDataset:
         self._max_seconds = max_seconds
         self._stored = index.metadata["payload"] == "npy"
         self._tokenizer, self._lenient, self._quarantine = tokenizer, lenient, quarantine
+        self._written = written
         if tokenizer and not lenient and not checked:
             check_vocabulary(tokenizer, self._texts)
 
@@ -249,7 +252,8 @@ class SpeechDataset:
         loaded = [(row, item) for row in rows if (item := self._load_or_quarantine(row)) is not None]
         kept = np.array([row for row, _ in loaded], dtype=np.int64)
         texts = [self._texts[row].as_py() for row, _ in loaded]
-        encoded = [encode(self._tokenizer, text, self._lenient) if self._tokenizer else [] for text in texts]
+        targets = [self._target(row, text) for (row, _), text in zip(loaded, texts, strict=True)]
+        encoded = [encode(self._tokenizer, text, self._lenient) if self._tokenizer else [] for text in targets]
         tokens = [torch.tensor(token_ids, dtype=torch.long) for token_ids in encoded]
         ids = [self._ids[row].as_py() for row, _ in loaded]
         batch = Batch(
@@ -266,6 +270,11 @@ class SpeechDataset:
             languages=[self._languages[row].as_py() or "" for row, _ in loaded] if self._languages is not None else [],
         )
         return self._with_states(batch, self._targets) if self._targets else batch
+
+    def _target(self, row: int, text: str) -> str:
+        """What a model learns to write for an utterance."""
+        written: str | None = None if self._written is None else self._written[row].as_py()
+        return text if written is None else written
 
     def _with_states(self, batch: Batch, targets: StateTargets) -> Batch:
         states = [targets.states(name) for name in batch.ids]

@@ -98,6 +98,11 @@ class AttentionSystem(TokenSystem):
     task_config: ClassVar[type[SpeechTaskConfig] | None] = AttentionTaskConfig
     decoders: ClassVar[tuple[str, ...]] = ("attention",)
 
+    @property
+    @override
+    def writes(self) -> bool:
+        return isinstance(self.decoder_network, WhisperDecoderConfig)
+
     @model_validator(mode="after")
     def _check_ctc(self) -> Self:
         if self.ctc and isinstance(self.decoder_network, WhisperDecoderConfig):

@@ -93,6 +93,8 @@ class SpeechTaskConfig(SystemTaskConfig):
     """Feature statistics by speaker, for `cmvn: speaker`."""
     initial: InitialWeights | None = None
     """The weights that training begins with; random ones without."""
+    texts_url: str = ""
+    """Store of transcripts in the model's written form, by set; empty if it learns to write them as they are."""
 
     def speaker_stats(self) -> dict[str, CmvnStats]:
         """The speakers' statistics as objects."""
@@ -112,7 +114,11 @@ class SpeechTaskConfig(SystemTaskConfig):
 
     @override
     def _further(self, name: Literal["train", "valid"], index: ShardIndex) -> dict[str, Any]:
-        limits = {"max_seconds": self.spec.max_seconds, "min_seconds": self.spec.min_seconds}
+        from recognition.data.written_texts import read_written_texts
+
+        limits: dict[str, Any] = {"max_seconds": self.spec.max_seconds, "min_seconds": self.spec.min_seconds}
+        if self.texts_url:
+            limits["written"] = read_written_texts(ObjectStore(self.texts_url), name, len(index))
         return {"tokenizer": self.spec.build_tokenizer(), "lenient": name == "valid", **limits}
 
 

@@ -32,6 +32,7 @@ from tasks.config.lm_training import LmTrainConfig, check_lm_training
 from tasks.config.mistakes import choices, explained, listed
 from tasks.config.model_names import is_model, registered_uri
 from tasks.config.realign import RealignConfig, check_realign
+from tasks.config.restore import RestoreConfig, check_restore
 from tasks.config.training import AcousticTrainConfig, check_system
 from tasks.config.yaml_text import parse_yaml
 from tasks.dataset.policies import SlotsConfig
@@ -185,6 +186,8 @@ class PipelineConfig(BaseModel):
     """Chooses parameters of the decoder on the validation set; without this section they are as configured."""
     realign: RealignConfig | None = None
     """The stage `realign`, which aligns again with a network; without this section there is none."""
+    restore: RestoreConfig | None = None
+    """The stage `restore`, which gives transcripts the form in which the model writes; without it there is none."""
     lexicon: LexiconChoice = GraphemesConfig()
     """How words are pronounced."""
     lm: LmOption = None
@@ -229,6 +232,7 @@ class PipelineConfig(BaseModel):
             )
         check_features(self.features, self.align, self.system, self.train.objective)
         check_realign(self.realign, self.align, self.system, self.train.objective)
+        check_restore(self.restore, self.system, self.train)
         if self.features.stored:
             self.train.augment.refuse_waves("features.stored", "set features.stored=false")
         elif self.features.in_shards:

@@ -129,7 +129,7 @@ def use_model(run: Run, bundle: Path, as_configured: bool = False) -> None:
     if as_configured or (run.config.decode != GreedyConfig() and run.config.tune is None):
         decode = _completed(run.config.decode, own, run.config.lm)
     parts = {"decode": decode, "recognizer": system, "align": None, "lm": None}
-    parts |= {"realign": None, "rescoring": None, "tune": None}
+    parts |= {"realign": None, "restore": None, "rescoring": None, "tune": None}
     run.config = run.config.model_copy(update=parts)
 
 

@@ -76,7 +76,7 @@ _EPOCHS = 50
 """Maximum number of epochs in a table."""
 _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
-_NOT_OF_THE_MODEL = ("source", "revision", "licence", "trained_on")
+NOT_OF_THE_MODEL = ("source", "revision", "licence", "trained_on")
 """Fields of a pretrained model's configuration of which its digest tells what affects the training."""
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
@@ -94,7 +94,7 @@ def _content(run: Run) -> dict[str, Any]:
     return {
         "train": training_content(config.train),
         **({"system": address_content(config.system)} if own else {}),
-        **{name: address_content(part, without=_NOT_OF_THE_MODEL) for name, part in parts.items()},
+        **{name: address_content(part, without=NOT_OF_THE_MODEL) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
         "seed": config.seed,
     }
@@ -119,6 +119,8 @@ def _inputs(run: Run) -> Inputs:
     if uses_alignments(run):
         tables = {name: read_alignments(alignments(run), name).digest for name in ("train", "valid")}
         digests["alignments"] = digest_json(tables)
+    if "restore" in run.results:
+        digests["texts"] = run.result("restore").key
     return _content(run), digests
 
 
@@ -197,6 +199,8 @@ def make_job(
         objective["objective"] = config.train.objective
     if uses_alignments(run):
         objective["alignments_url"] = alignments(run).url
+    if "restore" in run.results:
+        objective["texts_url"] = run.result("restore").url
     return TrainJob(
         run=output.key,
         seed=config.seed,

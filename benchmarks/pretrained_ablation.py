@@ -33,6 +33,7 @@ ROWS: dict[str, list[str]] = {
     "encoder frozen, CTC": CTC,
     "decoder, greedy": ["decode.beam=1"],
     "decoder": [],
+    "decoder, restored": ["restore={}"],
     "decoder, 3-gram": [f"lm={BOOKS}", "decode.lm_weight=0.2"],
     "decoder, no silence": ["model.silence=none"],
     "decoder, LoRA": ["train.lora={rank: 32, alpha: 64, modules: [decoder.*]}", "train.optimizer.lr=0.0005"],

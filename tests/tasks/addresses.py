@@ -96,7 +96,9 @@ def addresses(config: PipelineConfig) -> dict[str, str]:
     run = Run(config, "run")
     for name in STAGES:
         run.results[name] = StageResult(name, "key", f"memory://objects/{name}/key", 0.0, True, {}, _RECORD)
-    run.results.pop("realign" if config.realign is None else "", None)
+    for name in ("realign", "restore"):
+        if getattr(config, name) is None:
+            del run.results[name]
     keys = {name: stage_key(name, get_stage(name).version, *get_stage(name).inputs(run)) for name in stages_of(config)}
     return keys | {SYNTHESIS: synthetic_table(config.data.sources[0]).parent.name}
 

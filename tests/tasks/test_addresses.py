@@ -47,6 +47,8 @@ ELSEWHERE = {
     "decode.hmm": "is not valid alone: tests/tasks/test_graph_stage.py",
     "model.source": "names a pretrained model, whose digest counts: tests/tasks/test_pretrained_training.py",
     "train.init": "names a model, whose digest counts: tests/tasks/test_warm_starts.py",
+    "restore": "needs a pretrained model: tests/tasks/test_restore.py",
+    "restore.most_errors": "likewise",
     "realign.model": "names a model, whose digest counts: tests/tasks/test_realign.py",
 }
 """Fields that are not varied here."""

@@ -1,6 +1,7 @@
 """The stage restore: what a model writes gives transcripts their form, and training learns to write it."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,6 +83,20 @@ def test_model_that_cannot_write_yet_makes_sentences_of_transcripts(run):
         assert all(row["text"][0].isupper() for row in rows)
         assert RESTORE.record(run)["sets"][name]["restored"] == len(rows)
     assert RESTORE.output(run).record(), "cached"
+
+
+def test_address_depends_on_the_limit_of_errors_and_not_on_the_models_place(run, folder, tmp_path):
+    def key(changed_folder=folder, **fields):
+        document = document_of(changed_folder) | {"restore": fields}
+        return RESTORE.output(Run(parse_config(document), "r", results=dict(run.results))).key
+
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(folder, copy)
+    assert key() == key(most_errors=0.5) == key(copy)
+    assert key(most_errors=0.4) != key()
+    generation = json.loads((copy / "generation_config.json").read_text())
+    (copy / "generation_config.json").write_text(json.dumps(generation | {"suppress_tokens": [4]}))
+    assert key(copy) != key()
 
 
 def test_training_learns_the_form_and_validation_scores_the_words(run, writer, tmp_path):

@@ -53,12 +53,13 @@ def config_of(run: Run) -> RestoreConfig:
 
 
 def _inputs(run: Run) -> Inputs:
-    spec, initial = make_spec(run), initial_model(run)
+    initial = initial_model(run)
     if initial is None:
         raise StageError(
             "restore needs a model that writes as people do, and training begins with random weights: name one in "
             "train.init or model.source, or remove restore"
         )
+    spec = make_spec(run)
     parts = {"features": spec.features, "normalizer": spec.normalizer, "system": spec.system, "": config_of(run)}
     content = {name: address_content(part) for name, part in parts.items()}
     content["model"] = address_content(spec.network, without=NOT_OF_THE_MODEL)

@@ -265,6 +265,8 @@ def of_all_kinds(bundle: Path, file: Path) -> dict[str, dict[str, str]]:
     for number, (config, place) in enumerate(configurations(bundle, file)):
         by_kind[f"{number}"] = addresses(config)
         for variation in variations(config, place, file, kinds_only=True):
+            if variation.path == "restore":  # needs a pretrained model
+                continue
             part = at(variation.after, variation.place)
             by_kind[f"{number} {variation.path} {getattr(part, 'kind', '')}"] = addresses(variation.after)
     return by_kind

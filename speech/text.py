@@ -48,8 +48,8 @@ _LATIN |= {small.upper(): large.upper() for small, large in _LATIN.items() if sm
 
 _TAG = re.compile(r"</?[^\W\d][^\s<>]*>|(?<!\w)\[[^\W\d][^\s\[\]]*\](?!\w)")
 """A transcriber's note or a symbol, not a word: `<unk>`, `</s>`, `[noise]`."""
-_TITLE = re.compile(r"(?<![\w'])(m)(r|rs)(?![\w'])", re.IGNORECASE)
-_TITLES = {"r": "ister", "rs": "issus"}
+_TITLE = re.compile(r"(?<![\w'])(mrs?)(?![\w'])", re.IGNORECASE)
+_TITLES = {"mr": "mister", "mrs": "missus"}
 _PLAIN = re.compile(r"[a-zA-Z ]*(?:(?<=[a-zA-Z])'(?=[a-zA-Z])[a-zA-Z ]*)*")
 
 
@@ -139,11 +139,12 @@ def _spell_titles(text: str) -> str:
     """Writes out "Mr" and "Mrs", in capitals where they are."""
     if "m" not in text and "M" not in text:
         return text
-    return _TITLE.sub(lambda title: title[1] + _in_case(_TITLES[title[2].lower()], title[2]), text)
+    return _TITLE.sub(lambda title: _title_in_case(title[1]), text)
 
 
-def _in_case(text: str, like: str) -> str:
-    return text.upper() if like.isupper() else text
+def _title_in_case(title: str) -> str:
+    word = _TITLES[title.lower()]
+    return word.upper() if title.isupper() else title[0] + word[1:]
 
 
 def _clean_word(word: str) -> str:

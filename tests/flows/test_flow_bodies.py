@@ -150,6 +150,7 @@ def test_finished_and_later_stages_are_skipped(monkeypatch):
     config = SimpleNamespace(
         align=None,
         realign=None,
+        restore=None,
         lm=None,
         rescoring=None,
         system=CtcSystem(),

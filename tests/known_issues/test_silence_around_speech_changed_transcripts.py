@@ -36,6 +36,8 @@ def test_every_recipe_trains_on_pauses_and_normalizes_by_speech(path, monkeypatc
         pytest.skip("it trains no network")
     if config.name == "starling-switchboard":
         pytest.skip("it is the published recipe, on calls with pauses of their own")
+    if getattr(config.model, "silence", "none") == "all":
+        pytest.skip("it begins with a model that was trained with silence, and keeps it")
     if config.system.targets == "states":  # aligned with the pauses, which are in the shards
         features, pauses = config.align.features, config.data.pauses
     else:

@@ -1,18 +1,18 @@
 """Leave-one-speaker-out evaluation on FSDD: how well digit recognition generalizes to unseen voices.
 
-    python benchmarks/fsdd_leave_one_out.py [--config configs/fsdd_align.yaml] [--set FIELD=VALUE …]
+    python -m benchmarks.fsdd_leave_one_out [--config configs/fsdd_align.yaml] [--set FIELD=VALUE …]
 
 Needs STARLING_SHARED_DATA. Prints a table and JSON; every run is cached, so an interrupted evaluation continues.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+from benchmarks.pipelines import ROOT, run_pipeline
+
+CONFIGS = ROOT / "configs"
 SPEAKERS = ("george", "jackson", "lucas", "nicolas")
 
 
@@ -24,14 +24,7 @@ def run_without(config: Path, speaker: str, settings: list[str]) -> dict[str, An
         "data.sources.1.speakers": f"[{speaker}]",
         "data.sources.1.where": "{}",
     }
-    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--no-prefect", "--until", "score", "--json"]
-    for field, value in changes.items():
-        command += ["--set", f"{field}={value}"]
-    for setting in settings:
-        command += ["--set", setting]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    return run_pipeline(config, [f"{field}={value}" for field, value in changes.items()] + settings)
 
 
 def main() -> None:

@@ -13,15 +13,14 @@ import argparse
 import csv
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fsdd_leave_one_out import SPEAKERS
+from benchmarks.pipelines import ROOT, run_pipeline
 from tasks.config.home import home
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "fsdd_whisper.yaml"
-SPEAKERS = ("george", "jackson", "lucas", "nicolas")
+CONFIG = ROOT / "configs" / "fsdd_whisper.yaml"
 SETS = ("new", "known")
 OF_EACH_DIGIT = 2
 """Recordings of the new voice that are trained on."""
@@ -49,14 +48,7 @@ def run(config: Path, name: str, sources: list[dict[str, Any]], settings: list[s
     """The summary of a pipeline on some sources."""
     fields = {"name": name, "register.model": name, "data.sources": json.dumps(sources), "data.valid_share": "0.05"}
     fields["score"] = json.dumps({"sets": list(SETS)})
-    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--no-prefect", "--json"]
-    for field, value in fields.items():
-        command += ["--set", f"{field}={value}"]
-    for setting in settings:
-        command += ["--set", setting]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return summary
+    return run_pipeline(config, [f"{field}={value}" for field, value in fields.items()] + settings, until="")
 
 
 def of_speaker(options: argparse.Namespace, speaker: str) -> dict[str, Any]:

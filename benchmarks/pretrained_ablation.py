@@ -9,12 +9,11 @@ decoding, and JSON.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "mini_librispeech_whisper.yaml"
+from benchmarks.pipelines import ROOT, run_pipeline
+
+CONFIG = ROOT / "configs" / "mini_librispeech_whisper.yaml"
 TRAINED = ("features", "align", "train")
 BOOKS = "{kind: ngram, unit: token, order: 3, cutoffs: [0, 0, 1], text: [$STARLING_SHARED_DATA/text/books-1.txt.bz2]}"
 PLAIN = "restore=null"
@@ -45,16 +44,6 @@ ROWS: dict[str, list[str]] = {
 """Settings of each row; `plain` rows learn to write as the transcripts are written."""
 
 
-def run(config: Path, settings: list[str]) -> dict[str, Any]:
-    """The summary of a pipeline with some settings."""
-    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--no-prefect", "--until", "score", "--json"]
-    for setting in settings:
-        command += ["--set", setting]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return summary
-
-
 def main() -> None:
     """Run the rows and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for name in args.rows:
-        summary = run(args.config, ROWS[name] + args.set)
+        summary = run_pipeline(args.config, ROWS[name] + args.set)
         seconds = {stage["name"]: stage["seconds"] for stage in summary["stages"] if not stage["cached"]}
         training, decoding = sum(seconds.get(stage, 0.0) for stage in TRAINED), seconds.get("decode", 0.0)
         (scores,) = summary["sets"].values()

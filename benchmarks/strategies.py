@@ -9,14 +9,12 @@ folder, so an interrupted benchmark continues.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pipelines import ROOT, run_pipeline
 from training.strategies.registry import STRATEGIES
 
-ROOT = Path(__file__).resolve().parents[1]
 SETUPS = {
     "single": ("single", 1, 1),
     "scpsgd-2": ("scpsgd", 1, 2),
@@ -45,11 +43,7 @@ def run(config: Path, setup: str, overrides: list[str], options: list[str]) -> d
     own = [f"train.strategy.{text.removeprefix(f'{strategy}.')}" for text in options if text.startswith(f"{strategy}.")]
     changes = [f"train.strategy={strategy}", *own, f"train.nodes={nodes}", f"train.learners_per_node={learners}"]
     changes += overrides
-    command = [sys.executable, "-m", "flows.cli.app", "run", str(config), "--no-prefect", "--until", "score", "--json"]
-    for change in changes:
-        command += ["--set", change]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-    summary = json.loads(done.stdout.strip().splitlines()[-1])
+    summary = run_pipeline(config, changes)
     training = next(stage for stage in summary["stages"] if stage["name"] == "train")
     scores = summary["sets"]["test"]
     return {

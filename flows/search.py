@@ -172,7 +172,7 @@ def run_search(
     lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
     with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
         about = {"method": search.method.kind, "trials": method.total, "total_epochs": search.total_epochs}
-        about |= {"largest": config.train.epochs, "anew": search.method.restarts, "minimize": search.minimize}
+        about |= {"largest": config.train.epochs, "restarts": search.method.restarts, "minimize": search.minimize}
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))
         trials = Trials(config, run_id, study, execute)
@@ -203,7 +203,7 @@ def search_result(study: Study) -> dict[str, Any]:
         **{name: study.about.get(name) for name in ("method", "minimize", "total_epochs", "largest")},
         "planned": study.about.get("trials"),
         "trials": {state: states.count(state) for state in ("finished", "paused", "running", "failed")},
-        "epochs": spent_epochs(study.trials, bool(study.about.get("anew"))),
+        "epochs": spent_epochs(study.trials, bool(study.about.get("restarts"))),
         "seconds": study.seconds,
         "best": best and {name: getattr(best, name) for name in ("number", "values", "trained", "losses", "figures")},
     }

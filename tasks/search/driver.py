@@ -211,15 +211,15 @@ class SearchDriver:
         )
 
 
-def spent_epochs(trials: Sequence[StudyTrial], anew: bool) -> int:
+def spent_epochs(trials: Sequence[StudyTrial], restarts: bool) -> int:
     """Epochs that trials have trained, and that the running ones will have.
 
     Args:
         trials: The trials.
-        anew: Whether every rung trained from the start.
+        restarts: Whether every rung trained from the start.
     """
     spent = 0
     for trial in trials:
         running = trial.budget if trial.state == "running" else 0
-        spent += sum(trial.losses) + running if anew else max(trial.trained, running)
+        spent += sum(trial.losses) + running if restarts else max(trial.trained, running)
     return spent

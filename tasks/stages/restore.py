@@ -31,7 +31,8 @@ from tasks.config.restore import RestoreConfig
 from tasks.dataset.tables import TableWriter
 from tasks.stages import progress
 from tasks.stages.base import Inputs, Run, Stage, StageError
-from tasks.stages.initial import initial_model, transfer_initial
+from tasks.stages.bundles import fetch_bundle
+from tasks.stages.initial import initial_model, model_config, system_config, transfer_initial
 from tasks.stages.process_cache import cached_once
 from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.run_sets import set_digest, set_url
@@ -59,10 +60,10 @@ def _inputs(run: Run) -> Inputs:
             "restore needs a model that writes as people do, and training begins with random weights: name one in "
             "train.init or model.source, or remove restore"
         )
-    spec = make_spec(run)
-    parts = {"features": spec.features, "normalizer": spec.normalizer, "system": spec.system, "": config_of(run)}
+    features, normalizer = run.config.features, run.config.data.normalizer
+    parts = {"features": features, "normalizer": normalizer, "system": system_config(run), "": config_of(run)}
     content = {name: address_content(part) for name, part in parts.items()}
-    content["model"] = address_content(spec.network, without=NOT_OF_THE_MODEL)
+    content["model"] = address_content(model_config(run), without=NOT_OF_THE_MODEL)
     return content, {name: set_digest(run, name) for name in _SETS} | {"model": initial.source.digest}
 
 
@@ -108,7 +109,7 @@ def _restore_set(run: Run, output: StageOutput, name: str, quarantine: ShardQuar
     url, work = set_url(run, name), output.store.child(_WORK)
     index = ShardIndex.read(ObjectStore(url))
     common = {
-        "model": work.child(_MODEL).url,
+        "model": work.url,
         "url": url,
         "work": work.child(name).url,
         "most_errors": config_of(run).most_errors,
@@ -167,12 +168,10 @@ def _texts(
 
 @cached_once(maxsize=1)
 def _opened(model: str, device: str) -> Recognizer[Any]:
-    """The model's recognizer; cached for further pieces in this process."""
-    store = ObjectStore(model)
+    """The recognizer of the model in a store; cached for further pieces in this process."""
     with TemporaryDirectory() as folder:
-        for member in BundleSpec.members:
-            store.fetch_into(member, Path(folder) / member)
-        return Recognizer.load(Path(folder), _DECODE, str(best_device(device)))
+        bundle = fetch_bundle(ObjectStore(model), Path(folder))
+        return Recognizer.load(bundle, _DECODE, str(best_device(device)))
 
 
 def _runs(config: PipelineConfig) -> bool:

@@ -54,7 +54,7 @@ def writer(monkeypatch):
         return SimpleNamespace(spec=spec, adapter=None, encode=lambda *given: None, search=None)
 
     def model_folder(model):
-        return ObjectStore(model).local_path("bundle.json").parent
+        return ObjectStore(model).local_path("model/bundle.json").parent
 
     def encode_set(recognizer, dataset, rows, on_damage=None):
         for part, _ in true_encode_set(recognizer, dataset, rows, on_damage=on_damage):

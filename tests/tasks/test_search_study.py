@@ -64,8 +64,8 @@ def test_a_search_keeps_every_trial_and_result(studies):
     assert best.trained == 9
     assert best.losses[9] == min(trial.losses[9] for trial in again.trials if 9 in trial.losses)
     # brackets of 9, 3 and 3 trials: (9, 1) (3, 3) (1, 9); (3, 3) (1, 9); (3, 9)
-    assert spent_epochs(again.trials, anew=False) == 9 + 3 * 2 + 6 + 3 * 3 + 6 + 3 * 9
-    assert spent_epochs(again.trials, anew=True) == 9 + 3 * 3 + 9 + 3 * 3 + 9 + 3 * 9
+    assert spent_epochs(again.trials, restarts=False) == 9 + 3 * 2 + 6 + 3 * 3 + 6 + 3 * 9
+    assert spent_epochs(again.trials, restarts=True) == 9 + 3 * 3 + 9 + 3 * 3 + 9 + 3 * 9
 
 
 @pytest.mark.parametrize("method", ["grid", "random", "hyperband", "asha", "bohb"])

@@ -112,14 +112,14 @@ class Density:
         """Points near the estimate's own, from wider kernels, within the cube [count, fields]."""
         points = self._points[rng.integers(len(self._points), size=count)]
         choice = self._sizes > 0
-        anew = choice & (rng.random(points.shape) < self._widths)
+        redrawn = choice & (rng.random(points.shape) < self._widths)
         other = (rng.integers(np.maximum(self._sizes, 1), size=points.shape) + 0.5) / np.maximum(self._sizes, 1)
         drawn = rng.normal(points, _WIDER * self._widths)
         for _ in range(_REDRAWN):
             outside = (drawn < 0) | (drawn > 1)
             drawn[outside] = rng.normal(points, _WIDER * self._widths)[outside]
         drawn = np.where((drawn < 0) | (drawn > 1), points, drawn)
-        candidates: Positions = np.where(choice, np.where(anew, other, points), drawn)
+        candidates: Positions = np.where(choice, np.where(redrawn, other, points), drawn)
         return candidates
 
 

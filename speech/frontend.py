@@ -126,8 +126,7 @@ class FrontEnd(nn.Module):
             waves = inputs.masked_fill(~frame_mask(lengths, inputs.shape[1], inputs.device), 0.0)
             padded: tuple[Tensor, Tensor] = self.extract(nn.functional.pad(waves, (size, size)), lengths + 2 * size)
             return padded
-        zeros = inputs.new_zeros(1, self.extract.frame_length)
-        silence = self.extract(zeros, torch.tensor([zeros.shape[1]]))[0]
+        silence = self.cfg.silence(self.extract, inputs, lengths)
         feats = torch.where(frame_mask(lengths, inputs.shape[1], inputs.device).unsqueeze(2), inputs, silence)
         edge = silence.expand(len(inputs), _PADDING, -1)
         return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _PADDING

@@ -146,6 +146,18 @@ class FeatureConfig(Choice, ABC):
         """
         return feats
 
+    def silence(self, bank: FilterBank, feats: Tensor, num_frames: Tensor) -> Tensor:
+        """What a frame of digital silence beside each utterance looks like: `[B or 1, 1, width]`.
+
+        Args:
+            bank: The filters.
+            feats: `[B, T, width]`, the utterances' features, not normalized.
+            num_frames: `[B]`, frames of each utterance.
+        """
+        zeros = feats.new_zeros(1, bank.frame_length)
+        found: Tensor = bank(zeros, torch.tensor([zeros.shape[1]]))[0]
+        return found[:, :1]
+
     @abstractmethod
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:
         """Frames of samples `[..., frame_length]` to features `[..., width]`.

@@ -78,8 +78,13 @@ def followed_by_silence(feats: Tensor, lengths: Tensor, total: int) -> Tensor:
     """
     feats = torch.nn.functional.pad(feats, (0, 0, 0, total - feats.shape[1]))
     own = frame_mask(lengths, total, feats.device).unsqueeze(2)
+    return torch.where(own, feats, _silence_beside(feats, own))
+
+
+def _silence_beside(feats: Tensor, own: Tensor) -> Tensor:
+    """The value that silence has beside utterances: `[B, 1, 1]`; `own` `[B, T, 1]` is the mask of their frames."""
     largest = feats.masked_fill(~own, -math.inf).amax((1, 2), keepdim=True)
-    return torch.where(own, feats, (largest - _RANGE / 4).clamp(min=(math.log10(_FLOOR) + 4) / 4))
+    return (largest - _RANGE / 4).clamp(min=(math.log10(_FLOOR) + 4) / 4)
 
 
 class WhisperLogMelConfig(FeatureConfig):
@@ -148,6 +153,12 @@ class WhisperLogMelConfig(FeatureConfig):
         outside = ~frame_mask(num_frames, feats.shape[1], feats.device).unsqueeze(2)
         largest = feats.masked_fill(outside, math.log10(_FLOOR)).amax((1, 2), keepdim=True)
         return torch.maximum(feats, largest - _RANGE).add_(4.0).div_(4.0).masked_fill_(outside, 0.0)
+
+    @override
+    def silence(self, bank: FilterBank, feats: Tensor, num_frames: Tensor) -> Tensor:
+        feats = torch.nn.functional.pad(feats, (0, 0, 0, 1))  # one frame at least: there may be none
+        own = frame_mask(num_frames, feats.shape[1], feats.device).unsqueeze(2)
+        return _silence_beside(feats, own).expand(-1, 1, feats.shape[2])
 
     @override
     def levels(self, bank: FilterBank, feats: Tensor) -> Tensor:

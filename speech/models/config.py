@@ -62,6 +62,13 @@ class ModelConfig(Choice, ABC):
         """Feature frames that even the shortest utterance is computed with, such as those of silence behind it."""
         return 0
 
+    @property
+    def unsplit(self) -> str:
+        """Why the network cannot be split into stages, and the remedy; empty if it can."""
+        if self.can_be_split:
+            return ""
+        return f"model {self.kind} cannot be split into stages: use another strategy than pipeline"
+
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """This configuration with other paths of the files that it names; by default, it names none."""
         return self

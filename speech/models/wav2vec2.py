@@ -68,6 +68,16 @@ class Wav2Vec2Config(PretrainedConfig):
 
     @property
     @override
+    def unsplit(self) -> str:
+        if self.encoder.get("model_type") != "wavlm":
+            return super().unsplit
+        return (
+            "WavLM cannot be split into stages, since all layers read the first one's relative positions: use another "
+            "strategy than pipeline"
+        )
+
+    @property
+    @override
     def num_features(self) -> int:
         return int(prod(self.encoder["conv_stride"])) // self.subsampling
 

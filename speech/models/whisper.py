@@ -51,6 +51,16 @@ class WhisperConfig(PretrainedConfig):
 
     @property
     @override
+    def unsplit(self) -> str:
+        if self.silence == "none":
+            return super().unsplit
+        return (
+            f"with model.silence={self.silence}, Whisper cannot be split into stages, whose numbers of frames would "
+            "differ: use another strategy than pipeline, or set model.silence=none"
+        )
+
+    @property
+    @override
     def num_features(self) -> int:
         return int(self.encoder["num_mel_bins"])
 

@@ -237,10 +237,8 @@ class PipelineConfig(BaseModel):
             self.train.augment.refuse_waves("features.stored", "set features.stored=false")
         elif self.features.in_shards:
             self.train.augment.refuse_waves(f"features.kind {self.features.kind}")
-        if self.train.traits.split and self.train.learners > 1 and not self.model.can_be_split:
-            raise ValueError(
-                f"model {self.model.kind} cannot be split: use another strategy than {self.train.strategy.kind}"
-            )
+        if self.train.traits.split and self.train.learners > 1 and self.model.unsplit:
+            raise ValueError(self.model.unsplit)
         self._check_model()
         self.system.check_decoder(self.decoder.kind)
         if self.tune is not None:

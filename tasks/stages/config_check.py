@@ -38,7 +38,7 @@ def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
     yield lambda: _check_recordings(config)
     yield lambda: check_launch(config.train)
     yield lambda: check_devices(config.train)
-    yield lambda: check_layers(config.train, check_model(Run(config, "check")).layers)
+    yield lambda: check_layers(config.train, check_model(Run(config, "check")))
 
 
 def _error_of(check: Callable[[], object]) -> str:

@@ -50,7 +50,7 @@ def run_preflight(run: Run) -> None:
     check_tuning(run)
     check_launch(cfg)
     check_devices(cfg)
-    check_layers(cfg, check_model(run).layers)
+    check_layers(cfg, check_model(run))
     check_shards(cfg, set_url(run, "train"))
     if cfg.launch.kind == "prefect":
         check_pool(cfg.launch.pool, run.config.name)
@@ -191,16 +191,24 @@ def check_model(run: Run) -> ModelConfig:
     return model_config(run)
 
 
-def check_layers(cfg: TrainConfig, layers: int) -> None:
-    """Check that the model has at least one layer for every learner of a pipeline.
+def check_layers(cfg: TrainConfig, model: ModelConfig) -> None:
+    """Check that the model can be split into as many parts as a pipeline has learners.
+
+    Args:
+        cfg: The training.
+        model: The model, with all its sizes.
 
     Raises:
-        StageError: If it has fewer.
+        StageError: If it cannot, or has fewer layers.
     """
-    if cfg.traits.split and layers < cfg.learners_per_node:
+    if not cfg.traits.split or cfg.learners_per_node == 1:
+        return
+    if model.unsplit:
+        raise StageError(model.unsplit)
+    if model.layers < cfg.learners_per_node:
         raise StageError(
-            f"train.learners_per_node is {cfg.learners_per_node} but model.layers is {layers}, and every learner of a "
-            f"pipeline needs a layer: use train.learners_per_node={layers} or fewer, or raise model.layers"
+            f"train.learners_per_node is {cfg.learners_per_node} but model.layers is {model.layers}, and every learner "
+            f"of a pipeline needs a layer: use train.learners_per_node={model.layers} or fewer, or raise model.layers"
         )
 
 

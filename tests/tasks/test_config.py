@@ -262,7 +262,19 @@ def test_a_model_that_cannot_be_split_is_refused_with_the_strategy_that_splits(m
     pipelined = minimal(train={"strategy": "pipeline", "learners_per_node": 2}, model="blstm")
     parse_config(pipelined)
     monkeypatch.setattr(BlstmConfig, "can_be_split", False)
-    assert "model blstm cannot be split: use another strategy than pipeline" in message(pipelined)
+    assert "model blstm cannot be split into stages: use another strategy than pipeline" in message(pipelined)
+
+
+def test_whisper_that_hears_silence_is_not_split():
+    whisper = {"kind": "whisper", "source": "whisper-base", "silence": "encoder"}
+    pipelined = minimal(
+        train={"strategy": "pipeline", "learners_per_node": 2},
+        model=whisper,
+        features={"kind": "whisper_logmel", "tail": True},
+        data={"sources": [SOURCE], "sample_rate": 16000},
+    )
+    assert "with model.silence=encoder, Whisper cannot be split" in message(pipelined)
+    parse_config(pipelined | {"model": whisper | {"silence": "none"}})
 
 
 @pytest.mark.parametrize(

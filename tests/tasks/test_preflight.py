@@ -4,6 +4,7 @@ import pytest
 from support import tiny_document
 
 from devices.choice import Inventory
+from speech.models import BlstmConfig, Wav2Vec2Config
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages import preflight
 from tasks.stages.base import StageError
@@ -19,6 +20,8 @@ from tasks.stages.preflight import (
 )
 from training.config import TrainConfig
 from training.processes.keys import RingKey
+
+WAVLM = Wav2Vec2Config(source="x", encoder={"model_type": "wavlm"}, layers=4)
 
 
 def config(**train):
@@ -136,12 +139,15 @@ def test_warning_if_torch_cannot_use_the_gpu(caplog):
 
 
 def test_every_pipeline_learner_needs_a_layer():
-    check_layers(config(strategy="pipeline", learners_per_node=4), 4)
-    check_layers(config(strategy="scpsgd", learners_per_node=4), 1)
+    check_layers(config(strategy="pipeline", learners_per_node=4), BlstmConfig(layers=4))
+    check_layers(config(strategy="scpsgd", learners_per_node=4), BlstmConfig(layers=1))
+    check_layers(config(strategy="pipeline"), WAVLM)
     with pytest.raises(
         StageError, match=r"learners_per_node is 4 but model\.layers is 3.*learners_per_node=3 or fewer"
     ):
-        check_layers(config(strategy="pipeline", learners_per_node=4), 3)
+        check_layers(config(strategy="pipeline", learners_per_node=4), BlstmConfig(layers=3))
+    with pytest.raises(StageError, match="WavLM cannot be split"):
+        check_layers(config(strategy="pipeline", learners_per_node=2), WAVLM)
 
 
 def test_every_node_needs_a_shard(finished):

@@ -182,6 +182,7 @@ def test_stages_that_share_a_gpu_are_refused(corpus, tmp_path):
 def test_a_model_that_cannot_be_split_is_refused_by_name(monkeypatch):
     assert {"blstm", "conformer", "tdnn"} <= set(SPLIT)
     monkeypatch.delattr(Blstm, "stage")
+    monkeypatch.setattr(MODELS["blstm"], "can_be_split", False)
     with pytest.raises(ValueError, match="model blstm cannot be split into stages: use another strategy than pipeline"):
         split_model(model_of("blstm", 2), 2)
 

@@ -195,7 +195,7 @@ class AcousticModel(TrainableNetwork, ABC):
         Raises:
             ValueError: If models of this kind cannot be split.
         """
-        raise ValueError(f"model {self.cfg.kind} cannot be split into stages: use another strategy than pipeline")
+        raise ValueError(self.cfg.unsplit)
 
 
 class ModelStage(nn.Module, ABC):

@@ -166,11 +166,8 @@ class Wav2Vec2Encoder(PretrainedEncoder):
 
     @override
     def stage(self, layers: range) -> PretrainedStage:
-        if self._relative:
-            raise ValueError(
-                "WavLM cannot be split into stages, since all layers read the first one's relative positions: use "
-                "another strategy than pipeline"
-            )
+        if self.cfg.unsplit:
+            raise ValueError(self.cfg.unsplit)
         return super().stage(layers)
 
 

@@ -124,11 +124,8 @@ class WhisperEncoder(PretrainedEncoder):
 
     @override
     def stage(self, layers: range) -> PretrainedStage:
-        if self.cfg.silence != "none":
-            raise ValueError(
-                f"with model.silence={self.cfg.silence}, Whisper cannot be split into stages, whose numbers of frames "
-                "would differ: use another strategy than pipeline, or set model.silence=none"
-            )
+        if self.cfg.unsplit:
+            raise ValueError(self.cfg.unsplit)
         return super().stage(layers)
 
     @override

@@ -146,7 +146,10 @@ class RegisterConfig(BaseModel):
 
     accept_untrained: bool = False
     """Whether a model that has learned nothing may become the first champion; to try out a pipeline. It has learned
-    nothing if no word of the test sets is correct, or if all their utterances are recognized as the same text."""
+    nothing if its WER on the test sets is no lower than that of the same text for all their utterances."""
+
+    first_max_wer: float = Field(default=1.0, gt=0)
+    """Largest WER on the test sets with which a model becomes the first champion, as a fraction."""
 
     _check_model = field_validator("model")(checked_name)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from configurable.wording import counted
 from tasks.config.data import DataConfig
-from tasks.dataset.sets import Mask, Sets, is_trained, source_numbers, values
+from tasks.dataset.sets import VALID, Mask, Sets, is_trained, source_numbers, values
 from tasks.dataset.splits import TRAIN, Ints, SplitError, encode
 
 _SHOWN = 8
@@ -188,8 +188,29 @@ def sets_text(record: dict[str, Any]) -> str:
 def overlap_warnings(record: dict[str, Any], data: DataConfig) -> list[str]:
     """A warning for each set that shares speakers with the training set, and one if that is unknown for some speakers.
 
-    There is none if the configuration allows it.
+    There is none of these if the configuration allows it. There is always one if the validation set has no new voice,
+    and another set has only new ones: what is chosen on the former need not suit the latter.
     """
+    return _voices_of_validation(record) + _overlaps(record, data)
+
+
+def _voices_of_validation(record: dict[str, Any]) -> list[str]:
+    """A warning if the speakers of the validation set are all trained on, and those of other sets are all new."""
+    sets, shared = record["sets"], record["shared_speakers"]
+    heard = {name: shared.get(name, {}).get("speakers", 0) for name in sets if not is_trained(name)}
+    named = {name for name in heard if sets[name]["speakers"] and not sets[name].get("unnamed")}
+    new = sorted(name for name in named - {VALID} if not heard[name])
+    if VALID not in named or heard[VALID] < sets[VALID]["speakers"] or not new:
+        return []
+    return [
+        f"all speakers of the validation set are trained on, and those of {' and '.join(map(repr, new))} are new: the "
+        "epoch and the decoding weights that are best on the former may not be so for new voices, whose WER is often "
+        "several times as high. Set some speakers aside for validation (data.split_by: speaker, or a source of theirs "
+        "with set: valid) if there are enough"
+    ]
+
+
+def _overlaps(record: dict[str, Any], data: DataConfig) -> list[str]:
     if data.speaker_overlap == "allow" or data.split_by == "utterance":
         return []
     shared = {name: Shared(**entry) for name, entry in record["shared_speakers"].items()}

@@ -199,7 +199,7 @@ def _complete_bundle(run: Run, folder: Path) -> Path:
 def _inputs(run: Run) -> Inputs:
     config = {
         # the promotion policy does not affect the version
-        "register": address_content(run.config.register_as, without=("promote", "accept_untrained")),
+        "register": address_content(run.config.register_as, without=("promote", "accept_untrained", "first_max_wer")),
         "name": run.config.name,
         "model": run.config.model_name,
         "decode": address_content(with_digests(run.config.decoder)),

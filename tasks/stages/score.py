@@ -1,6 +1,7 @@
 """Stage score: word and character error rates by set, speaker, corpus and domain, intervals, and alignments."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -96,7 +97,10 @@ def nothing_correct(scores: dict[str, Any]) -> bool:
 
 
 def learned_nothing(run: Run) -> str:
-    """What the test sets show of a model that has learned nothing; empty for one that has learned something."""
+    """What the test sets show of a model that has learned nothing; empty for one that has learned something.
+
+    It has learned something if it is better than the same answer to all utterances: none, or their commonest text.
+    """
     sets = SCORE.record(run)["sets"]
     if nothing_correct({part: sum(scores[part] for scores in sets.values()) for part in ("words", "sub", "del")}):
         return "no word of the test sets was recognized correctly"
@@ -104,6 +108,15 @@ def learned_nothing(run: Run) -> str:
     rows = [row for name in sets for row in read_table(decoded, f"{name}.parquet")]
     if len({row["hyp"] for row in rows}) == 1 < len({row["ref"] for row in rows}):
         return f"all utterances of the test sets were recognized as {rows[0]['hyp']!r}"
+    (commonest, _), *others = Counter(row["ref"] for row in rows).most_common()
+    answered = score_rows([row | {"hyp": commonest} for row in rows]).total
+    errors, words = sum(scores[kind] for scores in sets.values() for kind in ("sub", "ins", "del")), answered.ref_words
+    least, answer = min((answered.errors, repr(commonest)), (words, "no word"))
+    if others and words and errors >= least:
+        return (
+            f"its WER is {percent(errors / words)} on the test sets, and that of answering {answer} every time "
+            f"{percent(least / words)}"
+        )
     return ""
 
 

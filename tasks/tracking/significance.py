@@ -26,7 +26,7 @@ from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.run_sets import scored_sets
-from tasks.stages.score import LEARN_MORE, learned_nothing, score_rows
+from tasks.stages.score import LEARN_MORE, SCORE, learned_nothing, score_rows
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.model_card import tests_of
 from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
@@ -191,12 +191,27 @@ def _decide_first(run: Run) -> Decision:
     config = run.config.register_as
     why = "" if config.accept_untrained else learned_nothing(run)
     if not why:
-        return Decision(True, "became champion: there was none before")
+        return _good_enough(run)
     return Decision(
         False,
         f"stays challenger, although there is no champion: {why}, so it has learned nothing yet. {LEARN_MORE}. "
         f"`starling promote {run.config.model_name} --force --reason TEXT` makes it champion nevertheless",
         untrained=True,
+    )
+
+
+def _good_enough(run: Run) -> Decision:
+    """The first champion's WER must be one that the configuration accepts."""
+    scores, most = SCORE.record(run)["sets"].values(), run.config.register_as.first_max_wer
+    words = sum(entry["words"] for entry in scores)
+    errors = sum(entry["sub"] + entry["ins"] + entry["del"] for entry in scores)
+    if errors <= most * words:
+        return Decision(True, "became champion: there was none before")
+    return Decision(
+        False,
+        f"stays challenger, although there is no champion: WER {percent(errors / words)} is above "
+        f"register.first_max_wer, {percent(most)}. {LEARN_MORE}. `starling promote {run.config.model_name} --force "
+        "--reason TEXT` makes it champion nevertheless",
     )
 
 

@@ -39,7 +39,7 @@ WITHOUT_EFFECT = {
     "train.objective.alignments",  # their digest counts
     "train.objective.joint_mb",
     "model.revision",
-    *("register_as.promote", "register_as.accept_untrained"),
+    *("register_as.promote", "register_as.accept_untrained", "register_as.first_max_wer"),
 }
 """Fields that change no output, and parts of which no field does."""
 ELSEWHERE = {

@@ -166,6 +166,17 @@ def test_model_that_has_learned_nothing_stays_challenger_unless_forced(home, tmp
     assert aliases() == {1: ["champion"], 2: ["challenger"]}
 
 
+def test_the_first_champion_is_as_good_as_the_configuration_asks_for(home, tmp_path):
+    run = run_with_errors(6, tmp_path, register={"first_max_wer": 0.01})
+    wer = run.result("score").record["sets"]["test"]["wer"]
+    reason = REGISTER.execute(run).record["decision"]["reason"]
+    assert reason.startswith(f"stays challenger, although there is no champion: WER {100 * wer:.2f} % is above")
+    assert "register.first_max_wer, 1.00 %" in reason
+    assert aliases() == {1: ["challenger"]}
+    settled = settle(client(), run_with_errors(6, tmp_path, register={"first_max_wer": wer}), "judged", "1")
+    assert settled.promoted
+
+
 def test_equal_models_do_not_differ_significantly(home, monkeypatch, decode_by_quality, tmp_path):
     run = run_with_errors(6, tmp_path)
     monkeypatch.setattr(

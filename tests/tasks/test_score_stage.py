@@ -89,6 +89,7 @@ def test_rates_by_corpus_and_domain_have_valid_metric_names():
 
 
 NOTHING_CORRECT = "no word of the test sets was recognized correctly"
+WORSE = "its WER is {} % on the test sets, and that of answering {} every time {} %"
 
 
 @pytest.mark.parametrize(
@@ -96,14 +97,21 @@ NOTHING_CORRECT = "no word of the test sets was recognized correctly"
     [
         ([("one two", ""), ("three", "x")], NOTHING_CORRECT),
         ([("one two", "one"), ("three", "one")], "all utterances of the test sets were recognized as 'one'"),
-        ([("one two", "one"), ("three", "x")], ""),
+        ([("one two three", "one two"), ("four five six", "four x six")], ""),
         ([("one", "one"), ("one", "one")], ""),
         ([("", ""), ("", "noise")], ""),
+        ([("one", "one"), ("two", "three")], WORSE.format("50.00", "'one'", "50.00")),
+        ([("one", "one"), ("two", "two three four"), ("one", "one")], WORSE.format("66.67", "'one'", "33.33")),
+        (
+            [("one two three four", "one two three four"), ("five", "a b c d"), ("six", "e f")],
+            WORSE.format("100.00", "no word", "100.00"),
+        ),
     ],
 )
-def test_model_has_learned_nothing_if_no_word_is_correct_or_all_texts_are_the_same(monkeypatch, pairs, shows):
-    rows = {f"{name}.parquet": [row(f"u-{name}", *pair)] for name, pair in zip("ab", pairs, strict=True)}
+def test_model_has_learned_nothing_if_the_same_text_for_all_is_as_good(monkeypatch, pairs, shows):
+    names = "abc"[: len(pairs)]
+    rows = {f"{name}.parquet": [row(f"u-{name}", *pair)] for name, pair in zip(names, pairs, strict=True)}
     monkeypatch.setattr(score, "read_table", lambda output, name: rows[name])
-    sets = {name: summarize(score_rows(rows[f"{name}.parquet"]), 0) for name in "ab"}
+    sets = {name: summarize(score_rows(rows[f"{name}.parquet"]), 0) for name in names}
     results = {"score": SimpleNamespace(record={"sets": sets}), "decode": SimpleNamespace(output=None)}
     assert learned_nothing(SimpleNamespace(result=results.__getitem__)) == shows

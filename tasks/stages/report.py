@@ -19,7 +19,7 @@ from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text
 from tasks.stages.register import REGISTER
 from tasks.stages.report_charts import set_histograms
-from tasks.stages.report_details import WORST, changes_of, set_details
+from tasks.stages.report_details import changes_of, set_details
 from tasks.stages.score import GROUPS
 from tasks.stages.trained_model import trained_model
 from tasks.tracking.model_card import begun_text, compute_text, initial, learners_text
@@ -140,7 +140,6 @@ def _recognition(run: Run, scores: dict[str, Any]) -> dict[str, Any]:
         "details": {name: set_details(run, name, budget) for name in names},
         "speed": {name: speed_text(run.result("decode").record, name) for name in names},
         "confused": _confused,
-        "worst": WORST,
     }
 
 
@@ -200,7 +199,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 REPORT = Stage(
     "report",
-    10,
+    11,
     _inputs,
     _work,
     artifacts=_artifacts,

@@ -16,8 +16,9 @@ from tasks.stages.base import Run
 
 ALIGNMENTS = 3000
 """Maximum number of alignments of a set on the page; `SET.alignments.txt` among the artifacts has all."""
-WORST = 12
+_WORST = 12
 """Number of utterances shown first, with their audio."""
+_SPEAKERS = 5
 _WORDS = 15
 
 
@@ -39,6 +40,17 @@ class WordErrors(NamedTuple):
     spoken: int
 
 
+class AlikeUtterances(NamedTuple):
+    """Utterances with the same words and the same errors, of which one is shown."""
+
+    shown: MarkedUtterance
+    """The first of them."""
+    times: int
+    """How many there are."""
+    speakers: str
+    """The speakers with most of them, and how many each has."""
+
+
 @dataclass(frozen=True)
 class SetDetails:
     """Utterances of a scored set."""
@@ -49,6 +61,8 @@ class SetDetails:
     """Number of utterances without an alignment here; they have the fewest errors."""
     words: list[WordErrors]
     """Words with the most errors first."""
+    worst: list[AlikeUtterances] = field(default_factory=list)
+    """Those with the most errors, one of each kind: the same words with the same errors."""
     audio: dict[str, str] = field(default_factory=dict)
     """`data:` URL of the audio by utterance."""
 
@@ -72,13 +86,31 @@ def set_details(run: Run, name: str, budget: int = 0) -> SetDetails:
         wrong.update(missed)
         marked.append(MarkedUtterance(row["id"], row["speaker"], errors, len(ref), mark(steps)))
     marked.sort(key=lambda utterance: (-utterance.errors, utterance.words, utterance.id))
+    worst = _one_of_each(marked)[:_WORST]
     words = sorted(wrong.items(), key=lambda item: (-item[1], item[0]))[:_WORDS]
     return SetDetails(
         alignments=marked[:ALIGNMENTS],
         left_out=max(0, len(marked) - ALIGNMENTS),
         words=[WordErrors(word, count, spoken[word]) for word, count in words],
-        audio=audio_of(run, name, [utterance.id for utterance in marked[:WORST] if utterance.errors], budget),
+        worst=worst,
+        audio=audio_of(run, name, [alike.shown.id for alike in worst], budget),
     )
+
+
+def _one_of_each(marked: Iterable[MarkedUtterance]) -> list[AlikeUtterances]:
+    """Utterances with errors, one of each kind: those with the most errors first, then the most frequent kind."""
+    kinds: dict[str, list[MarkedUtterance]] = {}
+    for utterance in marked:
+        if utterance.errors:
+            kinds.setdefault(utterance.text, []).append(utterance)
+    found = [AlikeUtterances(alike[0], len(alike), _speakers_of(alike)) for alike in kinds.values()]
+    return sorted(found, key=lambda kind: (-kind.shown.errors, -kind.times, kind.shown.words, kind.shown.id))
+
+
+def _speakers_of(utterances: Iterable[MarkedUtterance]) -> str:
+    counts = Counter(utterance.speaker or "unknown" for utterance in utterances)
+    said = [f"{who} {count}" if len(counts) > 1 else who for who, count in counts.most_common(_SPEAKERS)]
+    return ", ".join([*said, *(["…"] if len(counts) > _SPEAKERS else [])])
 
 
 def audio_of(run: Run, name: str, ids: Iterable[str], budget: int) -> dict[str, str]:

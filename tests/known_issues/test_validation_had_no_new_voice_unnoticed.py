@@ -1,4 +1,4 @@
-"""A model chosen on voices that it knows (WER 0.6 %) failed on the test set's new ones (73.8 %), and nothing was said."""
+"""A model was chosen on voices that it knows (WER 0.6 %), failed on new ones (73.8 %), and nothing was said."""
 
 import pytest
 

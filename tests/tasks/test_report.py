@@ -75,14 +75,33 @@ def test_page_shows_every_error_and_audio_of_worst_utterances(finished):
     assert sum(errors) == sum(scores[kind] for kind in ("sub", "ins", "del"))
     assert sum(utterance.words for utterance in details.alignments) == scores["words"]
     assert all(word.errors <= word.spoken for word in details.words)
-    worst = details.alignments[0]
+    worst = details.worst[0].shown
+    assert worst == next(utterance for utterance in details.alignments if utterance.id == worst.id)
     assert worst.text in text
+    assert {kind.shown.id for kind in details.worst} == details.audio.keys()
     samples, _ = soundfile.read(io.BytesIO(base64.b64decode(details.audio[worst.id].partition(",")[2])))
     row = next(row for row in rows if row["id"] == worst.id)
     assert len(samples) / finished.config.data.sample_rate == pytest.approx(row["duration"], abs=0.01)
     heads = ["real-time factor", "test by speaker", "words and confusions", "all alignments", "speaking rate"]
     assert [head for head in heads if head not in text] == []
     assert float(speed_text(finished.result("decode").record, "test")) > 0
+
+
+def test_worst_utterances_are_one_of_each_kind(finished, monkeypatch):
+    said = [("one two", "one"), ("six", "eight"), ("six", "eight"), ("six", "ate"), ("six", "eight"), ("one", "one")]
+    who = ["theo", "theo", "ann", "ann", "theo", "ann"]
+    rows = [
+        {"id": f"u-{n}", "ref": ref, "hyp": hyp, "speaker": speaker}
+        for n, ((ref, hyp), speaker) in enumerate(zip(said, who, strict=True))
+    ]
+    monkeypatch.setattr(report_details, "read_table", lambda store, name: [*rows, rows[0] | {"id": "v", "hyp": ""}])
+    kinds = [(kind.shown.id, kind.shown.text, kind.times, kind.speakers) for kind in set_details(finished, "x").worst]
+    assert kinds == [
+        ("v", "(-one) (-two)", 1, "theo"),
+        ("u-1", "(six->eight)", 3, "theo 2, ann 1"),
+        ("u-3", "(six->ate)", 1, "ann"),
+        ("u-0", "one (-two)", 1, "theo"),
+    ]
 
 
 def test_audio_is_limited_in_size_and_optional(finished):

@@ -219,7 +219,10 @@ def read_pretrained_source(source: str, cache: Path) -> SourceModel:
         PretrainedError: It cannot be used.
     """
     kinds = [kind for kind in MODELS.values() if issubclass(kind, PretrainedConfig)]
-    model_type = str(_json(ObjectStore(source), CONFIG).get("model_type", ""))
+    store = ObjectStore(source)
+    if not store.exists(CONFIG):
+        raise PretrainedError(_not_a_model(source, bool(store.list())))
+    model_type = str(_json(store, CONFIG).get("model_type", ""))
     kind = next((candidate for candidate in kinds if model_type in candidate.model_types), kinds[0])
     cfg = kind(source=source)
     pretrained = read_pretrained(cfg, cache)

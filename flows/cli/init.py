@@ -32,6 +32,14 @@ def init(
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the model. Default: the folder's.")] = "",
     language: Annotated[str, typer.Option("--language", help="Language of the transcripts, such as de.")] = "en",
+    pretrained: Annotated[
+        Path | None,
+        typer.Option(
+            "--pretrained",
+            help="Folder of a pretrained model in Hugging Face's format that training begins with, such as Whisper.",
+            autocompletion=complete_path,
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -39,23 +47,24 @@ def init(
     from tasks.config.pipeline import load_config
     from tasks.dataset.discovery import find_sources
     from tasks.dataset.sources import checked_name
-    from tasks.stages.starter import Starter, config_name, survey
+    from tasks.stages.starter import Starter, begin_with, config_name, survey
 
     name = checked_name(name) or config_name(folder.expanduser())
     path = output or Path(f"{name}.yaml")
     if path.exists() and not force:
         raise ValueError(f"{path} exists: name another file with --output, or overwrite it with --force")
+    begins = begin_with(pretrained.expanduser().resolve()) if pretrained else None
     corpus = find_sources(folder.expanduser())
     sources = corpus.sources
     surveyed = survey(sources, language)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(Starter(name, sources, surveyed, language).text(path.parent, path.name), encoding="utf-8")
+    path.write_text(Starter(name, sources, surveyed, language, begins).text(path.parent, path.name), encoding="utf-8")
     load_config(path)  # a mistake of ours shows here, not in the user's first run
     if json_output:
         documents = [source.document() | {"path": str(source.path), "set": source.set} for source in sources]
         print_json({"config": str(path), "sources": documents, "survey": asdict(surveyed)})
         return
-    for line in _said(sources, surveyed):
+    for line in _said(sources, surveyed, begins is not None):
         print_line(line)
     if corpus.warning:
         print_line(f"warning: {corpus.warning}")
@@ -66,8 +75,8 @@ def init(
     print_line(f"next:    starling run {path}")
 
 
-def _said(sources: "list[FoundSource]", surveyed: "Survey") -> list[str]:
-    """What was found, in words."""
+def _said(sources: "list[FoundSource]", surveyed: "Survey", pretrained: bool) -> list[str]:
+    """What was found, in words, and what to expect of a training."""
     from tasks.stages.quarantined import left_out_lines
 
     lines = [f"found:   {source.description()}" for source in sources]
@@ -82,11 +91,13 @@ def _said(sources: "list[FoundSource]", surveyed: "Survey") -> list[str]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in surveyed.refused.items())
         lines.append(f"warning: of {surveyed.sample} utterances that were decoded, these cannot be used: {reasons}")
     lines += (f"warning: {line}" for line in (*_lost(surveyed), *left_out_lines(surveyed.left_out)))
-    if surveyed.too_little:
+    if surveyed.too_little and not pretrained:
         lines.append(f"warning: {surveyed.too_little}")
     if surveyed.quarantine_limit is not None:
         limit = percent(surveyed.quarantine_limit, 0)
         lines.append(f"warning: data.max_quarantined is set to {limit}; a run with more unusable utterances stops")
+    if expected := surveyed.expected(pretrained):
+        lines.append(f"expect:  {expected}")
     return lines
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from configurable.wording import counted
+from recognition.initial_weights import SourceModel
+from recognition.pretrained import read_pretrained_source
 from storage.corpora import CorpusError, CorpusReader, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
 from tasks.config.pipeline import worker_count
@@ -43,6 +45,11 @@ _SIZES = (
     (math.inf, "dim: 256, layers: 12, channels: 64, dropout: 0.1", 160, 0.001),
 )
 """Hours of training data up to which a row holds; size of the model, seconds of a batch, and learning rate."""
+
+
+_PRETRAINED_RATE = 16000
+_READ_S = 30
+"""Seconds of the longest utterance that Whisper reads."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,30 @@ class Survey:
             f"and on commands of at most {_FEW_WORDS} different words {_EXAMPLES} examples of each. docs/"
             "own-recordings.md#how-much-it-needs has the reasons; `starling evaluate` scores an existing model on it"
         )
+
+    def expected(self, pretrained: bool) -> str:
+        """What the error rate will hold for; empty if nothing is trained.
+
+        Args:
+            pretrained: Whether training begins with a pretrained model.
+        """
+        if not self.training_hours:
+            return ""
+        if self.speakers is not None and self.speakers >= _FEW_SPEAKERS and not self.shared:
+            return "an error rate for new voices: whole speakers are tested on"
+        text = "an error rate for these voices; for new ones it is often several times as high"
+        return text if pretrained else f"{text}. A pretrained model helps: --pretrained FOLDER (docs/pretrained.md)"
+
+
+def begin_with(folder: Path) -> SourceModel:
+    """The pretrained model in a folder.
+
+    Raises:
+        ValueError: It cannot be used.
+    """
+    source = read_pretrained_source(str(folder), Path())  # a local folder needs no cache
+    source.model.check_packages()
+    return source
 
 
 def survey(sources: Sequence[FoundSource], language: str) -> Survey:
@@ -231,10 +262,19 @@ class Starter:
         sources: The sources.
         surveyed: What is known about them.
         language: Their language.
+        pretrained: The pretrained model that training begins with; None for random weights.
     """
 
-    def __init__(self, name: str, sources: Sequence[FoundSource], surveyed: Survey, language: str = "en") -> None:
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[FoundSource],
+        surveyed: Survey,
+        language: str = "en",
+        pretrained: SourceModel | None = None,
+    ) -> None:
         self._name, self._sources, self._surveyed, self._language = name, sources, surveyed, language
+        self._pretrained = pretrained
 
     def text(self, folder: Path, file: str) -> str:
         """The configuration.
@@ -251,17 +291,18 @@ class Starter:
             f"name: {self._name}",
             "data:",
             *(f"  {line}" for line in self._data(folder)),
-            *self._model(),
+            *(self._model() if self._pretrained is None else self._tuned(self._pretrained)),
         ]
         return "\n".join(lines) + "\n"
 
     def _data(self, folder: Path) -> list[str]:
         surveyed, wide = self._surveyed, self._surveyed.sample_rate > 8000
-        rate = 16000 if wide else 8000
+        rate = _PRETRAINED_RATE if wide or self._pretrained else 8000
         lines = [f"sample_rate: {rate}  # Hz; most of the recordings have {surveyed.sample_rate}"]
+        lines += ["min_seconds: 0.1  # commands are short"] if self._pretrained and surveyed.few_words else []
         if (normalizer := _normalizer(self._language)) is not None:
             lines.append(f"normalizer: {one_line(normalizer)}  # text rules of each source's language")
-        if surveyed.long_s > 30:
+        if surveyed.long_s > _READ_S and self._pretrained is None:
             lines.append(
                 f"max_seconds: {min(_LONGEST_S, math.ceil(surveyed.long_s)):g}  # longer utterances are left out"
             )
@@ -335,6 +376,88 @@ class Starter:
             f"  optimizer: {{kind: adamw, lr: {rate}}}",
             "  schedule: {kind: cosine, warmup_epochs: 2}  # the learning rate rises for 2 epochs, then falls to 0",
             "  augment: {time_masks: 2, freq_masks: 2, pauses: {}}  # masked features, and pauses around the speech",
+        ]
+
+    def _tuned(self, pretrained: SourceModel) -> list[str]:
+        """Trains a pretrained model on: Whisper with its decoder, all others by CTC."""
+        assert pretrained.pretrained is not None
+        about, kind = pretrained.pretrained, pretrained.model.kind
+        source = one_line(about.name)
+        if kind != "whisper":
+            normalize = str(bool(about.preprocessor.get("do_normalize", False))).lower()
+            return [
+                f"features: {{kind: waveform, normalize: {normalize}, cmvn: none}}  # as it was trained",
+                *self._ctc_of(f"{{kind: {kind}, source: {source}}}", "freq_masks: 0, "),
+            ]
+        mels = pretrained.model.num_features
+        bands = "" if mels == 80 else f", num_mels: {mels}"
+        if not about.tokenizer:
+            return [
+                f"features: {{kind: whisper_logmel{bands}}}",
+                *self._ctc_of(f"{{kind: whisper, source: {source}}}  # without tokenizer.json, without its decoder"),
+            ]
+        language = self._language.partition("-")[0]
+        recognizer = f"{{kind: attention, ctc: false, decoder_network: {{kind: whisper, language: {language}}}}}"
+        return (
+            self._commands(source, bands, recognizer)
+            if self._surveyed.few_words
+            else self._sentences(source, bands, recognizer)
+        )
+
+    def _ctc_of(self, model: str, augment: str = "") -> list[str]:
+        """An output layer for CTC on a pretrained encoder."""
+        words = f"{{kind: words}}  # each of the {self._surveyed.different_words} words is a token"
+        return [
+            f"tokens: {words if self._surveyed.few_words else '{kind: characters}'}",
+            f"model: {model}",
+            "train:",
+            "  epochs: 10",
+            "  batch_seconds: 60  # of audio in a step",
+            "  average: 3  # of the best epochs' weights",
+            "  optimizer: {kind: adamw, lr: 0.0001}",
+            "  new_lr: 20  # times as high for the output layer, which is new",
+            "  schedule: {kind: cosine, warmup_epochs: 1}  # the learning rate rises for an epoch, then falls to 0",
+            f"  augment: {{{augment}time_masks: 2, pauses: {{}}}}  # masked features, and pauses around the speech",
+        ]
+
+    @staticmethod
+    def _commands(source: str, bands: str, recognizer: str) -> list[str]:
+        """All of Whisper on a few words, with speech at other speeds and levels: configs/fsdd_whisper.yaml."""
+        return [
+            f"features: {{kind: whisper_logmel{bands}}}",
+            f"model: {{kind: whisper, source: {source}}}",
+            f"recognizer: {recognizer}",
+            "train:",
+            "  objective: {kind: attention, ctc_weight: 0, label_smoothing: 0.1}",
+            "  epochs: 5",
+            "  batch_seconds: 30  # of audio in a step",
+            "  max_batch: 32",
+            "  average: 2  # of the best epochs' weights",
+            "  optimizer: {kind: adamw, lr: 2.0e-5}",
+            "  schedule: {kind: cosine, warmup_epochs: 0.5}  # the learning rate rises, then falls to 0",
+            "  augment:  # other speeds and levels, masked features, and pauses around the speech",
+            "    {time_masks: 1, time_mask_frames: 8, freq_masks: 2, freq_mask_bins: 10, gain_db: 8,",
+            "     speed_factors: [0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15], pauses: {edge_s: [0, 0.4], inner_s: [0, 0]}}",
+            "decode: {kind: attention, beam: 1}",
+        ]
+
+    def _sentences(self, source: str, bands: str, recognizer: str) -> list[str]:
+        """Whisper's decoder on free speech, written as it writes: configs/mini_librispeech_whisper.yaml."""
+        hours = self._surveyed.training_hours
+        return [
+            f"features: {{kind: whisper_logmel{bands}, tail: true}}",
+            f"model: {{kind: whisper, source: {source}, silence: all}}  # it hears 30 s, as when it was trained",
+            f"recognizer: {recognizer}",
+            "train:",
+            "  objective: {kind: attention, ctc_weight: 0, label_smoothing: 0}",
+            f"  epochs: {1 if hours >= 2 else 3}",
+            "  batch_seconds: 480  # 16 utterances, each with its silence",
+            "  max_batch: 16",
+            "  optimizer: {kind: adamw, lr: 2.0e-5}",
+            "  freeze: [{names: [encoder.*], until: 0}]  # only the decoder is trained",
+            "  schedule: {kind: cosine, warmup_epochs: 0.1}  # the learning rate rises for a tenth of an epoch",
+            "restore: {}  # transcripts get its capitals and punctuation; docs/pretrained.md",
+            "decode: {kind: attention, beam: 5, length_power: 1}",
         ]
 
 

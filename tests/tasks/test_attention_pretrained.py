@@ -33,10 +33,8 @@ transformers = pytest.importorskip("transformers", reason="the package transform
 whisper = load_beside(__file__, "../speech/test_whisper_decoder.py")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny Whisper model with its tokenizer, and with heads that follow the speech."""
-    made = tmp_path_factory.mktemp("whisper")
+def write_model(made):
+    """Write a tiny Whisper model with its tokenizer, and with heads that follow the speech."""
     end = whisper.write_folder(made)
     size = json.loads((made / "config.json").read_text())["vocab_size"]
     sizes = {name: value for name, value in whisper.SIZES.items() if name != "model_type"} | {"num_mel_bins": 80}
@@ -45,6 +43,12 @@ def folder(tmp_path_factory):
     config = transformers.WhisperConfig(**sizes | {"max_source_positions": 1500}, **tokens, vocab_size=size)
     transformers.WhisperForConditionalGeneration(config).save_pretrained(made)
     (made / "generation_config.json").write_text(json.dumps({"suppress_tokens": [3], "alignment_heads": [[1, 0]]}))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("whisper")
+    write_model(made)
     return made
 
 

@@ -1,7 +1,13 @@
-"""The flow `search`: trains trials of a configuration, each in a flow run of its own, and continues the best."""
+"""The flow `search`: trains trials of a configuration, each in a flow run of its own, and continues the best.
+
+If only fields of `decode` are searched, it trains once, and its trials decode with that model.
+"""
 
 import functools
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from prefect import tags
@@ -12,10 +18,11 @@ from flows.definition import flow
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import TAG
 from flows.names import new_run_id, pipeline_name
-from flows.pipeline import INGEST, ingest
+from flows.pipeline import INGEST, evaluate, ingest
 from flows.pipeline import train as train_flow
 from flows.servers.prefect_api import lasting_url
 from storage.retries import DiskError
+from tasks import STAGES
 from tasks.config.home import home
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.training import training_content
@@ -23,20 +30,24 @@ from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
-from tasks.search.config import plain_document, trial_config
+from tasks.search.config import decoding_values, plain_document, trial_config
 from tasks.search.driver import SearchDriver, Watch, spent_epochs
-from tasks.search.methods.base import TrialJob
+from tasks.search.methods.base import SearchMethod, TrialJob
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
+from tasks.stages.bundles import own_bundle
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
+from tasks.stages.tuning import validation_trials
 from tasks.tracking.search_tracking import SearchRun
 
-_NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "report", "decode", "tune")
-"""Sections on which no result of a trial depends."""
+_NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "report", "tune")
+"""Sections on which no result of a trial depends; if it is trained, it does not depend on `decode` either."""
+_UNTIL_DECODING = STAGES[STAGES.index("decode") - 1]
 Execute = Callable[[Run], Run]
-"""Runs the stages up to the training; returns the run with their results."""
+"""Runs the stages of a trial up to the training or, for a run that is no trial, all that come before decoding; returns
+the run with their results."""
 
 
 def study_name(config: PipelineConfig) -> str:
@@ -49,13 +60,15 @@ def study_content(config: PipelineConfig) -> dict[str, Any]:
     """All that the results of a search depend on, as JSON."""
     search = config.search
     assert search is not None
-    document = {name: part for name, part in plain_document(config).items() if name not in _NO_EFFECT}
+    without = _NO_EFFECT if search.decodes else (*_NO_EFFECT, "decode")
+    document = {name: part for name, part in plain_document(config).items() if name not in without}
     return {
         "configuration": document | {"train": training_content(config.train)},
         "method": address_content(search.method),
         "space": {name: address_content(parameter) for name, parameter in search.space.items()},
         "minimize": search.minimize,
         "seed": search.seed,
+        **({"utterances": search.utterances} if search.decodes else {}),
     }
 
 
@@ -134,11 +147,66 @@ class Trials:
             self._discarded.add(key)
             self._sizes.pop(key, None)
 
-    def give_back(self) -> None:
-        """At the end of the search: leave the checkpoints of trials that will not go on to garbage collection."""
-        for trial in self._study.trials:
+    def open(self, count: int) -> None:
+        """Nothing to make that all trials need."""
+
+    def close(self, over: bool) -> None:
+        """If the search is over, leave the checkpoints of trials that will not go on to garbage collection."""
+        for trial in self._study.trials if over else ():
             for figures in trial.figures.values():
                 paused_output(self._store, figures["training"]).withdraw()
+
+
+class Decodings:
+    """Trials of a search over `decode`: validation utterances are encoded once, and decoded with each trial's values.
+
+    Args:
+        config: The searched configuration.
+        run_id: Name of the search's run.
+        study: The trials.
+        execute: Runs the stages before decoding, training included.
+    """
+
+    def __init__(self, config: PipelineConfig, run_id: str, study: Study, execute: Execute) -> None:
+        assert config.search is not None
+        self._config, self._search, self._run_id, self._study = config, config.search, run_id, study
+        self._execute = execute
+        self._opened = ExitStack()
+        self.tracked = SearchRun(config.name, f"{study.name}@{study.created:.6f}", run_id)
+
+    def open(self, count: int) -> None:
+        """Train the model, or find it trained, and encode the utterances.
+
+        Args:
+            count: Number of trials to expect.
+        """
+        config = self._config.model_copy(update={"search": None, "tune": None})
+        run = self._execute(Run(config, f"{self._run_id}-model"))
+        folder = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="starling-model-"))
+        bundle = own_bundle(run, Path(folder))
+        self._decoder = self._opened.enter_context(validation_trials(run, bundle, self._search.utterances, count))
+
+    def train(self, job: TrialJob, watch: Watch) -> TrialOutcome:
+        """Decode with a trial's values; nothing is trained.
+
+        Raises:
+            StageError: There are no words to recognize.
+        """
+        counts = self._decoder.errors(decoding_values(self._config, job.values), watch)
+        if counts.wer is None:
+            raise StageError("the validation utterances have no words, so that there is no error rate to minimize")
+        figures = {"wer": counts.wer, "cer": counts.cer, "errors": counts.errors, "words": counts.ref_words}
+        return TrialOutcome(counts.wer, figures)
+
+    def tidy(self) -> None:
+        """After each result: log the best so far."""
+        if (best := self._study.best) is not None:
+            done = sum(trial.state == "finished" for trial in self._study.trials)
+            self.tracked.log({"best_wer": best.losses[0]}, done)
+
+    def close(self, over: bool) -> None:
+        """End the processes that decode."""
+        self._opened.close()
 
 
 def _ends(error: Exception) -> bool:
@@ -167,31 +235,37 @@ def run_search(
             f"{config.name} has no section search: name there the fields to search (search.space), each with a range "
             "or a list of choices"
         )
-    method, name = search.build(config.train.epochs), study_name(config)
+    largest, name = search.largest(config.train), study_name(config)
+    method = search.build(largest)
     holder, what = LockOwner.here(run_id, url), f"the study {name}"
     lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
     with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
         about = {"method": search.method.kind, "trials": method.total, "total_epochs": search.total_epochs}
-        about |= {"largest": config.train.epochs, "restarts": search.method.restarts, "minimize": search.minimize}
+        about |= {"largest": largest, "restarts": search.method.restarts, "minimize": search.minimize}
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))
-        trials = Trials(config, run_id, study, execute)
+        trials = (Decodings if search.decodes else Trials)(config, run_id, study, execute)
         driver = SearchDriver(
-            *(study, method, search, config.train.epochs, trials.train),
+            *(study, method, search, largest, trials.train),
             ends=_ends,
             say=functools.partial(progress.announce, "search"),
             on_result=trials.tidy,
         )
-        status = "FAILED"
+        status, over = "FAILED", _is_over(study, method)
         try:
+            if not over:
+                trials.open(method.total - len(study.trials))
             driver.run()
-            status = "FINISHED"
-            over = not study.interrupted and method.next(study.trials) is None
-            if over:
-                trials.give_back()
+            status, over = "FINISHED", _is_over(study, method)
         finally:
+            trials.close(over)
             trials.tracked.end(search_result(study), status)
     return search_result(study) | {"run_id": run_id, "complete": over, "mlflow_run": trials.tracked.run_id}
+
+
+def _is_over(study: Study, method: SearchMethod) -> bool:
+    """Whether there is nothing left to do, whatever the limits."""
+    return not study.interrupted and method.next(study.trials) is None
 
 
 def search_result(study: Study) -> dict[str, Any]:
@@ -228,7 +302,10 @@ def search(config: PipelineConfig, run_id: str = "") -> dict[str, Any]:
         opened.trial = run.trial
         try:
             with tags(TAG):
-                train_flow(run.config, run.run_id)
+                if run.trial is None:
+                    evaluate(run.config, run.run_id, until=_UNTIL_DECODING)
+                else:
+                    train_flow(run.config, run.run_id)
         finally:
             close_run(run.run_id)
         return opened
@@ -250,7 +327,7 @@ def search_plainly(config: PipelineConfig) -> dict[str, Any]:
     run_id = new_run_id(config)
 
     def execute(run: Run) -> Run:
-        run_plainly(run, TRAIN.name)
+        run_plainly(run, TRAIN.name if run.trial else _UNTIL_DECODING)
         return run
 
     return run_search(

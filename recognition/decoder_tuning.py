@@ -1,88 +1,66 @@
-"""Chooses a decoder's parameters: speech is encoded once, and searched with every combination of values."""
+"""Counts the errors of a decoder with other values of its parameters, on speech that is encoded once.
+
+Which values are tried, a method of search says; see `tasks/search/methods`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from recognition.decoding_pool import DecodingPool, useful_processes
 from recognition.recognizer import Recognizer
 from speech.scoring import ErrorCounts, score_utterance
 
 E = TypeVar("E")
-Grid = Mapping[str, Sequence[Any]]
-"""The values to try by field of the decoder's configuration, ascending."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One combination of values, and the errors that it makes."""
-
-    values: dict[str, Any]
-    """Values by field."""
-    counts: ErrorCounts
-    """Errors over all utterances."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns a JSON value."""
-        return self.values | {"errors": self.counts.errors, "wer": self.counts.wer, "cer": self.counts.cer}
-
-
-def try_all(
-    recognizer: Recognizer[E],
-    encoded: Sequence[tuple[Sequence[str], E]],
-    grid: Grid,
-    processes: int = 1,
-    on_progress: Callable[[int, int], object] | None = None,
-) -> list[Trial]:
-    """Search with all combinations of values, in the order of the grid.
+class DecoderTrials(Generic[E]):
+    """Searches the same speech again and again, each time with other values; a context manager.
 
     Args:
         recognizer: The model; its decoder's configuration gives all other fields.
         encoded: Transcripts of batches, and what the recognizer has encoded.
-        grid: The values.
         processes: Processes for a slow search, as far as the work is worth them.
-        on_progress: Called with the number of finished combinations and of all.
+        count: Number of trials to expect.
 
     Raises:
         DecodeError: The recognizer's decoders cannot be tuned.
     """
-    recognizer.spec.system.require("tuning")
-    combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    total = len(combinations) * sum(len(texts) for texts, _ in encoded)
-    count = useful_processes(recognizer, processes, total)
-    if count < 2:
-        recognizer.prepare()  # each combination shares what is read here
-    trials = []
-    with DecodingPool[Sequence[str]](recognizer, count) as pool:
-        for values in combinations:
-            pool.use(recognizer.with_decoder(recognizer.cfg.model_copy(update=values)))
-            errors = ErrorCounts()
-            for texts, hypotheses in pool.each(encoded):
-                for text, hypothesis in zip(texts, hypotheses, strict=True):
-                    errors += score_utterance(text, recognizer.spec.comparable(hypothesis))
-            trials.append(Trial(values, errors))
-            if on_progress:
-                on_progress(len(trials), len(combinations))
-    return trials
 
+    def __init__(
+        self, recognizer: Recognizer[E], encoded: Sequence[tuple[Sequence[str], E]], processes: int = 1, count: int = 1
+    ) -> None:
+        recognizer.spec.system.require("tuning")
+        self.utterances = sum(len(texts) for texts, _ in encoded)
+        self._recognizer, self._encoded = recognizer, encoded
+        useful = useful_processes(recognizer, processes, count * self.utterances)
+        if useful < 2:
+            recognizer.prepare()  # the trials share what is read here
+        self._pool = DecodingPool[Sequence[str]](recognizer, useful)
 
-def best_trial(trials: Sequence[Trial], grid: Grid, configured: Mapping[str, Any]) -> Trial:
-    """The trial with the fewest word errors.
+    def __enter__(self) -> Self:
+        return self
 
-    Among equal ones, the one with the fewest character errors; then the one whose values are fewest steps of the
-    grid away from the configured ones; then the first.
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    Args:
-        trials: All trials.
-        grid: Their values.
-        configured: The configured values by field; the grid contains them.
-    """
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
 
-    def steps(trial: Trial) -> int:
-        return sum(
-            abs(list(values).index(trial.values[name]) - list(values).index(configured[name]))
-            for name, values in grid.items()
-        )
+    def errors(self, values: Mapping[str, Any], watch: Callable[[], object] = lambda: None) -> ErrorCounts:
+        """Errors over all utterances.
 
-    return min(trials, key=lambda trial: (trial.counts.errors, trial.counts.char_errors, steps(trial)))
+        Args:
+            values: By field of the decoder's configuration.
+            watch: Called after each batch; may raise to end the trial.
+
+        Raises:
+            DecodeError: Hypotheses cannot be found with these values.
+        """
+        self._pool.use(self._recognizer.with_decoder(self._recognizer.cfg.model_copy(update=dict(values))))
+        errors = ErrorCounts()
+        for texts, hypotheses in self._pool.each(self._encoded):
+            for text, hypothesis in zip(texts, hypotheses, strict=True):
+                errors += score_utterance(text, self._recognizer.spec.comparable(hypothesis))
+            watch()
+        return errors

@@ -48,12 +48,19 @@ class DecodingPool(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def use(self, recognizer: Recognizer[Any]) -> None:
-        """Search the next batches with another decoder; those before must have been taken (`rest`)."""
-        assert not self._waiting
+        """Search the next batches with another decoder, and forget those before that have not been taken."""
+        for _, _, futures in self._waiting:
+            for future in futures or ():
+                future.cancel()
+        self._waiting.clear()
         self._recognizer = recognizer
         if self._pool is not None:
             self._elsewhere = recognizer.elsewhere()

@@ -35,7 +35,7 @@ Ability = Literal["word times", "several hypotheses", "tuning", "forced alignmen
 _REMEDIES: dict[Ability, str] = {
     "word times": "leave out the words' times",
     "several hypotheses": "ask for one",
-    "tuning": "remove the section tune",
+    "tuning": "remove the section tune, or the fields of decode from search.space",
     "forced alignment": "give a CTC model, or the output of the stage align",
 }
 

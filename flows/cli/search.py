@@ -115,10 +115,12 @@ def _print_result(result: dict[str, Any]) -> None:
     begun = sum(result["trials"].values())
     limit = f" of {result['total_epochs']:,}" if result["total_epochs"] else ""
     print_line(f"{result['study']}: {result['method']}, {begun:,} of {result['planned']:,} trials ({counts or 'none'})")
-    print_line(f"epochs trained: {result['epochs']:,}{limit}, in {result['seconds'] / 60:.1f} min")
+    trained = f"epochs trained: {result['epochs']:,}{limit}, in" if result["largest"] else "decoded in"
+    print_line(f"{trained} {result['seconds'] / 60:.1f} min")
     if best := result["best"]:
         loss = best["losses"][best["trained"]] if best["trained"] in best["losses"] else min(best["losses"].values())
-        print_line(f"best: trial {best['number']}, {result['minimize']} {loss:.4f} after {best['trained']} epochs")
+        after = f" after {best['trained']} epochs" if result["largest"] else ""
+        print_line(f"best: trial {best['number']}, {result['minimize']} {loss:.4f}{after}")
         for name, value in best["values"].items():
             print_line(f"  {name}={_shown(value)}")
 
@@ -163,7 +165,7 @@ def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     columns: dict[str, list[str]] = {
         "trial": [str(trial.number) for trial in trials],
         "state": [trial.state for trial in trials],
-        "epochs": [str(trial.trained) for trial in trials],
+        **({"epochs": [str(trial.trained) for trial in trials]} if found.about.get("largest") else {}),
         str(found.about.get("minimize", "loss")): [f"{_last(trial):.4f}" if trial.losses else "" for trial in trials],
         **{name: [_shown(t.values[name]) if name in t.values else "" for t in trials] for name in names},
         "error": [trial.error.splitlines()[0] if trial.error else "" for trial in trials],

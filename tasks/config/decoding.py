@@ -1,27 +1,58 @@
 """What decoding needs of the rest of a configuration: a language model, and a validation set to tune weights on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from configurable.wording import nearest
 from speech.decoding import DecodeConfig
 from speech.decoding.rescoring import RescoredConfig
 from speech.lm import LmConfig, NetworkConfig, arpa_of, kinds_with_arpa, unit_of
 from tasks.config.mistakes import plain_message
+from tasks.search.methods import MethodChoice
+from tasks.search.methods.base import SearchMethod, SearchPlan, check_untrained
+from tasks.search.methods.grid import GridConfig
+from tasks.search.space import ParameterConfig, Space, SpaceError, Values
 
 
 class TuneConfig(BaseModel):
-    """Which parameters of the decoder are chosen on the validation set."""
+    """A search for values of the decoder on the validation set, of which a run takes the best."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     utterances: int = Field(default=200, ge=1)
     """Number of validation utterances, drawn at random; a smaller set is used whole."""
-    grid: dict[str, tuple[float, ...]] = Field(default_factory=dict)
-    """Values to try by field of `decode`; empty: those that the decoder suggests. All combinations are tried, and the
-    configured values with them."""
+    method: MethodChoice = GridConfig()
+    """How values are chosen: `grid` tries all combinations, `random` draws each, and `tpe` models the results."""
+    space: dict[str, ParameterConfig] = Field(default_factory=dict)
+    """Fields of `decode` to vary, such as `lm_weight`, each with a list of choices or a range; empty: those that the
+    decoder suggests. The configured values are always tried, too: a grid has them in each of its lists."""
+    trials: int = Field(default=0, ge=0, le=1_000_000)
+    """Number of combinations to try; 0: all of a grid, otherwise 20."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_grid(cls, value: Any) -> Any:
+        """Deployments and older configurations name lists of values in `grid`."""
+        if not isinstance(value, Mapping) or "grid" not in value:
+            return value
+        if value.get("space"):
+            raise ValueError("grid is the former name of space: write all fields in space")
+        return {**{name: part for name, part in value.items() if name != "grid"}, "space": value["grid"]}
+
+    def build(self, decode: DecodeConfig, seed: int = 1) -> SearchMethod:
+        """The method at work on the decoder's fields.
+
+        Args:
+            decode: The decoder.
+            seed: Seed of its draws.
+
+        Raises:
+            ValueError: It cannot search them, or a package is missing.
+        """
+        check_untrained(self.method, "tune")
+        return self.method.build(SearchPlan(tuned_space(decode, self), 0, self.trials, seed))
 
 
 def uses_stage(decode: DecodeConfig, lm: LmConfig | None) -> bool:
@@ -47,8 +78,10 @@ def check_decoding(decode: DecodeConfig, lm: LmConfig | None, tune: TuneConfig |
         _check_graph(decode, lm, aligned)
     elif not uses_stage(decode, lm) and (lacking := decode.lacking()):
         raise ValueError(f"{lacking}; or add a section lm: the decoder then takes that language model and its words")
-    if tune is not None:
-        grid_of(decode, tune)
+    if tune is not None and tune.method.kind == "tpe":  # which refuses no space, and imports Optuna
+        tuned_space(decode, tune)
+    elif tune is not None:
+        tune.build(decode)
 
 
 def check_rescoring(decode: DecodeConfig, lm: LmConfig) -> None:
@@ -99,29 +132,55 @@ def _check_model(decode: DecodeConfig, lm: LmConfig) -> None:
         )
 
 
-def grid_of(decode: DecodeConfig, tune: TuneConfig) -> dict[str, list[Any]]:
-    """The values to try by field, ascending, the configured ones among them.
+def check_searched(decode: DecodeConfig, names: Iterable[str], where: str) -> None:
+    """Check that fields can be searched without training: numbers, with which the same decoder searches again.
+
+    Args:
+        decode: The decoder.
+        names: Fields of `decode`.
+        where: The section of the configuration that names them.
+
+    Raises:
+        ValueError: If not; the message names the field.
+    """
+    numbers = [field for field, value in decode if type(value) in (int, float)]
+    for name in names:
+        if name not in numbers:
+            raise ValueError(f"{where}: {name} is not a number of decode.kind {decode.kind}{nearest(name, numbers)}")
+
+
+def tuned_space(decode: DecodeConfig, tune: TuneConfig) -> Space:
+    """The values to try; lists, and all that a grid tries, are ascending, the configured values among them.
 
     Raises:
         ValueError: If the decoder has no such field, or does not accept a value.
     """
-    suggested: Mapping[str, Sequence[float]] = tune.grid or decode.grid
-    if not suggested:
+    if not (tune.space or decode.grid):
         raise ValueError(
             f"tune: decode.kind {decode.kind} has no parameters to tune: remove the section tune, or name fields and "
-            "values in tune.grid"
+            "values in tune.space"
         )
-    grid: dict[str, list[Any]] = {}
-    for name, values in suggested.items():
-        if name not in (numbers := [field for field, value in decode if type(value) in (int, float)]):
-            raise ValueError(f"tune.grid: {name} is not a number of decode.kind {decode.kind}{nearest(name, numbers)}")
-        grid[name] = sorted({getattr(decode, name), *(_accepted(decode, name, value) for value in values)})
-    return grid
+    space = Space(tune.space or {name: ParameterConfig(choices=values) for name, values in decode.grid.items()}, "tune")
+    check_searched(decode, space.parameters, "tune.space")
+
+    def why_not(values: Values) -> str:
+        try:
+            _accepted(decode, values)
+        except ValidationError as error:
+            return plain_message(error.errors()[0])
+        return ""
+
+    if mistakes := list(space.refused(why_not)):
+        raise SpaceError("; ".join(mistakes))
+    lists = space.axes() if tune.method.kind == "grid" else {n: p.choices for n, p in space.parameters.items()}
+    parameters = dict(space.parameters)
+    for name, values in lists.items():
+        if values:
+            given = {getattr(decode, name), *(getattr(_accepted(decode, {name: value}), name) for value in values)}
+            parameters[name] = ParameterConfig(choices=tuple(sorted(given)), when=parameters[name].when)
+    return Space(parameters, "tune")
 
 
-def _accepted(decode: DecodeConfig, name: str, value: float) -> Any:
-    """The value as the decoder's configuration takes it: a whole number for fields that are counts."""
-    try:
-        return getattr(type(decode).model_validate(decode.model_dump() | {name: value}), name)
-    except ValidationError as error:
-        raise ValueError(f"tune.grid.{name}: {value:g}: {plain_message(error.errors()[0])}") from error
+def _accepted(decode: DecodeConfig, values: Values) -> DecodeConfig:
+    """The decoder with values as its configuration takes them: whole numbers for fields that are counts."""
+    return type(decode).model_validate(decode.model_dump() | values)

@@ -2,23 +2,20 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from storage.batching import derive_seed
 from tasks.config.assignments import assign_value
+from tasks.config.decoding import check_searched
 from tasks.config.mistakes import choices, explained
 from tasks.search.methods import MethodChoice, MethodConfig
-from tasks.search.methods.base import RungsConfig, SearchMethod, SearchPlan
+from tasks.search.methods.base import RungsConfig, SearchMethod, SearchPlan, check_untrained
 from tasks.search.methods.random import RandomConfig
 from tasks.search.space import ParameterConfig, Space, SpaceError, Values
 from training.config import TrainConfig
 
-_POINTS = 10
-"""Points at which each choice, and each of a few values of a range, is tried before a search."""
 _RESULT = "trials would no longer be compared on the same validation set"
 _NO_RESULT = "it has no effect on a trial's result"
 _NOT_SEARCHED = {
@@ -29,9 +26,12 @@ _NOT_SEARCHED = {
     "train.max_minutes": "trials would have different budgets",
     "train.schedule.epochs": "it must fit the budgets",
     "search": "a search cannot vary itself",
+    "tune": "it searches itself, over fields of decode",
+    **dict.fromkeys(("lm", "lm_train", "rescoring"), "no trial estimates another language model"),
     **dict.fromkeys(("storage", "runner", "slots", "score", "register", "report"), _NO_RESULT),
 }
 """Fields and sections that a search may not vary, and why."""
+_DECODE = "decode."
 _OWN_LOSS = ("tokens", "train.objective", "recognizer")
 """Fields that change what a loss counts, so that losses cannot be compared."""
 
@@ -45,9 +45,11 @@ class SearchConfig(BaseModel):
     """How trials are chosen. `grid` tries all combinations, `random` draws each trial, and `tpe` models the results;
     these train every trial to the end. `hyperband`, `asha` and `bohb` begin many trials and train the best on."""
     space: dict[str, ParameterConfig]
-    """The fields to vary, such as `train.optimizer.lr`, each with a range or a list of choices."""
+    """The fields to vary, such as `train.optimizer.lr`, each with a range or a list of choices. If all are numbers of
+    `decode`, the configuration is trained once, and trials train nothing."""
     minimize: Literal["loss", "wer"] = "loss"
-    """What of the validation set is minimized: the model's loss, or its word error rate by greedy decoding."""
+    """What of the validation set is minimized: the model's loss, or its word error rate, by greedy decoding or, in a
+    search over `decode`, as the trial says."""
     trials: int = Field(default=0, ge=0, le=1_000_000)
     """Number of trials to begin; 0: all of a grid, one pass of the brackets of `hyperband` and `bohb`, otherwise 20.
     Brackets are begun until they have at least this many."""
@@ -55,6 +57,8 @@ class SearchConfig(BaseModel):
     """Seed of the search's draws; all trials are trained with the configuration's `seed`."""
     parallel: int = Field(default=1, ge=1, le=1000)
     """Trials that train at the same time, as far as `slots.trainings` allows."""
+    utterances: int = Field(default=200, ge=1)
+    """Of a search over `decode`: number of validation utterances, drawn at random; a smaller set is used whole."""
     total_epochs: int = Field(default=0, ge=0)
     """No trial begins or continues once the trials have trained this many epochs in all; 0: no limit."""
     hours: float = Field(default=0.0, ge=0)
@@ -78,11 +82,20 @@ class SearchConfig(BaseModel):
             raise ValueError("a database's URL must not carry a password here: set $STARLING_STUDIES to it")
         return url
 
+    @property
+    def decodes(self) -> bool:
+        """Whether only decoding is searched: trials then train nothing, and decode with the same model."""
+        return bool(self.space) and all(name.startswith(_DECODE) for name in self.space)
+
+    def largest(self, train: TrainConfig) -> int:
+        """Epochs of a trial's whole training; 0 if it trains nothing."""
+        return 0 if self.decodes else train.epochs
+
     def plan(self, largest: int) -> SearchPlan:
         """What the method is to do.
 
         Args:
-            largest: Epochs of a whole training.
+            largest: Epochs of a whole training; 0 if trials train nothing.
 
         Raises:
             SpaceError: The space is empty, or a condition cannot hold.
@@ -146,9 +159,12 @@ def check_search(config: Any) -> None:
         ValueError: If not; the message names the fields, and the remedies.
     """
     search, train = config.search, config.train
-    space = search.plan(train.epochs).space
+    space = search.plan(search.largest(train)).space
     _check_fields(search)
-    _check_budgets(search.method, train.epochs)
+    if search.decodes:
+        _check_decoding(config)
+    else:
+        _check_budgets(search.method, train.epochs)
     document, fields = plain_document(config), frozenset(choices(type(config)))
 
     def refused(values: Values) -> str:
@@ -163,13 +179,48 @@ def check_search(config: Any) -> None:
     varied = any(name == "train.schedule" or name.startswith("train.schedule.") for name in search.space)
     if not varied and (why := _not_continued(search.method, train)):
         raise SpaceError(f"search.method: {why}")
-    if mistakes := list(_refused_values(space, refused)):
+    if mistakes := list(space.refused(refused)):
         raise SpaceError("; ".join(mistakes))
     if search.method.kind != "tpe":  # which refuses no space, and imports Optuna
-        search.build(train.epochs)
+        search.build(search.largest(train))
+
+
+def decoding_values(config: Any, values: Values) -> Values:
+    """A trial's values by field of `decode`, as the decoder's configuration takes them.
+
+    Args:
+        config: The searched configuration, a `PipelineConfig`.
+        values: By field, such as `decode.beam`.
+
+    Raises:
+        ValueError: A combination of values is refused.
+    """
+    decode = trial_config(config, values, config.train.epochs).decode
+    return {name: getattr(decode, name) for name in (path.removeprefix(_DECODE) for path in values)}
+
+
+def _check_decoding(config: Any) -> None:
+    search = config.search
+    check_untrained(search.method, "search")
+    config.system.require("tuning")
+    check_searched(config.decode, [name.removeprefix(_DECODE) for name in search.space], "search.space: decode")
+    if search.minimize != "wer":
+        raise SpaceError("search.space: decoding changes no loss: set search.minimize=wer")
+    for name, what in (("total_epochs", "limits epochs"), ("parallel", "counts trainings")):
+        if getattr(search, name) != SearchConfig.model_fields[name].default:
+            raise SpaceError(
+                f"search.{name} {what}, and a search over decode trains nothing: leave it out (search.trials and "
+                "search.hours limit such a search, and runner.workers are the processes that decode)"
+            )
 
 
 def _check_fields(search: SearchConfig) -> None:
+    if not search.decodes and (mixed := [name for name in search.space if f"{name}.".startswith(_DECODE)]):
+        raise SpaceError(
+            f"search.space.{mixed[0]}: decoding is searched for a trained model, without training. Name fields of "
+            "decode alone, such as decode.beam, or none: search the training first, and then the decoding with the "
+            "values found"
+        )
     for name in search.space:
         for other, why in _NOT_SEARCHED.items():
             if name == other or name.startswith(f"{other}.") or other.startswith(f"{name}."):
@@ -199,36 +250,3 @@ def _not_continued(method: MethodConfig, train: TrainConfig) -> str:
         "another kind of schedule, or search.method.rungs=restart (every rung trains from the start, with a schedule "
         "of its own)"
     )
-
-
-def _refused_values(space: Space, refused: Callable[[Values], str]) -> Iterator[str]:
-    """A message for each field of which a choice, or a part of its range, makes no valid configuration.
-
-    Args:
-        space: The space.
-        refused: Says why a configuration with values is not valid; empty if it is.
-    """
-    for name, parameter in space.parameters.items():
-        rng = np.random.Generator(np.random.PCG64(derive_seed("check", name)))
-        for value in parameter.probes():
-            why = ""
-            for _ in range(_POINTS):  # another field's value may be what does not fit
-                if (values := space.draw_with(name, value, rng)) is None:
-                    why = "its conditions (when) hold nowhere"
-                elif not (why := refused(values)):
-                    break
-            if why:
-                yield f"search.space: {name}={_shown(value)} is refused: {why}{_remedy(space, name, why)}"
-                break
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _remedy(space: Space, name: str, why: str) -> str:
-    if not space.parameters[name].choices and "must be a whole number" in why:
-        return "; set integer: true"
-    if others := [other for other in space.parameters if other != name and f"{other}: " in why]:
-        return f"; if {others[0]} is only for other values of {name}, give it a condition (when)"
-    return ""

@@ -74,7 +74,7 @@ class SearchDriver:
         study: Its trials.
         method: Proposes.
         search: Its configuration.
-        largest: Epochs of a whole training.
+        largest: Epochs of a whole training; 0 if the search trains nothing.
         train: Trains; an exception is the trial's failure.
         ends: Whether an exception is not the trial's fault, such as a full disk: the search ends by it, and the trial
             is trained again by the next one.
@@ -205,6 +205,8 @@ class SearchDriver:
         best = self.study.best
         found = f"; best so far: trial {best.number}, {best.losses[max(best.losses)]:.4f}" if best else ""
         left = f" of {self.search.total_epochs}" if self.search.total_epochs else ""
+        if not self.largest:
+            return f"trial {job.number} of {self.method.total}: {what}{found}"
         return (
             f"trial {job.number} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; "
             f"{self.spent}{left} epochs in all"

@@ -1,7 +1,7 @@
 """The space of a search: which fields of a configuration it varies, over which values, and under which conditions."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from configurable.wording import counted, nearest
+from storage.batching import derive_seed
 
+_POINTS = 10
+"""Points at which each choice, and each of a few values of a range, is tried before a search."""
 Values = dict[str, Any]
 """Values by field, such as `train.optimizer.lr`; only of fields whose conditions hold."""
 
@@ -48,8 +51,10 @@ class ParameterConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> "ParameterConfig":
         if self.choices:
-            if given := self.model_fields_set - {"choices", "when"}:
-                raise ValueError(f"choices have no {' and no '.join(sorted(given))}: leave it out, or give a range")
+            fields = type(self).model_fields  # deployments name those with their defaults, too
+            of_ranges = ("high", "integer", "log", "low", "points")
+            if given := [name for name in of_ranges if getattr(self, name) != fields[name].default]:
+                raise ValueError(f"choices have no {' and no '.join(given)}: leave it out, or give a range")
             doubles = [value for number, value in enumerate(self.choices) if _among(value, self.choices[:number])]
             if doubles:
                 raise ValueError(f"the choice {doubles[0]!r} is given twice: keep one of them")
@@ -102,6 +107,16 @@ class ParameterConfig(BaseModel):
         low, high = self.bounds
         return ((math.log(value) if self.log else value) - low) / (high - low)
 
+    def steps(self, value: Any, other: Any) -> float:
+        """How far two values are apart, in choices or in the grid's points of a range; others count as an end of it."""
+        if self.choices:
+            return abs(self.choices.index(value) - self.choices.index(other))
+        assert self.low is not None
+        assert self.high is not None
+        first, second = (self.position(min(max(number, self.low), self.high)) for number in (value, other))
+        points = self.points or (self.high - self.low + 1 if self.integer else 2)
+        return abs(first - second) * (points - 1)
+
     def holds(self, value: Any) -> bool:
         """Whether the value is one of the choices or in the range."""
         if self.choices:
@@ -135,6 +150,10 @@ class ParameterConfig(BaseModel):
         return self.choices or (self.at(0.0), self.at(1.0), self.at(0.37))
 
 
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and value == other  # 1 is no True
 
@@ -153,14 +172,18 @@ class Space:
 
     Args:
         parameters: By field.
+        section: The configuration's section that describes it, for messages.
 
     Raises:
         SpaceError: A condition cannot hold.
     """
 
-    def __init__(self, parameters: Mapping[str, ParameterConfig]) -> None:
+    def __init__(self, parameters: Mapping[str, ParameterConfig], section: str = "search") -> None:
+        self.section = section
         if not parameters:
-            raise SpaceError("search.space is empty: name the fields to search, each with a range or a list of choices")
+            raise SpaceError(
+                f"{section}.space is empty: name the fields to search, each with a range or a list of choices"
+            )
         self.parameters: dict[str, ParameterConfig] = {}
         for name in parameters:
             self._add(name, parameters, ())
@@ -169,9 +192,11 @@ class Space:
         if name in self.parameters:
             return
         if name in outer:
-            raise SpaceError(f"search.space.{name}.when: the conditions of {' and '.join(outer)} go in a circle")
+            raise SpaceError(
+                f"{self.section}.space.{name}.when: the conditions of {' and '.join(outer)} go in a circle"
+            )
         for other, wanted in parameters[name].when.items():
-            where = f"search.space.{name}.when.{other}"
+            where = f"{self.section}.space.{name}.when.{other}"
             if other not in parameters:
                 raise SpaceError(f"{where}: conditions are on fields of the space{nearest(other, list(parameters))}")
             for value in _wanted(wanted):
@@ -230,19 +255,54 @@ class Space:
             self.parameters[name].holds(value) for name, value in values.items()
         )
 
-    def grid(self) -> Iterator[Values]:
-        """All points of the grid, the last field varying fastest; a field whose conditions do not hold varies not.
+    def refused(self, why_not: Callable[[Values], str]) -> Iterator[str]:
+        """A message for each field of which a choice, or a part of its range, makes no valid configuration.
+
+        Args:
+            why_not: Says why a configuration with values is not valid; empty if it is.
+        """
+        for name, parameter in self.parameters.items():
+            rng = np.random.Generator(np.random.PCG64(derive_seed("check", name)))
+            for value in parameter.probes():
+                why = ""
+                for _ in range(_POINTS):  # another field's value may be what does not fit
+                    if (values := self.draw_with(name, value, rng)) is None:
+                        why = "its conditions (when) hold nowhere"
+                    elif not (why := why_not(values)):
+                        break
+                if why:
+                    remedy = self._remedy(name, why)
+                    yield f"{self.section}.space: {name}={_shown(value)} is refused: {why}{remedy}"
+                    break
+
+    def _remedy(self, name: str, why: str) -> str:
+        if not self.parameters[name].choices and "must be a whole number" in why:
+            return "; set integer: true"
+        if others := [other for other in self.parameters if other != name and f"{other}: " in why]:
+            return f"; if {others[0]} is only for other values of {name}, give it a condition (when)"
+        return ""
+
+    def axes(self) -> dict[str, Sequence[Any]]:
+        """The values that a grid takes of each field.
 
         Raises:
-            SpaceError: It has no end.
+            SpaceError: They have no end.
         """
         axes = {}
         for name, parameter in self.parameters.items():
             try:
                 axes[name] = parameter.grid()
             except SpaceError as error:
-                raise SpaceError(f"search.space.{name}: {error}") from error
-        return self._points(axes, {})
+                raise SpaceError(f"{self.section}.space.{name}: {error}") from error
+        return axes
+
+    def grid(self) -> Iterator[Values]:
+        """All points of the grid, the last field varying fastest; a field whose conditions do not hold varies not.
+
+        Raises:
+            SpaceError: It has no end.
+        """
+        return self._points(self.axes(), {})
 
     def _points(self, axes: Mapping[str, Sequence[Any]], begun: Values) -> Iterator[Values]:
         if not axes:

@@ -31,7 +31,6 @@ from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
 from storage.stages import StageOutput
-from tasks.config.decoding import grid_of
 from tasks.config.home import home
 from tasks.config.pipeline import RunnerConfig
 from tasks.dataset.sets import VALID
@@ -47,7 +46,7 @@ from tasks.stages.quarantined import DamageRecord, add_damaged, found_whole
 from tasks.stages.run_sets import scored_sets, set_digest, set_url
 from tasks.stages.runner import Piece, map_pieces, piece_name, share_out
 from tasks.stages.train import TRAIN
-from tasks.stages.tuning import check_tuning, figures, tune_on_validation, tuned_text
+from tasks.stages.tuning import figures, tune_on_validation, tuned_inputs, tuned_text
 
 _WORK = "work"
 Answer = dict[str, Any]
@@ -132,9 +131,7 @@ def _inputs(run: Run) -> Inputs:
     if run.config.rescoring is not None:
         digests["rescoring"] = rescoring_files(run)["digest"]
     if run.config.tune is not None:
-        check_tuning(run)
-        config["tune"] = address_content(run.config.tune)
-        config["grid"] = grid_of(run.config.decode, run.config.tune)
+        config |= tuned_inputs(run)
         digests["tuned on"] = set_digest(run, VALID, recognition=True)
     return config, digests
 

@@ -1,4 +1,4 @@
-"""A search in MLflow: a parent run with the best so far, and the trials' trainings as its children."""
+"""A search in MLflow: a parent run with the best so far, and the trials' trainings, if it has any, as its children."""
 
 import logging
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class SearchRun:
 
         Args:
             figures: By name.
-            step: The epochs.
+            step: The epochs; of a search that trains nothing, the trials.
         """
 
         def send(api: Any) -> None:

@@ -9,6 +9,8 @@ from support import give_mlflow, tiny_document
 
 from flows import search as module
 from flows.search import run_search, search_result, study_content
+from speech.decoding import DecodeError
+from speech.scoring import ErrorCounts
 from storage.retries import DiskError
 from tasks.config.pipeline import parse_config
 from tasks.locking.slots import SlotTakenError
@@ -16,7 +18,7 @@ from tasks.orchestration import stage_tasks
 from tasks.orchestration.stage_tasks import open_run
 from tasks.search.driver import SearchFailedError
 from tasks.search.study import Studies, StudyError
-from tasks.stages.base import StageResult
+from tasks.stages.base import StageError, StageResult
 from tasks.stages.paused import paused_output
 from tasks.tracking import search_tracking
 from tasks.tracking.runs import client
@@ -238,6 +240,76 @@ def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypat
     assert not any(run_id.startswith("s-1") for run_id in stage_tasks._runs)
 
 
+class Decoder:
+    """Stands for the encoded validation set: the best beam is 4, and one value of it cannot be decoded with."""
+
+    def __init__(self):
+        self.values, self.closed = [], False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.closed = True
+
+    def errors(self, values, watch):
+        watch()
+        self.values.append(values)
+        if values["beam"] == 3:
+            raise DecodeError("no path")
+        return ErrorCounts(cor=10, sub=abs(values["beam"] - 4))
+
+
+def decoding(monkeypatch, **search):
+    decoder, made = Decoder(), []
+    monkeypatch.setattr(module, "own_bundle", lambda run, folder: folder)
+    monkeypatch.setattr(module, "validation_trials", lambda run, *more: made.append((run, *more[1:])) or decoder)
+    search = {"method": "grid", "minimize": "wer", "space": {"decode.beam": [2, 3, 4, 5]}} | search
+    config = parse_config(tiny_document(decode="beam", lm={}, tune={"space": {"beam": [2]}}, search=search))
+    return decoder, made, config
+
+
+def test_the_flow_trains_once_to_search_decoding_and_a_trial_that_fails_ends_nothing(monkeypatch):
+    decoder, made, config = decoding(monkeypatch, utterances=7)
+    flows = []
+    monkeypatch.setattr(module, "ingest", lambda shared: flows.append(("ingest", shared.search)))
+    monkeypatch.setattr(module, "evaluate", lambda config, run_id, until: flows.append((run_id, until)))
+    result = module.search.fn(config, "s-1")
+    assert flows == [("ingest", None), ("s-1-model", "graph")]
+    assert [(run.config.search, run.config.tune, *more) for run, *more in made] == [(None, None, 7, 4)]
+    assert decoder.values == [{"beam": beam} for beam in (2, 3, 4, 5)]
+    assert decoder.closed
+    assert result["complete"]
+    assert result["trials"] == {"finished": 3, "paused": 0, "running": 0, "failed": 1}
+    assert (result["best"]["values"], result["best"]["losses"]) == ({"decode.beam": 4}, {0: 0.0})
+    assert Studies().open("tiny").trials[1].error == "no path"
+    assert not stage_tasks._runs
+    status = invoke("search", "status").stdout
+    assert "epoch" not in status + invoke("search", "show").stdout
+    assert "best: trial 2, wer 0.0000\n  decode.beam=4" in status
+    assert invoke("search", "best").stdout == "--set decode.beam=4\n"
+
+
+def test_a_search_over_decoding_that_cannot_train_its_model_fails_no_trial(monkeypatch):
+    _, _, config = decoding(monkeypatch)
+
+    def execute(run):
+        raise StageError("no GPU")
+
+    with pytest.raises(StageError, match="no GPU"):
+        run_search(config, "s-1", "", lambda shared: None, execute)
+    assert Studies().open("tiny").trials == []
+
+
+def test_results_of_a_search_over_decoding_depend_on_the_decoder_and_the_utterances(monkeypatch):
+    _, _, config = decoding(monkeypatch)
+    same, document = study_content(config), config.model_dump(mode="json", by_alias=True)
+    assert study_content(parse_config(document | {"tune": None, "score": {"sets": ["test"]}})) == same
+    others = ("decode", {"beam_tokens": 7}), ("search", {"utterances": 9}), ("lm", {"order": 2})
+    for section, fields in others:
+        assert study_content(parse_config(document | {section: document[section] | fields})) != same
+
+
 def test_the_trials_mlflow_runs_are_children_of_the_searchs(monkeypatch, home):
     monkeypatch.undo()
     monkeypatch.setenv("STARLING_HOME", str(home))
@@ -258,5 +330,5 @@ def test_a_search_with_real_trainings_continues_the_best_trials(home):
     config = searched(epochs=3, trials=3)
     result = module.search_plainly(config)
     assert result["complete"]
-    assert result["trials"] == {"finished": 3, "paused": 2, "running": 0, "failed": 0}
+    assert result["trials"] == {"finished": 1, "paused": 2, "running": 0, "failed": 0}
     assert result["best"]["losses"].keys() >= {3}

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from configurable.wording import nearest
 from flows.cli.app import app
 from speech.decoding import BeamConfig
-from tasks.config.decoding import TuneConfig, grid_of
+from tasks.config.decoding import TuneConfig, tuned_space
 from tasks.config.mistakes import all_fields
 from tasks.config.pipeline import ConfigError, PipelineConfig, load_config
 
@@ -40,11 +40,11 @@ def test_proposed_paths_are_those_of_fields():
     assert "train.epoch" not in fields
 
 
-def test_misspelled_field_of_a_grid_is_proposed():
+def test_misspelled_field_of_a_space_is_proposed():
     with pytest.raises(
-        ValueError, match="tune.grid: beam_treshold is not a number of .*; did you mean 'beam_threshold'"
+        ValueError, match="tune.space: beam_treshold is not a number of .*; did you mean 'beam_threshold'"
     ):
-        grid_of(BeamConfig(), TuneConfig(grid={"beam_treshold": (1.0,)}))
+        tuned_space(BeamConfig(), TuneConfig(space={"beam_treshold": [1.0]}))
 
 
 def test_misspelled_constant_of_a_method_is_proposed():

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from support import load_beside
 
 from recognition.bundle import BundleError, load_spec
-from recognition.decoder_tuning import try_all
+from recognition.decoder_tuning import DecoderTrials
 from recognition.inference import decode_set, drawn_rows, encode_set, open_set
 from recognition.initial_weights import check_source, open_source, transfer_weights
 from recognition.recognizer import Recognizer
@@ -86,8 +86,9 @@ def test_parameters_can_be_tuned(trained, corpus, tmp_path):
     recognizer = Recognizer.load(trained.bundle, TransducerDecodeConfig(beam=2))
     data = open_set(corpus.url("valid"), RATE, tmp_path)
     encoded = [(part.texts, given) for part, given in encode_set(recognizer, data, drawn_rows(data, 6, seed=1))]
-    trials = try_all(recognizer, encoded, {"length_bonus": [-50.0, 0.0]})
-    assert trials[0].counts.errors > trials[1].counts.errors  # so large a malus allows no words
+    with DecoderTrials(recognizer, encoded) as trials:
+        few, most = (trials.errors({"length_bonus": bonus}).errors for bonus in (0.0, -50.0))
+    assert most > few  # so large a malus allows no words
 
 
 def test_decoder_of_posteriors_is_refused(trained):

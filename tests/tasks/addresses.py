@@ -51,6 +51,7 @@ from tasks.config.pipeline import PipelineConfig  # noqa: E402
 from tasks.config.realign import RealignConfig  # noqa: E402
 from tasks.config.training import AcousticTrainConfig  # noqa: E402
 from tasks.dataset.sources import SourceConfig  # noqa: E402
+from tasks.search.space import ParameterConfig  # noqa: E402
 from tasks.stages import prepare, realign, train  # noqa: E402
 from tasks.stages.base import Run, StageResult, get_stage, stages_of  # noqa: E402
 from tasks.stages.sources import synthetic_table  # noqa: E402
@@ -255,7 +256,7 @@ def _other(field: FieldInfo, value: Any, file: Path) -> Any:
     if isinstance(value, str):
         return str(file)
     if isinstance(value, dict):
-        return {"beam": (99.0,)}
+        return {"beam": ParameterConfig(choices=(99,))}
     return (*value, *(value[:1] or (str(file),)))
 
 

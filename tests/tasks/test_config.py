@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import tiny_document, write_config
 
 from speech.models import BlstmConfig
-from tasks.config.decoding import grid_of
+from tasks.config.decoding import tuned_space
 from tasks.config.pipeline import ConfigError, PipelineConfig, load_config, parse_config
 from training.strategies.registry import STRATEGY_CONFIGS
 
@@ -289,12 +289,33 @@ def test_whisper_that_hears_silence_is_not_split():
             "lm.kind class makes none: use lm.kind ngram or .*unigram, or name",
         ),
         ({"tune": {}}, "decode.kind greedy has no parameters to tune"),
-        ({"decode": "beam", "tune": {"grid": {"lm_weight": [1]}}}, "tune.grid: lm_weight is not a number of .* beam"),
+        ({"decode": "beam", "tune": {"space": {"lm_weight": [1]}}}, "tune.space: lm_weight is not a number of .* beam"),
         (
-            {"decode": "words", "lm": {}, "tune": {"grid": {"lm_weight": [-1]}}},
-            "tune.grid.lm_weight: -1: must be at least 0",
+            {"decode": "words", "lm": {}, "tune": {"space": {"lm_weight": [-1]}}},
+            "tune.space: lm_weight=-1 is refused: must be at least 0",
         ),
-        ({"decode": "beam", "tune": {"grid": {"beam": [1.5]}}}, "tune.grid.beam: 1.5: must be a whole number"),
+        ({"decode": "beam", "tune": {"space": {"beam": [1.5]}}}, "beam=1.5 is refused: must be a whole number"),
+        (
+            {"decode": "beam", "tune": {"method": "tpe", "space": {"beam": {"low": 1, "high": 9}}}},
+            "tune.space: beam=3.96 is refused: must be a whole number.*set integer: true",
+        ),
+        (
+            {"decode": "beam", "tune": {"space": {"beam_threshold": {"low": 1, "high": 9}}}},
+            r"tune.space.beam_threshold: a grid cannot exhaust .*\(points\)",
+        ),
+        (
+            {"decode": "beam", "tune": {"trials": 2, "space": {"beam": [1, 2, 3]}}},
+            "tune.space: the grid has more than 2 points, and tune.trials is 2.*Set tune.trials=0",
+        ),
+        (
+            {"decode": "beam", "tune": {"method": "hyperband", "space": {"beam": [1, 2]}}},
+            "tune.method: hyperband compares trials after a part of their training, .* use grid, random or tpe",
+        ),
+        (
+            {"decode": "beam", "tune": {"space": {"beam": {"choices": [1], "when": {"beem": 1}}}}},
+            "tune.space.beam.when.beem: conditions are on fields of the space",
+        ),
+        ({"decode": "beam", "tune": {"grid": {"beam": [1]}, "space": {"beam": [1]}}}, "write all fields in space"),
     ],
 )
 def test_decoders_with_missing_parts_are_refused(fields, said):
@@ -305,5 +326,16 @@ def test_decoders_use_the_stages_or_a_named_language_model():
     assert parse_config(minimal(decode="words", lm={})).lm.kind == "ngram"
     assert parse_config(minimal(decode="tokens", lm={"unit": "token"})).lm.unit == "token"
     parse_config(minimal(decode={"kind": "words", "lm": "x.arpa"}, lm={"kind": "class"}))  # names its own
-    config = parse_config(minimal(decode={"kind": "beam", "beam": 4}, tune={"grid": {"beam": [2, 8]}}))
-    assert grid_of(config.decode, config.tune) == {"beam": [2, 4, 8]}  # whole numbers, the configured one among them
+
+
+def tuned_values(**tune):
+    config = parse_config(minimal(decode={"kind": "beam", "beam": 4}, tune=tune))
+    return {name: parameter.choices for name, parameter in tuned_space(config.decode, config.tune).parameters.items()}
+
+
+def test_values_to_tune_are_whole_numbers_where_the_decoder_has_them_and_the_configured_one_among_them():
+    assert tuned_values(space={"beam": [8.0, 2]}) == {"beam": (2, 4, 8)}
+    assert all(type(value) is int for value in tuned_values(space={"beam": [8.0, 2]})["beam"])
+    assert tuned_values(grid={"beam": [8, 2]}) == {"beam": (2, 4, 8)}  # as older configurations have it
+    assert tuned_values(space={"beam": {"low": 1, "high": 3, "integer": True}}) == {"beam": (1, 2, 3, 4)}
+    assert tuned_values(method="random", space={"beam": {"low": 1, "high": 3, "integer": True}}) == {"beam": ()}

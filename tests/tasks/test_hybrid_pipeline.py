@@ -30,7 +30,7 @@ def hybrid_document(features):
     lm = {"order": 2, "smoothing": "witten-bell"}
     document = tiny_document("hybrid", align=ALIGN, lm=lm, decode={"kind": "graph"}, features=features)
     document |= {
-        "tune": {"grid": {"acoustic_scale": [0.1, 0.3]}},
+        "tune": {"space": {"acoustic_scale": [0.1, 0.3]}},
         "model": {"kind": "tdnn", "dim": 32, "layers": 3, "bottleneck": 8, "prefinal": 16},
     }
     document["train"] |= {"objective": {"kind": "frame_cross_entropy"}, "epochs": 14, "optimizer": {"lr": 0.01}}

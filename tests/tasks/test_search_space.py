@@ -133,6 +133,38 @@ def test_a_mistake_in_the_space_is_named_with_its_field_and_remedy(space, messag
     assert message in str(caught.value)
 
 
+def test_a_configuration_with_a_space_is_read_from_all_its_fields_as_deployments_have_it():
+    config = searched(LR | {"model.dropout": [0.1, 0.2]})
+    assert parse_config(config.model_dump(mode="json", by_alias=True)) == config
+
+
+BEAM = {"decode": "beam", "search": {"minimize": "wer", "space": {"decode.beam": [2, 4]}}}
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"minimize": "loss"}, "search.space: decoding changes no loss: set search.minimize=wer"),
+        ({"method": "asha"}, "search.method: asha compares trials after a part of their training"),
+        ({"total_epochs": 9}, "search.total_epochs limits epochs, and a search over decode trains nothing"),
+        ({"parallel": 2}, "search.parallel counts trainings, and a search over decode trains nothing"),
+        ({"space": {"decode.beam": [0, 4]}}, "search.space: decode.beam=0 is refused: decode.beam: must be at least 1"),
+        ({"space": {"decode.beam": {"low": 1, "high": 9}}}, "must be a whole number (given: 3.96); set integer: true"),
+        ({"space": {"decode.kind": ["beam"]}}, "search.space: decode: kind is not a number of decode.kind beam"),
+        ({"space": {"decode.beem": [2]}}, "decode: beem is not a number of decode.kind beam; did you mean 'beam'?"),
+        ({"space": {"decode": ["greedy"]}}, "search.space.decode: decoding is searched for a trained model"),
+        ({"space": LR | {"decode.beam": [2]}}, "search.space.decode.beam: decoding is searched for a trained model"),
+        ({"space": {"lm.order": [2, 3]}}, "lm cannot be searched, because no trial estimates another language model"),
+        ({"space": {"tune.utterances": [2, 3]}}, "tune cannot be searched, because it searches itself"),
+    ],
+)
+def test_a_search_over_decoding_that_cannot_be_made_is_refused_with_the_remedy(search, message):
+    assert parse_config(tiny_document(**BEAM)).search.decodes
+    with pytest.raises(ConfigError) as caught:
+        parse_config(tiny_document(**BEAM | {"search": BEAM["search"] | search}))
+    assert message in str(caught.value)
+
+
 def test_every_choice_is_tried_before_a_search_and_a_combination_that_fits_suffices():
     # two nodes fit adpsgd only, so a trial may fail, but no field is wrong
     searched({"train.strategy": ["adpsgd", "scpsgd"], "train.nodes": [1, 2]})

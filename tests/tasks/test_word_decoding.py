@@ -8,12 +8,14 @@ import pytest
 from support import copy_finished, give_mlflow, load_beside, tiny_document
 from typer.testing import CliRunner
 
+from flows.search import run_search
 from recognition.bundle import check_files, own_decoder
 from speech.decoding import WordsConfig
 from speech.lm.kenlm import arpa_words
 from tasks import STAGES
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.tables import read_table
+from tasks.search.study import Studies
 from tasks.stages import decode, lm, lm_network, tuning
 from tasks.stages.base import Run, StageError, stages_of
 from tasks.stages.bundles import fetch_bundle
@@ -171,7 +173,7 @@ def test_weights_are_tuned_on_the_validation_set_alone(continued, tmp_path, monk
     urls = []
     open_set = tuning.open_set
     monkeypatch.setattr(tuning, "open_set", lambda url, *more: urls.append(url) or open_set(url, *more))
-    run = words_run(continued, tune={"grid": GRID})
+    run = words_run(continued, tune={"space": GRID})
     result = DECODE.execute(run)
     tuned = result.record["tuning"]
     assert [Path(url).name for url in urls] == ["valid"]
@@ -199,13 +201,51 @@ def test_weights_are_tuned_on_the_validation_set_alone(continued, tmp_path, monk
 def test_tuning_is_part_of_the_address(continued):
     keys = [
         DECODE.output(words_run(continued, tune=tune)).key
-        for tune in (None, {}, {"utterances": 3}, {"grid": GRID}, {"grid": {"lm_weight": [1.0]}})
+        for tune in (
+            *(None, {}, {"utterances": 3}, {"space": GRID}, {"space": {"lm_weight": [1.0]}}),
+            *({"method": "random"}, {"method": "tpe"}, {"method": "tpe", "trials": 3}),
+        )
     ]
     assert len(set(keys)) == len(keys)
+    assert DECODE.output(words_run(continued, tune={"grid": GRID})).key in keys  # the former name
+
+
+def test_a_method_that_draws_values_tries_the_configured_ones_too(continued):
+    space = {"lm_weight": {"low": 0.0, "high": 4.0}, "beam": {"low": 2, "high": 8, "integer": True}}
+    tune = {"method": "random", "trials": 3, "space": space}
+    tuned = DECODE.execute(words_run(continued, tune=tune)).record["tuning"]
+    assert len(tuned["table"]) == 4
+    assert tuned["table"][3].items() >= tuned["configured"].items() == {"lm_weight": 1.5, "beam": 8}.items()
+    assert all(0 <= row["lm_weight"] <= 4 and row["beam"] in range(2, 9) for row in tuned["table"])
+    assert tuned["wer"] == min(row["wer"] for row in tuned["table"])
+
+
+def test_a_search_over_decoding_trains_once_and_finds_what_tuning_finds(continued):
+    tuned = DECODE.execute(words_run(continued, tune={"space": GRID})).record["tuning"]
+    space = {f"decode.{name}": sorted({row[name] for row in tuned["table"]}) for name in GRID}
+    search = {"method": "grid", "minimize": "wer", "space": space}
+    config = continued(lm=BIGRAM, decode=WORDS, search=search).config
+    executed = []
+
+    def execute(run):
+        executed.append((run.config.search, run.trial))
+        run.results = words_run(continued).results
+        return run
+
+    result = run_search(config, "s", "", lambda config: None, execute)
+    assert executed == [(None, None)]
+    assert result["complete"]
+    assert (result["epochs"], result["largest"]) == (0, 0)
+    trials = Studies().open(config.name).trials
+    assert [trial.losses[0] for trial in trials] == [row["wer"] for row in tuned["table"]]
+    assert [list(trial.values.values()) for trial in trials] == [[row[name] for name in GRID] for row in tuned["table"]]
+    assert result["best"]["losses"][0] == tuned["wer"]
+    assert run_search(config, "s", "", lambda config: None, execute)["best"] == result["best"]
+    assert len(executed) == 1, "nothing is left to do, so that no model is needed"
 
 
 def test_tuning_uses_a_bounded_number_of_utterances(continued):
-    run = words_run(continued, tune={"utterances": 2, "grid": {"lm_weight": [0.0]}})
+    run = words_run(continued, tune={"utterances": 2, "space": {"lm_weight": [0.0]}})
     assert DECODE.execute(run).record["tuning"]["utterances"] == 2
 
 
@@ -232,7 +272,7 @@ def test_registered_model_includes_and_is_compared_with_its_language_model(conti
     monkeypatch.setattr(
         significance, "decode_with", lambda *given, **more: decoded_with.append(given[3]) or decode_set(*given, **more)
     )
-    run = words_run(continued, register={"model": "m"}, tune={"grid": {"lm_weight": [0.5, 3.0]}})
+    run = words_run(continued, register={"model": "m"}, tune={"space": {"lm_weight": [0.5, 3.0]}})
     record = finish(run)
     # each hypothesis comes from its own bundle's decoder
     decision = record["decision"]

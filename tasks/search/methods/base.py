@@ -6,7 +6,7 @@ it would have without.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from configurable.choices import Choice
 from storage.batching import derive_seed
-from tasks.search.space import Space, Values
+from tasks.search.space import Space, SpaceError, Values
 
 State = Literal["running", "paused", "finished", "failed"]
 USUAL_TRIALS = 20
@@ -31,7 +31,7 @@ class SearchTrial:
         number: Counts from 0.
         values: Values by field.
         state: `paused` after a budget, `finished` after the largest one, `failed` for good.
-        budget: Epochs that it trains to, or has trained to.
+        budget: Epochs that it trains to, or has trained to; 0 if the search trains nothing.
         losses: What is minimized, by budget; finite.
     """
 
@@ -59,7 +59,7 @@ class SearchPlan:
 
     Attributes:
         space: The space.
-        largest: Epochs of a whole training.
+        largest: Epochs of a whole training; 0 if the search trains nothing.
         trials: Number of trials to begin; 0: as many as the method has by itself.
         seed: Seed of all draws.
     """
@@ -99,6 +99,23 @@ class MethodConfig(Choice, ABC):
     def budgets(self, largest: int) -> tuple[int, ...]:
         """Epochs after which results are compared, ascending; the last is `largest`."""
         return (largest,)
+
+
+def check_untrained(method: MethodConfig, section: str) -> None:
+    """Check that a method can search values for which nothing is trained.
+
+    Args:
+        method: The method.
+        section: The section of the configuration that names it.
+
+    Raises:
+        SpaceError: If not.
+    """
+    if method.pauses:
+        raise SpaceError(
+            f"{section}.method: {method.kind} compares trials after a part of their training, and a search over decode "
+            "trains none: use grid, random or tpe"
+        )
 
 
 class RungsConfig(MethodConfig):
@@ -175,6 +192,19 @@ class WholeTrainings(SearchMethod):
         """A new trial, until there are enough."""
         number = len(trials)
         return TrialJob(number, self.propose(number, trials), self.plan.largest) if number < self.total else None
+
+
+def all_trials(method: SearchMethod, loss: Callable[[Values], float]) -> list[SearchTrial]:
+    """Run a whole search here and now, of trials that train nothing.
+
+    Args:
+        method: Proposes.
+        loss: What values give, and the search minimizes.
+    """
+    trials: list[SearchTrial] = []
+    while job := method.next(trials):
+        trials.append(SearchTrial(job.number, job.values, "finished", job.budget, {job.budget: loss(job.values)}))
+    return trials
 
 
 def best(trials: Sequence[SearchTrial], budget: int, count: int) -> list[SearchTrial]:

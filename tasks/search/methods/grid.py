@@ -27,10 +27,11 @@ class GridSearch(WholeTrainings):
         super().__init__(plan)
         limit = plan.trials or _MOST
         if plan.space.grid_size(limit) > limit:
-            said = f"search.trials is {plan.trials}" if plan.trials else f"at most {_MOST:,} are tried"
+            section = plan.space.section
+            said = f"{section}.trials is {plan.trials}" if plan.trials else f"at most {_MOST:,} are tried"
             raise SpaceError(
-                f"search.space: the grid has more than {limit:,} points, and {said}: a grid tries all or it is none. "
-                "Set search.trials=0, take fewer points or fields, or use another method"
+                f"{section}.space: the grid has more than {limit:,} points, and {said}: a grid tries all or it is none"
+                f". Set {section}.trials=0, take fewer points or fields, or use another method"
             )
         self._points = list(plan.space.grid())
 

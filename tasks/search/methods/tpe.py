@@ -41,7 +41,7 @@ class TpeSearch(WholeTrainings):
     def __init__(self, plan: SearchPlan, first: int) -> None:
         super().__init__(plan)
         self._first = first
-        self._optuna = _library()
+        self._optuna = _library(plan.space.section)
         self._begin()
 
     def _begin(self) -> None:
@@ -102,12 +102,12 @@ class TpeSearch(WholeTrainings):
         return kinds.FloatDistribution(parameter.low, parameter.high, log=parameter.log)
 
 
-def _library() -> Any:
+def _library(section: str) -> Any:
     try:
         import optuna
     except ImportError as error:
         raise ValueError(
-            f"search.method tpe needs the package optuna: {install_remedy('pipeline')}, or use another method"
+            f"{section}.method tpe needs the package optuna: {install_remedy('pipeline')}, or use another method"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -7,7 +7,7 @@ import torch
 from support import frame_recognizer, load_beside, write_arpa
 
 from recognition.bundle import BundleSpec, add_decoder, check_files, own_decoder, save_bundle
-from recognition.decoder_tuning import try_all
+from recognition.decoder_tuning import DecoderTrials
 from recognition.systems.acoustic import Scores
 from speech.decoding import WordsConfig, build_decoder
 from speech.decoding.nbest import WordPath
@@ -113,13 +113,15 @@ def test_file_that_is_not_a_model_is_named(files, tmp_path):
 def test_weights_are_tuned_like_other_parameters(files):
     recognizer = frame_recognizer(WordsConfig(**files), LETTERS)
     scored = [(["a", "ab b"], Scores(words.posteriors(2, 9, 4), torch.tensor([9, 7]), torch.zeros(2)))]
-    trials = try_all(recognizer, scored, {"rescore_weight": [0.0, 1.0, 3.0]}, 1)
-    assert len({trial.counts for trial in trials}) > 1
+    weights = (0.0, 1.0, 3.0)
+    with DecoderTrials(recognizer, scored) as trials:
+        counts = [trials.errors({"rescore_weight": weight}) for weight in weights]
+    assert len(set(counts)) > 1
     other = recognizer.with_decoder(WordsConfig(**files, rescore_weight=0.5))
     assert other.decoder._rescorer is recognizer.decoder._rescorer
-    for trial in trials:
-        cfg = WordsConfig(**files, rescore_weight=trial.values["rescore_weight"])
-        assert try_all(frame_recognizer(cfg, LETTERS), scored, {}, 1)[0].counts == trial.counts
+    for weight, tuned in zip(weights, counts, strict=True):
+        configured = frame_recognizer(WordsConfig(**files, rescore_weight=weight), LETTERS)
+        assert DecoderTrials(configured, scored).errors({}) == tuned
 
 
 def test_bundle_includes_the_second_model(files, tmp_path):

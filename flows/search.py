@@ -12,10 +12,12 @@ from flows.definition import flow
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import TAG
 from flows.names import new_run_id, pipeline_name
-from flows.pipeline import INGEST, ingest
+from flows.pipeline import INGEST, ingest, pipeline
 from flows.pipeline import train as train_flow
 from flows.servers.prefect_api import lasting_url
+from flows.summary import summarize
 from storage.retries import DiskError
+from tasks import STAGES
 from tasks.config.home import home
 from tasks.config.pipeline import PipelineConfig
 from tasks.config.training import training_content
@@ -24,8 +26,10 @@ from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import plain_document, trial_config
-from tasks.search.driver import SearchDriver, Watch, spent_epochs
+from tasks.search.driver import SearchDriver, SearchFailedError, Train, Watch, spent_epochs
 from tasks.search.methods.base import TrialJob
+from tasks.search.seeds import SEED, SeedTrainings, seed_spread
+from tasks.search.space import Values
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
@@ -35,8 +39,11 @@ from tasks.tracking.search_tracking import SearchRun
 
 _NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "report", "decode", "tune")
 """Sections on which no result of a trial depends."""
+_EVALUATION = ("sets", "model_uri", "decision", "report", "run_id")
+"""What the study keeps of the summary of the run that evaluates the best."""
 Execute = Callable[[Run], Run]
-"""Runs the stages up to the training; returns the run with their results."""
+"""Runs the stages of a trial, which end with its training, or all stages of another run; returns the run with their
+results."""
 
 
 def study_name(config: PipelineConfig) -> str:
@@ -84,15 +91,29 @@ class Trials:
         Raises:
             StageError: The validation has no such figure.
         """
-        config = trial_config(self._config, job.values, job.budget)
         continued = not self._search.method.restarts
         part = TrialPart(
             trained=self._study.trials[job.number].trained if continued else 0,
             keep=continued and job.budget < self._config.train.epochs,
             tags=self.tracked.tags,
             watch=watch,
+            limited=watch.limit_s > 0,
         )
-        run = self._execute(Run(config, f"{self._run_id}-trial-{job.number}", trial=part))
+        return self._train(job.values, job.budget, f"trial-{job.number}", part)
+
+    def with_seeds(self, best: StudyTrial) -> Train:
+        """Trains a trial's configuration with the seeds that are the values of jobs; may raise as `train`."""
+
+        def train(job: TrialJob, watch: Watch) -> TrialOutcome:
+            part = TrialPart(tags=self.tracked.tags, watch=watch, limited=watch.limit_s > 0)
+            name = f"trial-{best.number}-seed-{job.values[SEED]}"
+            return self._train({**best.values, **job.values}, job.budget, name, part)
+
+        return train
+
+    def _train(self, values: Values, epochs: int, name: str, part: TrialPart) -> TrialOutcome:
+        config = trial_config(self._config, values, epochs)
+        run = self._execute(Run(config, f"{self._run_id}-{name}", trial=part))
         valid = TRAIN.record(run)["result"]["valid"]
         if valid.get(self._search.minimize) is None:
             raise StageError(
@@ -100,6 +121,12 @@ class Trials:
             )
         figures = {name: value for name, value in valid.items() if isinstance(value, int | float)}
         return TrialOutcome(float(valid[self._search.minimize]), {**figures, "training": run.result("train").key})
+
+    def evaluate(self, best: StudyTrial, seed: int) -> dict[str, Any]:
+        """Decode, score and register what a trial's configuration has given with a seed."""
+        config = trial_config(self._config, {**best.values, SEED: seed}, self._config.train.epochs)
+        summary = summarize(self._execute(Run(config, f"{self._run_id}-best")))
+        return {name: summary[name] for name in _EVALUATION}
 
     def tidy(self) -> None:
         """After each result: log the best so far, and delete checkpoints that are not needed or beyond the quota."""
@@ -146,6 +173,45 @@ def _ends(error: Exception) -> bool:
     return isinstance(error, DiskError | SlotTakenError) or passes(error)
 
 
+def _repeat_best(config: PipelineConfig, study: Study, trials: Trials, say: Callable[[str], None]) -> bool:
+    """Train the best trial's configuration with other seeds, and evaluate the best of these trainings.
+
+    Neither `search.total_epochs` nor `search.hours` limits this.
+
+    Returns:
+        Whether it is done, or there is nothing to do; False if somebody has asked to stop.
+
+    Raises:
+        SearchFailedError: No training has a result.
+    """
+    search, best = config.search, study.best
+    assert search is not None
+    if not search.seeds or best is None:
+        return True
+    seeds = study.make_seeds(best.number, search.seeds, config.train.epochs)
+    SearchDriver(
+        seeds,
+        SeedTrainings(config.training_seed + 1, search.seeds, config.train.epochs),
+        search.model_copy(update={"total_epochs": 0, "hours": 0.0}),
+        config.train.epochs,
+        trials.with_seeds(best),
+        ends=_ends,
+        say=lambda text: say(f"trial {best.number} with other seeds: {text}"),
+    ).run()
+    if seeds.stopping:
+        return False
+    lucky = seeds.best
+    if lucky is None:
+        raise SearchFailedError(
+            f"all {search.seeds} trainings of trial {best.number} with other seeds failed, the last one with: "
+            f"{seeds.trials[-1].error}. The search itself is complete; to try other seeds, raise search.seeds"
+        )
+    if search.evaluate_best and "evaluation" not in lucky.figures[lucky.trained]:
+        say(f"decodes, scores and registers the best of them, seed {lucky.values[SEED]}")
+        seeds.note_figures(lucky.number, evaluation=trials.evaluate(best, lucky.values[SEED]))
+    return True
+
+
 def run_search(
     config: PipelineConfig, run_id: str, url: str, prepare: Callable[[PipelineConfig], object], execute: Execute
 ) -> dict[str, Any]:
@@ -176,19 +242,22 @@ def run_search(
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))
         trials = Trials(config, run_id, study, execute)
+        say = functools.partial(progress.announce, "search")
         driver = SearchDriver(
             *(study, method, search, config.train.epochs, trials.train),
             ends=_ends,
-            say=functools.partial(progress.announce, "search"),
+            say=say,
             on_result=trials.tidy,
         )
         status = "FAILED"
         try:
             driver.run()
-            status = "FINISHED"
             over = not study.interrupted and method.next(study.trials) is None
             if over:
                 trials.give_back()
+            if not study.stopping:
+                over = _repeat_best(config, study, trials, say) and over
+            status = "FINISHED"
         finally:
             trials.tracked.end(search_result(study), status)
     return search_result(study) | {"run_id": run_id, "complete": over, "mlflow_run": trials.tracked.run_id}
@@ -197,7 +266,7 @@ def run_search(
 def search_result(study: Study) -> dict[str, Any]:
     """The state of a study as JSON: number of trials by state, epochs, the best trial."""
     states = [trial.state for trial in study.trials]
-    best = study.best
+    best, seeds = study.best, seed_spread(study)
     return {
         "study": study.name,
         **{name: study.about.get(name) for name in ("method", "minimize", "total_epochs", "largest")},
@@ -206,6 +275,7 @@ def search_result(study: Study) -> dict[str, Any]:
         "epochs": spent_epochs(study.trials, bool(study.about.get("restarts"))),
         "seconds": study.seconds,
         "best": best and {name: getattr(best, name) for name in ("number", "values", "trained", "losses", "figures")},
+        "seeds": seeds and seeds.to_dict(study.trials),
     }
 
 
@@ -228,7 +298,7 @@ def search(config: PipelineConfig, run_id: str = "") -> dict[str, Any]:
         opened.trial = run.trial
         try:
             with tags(TAG):
-                train_flow(run.config, run.run_id)
+                (train_flow if run.trial else pipeline)(run.config, run.run_id)
         finally:
             close_run(run.run_id)
         return opened
@@ -250,7 +320,7 @@ def search_plainly(config: PipelineConfig) -> dict[str, Any]:
     run_id = new_run_id(config)
 
     def execute(run: Run) -> Run:
-        run_plainly(run, TRAIN.name)
+        run_plainly(run, TRAIN.name if run.trial else STAGES[-1])
         return run
 
     return run_search(

@@ -28,6 +28,7 @@ _NOT_SEARCHED = {
     "train.epochs": "it is the largest budget of a trial",
     "train.max_minutes": "trials would have different budgets",
     "train.schedule.epochs": "it must fit the budgets",
+    "train.seed": "the best seed is no better configuration",
     "search": "a search cannot vary itself",
     **dict.fromkeys(("storage", "runner", "slots", "score", "register", "report"), _NO_RESULT),
 }
@@ -60,16 +61,29 @@ class SearchConfig(BaseModel):
     hours: float = Field(default=0.0, ge=0)
     """No trial begins or continues after this much time, pauses of the search not counted; 0: no limit."""
     trial_hours: float = Field(default=0.0, ge=0)
-    """A trial that trains longer than this at a time is stopped, and counts as failed; 0: no limit."""
+    """A trial that works longer than this at a time, on its own data and its training, is stopped, and counts as
+    failed; 0: no limit."""
     failures: int = Field(default=5, ge=1)
     """The search ends after this many failed trials in a row: what they share is probably wrong."""
     keep_gb: float = Field(default=20.0, ge=0)
     """Most gigabytes of checkpoints of paused trials; the trials with the highest losses lose theirs first, and
     begin again with their first epoch if they go on."""
+    seeds: int = Field(default=0, ge=0, le=100)
+    """Once the search has ended or reached a limit, its best configuration is trained again with this many other seeds,
+    which gives the mean and how much trainings differ by chance; 0: not."""
+    evaluate_best: bool = True
+    """Whether the best of these trainings decodes and scores the test sets and is registered, as by `starling run`."""
     study: str = ""
     """Name that the results are kept under; by default the configuration's name."""
     url: str = ""
     """Database of the results, as SQLAlchemy writes it; by default $STARLING_STUDIES, or SQLite in the data folder."""
+
+    @field_validator("study")
+    @classmethod
+    def _plain_name(cls, study: str) -> str:
+        if "/" in study:
+            raise ValueError(f"the name of a study has no '/' (given: {study!r}): use '-'")
+        return study
 
     @field_validator("url")
     @classmethod
@@ -146,6 +160,11 @@ def check_search(config: Any) -> None:
         ValueError: If not; the message names the fields, and the remedies.
     """
     search, train = config.search, config.train
+    if train.max_minutes:
+        raise SpaceError(
+            f"search: train.max_minutes is {train.max_minutes:g}, and trials would have different budgets: set "
+            "train.max_minutes=0; search.trial_hours limits a trial, and search.hours the search"
+        )
     space = search.plan(train.epochs).space
     _check_fields(search)
     _check_budgets(search.method, train.epochs)

@@ -37,7 +37,7 @@ def untracked(home, monkeypatch):
 def searched(method="hyperband", epochs=9, **fields):
     document = tiny_document()
     document["train"] |= {"epochs": epochs}
-    return parse_config(document | {"search": {"method": method, "space": LR, **fields}})
+    return parse_config(document | {"search": {"method": method, "space": LR} | fields})
 
 
 class Lab:
@@ -50,14 +50,20 @@ class Lab:
 
     def __init__(self, spoil=lambda run: None, size=10):
         self.runs, self.prepared, self.spoil, self.size = [], [], spoil, size
+        self.evaluated = []
 
     def execute(self, run):
+        if run.trial is None:
+            self.evaluated.append(run)
+            self.spoil(run)
+            return run
         self.runs.append(run)
         run.trial.watch()
         self.spoil(run)
         train = run.config.train
-        valid = {"loss": (math.log10(train.optimizer.lr) + 2) ** 2 + 1 / train.epochs, "wer": None}
-        key = f"{abs(hash((train.optimizer.lr, train.epochs))):016x}"[:16]
+        luck = 0.01 * (run.config.training_seed - 1)
+        valid = {"loss": (math.log10(train.optimizer.lr) + 2) ** 2 + 1 / train.epochs + luck, "wer": None}
+        key = f"{abs(hash((train.optimizer.lr, train.epochs, run.config.training_seed))):016x}"[:16]
         run.results["train"] = StageResult("train", key, "", 0.0, False, {}, {"result": {"valid": valid}})
         if run.trial.keep:
             paused = paused_output(run.store, key)
@@ -253,10 +259,141 @@ def test_the_trials_mlflow_runs_are_children_of_the_searchs(monkeypatch, home):
     assert Lab().search(searched("random", trials=3))["mlflow_run"] == parent.info.run_id
 
 
+@pytest.fixture
+def summarized(monkeypatch):
+    """Stands for what a run of all stages has come to."""
+    summary = {"sets": {"test": {"wer": 0.25}}, "model_uri": "models:/tiny/3", "decision": "became champion"}
+    monkeypatch.setattr(module, "summarize", lambda run: summary | {"report": None, "run_id": run.run_id})
+
+
+def test_the_best_configuration_is_trained_with_other_seeds_and_the_best_of_these_evaluated(summarized):
+    config, lab = searched("random", trials=4, seeds=3), Lab()
+    result = lab.search(config)
+    best, seeds = result["best"], result["seeds"]
+    again = lab.runs[4:]
+    assert [run.config.train.seed for run in again] == [2, 3, 4]  # not the search's, by which the best was chosen
+    assert {run.config.seed for run in again} == {config.seed}  # which divides the data
+    assert {run.config.train.optimizer.lr for run in again} == {best["values"]["train.optimizer.lr"]}
+    assert {(run.config.train.epochs, run.trial.trained, run.trial.keep) for run in again} == {(9, 0, False)}
+    loss = best["losses"][9]
+    assert seeds["losses"] == pytest.approx({2: loss + 0.01, 3: loss + 0.02, 4: loss + 0.03})
+    assert seeds["trial"] == best["number"]
+    assert (seeds["mean"], seeds["std"]) == pytest.approx((loss + 0.02, 0.01))
+    assert seeds["spread"] == pytest.approx(0.01 * 2**0.5)
+    [evaluated] = lab.evaluated
+    assert evaluated.config == again[0].config  # the same address as its training
+    assert seeds["best_seed"] == 2
+    assert seeds["evaluation"]["model_uri"] == "models:/tiny/3"
+    assert result["epochs"] == 4 * 9
+    repeated = Lab()
+    assert repeated.search(config)["seeds"] == seeds
+    assert repeated.runs == repeated.evaluated == []
+    assert Studies().names() == ["tiny"]
+
+
+def test_a_search_whose_seeds_were_interrupted_trains_only_the_others_and_evaluates_once(summarized):
+    def spoil(run):
+        if run.config.train.seed == 3 or run.trial is None:
+            raise DiskError("the disk is full")
+
+    config = searched("random", trials=4, seeds=3)
+    with pytest.raises(DiskError):
+        Lab(spoil).search(config)
+    lab = Lab(lambda run: spoil(run) if run.trial is None else None)
+    with pytest.raises(DiskError):
+        lab.search(config)
+    assert [run.config.train.seed for run in lab.runs] == [3, 4]
+    lab = Lab()
+    assert lab.search(config)["seeds"]["evaluation"]
+    assert (lab.runs, len(lab.evaluated)) == ([], 1)
+
+
+def test_trials_that_differ_by_less_than_the_spread_of_seeds_are_called_equal(summarized, tmp_path, monkeypatch):
+    space = {"train.optimizer.lr": [0.01, 0.0128, 0.0137, 0.1]}  # 0.0115 and 0.0187 above the best, and 1
+    lab = Lab()
+    result = lab.search(searched("grid", space=space, seeds=3))
+    near, *far = [trial.number for trial in sorted(Studies().open("tiny").trials, key=lambda t: t.losses[9])][1:]
+    assert result["seeds"]["equal"] == [near]
+    shown = invoke("search", "show").stdout
+    assert [f" {number} = " in shown for number in (near, *far)] == [True, False, False]
+    assert "differs from the best trial by less than trainings with other seeds do, 0.0141" in shown
+    listed = json.loads(invoke("search", "show", "--json").stdout)["trials"]
+    assert {trial["number"] for trial in listed if trial["equal"]} == {near}
+    status = invoke("search", "status").stdout
+    assert "other seeds: 3 of 3 trained, 9 epochs each: loss 0.1311 ± 0.0100" in status
+    assert f"within the spread of seeds, 0.0141: trial {near}\n" in status
+    assert "evaluated: models:/tiny/3, WER test 25.00 %; became champion" in status
+    best = invoke("search", "best")
+    assert best.stdout.strip() == "--set train.optimizer.lr=0.01"
+    assert "with other seeds: 0.1311 ± 0.0100, lowest with seed 2" in best.stderr
+    assert json.loads(invoke("search", "best", "--json").stdout)["seeds"]["mean"] == pytest.approx(0.13111, abs=1e-4)
+
+
+def test_seeds_are_trained_after_a_limit_but_not_after_a_stop_and_may_come_later(summarized):
+    def stop(run):
+        if run.run_id.endswith("-1"):
+            Studies().open("tiny").ask_to_stop()
+
+    lab = Lab(stop)
+    assert lab.search(searched("random", trials=4, seeds=2))["seeds"] is None
+    lab = Lab()
+    result = lab.search(searched("random", trials=4, seeds=2, total_epochs=1, evaluate_best=False))
+    assert len(lab.runs) == 2
+    assert not result["complete"]
+    assert result["seeds"]["evaluation"] is None
+    assert "none (search.seeds)" in invoke("search", "status", f"tiny/seeds-of-{result['best']['number']}").stdout
+    lab = Lab()
+    assert lab.search(searched("random", trials=4))["complete"]
+    assert lab.evaluated == []
+
+
+def test_a_stop_ends_the_trainings_with_other_seeds_and_the_same_command_goes_on(summarized):
+    def stop(run):
+        if run.trial and run.config.train.seed == 2:
+            Studies().open("tiny").ask_to_stop()
+
+    lab, config = Lab(stop), searched("random", trials=2, seeds=3)
+    result = lab.search(config)
+    assert (result["complete"], len(result["seeds"]["losses"]), lab.evaluated) == (False, 1, [])
+    lab = Lab()
+    assert lab.search(config)["complete"]
+    assert [run.config.train.seed for run in lab.runs] == [3, 4]
+
+
+def test_a_seed_that_fails_is_kept_with_its_error_and_without_any_result_the_search_says_so(summarized):
+    def spoil(run):
+        if run.trial and run.config.train.seed in failing:
+            raise ValueError("it diverged")
+
+    failing = {3}
+    seeds = Lab(spoil).search(searched("random", trials=2, seeds=3))["seeds"]
+    assert (sorted(seeds["losses"]), seeds["errors"]) == ([2, 4], {3: "it diverged"})
+    failing = {2, 3}
+    with pytest.raises(SearchFailedError, match=r"all 2 trainings of trial . with other seeds failed.*it diverged"):
+        Lab(spoil).search(searched("random", trials=2, seeds=2, study="other"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_best_of_real_trainings_with_other_seeds_is_registered(home, monkeypatch):
+    give_mlflow(home)
+    config = searched("random", epochs=1, trials=1, seeds=2)
+    seeds = module.search_plainly(config)["seeds"]
+    assert len(set(seeds["losses"].values())) == 2
+    assert seeds["evaluation"]["model_uri"] == "models:/tiny/1"
+    assert seeds["evaluation"]["sets"]["test"]["words"] > 0
+    store = module.Run(config, "r").store
+    assert sum(name.endswith("done.json") for name in store.list("train")) == 3  # evaluating trained nothing again
+    assert sum(name.endswith("done.json") for name in store.list("prepare")) == 1  # one set of speakers for all
+
+
 @pytest.mark.slow
 def test_a_search_with_real_trainings_continues_the_best_trials(home):
     config = searched(epochs=3, trials=3)
     result = module.search_plainly(config)
     assert result["complete"]
-    assert result["trials"] == {"finished": 3, "paused": 2, "running": 0, "failed": 0}
-    assert result["best"]["losses"].keys() >= {3}
+    # three trials are the first bracket: (3, 1) (1, 3)
+    assert result["trials"] == {"finished": 1, "paused": 2, "running": 0, "failed": 0}
+    assert result["best"]["losses"].keys() == {1, 3}
+    first = min(Studies().open("tiny").trials, key=lambda trial: trial.losses[1])
+    assert result["best"]["number"] == first.number

@@ -10,6 +10,7 @@ The locks, the record and the messages stay with the parent.
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -53,12 +54,13 @@ def work_separately(stage: str, run: Run, output: StageOutput, watch: Callable[[
         DiskError: A disk of this machine is full or cannot be written.
         ConnectionError: The work fails by what may pass, such as a server that restarts.
     """
-    folder = work_folder(stage, output.key)
+    folder = work_folder(f"separate-{stage}", output.key)
     folder.mkdir(parents=True, exist_ok=True)
     job, record, log = folder / "job.json", _record_file(folder / "job.json"), folder / "stage.log"
     # the model that an alias named when the run began
     config = run.config.beginning_with(run.initial.name if run.initial and run.initial.named else "")
-    document = {"stage": stage, "key": output.key, "run_id": run.run_id, "flow_run_url": run.flow_run_url}
+    document: dict[str, Any] = {"stage": stage, "key": output.key}
+    document |= {"run_id": run.run_id, "flow_run_url": run.flow_run_url}
     document |= {"config": config.model_dump(mode="json", by_alias=True)}
     document |= {"results": [result.to_dict() for result in run.results.values()]}
     job.write_text(json.dumps(document), encoding="utf-8")
@@ -80,7 +82,9 @@ def work_separately(stage: str, run: Run, output: StageOutput, watch: Callable[[
 
     watched(child, poll, _END_S)
     if child.returncode == 0:
-        return json.loads(record.read_text(encoding="utf-8"))
+        made = json.loads(record.read_text(encoding="utf-8"))
+        shutil.rmtree(folder)
+        return made
     text = child.tail() or f"its process ended with status {child.returncode}; its log, {log}, is empty"
     raise _ERRORS.get(child.returncode, StageError)(text)
 

@@ -128,6 +128,13 @@ class Trials:
         summary = summarize(self._execute(Run(config, f"{self._run_id}-best")))
         return {name: summary[name] for name in _EVALUATION}
 
+    def log_seeds(self) -> None:
+        """Log mean and standard deviation over seeds."""
+        spread, minimized = seed_spread(self._study), self._search.minimize
+        figures = {"mean": spread.mean, "std": spread.std} if spread else {}
+        known = {f"seeds_{minimized}_{name}": value for name, value in figures.items() if value is not None}
+        self.tracked.log(known, spent_epochs(self._study.trials, self._search.method.restarts))
+
     def tidy(self) -> None:
         """After each result: log the best so far, and delete checkpoints that are not needed or beyond the quota."""
         best, spent = self._study.best, spent_epochs(self._study.trials, self._search.method.restarts)
@@ -198,13 +205,14 @@ def _repeat_best(config: PipelineConfig, study: Study, trials: Trials, say: Call
         ends=_ends,
         say=lambda text: say(f"trial {best.number} with other seeds: {text}"),
     ).run()
+    trials.log_seeds()
     if seeds.stopping:
         return False
     lucky = seeds.best
     if lucky is None:
         raise SearchFailedError(
             f"all {search.seeds} trainings of trial {best.number} with other seeds failed, the last one with: "
-            f"{seeds.trials[-1].error}. The search itself is complete; to try other seeds, raise search.seeds"
+            f"{seeds.trials[-1].error}. The trials keep their results; to try further seeds, raise search.seeds"
         )
     if search.evaluate_best and "evaluation" not in lucky.figures[lucky.trained]:
         say(f"decodes, scores and registers the best of them, seed {lucky.values[SEED]}")

@@ -40,6 +40,13 @@ def searched(method="hyperband", epochs=9, **fields):
     return parse_config(document | {"search": {"method": method, "space": LR} | fields})
 
 
+@pytest.fixture
+def summarized(monkeypatch):
+    """Stands for what a run of all stages has come to."""
+    summary = {"sets": {"test": {"wer": 0.25}}, "model_uri": "models:/tiny/3", "decision": "became champion"}
+    monkeypatch.setattr(module, "summarize", lambda run: summary | {"report": None, "run_id": run.run_id})
+
+
 class Lab:
     """Stands for the stages: remembers what was to be trained, and gives a loss.
 
@@ -232,15 +239,18 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypatch, parallel):
+def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypatch, summarized, parallel):
     lab = Lab()
     monkeypatch.setattr(module, "ingest", lab.prepared.append)
     monkeypatch.setattr(module, "train_flow", lambda config, run_id: lab.execute(open_run(config, run_id)))
-    result = module.search.fn(searched("asha", trials=6, parallel=parallel), "s-1")
+    monkeypatch.setattr(module, "pipeline", lambda config, run_id: lab.execute(open_run(config, run_id)))
+    result = module.search.fn(searched("asha", trials=6, parallel=parallel, seeds=2), "s-1")
     assert result["complete"]
     assert [config.search for config in lab.prepared] == [None]
     assert sum(result["trials"].values()) == 6
-    assert {run.run_id for run in lab.runs} == {f"s-1-trial-{number}" for number in range(6)}
+    again = {f"s-1-trial-{result['best']['number']}-seed-{seed}" for seed in (2, 3)}
+    assert {run.run_id for run in lab.runs} == {f"s-1-trial-{number}" for number in range(6)} | again
+    assert [(run.run_id, run.config.search) for run in lab.evaluated] == [("s-1-best", None)]
     assert not any(run_id.startswith("s-1") for run_id in stage_tasks._runs)
 
 
@@ -256,14 +266,10 @@ def test_the_trials_mlflow_runs_are_children_of_the_searchs(monkeypatch, home):
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["best_loss"] == min(result["best"]["losses"].values())
     assert [file.path for file in api.list_artifacts(parent.info.run_id)] == ["search.json"]
-    assert Lab().search(searched("random", trials=3))["mlflow_run"] == parent.info.run_id
-
-
-@pytest.fixture
-def summarized(monkeypatch):
-    """Stands for what a run of all stages has come to."""
-    summary = {"sets": {"test": {"wer": 0.25}}, "model_uri": "models:/tiny/3", "decision": "became champion"}
-    monkeypatch.setattr(module, "summarize", lambda run: summary | {"report": None, "run_id": run.run_id})
+    assert Lab().search(searched("random", trials=3, seeds=2, evaluate_best=False))["mlflow_run"] == parent.info.run_id
+    metrics = api.get_run(result["mlflow_run"]).data.metrics
+    assert metrics["seeds_loss_mean"] == pytest.approx(metrics["best_loss"] + 0.015)
+    assert metrics["seeds_loss_std"] == pytest.approx(0.01 / 2**0.5)
 
 
 def test_the_best_configuration_is_trained_with_other_seeds_and_the_best_of_these_evaluated(summarized):

@@ -60,7 +60,7 @@ def work_separately(stage: str, run: Run, output: StageOutput, watch: Callable[[
     # the model that an alias named when the run began
     config = run.config.beginning_with(run.initial.name if run.initial and run.initial.named else "")
     document: dict[str, Any] = {"stage": stage, "key": output.key}
-    document |= {"run_id": run.run_id, "flow_run_url": run.flow_run_url}
+    document |= {"run_id": run.run_id, "flow_run_url": run.flow_run_url, "bundle": run.bundle and str(run.bundle)}
     document |= {"config": config.model_dump(mode="json", by_alias=True)}
     document |= {"results": [result.to_dict() for result in run.results.values()]}
     job.write_text(json.dumps(document), encoding="utf-8")
@@ -99,6 +99,7 @@ def _work(job: Path) -> None:
     results = {result["name"]: StageResult(**result) for result in document["results"]}
     config = PipelineConfig.model_validate(document["config"])
     run = Run(config, document["run_id"], flow_run_url=document["flow_run_url"], results=results)
+    run.bundle = document["bundle"] and Path(document["bundle"])
     stage = get_stage(document["stage"])
     record = stage.work(run, StageOutput(run.store, stage.name, document["key"]))
     replace_file(_record_file(job), json.dumps(record).encode())

@@ -12,6 +12,7 @@ for name in \
     MLFLOW_TRACKING_PASSWORD \
     MLFLOW_AUTH_ADMIN_PASSWORD \
     MLFLOW_FLASK_SERVER_SECRET_KEY \
+    STARLING_STUDIES_PASSWORD \
     PGPASSWORD
 do
     file=$(printenv "${name}_FILE" || true)

@@ -18,9 +18,10 @@ from flows.definition import flow
 from flows.deploy.concurrency import in_turn
 from flows.deploy.deployments import TAG
 from flows.names import new_run_id, pipeline_name
-from flows.pipeline import INGEST, evaluate, ingest
+from flows.pipeline import INGEST, ingest, pipeline
 from flows.pipeline import train as train_flow
 from flows.servers.prefect_api import lasting_url
+from flows.summary import summarize
 from storage.retries import DiskError
 from tasks import STAGES
 from tasks.config.home import home
@@ -31,8 +32,10 @@ from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import decoding_values, plain_document, trial_config
-from tasks.search.driver import SearchDriver, Watch, spent_epochs
+from tasks.search.driver import SearchDriver, SearchFailedError, Train, Watch, spent_epochs
 from tasks.search.methods.base import SearchMethod, TrialJob
+from tasks.search.seeds import SEED, SeedTrainings, seed_spread
+from tasks.search.space import Values
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
 from tasks.stages.base import Run, StageError
@@ -44,10 +47,11 @@ from tasks.tracking.search_tracking import SearchRun
 
 _NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "report", "tune")
 """Sections on which no result of a trial depends; if it is trained, it does not depend on `decode` either."""
-_UNTIL_DECODING = STAGES[STAGES.index("decode") - 1]
-Execute = Callable[[Run], Run]
-"""Runs the stages of a trial up to the training or, for a run that is no trial, all that come before decoding; returns
-the run with their results."""
+_EVALUATION = ("sets", "model_uri", "decision", "report", "run_id")
+"""What the study keeps of the summary of the run that evaluates the best."""
+_BEFORE_DECODING, _LAST = STAGES[STAGES.index("decode") - 1], STAGES[-1]
+Execute = Callable[[Run, str], Run]
+"""Runs the stages up to one; returns the run with their results."""
 
 
 def study_name(config: PipelineConfig) -> str:
@@ -79,7 +83,7 @@ class Trials:
         config: The searched configuration.
         run_id: Name of the search's run.
         study: The trials.
-        execute: Runs the stages of a trial.
+        execute: Runs stages.
     """
 
     def __init__(self, config: PipelineConfig, run_id: str, study: Study, execute: Execute) -> None:
@@ -97,15 +101,29 @@ class Trials:
         Raises:
             StageError: The validation has no such figure.
         """
-        config = trial_config(self._config, job.values, job.budget)
         continued = not self._search.method.restarts
         part = TrialPart(
             trained=self._study.trials[job.number].trained if continued else 0,
             keep=continued and job.budget < self._config.train.epochs,
             tags=self.tracked.tags,
             watch=watch,
+            limited=watch.limit_s > 0,
         )
-        run = self._execute(Run(config, f"{self._run_id}-trial-{job.number}", trial=part))
+        return self._train(job.values, job.budget, f"trial-{job.number}", part)
+
+    def with_seeds(self, best: StudyTrial) -> Train:
+        """Trains a trial's configuration with the seeds that are the values of jobs; may raise as `train`."""
+
+        def train(job: TrialJob, watch: Watch) -> TrialOutcome:
+            part = TrialPart(tags=self.tracked.tags, watch=watch, limited=watch.limit_s > 0)
+            name = f"trial-{best.number}-seed-{job.values[SEED]}"
+            return self._train({**best.values, **job.values}, job.budget, name, part)
+
+        return train
+
+    def _train(self, values: Values, epochs: int, name: str, part: TrialPart) -> TrialOutcome:
+        config = trial_config(self._config, values, epochs)
+        run = self._execute(Run(config, f"{self._run_id}-{name}", trial=part), TRAIN.name)
         valid = TRAIN.record(run)["result"]["valid"]
         if valid.get(self._search.minimize) is None:
             raise StageError(
@@ -113,6 +131,19 @@ class Trials:
             )
         figures = {name: value for name, value in valid.items() if isinstance(value, int | float)}
         return TrialOutcome(float(valid[self._search.minimize]), {**figures, "training": run.result("train").key})
+
+    def evaluate(self, best: StudyTrial, seed: int) -> dict[str, Any]:
+        """Decode, score and register what a trial's configuration has given with a seed."""
+        config = trial_config(self._config, {**best.values, SEED: seed}, self._config.train.epochs)
+        summary = summarize(self._execute(Run(config, f"{self._run_id}-best"), _LAST))
+        return {name: summary[name] for name in _EVALUATION}
+
+    def log_seeds(self) -> None:
+        """Log mean and standard deviation over seeds."""
+        spread, minimized = seed_spread(self._study), self._search.minimize
+        figures = {"mean": spread.mean, "std": spread.std} if spread else {}
+        known = {f"seeds_{minimized}_{name}": value for name, value in figures.items() if value is not None}
+        self.tracked.log(known, spent_epochs(self._study.trials, self._search.method.restarts))
 
     def tidy(self) -> None:
         """After each result: log the best so far, and delete checkpoints that are not needed or beyond the quota."""
@@ -164,7 +195,7 @@ class Decodings:
         config: The searched configuration.
         run_id: Name of the search's run.
         study: The trials.
-        execute: Runs the stages before decoding, training included.
+        execute: Runs stages.
     """
 
     def __init__(self, config: PipelineConfig, run_id: str, study: Study, execute: Execute) -> None:
@@ -181,7 +212,7 @@ class Decodings:
             count: Number of trials to expect.
         """
         config = self._config.model_copy(update={"search": None, "tune": None})
-        run = self._execute(Run(config, f"{self._run_id}-model"))
+        run = self._execute(Run(config, f"{self._run_id}-model"), _BEFORE_DECODING)
         folder = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="starling-model-"))
         bundle = own_bundle(run, Path(folder))
         self._decoder = self._opened.enter_context(validation_trials(run, bundle, self._search.utterances, count))
@@ -214,6 +245,46 @@ def _ends(error: Exception) -> bool:
     return isinstance(error, DiskError | SlotTakenError) or passes(error)
 
 
+def _repeat_best(config: PipelineConfig, study: Study, trials: Trials, say: Callable[[str], None]) -> bool:
+    """Train the best trial's configuration with other seeds, and evaluate the best of these trainings.
+
+    Neither `search.total_epochs` nor `search.hours` limits this.
+
+    Returns:
+        Whether it is done, or there is nothing to do; False if somebody has asked to stop.
+
+    Raises:
+        SearchFailedError: No training has a result.
+    """
+    search, best = config.search, study.best
+    assert search is not None
+    if not search.seeds or best is None:
+        return True
+    seeds = study.make_seeds(best.number, search.seeds, config.train.epochs)
+    SearchDriver(
+        seeds,
+        SeedTrainings(config.training_seed + 1, search.seeds, config.train.epochs),
+        search.model_copy(update={"total_epochs": 0, "hours": 0.0}),
+        config.train.epochs,
+        trials.with_seeds(best),
+        ends=_ends,
+        say=lambda text: say(f"trial {best.number} with other seeds: {text}"),
+    ).run()
+    trials.log_seeds()
+    if seeds.stopping:
+        return False
+    lucky = seeds.best
+    if lucky is None:
+        raise SearchFailedError(
+            f"all {search.seeds} trainings of trial {best.number} with other seeds failed, the last one with: "
+            f"{seeds.trials[-1].error}. The trials keep their results; to try further seeds, raise search.seeds"
+        )
+    if search.evaluate_best and "evaluation" not in lucky.figures[lucky.trained]:
+        say(f"decodes, scores and registers the best of them, seed {lucky.values[SEED]}")
+        seeds.note_figures(lucky.number, evaluation=trials.evaluate(best, lucky.values[SEED]))
+    return True
+
+
 def run_search(
     config: PipelineConfig, run_id: str, url: str, prepare: Callable[[PipelineConfig], object], execute: Execute
 ) -> dict[str, Any]:
@@ -224,7 +295,7 @@ def run_search(
         run_id: Name of the search's run.
         url: Of its flow run, for runs that wait for it.
         prepare: Makes the data that all trials share.
-        execute: Runs the stages of a trial.
+        execute: Runs stages.
 
     Returns:
         What `starling search CONFIG --json` prints.
@@ -245,10 +316,11 @@ def run_search(
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))
         trials = (Decodings if search.decodes else Trials)(config, run_id, study, execute)
+        say = functools.partial(progress.announce, "search")
         driver = SearchDriver(
             *(study, method, search, largest, trials.train),
             ends=_ends,
-            say=functools.partial(progress.announce, "search"),
+            say=say,
             on_result=trials.tidy,
         )
         status, over = "FAILED", _is_over(study, method)
@@ -256,7 +328,10 @@ def run_search(
             if not over:
                 trials.open(method.total - len(study.trials))
             driver.run()
-            status, over = "FINISHED", _is_over(study, method)
+            over = _is_over(study, method)
+            if not study.stopping and isinstance(trials, Trials):
+                over = _repeat_best(config, study, trials, say) and over
+            status = "FINISHED"
         finally:
             trials.close(over)
             trials.tracked.end(search_result(study), status)
@@ -271,7 +346,7 @@ def _is_over(study: Study, method: SearchMethod) -> bool:
 def search_result(study: Study) -> dict[str, Any]:
     """The state of a study as JSON: number of trials by state, epochs, the best trial."""
     states = [trial.state for trial in study.trials]
-    best = study.best
+    best, seeds = study.best, seed_spread(study)
     return {
         "study": study.name,
         **{name: study.about.get(name) for name in ("method", "minimize", "total_epochs", "largest")},
@@ -280,6 +355,7 @@ def search_result(study: Study) -> dict[str, Any]:
         "epochs": spent_epochs(study.trials, bool(study.about.get("restarts"))),
         "seconds": study.seconds,
         "best": best and {name: getattr(best, name) for name in ("number", "values", "trained", "losses", "figures")},
+        "seeds": seeds and seeds.to_dict(study.trials),
     }
 
 
@@ -297,15 +373,15 @@ def search(config: PipelineConfig, run_id: str = "") -> dict[str, Any]:
     """
     logger = run_log()
 
-    def execute(run: Run) -> Run:
+    def execute(run: Run, until: str) -> Run:
         opened = open_run(run.config, run.run_id)
         opened.trial = run.trial
         try:
             with tags(TAG):
-                if run.trial is None:
-                    evaluate(run.config, run.run_id, until=_UNTIL_DECODING)
-                else:
+                if until == TRAIN.name:
                     train_flow(run.config, run.run_id)
+                else:
+                    pipeline(run.config, run.run_id, until=until)
         finally:
             close_run(run.run_id)
         return opened
@@ -326,8 +402,8 @@ def search_plainly(config: PipelineConfig) -> dict[str, Any]:
     """Search for better values of a configuration, without Prefect."""
     run_id = new_run_id(config)
 
-    def execute(run: Run) -> Run:
-        run_plainly(run, TRAIN.name if run.trial else _UNTIL_DECODING)
+    def execute(run: Run, until: str) -> Run:
+        run_plainly(run, until)
         return run
 
     return run_search(

@@ -40,7 +40,7 @@ import warnings
 import weakref
 from pathlib import Path
 
-STARTERS = {"flows.cli.app", "mlflow", "tasks.engine", "training.node.rank"}
+STARTERS = {"flows.cli.app", "mlflow", "tasks.engine", "tasks.stages.separate", "training.node.rank"}
 """Modules that start Python processes themselves."""
 MODULES = STARTERS | {"training.coordinator.server", "training.exchange.daemon", "training.node.evaluator", "uvicorn"}
 """Modules that import much, or that the tests start often; the others start as fast without a fork."""

@@ -23,6 +23,7 @@ from flows.cli.common import (
 from flows.cli.configs import ConfigArgument
 from flows.cli.run import NoPrefectOption
 from flows.cli.tables import print_table
+from tasks.figures import percent
 
 if TYPE_CHECKING:
     from tasks.search.study import Study, StudyTrial
@@ -60,7 +61,8 @@ def run(
         if loaded.search is None:
             raise ValueError(f"{config} has no section search: name there the fields to search (search.space)")
         check_sources_open(loaded, str(config))
-        check_servers(loaded, "train", _say, can_stop=False)
+        registers = loaded.search.seeds and loaded.search.evaluate_best
+        check_servers(loaded, "register" if registers else "train", _say, can_stop=False)
         with run_log(loaded.name):
             result = _run(loaded, no_prefect)
     if json_output:
@@ -123,6 +125,29 @@ def _print_result(result: dict[str, Any]) -> None:
         print_line(f"best: trial {best['number']}, {result['minimize']} {loss:.4f}{after}")
         for name, value in best["values"].items():
             print_line(f"  {name}={_shown(value)}")
+        for line in _seed_lines(result):
+            print_line(line)
+
+
+def _seed_lines(result: dict[str, Any]) -> list[str]:
+    """What is known of the best trial's configuration with other seeds."""
+    seeds, minimized = result["seeds"], result["minimize"]
+    if seeds is None:
+        return ["other seeds: none (search.seeds), so it is not known which differences are chance"]
+    trained, failed = len(seeds["losses"]), len(seeds["errors"])
+    line = f"other seeds: {trained} of {seeds['planned']} trained, {seeds['epochs']} epochs each"
+    line += f", {failed} failed" if failed else ""
+    if seeds["mean"] is not None:
+        line += f": {minimized} {seeds['mean']:.4f}"
+    lines = [line]
+    if seeds["std"] is not None:
+        equal = ", ".join(f"trial {number}" for number in seeds["equal"]) or "no other trial"
+        lines[0] += f" ± {seeds['std']:.4f} (mean and standard deviation); the lowest with seed {seeds['best_seed']}"
+        lines += [f"equal to the best within the spread of seeds, {seeds['spread']:.4f}: {equal}"]
+    if evaluation := seeds["evaluation"]:
+        rates = ", ".join(f"{name} {percent(figures['wer'])}" for name, figures in evaluation["sets"].items())
+        lines += [f"evaluated: {evaluation['model_uri']}, WER {rates}; {evaluation['decision']}"]
+    return lines
 
 
 def _shown(value: Any) -> str:
@@ -139,15 +164,19 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     """Print the values of the best trial as options of `starling run`."""
     import shlex
 
+    from tasks.search.seeds import seed_spread
     from tasks.search.study import StudyError
 
     found = _open(study, url)
-    trial = found.best
+    trial, seeds = found.best, seed_spread(found)
     if trial is None:
         raise StudyError(f"the study {found.name} has no result yet: see `starling search show {found.name}`")
     if json_output:
-        print_json({"study": found.name, **trial.to_dict()})
+        print_json({"study": found.name, **trial.to_dict(), "seeds": seeds and seeds.to_dict(found.trials)})
         return
+    if seeds and seeds.mean is not None:  # not on standard output, which is for a command line
+        std = f" ± {seeds.std:.4f}" if seeds.std is not None else ""
+        _say(f"trial {trial.number}; with other seeds: {seeds.mean:.4f}{std}, lowest with seed {seeds.best_seed}")
     words = [f"--set {shlex.quote(f'{name}={_shown(value)}')}" for name, value in trial.values.items()]
     out.file.write(" ".join(words) + "\n")
 
@@ -155,15 +184,23 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
 @app.command("show")
 @friendly
 def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
-    """List the trials of a search, the best first: state, epochs, loss, values, and why one has failed."""
+    """List the trials of a search, the best first: state, epochs, loss, values, and why one has failed.
+
+    With search.seeds, trials that are equal to the best within the spread of seeds are marked by =.
+    """
+    from tasks.search.seeds import seed_spread
+
     found = _open(study, url)
+    seeds = seed_spread(found)
+    equal = seeds.equal(found.trials) if seeds else []
     trials = sorted(found.trials, key=lambda t: (-max(t.losses, default=0), _last(t), t.number))
     if json_output:
-        print_json({"study": found.name, "trials": [trial.to_dict() for trial in trials]})
+        marked = [trial.to_dict() | {"equal": trial.number in equal} for trial in trials]
+        print_json({"study": found.name, "trials": marked, "seeds": seeds and seeds.to_dict(found.trials)})
         return
     names = list(dict.fromkeys(name for trial in trials for name in trial.values))
     columns: dict[str, list[str]] = {
-        "trial": [str(trial.number) for trial in trials],
+        "trial": [f"{trial.number}{' =' if trial.number in equal else ''}" for trial in trials],
         "state": [trial.state for trial in trials],
         **({"epochs": [str(trial.trained) for trial in trials]} if found.about.get("largest") else {}),
         str(found.about.get("minimize", "loss")): [f"{_last(trial):.4f}" if trial.losses else "" for trial in trials],
@@ -172,6 +209,8 @@ def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     }
     if trials:
         print_table(columns, ("error", *reversed(names)), found.name)
+        if equal and seeds:
+            print_line(f"= differs from the best trial by less than trainings with other seeds do, {seeds.spread:.4f}")
     else:
         print_line(f"{found.name} has no trial yet")
 

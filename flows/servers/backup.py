@@ -1,6 +1,6 @@
-"""Backup and restore of the databases of Prefect and MLflow, and of MLflow's artifacts, for both profiles.
+"""Backup and restore of the databases of Prefect, MLflow and searches, and of MLflow's artifacts, for both profiles.
 
-    {to}/2026-11-21T02-15-00Z/databases/prefect.dump, mlflow.dump
+    {to}/2026-11-21T02-15-00Z/databases/prefect.dump, mlflow.dump, studies.dump
                               artifacts/…
                               manifest.json
 
@@ -26,10 +26,10 @@ from configurable.files import file_sha256
 from flows.servers import production, services
 from flows.servers.credentials import client_environment, make_secrets, secrets_folder
 from flows.servers.databases import Database, PostgresDatabase, SqliteDatabase, move_artifacts
-from flows.servers.postgres import DATABASES, PostgresServer
+from flows.servers.postgres import DATABASES, STUDIES, PostgresServer
 from flows.servers.supervisor import Supervisor
 from storage.objects import ObjectMissingError, ObjectStore
-from tasks.config.home import home, mlflow_artifacts
+from tasks.config.home import home, mlflow_artifacts, studies_file
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -64,6 +64,7 @@ def opened(kind: str = "") -> Iterator[Place]:
     kind = kind or ("postgresql" if os.environ.get(POSTGRES) or production.postgres_folder().exists() else "sqlite")
     if kind == "sqlite":
         files = {"prefect": home() / "prefect" / "prefect.db", "mlflow": home() / "mlflow" / "mlflow.db"}
+        files[STUDIES] = studies_file()
         databases = tuple(SqliteDatabase(name, path) for name, path in files.items())
         folder = mlflow_artifacts()
         yield Place(kind, databases, ObjectStore(str(folder)), folder.as_uri())
@@ -121,6 +122,8 @@ def backup(to: str, say: Callable[[str], None] = lambda _: None) -> tuple[str, d
             raise BackupError(f"{target.url} already exists: try again in a second")
         databases = {}
         for database in place.databases:
+            if database.name == STUDIES and not database.has_data():
+                continue  # nothing was searched here
             say(f"database {database.name}")
             file = Path(scratch) / f"{database.name}.{database.suffix}"
             database.dump(file)
@@ -234,7 +237,8 @@ def restore(
     store, manifest = find_backup(source)
     _check_kind(manifest["kind"])
     with opened(manifest["kind"]) as place, tempfile.TemporaryDirectory(prefix=".restore-", dir=home()) as scratch:
-        full = [database.name for database in place.databases if database.has_data()]
+        written = [database for database in place.databases if database.name in manifest["databases"]]
+        full = [database.name for database in written if database.has_data()]
         if full and not force:
             raise BackupError(f"there are data already (database {', '.join(full)}): --force overwrites them")
         files = {}
@@ -250,7 +254,7 @@ def restore(
             place.artifacts.write_file(name, _fetched(copies, name, entry, Path(scratch) / "object"))
         if place.kind == "sqlite":
             move_artifacts(files["mlflow"], manifest["location"], place.location)
-        for database in place.databases:
+        for database in written:
             say(f"writing database {database.name}")
             database.restore(files[database.name])
     return store.url, manifest

@@ -18,6 +18,7 @@ NAMES = (
     "postgres_password",
     "prefect_database_password",
     "mlflow_database_password",
+    "studies_database_password",
     "prefect_auth",
     "mlflow_admin_password",
     "mlflow_secret_key",
@@ -98,11 +99,12 @@ def read_secret(folder: Path, name: str) -> str:
 
 
 def client_environment(folder: Path) -> dict[str, str]:
-    """Environment variables with the credentials of Prefect, MLflow and S3 clients."""
+    """Environment variables with the credentials of clients: of Prefect, MLflow, S3 and the studies of searches."""
     return {
         "PREFECT_API_AUTH_STRING": read_secret(folder, "prefect_auth"),
         "MLFLOW_TRACKING_USERNAME": ADMIN,
         "MLFLOW_TRACKING_PASSWORD": read_secret(folder, "mlflow_admin_password"),
         "AWS_ACCESS_KEY_ID": read_secret(folder, "s3_access_key"),
         "AWS_SECRET_ACCESS_KEY": read_secret(folder, "s3_secret_key"),
+        "STARLING_STUDIES_PASSWORD": read_secret(folder, "studies_database_password"),
     }

@@ -153,7 +153,7 @@ class PostgresDatabase(Database):
         with self.server.admin() as admin, admin.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", (self.name,))
             if cursor.fetchone() != (0,):
-                raise DatabaseError(f"database {self.name} is in use: stop the Prefect and MLflow servers first")
+                raise DatabaseError(f"database {self.name} is in use: stop the servers, and searches, first")
             cursor.execute(f'DROP DATABASE IF EXISTS "{fresh}"')
             cursor.execute(f'CREATE DATABASE "{fresh}" OWNER "{self.name}"')
             cursor.execute(f'REVOKE CONNECT ON DATABASE "{fresh}" FROM PUBLIC')

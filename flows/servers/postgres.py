@@ -1,4 +1,4 @@
-"""A PostgreSQL server in the data folder with databases for Prefect and MLflow, protected by passwords.
+"""A PostgreSQL server in the data folder with databases for Prefect, MLflow and searches, protected by passwords.
 
 It runs Debian's PostgreSQL, or another one on the PATH, on a loopback port without a Unix socket. The superuser's
 password is set from its file at every start, in PostgreSQL's single-user mode, so that nothing listens before.
@@ -24,7 +24,9 @@ from flows.servers.services import LOOPBACK, Service, ServiceError, spawn
 if TYPE_CHECKING:
     from psycopg2.extensions import connection  # type: ignore[import-untyped]
 
-DATABASES = ("prefect", "mlflow")
+STUDIES = "studies"
+"""The database of the studies of searches, which their processes use themselves."""
+DATABASES = ("prefect", "mlflow", STUDIES)
 """Databases; the role that owns each has the same name."""
 _HBA = f"host all all {LOOPBACK}/32 scram-sha-256\n"
 _INIT_S = 120

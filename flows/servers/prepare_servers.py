@@ -10,7 +10,7 @@ import sys
 
 from flows.servers.backup import POSTGRES
 from flows.servers.credentials import secrets_folder
-from flows.servers.postgres import PostgresServer
+from flows.servers.postgres import DATABASES, PostgresServer
 from flows.servers.production import BUCKETS, make_buckets
 from flows.servers.services import ServiceError
 
@@ -29,7 +29,7 @@ def main() -> None:
     server.make_databases()
     server.renew_mlflow_admin()
     make_buckets()
-    sys.stdout.write(f"databases prefect and mlflow, buckets {' and '.join(BUCKETS)}: ready\n")
+    sys.stdout.write(f"databases {', '.join(DATABASES)}, buckets {' and '.join(BUCKETS)}: ready\n")
 
 
 if __name__ == "__main__":

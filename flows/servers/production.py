@@ -1,7 +1,7 @@
 """The production profile: the topology of docker-compose.yml as plain processes, with files in the data folder.
 
-PostgreSQL for Prefect and MLflow, an S3 server, the Prefect server, an MLflow server that stores artifacts on S3, and
-workers. All servers listen on loopback, require a password, and are restarted when they die.
+PostgreSQL for Prefect, MLflow and searches, an S3 server, the Prefect server, an MLflow server that stores artifacts on
+S3, and workers. All servers listen on loopback, require a password, and are restarted when they die.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from typing import Any
 
 from configurable.extras import install_remedy
 from flows.servers.credentials import ADMIN, client_environment, make_secrets, read_secret, secrets_folder
-from flows.servers.postgres import PostgresCluster
+from flows.servers.postgres import STUDIES, PostgresCluster
 from flows.servers.services import LOOPBACK, Service, ServiceError, free_port, prefect_environment, spawn, start_prefect
 from flows.servers.supervisor import Supervisor
 from tasks.config.home import home
@@ -149,6 +149,11 @@ def prefect_database(cluster: PostgresCluster) -> dict[str, str]:
     }
 
 
+def studies_url(postgres: str) -> str:
+    """The database of studies at PostgreSQL's HOST:PORT, without its password."""
+    return f"postgresql+psycopg2://{STUDIES}@{postgres}/{STUDIES}"
+
+
 def start_mlflow(port: int, cluster: PostgresCluster, s3_url: str) -> Service:
     """Start an MLflow server on PostgreSQL that requires a password and proxies artifacts to S3."""
     database = f"postgresql+psycopg2://mlflow@{LOOPBACK}:{cluster.port}/mlflow"
@@ -225,7 +230,8 @@ def start_servers(supervisor: Supervisor, ports: Ports, stop: threading.Event | 
         "postgres": f"{LOOPBACK}:{ports.postgres}",
         "s3": s3_url,
         "secrets": str(secrets),
-        "environment": s3_environment(s3_url) | {"STARLING_OBJECTS": OBJECTS},
+        "environment": s3_environment(s3_url)
+        | {"STARLING_OBJECTS": OBJECTS, "STARLING_STUDIES": studies_url(f"{LOOPBACK}:{cluster.port}")},
     }
 
 

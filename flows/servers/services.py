@@ -279,12 +279,13 @@ def export_credentials() -> None:
     except SecretError:  # whatever needs a password reports that itself
         return
     owners = {
-        "PREFECT": (os.environ.get("PREFECT_API_URL"), f"{note['prefect']}/api"),
-        "MLFLOW": (os.environ.get("MLFLOW_TRACKING_URI"), note["mlflow"]),
-        "AWS": (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ACCESS_KEY_ID"), note.get("s3")),
+        "PREFECT_": (os.environ.get("PREFECT_API_URL"), f"{note['prefect']}/api"),
+        "MLFLOW_": (os.environ.get("MLFLOW_TRACKING_URI"), note["mlflow"]),
+        "AWS_": (os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ACCESS_KEY_ID"), note.get("s3")),
+        "STARLING_STUDIES": (os.environ.get("STARLING_STUDIES"), note["environment"].get("STARLING_STUDIES")),
     }
     for name, value in credentials.items():
-        given, ours = owners.get(name.partition("_")[0], (None, None))
+        given, ours = next((known for prefix, known in owners.items() if name.startswith(prefix)), (None, None))
         if given in (None, "", ours):
             os.environ.setdefault(name, value)
 

@@ -61,6 +61,11 @@ def shown_mlflow_uri() -> str:
     return re.sub(r"://[^/@]*@", "://", mlflow_uri())
 
 
+def studies_file() -> Path:
+    """The SQLite database of the studies of searches, unless another one is named."""
+    return home() / "search" / "studies.db"
+
+
 def mlflow_artifacts() -> Path:
     """Local folder of MLflow's artifacts; used where MLflow is on SQLite in the data folder."""
     folder = home() / "mlflow" / "artifacts"

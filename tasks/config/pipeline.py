@@ -297,6 +297,11 @@ class PipelineConfig(BaseModel):
         return self.system.decoder(self.decode, self.align)
 
     @property
+    def training_seed(self) -> int:
+        """Seed of everything random in the training."""
+        return self.seed if self.train.seed is None else self.train.seed
+
+    @property
     def corpora(self) -> str:
         """The corpora's names, for the name of a run."""
         names = [source.corpus or Path(source.path).name or source.kind for source in self.data.sources]

@@ -51,6 +51,9 @@ class AcousticTrainConfig(TrainConfig):
     `bpe`), or those of the training transcripts, as the section tokens says."""
     init_statistics: Literal["source", "data"] = "source"
     """Feature statistics with `init`: those of that model, or those of the training set."""
+    seed: int | None = None
+    """Seed of the training: of random weights, the order of utterances, and augmentation. By default the
+    configuration's `seed`, which divides the data, too."""
 
 
 def check_system(system: SystemConfig, train: AcousticTrainConfig) -> None:

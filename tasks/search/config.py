@@ -25,6 +25,7 @@ _NOT_SEARCHED = {
     "train.epochs": "it is the largest budget of a trial",
     "train.max_minutes": "trials would have different budgets",
     "train.schedule.epochs": "it must fit the budgets",
+    "train.seed": "the best seed is no better configuration",
     "search": "a search cannot vary itself",
     "tune": "it searches itself, over fields of decode",
     **dict.fromkeys(("lm", "lm_train", "rescoring"), "no trial estimates another language model"),
@@ -64,16 +65,29 @@ class SearchConfig(BaseModel):
     hours: float = Field(default=0.0, ge=0)
     """No trial begins or continues after this much time, pauses of the search not counted; 0: no limit."""
     trial_hours: float = Field(default=0.0, ge=0)
-    """A trial that trains longer than this at a time is stopped, and counts as failed; 0: no limit."""
+    """A trial that works longer than this at a time, on its own data and its training, is stopped, and counts as
+    failed; 0: no limit."""
     failures: int = Field(default=5, ge=1)
     """The search ends after this many failed trials in a row: what they share is probably wrong."""
     keep_gb: float = Field(default=20.0, ge=0)
     """Most gigabytes of checkpoints of paused trials; the trials with the highest losses lose theirs first, and
     begin again with their first epoch if they go on."""
+    seeds: int = Field(default=0, ge=0, le=100)
+    """Once the search has ended or reached a limit, its best configuration is trained again with this many other seeds,
+    which gives the mean and how much trainings differ by chance; 0: not."""
+    evaluate_best: bool = True
+    """Whether the best of these trainings decodes and scores the test sets and is registered, as by `starling run`."""
     study: str = ""
     """Name that the results are kept under; by default the configuration's name."""
     url: str = ""
     """Database of the results, as SQLAlchemy writes it; by default $STARLING_STUDIES, or SQLite in the data folder."""
+
+    @field_validator("study")
+    @classmethod
+    def _plain_name(cls, study: str) -> str:
+        if "/" in study:
+            raise ValueError(f"the name of a study has no '/' (given: {study!r}): use '-'")
+        return study
 
     @field_validator("url")
     @classmethod
@@ -164,7 +178,7 @@ def check_search(config: Any) -> None:
     if search.decodes:
         _check_decoding(config)
     else:
-        _check_budgets(search.method, train.epochs)
+        _check_budgets(search.method, train)
     document, fields = plain_document(config), frozenset(choices(type(config)))
 
     def refused(values: Values) -> str:
@@ -206,7 +220,7 @@ def _check_decoding(config: Any) -> None:
     check_searched(config.decode, [name.removeprefix(_DECODE) for name in search.space], "search.space: decode")
     if search.minimize != "wer":
         raise SpaceError("search.space: decoding changes no loss: set search.minimize=wer")
-    for name, what in (("total_epochs", "limits epochs"), ("parallel", "counts trainings")):
+    for name, what in (("total_epochs", "limits epochs"), ("parallel", "counts trainings"), ("seeds", "trains again")):
         if getattr(search, name) != SearchConfig.model_fields[name].default:
             raise SpaceError(
                 f"search.{name} {what}, and a search over decode trains nothing: leave it out (search.trials and "
@@ -232,7 +246,13 @@ def _check_fields(search: SearchConfig) -> None:
             )
 
 
-def _check_budgets(method: MethodConfig, largest: int) -> None:
+def _check_budgets(method: MethodConfig, train: TrainConfig) -> None:
+    largest = train.epochs
+    if train.max_minutes:
+        raise SpaceError(
+            f"search: train.max_minutes is {train.max_minutes:g}, and trials would have different budgets: set "
+            "train.max_minutes=0; search.trial_hours limits a trial, and search.hours the search"
+        )
     if isinstance(method, RungsConfig) and len(method.budgets(largest)) == 1:
         raise SpaceError(
             f"search.method: train.epochs is {largest}, and {method.kind} compares trials after {method.min_epochs} "

@@ -18,6 +18,8 @@ from tasks.search.methods.base import SearchMethod, TrialJob
 from tasks.search.study import Study, StudyTrial, TrialOutcome
 
 _POLL_S = 1.0
+_GAP_S = 10.0
+"""Most seconds between two calls of a `Watch` that count as work: in between, a trial may wait for a lock or a slot."""
 _NOTED_S = 5.0
 """Seconds between two notes of how long the search has taken."""
 
@@ -31,35 +33,38 @@ class SearchStoppedError(RuntimeError):
 
 
 class TrialTimeoutError(RuntimeError):
-    """A trial has trained for longer than its limit."""
+    """A trial has been worked on for longer than its limit."""
 
 
 @dataclass
 class Watch:
-    """Ends the training of a trial in time; called about once a second while it trains.
+    """Ends the work on a trial in time; called about once a second while its stages work and it trains.
 
     Args:
-        limit_s: Seconds from the first call after which the trial has failed; 0: no limit.
+        limit_s: Seconds of work after which the trial has failed; 0: no limit. Longer times between two calls, in which
+            it waits for others, count little.
         ended: Set when the search ends.
     """
 
     limit_s: float
     ended: threading.Event
-    _began: float | None = field(default=None, init=False)
+    _last: float | None = field(default=None, init=False)
+    _spent: float = field(default=0.0, init=False)
 
     def __call__(self) -> None:
         """Check.
 
         Raises:
-            TrialTimeoutError: The trial has trained for too long.
+            TrialTimeoutError: The trial has been worked on for too long.
             SearchStoppedError: The search ends.
         """
         now = time.monotonic()
-        self._began = now if self._began is None else self._began
+        self._spent += min(now - (now if self._last is None else self._last), _GAP_S)
+        self._last = now
         if self.ended.is_set():
             raise SearchStoppedError("the search has ended; the same command continues this trial")
-        if 0 < self.limit_s < now - self._began:
-            raise TrialTimeoutError(f"it trained for more than search.trial_hours, {self.limit_s / 3600:g} h")
+        if 0 < self.limit_s < self._spent:
+            raise TrialTimeoutError(f"it took more than search.trial_hours, {self.limit_s / 3600:g} h")
 
 
 Train = Callable[[TrialJob, Watch], TrialOutcome]
@@ -190,9 +195,9 @@ class SearchDriver:
         self._note_time()
         if self._failed >= self.search.failures:
             raise SearchFailedError(
-                f"{counted(self._failed, 'trial')} in a row failed, the last one (trial {job.number}) with: "
+                f"{counted(self._failed, self.method.noun)} in a row failed, the last one ({self._title(job)}) with: "
                 f"{self.study.trials[job.number].error}. Mend the cause and run the same command again: it "
-                "goes on with further trials (search.failures sets the limit)"
+                "goes on with further ones (search.failures sets the limit)"
             )
 
     def _fail(self, job: TrialJob, error: Exception) -> None:
@@ -203,14 +208,17 @@ class SearchDriver:
 
     def _line(self, job: TrialJob, what: str) -> str:
         best = self.study.best
-        found = f"; best so far: trial {best.number}, {best.losses[max(best.losses)]:.4f}" if best else ""
+        found = f"; best so far: {self._title(best)}, {best.losses[max(best.losses)]:.4f}" if best else ""
         left = f" of {self.search.total_epochs}" if self.search.total_epochs else ""
         if not self.largest:
             return f"trial {job.number} of {self.method.total}: {what}{found}"
         return (
-            f"trial {job.number} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; "
+            f"{self._title(job)} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; "
             f"{self.spent}{left} epochs in all"
         )
+
+    def _title(self, trial: TrialJob | StudyTrial) -> str:
+        return f"{self.method.noun} {trial.number}"
 
 
 def spent_epochs(trials: Sequence[StudyTrial], restarts: bool) -> int:

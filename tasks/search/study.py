@@ -17,9 +17,11 @@ import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from storage.stages import digest_json
-from tasks.config.home import home
+from tasks.config.home import studies_file
 from tasks.search.methods.base import SearchTrial, State, TrialJob
 
+_SEEDS = "/seeds-of-"
+"""Between the name of a study and the number of a trial: the trainings of this trial with other seeds."""
 _BUSY_S = 60.0
 """Seconds that a transaction waits for those of other processes."""
 _TABLES = sql.MetaData()
@@ -95,7 +97,7 @@ class TrialOutcome(NamedTuple):
 
 def studies_url(configured: str = "") -> str:
     """The database: the configured one, $STARLING_STUDIES, or SQLite in the data folder."""
-    return configured or os.environ.get("STARLING_STUDIES") or f"sqlite:///{home() / 'search' / 'studies.db'}"
+    return configured or os.environ.get("STARLING_STUDIES") or f"sqlite:///{studies_file()}"
 
 
 class Studies:
@@ -111,12 +113,12 @@ class Studies:
     def __init__(self, url: str = "") -> None:
         self.url = studies_url(url)
         try:
-            place = sql.make_url(self.url)
+            place = _place(self.url)
             if place.get_backend_name() == "sqlite":
                 file = place.database
                 if file in (None, "", ":memory:"):
                     raise StudyError(f"{self.url} is a database in memory, which a kill deletes: name a file")
-                home().joinpath("search").mkdir(exist_ok=True)
+                studies_file().parent.mkdir(exist_ok=True)
             self.engine = sql.create_engine(place, **_options(place))
         except (SQLAlchemyError, ImportError) as error:
             raise StudyError(f"{_shown(self.url)} is no database of studies: {error}; see search.url") from error
@@ -139,9 +141,10 @@ class Studies:
             ) from error
 
     def names(self) -> list[str]:
-        """The studies, the newest first."""
+        """The studies of searches, the newest first."""
+        names = sql.select(_STUDIES.c.name).where(~_STUDIES.c.name.contains(_SEEDS)).order_by(_STUDIES.c.created.desc())
         with self._told(), self.engine.begin() as connection:
-            return list(connection.scalars(sql.select(_STUDIES.c.name).order_by(_STUDIES.c.created.desc())))
+            return list(connection.scalars(names))
 
     def create(self, name: str, content: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> "Study":
         """The study of a search, made if it is new; one that was to stop goes on.
@@ -177,13 +180,27 @@ class Studies:
         Raises:
             StudyError: There is none of this name.
         """
-        with self._told(), self.engine.begin() as connection:
-            row = connection.execute(sql.select(_STUDIES).where(_STUDIES.c.name == name)).one_or_none()
-        if row is None:
+        study = self.find(name)
+        if study is None:
             names = self.names()
             known = f"there are: {', '.join(names[:20])}" if names else "there is none yet: `starling search CONFIG`"
             raise StudyError(f"there is no study {name!r}; {known}")
+        return study
+
+    def find(self, name: str) -> "Study | None":
+        """A study if it exists."""
+        with self._told(), self.engine.begin() as connection:
+            row = connection.execute(sql.select(_STUDIES).where(_STUDIES.c.name == name)).one_or_none()
+        if row is None:
+            return None
         return Study(self, name, json.loads(row.content), json.loads(row.about), row.created, row.seconds)
+
+
+def _place(url: str) -> sql.URL:
+    """A database's address; that of $STARLING_STUDIES with $STARLING_STUDIES_PASSWORD, unless it has a password."""
+    place, secret = sql.make_url(url), os.environ.get("STARLING_STUDIES_PASSWORD")
+    lacking = place.username and place.password is None and url == os.environ.get("STARLING_STUDIES")
+    return place.set(password=secret) if secret and lacking else place
 
 
 def _options(place: sql.URL) -> dict[str, Any]:
@@ -256,6 +273,26 @@ class Study:
             for row in trials
         ]
 
+    def seeds_of(self, number: int) -> "Study | None":
+        """The trainings of a trial's configuration with other seeds, if there are any.
+
+        Args:
+            number: The trial.
+        """
+        return self.studies.find(f"{self.name}{_SEEDS}{number}")
+
+    def make_seeds(self, number: int, seeds: int, epochs: int) -> "Study":
+        """The trainings of a trial's configuration with other seeds, made if they are new.
+
+        Args:
+            number: The trial.
+            seeds: How many.
+            epochs: Epochs of each.
+        """
+        content = {"values": self.trials[number].values, "largest": epochs}
+        about = {"method": "seeds", "trials": seeds, "largest": epochs, "minimize": self.about.get("minimize")}
+        return self.studies.create(f"{self.name}{_SEEDS}{number}", content, about)
+
     @property
     def interrupted(self) -> list[TrialJob]:
         """Jobs whose trials are running: after a kill, those to do first."""
@@ -303,6 +340,20 @@ class Study:
             figures={**trial.figures, job.budget: dict(outcome.figures)},
         )
 
+    def note_figures(self, number: int, **figures: Any) -> None:
+        """Keep more figures with a trial's last result.
+
+        Args:
+            number: The trial.
+            **figures: JSON values by name.
+        """
+        trial, results = self.trials[number], _RESULTS.c
+        known = {**trial.figures[trial.trained], **figures}
+        mine = (results.study == self.name) & (results.number == number) & (results.budget == trial.trained)
+        with self._change() as run:
+            run(_RESULTS.update().where(mine).values(figures=json.dumps(known)))
+        self.trials[number] = replace(trial, figures={**trial.figures, trial.trained: known})
+
     def fail(self, job: TrialJob, error: str, seconds: float = 0.0) -> None:
         """Note that a trial has failed for good."""
         spent = self.trials[job.number].seconds + seconds
@@ -321,9 +372,10 @@ class Study:
 
     @property
     def stopping(self) -> bool:
-        """Whether the search was asked to begin nothing more."""
+        """Whether the search, or for trainings with other seeds the one that they belong to, was asked to stop."""
+        names = {self.name, self.name.partition(_SEEDS)[0]}
         with self._change() as run:
-            return bool(run(sql.select(_STUDIES.c.stop).where(_STUDIES.c.name == self.name)).scalar())
+            return any(run(sql.select(_STUDIES.c.stop).where(_STUDIES.c.name.in_(names))).scalars())
 
     def _set(self, number: int, before: State, also: Any = None, **changes: Any) -> None:
         """Change a trial, if it is in the state that this process knows, and write something else with it."""

@@ -252,6 +252,7 @@ class Stage(Generic[RecordT]):
         runs: Whether the pipeline of a configuration has the stage; by default always.
         artifacts: What the Prefect UI shows of its result; by default name, counts and place.
         figures: Metrics of its record, which the stage register logs with the model.
+        watches: Whether its work itself calls what watches a trial (`TrialPart.watch`), which may end it.
         evaluates: Whether it is also a stage of `starling evaluate`, which scores an existing model.
         reads: What it reads, for the documentation.
         writes: What its output holds, likewise.
@@ -270,6 +271,7 @@ class Stage(Generic[RecordT]):
     artifacts: Callable[[Run, StageResult], Iterable[Artifact]] = _result_artifact
     figures: Callable[[RecordT], dict[str, float]] = _no_figures
     evaluates: bool = False
+    watches: bool = False
     reads: str = ""
     writes: str = ""
     only: str = ""
@@ -352,6 +354,16 @@ class Stage(Generic[RecordT]):
             return 0
         return sum(not name.startswith("uses/") for name in output.store.list(self.pieces))
 
+    def _worked(self, run: Run, output: StageOutput) -> RecordT:
+        """Do the work, in a process that can be ended if it is for a trial with a limit of time."""
+        trial = run.trial
+        # a cluster needs this process's flow run, and its pieces have a limit of their own (runner.wait_hours)
+        if trial is None or not trial.limited or self.watches or run.config.runner.cluster:
+            return self.work(run, output)
+        from tasks.stages.separate import work_separately
+
+        return cast("RecordT", work_separately(self.name, run, output, trial.watch))
+
     def _make(self, run: Run, output: StageOutput, lease: "LockLease | None") -> dict[str, Any] | None:
         if run.forced(self.name):
             output.clear()
@@ -363,7 +375,7 @@ class Stage(Generic[RecordT]):
         elif kept := self._kept(output):
             progress.announce(self.name, f"resumes: keeps {counted(kept, 'object')} of an interrupted attempt")
         note_use(run, output)
-        made = self.work(run, output)
+        made = self._worked(run, output)
         lost = lease is not None and lease.lost_to is not None
         if not (lost and output.record()):  # the lock's new holder may have published first; its record stays
             output.publish(made)

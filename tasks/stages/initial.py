@@ -365,7 +365,7 @@ def transfer_initial(run: Run, spec: BundleSpec) -> Transfer | None:
         return None
     try:
         check_source(initial.source, spec, initial.name)
-        torch.manual_seed(derive_seed("init", run.config.seed))
+        torch.manual_seed(derive_seed("init", run.config.training_seed))
         return transfer_weights(initial.source, spec, spec.build_model())
     except ValueError as error:
         raise StageError(str(error)) from error

@@ -37,12 +37,15 @@ class TrialPart:
         keep: Whether it may be continued in turn.
         tags: Tags of its MLflow run.
         watch: Called about once a second while it trains; raises to end it after a checkpoint.
+        limited: Whether `watch` has a limit of time, so that it is called while stages before the training work, too,
+            and ends them.
     """
 
     trained: int = 0
     keep: bool = False
     tags: Mapping[str, str] | None = None
     watch: Callable[[], None] = lambda: None
+    limited: bool = False
 
 
 def paused_output(store: ObjectStore, key: str) -> StageOutput:

@@ -96,7 +96,7 @@ def _content(run: Run) -> dict[str, Any]:
         **({"system": address_content(config.system)} if own else {}),
         **{name: address_content(part, without=NOT_OF_THE_MODEL) for name, part in parts.items()},
         "sample_rate": config.data.sample_rate,
-        "seed": config.seed,
+        "seed": config.training_seed,
     }
 
 
@@ -203,7 +203,7 @@ def make_job(
         objective["texts_url"] = run.result("restore").url
     return TrainJob(
         run=output.key,
-        seed=config.seed,
+        seed=config.training_seed,
         train=config.train.engine_part(),
         task=config.system.task_config(
             spec=spec,
@@ -543,6 +543,7 @@ TRAIN = Stage(
     _work,
     runs=lambda config: config.system.is_trained,
     artifacts=_artifacts,
+    watches=True,
     reads="shards, statistics",
     writes="`model/` (safetensors and JSON), `journal.jsonl`, `result.json`",
 )

@@ -60,6 +60,24 @@ def test_backup_and_restore_recover_everything(filled, tmp_path):
     assert not list(filled.glob(".restore-*"))
 
 
+def test_backup_and_restore_have_the_studies_of_searches(filled, tmp_path):
+    path = table(filled / "search" / "studies.db")
+    _, manifest = backup(str(tmp_path / "backups"))
+    assert set(manifest["databases"]) == {"prefect", "mlflow", "studies"}
+    empty_folder(filled)
+    restore(str(tmp_path / "backups"))
+    assert rows(path) == ["kept"]
+
+
+def test_backup_without_studies_leaves_those_of_the_data_folder_alone(filled, tmp_path):
+    backup(str(tmp_path / "backups"))
+    empty_folder(filled)
+    path = table(filled / "search" / "studies.db", "newer")
+    restore(str(tmp_path / "backups"))
+    assert rows(path) == ["newer"]
+    assert rows(filled / "prefect" / "prefect.db") == ["kept"]
+
+
 def test_database_can_be_copied_during_writes(filled, tmp_path):
     with closing(sqlite3.connect(filled / "prefect" / "prefect.db")) as writer:
         writer.execute("PRAGMA journal_mode = WAL")

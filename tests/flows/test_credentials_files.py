@@ -9,7 +9,11 @@ from flows.servers import services
 from flows.servers.credentials import NAMES, RING_KEY, SecretError, client_environment, make_secrets, read_secret
 from training.processes.keys import RingKey
 
-VARIABLES = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY")
+VARIABLES = (
+    *("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY"),
+    "STARLING_STUDIES_PASSWORD",
+)
+STUDIES = "postgresql+psycopg2://studies@127.0.0.1:4/studies"
 
 
 @pytest.fixture
@@ -81,12 +85,14 @@ def test_missing_or_empty_secret_is_named_with_a_remedy(secrets):
 def note(home, secrets, monkeypatch):
     """The note of servers that a production `starling up` writes."""
     names = (*VARIABLES, "AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "MLFLOW_TRACKING_USERNAME", "STARLING_OBJECTS")
+    names = (*names, "STARLING_STUDIES")
     for name in (*names, "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
         monkeypatch.setenv(name, "")  # what a test exports is taken back with it
         monkeypatch.delenv(name)
     home.mkdir()
     servers = {"prefect": "http://127.0.0.1:1", "mlflow": "http://127.0.0.1:2", "s3": "http://127.0.0.1:3"}
     more = {"AWS_ENDPOINT_URL": "http://127.0.0.1:3", "STARLING_OBJECTS": "s3://starling/objects"}
+    more |= {"STARLING_STUDIES": STUDIES}
     text = json.dumps(servers | {"secrets": str(secrets), "environment": more})
     services.note_path().write_text(text)
     return secrets
@@ -98,6 +104,8 @@ def test_command_on_the_data_folder_gets_the_passwords(note):
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == read_secret(note, "mlflow_admin_password")
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == read_secret(note, "s3_secret_key")
     assert os.environ["AWS_ENDPOINT_URL"] == "http://127.0.0.1:3"
+    assert os.environ["STARLING_STUDIES"] == STUDIES
+    assert os.environ["STARLING_STUDIES_PASSWORD"] == read_secret(note, "studies_database_password")
     from tasks.config.home import objects_url
 
     assert objects_url("") == "s3://starling/objects"
@@ -111,19 +119,21 @@ def test_command_on_the_data_folder_gets_the_passwords(note):
         ("MLFLOW_TRACKING_URI", "https://mlflow.example.com", "MLFLOW_TRACKING_PASSWORD"),
         ("AWS_ENDPOINT_URL", "https://s3.example.com", "AWS_SECRET_ACCESS_KEY"),
         ("AWS_ACCESS_KEY_ID", "of another store", "AWS_SECRET_ACCESS_KEY"),
+        ("STARLING_STUDIES", "postgresql+psycopg2://me@db.example.com/studies", "STARLING_STUDIES_PASSWORD"),
     ],
 )
 def test_no_password_is_sent_to_other_servers(note, monkeypatch, name, value, withheld):
     monkeypatch.setenv(name, value)
     services.export_credentials()
     assert withheld not in os.environ
-    assert sum(variable in os.environ for variable in VARIABLES) == 2
+    assert sum(variable in os.environ for variable in VARIABLES) == len(VARIABLES) - 1
 
 
 def test_configured_addresses_of_our_servers_get_the_passwords(note, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:2")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:3")
+    monkeypatch.setenv("STARLING_STUDIES", STUDIES)
     services.export_credentials()
     assert set(VARIABLES) <= set(os.environ)
 

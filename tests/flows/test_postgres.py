@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ from flows.servers.postgres import (
 from flows.servers.services import ServiceError, free_port
 from flows.servers.supervisor import Supervisor
 from storage.objects import ObjectStore
+from tasks.search.config import SearchConfig
+from tasks.search.driver import SearchDriver
+from tasks.search.study import Studies, StudyError, TrialOutcome
 
 
 def test_missing_program_is_named_with_its_package():
@@ -200,4 +204,67 @@ def check_drop_and_restore(cluster, folder):
     password = read_secret(cluster.secrets, "prefect_database_password")
     with connected("127.0.0.1", cluster.port, "prefect", password, "prefect") as owner, owner.cursor() as cursor:
         cursor.execute("INSERT INTO kept VALUES (1)")  # its role owns it again
-    assert postgres.DATABASES == ("prefect", "mlflow")
+    assert postgres.DATABASES == ("prefect", "mlflow", "studies")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_searches_keep_their_studies_in_postgresql_and_a_backup_restores_them(cluster, tmp_path, monkeypatch):
+    cluster.prepare()
+    server = cluster.start().wait()
+    try:
+        cluster.make_databases()
+        url = production.studies_url(f"127.0.0.1:{cluster.port}")
+        monkeypatch.setenv("STARLING_STUDIES", url)
+        monkeypatch.setenv("STARLING_STUDIES_PASSWORD", "wrong")
+        with pytest.raises(StudyError, match="password authentication failed") as refused:
+            Studies()
+        assert "wrong" not in str(refused.value)
+        monkeypatch.setenv("STARLING_STUDIES_PASSWORD", read_secret(cluster.secrets, "studies_database_password"))
+        searched = search_in(Studies())
+        monkeypatch.delenv("STARLING_STUDIES")
+        assert searched == search_in(Studies(f"sqlite:///{tmp_path}/studies.db"))
+        database = PostgresDatabase("studies", cluster)
+        database.dump(tmp_path / "studies.dump")
+        query(cluster, "studies", "DELETE FROM starling_results; DELETE FROM starling_trials")
+        wait_until(lambda: connections(cluster, "studies") == 0)
+        database.restore(tmp_path / "studies.dump")
+        monkeypatch.setenv("STARLING_STUDIES", url)
+        assert kept(Studies().open("s")) == searched
+    finally:
+        server.stop(30)
+
+
+def connections(cluster, database):
+    """Number of its clients; one that has left may be there for a moment."""
+    text = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}'"
+    return query(cluster, "postgres", text)[0][0]
+
+
+def search_in(studies):
+    """What a search, killed once, has in a database."""
+    search = SearchConfig.model_validate({"method": "hyperband", "space": {"lr": {"low": 0.1, "high": 1.0}}})
+
+    def trained(job, watch):
+        return TrialOutcome(job.values["lr"] + 1 / job.budget, {"training": "0123"})
+
+    def killed(job, watch):
+        if job.number == 4:
+            raise KeyboardInterrupt
+        return trained(job, watch)
+
+    for train in (killed, trained):
+        study = studies.create("s", {"space": 1})
+        with suppress(KeyboardInterrupt):
+            SearchDriver(study, search.build(9), search, 9, train).run()
+    study.make_seeds(study.best.number, 2, 9)
+    assert studies.names() == ["s"]
+    everything = kept(study)
+    studies.engine.dispose()  # its connections would hinder a restore
+    return everything
+
+
+def kept(study):
+    study.read()
+    trials = [(t.number, t.values, t.state, t.budget, t.trained, t.losses, t.figures) for t in study.trials]
+    return trials, study.seeds_of(study.best.number).about

@@ -237,6 +237,9 @@ def test_command_line_finds_servers_and_passwords_by_itself(production):
     assert not (production.home / "objects").exists()
     deployed = json.loads(production.command("deploy", "--config", production.config, "--json").stdout)
     assert f"pipeline/{NAME}" in {entry["deployment"] for entry in deployed["deployments"]}
+    none = production.command("search", "status", check=False)
+    assert "there is no study yet" in none.stderr
+    assert not (production.home / "search").exists()  # it has asked PostgreSQL
 
 
 def test_killed_servers_are_restarted_with_their_data(production):

@@ -149,6 +149,9 @@ def test_servers_start_in_order_of_their_dependencies(home, done, secrets):
     assert clients["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:2"
     assert clients["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4"
     assert clients["STARLING_OBJECTS"] == "s3://starling/objects"
+    assert clients["STARLING_STUDIES"] == "postgresql+psycopg2://studies@127.0.0.1:3/studies"
+    assert clients["STARLING_STUDIES_PASSWORD"] == read_secret(secrets, "studies_database_password")
+    assert read_secret(secrets, "studies_database_password") not in str(note)
     assert clients["MLFLOW_TRACKING_PASSWORD"] == read_secret(secrets, "mlflow_admin_password")
     assert read_secret(secrets, "mlflow_admin_password") not in str(note)
     small = production.environment_of({"prefect": "http://p", "mlflow": "http://m"})

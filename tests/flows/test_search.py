@@ -39,7 +39,14 @@ def untracked(home, monkeypatch):
 def searched(method="hyperband", epochs=9, **fields):
     document = tiny_document()
     document["train"] |= {"epochs": epochs}
-    return parse_config(document | {"search": {"method": method, "space": LR, **fields}})
+    return parse_config(document | {"search": {"method": method, "space": LR} | fields})
+
+
+@pytest.fixture
+def summarized(monkeypatch):
+    """Stands for what a run of all stages has come to."""
+    summary = {"sets": {"test": {"wer": 0.25}}, "model_uri": "models:/tiny/3", "decision": "became champion"}
+    monkeypatch.setattr(module, "summarize", lambda run: summary | {"report": None, "run_id": run.run_id})
 
 
 class Lab:
@@ -52,14 +59,21 @@ class Lab:
 
     def __init__(self, spoil=lambda run: None, size=10):
         self.runs, self.prepared, self.spoil, self.size = [], [], spoil, size
+        self.evaluated = []
 
-    def execute(self, run):
+    def execute(self, run, until):
+        if run.trial is None:
+            assert until == "report"
+            self.evaluated.append(run)
+            self.spoil(run)
+            return run
         self.runs.append(run)
         run.trial.watch()
         self.spoil(run)
         train = run.config.train
-        valid = {"loss": (math.log10(train.optimizer.lr) + 2) ** 2 + 1 / train.epochs, "wer": None}
-        key = f"{abs(hash((train.optimizer.lr, train.epochs))):016x}"[:16]
+        luck = 0.01 * (run.config.training_seed - 1)
+        valid = {"loss": (math.log10(train.optimizer.lr) + 2) ** 2 + 1 / train.epochs + luck, "wer": None}
+        key = f"{abs(hash((train.optimizer.lr, train.epochs, run.config.training_seed))):016x}"[:16]
         run.results["train"] = StageResult("train", key, "", 0.0, False, {}, {"result": {"valid": valid}})
         if run.trial.keep:
             paused = paused_output(run.store, key)
@@ -228,15 +242,18 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypatch, parallel):
+def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypatch, summarized, parallel):
     lab = Lab()
     monkeypatch.setattr(module, "ingest", lab.prepared.append)
     monkeypatch.setattr(module, "train_flow", lambda config, run_id: lab.execute(open_run(config, run_id)))
-    result = module.search.fn(searched("asha", trials=6, parallel=parallel), "s-1")
+    monkeypatch.setattr(module, "pipeline", lambda config, run_id: lab.execute(open_run(config, run_id)))
+    result = module.search.fn(searched("asha", trials=6, parallel=parallel, seeds=2), "s-1")
     assert result["complete"]
     assert [config.search for config in lab.prepared] == [None]
     assert sum(result["trials"].values()) == 6
-    assert {run.run_id for run in lab.runs} == {f"s-1-trial-{number}" for number in range(6)}
+    again = {f"s-1-trial-{result['best']['number']}-seed-{seed}" for seed in (2, 3)}
+    assert {run.run_id for run in lab.runs} == {f"s-1-trial-{number}" for number in range(6)} | again
+    assert [(run.run_id, run.config.search) for run in lab.evaluated] == [("s-1-best", None)]
     assert not any(run_id.startswith("s-1") for run_id in stage_tasks._runs)
 
 
@@ -293,7 +310,7 @@ def test_the_flow_trains_once_to_search_decoding_and_a_trial_that_fails_ends_not
 def test_a_search_over_decoding_that_cannot_train_its_model_fails_no_trial(monkeypatch):
     _, _, config = decoding(monkeypatch)
 
-    def execute(run):
+    def execute(run, until):
         raise StageError("no GPU")
 
     with pytest.raises(StageError, match="no GPU"):
@@ -322,7 +339,131 @@ def test_the_trials_mlflow_runs_are_children_of_the_searchs(monkeypatch, home):
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["best_loss"] == min(result["best"]["losses"].values())
     assert [file.path for file in api.list_artifacts(parent.info.run_id)] == ["search.json"]
-    assert Lab().search(searched("random", trials=3))["mlflow_run"] == parent.info.run_id
+    assert Lab().search(searched("random", trials=3, seeds=2, evaluate_best=False))["mlflow_run"] == parent.info.run_id
+    metrics = api.get_run(result["mlflow_run"]).data.metrics
+    assert metrics["seeds_loss_mean"] == pytest.approx(metrics["best_loss"] + 0.015)
+    assert metrics["seeds_loss_std"] == pytest.approx(0.01 / 2**0.5)
+
+
+def test_the_best_configuration_is_trained_with_other_seeds_and_the_best_of_these_evaluated(summarized):
+    config, lab = searched("random", trials=4, seeds=3), Lab()
+    result = lab.search(config)
+    best, seeds = result["best"], result["seeds"]
+    again = lab.runs[4:]
+    assert [run.config.train.seed for run in again] == [2, 3, 4]  # not the search's, by which the best was chosen
+    assert {run.config.seed for run in again} == {config.seed}  # which divides the data
+    assert {run.config.train.optimizer.lr for run in again} == {best["values"]["train.optimizer.lr"]}
+    assert {(run.config.train.epochs, run.trial.trained, run.trial.keep) for run in again} == {(9, 0, False)}
+    loss = best["losses"][9]
+    assert seeds["losses"] == pytest.approx({2: loss + 0.01, 3: loss + 0.02, 4: loss + 0.03})
+    assert seeds["trial"] == best["number"]
+    assert (seeds["mean"], seeds["std"]) == pytest.approx((loss + 0.02, 0.01))
+    assert seeds["spread"] == pytest.approx(0.01 * 2**0.5)
+    [evaluated] = lab.evaluated
+    assert evaluated.config == again[0].config  # the same address as its training
+    assert seeds["best_seed"] == 2
+    assert seeds["evaluation"]["model_uri"] == "models:/tiny/3"
+    assert result["epochs"] == 4 * 9
+    repeated = Lab()
+    assert repeated.search(config)["seeds"] == seeds
+    assert repeated.runs == repeated.evaluated == []
+    assert Studies().names() == ["tiny"]
+
+
+def test_a_search_whose_seeds_were_interrupted_trains_only_the_others_and_evaluates_once(summarized):
+    def spoil(run):
+        if run.config.train.seed == 3 or run.trial is None:
+            raise DiskError("the disk is full")
+
+    config = searched("random", trials=4, seeds=3)
+    with pytest.raises(DiskError):
+        Lab(spoil).search(config)
+    lab = Lab(lambda run: spoil(run) if run.trial is None else None)
+    with pytest.raises(DiskError):
+        lab.search(config)
+    assert [run.config.train.seed for run in lab.runs] == [3, 4]
+    lab = Lab()
+    assert lab.search(config)["seeds"]["evaluation"]
+    assert (lab.runs, len(lab.evaluated)) == ([], 1)
+
+
+def test_trials_that_differ_by_less_than_the_spread_of_seeds_are_called_equal(summarized, tmp_path, monkeypatch):
+    space = {"train.optimizer.lr": [0.01, 0.0128, 0.0137, 0.1]}  # 0.0115 and 0.0187 above the best, and 1
+    lab = Lab()
+    result = lab.search(searched("grid", space=space, seeds=3))
+    near, *far = [trial.number for trial in sorted(Studies().open("tiny").trials, key=lambda t: t.losses[9])][1:]
+    assert result["seeds"]["equal"] == [near]
+    shown = invoke("search", "show").stdout
+    assert [f" {number} = " in shown for number in (near, *far)] == [True, False, False]
+    assert "differs from the best trial by less than trainings with other seeds do, 0.0141" in shown
+    listed = json.loads(invoke("search", "show", "--json").stdout)["trials"]
+    assert {trial["number"] for trial in listed if trial["equal"]} == {near}
+    status = invoke("search", "status").stdout
+    assert "other seeds: 3 of 3 trained, 9 epochs each: loss 0.1311 ± 0.0100" in status
+    assert f"within the spread of seeds, 0.0141: trial {near}\n" in status
+    assert "evaluated: models:/tiny/3, WER test 25.00 %; became champion" in status
+    best = invoke("search", "best")
+    assert best.stdout.strip() == "--set train.optimizer.lr=0.01"
+    assert "with other seeds: 0.1311 ± 0.0100, lowest with seed 2" in best.stderr
+    assert json.loads(invoke("search", "best", "--json").stdout)["seeds"]["mean"] == pytest.approx(0.13111, abs=1e-4)
+
+
+def test_seeds_are_trained_after_a_limit_but_not_after_a_stop_and_may_come_later(summarized):
+    def stop(run):
+        if run.run_id.endswith("-1"):
+            Studies().open("tiny").ask_to_stop()
+
+    lab = Lab(stop)
+    assert lab.search(searched("random", trials=4, seeds=2))["seeds"] is None
+    lab = Lab()
+    result = lab.search(searched("random", trials=4, seeds=2, total_epochs=1, evaluate_best=False))
+    assert len(lab.runs) == 2
+    assert not result["complete"]
+    assert result["seeds"]["evaluation"] is None
+    assert "none (search.seeds)" in invoke("search", "status", f"tiny/seeds-of-{result['best']['number']}").stdout
+    lab = Lab()
+    assert lab.search(searched("random", trials=4))["complete"]
+    assert lab.evaluated == []
+
+
+def test_a_stop_ends_the_trainings_with_other_seeds_and_the_same_command_goes_on(summarized):
+    def stop(run):
+        if run.trial and run.config.train.seed == 2:
+            Studies().open("tiny").ask_to_stop()
+
+    lab, config = Lab(stop), searched("random", trials=2, seeds=3)
+    result = lab.search(config)
+    assert (result["complete"], len(result["seeds"]["losses"]), lab.evaluated) == (False, 1, [])
+    lab = Lab()
+    assert lab.search(config)["complete"]
+    assert [run.config.train.seed for run in lab.runs] == [3, 4]
+
+
+def test_a_seed_that_fails_is_kept_with_its_error_and_without_any_result_the_search_says_so(summarized):
+    def spoil(run):
+        if run.trial and run.config.train.seed in failing:
+            raise ValueError("it diverged")
+
+    failing = {3}
+    seeds = Lab(spoil).search(searched("random", trials=2, seeds=3))["seeds"]
+    assert (sorted(seeds["losses"]), seeds["errors"]) == ([2, 4], {3: "it diverged"})
+    failing = {2, 3}
+    with pytest.raises(SearchFailedError, match=r"all 2 trainings of trial . with other seeds failed.*it diverged"):
+        Lab(spoil).search(searched("random", trials=2, seeds=2, study="other"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_best_of_real_trainings_with_other_seeds_is_registered(home, monkeypatch):
+    give_mlflow(home)
+    config = searched("random", epochs=1, trials=1, seeds=2)
+    seeds = module.search_plainly(config)["seeds"]
+    assert len(set(seeds["losses"].values())) == 2
+    assert seeds["evaluation"]["model_uri"] == "models:/tiny/1"
+    assert seeds["evaluation"]["sets"]["test"]["words"] > 0
+    store = module.Run(config, "r").store
+    assert sum(name.endswith("done.json") for name in store.list("train")) == 3  # evaluating trained nothing again
+    assert sum(name.endswith("done.json") for name in store.list("prepare")) == 1  # one set of speakers for all
 
 
 @pytest.mark.slow
@@ -330,5 +471,8 @@ def test_a_search_with_real_trainings_continues_the_best_trials(home):
     config = searched(epochs=3, trials=3)
     result = module.search_plainly(config)
     assert result["complete"]
+    # three trials are the first bracket: (3, 1) (1, 3)
     assert result["trials"] == {"finished": 1, "paused": 2, "running": 0, "failed": 0}
-    assert result["best"]["losses"].keys() >= {3}
+    assert result["best"]["losses"].keys() == {1, 3}
+    first = min(Studies().open("tiny").trials, key=lambda trial: trial.losses[1])
+    assert result["best"]["number"] == first.number

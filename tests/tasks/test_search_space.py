@@ -107,6 +107,7 @@ def test_a_point_and_its_positions_are_each_others_inverse():
         ({"train.epochs": [1, 2]}, "it is the largest budget of a trial"),
         ({"train": [{}]}, "it is the largest budget of a trial"),
         ({"seed": [1, 2]}, "the best seed is no better configuration"),
+        ({"train.seed": [1, 2]}, "the best seed is no better configuration"),
         ({"tokens.kind": ["characters", "bpe"]}, "losses cannot be compared: set search.minimize=wer"),
         (
             {"train.optimizer": ["adamw", "sgd"], "train.optimizer.momentum": {"low": 0, "high": 0.9}},
@@ -190,6 +191,19 @@ def test_a_schedule_that_depends_on_the_length_is_refused_where_trials_are_conti
 def test_a_search_without_rungs_to_compare_is_refused():
     with pytest.raises(ConfigError, match=r"train\.epochs is 2, and asha compares trials after 1 and then after 3"):
         searched(epochs=2, method="asha")
+
+
+def test_a_limit_of_minutes_of_each_training_is_refused_with_the_limits_of_a_search():
+    document = tiny_document()
+    document["train"] |= {"max_minutes": 5}
+    parse_config(document)
+    with pytest.raises(ConfigError, match=r"train\.max_minutes is 5, and trials.*max_minutes=0; search\.trial_hours"):
+        parse_config(document | {"search": {"space": LR}})
+
+
+def test_the_name_of_a_study_has_no_slash():
+    with pytest.raises(ConfigError, match=r"search\.study: .*has no '/'"):
+        searched(study="a/seeds-of-1")
 
 
 def test_a_password_in_the_url_of_studies_is_refused():

@@ -15,7 +15,7 @@ import pytest
 from support import ROOT
 
 from tasks.search.config import SearchConfig
-from tasks.search.driver import SearchDriver, SearchFailedError, TrialTimeoutError, spent_epochs
+from tasks.search.driver import SearchDriver, SearchFailedError, TrialTimeoutError, Watch, spent_epochs
 from tasks.search.methods.base import TrialJob
 from tasks.search.study import Studies, StudyError, TrialOutcome
 
@@ -153,6 +153,18 @@ def test_a_hung_trial_is_stopped_by_its_limit_and_fails(studies):
     assert [trial.state for trial in run.study.trials] == ["failed", "finished"]
     assert "more than search.trial_hours" in run.study.trials[0].error
     assert issubclass(TrialTimeoutError, RuntimeError)
+
+
+def test_waiting_for_a_slot_counts_little_against_a_trials_limit(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("tasks.search.driver.time.monotonic", lambda: clock[0])
+    watch = Watch(100.0, threading.Event())
+    for seconds in (0, 1, 7200, *[1] * 80):
+        clock[0] += seconds
+        watch()
+    clock[0] += 10
+    with pytest.raises(TrialTimeoutError, match="more than search.trial_hours"):
+        watch()
 
 
 def test_a_search_ends_at_its_limit_of_epochs_and_goes_on_with_a_higher_one(studies):

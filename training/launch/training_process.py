@@ -1,13 +1,12 @@
 """Runs training in a child process, which ends with its parent or at the parent's request."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from storage.retries import check_disk
 from training.job import TrainJob
-from training.processes.children import Child, engine_command, stop
+from training.processes.children import Child, engine_command, watched
 
 END_S = 9.0
 """How long training may take to end after a request: time for a last checkpoint."""
@@ -40,14 +39,7 @@ def run_training(job: TrainJob, folder: Path, on_poll: Callable[[], None] | None
         note=folder / "exit-reason.txt",
         start_new_session=True,  # only this process receives Ctrl-C; it then asks the child for a last checkpoint
     )
-    try:
-        while child.poll() is None:
-            if on_poll:
-                on_poll()
-            time.sleep(poll_s)
-    except BaseException:
-        stop(child, END_S)
-        raise
+    watched(child, on_poll or (lambda: None), END_S, poll_s)
     if on_poll:
         on_poll()
     if child.returncode:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,24 @@ def see_end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def watched(child: "Child", on_poll: Callable[[], None], end_s: float, poll_s: float = 1.0) -> None:
+    """Wait until a child has ended; an exception of what watches it ends it first.
+
+    Args:
+        child: The child.
+        on_poll: Called every `poll_s` seconds while it runs.
+        end_s: Seconds that it may take to end.
+        poll_s: Seconds between polls.
+    """
+    try:
+        while child.poll() is None:
+            on_poll()
+            time.sleep(poll_s)
+    except BaseException:
+        stop(child, end_s)
+        raise
 
 
 def children(process: int | None = None, *, all_generations: bool = False) -> list[int]:

@@ -149,7 +149,12 @@ class SearchMethod(ABC):
 
     Args:
         plan: What to do.
+
+    Attributes:
+        noun: What it trains, for messages.
     """
+
+    noun: ClassVar[str] = "trial"
 
     def __init__(self, plan: SearchPlan) -> None:
         self.plan = plan

@@ -245,8 +245,8 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
 def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypatch, summarized, parallel):
     lab = Lab()
     monkeypatch.setattr(module, "ingest", lab.prepared.append)
-    monkeypatch.setattr(module, "train_flow", lambda config, run_id: lab.execute(open_run(config, run_id)))
-    monkeypatch.setattr(module, "pipeline", lambda config, run_id: lab.execute(open_run(config, run_id)))
+    monkeypatch.setattr(module, "train_flow", lambda config, run_id: lab.execute(open_run(config, run_id), "train"))
+    monkeypatch.setattr(module, "pipeline", lambda config, run_id, until: lab.execute(open_run(config, run_id), until))
     result = module.search.fn(searched("asha", trials=6, parallel=parallel, seeds=2), "s-1")
     assert result["complete"]
     assert [config.search for config in lab.prepared] == [None]

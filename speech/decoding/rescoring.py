@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from speech.decoding.base import DecodeConfig
+from speech.decoding.hot_words import BiasedConfig
 from speech.decoding.nbest import WordPath
 from speech.lm.kenlm import FlashlightLm, load_lm
 from speech.lm.network import MODEL, read_network
@@ -16,7 +16,7 @@ from speech.lm.network import MODEL, read_network
 SentenceScorer = Callable[[Sequence[Sequence[str]]], list[float]]
 
 
-class RescoredConfig(DecodeConfig):
+class RescoredConfig(BiasedConfig):
     """Base class of configurations of decoders whose hypotheses can be ranked again."""
 
     nbest: int = Field(default=1, ge=1)

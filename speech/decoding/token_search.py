@@ -17,7 +17,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from configurable.lazy import torch
-from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.base import Decoder
+from speech.decoding.hot_words import HOT_WORDS_FILE, BiasedConfig, HotWords, hot_tokens
 from speech.decoding.nbest import merged_texts
 from speech.hypotheses import DecodeError, Hypothesis
 from speech.lm.base import LanguageModel
@@ -37,7 +38,7 @@ States = list[list[Any]]
 """A language model's state of each hypothesis of each utterance."""
 
 
-class TokenSearchConfig(DecodeConfig):
+class TokenSearchConfig(BiasedConfig):
     """What searches have in common that ask a network for one token after another."""
 
     lm: str = ""
@@ -53,7 +54,7 @@ class TokenSearchConfig(DecodeConfig):
     """Where words' times come from."""
 
     packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
-    file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", **HOT_WORDS_FILE}
     lm_unit: ClassVar[str] = "token"
     reads_networks: ClassVar[bool] = True
 
@@ -97,6 +98,44 @@ class TokenLm:
         return list(self._model.score_batch(list(states), self._numbers[np.asarray(tokens, dtype=np.int64)])[0])
 
 
+class BiasedTokenLm:
+    """A language model of tokens with hot words, to be used with weight 1.
+
+    Args:
+        lm: The language model; None for hot words alone.
+        weight: Factor of its log10 probabilities.
+        hot: The hot words.
+    """
+
+    def __init__(self, lm: TokenLm | None, weight: float, hot: HotWords) -> None:
+        self._lm, self._weight, self._hot = lm, weight, hot
+
+    def starts(self, batch: int) -> States:
+        """The state of an empty hypothesis for each utterance."""
+        before = self._lm.starts(batch) if self._lm else [[None]] * batch
+        return [[(state, self._hot.start) for state in states] for states in before]
+
+    def scores(self, states: Iterable[Any], tokens: Tensor) -> Tensor:
+        """What tokens add after some hypotheses [hypotheses, tokens], float64; arguments as of `TokenLm.scores`."""
+        states = list(states)
+        numbers = tokens.cpu().numpy()  # END is the last of the gains
+        gains = [self._hot.gains(hot)[row] for (_, hot), row in zip(states, numbers, strict=True)]
+        added = torch.from_numpy(np.stack(gains)).to(tokens.device)
+        return added + self._weight * self._lm.scores([lm for lm, _ in states], tokens) if self._lm else added
+
+    def after(self, states: Iterable[Any], tokens: Sequence[int]) -> list[Any]:
+        """States after one more token of each of some hypotheses."""
+        states = list(states)
+        after = self._lm.after([lm for lm, _ in states], tokens) if self._lm else [None] * len(states)
+        hot = [self._hot.step(hot, token)[0] for (_, hot), token in zip(states, tokens, strict=True)]
+        return list(zip(after, hot, strict=True))
+
+    def wishes(self, states: States, device: torch.device) -> Tensor:
+        """What hot words add for every token [batch, W, vocab], so that their tokens are among those that are tried."""
+        gains = [[self._hot.gains(hot)[:-1] for _, hot in some] for some in states]
+        return torch.from_numpy(np.array(gains)).to(device)
+
+
 @dataclass
 class Ended:
     """A hypothesis that has ended."""
@@ -127,7 +166,11 @@ class TokenSearch(ABC):
     """
 
     cfg: TokenSearchConfig
-    _lm: TokenLm | None = None
+    _lm: TokenLm | BiasedTokenLm | None = None
+    """What scores tokens beside the network, once it is prepared."""
+    _own_lm: TokenLm | None = None
+    _hot: HotWords | None = None
+    _prepared = False
 
     def __init__(self, cfg: TokenSearchConfig, width: int, tokenizer: Tokenizer) -> None:
         self.cfg, self._width, self._tokenizer = cfg, width, tokenizer
@@ -139,18 +182,39 @@ class TokenSearch(ABC):
     def with_config(self, cfg: Any) -> Self:
         """This search with other parameters; it shares the language model if that is the same."""
         made = self._again(cfg)
-        if made.cfg.files() == self.cfg.files():
-            made._lm = self._lm
+        if made.cfg.lm == self.cfg.lm:
+            made._own_lm = self._own_lm
+            if self._prepared and made.cfg.hot_words == self.cfg.hot_words:
+                made._join(self._hot)
         return made
 
     def prepare(self) -> None:
-        """Read the language model now, not at the first utterance.
+        """Read the language model and the hot words now, not at the first utterance.
 
         Raises:
-            LmError: It cannot be read.
+            LmError: The language model cannot be read.
+            DecodeError: The hot words cannot be read.
         """
-        if self.cfg.lm and self._lm is None:
-            self._lm = TokenLm(self.cfg.lm, self._tokenizer)
+        if self._prepared:
+            return
+        if self.cfg.lm and self._own_lm is None:
+            self._own_lm = TokenLm(self.cfg.lm, self._tokenizer)
+        self._join(hot_tokens(self.cfg.hot_words, self._tokenizer))
+
+    def _join(self, hot: HotWords | None) -> None:
+        """Put the language model and hot words together."""
+        self._hot = hot
+        self._lm = BiasedTokenLm(self._own_lm, self.cfg.lm_weight, hot) if hot else self._own_lm
+        self._prepared = True  # last: other threads search as soon as it is
+
+    @property
+    def _lm_weight(self) -> float:
+        """Factor of what `_lm` gives."""
+        return 1.0 if self._hot else self.cfg.lm_weight
+
+    def _wishes(self, states: States, device: torch.device) -> Tensor | None:
+        """What hot words add for every token after each hypothesis [batch, W, vocab]; None without hot words."""
+        return self._lm.wishes(states, device) if isinstance(self._lm, BiasedTokenLm) else None
 
     def __call__(self, encoded_BTD: Tensor, frames: Tensor, ctc_BTV: Tensor | None = None) -> list[Hypothesis]:
         """The best hypothesis of each utterance.

@@ -1,4 +1,4 @@
-"""Hot words: what they add is exact in every search, by its definition over whole texts; lists, and what is left out."""
+"""Hot words: what they add is exact in every search, by its definition over whole texts; lists; what is left out."""
 
 import itertools
 import json
@@ -440,6 +440,10 @@ def test_phrases_get_the_form_of_the_transcripts(caplog):
     assert "1 of 3 hot words are left out" in caplog.text
     assert GreedyConfig().with_normalized_phrases(str.lower) == GreedyConfig()
     assert json.loads(made.model_dump_json())["hot_words"]["file"] == ""
+
+
+def test_model_takes_no_hot_words_of_another_one():
+    assert BeamConfig().completed({"hot_words.file": "theirs.txt"}) == BeamConfig()
 
 
 def test_greedy_decoding_becomes_a_search_if_there_are_phrases(tmp_path):

@@ -116,7 +116,7 @@ class Decoder(ABC):
         native: Attributes with native objects, None until they are read from files; another process reads them again.
     """
 
-    slow: ClassVar[bool] = False
+    slow: bool = False
     native: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

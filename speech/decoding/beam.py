@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import Decoder
+from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.hot_words import BiasedConfig, HotWords, hot_tokens
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
@@ -71,6 +71,10 @@ class BeamDecoder(Decoder):
     """Prefix beam search (Graves 2012, "Supervised Sequence Labelling", section 7.5; Hannun 2014, arXiv 1408.2873)."""
 
     cfg: BeamConfig
+
+    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
+        super().__init__(cfg, tokenizer, states)
+        self.slow = self.slow or bool(self.cfg.hot_words.file or self.cfg.hot_words.phrases)
 
     @cached_property
     def _hot(self) -> HotWords | None:

@@ -309,7 +309,8 @@ class AttentionSearch(TokenSearch):
         if best == -inf:
             return False
         cfg = self.cfg
-        if len(ended) < cfg.nbest:
+        wanted = max(cfg.nbest, min(cfg.hypotheses, cfg.beam))
+        if len(ended) < wanted:
             return True
         if cfg.patience and len(ended) >= cfg.patience * cfg.beam:
             return False
@@ -319,7 +320,7 @@ class AttentionSearch(TokenSearch):
         # all scores but the bonus only fall, and a longer text divides a negative score by more
         most = best + max(0.0, cfg.length_bonus) * max(0, limit - length)
         most /= ((limit if most < 0 else length) + 1) ** cfg.length_power
-        return bool(most > sorted(hypothesis.rank for hypothesis in ended)[-cfg.nbest])
+        return bool(most > sorted(hypothesis.rank for hypothesis in ended)[-wanted])
 
     def _extended(
         self, search: _Search, candidates: _Candidates, parents: Tensor, chosen: Tensor, scores: Tensor
@@ -365,6 +366,10 @@ class AttentionSearch(TokenSearch):
         else:
             made = super()._hypothesis(ended, encoded_1TD, ctc_TV)
         return replace(made, language=self._language(best.prompt))
+
+    @override
+    def _written(self, ended: Ended) -> Hypothesis:
+        return replace(super()._written(ended), language=self._language(ended.prompt))
 
     def _language(self, prompt: Sequence[int]) -> str:
         """Code of the language that was chosen for an utterance; empty if there was no choice."""

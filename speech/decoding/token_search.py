@@ -6,9 +6,11 @@ Hypotheses of all utterances of a batch are searched together. `TokenLm` adds a 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,8 +20,9 @@ from typing_extensions import override
 
 from configurable.lazy import torch
 from speech.decoding.base import Decoder
-from speech.decoding.hot_words import HOT_WORDS_FILE, BiasedConfig, HotWords, hot_tokens
+from speech.decoding.hot_words import HOT_WORDS_FILE, HotWords, hot_tokens
 from speech.decoding.nbest import merged_texts
+from speech.decoding.rescoring import RescoredConfig, SentenceScorer, open_vocabulary_scorer
 from speech.hypotheses import DecodeError, Hypothesis
 from speech.lm.base import LanguageModel
 from speech.lm.kenlm import KenlmModel
@@ -38,7 +41,7 @@ States = list[list[Any]]
 """A language model's state of each hypothesis of each utterance."""
 
 
-class TokenSearchConfig(BiasedConfig):
+class TokenSearchConfig(RescoredConfig):
     """What searches have in common that ask a network for one token after another."""
 
     lm: str = ""
@@ -48,15 +51,26 @@ class TokenSearchConfig(BiasedConfig):
     """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
     length_bonus: float = 0.0
     """Added for each token; more than 0 makes longer texts."""
-    nbest: int = Field(default=1, ge=1)
-    """Number of hypotheses that are given of each utterance."""
+    rescore_lm: str = ""
+    """Language model of words, with which the best hypotheses are ranked again in the form of the transcripts: an ARPA
+    file (also .gz) or a network (`lm.safetensors`). Empty: none."""
+    rescore_weight: float = Field(default=0.3, ge=0)
+    """Factor of its natural log probabilities, which are added to the hypotheses' scores."""
+    word_score: float = 0.0
+    """Added for each word when hypotheses are ranked again; more than 0 makes up for what each word costs in
+    `rescore_lm`."""
     times: str
     """Where words' times come from."""
 
     packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
-    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", **HOT_WORDS_FILE}
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", "rescore_lm": "rescore-lm", **HOT_WORDS_FILE}
     lm_unit: ClassVar[str] = "token"
     reads_networks: ClassVar[bool] = True
+
+    @property
+    @override
+    def ranks_again(self) -> bool:
+        return super().ranks_again or self.word_score != 0
 
     @override
     def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
@@ -163,14 +177,20 @@ class TokenSearch(ABC):
         cfg: Its parameters.
         width: Width of the encoder's frames.
         tokenizer: The model's tokens.
+
+    Attributes:
+        comparable: Gives hypotheses the form of the transcripts, in which they are ranked again; by default they have
+            it.
     """
 
     cfg: TokenSearchConfig
+    comparable: Callable[[Hypothesis], str] = attrgetter("text")
     _lm: TokenLm | BiasedTokenLm | None = None
     """What scores tokens beside the network, once it is prepared."""
     _own_lm: TokenLm | None = None
     _hot: HotWords | None = None
     _prepared = False
+    _rescorer: SentenceScorer | None = None
 
     def __init__(self, cfg: TokenSearchConfig, width: int, tokenizer: Tokenizer) -> None:
         self.cfg, self._width, self._tokenizer = cfg, width, tokenizer
@@ -182,6 +202,9 @@ class TokenSearch(ABC):
     def with_config(self, cfg: Any) -> Self:
         """This search with other parameters; it shares the language model if that is the same."""
         made = self._again(cfg)
+        made.comparable = self.comparable
+        if made.cfg.rescore_lm == self.cfg.rescore_lm:
+            made._rescorer = self._rescorer
         if made.cfg.lm == self.cfg.lm:
             made._own_lm = self._own_lm
             if self._prepared and made.cfg.hot_words == self.cfg.hot_words:
@@ -189,16 +212,18 @@ class TokenSearch(ABC):
         return made
 
     def prepare(self) -> None:
-        """Read the language model and the hot words now, not at the first utterance.
+        """Read the language models and the hot words now, not at the first utterance.
 
         Raises:
-            LmError: The language model cannot be read.
+            LmError: A language model cannot be read.
             DecodeError: The hot words cannot be read.
         """
         if self._prepared:
             return
         if self.cfg.lm and self._own_lm is None:
             self._own_lm = TokenLm(self.cfg.lm, self._tokenizer)
+        if self.cfg.rescore_lm and self._rescorer is None:
+            self._rescorer = open_vocabulary_scorer(self.cfg.rescore_lm)
         self._join(hot_tokens(self.cfg.hot_words, self._tokenizer))
 
     def _join(self, hot: HotWords | None) -> None:
@@ -237,8 +262,8 @@ class TokenSearch(ABC):
         encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
         ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
         with torch.inference_mode():
-            for place, ended in enumerate(self._searched(encoded, own, ctc)):
-                if ended:
+            for place, found in enumerate(self._searched(encoded, own, ctc)):
+                if ended := self._ranked_again(found):
                     row, count = heard[place], counts[heard[place]]
                     posteriors = None if ctc is None else ctc[place, :count]
                     hypotheses[row] = self._hypothesis(ended, encoded[place : place + 1, :count], posteriors)
@@ -284,6 +309,26 @@ class TokenSearch(ABC):
             ended: The hypothesis.
             encoded_1TD: The encoder's frames.
         """
+
+    def _ranked_again(self, ended: list[Ended]) -> list[Ended]:
+        """Hypotheses by the language model of words and the score of a word, too, the best first."""
+        cfg = self.cfg
+        if not cfg.ranks_again or not ended:
+            return ended
+        some = ended[: cfg.hypotheses]
+        sentences = [self.comparable(self._written(hypothesis)).split() for hypothesis in some]
+        log10 = self._rescorer(sentences) if self._rescorer and cfg.rescore_weight else [0.0] * len(some)
+        ranked = []
+        for hypothesis, words, by_words in zip(some, sentences, log10, strict=True):
+            added = cfg.rescore_weight * math.log(10) * by_words + cfg.word_score * len(words)
+            share = hypothesis.rank / hypothesis.score if hypothesis.score else 1.0  # of longer texts, perhaps less
+            score = hypothesis.score + added
+            ranked.append(replace(hypothesis, score=score, rank=share * score))
+        return sorted(ranked, key=lambda hypothesis: -hypothesis.rank)
+
+    def _written(self, ended: Ended) -> Hypothesis:
+        """What `comparable` needs of a hypothesis: its text, and its language if the search finds that."""
+        return Hypothesis(text=self._tokenizer.decode(ended.tokens))
 
     def _hypothesis(self, ended: Sequence[Ended], encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
         """The best of an utterance's hypotheses, with the frames of its words, and the others if they are asked for."""

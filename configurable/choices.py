@@ -8,7 +8,8 @@ the name alone:
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from operator import attrgetter
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -50,18 +51,31 @@ class ChoiceWithFiles(Choice):
     """A choice whose kinds may name files.
 
     Attributes:
-        file_fields: Fields that name files, each with the file's stem where the files are kept together.
+        file_fields: Fields that name files, each with the file's stem where the files are kept together. A dot leads to
+            a field of a part.
     """
 
     file_fields: ClassVar[dict[str, str]] = {}
 
     def files(self) -> dict[str, str]:
         """Paths of the files that are named, by field."""
-        return {name: path for name in self.file_fields if (path := getattr(self, name))}
+        return {name: path for name in self.file_fields if (path := attrgetter(name)(self))}
 
     def with_files(self, change: Callable[[str], str]) -> Self:
         """This configuration with other paths of files."""
-        return self.model_copy(update={name: change(path) for name, path in self.files().items()})
+        made = self
+        for name, path in self.files().items():
+            made = _replaced(made, name, change(path))
+        return made
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _replaced(model: M, field: str, value: Any) -> M:
+    """A model with another value of a field; a dot leads to a field of a part."""
+    name, _, rest = field.partition(".")
+    return model.model_copy(update={name: _replaced(getattr(model, name), rest, value) if rest else value})
 
 
 class OneOf:

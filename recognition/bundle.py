@@ -165,11 +165,23 @@ class BundleSpec(BaseModel):
         """What is recognized, in the form of the transcripts that it is compared with."""
         if self.tokenizer is None or not TOKENIZERS[self.tokenizer["kind"]].written:
             return hypothesis.text
-        language = hypothesis.language or str(self.tokenizer.get("language", ""))
+        return self._normalized(hypothesis.text, hypothesis.language or str(self.tokenizer.get("language", "")))
+
+    def searched(self, decode: DecodeConfig) -> DecodeConfig:
+        """Decoding parameters with hot words in the form of the texts that are searched.
+
+        Raises:
+            DecodeError: A file with them cannot be read.
+        """
+        writes = self.tokenizer is not None and TOKENIZERS[self.tokenizer["kind"]].written
+        return decode.with_normalized_phrases(str if writes else self._normalized)
+
+    def _normalized(self, text: str, language: str = "") -> str:
+        """A text in the form of the transcripts."""
         try:
-            return normalizer_of(self.normalizer).normalize(hypothesis.text, language)
+            return normalizer_of(self.normalizer).normalize(text, language)
         except LanguageError:  # a model that chooses the language may take one whose numbers nobody can spell
-            return normalizer_of(self.normalizer).normalize(hypothesis.text, "en")
+            return normalizer_of(self.normalizer).normalize(text, "en")
 
     @property
     def num_outputs(self) -> int:

@@ -82,10 +82,11 @@ class Recognizer(ABC, Generic[E]):
 
         Raises:
             BundleError: The folder is not a bundle, the bundle is damaged, or it lacks a file that it needs.
+            DecodeError: A file with hot words cannot be read.
         """
         folder = Path(folder)
         spec = load_spec(folder)
-        return spec.system.open(folder, spec, decode or own_decoder(folder), device, speakers)
+        return spec.system.open(folder, spec, spec.searched(decode or own_decoder(folder)), device, speakers)
 
     # --- the two steps
 

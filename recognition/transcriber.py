@@ -109,10 +109,14 @@ class Transcriber:
         batch_seconds: Seconds of audio per batch, padding included.
         vad: Voice activity detection, by default Silero VAD: only pieces with speech are recognized.
         nbest: Number of hypotheses to give of each recording.
+        hot_words: A file with phrases whose score is raised (`speech.decoding.hot_words`), instead of the decoder's
+            own.
+        hot_score: Added for each letter of these; by default as `HotWordsConfig` says.
 
     Raises:
         BundleError: The folder is not a bundle, or the bundle is damaged.
-        DecodeError: More than one hypothesis is requested, and the recognizer or its decoder finds one only.
+        DecodeError: More than one hypothesis is requested, and the recognizer or its decoder finds one only; or there
+            are hot words, and the decoder takes none, or they cannot be read.
     """
 
     def __init__(
@@ -123,12 +127,18 @@ class Transcriber:
         batch_seconds: float = 120.0,
         vad: VadConfig | None = None,
         nbest: int = 1,
+        hot_words: str | Path = "",
+        hot_score: float | None = None,
     ) -> None:
         self.vad = build_vad(vad or default_vad())
+        if hot_words:
+            decode = (decode or own_decoder(folder)).with_hot_words(str(hot_words), hot_score)
         if nbest > 1:
             load_spec(folder).system.require("several hypotheses")
             decode = (decode or own_decoder(folder)).with_nbest(nbest)
         self.recognizer = Recognizer.load(folder, decode, device)
+        if hot_words:
+            self.recognizer.prepare()  # what is wrong with them is said before the first recording
         self.spec, self.batch_seconds, self.nbest = self.recognizer.spec, batch_seconds, nbest
 
     @property

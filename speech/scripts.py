@@ -19,6 +19,8 @@ from functools import lru_cache
 _NOT_DECOMPOSED = {"ำ", "ຳ"}
 _HAN_GAP = re.compile(r"(?<=[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆])\s+(?=[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆])")
 
+_UNSPACED = re.compile(r"[⺀-鿿豈-﫿\U00020000-\U0003ffffー々〆\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
+
 
 class LanguageError(ValueError):
     """A request that is not supported for a language."""
@@ -138,6 +140,11 @@ def change_case(text: str, case: str, language: str = "") -> str:
         pairs = {"I": "ı", "İ": "i"} if case == "lower" else {"i": "İ", "ı": "I"}
         text = unicodedata.normalize("NFC", text).translate({ord(source): target for source, target in pairs.items()})
     return text.lower() if case == "lower" else text.upper()
+
+
+def is_unspaced(letter: str) -> bool:
+    """Whether words with a letter are written without spaces: Chinese, Japanese, Thai, Lao, Burmese, Khmer."""
+    return _UNSPACED.match(letter) is not None
 
 
 def ascii_digits(text: str) -> str:

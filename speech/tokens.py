@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import override
 
 from configurable.extras import install_remedy
 
@@ -38,6 +39,12 @@ _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 """What Whisper's token for audio without speech is called."""
 _LONGEST_PROMPT = 223
 """Tokens of Whisper's prompt at most, as in the published code: half of its positions less one."""
+
+
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _VISIBLE}
+"""The byte that each letter of a byte-level piece stands for (Radford et al. 2019, published code of GPT-2)."""
+_BYTES |= {chr(0x100 + number): byte for number, byte in enumerate(sorted(set(range(256)) - set(_VISIBLE)))}
 
 
 class TokenError(ValueError):
@@ -132,6 +139,10 @@ class Tokenizer(ABC):
             if not 0 < token < self.size:
                 raise TokenError(f"token {token} is not text: ids are 1 to {self.size - 1} (0 is the blank)")
         return " ".join(self._join([self.symbols[token] for token in ids]).split())
+
+    def pieces(self) -> list[bytes]:
+        """What each token adds to a text, in UTF-8; spaces are between words. Nothing for those that are no text."""
+        return [b"", *(self._join([symbol]).encode() for symbol in self.symbols[1:])]
 
     def word_groups(self, ids: Sequence[int]) -> list[list[int]]:
         """Places of the tokens of each word of `decode(ids)`; a space separates words and belongs to none."""
@@ -239,6 +250,10 @@ class WordTokenizer(_ListedTokenizer):
     def encode(self, text: str) -> list[int]:
         """Returns a token for each word."""
         return self._look_up(text, _checked(text).split())
+
+    @override
+    def pieces(self) -> list[bytes]:
+        return [b"", *(f" {symbol}".encode() for symbol in self.symbols[1:])]
 
     def _join(self, pieces: list[str]) -> str:
         return " ".join(pieces)
@@ -404,6 +419,11 @@ class WhisperTokenizer(Tokenizer):
             if not 0 <= token < self.size:
                 raise TokenError(f"token {token} is not text: ids are 0 to {self.size - 1}")
         return " ".join(self._tokenizer.decode([token for token in ids if token < self.end]).split())
+
+    @override
+    def pieces(self) -> list[bytes]:
+        text = [symbol if number < self.end else "" for number, symbol in enumerate(self.symbols)]
+        return [bytes(_BYTES[letter] for letter in symbol if letter in _BYTES) for symbol in text]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the model's tokenizer.json, and what it is asked for."""

@@ -103,6 +103,26 @@ def transcribe(
         ),
     ] = 1,
     speakers: SpeakersOption = Speakers.file,
+    hot_words: Annotated[
+        Path | None,
+        typer.Option(
+            "--hot-words",
+            metavar="FILE",
+            help="Phrases to expect, such as names, one a line; after a tab, a line may have a score of its own.",
+            show_default=False,
+            autocompletion=complete_path,
+        ),
+    ] = None,
+    hot_score: Annotated[
+        float | None,
+        typer.Option(
+            "--hot-score",
+            min=0,
+            max=1000,
+            help="What each letter of --hot-words adds to the log probability of a text. [default: 0.5]",
+            show_default=False,
+        ),
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.
@@ -114,7 +134,7 @@ def transcribe(
     shown = _shown("json" if json_output else kind.value, nbest)
     recordings = find_audio(files)
     with redirect_stdout(sys.stderr):
-        transcriber = _transcriber(model, device, vad, nbest)
+        transcriber = _transcriber(model, device, vad, nbest, hot_words, hot_score)
     place, several = Path(output) if output else None, len(recordings) > 1
     sink = open_sink(shown, place, model, several, folder=output.endswith("/"))
     failed = _transcribe_all(by_voice(recordings, speakers), transcriber, sink)
@@ -137,11 +157,13 @@ def _shown(kind: str, nbest: int) -> str:
     return kind
 
 
-def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber":
+def _transcriber(
+    model: str, device: str, vad: str, nbest: int, hot_words: Path | None, hot_score: float | None
+) -> "Transcriber":
     """The model, ready to use.
 
     Raises:
-        ValueError: There is no such detector.
+        ValueError: There is no such detector, or a score for hot words without any.
     """
     from devices.choice import pick_device
     from flows.models import fetch_model, model_uri
@@ -152,8 +174,11 @@ def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber"
         device = str(pick_device(device, field="--device"))
     if vad and vad not in DETECTORS:
         raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
+    if hot_score is not None and hot_words is None:
+        raise ValueError("--hot-score is that of the phrases in --hot-words: give both, or neither")
     detector = DETECTORS[vad]() if vad else None
-    return Transcriber(fetch_model(model_uri(model), "--model"), device=device, vad=detector, nbest=nbest)
+    folder = fetch_model(model_uri(model), "--model")
+    return Transcriber(folder, device=device, vad=detector, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
 
 
 def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[list[tuple[Path, Path]]]:

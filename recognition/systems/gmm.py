@@ -82,6 +82,8 @@ class GmmSystem(SystemConfig):
         from recognition.adaptation import load_hmm
 
         check_files(folder)
+        if isinstance(decode, GraphConfig) and decode.hot_words.read():
+            raise DecodeError("a recognizer of kind gmm takes no hot words: remove them, or use one of kind hybrid")
         return GmmRecognizer(spec, load_hmm(folder, spec), decode)
 
 

@@ -240,7 +240,9 @@ class TokenRecognizer(NetworkRecognizer[EncodedFrames], ABC):
     @cached_property
     def _search(self) -> TokenSearch:
         self.spec.system.check_decoder(self.cfg.kind)
-        return self._make_search(self.cfg)
+        search = self._make_search(self.cfg)
+        search.comparable = self.spec.comparable
+        return search
 
     @override
     def with_decoder(self, cfg: DecodeConfig) -> Self:

@@ -42,7 +42,7 @@ class AttentionDecodeConfig(TokenSearchConfig):
     beam: int = Field(default=8, ge=1)
     """Number of partial hypotheses kept after each token; 1 is greedy."""
     beam_tokens: int = Field(default=20, ge=0)
-    """Number of tokens tried after each hypothesis, those that the decoder network prefers; 0 for all."""
+    """Number of tokens tried after each hypothesis, those that the decoder network and hot words prefer; 0 for all."""
     ctc_weight: float = Field(default=0.3, ge=0, lt=1)
     """Share of CTC prefix scores in a hypothesis' score, if the encoder has CTC; the decoder network has the rest."""
     length_power: float = Field(default=0.0, ge=0, le=2)
@@ -244,7 +244,10 @@ class AttentionSearch(TokenSearch):
         end_log_probs = log_probs[:, :, tokenizer.end].clone()
         log_probs[:, :, tokenizer.end] = -torch.inf
         vocab = log_probs.shape[2]
-        best, tokens = log_probs.topk(min(cfg.beam_tokens or vocab, vocab), dim=2)
+        wishes = self._wishes(search.lm_states, log_probs.device)
+        wanted = log_probs if wishes is None else log_probs + wishes
+        tokens = wanted.topk(min(cfg.beam_tokens or vocab, vocab), dim=2).indices
+        best = log_probs.gather(2, tokens)
         weight = cfg.ctc_weight if search.ctc else 0.0
         attention = search.log_probs.sum(dim=2)
         scores = (1 - weight) * (attention.unsqueeze(2) + best)
@@ -254,8 +257,9 @@ class AttentionSearch(TokenSearch):
             ends = ends + weight * search.ctc.ends(search.prefixes)
         lm, lm_ends = self._by_language_model(search, tokens)
         length = search.tokens.shape[2]
-        scores = scores + cfg.lm_weight * (search.lm_scores.unsqueeze(2) + lm) + cfg.length_bonus * (length + 1)
-        ends = ends + cfg.lm_weight * (search.lm_scores + lm_ends) + cfg.length_bonus * length
+        lm_weight = self._lm_weight
+        scores = scores + lm_weight * (search.lm_scores.unsqueeze(2) + lm) + cfg.length_bonus * (length + 1)
+        ends = ends + lm_weight * (search.lm_scores + lm_ends) + cfg.length_bonus * length
         alive = search.scores.isfinite()
         stopped = self._loops(search.repeats) | (search.limits <= length).unsqueeze(1)
         scores = scores.masked_fill((stopped | ~alive).unsqueeze(2), -torch.inf)
@@ -305,15 +309,18 @@ class AttentionSearch(TokenSearch):
         if best == -inf:
             return False
         cfg = self.cfg
-        if len(ended) < cfg.nbest:
+        wanted = max(cfg.nbest, min(cfg.hypotheses, cfg.beam))
+        if len(ended) < wanted:
             return True
         if cfg.patience and len(ended) >= cfg.patience * cfg.beam:
             return False
+        if self._hot:  # hot words may follow
+            return True
         length, limit = search.tokens.shape[2] + 1, int(search.limits[at])
         # all scores but the bonus only fall, and a longer text divides a negative score by more
         most = best + max(0.0, cfg.length_bonus) * max(0, limit - length)
         most /= ((limit if most < 0 else length) + 1) ** cfg.length_power
-        return bool(most > sorted(hypothesis.rank for hypothesis in ended)[-cfg.nbest])
+        return bool(most > sorted(hypothesis.rank for hypothesis in ended)[-wanted])
 
     def _extended(
         self, search: _Search, candidates: _Candidates, parents: Tensor, chosen: Tensor, scores: Tensor
@@ -359,6 +366,10 @@ class AttentionSearch(TokenSearch):
         else:
             made = super()._hypothesis(ended, encoded_1TD, ctc_TV)
         return replace(made, language=self._language(best.prompt))
+
+    @override
+    def _written(self, ended: Ended) -> Hypothesis:
+        return replace(super()._written(ended), language=self._language(ended.prompt))
 
     def _language(self, prompt: Sequence[int]) -> str:
         """Code of the language that was chosen for an utterance; empty if there was no choice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -56,7 +56,8 @@ class DecodeConfig(ChoiceWithFiles, ABC):
         Args:
             files: Paths by field, such as `lm` and `words`; fields that name a file keep it.
         """
-        missing = {name: path for name, path in files.items() if name in self.file_fields and not getattr(self, name)}
+        needed = self.file_fields.keys() & type(self).model_fields.keys()  # those of parts are given or not
+        missing = {name: path for name, path in files.items() if name in needed and not getattr(self, name)}
         return self.model_copy(update=missing)
 
     def with_nbest(self, count: int) -> Self:
@@ -73,6 +74,29 @@ class DecodeConfig(ChoiceWithFiles, ABC):
         if count < 1:
             raise DecodeError(f"the number of hypotheses must be 1 or more, not {count}")
         return self.model_copy(update={"nbest": count})
+
+    def with_hot_words(self, file: str, score: float | None = None) -> DecodeConfig:
+        """This configuration with other hot words.
+
+        Args:
+            file: Lists them, see `speech.decoding.hot_words`.
+            score: Added for each of their letters; by default as `HotWordsConfig` says.
+
+        Raises:
+            DecodeError: The decoder takes none, or the file cannot be read.
+        """
+        raise DecodeError(f"decode.kind {self.kind} takes no hot words: use a search, such as beam or words")
+
+    def with_normalized_phrases(self, normalize: Callable[[str], str]) -> Self:
+        """This configuration with hot words, if it has any, in the form of the texts that are searched.
+
+        Args:
+            normalize: Gives a phrase this form.
+
+        Raises:
+            DecodeError: Their file cannot be read.
+        """
+        return self
 
     def prepared(self, folder: Path) -> Self:
         """This configuration with all files that decoding needs; those that must be made are written to a folder."""
@@ -92,7 +116,7 @@ class Decoder(ABC):
         native: Attributes with native objects, None until they are read from files; another process reads them again.
     """
 
-    slow: ClassVar[bool] = False
+    slow: bool = False
     native: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:

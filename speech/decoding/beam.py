@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.hot_words import BiasedConfig, HotWords, hot_tokens
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
 from speech.hypotheses import Hypothesis
@@ -45,7 +47,7 @@ class _Search(Protocol):
     def decode(self, emissions: int, num_frames: int, num_tokens: int, /) -> list[_Result]: ...
 
 
-class BeamConfig(DecodeConfig):
+class BeamConfig(BiasedConfig):
     """Beam search for the most probable token sequence over all its alignments."""
 
     kind: Literal["beam"] = "beam"
@@ -70,8 +72,29 @@ class BeamDecoder(Decoder):
 
     cfg: BeamConfig
 
+    def __init__(self, cfg: DecodeConfig, tokenizer: Tokenizer, states: StateOutputs | None = None) -> None:
+        super().__init__(cfg, tokenizer, states)
+        self.slow = self.slow or bool(self.cfg.hot_words.file or self.cfg.hot_words.phrases)
+
+    @cached_property
+    def _hot(self) -> HotWords | None:
+        return hot_tokens(self.cfg.hot_words, self.tokenizer)
+
+    def prepare(self) -> None:
+        """Read the hot words now, not at the first utterance.
+
+        Raises:
+            DecodeError: They cannot be read.
+        """
+        _ = self._hot
+
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
-        search = self._search()
+        lm, lm_weight = self._model()
+        if self._hot:
+            from speech.decoding.biased_lm import BiasedLm
+
+            lm, lm_weight = BiasedLm(lm, lm_weight, self._hot), 1.0
+        search = self._search(lm, lm_weight)  # which does not keep the model alive
         batch = log_probs.cpu().numpy()
         return [self._one(search, batch[row, :count]) for row, count in enumerate(lengths)]
 
@@ -79,12 +102,11 @@ class BeamDecoder(Decoder):
         """The language model of tokens, and its weight."""
         return zero_lm(), 0.0
 
-    def _search(self) -> _Search:
+    def _search(self, lm: FlashlightLm, lm_weight: float) -> _Search:
         # Created for each batch in microseconds: without native state, the decoder can be sent to another process.
         from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions
 
         size = self.tokenizer.size
-        lm, lm_weight = self._model()
         options = LexiconFreeDecoderOptions(
             beam_size=self.cfg.beam,
             beam_size_token=min(self.cfg.beam_tokens or size, size),

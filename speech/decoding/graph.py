@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.hot_words import HOT_WORDS_FILE, HotWords, HotWordsConfig, hot_vocabulary
 from speech.decoding.nbest import WordPath, alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.hmm.priors import StateOutputs, scaled_likelihoods
@@ -74,6 +75,9 @@ class GraphConfig(RescoredConfig):
     word_score: float = 0.0
     """Added for each word when the best `rescore_nbest` hypotheses are ranked again; less than 0 makes fewer and longer
     words."""
+    hot_words: HotWordsConfig = HotWordsConfig()
+    """Phrases whose score is raised; those of several words when the best `rescore_nbest` hypotheses are ranked
+    again."""
 
     lm_unit: ClassVar[str] = "word"
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"acoustic_scale": (0.05, 0.07, 0.09, 0.12)}
@@ -85,6 +89,7 @@ class GraphConfig(RescoredConfig):
         "words": "graph-words",
         "graph_lm": "graph-lm",
         "rescore_lm": "rescore-lm",
+        **HOT_WORDS_FILE,
     }
 
     @model_validator(mode="after")
@@ -130,7 +135,7 @@ class GraphConfig(RescoredConfig):
     def same_graph(self, other: GraphConfig) -> bool:
         """Whether another configuration reads, or makes, the same graph."""
         made_alike = bool(self.graph) or self.silence_probability == other.silence_probability
-        return self.files() == other.files() and made_alike
+        return self.files() == other.files() and self.hot_words == other.hot_words and made_alike
 
     @override
     def lacking(self) -> str:
@@ -193,6 +198,9 @@ class GraphDecoder(Decoder):
     The score of a hypothesis is the natural logarithm of its graph's probability, plus the scaled log likelihood. With
     one hypothesis asked for, the confidence of all its words is the mean posterior of the path's states; with several,
     and after ranking again, each word's is its posterior over the hypotheses.
+
+    Hot words are cheaper in the graph. What phrases of several words add is more than words can be cheaper that may be
+    said without the others: hypotheses are ranked again by it.
     """
 
     slow = True
@@ -203,6 +211,7 @@ class GraphDecoder(Decoder):
         super().__init__(cfg, tokenizer, states)
         self._search: GraphSearch | None = None
         self._rescorer: Rescorer | None = None
+        self._phrases: HotPhrases | None = None
 
     @property
     def search(self) -> GraphSearch:
@@ -216,6 +225,7 @@ class GraphDecoder(Decoder):
         other = GraphDecoder(cfg, self.tokenizer, self.states)
         if self._search is not None and other.cfg.same_graph(self.cfg):
             other._search, other._rescorer = self._search.with_options(other.cfg.options()), self._rescorer
+            other._phrases = self._phrases
         return other
 
     @override
@@ -225,6 +235,9 @@ class GraphDecoder(Decoder):
             if self.cfg.rescore_lm:
                 first = self.cfg.graph_lm or self.cfg.lm
                 self._rescorer = Rescorer(first, self.cfg.rescore_lm, search.words.words)
+            if hot := hot_vocabulary(self.cfg.hot_words, search.words.words):
+                self._phrases = HotPhrases(hot, search.words.words)
+                search = search.cheaper(self._phrases.worth)
             self._search = search  # last: other threads decode as soon as it is there
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
@@ -239,7 +252,7 @@ class GraphDecoder(Decoder):
             return Hypothesis()
         factor = self.states.frame_factor
         likelihoods = scaled_likelihoods(log_probs, self.states.log_priors, factor)
-        if self.cfg.hypotheses > 1 or self.cfg.ranks_again:
+        if self._asked > 1:
             return self._ranked(likelihoods, factor)
         path = self._search(likelihoods)
         if not len(path.pdfs):
@@ -253,18 +266,28 @@ class GraphDecoder(Decoder):
             word_frames=word_frames(path, factor),
         )
 
+    @property
+    def _ranks_again(self) -> bool:
+        """Whether hypotheses are ranked by anything that the search does not know."""
+        return self.cfg.ranks_again or (self._phrases is not None and self._phrases.several)
+
+    @property
+    def _asked(self) -> int:
+        """Number of hypotheses that the search is asked for."""
+        return max(self.cfg.hypotheses, self.cfg.rescore_nbest if self._ranks_again else 1)
+
     def _ranked(self, likelihoods: NDArray[np.float32], factor: int) -> Hypothesis:
         """The best of several hypotheses."""
         assert self._search is not None
-        count = max(self.cfg.hypotheses, _CONSIDERED)
+        count = max(self._asked, _CONSIDERED)
         paths = [
             WordPath(path.words, tuple(word_frames(path, factor)), path.pdfs, -path.cost)
             for path in self._search.nbest(likelihoods, count, self.cfg.lattice_beam)
         ]
         if not paths:
             return Hypothesis()
-        if self.cfg.ranks_again:
-            paths = self._ranked_again(paths[: self.cfg.hypotheses])
+        if self._ranks_again:
+            paths = self._ranked_again(paths[: self._asked])
         shares = posteriors([path.score for path in paths])
         confidences = word_confidences(paths, shares)
         return Hypothesis(
@@ -277,11 +300,42 @@ class GraphDecoder(Decoder):
         )
 
     def _ranked_again(self, paths: list[WordPath]) -> list[WordPath]:
-        """The hypotheses by the second language model and the score of a word, the best first."""
+        """The hypotheses by the second language model, phrases, and the score of a word, the best first."""
         if self._rescorer is not None:
             paths = self._rescorer(paths, self.cfg.rescore_weight, math.log(10))
         scored = [replace(path, score=path.score + self.cfg.word_score * len(path.words)) for path in paths]
+        if self._phrases is not None:
+            scored = [replace(path, score=path.score + self._phrases.rest(path.words)) for path in scored]
         return sorted(scored, key=lambda path: -path.score)
+
+
+class HotPhrases:
+    """Hot words of a search in a graph, which knows what a word costs, but not what it follows.
+
+    Args:
+        hot: The hot words, by word.
+        words: All words.
+
+    Attributes:
+        worth: What each word is cheaper by [words]: exactly, or, in a phrase of several words, its share.
+        several: Whether there are phrases of several words.
+    """
+
+    def __init__(self, hot: HotWords, words: Sequence[str]) -> None:
+        self._hot, self._numbers = hot, {word: number for number, word in enumerate(words)}
+        self.several = any(" " in phrase.text for phrase in hot.phrases)
+        alone, shares = np.zeros(len(words)), np.zeros(len(words))
+        for phrase in hot.phrases:
+            spoken, worth = phrase.text.split(), alone if " " not in phrase.text else shares
+            for word in spoken:
+                number = self._numbers[word]
+                worth[number] = max(worth[number], phrase.score * len(word))
+        self.worth = alone + shares
+
+    def rest(self, words: Sequence[str]) -> float:
+        """What a word sequence is worth that its words are not."""
+        numbers = [self._numbers[word] for word in words]
+        return self._hot.bonus(numbers) - float(self.worth[numbers].sum())
 
 
 def word_frames(path: GraphPath, factor: int = 1) -> list[tuple[int, int]]:

@@ -25,6 +25,13 @@ class GreedyConfig(DecodeConfig):
     kind: Literal["greedy"] = "greedy"
 
     @override
+    def with_hot_words(self, file: str, score: float | None = None) -> DecodeConfig:
+        from speech.decoding.beam import BeamConfig
+
+        search = BeamConfig().with_hot_words(file, score)  # phrases need a search; without any, nothing changes
+        return search if search.hot_words.read() else self
+
+    @override
     def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
         return GreedyDecoder(self, tokenizer, states)
 

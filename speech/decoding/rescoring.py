@@ -8,15 +8,15 @@ from pathlib import Path
 
 from pydantic import Field
 
-from speech.decoding.base import DecodeConfig
+from speech.decoding.hot_words import BiasedConfig
 from speech.decoding.nbest import WordPath
-from speech.lm.kenlm import FlashlightLm, load_lm
+from speech.lm.kenlm import FlashlightLm, KenlmModel, arpa_words, load_lm
 from speech.lm.network import MODEL, read_network
 
 SentenceScorer = Callable[[Sequence[Sequence[str]]], list[float]]
 
 
-class RescoredConfig(DecodeConfig):
+class RescoredConfig(BiasedConfig):
     """Base class of configurations of decoders whose hypotheses can be ranked again."""
 
     nbest: int = Field(default=1, ge=1)
@@ -74,6 +74,20 @@ class Rescorer:
             for path, (second, first) in zip(paths, pairs, strict=True)
         ]
         return sorted(ranked, key=lambda path: -path.score)
+
+
+def open_vocabulary_scorer(path: str) -> SentenceScorer:
+    """What gives log10 of the probabilities of sentences of any words; unknown ones have that of its `<unk>`.
+
+    Args:
+        path: An ARPA file (also .gz), or a network.
+
+    Raises:
+        LmError: It cannot be read, or is a KenLM binary, whose words cannot be listed.
+    """
+    network = path.endswith(Path(MODEL).suffix)
+    model = read_network(Path(path)) if network else KenlmModel(path, arpa_words(path, "give the ARPA file itself"))
+    return lambda sentences: [float(log_probs.sum()) for log_probs in model.sentences(sentences)]
 
 
 def _scorer(path: str, words: Sequence[str]) -> SentenceScorer:

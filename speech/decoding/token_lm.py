@@ -10,13 +10,14 @@ from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, Decoder
 from speech.decoding.beam import BeamDecoder
+from speech.decoding.hot_words import HOT_WORDS_FILE, BiasedConfig
 from speech.hmm.priors import StateOutputs
 from speech.hypotheses import DecodeError
 from speech.lm.kenlm import FlashlightLm, load_lm
 from speech.tokens import Tokenizer
 
 
-class TokensConfig(DecodeConfig):
+class TokensConfig(BiasedConfig):
     """The best token sequence over all its alignments, with a language model of tokens."""
 
     kind: Literal["tokens"] = "tokens"
@@ -35,7 +36,7 @@ class TokensConfig(DecodeConfig):
     nbest: int = Field(default=1, ge=1)
     """Number of hypotheses that are given of each utterance."""
 
-    file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", **HOT_WORDS_FILE}
     lm_unit: ClassVar[str] = "token"
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"lm_weight": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}
 
@@ -67,12 +68,13 @@ class TokensDecoder(BeamDecoder):
         return made
 
     def prepare(self) -> None:
-        """Read the language model now, not at the first utterance.
+        """Read the language model and the hot words now, not at the first utterance.
 
         Raises:
-            LmError: It cannot be read.
-            DecodeError: The configuration names none.
+            LmError: The language model cannot be read.
+            DecodeError: The configuration names none, or the hot words cannot be read.
         """
+        super().prepare()
         if self._lm is None:
             if lacking := self.cfg.lacking():
                 raise DecodeError(lacking)

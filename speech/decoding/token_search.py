@@ -6,9 +6,11 @@ Hypotheses of all utterances of a batch are searched together. `TokenLm` adds a 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,8 +19,10 @@ from pydantic import Field
 from typing_extensions import override
 
 from configurable.lazy import torch
-from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.base import Decoder
+from speech.decoding.hot_words import HOT_WORDS_FILE, HotWords, hot_tokens
 from speech.decoding.nbest import merged_texts
+from speech.decoding.rescoring import RescoredConfig, SentenceScorer, open_vocabulary_scorer
 from speech.hypotheses import DecodeError, Hypothesis
 from speech.lm.base import LanguageModel
 from speech.lm.kenlm import KenlmModel
@@ -37,7 +41,7 @@ States = list[list[Any]]
 """A language model's state of each hypothesis of each utterance."""
 
 
-class TokenSearchConfig(DecodeConfig):
+class TokenSearchConfig(RescoredConfig):
     """What searches have in common that ask a network for one token after another."""
 
     lm: str = ""
@@ -47,15 +51,26 @@ class TokenSearchConfig(DecodeConfig):
     """Factor of the language model's log10 probabilities; 2.3 makes them natural logarithms."""
     length_bonus: float = 0.0
     """Added for each token; more than 0 makes longer texts."""
-    nbest: int = Field(default=1, ge=1)
-    """Number of hypotheses that are given of each utterance."""
+    rescore_lm: str = ""
+    """Language model of words, with which the best hypotheses are ranked again in the form of the transcripts: an ARPA
+    file (also .gz) or a network (`lm.safetensors`). Empty: none."""
+    rescore_weight: float = Field(default=0.3, ge=0)
+    """Factor of its natural log probabilities, which are added to the hypotheses' scores."""
+    word_score: float = 0.0
+    """Added for each word when hypotheses are ranked again; more than 0 makes up for what each word costs in
+    `rescore_lm`."""
     times: str
     """Where words' times come from."""
 
     packages: ClassVar[tuple[str, ...]] = ("flashlight-text",)
-    file_fields: ClassVar[dict[str, str]] = {"lm": "lm"}
+    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", "rescore_lm": "rescore-lm", **HOT_WORDS_FILE}
     lm_unit: ClassVar[str] = "token"
     reads_networks: ClassVar[bool] = True
+
+    @property
+    @override
+    def ranks_again(self) -> bool:
+        return super().ranks_again or self.word_score != 0
 
     @override
     def build(self, tokenizer: Tokenizer, states: StateOutputs | None = None) -> Decoder:
@@ -97,6 +112,44 @@ class TokenLm:
         return list(self._model.score_batch(list(states), self._numbers[np.asarray(tokens, dtype=np.int64)])[0])
 
 
+class BiasedTokenLm:
+    """A language model of tokens with hot words, to be used with weight 1.
+
+    Args:
+        lm: The language model; None for hot words alone.
+        weight: Factor of its log10 probabilities.
+        hot: The hot words.
+    """
+
+    def __init__(self, lm: TokenLm | None, weight: float, hot: HotWords) -> None:
+        self._lm, self._weight, self._hot = lm, weight, hot
+
+    def starts(self, batch: int) -> States:
+        """The state of an empty hypothesis for each utterance."""
+        before = self._lm.starts(batch) if self._lm else [[None]] * batch
+        return [[(state, self._hot.start) for state in states] for states in before]
+
+    def scores(self, states: Iterable[Any], tokens: Tensor) -> Tensor:
+        """What tokens add after some hypotheses [hypotheses, tokens], float64; arguments as of `TokenLm.scores`."""
+        states = list(states)
+        numbers = tokens.cpu().numpy()  # END is the last of the gains
+        gains = [self._hot.gains(hot)[row] for (_, hot), row in zip(states, numbers, strict=True)]
+        added = torch.from_numpy(np.stack(gains)).to(tokens.device)
+        return added + self._weight * self._lm.scores([lm for lm, _ in states], tokens) if self._lm else added
+
+    def after(self, states: Iterable[Any], tokens: Sequence[int]) -> list[Any]:
+        """States after one more token of each of some hypotheses."""
+        states = list(states)
+        after = self._lm.after([lm for lm, _ in states], tokens) if self._lm else [None] * len(states)
+        hot = [self._hot.step(hot, token)[0] for (_, hot), token in zip(states, tokens, strict=True)]
+        return list(zip(after, hot, strict=True))
+
+    def wishes(self, states: States, device: torch.device) -> Tensor:
+        """What hot words add for every token [batch, W, vocab], so that their tokens are among those that are tried."""
+        gains = [[self._hot.gains(hot)[:-1] for _, hot in some] for some in states]
+        return torch.from_numpy(np.array(gains)).to(device)
+
+
 @dataclass
 class Ended:
     """A hypothesis that has ended."""
@@ -124,10 +177,20 @@ class TokenSearch(ABC):
         cfg: Its parameters.
         width: Width of the encoder's frames.
         tokenizer: The model's tokens.
+
+    Attributes:
+        comparable: Gives hypotheses the form of the transcripts, in which they are ranked again; by default they have
+            it.
     """
 
     cfg: TokenSearchConfig
-    _lm: TokenLm | None = None
+    comparable: Callable[[Hypothesis], str] = attrgetter("text")
+    _lm: TokenLm | BiasedTokenLm | None = None
+    """What scores tokens beside the network, once it is prepared."""
+    _own_lm: TokenLm | None = None
+    _hot: HotWords | None = None
+    _prepared = False
+    _rescorer: SentenceScorer | None = None
 
     def __init__(self, cfg: TokenSearchConfig, width: int, tokenizer: Tokenizer) -> None:
         self.cfg, self._width, self._tokenizer = cfg, width, tokenizer
@@ -139,18 +202,44 @@ class TokenSearch(ABC):
     def with_config(self, cfg: Any) -> Self:
         """This search with other parameters; it shares the language model if that is the same."""
         made = self._again(cfg)
-        if made.cfg.files() == self.cfg.files():
-            made._lm = self._lm
+        made.comparable = self.comparable
+        if made.cfg.rescore_lm == self.cfg.rescore_lm:
+            made._rescorer = self._rescorer
+        if made.cfg.lm == self.cfg.lm:
+            made._own_lm = self._own_lm
+            if self._prepared and made.cfg.hot_words == self.cfg.hot_words:
+                made._join(self._hot)
         return made
 
     def prepare(self) -> None:
-        """Read the language model now, not at the first utterance.
+        """Read the language models and the hot words now, not at the first utterance.
 
         Raises:
-            LmError: It cannot be read.
+            LmError: A language model cannot be read.
+            DecodeError: The hot words cannot be read.
         """
-        if self.cfg.lm and self._lm is None:
-            self._lm = TokenLm(self.cfg.lm, self._tokenizer)
+        if self._prepared:
+            return
+        if self.cfg.lm and self._own_lm is None:
+            self._own_lm = TokenLm(self.cfg.lm, self._tokenizer)
+        if self.cfg.rescore_lm and self._rescorer is None:
+            self._rescorer = open_vocabulary_scorer(self.cfg.rescore_lm)
+        self._join(hot_tokens(self.cfg.hot_words, self._tokenizer))
+
+    def _join(self, hot: HotWords | None) -> None:
+        """Put the language model and hot words together."""
+        self._hot = hot
+        self._lm = BiasedTokenLm(self._own_lm, self.cfg.lm_weight, hot) if hot else self._own_lm
+        self._prepared = True  # last: other threads search as soon as it is
+
+    @property
+    def _lm_weight(self) -> float:
+        """Factor of what `_lm` gives."""
+        return 1.0 if self._hot else self.cfg.lm_weight
+
+    def _wishes(self, states: States, device: torch.device) -> Tensor | None:
+        """What hot words add for every token after each hypothesis [batch, W, vocab]; None without hot words."""
+        return self._lm.wishes(states, device) if isinstance(self._lm, BiasedTokenLm) else None
 
     def __call__(self, encoded_BTD: Tensor, frames: Tensor, ctc_BTV: Tensor | None = None) -> list[Hypothesis]:
         """The best hypothesis of each utterance.
@@ -173,8 +262,8 @@ class TokenSearch(ABC):
         encoded, own = encoded_BTD[at], frames.to(encoded_BTD.device)[at]
         ctc = None if ctc_BTV is None else ctc_BTV.to(encoded.device)[at].float()
         with torch.inference_mode():
-            for place, ended in enumerate(self._searched(encoded, own, ctc)):
-                if ended:
+            for place, found in enumerate(self._searched(encoded, own, ctc)):
+                if ended := self._ranked_again(found):
                     row, count = heard[place], counts[heard[place]]
                     posteriors = None if ctc is None else ctc[place, :count]
                     hypotheses[row] = self._hypothesis(ended, encoded[place : place + 1, :count], posteriors)
@@ -220,6 +309,26 @@ class TokenSearch(ABC):
             ended: The hypothesis.
             encoded_1TD: The encoder's frames.
         """
+
+    def _ranked_again(self, ended: list[Ended]) -> list[Ended]:
+        """Hypotheses by the language model of words and the score of a word, too, the best first."""
+        cfg = self.cfg
+        if not cfg.ranks_again or not ended:
+            return ended
+        some = ended[: cfg.hypotheses]
+        sentences = [self.comparable(self._written(hypothesis)).split() for hypothesis in some]
+        log10 = self._rescorer(sentences) if self._rescorer and cfg.rescore_weight else [0.0] * len(some)
+        ranked = []
+        for hypothesis, words, by_words in zip(some, sentences, log10, strict=True):
+            added = cfg.rescore_weight * math.log(10) * by_words + cfg.word_score * len(words)
+            share = hypothesis.rank / hypothesis.score if hypothesis.score else 1.0  # of longer texts, perhaps less
+            score = hypothesis.score + added
+            ranked.append(replace(hypothesis, score=score, rank=share * score))
+        return sorted(ranked, key=lambda hypothesis: -hypothesis.rank)
+
+    def _written(self, ended: Ended) -> Hypothesis:
+        """What `comparable` needs of a hypothesis: its text, and its language if the search finds that."""
+        return Hypothesis(text=self._tokenizer.decode(ended.tokens))
 
     def _hypothesis(self, ended: Sequence[Ended], encoded_1TD: Tensor, ctc_TV: Tensor | None) -> Hypothesis:
         """The best of an utterance's hypotheses, with the frames of its words, and the others if they are asked for."""

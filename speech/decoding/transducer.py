@@ -187,12 +187,14 @@ class TransducerSearch(TokenSearch):
         """Hypotheses that say a token: scores, the hypotheses that they go on from, and tokens, all [batch, M]."""
         cfg, others = self.cfg, log_probs.shape[2] - 1
         moves = (search.scores.unsqueeze(2) + log_probs[:, :, 1:] + cfg.length_bonus).flatten(1)
-        scores, order = moves.topk(min(cfg.beam_tokens or moves.shape[1], moves.shape[1]), dim=1)
-        return scores, order // others, order % others + 1
+        wishes = self._wishes(search.lm_states, moves.device)
+        wanted = moves if wishes is None else moves + wishes[:, :, 1:].flatten(1)
+        order = wanted.topk(min(cfg.beam_tokens or moves.shape[1], moves.shape[1]), dim=1).indices
+        return moves.gather(1, order), order // others, order % others + 1
 
     def _may_count(self, moves: Tensor, stay: Tensor, same: Tensor) -> Tensor:
-        """Which moves can still become one of the best: a language model only lowers scores."""
-        if stay.shape[1] < self.cfg.beam:
+        """Which moves can still become one of the best: a language model without hot words only lowers scores."""
+        if stay.shape[1] < self.cfg.beam or self._hot:
             return moves.isfinite()
         return moves.isfinite() & (same | (moves > stay.min(dim=1, keepdim=True).values))
 
@@ -206,7 +208,7 @@ class TransducerSearch(TokenSearch):
             return moves
         earlier = zip(rows.tolist(), parents[rows, places].tolist(), strict=True)
         by_lm = self._lm.scores((search.lm_states[row][at] for row, at in earlier), tokens[rows, places].unsqueeze(1))
-        return moves.index_put((rows, places), self.cfg.lm_weight * by_lm.squeeze(1), accumulate=True)
+        return moves.index_put((rows, places), self._lm_weight * by_lm.squeeze(1), accumulate=True)
 
     def _extended(self, search: _Hypotheses, choice: _Choice, texts: dict[tuple[int, int, int], int]) -> _Hypotheses:
         """The chosen hypotheses."""
@@ -259,7 +261,7 @@ class TransducerSearch(TokenSearch):
         scores = search.scores[row]
         if self._lm is not None:
             ends = torch.full((len(scores), 1), END, device=scores.device)
-            scores = scores + self.cfg.lm_weight * self._lm.scores(search.lm_states[row], ends).squeeze(1)
+            scores = scores + self._lm_weight * self._lm.scores(search.lm_states[row], ends).squeeze(1)
         ranked, order = scores.sort(descending=True, stable=True)
         some = [pair for pair in zip(ranked.tolist(), order.tolist(), strict=True) if pair[0] > -torch.inf]
         return [self._traced(history, row, place, score) for score, place in some]

@@ -21,13 +21,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from speech.decoding.hot_words import HotWords
 from speech.decoding.nbest import WordPath
 from speech.decoding.paths import NEVER, emissions_for
 from speech.lm.kenlm import FlashlightLm
@@ -56,6 +57,7 @@ class WordSearch(ABC):
         words: What can be recognized, by label.
         spellings: The tokens of each.
         lm: Language model with the same labels.
+        hot: Hot words with the same labels, if there are any.
     """
 
     def __init__(
@@ -65,16 +67,34 @@ class WordSearch(ABC):
         words: Sequence[str],
         spellings: Sequence[Sequence[int]],
         lm: FlashlightLm,
+        hot: HotWords | None = None,
     ) -> None:
-        self.words, self.tokenizer, self.lm = words, tokenizer, lm
+        self.words, self.tokenizer, self._spellings = words, tokenizer, spellings
+        self.lm, self._lm_alone, self._hot = lm, lm, hot
+        options = self._with_hot_words(options)
         self._index(spellings)
         self._native = self._build(options)
 
     def with_options(self, options: SearchOptions) -> Self:
         """The same search with other weights or another width; the index of words is shared."""
         other = copy(self)
+        if self._hot:  # the index has what they add, and the language model's by weight
+            options = other._with_hot_words(options)
+            other._index(self._spellings)
         other._native = other._build(options)
         return other
+
+    def _with_hot_words(self, options: SearchOptions) -> SearchOptions:
+        """Put the hot words into the language model, if there are any; the options of a search with it."""
+        # The search and a language model in Python hold one utterance at a time. The GIL changes hands inside such a
+        # search, and a server recognizes in several threads.
+        self._one_at_a_time = threading.Lock()
+        if self._hot is None:
+            return options
+        from speech.decoding.biased_lm import BiasedLm
+
+        self.lm = BiasedLm(self._lm_alone, options.lm_weight, self._hot)
+        return replace(options, lm_weight=1.0)
 
     @abstractmethod
     def _index(self, spellings: Sequence[Sequence[int]]) -> None:
@@ -128,7 +148,8 @@ class LetterSearch(WordSearch):
         num_frames = len(log_probs)
         emissions = emissions_for(log_probs, self._width, num_frames + 1)
         emissions[num_frames, self._space] = 0.0
-        results = self._native.decode(emissions.ctypes.data, num_frames + 1, self._width)
+        with self._one_at_a_time:
+            results = self._native.decode(emissions.ctypes.data, num_frames + 1, self._width)
         return [self._path(result, num_frames) for result in results]
 
     def _path(self, result: Any, num_frames: int) -> WordPath:
@@ -168,8 +189,6 @@ class PieceSearch(WordSearch):
         from speech.decoding.trie_lm import TrieLm
 
         size = self.tokenizer.size
-        # The search and the language model hold one utterance at a time. The language model is in Python, so the GIL
-        # changes hands inside the search, and a server recognizes in several threads.
         self._one_at_a_time = threading.Lock()
         # kept here, since the decoder does not keep it
         self._trie_lm = TrieLm(self.lm, self._trie, options.lm_weight, options.word_score)

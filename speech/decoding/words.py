@@ -12,6 +12,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.hot_words import HOT_WORDS_FILE, hot_vocabulary
 from speech.decoding.nbest import alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.paths import collapse
 from speech.decoding.rescoring import RescoredConfig, Rescorer
@@ -50,7 +51,12 @@ class WordsConfig(RescoredConfig):
     beam_threshold: float = Field(default=20.0, gt=0, le=1e6)
     """A partial hypothesis is dropped when its score is this much below the best one's."""
 
-    file_fields: ClassVar[dict[str, str]] = {"lm": "lm", "words": "words", "rescore_lm": "rescore-lm"}
+    file_fields: ClassVar[dict[str, str]] = {
+        "lm": "lm",
+        "words": "words",
+        "rescore_lm": "rescore-lm",
+        **HOT_WORDS_FILE,
+    }
     lm_unit: ClassVar[str] = "word"
     grid: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "lm_weight": (0.5, 1.0, 1.5, 2.0, 3.0, 4.0),
@@ -72,8 +78,9 @@ class WordsDecoder(Decoder):
     """Prefix beam search over words and all their alignments.
 
     The score of a word sequence is the natural logarithm of its probability over all its alignments, plus `lm_weight`
-    times the language model's log10 probability of the sentence, plus `word_score` for each word. With a second
-    language model, the best sequences are ranked again: it takes the share `rescore_weight` of the first one's place.
+    times the language model's log10 probability of the sentence, plus `word_score` for each word, plus what hot words
+    add. With a second language model, the best sequences are ranked again: it takes the share `rescore_weight` of the
+    first one's place.
     """
 
     slow = True
@@ -88,7 +95,8 @@ class WordsDecoder(Decoder):
     @override
     def with_config(self, cfg: DecodeConfig) -> WordsDecoder:
         made = WordsDecoder(cfg, self.tokenizer)
-        if self._search is not None and made.cfg.files() == self.cfg.files():
+        same = made.cfg.files() == self.cfg.files() and made.cfg.hot_words == self.cfg.hot_words
+        if self._search is not None and same:
             made._search = self._search.with_options(made._options())
             made._rescorer = self._rescorer
         return made
@@ -98,7 +106,7 @@ class WordsDecoder(Decoder):
 
         Raises:
             LmError: One cannot be read.
-            DecodeError: No word can be spelled in the model's tokens.
+            DecodeError: No word can be spelled in the model's tokens, or the hot words cannot be read.
         """
         if self._search is None:
             search = self._build()
@@ -112,7 +120,8 @@ class WordsDecoder(Decoder):
             raise DecodeError(lacking)
         words, spellings = self._spelled(read_words(cfg.words) if cfg.words else arpa_words(cfg.lm))
         lm = load_lm(cfg.lm, words)
-        return _SEARCHES[self.tokenizer.kind](self._options(), self.tokenizer, words, spellings, lm)
+        hot = hot_vocabulary(cfg.hot_words, words)
+        return _SEARCHES[self.tokenizer.kind](self._options(), self.tokenizer, words, spellings, lm, hot)
 
     def _options(self) -> SearchOptions:
         cfg = self.cfg

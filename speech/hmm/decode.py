@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -116,6 +116,15 @@ class GraphSearch:
         """A search of the same graph with another beam and scale."""
         other = copy(self)
         other.options = options
+        return other
+
+    def cheaper(self, worth: NDArray[np.float64]) -> GraphSearch:
+        """A search of a graph in which each word costs less by what it is worth, by its number [words]."""
+        graph = FstArrays.of(self._graph.constant)
+        arcs = graph.arcs.copy()
+        arcs["weight"] -= np.concatenate([[0.0], worth])[arcs["olabel"]].astype(np.float32)
+        other = copy(self)
+        other._graph = _Graph(replace(graph, arcs=arcs).constant())
         return other
 
     def __call__(self, log_likelihoods: NDArray[np.float32]) -> GraphPath:

@@ -269,8 +269,12 @@ def _as_bigrams(lines: Iterable[str]) -> Iterator[str]:
             yield "ngram 2=1\n"
 
 
-def arpa_words(path: str) -> list[str]:
+def arpa_words(path: str, remedy: str = "name a list of words beside it (decode.words)") -> list[str]:
     """The words of an ARPA file, in its order, without those that are never recognized.
+
+    Args:
+        path: The file.
+        remedy: What to do about a file that does not list its words.
 
     Raises:
         LmError: It is no ARPA file.
@@ -278,8 +282,7 @@ def arpa_words(path: str) -> list[str]:
     listed = [word for word in _unigrams(Path(path)) if word not in NOT_WORDS]
     if not listed:
         raise LmError(
-            f"{path} lists no words: it is no ARPA file. Name a list of words beside it (decode.words); a KenLM binary "
-            "cannot be listed"
+            f"{path} lists no words, so it is no ARPA file (words of a KenLM binary cannot be listed): {remedy}"
         )
     return listed
 

@@ -96,8 +96,8 @@ def check_rescoring(decode: DecodeConfig, lm: LmConfig) -> None:
     """
     if not isinstance(decode, RescoredConfig):
         raise ValueError(
-            f"rescoring ranks several hypotheses again, and decode.kind {decode.kind} finds one: use decode.kind words "
-            "or graph, or remove the section rescoring"
+            f"rescoring ranks several hypotheses again, and decode.kind {decode.kind} cannot: use decode.kind words, "
+            "graph, attention or transducer, or remove the section rescoring"
         )
     if decode.rescore_lm:
         raise ValueError("decode.rescore_lm and the section rescoring each give a second language model: remove one")

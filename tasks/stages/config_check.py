@@ -10,7 +10,7 @@ from tasks.config.home import objects_url
 from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sets import check_strata
 from tasks.stages.base import Run
-from tasks.stages.decoder_files import check_files
+from tasks.stages.decoder_files import check_decoder_files, check_files
 from tasks.stages.preflight import check_devices, check_launch, check_layers, check_model
 from tasks.stages.prepare import CHECKED_SCHEMA
 from tasks.stages.run_sets import check_scored_sets
@@ -31,7 +31,7 @@ def _checks(config: PipelineConfig) -> Iterator[Callable[[], object]]:
     yield lambda: check_strata(config.data, CHECKED_SCHEMA.names)
     yield lambda: _check_scored_sets(config)
     yield lambda: _check_store(config.storage.url)
-    yield lambda: check_files(config.decode)
+    yield lambda: check_decoder_files(config.decode)
     yield lambda: check_files(config.lexicon, "lexicon")
     if lm is not None:
         yield lambda: check_sources(lm)

@@ -173,6 +173,17 @@ def check_files(cfg: ChoiceWithFiles, section: str = "decode") -> None:
         file_digest(path, f"{section}.{field}")
 
 
+def check_decoder_files(cfg: DecodeConfig) -> None:
+    """See that the files that decoding names are there, and that hot words can be read.
+
+    Raises:
+        StageError: A file is not there; the message names the field.
+        DecodeError: Hot words cannot be read.
+    """
+    check_files(cfg)
+    cfg.with_normalized_phrases(str)
+
+
 def file_digest(path: str, field: str) -> str:
     """SHA-256 of a file that a field names.
 

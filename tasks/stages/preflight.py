@@ -17,7 +17,7 @@ from tasks.dataset.manifest import iter_manifest, scratch_folder
 from tasks.dataset.sets import is_trained
 from tasks.orchestration.nodes_api import check_pool
 from tasks.stages.base import Run, StageError, stages_of
-from tasks.stages.decoder_files import check_files
+from tasks.stages.decoder_files import check_decoder_files, check_files
 from tasks.stages.folds import is_tested
 from tasks.stages.prepare import PREPARE
 from tasks.stages.run_sets import check_scored_sets, set_url
@@ -40,7 +40,7 @@ def run_preflight(run: Run) -> None:
     """
     cfg = run.config.train
     # before training, so that what is missing is reported before hours of work, not after
-    check_files(run.config.decode)
+    check_decoder_files(run.config.decode)
     for lm in filter(None, (run.config.lm, run.config.rescoring)):
         check_sources(lm)
         if isinstance(lm, NetworkConfig):

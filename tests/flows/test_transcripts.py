@@ -165,6 +165,44 @@ def cues(words):
     return [cue.splitlines()[2] for cue in srt("a", Transcript("", 1.0, 1.0, words=words)).split("\n\n")[:-1]]
 
 
+class Unsure(said.LoudestBand):
+    """Hears every word in its first frame, and half as probably bravo."""
+
+    def forward(self, feats, lengths):
+        log_probs, lengths = super().forward(feats, lengths)
+        best = log_probs.argmax(dim=2)
+        begins = (best > 0) & (best != best.roll(1, dims=1))
+        shares = torch.nn.functional.one_hot(torch.where(begins, best, 0), 7) + 1e-5
+        shares[:, :, 1 + said.WORDS.index("bravo")] += 0.5 * begins
+        return (shares / shares.sum(-1, keepdim=True)).log(), lengths
+
+
+def test_hot_words_are_preferred_to_what_was_heard_a_little_better(folder, tmp_path, monkeypatch, caplog):
+    original = Transcriber.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.recognizer.model = Unsure()
+
+    monkeypatch.setattr(Transcriber, "__init__", init)
+    soundfile.write(tmp_path / "a.wav", speak("delta alpha echo"), RATE)
+    hot, empty = tmp_path / "hot.txt", tmp_path / "empty.txt"
+    hot.write_text("Bravo\nZulu\n")
+    empty.write_text("")
+    for words, text in (
+        ([], "delta alpha echo"),
+        (["--hot-words", empty], "delta alpha echo"),
+        (["--hot-words", hot, "--hot-score", "0.05"], "delta alpha echo"),
+        (["--hot-words", hot], "bravo bravo bravo"),
+    ):
+        assert transcribe(tmp_path / "a.wav", *words, model=folder).stdout.strip() == text
+    assert "1 of 2 hot words are left out, since they cannot be spelled in the model's tokens: 'zulu'" in caplog.text
+    refused = transcribe(tmp_path / "a.wav", "--hot-words", tmp_path / "none.txt", model=folder, code=1)
+    assert "none.txt cannot be read" in refused.stderr
+    refused = transcribe(tmp_path / "a.wav", "--hot-score", "1", model=folder, code=1)
+    assert "--hot-score is that of the phrases in --hot-words" in refused.stderr
+
+
 def test_subtitles_change_at_pauses():
     transcript = Transcript("", 1.0, 1.0, words=WORDS)
     assert srt("a", transcript) == (

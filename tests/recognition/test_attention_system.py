@@ -6,7 +6,7 @@ import torch
 from pydantic import ValidationError
 from support import load_beside
 
-from recognition.bundle import BundleError, load_spec
+from recognition.bundle import BundleError, BundleSpec, load_spec
 from recognition.decoder_tuning import DecoderTrials
 from recognition.inference import decode_set, drawn_rows, encode_set, open_set
 from recognition.initial_weights import check_source, open_source, transfer_weights
@@ -22,6 +22,19 @@ from tasks.simulated_speech import Speech
 tones = load_beside(__file__, "../training/tones.py")
 RATE, WORDS = tones.RATE, tones.WORDS
 SYSTEM = AttentionSystem(decoder_network=TransformerDecoderConfig(dim=32, layers=1, heads=2, dropout=0.0))
+
+
+UNIGRAMS = """\\data\\
+ngram 1=4
+
+\\1-grams:
+-2\t<unk>
+-99\t<s>
+-1\t</s>
+-0.5\tyes
+
+\\end\\
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +64,20 @@ def test_trained_model_recognizes_the_set_with_ctc(trained, corpus, tmp_path):
     entries = decoded(trained, corpus, tmp_path, ctc_weight=0.8)
     assert sum(entry.ref != entry.hyp for entry in entries) <= 2
     assert all(0 < entry.confidence <= 1 for entry in entries)
+
+
+def test_hypotheses_are_ranked_again_as_they_are_scored(trained, monkeypatch, tmp_path):
+    (tmp_path / "lm.arpa").write_text(UNIGRAMS)
+    monkeypatch.setattr(BundleSpec, "comparable", lambda spec, hypothesis: "yes " * len(hypothesis.text.split()))
+    recognizer = Recognizer.load(trained.bundle, AttentionDecodeConfig(rescore_lm=str(tmp_path / "lm.arpa"), nbest=4))
+    wave = torch.from_numpy(tones.speak(["ba", "gu"], np.random.default_rng(5)))
+    encoded = recognizer.encode(wave[None], torch.tensor([len(wave)]))
+    (plain,) = recognizer.with_decoder(AttentionDecodeConfig(nbest=4)).search(encoded)
+    (again,) = recognizer.search(encoded)
+    before = {option.text: option.score for option in plain.nbest}
+    for option in again.nbest:
+        log10 = -0.5 * len(option.text.split()) - 1
+        assert option.score == pytest.approx(before[option.text] + 0.3 * np.log(10) * log10, abs=1e-4)
 
 
 def test_hypotheses_do_not_depend_on_batching(trained, corpus, tmp_path):

@@ -2,12 +2,14 @@
 
 import json
 import pickle
+import re
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from speech.decoding.attention import AttentionDecodeConfig, AttentionSearch
+from speech.decoding.hot_words import HotWordsConfig
 from speech.models import WhisperDecoderConfig
 from speech.models.networks.whisper_decoder import (
     load_whisper_decoder,
@@ -122,6 +124,29 @@ def test_greedy_search_gives_the_tokens_of_the_librarys_generate(tmp_path, suppr
         assert hypothesis.tokens[: len(spoken)] == spoken
         assert len(hypothesis.tokens) - len(spoken) in (0, 1)  # one place more is allowed, as the last one is not read
     assert any(hypothesis.tokens for hypothesis in hypotheses)
+
+
+def test_pieces_are_the_bytes_of_texts(tmp_path):
+    end = write_folder(tmp_path)
+    tokenizer = read_whisper_tokenizer(tmp_path)
+    pieces = tokenizer.pieces()
+    assert pieces[end:] == [b""] * (tokenizer.size - end)
+    for text in ("hello", "Élan’s 24 hellos, 北京!"):
+        assert b"".join(pieces[token] for token in tokenizer.encode(text)).decode() == f" {text}"
+
+
+def test_hot_words_are_found_in_written_texts(tmp_path):
+    write_folder(tmp_path)
+    tokenizer, network = read_whisper_tokenizer(tmp_path), load_whisper_decoder(tmp_path)
+    encoded = 3 * torch.randn(2, 20, 16, generator=torch.Generator().manual_seed(2))
+    found = []
+    for phrases in ((), ("Hello, O’Hel!",)):
+        hot = HotWordsConfig(phrases=phrases, score=30.0)
+        cfg = AttentionDecodeConfig(beam=4, times="none", hot_words=hot)
+        hypotheses = AttentionSearch(cfg, network, tokenizer)(encoded, torch.full((2,), 20))
+        found.append([" ".join(re.findall("[a-z']+", hypothesis.text.lower())) for hypothesis in hypotheses])
+    assert all("hello o'hel" not in text for text in found[0])
+    assert all("hello o'hel" in text for text in found[1])
 
 
 def test_folder_of_half_precision_is_read_without_the_library(tmp_path):

@@ -11,6 +11,7 @@ from recognition.recognizer import Recognizer
 from recognition.systems.attention import AttentionRecognizer
 from speech.decoding import AttentionDecodeConfig
 from tasks import STAGES
+from tasks.config.decoding import grid_of
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.tables import read_table
 from tasks.stages.base import Run, get_stage
@@ -34,6 +35,14 @@ def test_objective_alone_chooses_the_system():
     made = config(recognizer="network")
     assert made.system.kind == "attention"
     assert made.system.decoder_network.kind == "transformer"
+
+
+def test_words_rank_hypotheses_again_without_a_language_model_in_the_search():
+    tune = {"grid": {"rescore_weight": [0, 0.2], "word_score": [0, 1]}}
+    made = config(rescoring={"order": 3}, tune=tune)
+    assert grid_of(made.decode, made.tune) == {"rescore_weight": [0, 0.2, 0.3], "word_score": [0, 1]}
+    with pytest.raises(ConfigError, match="rescoring.kind ngram with unit token is none"):
+        config(rescoring={"unit": "token"})
 
 
 @pytest.mark.parametrize(

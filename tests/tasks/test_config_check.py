@@ -5,8 +5,11 @@ import re
 import pytest
 from support import small_corpus, tiny_document, write_table
 
+from speech.decoding import BeamConfig
+from speech.decoding.hot_words import HotWordsConfig
 from tasks.config.pipeline import parse_config
 from tasks.stages.config_check import find_problems
+from tasks.stages.decoder_files import with_digests
 
 
 def found_problems(*sources, **fields):
@@ -38,6 +41,26 @@ def test_every_problem_is_named(tmp_path):
     parts += ("no.", "lexicon.path", "no-noise", "HOST:PORT")
     assert [part in text for text, part in zip(problems, parts, strict=True)] == [True] * 8
     assert [text.split(":")[0] for text in problems[:3]] == ["data.sources.0", "data.sources.1", "data.sources.2"]
+
+
+def test_hot_words_that_cannot_be_read_are_named_before_a_run(tmp_path):
+    hot = tmp_path / "hot.txt"
+    assert found_problems(decode={"kind": "beam", "hot_words": {"file": str(hot)}}) == [
+        f"decode.hot_words.file names {hot}, which is not there: correct the path, or make the file"
+    ]
+    hot.write_text("Anna\tmuch\n")
+    (problem,) = found_problems(decode={"kind": "beam", "hot_words": {"file": str(hot)}})
+    assert "hot.txt, line 1: 'much' is not the score of a hot word" in problem
+    hot.write_text("Anna\t2\n")
+    assert found_problems(decode={"kind": "beam", "hot_words": {"file": str(hot)}}) == []
+
+
+def test_content_of_hot_words_counts_and_not_where_they_are(tmp_path):
+    made = []
+    for name, text in (("a.txt", "Anna"), ("b.txt", "Anna"), ("c.txt", "Kitty")):
+        (tmp_path / name).write_text(text)
+        made.append(with_digests(BeamConfig(hot_words=HotWordsConfig(file=str(tmp_path / name)))))
+    assert made[0] == made[1] != made[2]
 
 
 def test_empty_source_is_reported_with_its_first_problem(tmp_path):

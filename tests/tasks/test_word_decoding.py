@@ -110,7 +110,7 @@ def test_stage_rescoring_trains_a_network_that_ranks_hypotheses(continued, monke
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"decode": {"kind": "greedy"}}, "decode.kind greedy finds one: use decode.kind words or graph"),
+        ({"decode": {"kind": "greedy"}}, "decode.kind greedy cannot: use decode.kind words, graph, attention"),
         ({"decode": WORDS | {"rescore_lm": "x.arpa"}}, "each give a second language model: remove one"),
         ({"rescoring": {"unit": "character"}}, "and rescoring.kind ngram with unit character is none"),
         ({"rescoring": {"kind": "class"}}, "rescoring.kind class with unit word is none: use rescoring.kind ngram"),

@@ -9,7 +9,8 @@ from support import write_arpa
 
 from recognition.bundle import BundleError, BundleSpec, add_decoder, check_files, load_spec, own_decoder, save_bundle
 from recognition.recognizer import Recognizer
-from speech.decoding import GreedyConfig, WordsConfig
+from speech.decoding import BeamConfig, GreedyConfig, WordsConfig
+from speech.decoding.hot_words import HotWordsConfig
 from speech.features import LogMelConfig
 from speech.models import ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
@@ -51,6 +52,20 @@ def test_bundle_works_without_the_original_files(bundle, cfg, tmp_path):
     waves = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0)) / 10
     hypotheses = recognizer.search(recognizer.encode(waves, torch.tensor([4000, 3000])))
     assert {word for hypothesis in hypotheses for word in hypothesis.text.split()} <= {"one", "two"}
+
+
+def test_bundle_has_the_hot_words_and_reads_them_in_the_form_of_its_transcripts(bundle, tmp_path):
+    file = tmp_path / "names.txt"
+    file.write_text("Three  TWO!\t2\nOne\nzwölf\n")
+    add_decoder(bundle, BeamConfig(hot_words=HotWordsConfig(file=str(file), phrases=("2",))))
+    assert sorted(check_files(bundle)) == ["hot-words.txt", "model.safetensors"]
+    file.unlink()
+    recognizer = Recognizer.load(bundle)
+    assert recognizer.cfg.hot_words.read() == [("two", 0.5), ("three two", 2.0), ("one", 0.5), ("zwolf", 0.5)]
+    assert [phrase.text for phrase in recognizer.decoder._hot.phrases] == ["two", "three two", "one"]
+    (bundle / "hot-words.txt").write_text("four\n")
+    with pytest.raises(BundleError, match="hot-words.txt is damaged"):
+        Recognizer.load(bundle)
 
 
 def test_bundle_with_another_decoder_omits_the_first_ones_files(bundle, cfg):

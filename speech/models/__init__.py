@@ -10,7 +10,7 @@ Configurations load without torch, networks do not.
 
 from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
-from speech.models.conformer import ConformerConfig
+from speech.models.conformer import ChunkConfig, ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
 from speech.models.predictors import LstmPredictorConfig, PredictorConfig, StatelessPredictorConfig
 from speech.models.pretrained import PretrainedConfig
@@ -35,6 +35,7 @@ __all__ = [
     "MODELS",
     "PREDICTORS",
     "BlstmConfig",
+    "ChunkConfig",
     "ConformerConfig",
     "DecoderNetworkChoice",
     "DecoderNetworkConfig",

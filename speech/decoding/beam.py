@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.base import DecodeConfig, Decoder, DecoderStream
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
 from speech.hypotheses import Hypothesis
@@ -40,9 +40,17 @@ class _Result(Protocol):
 
 
 class _Search(Protocol):
-    """The part of flashlight-text's untyped decoder that is used here."""
+    """The part of flashlight-text's untyped decoder that is used here; its `decode` makes the same calls."""
 
-    def decode(self, emissions: int, num_frames: int, num_tokens: int, /) -> list[_Result]: ...
+    def decode_begin(self) -> None: ...
+
+    def decode_step(self, emissions: int, num_frames: int, num_tokens: int, /) -> None: ...
+
+    def decode_end(self) -> None: ...
+
+    def get_best_hypothesis(self) -> _Result: ...
+
+    def get_all_final_hypothesis(self) -> list[_Result]: ...
 
 
 class BeamConfig(DecodeConfig):
@@ -69,6 +77,10 @@ class BeamDecoder(Decoder):
     """Prefix beam search (Graves 2012, "Supervised Sequence Labelling", section 7.5; Hannun 2014, arXiv 1408.2873)."""
 
     cfg: BeamConfig
+
+    @override
+    def stream(self) -> DecoderStream:
+        return _BeamStream(self, self._search())
 
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         search = self._search()
@@ -98,21 +110,64 @@ class BeamDecoder(Decoder):
         return search
 
     def _one(self, search: _Search, log_probs: NDArray[np.float32]) -> Hypothesis:
-        num_frames, size = log_probs.shape
-        if num_frames == 0:
-            return Hypothesis()
-        emissions = emissions_for(log_probs, size + 1, num_frames)
-        results = search.decode(emissions.ctypes.data, num_frames, size + 1)
-        path = np.asarray(results[0].tokens[1:-1])
+        stream = _BeamStream(self, search)
+        if len(log_probs):
+            stream.accept(log_probs)
+        return stream.finish()
+
+    def found(self, results: Sequence[_Result], emissions: NDArray[np.float32]) -> Hypothesis:
+        """The best of some results, the best first, with the others if they are asked for.
+
+        Args:
+            results: Of the search.
+            emissions: What it has read [frames, tokens + 1].
+        """
+        num_frames = len(emissions)
+        path = np.asarray(results[0].tokens[1 : num_frames + 1])
         posteriors = np.exp(emissions[np.arange(num_frames), path])
         tokens, frames, peaks = collapse(path, posteriors, self.tokenizer.blank)
         silence = float(np.exp(emissions[:, self.tokenizer.blank]).mean())
         best = self._hypothesis(tokens, frames, peaks, float(results[0].score), silence)
         if self.cfg.nbest == 1:
             return best
-        texts = [self._text(result) for result in results]
+        texts = [self._text(result, num_frames) for result in results]
         return replace(best, nbest=merged_texts(texts, [float(result.score) for result in results], self.cfg.nbest))
 
-    def _text(self, result: _Result) -> str:
-        path = np.asarray(result.tokens[1:-1])
+    def _text(self, result: _Result, num_frames: int) -> str:
+        path = np.asarray(result.tokens[1 : num_frames + 1])
         return self.tokenizer.decode(collapse(path, np.zeros(len(path)), self.tokenizer.blank)[0])
+
+
+class _BeamStream(DecoderStream):
+    """The native search, which remembers its partial hypotheses, and what it has read.
+
+    Args:
+        decoder: Whose hypotheses it makes.
+        search: The native search, which no other stream uses meanwhile.
+    """
+
+    def __init__(self, decoder: BeamDecoder, search: _Search) -> None:
+        self._decoder, self._search = decoder, search
+        self._emissions: list[NDArray[np.float32]] = []
+        search.decode_begin()
+
+    @override
+    def accept(self, log_probs: NDArray[np.float32]) -> None:
+        frames, size = log_probs.shape
+        emissions = emissions_for(log_probs, size + 1, frames)
+        self._search.decode_step(emissions.ctypes.data, frames, size + 1)
+        self._emissions.append(emissions)
+
+    @override
+    def best(self) -> Hypothesis:
+        return self._found([self._search.get_best_hypothesis()])
+
+    @override
+    def finish(self) -> Hypothesis:
+        self._search.decode_end()
+        return self._found(self._search.get_all_final_hypothesis())
+
+    def _found(self, results: list[_Result]) -> Hypothesis:
+        if not self._emissions:
+            return Hypothesis()
+        return self._decoder.found(results, np.concatenate(self._emissions))

@@ -12,6 +12,7 @@ from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ChunkConfig, ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
+from speech.models.lstm import LstmEncoderConfig
 from speech.models.predictors import LstmPredictorConfig, PredictorConfig, StatelessPredictorConfig
 from speech.models.pretrained import PretrainedConfig
 from speech.models.registry import (
@@ -39,6 +40,7 @@ __all__ = [
     "ConformerConfig",
     "DecoderNetworkChoice",
     "DecoderNetworkConfig",
+    "LstmEncoderConfig",
     "LstmPredictorConfig",
     "ModelChoice",
     "ModelConfig",

@@ -11,7 +11,10 @@ are the same, and go on where the chunk before has ended.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 
 import numpy as np
@@ -19,16 +22,17 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+from typing_extensions import override
 
 from recognition.recognizer import Recognizer
 from recognition.streaming import StreamResult
 from recognition.systems.acoustic import FrameRecognizer
+from recognition.systems.transducer import TransducerRecognizer
 from speech.audio import AudioError, ResampledStream, check_rate, check_samples
-from speech.decoding.base import DecoderStream
 from speech.frontend import FeatureStream
-from speech.hypotheses import DecodeError, Hypothesis
+from speech.hypotheses import DecodeError, Hypothesis, Word
 from speech.models.networks.base import AcousticModel
-from speech.words import FrameTimes, timed_words
+from speech.words import FrameTimes, placed_words, timed_words
 
 
 class EndpointConfig(BaseModel):
@@ -59,14 +63,76 @@ class StreamConfig(BaseModel):
     """When a segment ends."""
 
 
+class _FrameSearch(ABC):
+    """The search in one segment."""
+
+    @abstractmethod
+    def step(self, frame: Tensor) -> bool:
+        """Go on with what the network puts out for a frame; returns whether it is silent."""
+
+    @abstractmethod
+    def best(self, final: bool) -> Hypothesis:
+        """The best hypothesis of the frames so far; `final`: nothing follows."""
+
+    @abstractmethod
+    def words(self, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:
+        """The words of a hypothesis with their times."""
+
+
+class _CtcSearch(_FrameSearch):
+    """Of log posteriors; what comes between two results is searched at once."""
+
+    def __init__(self, recognizer: FrameRecognizer) -> None:
+        self._tokenizer, self._search = recognizer.tokenizer, recognizer.decoder.stream()
+        self._log_probs: list[Tensor] = []
+        self._searched = 0
+
+    @override
+    def step(self, frame: Tensor) -> bool:
+        self._log_probs.append(frame.cpu())
+        return int(self._log_probs[-1].argmax()) == self._tokenizer.blank
+
+    @override
+    def best(self, final: bool) -> Hypothesis:
+        if new := self._log_probs[self._searched :]:
+            self._search.accept(torch.stack(new).numpy())
+            self._searched += len(new)
+        return self._search.finish() if final else self._search.best()
+
+    @override
+    def words(self, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:
+        return timed_words(hypothesis, torch.stack(self._log_probs), self._tokenizer, times)
+
+
+class _TransducerSearch(_FrameSearch):
+    """Of an encoder's frames."""
+
+    def __init__(self, recognizer: TransducerRecognizer) -> None:
+        self._model, self._search = recognizer.model, recognizer.stream()
+
+    @override
+    def step(self, frame: Tensor) -> bool:
+        with torch.inference_mode():
+            posteriors = self._model.posteriors(frame[None])
+        return self._search.step(frame, None if posteriors is None else posteriors[0])
+
+    @override
+    def best(self, final: bool) -> Hypothesis:
+        return self._search.best()
+
+    @override
+    def words(self, hypothesis: Hypothesis, times: FrameTimes) -> list[Word]:
+        confidences = hypothesis.word_confidences
+        return placed_words(hypothesis.text, hypothesis.word_frames, confidences, times)
+
+
 @dataclass
 class _Segment:
     """What has been heard since the last endpoint."""
 
-    search: DecoderStream
+    search: _FrameSearch
     start: int
     """Number of its first output frame in the stream."""
-    log_probs: list[Tensor] = field(default_factory=list)
     frames: int = 0
     silent: int = 0
     """Silent frames at its end."""
@@ -95,16 +161,22 @@ class FrameStream:
     def __init__(
         self, recognizer: Recognizer[object], cfg: StreamConfig | None = None, sample_rate: int | None = None
     ) -> None:
-        kind = recognizer.spec.system.kind
-        if not isinstance(recognizer, FrameRecognizer) or not isinstance(recognizer.model, AcousticModel):
+        self._new_search: Callable[[], _FrameSearch]
+        if isinstance(recognizer, FrameRecognizer):
+            encoder: object = recognizer.model
+            self._new_search = partial(_CtcSearch, recognizer)
+        elif isinstance(recognizer, TransducerRecognizer):
+            encoder = recognizer.model.encoder
+            self._new_search = partial(_TransducerSearch, recognizer)
+        else:
             raise DecodeError(
-                f"a recognizer of kind {kind} recognizes whole utterances: train one of kind ctc to recognize speech "
-                "as it comes"
+                f"a recognizer of kind {recognizer.spec.system.kind} recognizes whole utterances: train one of kind "
+                "ctc or transducer to recognize speech as it comes"
             )
-        self._recognizer, self.cfg = recognizer, cfg or StreamConfig()
-        self._model, self._shift = recognizer.model, recognizer.frame_seconds
-        chunk = max(1, round(self.cfg.chunk_ms / 1000 / self._shift))
-        self._state = self._model.stream_state(1, chunk)
+        assert isinstance(encoder, AcousticModel)
+        self._outputs = encoder.forward_chunk if isinstance(recognizer, FrameRecognizer) else encoder.chunk_outputs
+        self._device, self._shift, self.cfg = recognizer.device, recognizer.frame_seconds, cfg or StreamConfig()
+        self._state = encoder.stream_state(1, max(1, round(self.cfg.chunk_ms / 1000 / self._shift)))
         self._features = FeatureStream(recognizer.frontend)
         rate = recognizer.spec.sample_rate
         self._resampled = ResampledStream(check_rate(sample_rate or rate, "the stream"), rate)
@@ -155,57 +227,51 @@ class FrameStream:
         if self._finished:
             raise ValueError("this stream is finished: begin another one")
         with torch.inference_mode():
-            wave = self._resampled.accept(wave, last).to(self._recognizer.device)
+            wave = self._resampled.accept(wave, last).to(self._device)
             feats = self._features.accept(wave)
             if last:
                 feats = torch.cat((feats, self._features.finish()))
-            log_probs, self._state = self._model.forward_chunk(feats[None], self._state, last)
-        return self._searched(log_probs[0].cpu())
+            outputs, self._state = self._outputs(feats[None], self._state, last)
+        return self._searched(outputs[0])
 
-    def _searched(self, log_probs_TV: Tensor) -> list[StreamResult]:
-        """Go on with the search in further output frames."""
-        if bool(log_probs_TV.isnan().any()):
-            raise DecodeError("log_probs contains NaN: the model has diverged, or its input was damaged")
+    def _searched(self, outputs: Tensor) -> list[StreamResult]:
+        """Go on with the search in further output frames [frames, ...]."""
+        if bool(outputs.isnan().any()):
+            raise DecodeError("the network's output contains NaN: it has diverged, or its input was damaged")
         results: list[StreamResult] = []
-        while len(log_probs_TV):
-            count, ended = self._until_endpoint(log_probs_TV)
-            self._segment.search.accept(log_probs_TV[:count].numpy())
-            self._segment.log_probs.append(log_probs_TV[:count])
-            self._frames += count
-            results += self._close() if ended else self._partial()
-            log_probs_TV = log_probs_TV[count:]
-        return results
+        for frame in outputs:
+            if self._ends(self._segment.search.step(frame)):
+                results += self._close()
+        return [*results, *self._partial()] if self._segment.frames else results
 
-    def _until_endpoint(self, log_probs_TV: Tensor) -> tuple[int, bool]:
-        """Frames until the segment ends, or all of them; and whether it ends."""
+    def _ends(self, silent: bool) -> bool:
+        """Whether the segment ends with a further frame."""
         segment, rules = self._segment, self.cfg.endpoint
-        for count, token in enumerate(log_probs_TV.argmax(dim=1).tolist(), 1):
-            blank = token == self._recognizer.tokenizer.blank
-            segment.frames += 1
-            segment.silent = segment.silent + 1 if blank else 0
-            segment.spoken |= not blank
-            limit = rules.after_speech_s if segment.spoken else rules.at_start_s
-            silent = limit and segment.silent * self._shift >= limit
-            if silent or segment.frames * self._shift >= rules.longest_s:
-                return count, True
-        return len(log_probs_TV), False
+        self._frames += 1
+        segment.frames += 1
+        segment.silent = segment.silent + 1 if silent else 0
+        segment.spoken |= not silent
+        limit = rules.after_speech_s if segment.spoken else rules.at_start_s
+        if limit and segment.silent * self._shift >= limit:
+            return True
+        return segment.frames * self._shift >= rules.longest_s
 
     def _partial(self) -> list[StreamResult]:
         """The result of the segment so far, if its words have changed."""
-        best = self._segment.search.best()
+        best = self._segment.search.best(final=False)
         return [self._result(best, final=False)] if best.text.split() != self._segment.shown else []
 
     def _close(self) -> list[StreamResult]:
         """The final result of the segment, if it has had words; begins another one."""
         segment = self._segment
-        hypothesis = segment.search.finish()
+        hypothesis = segment.search.best(final=True)
         results = [self._result(hypothesis, final=True)] if hypothesis.text or segment.shown else []
         self._number += len(results)
         self._segment = self._begin(self._frames)
         return results
 
     def _begin(self, start: int) -> _Segment:
-        return _Segment(self._recognizer.decoder.stream(), start)
+        return _Segment(self._new_search(), start)
 
     def _result(self, hypothesis: Hypothesis, final: bool) -> StreamResult:
         segment, words = self._segment, hypothesis.text.split()
@@ -214,10 +280,5 @@ class FrameStream:
         self.shown_words += len(words) if final else 0
         segment.shown = words
         start, end = segment.start * self._shift, self._frames * self._shift
-        timed = timed_words(
-            hypothesis,
-            torch.cat(segment.log_probs),
-            self._recognizer.tokenizer,
-            FrameTimes(self._shift, start, start, end),
-        )
+        timed = segment.search.words(hypothesis, FrameTimes(self._shift, start, start, end)) if words else ()
         return StreamResult(self._number, hypothesis.text, tuple(timed), final, round(start, 3), round(end, 3))

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 class ChunkConfig(BaseModel):
     """Chunks of a network that recognizes whole recordings and speech as it comes (U2: Zhang et al. 2020).
 
-    In training, each batch has chunks of another size, or one chunk (dynamic chunk training, arXiv:2012.05481, section
-    2.3), so that one network works with any size. Convolutions read no later frames. The frames of a chunk attend to
-    each other and to `left` frames before the chunk, as with icefall's `left_context_frames`.
+    In training, each batch has chunks of another size, or utterances are one chunk each ("dynamic chunk training" of
+    arXiv:2012.05481, in the form of WeNet's `add_optional_chunk_mask`), so that one network works with any size.
+    Convolutions read no later frames. The frames of a chunk attend to each other and to `left` frames before it, which
+    are a number of frames as in icefall (`left_context_frames`), not of chunks as in WeNet.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)

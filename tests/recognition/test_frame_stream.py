@@ -12,9 +12,10 @@ from recognition.bundle import BundleSpec
 from recognition.frame_stream import EndpointConfig, FrameStream, StreamConfig
 from recognition.recognizer import Recognizer
 from recognition.systems.acoustic import FrameRecognizer
+from recognition.systems.transducer import TransducerRecognizer, TransducerSystem
 from recognition.transcriber import Transcriber
 from speech.audio import AudioError, ResampledStream, resample
-from speech.decoding import BeamConfig, DecodeError, GreedyConfig, TokensConfig, WordsConfig
+from speech.decoding import BeamConfig, DecodeError, GreedyConfig, TokensConfig, TransducerDecodeConfig, WordsConfig
 from speech.features import CmvnStats, LogMelConfig
 from speech.models import BlstmConfig, ChunkConfig, ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
@@ -42,7 +43,7 @@ def recognizer(decode=None, tokens="characters", model=MODEL, blank=0.0, seed=0)
     made = FrameRecognizer(spec, network, decode or GreedyConfig())
     heard = torch.from_numpy(speech(6.0, seed=9))[None]
     with torch.no_grad():
-        network.output.weight.mul_(12)
+        network.output.weight.mul_(60)
         scores = network.outputs(*made.frontend(heard, torch.tensor([heard.shape[1]])))[0][0]
         network.output.bias -= scores.mean(0)  # else it says one token all the time
         network.output.bias[0] += blank
@@ -60,6 +61,14 @@ def streamed(stream, samples, size):
     for start in range(0, len(samples), size):
         results += stream.accept(samples[start : start + size])
     return [*results, *stream.finish()]
+
+
+def assert_same(words, others):
+    """Equal words at equal times; confidences are rounded."""
+    assert [(word.word, word.start, word.duration) for word in words] == [
+        (word.word, word.start, word.duration) for word in others
+    ]
+    assert [word.confidence for word in words] == pytest.approx([word.confidence for word in others], abs=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +105,7 @@ def test_stream_finds_what_the_whole_recording_gives_with_the_same_chunks(kind, 
         assert (final.text, final.final, final.segment) == (expected.text, True, 0)
         assert not any(result.final for result in partial)
         times = made.times(encoded, 0, 0.0, 6.0)
-        assert list(final.words) == made.timed_words(encoded, 0, expected, times)
+        assert_same(final.words, made.timed_words(encoded, 0, expected, times))
 
 
 @pytest.mark.parametrize("kind", ["greedy", "beam", "tokens", "words"])
@@ -139,7 +148,7 @@ def test_partial_results_change_and_their_changed_words_are_counted():
 
 def scripted(stream, tokens):
     """Feed output frames: the token of each one, 0 for the blank."""
-    size = stream._recognizer.tokenizer.size
+    size = stream._segment.search._tokenizer.size
     log_probs = torch.full((len(tokens), size), -20.0)
     log_probs[torch.arange(len(tokens)), torch.tensor(tokens)] = -1e-3
     return stream._searched(log_probs)
@@ -181,7 +190,7 @@ def test_longest_segment_ends_without_silence():
 
 def test_endpoints_do_not_depend_on_how_the_samples_come():
     made = recognizer(blank=2.0)
-    cfg = StreamConfig(chunk_ms=160, endpoint=EndpointConfig(after_speech_s=0.2, at_start_s=0.5, longest_s=3))
+    cfg = StreamConfig(chunk_ms=160, endpoint=EndpointConfig(after_speech_s=0.2, at_start_s=0.6, longest_s=1.5))
     samples = speech(12.0)
     finals = [
         [result for result in streamed(FrameStream(made, cfg), samples, size) if result.final] for size in (100, 9999)
@@ -300,6 +309,49 @@ def test_whole_recordings_are_recognized_with_full_context(tmp_path):
     encoded = made.encode(torch.from_numpy(samples)[None], torch.tensor([len(samples)]))
     assert transcript.text == made.search(encoded)[0].text
     assert FrameStream(Recognizer.load(tmp_path)).finish() == []
+
+
+@pytest.mark.parametrize("ctc", [False, True])
+@pytest.mark.parametrize("beam", [1, 4])
+def test_transducer_finds_in_a_stream_what_it_finds_in_the_whole_recording(ctc, beam):
+    made, samples = transducer(TransducerDecodeConfig(beam=beam, nbest=min(3, beam)), ctc), speech(5.0)
+    for ms in (80, 640):
+        made.model.encoder.offline_chunk = ms // 40
+        encoded = made.encode(torch.from_numpy(samples)[None], torch.tensor([len(samples)]))
+        (expected,) = made.search(encoded)
+        assert len(set(expected.tokens)) > 2
+        stream = FrameStream(made, StreamConfig(chunk_ms=ms, endpoint=NO_ENDPOINT))
+        *partial, final = streamed(stream, samples, 3000)
+        assert final.text == expected.text
+        assert len(partial) > 2
+        assert_same(final.words, made.timed_words(encoded, 0, expected, made.times(encoded, 0, 0.0, 5.0)))
+
+
+def test_transducer_ends_segments_and_starts_anew():
+    made = transducer(TransducerDecodeConfig(beam=2), False)
+    cfg = StreamConfig(chunk_ms=160, endpoint=EndpointConfig(longest_s=2))
+    finals = [result for result in streamed(FrameStream(made, cfg), speech(9.0), 1000) if result.final]
+    assert [result.segment for result in finals] == list(range(len(finals)))
+    assert len(finals) >= 4
+    again = [result for result in streamed(FrameStream(made, cfg), speech(9.0), 77) if result.final]
+    assert again == finals
+
+
+def transducer(decode, ctc):
+    """A transducer whose random network is sure of what it says, and says this and that."""
+    spec = recognizer().spec.model_copy(update={"system": TransducerSystem(joint_dim=16, ctc=ctc), "decode": decode})
+    torch.manual_seed(3)
+    made = TransducerRecognizer(spec, spec.build_model().eval(), decode)
+    heard = torch.from_numpy(speech(6.0, seed=9))[None]
+    with torch.no_grad():
+        encoder, output = made.model.joiner.encoder, made.model.joiner.output
+        made.model.joiner.predictor.weight.mul_(0.2)
+        encoder.weight.mul_(15)
+        encoded = encoder(made.encode(heard, torch.tensor([heard.shape[1]])).encoded[0])
+        encoder.bias -= encoded.mean(0)
+        output.weight.mul_(20)
+        output.bias -= output(torch.tanh(encoded - encoded.mean(0))).mean(0)
+    return made
 
 
 def test_decoder_of_whole_utterances_is_refused_with_a_remedy():

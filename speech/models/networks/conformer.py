@@ -89,6 +89,8 @@ class ConformerLayer(nn.Module):
 def chunk_mask(num_frames: int, chunk: int | Tensor, left: int, device: torch.device) -> Tensor:
     """Which frames may attend to which, if a chunk's attend to each other and to `left` before it: bool [T, T].
 
+    Frame t is in the chunk that begins at s = C floor(t / C), and attends to frames s - `left` to s + C - 1.
+
     Args:
         num_frames: T.
         chunk: Frames of a chunk; a tensor if it was drawn on a device that nobody should wait for.
@@ -103,8 +105,8 @@ def chunk_mask(num_frames: int, chunk: int | Tensor, left: int, device: torch.de
 def drawn_chunk(num_frames: int, cfg: ChunkConfig, device: torch.device) -> Tensor:
     """Frames of a chunk for a batch of training, by torch's generator of the device, which the engine seeds.
 
-    Dynamic chunk training (Zhang et al. 2020, arXiv:2012.05481, section 2.3): whole utterances for a share of the
-    batches, otherwise uniformly from 1 to `longest`.
+    Dynamic chunk training (Zhang et al. 2020, arXiv:2012.05481): C = T, all frames, with probability `whole`, otherwise
+    C ~ U{1, ..., `longest`}; WeNet has 0.5 and 25.
 
     Args:
         num_frames: Output frames of the longest utterance.

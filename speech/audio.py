@@ -10,13 +10,15 @@ import codecs
 import io
 import math
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
+import numpy as np
 import soundfile
 
 from configurable.lazy import torch, torchaudio
@@ -43,6 +45,14 @@ _CANCELLED = 0.5
 MAX_AMPLITUDE = 64.0
 """Largest accepted sample, 36 dB above full scale; beyond that, samples are unscaled integers or damaged."""
 _INT16_SCALE = 32768
+_PIPE_BYTES = 1 << 16
+_NO_END = 1 << 62
+_OPEN_BYTES = 0x7FFF_0000
+"""Lengths of WAV data above this mean that it was not known when the header was written."""
+_LARGEST_CHUNK = 1 << 20
+"""Bytes of a WAV header's part that is read: a larger one is damaged."""
+_PCM16 = ((1, 16), (0xFFFE, 16))
+"""Format and bits of 16-bit PCM in a WAV header, plain and extensible."""
 _HEAD = 512  # bytes inspected to distinguish text from audio
 _MAGIC = (b"RIFF", b"RIFX", b"RF64", b"OggS", b"fLaC", b"ID3", b"FORM", b".snd", b"NIST", b"caff", b"Creative Voice")
 _OPUS_PREROLL_S = 1.0
@@ -145,6 +155,65 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
             raise AudioError(f"{name} has no sample", "empty")
         if left > 0 and file.frames < 1 << 62:
             raise AudioError(f"{name} is truncated: {left} of {file.frames} samples are missing", "unreadable")
+
+
+def stream_pcm(file: BinaryIO, raw_rate: int) -> Iterator[tuple[Tensor, int]]:
+    """Read audio while it is written, such as a microphone's through a pipe: 16-bit PCM, or a WAV file of it.
+
+    Args:
+        file: Open for reading; a block is what is there.
+        raw_rate: Sample rate of audio without a header (little-endian, one channel).
+
+    Yields:
+        Blocks, float32 `[num_samples]` in [-1, 1], and the sample rate in Hz.
+
+    Raises:
+        AudioError: There is no sample, or a header announces another coding.
+    """
+    name, rate, channels, left = "standard input", raw_rate, 1, _NO_END
+    rest = file.read(12)
+    if rest.startswith(_MAGIC):
+        rate, channels, left = _pcm_header(file, rest, name)
+        rest = b""
+    read = getattr(file, "read1", file.read)  # what is there now, not a full block
+    size, any_samples, more = 2 * channels, False, True
+    while more and left > 0:
+        block = read(_PIPE_BYTES)
+        more, rest = bool(block), (rest + block)[:left]
+        whole = len(rest) // size * size
+        samples = torch.from_numpy(np.frombuffer(rest[:whole], dtype="<i2").astype(np.float32) / _INT16_SCALE)
+        rest, left, any_samples = rest[whole:], left - whole, any_samples or whole > 0
+        if whole:
+            yield _to_mono(samples.view(-1, channels), None), check_rate(rate, name)
+        elif len(rest) == left:  # part of a sample
+            break
+    if not any_samples:
+        raise AudioError(f"{name} has no sample", "empty")
+
+
+def _pcm_header(file: BinaryIO, start: bytes, name: str) -> tuple[int, int, int]:
+    """Read a WAV file's header after its first 12 bytes: sample rate in Hz, channels, bytes of samples.
+
+    Raises:
+        AudioError: The file is no WAV file of 16-bit PCM.
+    """
+    form = coding = 0
+    rate = channels = 0
+    if start.startswith(b"RIFF") and start.endswith(b"WAVE"):
+        while len(head := file.read(8)) == 8:
+            kind, size = struct.unpack("<4sI", head)
+            if kind == b"data" and (form, coding) in _PCM16 and channels:
+                # the length is not known before the end: recorders write 0 or a very large one
+                return rate, channels, size if 0 < size < _OPEN_BYTES else _NO_END
+            if kind == b"data" or size > _LARGEST_CHUNK:
+                break
+            body = file.read(size + size % 2)
+            if kind == b"fmt " and len(body) >= 16:
+                form, channels, rate, _, _, coding = struct.unpack("<HHIIHH", body[:16])
+    raise AudioError(
+        f"{name} is no WAV file of 16-bit PCM: convert it (ffmpeg -i - -f wav -c:a pcm_s16le -), or give a file's name",
+        "unreadable",
+    )
 
 
 def check_samples(samples: Tensor, name: str) -> None:
@@ -367,6 +436,54 @@ def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
     Raises:
         ValueError: a rate is not positive, or one is more than 2,000 times the other.
     """
+    down, up = _ratio(from_rate, to_rate)
+    if down == up or wave.shape[-1] == 0:
+        return wave
+    with _in_full_fp32(wave.device):
+        return cast("Tensor", _resampler(down, up, str(wave.device))(wave))
+
+
+class ResampledStream:
+    """`resample` for a waveform whose samples come one after another; keeps as many as the filters read.
+
+    Args:
+        from_rate: Sample rate of the waveform in Hz.
+        to_rate: Target sample rate in Hz.
+
+    Raises:
+        ValueError: As in `resample`.
+    """
+
+    def __init__(self, from_rate: int, to_rate: int) -> None:
+        self._rates = from_rate, to_rate
+        self._down, self._up = _ratio(from_rate, to_rate)
+        self._reach = 0 if self._down == self._up else _resampler(self._down, self._up, "cpu").width
+        self._wave = torch.zeros(0)
+        self._blocks = 0
+
+    def accept(self, wave: Tensor, last: bool = False) -> Tensor:
+        """Samples at the target rate that can be computed by now.
+
+        Args:
+            wave: Further samples `[num_samples]`.
+            last: Whether no more will come.
+        """
+        # a block of `up` samples is made of `down` samples and the filters' reach to either side
+        self._wave = torch.cat((self._wave, wave))
+        ready = max(self._blocks, (len(self._wave) - self._reach) // self._down)
+        resampled = resample(self._wave, *self._rates)
+        given = resampled[self._blocks * self._up : None if last else ready * self._up]
+        start = max(0, ready - -(-self._reach // self._down))
+        self._wave, self._blocks = self._wave[start * self._down :].clone(), ready - start
+        return given
+
+
+def _ratio(from_rate: int, to_rate: int) -> tuple[int, int]:
+    """The samples before and after resampling that correspond to each other, the fewest.
+
+    Raises:
+        ValueError: See `resample`.
+    """
     if from_rate <= 0 or to_rate <= 0:
         raise ValueError(f"cannot resample from {from_rate} Hz to {to_rate} Hz: sample rates must be positive")
     if max(from_rate, to_rate) > _MAX_TERM * min(from_rate, to_rate):
@@ -375,11 +492,7 @@ def resample(wave: Tensor, from_rate: int, to_rate: int) -> Tensor:
     small, large = (
         Fraction(min(from_rate, to_rate), max(from_rate, to_rate)).limit_denominator(_MAX_TERM).as_integer_ratio()
     )
-    down, up = (large, small) if from_rate > to_rate else (small, large)
-    if down == up or wave.shape[-1] == 0:
-        return wave
-    with _in_full_fp32(wave.device):
-        return cast("Tensor", _resampler(down, up, str(wave.device))(wave))
+    return (large, small) if from_rate > to_rate else (small, large)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from devices.transfers import beside
 from speech.features import FeatureConfig, build_features
 from speech.features.cmvn import CmvnStats, frame_mask, normalize, utterance_stats
 from speech.features.expand import Expand
-from speech.features.sliding import sliding_normalize
+from speech.features.sliding import MIN_WINDOW, sliding_normalize
 
 Augment = Callable[[Tensor, Tensor], Tensor]
 """Augments normalized features: takes features [batch, frames, F] and frame counts [batch], returns features."""
@@ -75,7 +75,7 @@ class FrontEnd(nn.Module):
             Features [batch, frames, dim] and frame counts [batch].
         """
         feats, frames = self._unnormalized(inputs, lengths)
-        feats = self._normalize(feats, frames, speakers)
+        feats = self.normalized(feats, frames, speakers)
         if augment is not None:
             feats = augment(feats, frames)
         expanded: tuple[Tensor, Tensor] = self.expand(feats, frames)
@@ -110,7 +110,7 @@ class FrontEnd(nn.Module):
             feats, frames = self(inputs, lengths, speakers)
             return feats, frames, torch.zeros(len(lengths))
         raw, frames = self._padded(inputs, lengths)
-        feats = self._normalize(raw, frames, speakers)
+        feats = self.normalized(raw, frames, speakers)
         feats, frames, start = _trim_silence(feats, frames, self.extract.loud_frames(raw, frames, self.cfg.trim_db))
         feats, frames = self.expand(feats, frames)
         return feats, frames, (start.cpu() - _PADDING) * (self.cfg.hop_ms / 1000)
@@ -131,7 +131,8 @@ class FrontEnd(nn.Module):
         edge = silence.expand(len(inputs), _PADDING, -1)
         return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _PADDING
 
-    def _normalize(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> Tensor:
+    def normalized(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None = None) -> Tensor:
+        """Normalized features, zero in the padding; arguments as for `forward`, of features as they are extracted."""
         cfg = self.cfg
         if cfg.cmvn == "none":
             return feats
@@ -201,3 +202,106 @@ def _trim_silence(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, 
     feats = feats.gather(1, index.unsqueeze(2).expand(-1, -1, feats.shape[2]))
     inside = frame_mask(counts, feats.shape[1], feats.device)
     return feats.masked_fill(~inside.unsqueeze(2), 0.0), counts, start
+
+
+class FeatureStream:
+    """The features of `FrontEnd.forward` of one utterance whose samples come one after another.
+
+    It keeps what later frames still read: less than a frame of samples, the window of `cmvn: sliding`, and the frames
+    that deltas and splicing look back and ahead.
+
+    Args:
+        frontend: Computes the features.
+
+    Raises:
+        ValueError: The features of a frame depend on the whole utterance; the message names the field and the remedy.
+    """
+
+    def __init__(self, frontend: FrontEnd) -> None:
+        cfg = frontend.cfg
+        if reason := cfg.whole_utterance:
+            raise ValueError(f"speech cannot be recognized as it comes: {reason}")
+        self._frontend, self._stride = frontend, cfg.stride
+        self._expand = Expand(cfg.model_copy(update={"stride": 1}))
+        sliding = cfg.cmvn == "sliding"
+        # behind so many frames, a window does not reach the first one that is kept, nor is it a first, smaller one
+        history = max(cfg.cmvn_window, MIN_WINDOW) if sliding else 0
+        self._raw = _Kept(history, MIN_WINDOW if sliding else 0, 0)
+        self._normalized = _Kept(self._expand.reach[0], 0, self._expand.reach[1])
+        self._wave = torch.zeros(0)
+        self._skipped = self._passed = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept."""
+        kept = (self._wave, self._raw.frames, self._normalized.frames)
+        return sum(tensor.untyped_storage().nbytes() for tensor in kept if tensor is not None)
+
+    def accept(self, samples: Tensor) -> Tensor:
+        """The frames [frames, dim] that can be computed by now, after further samples [samples] in ±1."""
+        return self._expanded(self._extracted(samples), last=False)
+
+    def finish(self) -> Tensor:
+        """The last frames [frames, dim]: nothing follows."""
+        return self._expanded(self._extracted(self._wave[:0]), last=True)
+
+    def _extracted(self, samples: Tensor) -> Tensor:
+        """Frames that are complete, not normalized [frames, F]."""
+        extract = self._frontend.extract
+        skipped = min(self._skipped, len(samples))  # between two frames that do not touch each other
+        self._skipped -= skipped
+        wave = torch.cat((self._wave.to(samples), samples[skipped:]))
+        feats, frames = extract(wave[None], torch.tensor([len(wave)]))
+        end = int(frames) * extract.hop_length
+        self._wave, self._skipped = wave[end:].clone(), self._skipped + max(0, end - len(wave))
+        own: Tensor = feats[0]
+        return own
+
+    def _expanded(self, feats: Tensor, last: bool) -> Tensor:
+        """Normalized frames with deltas, splicing and stride."""
+        feats = self._raw.mapped(feats, last, self._normalize)
+        feats = self._normalized.mapped(feats, last, self._with_neighbours)
+        first = -self._passed % self._stride
+        self._passed += len(feats)
+        return feats[first :: self._stride]
+
+    def _normalize(self, feats: Tensor) -> Tensor:
+        return self._frontend.normalized(feats[None], torch.tensor([len(feats)]))[0]
+
+    def _with_neighbours(self, feats: Tensor) -> Tensor:
+        expanded: Tensor = self._expand(feats[None], torch.tensor([len(feats)]))[0]
+        return expanded[0]
+
+
+class _Kept:
+    """The last frames of a stream, for functions of frames that look back and ahead.
+
+    Args:
+        before: Frames that a frame's value depends on before it.
+        first: Frames that must be there before the first value.
+        after: Frames that a frame's value depends on after it.
+    """
+
+    def __init__(self, before: int, first: int, after: int) -> None:
+        self._before, self._first, self._after = before, first, after
+        self.frames: Tensor | None = None
+        self._done = 0
+
+    def mapped(self, frames: Tensor, last: bool, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Values that can be computed by now.
+
+        Args:
+            frames: Further frames [frames, F].
+            last: Whether no more will come.
+            function: Values [T, ...] of frames [T, F] as if these were all.
+        """
+        if self.frames is not None:
+            frames = torch.cat((self.frames, frames))
+        ready = len(frames) - (0 if last else self._after)
+        if not last and not self._done and len(frames) < self._first:
+            ready = 0
+        ready = max(ready, self._done)
+        values = function(frames if ready > self._done else frames[:1])[self._done : ready]
+        start = max(0, ready - self._before)
+        self.frames, self._done = frames[start:].clone(), ready - start
+        return values

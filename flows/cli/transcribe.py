@@ -12,12 +12,11 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly
 from flows.cli.configs import complete_path
+from flows.cli.streams import STDIN, check_options, show_streams
 
 if TYPE_CHECKING:
     from flows.cli.transcripts import Sink
     from recognition.transcriber import Transcriber
-
-STDIN = Path("-")
 
 
 class Format(StrEnum):
@@ -123,6 +122,24 @@ def transcribe(
             show_default=False,
         ),
     ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Show results while the audio is read, by a model that recognizes speech as it comes; - is then a WAV "
+            "file of 16-bit PCM, or PCM without a header. JSON has a line for each result.",
+        ),
+    ] = False,
+    chunk_ms: Annotated[
+        float,
+        typer.Option("--chunk-ms", min=1, help="Audio of a chunk with --stream: results are as late."),
+    ] = 640,
+    rate: Annotated[
+        int,
+        typer.Option(
+            "--rate", help="Sample rate of PCM without a header with --stream, Hz.", show_default="the model's"
+        ),
+    ] = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.
@@ -133,6 +150,12 @@ def transcribe(
 
     shown = _shown("json" if json_output else kind.value, nbest)
     recordings = find_audio(files)
+    if stream:
+        timed = f"format {kind.value}" if kind not in (Format.text, Format.json) else ""
+        check_options(**{timed or "format": timed, "output": output, "vad": vad, "nbest": nbest > 1})
+        check_hot_score(hot_words, hot_score)
+        show_streams(recordings, model, _device(device), shown, chunk_ms, rate, hot_words, hot_score)
+        return
     with redirect_stdout(sys.stderr):
         transcriber = _transcriber(model, device, vad, nbest, hot_words, hot_score)
     place, several = Path(output) if output else None, len(recordings) > 1
@@ -165,20 +188,34 @@ def _transcriber(
     Raises:
         ValueError: There is no such detector, or a score for hot words without any.
     """
-    from devices.choice import pick_device
     from flows.models import fetch_model, model_uri
     from recognition.transcriber import Transcriber
     from speech.vad import DETECTORS
 
-    if device in ("auto", "cuda"):
-        device = str(pick_device(device, field="--device"))
+    device = _device(device)
     if vad and vad not in DETECTORS:
         raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
-    if hot_score is not None and hot_words is None:
-        raise ValueError("--hot-score is that of the phrases in --hot-words: give both, or neither")
+    check_hot_score(hot_words, hot_score)
     detector = DETECTORS[vad]() if vad else None
     folder = fetch_model(model_uri(model), "--model")
     return Transcriber(folder, device=device, vad=detector, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
+
+
+def check_hot_score(hot_words: Path | None, hot_score: float | None) -> None:
+    """Check that a score of hot words has some.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if hot_score is not None and hot_words is None:
+        raise ValueError("--hot-score is that of the phrases in --hot-words: give both, or neither")
+
+
+def _device(name: str) -> str:
+    """Where networks compute."""
+    from devices.choice import pick_device
+
+    return str(pick_device(name, field="--device")) if name in ("auto", "cuda") else name
 
 
 def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[list[tuple[Path, Path]]]:

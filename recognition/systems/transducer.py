@@ -14,7 +14,7 @@ from recognition.bundle import BundleSpec
 from recognition.systems.base import SpeechTaskConfig
 from recognition.systems.token_networks import TokenRecognizer, TokenSystem, TokenTask
 from speech.decoding import DecodeConfig
-from speech.decoding.transducer import TransducerDecodeConfig, TransducerSearch
+from speech.decoding.transducer import TransducerDecodeConfig, TransducerSearch, TransducerStream
 from speech.models import PredictorChoice, StatelessPredictorConfig, build_model
 from speech.objectives import ObjectiveChoice, ObjectiveConfig
 from speech.objectives.transducer import JointTransducer, TransducerConfig
@@ -127,6 +127,11 @@ class TransducerRecognizer(TokenRecognizer):
     """An encoder, and a search with a predictor and a joiner."""
 
     model: Transducer
+
+    def stream(self) -> TransducerStream:
+        """Begin the search in an utterance whose frames come one after another."""
+        assert isinstance(self._search, TransducerSearch)
+        return self._search.stream()
 
     @override
     def _make_search(self, cfg: DecodeConfig) -> TransducerSearch:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from configurable.choices import ChoiceWithFiles
 from configurable.lazy import torch
 from speech.hmm.priors import StateOutputs
@@ -103,6 +106,22 @@ class DecodeConfig(ChoiceWithFiles, ABC):
         return self
 
 
+class DecoderStream(ABC):
+    """The search in one utterance whose frames come one after another; it finds what `Decoder.decode` finds in all."""
+
+    @abstractmethod
+    def accept(self, log_probs: NDArray[np.float32]) -> None:
+        """Go on with further frames [frames, outputs], one or more."""
+
+    @abstractmethod
+    def best(self) -> Hypothesis:
+        """The best hypothesis of the frames so far, which later ones may change."""
+
+    @abstractmethod
+    def finish(self) -> Hypothesis:
+        """The hypothesis of the whole utterance: nothing follows."""
+
+
 class Decoder(ABC):
     """Finds the best hypotheses for log posteriors of tokens or states. Subclasses decode a validated batch.
 
@@ -139,6 +158,17 @@ class Decoder(ABC):
 
     def prepare(self) -> None:  # noqa: B027 - most have no files
         """Read what files it needs now, not at the first utterance."""
+
+    def stream(self) -> DecoderStream:
+        """Begin the search in an utterance whose frames come one after another.
+
+        Raises:
+            DecodeError: Decoders of this kind search whole utterances.
+        """
+        raise DecodeError(
+            f"decode.kind {self.cfg.kind} searches whole utterances: use greedy, beam, tokens or words to recognize "
+            "speech as it comes"
+        )
 
     def decode(self, log_probs: Tensor, lengths: Tensor) -> list[Hypothesis]:
         """Returns the best hypothesis of each utterance.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.base import DecodeConfig, Decoder, DecoderStream
 from speech.decoding.hot_words import BiasedConfig, HotWords, hot_tokens
 from speech.decoding.nbest import merged_texts
 from speech.decoding.paths import collapse, emissions_for
@@ -42,9 +42,17 @@ class _Result(Protocol):
 
 
 class _Search(Protocol):
-    """The part of flashlight-text's untyped decoder that is used here."""
+    """The part of flashlight-text's untyped decoder that is used here; its `decode` makes the same calls."""
 
-    def decode(self, emissions: int, num_frames: int, num_tokens: int, /) -> list[_Result]: ...
+    def decode_begin(self) -> None: ...
+
+    def decode_step(self, emissions: int, num_frames: int, num_tokens: int, /) -> None: ...
+
+    def decode_end(self) -> None: ...
+
+    def get_best_hypothesis(self) -> _Result: ...
+
+    def get_all_final_hypothesis(self) -> list[_Result]: ...
 
 
 class BeamConfig(BiasedConfig):
@@ -88,12 +96,13 @@ class BeamDecoder(Decoder):
         """
         _ = self._hot
 
-    def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
-        lm, lm_weight = self._model()
-        if self._hot:
-            from speech.decoding.biased_lm import BiasedLm
+    @override
+    def stream(self) -> DecoderStream:
+        lm, lm_weight = self._biased()
+        return _BeamStream(self, self._search(lm, lm_weight), lm)
 
-            lm, lm_weight = BiasedLm(lm, lm_weight, self._hot), 1.0
+    def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
+        lm, lm_weight = self._biased()
         search = self._search(lm, lm_weight)  # which does not keep the model alive
         batch = log_probs.cpu().numpy()
         return [self._one(search, batch[row, :count]) for row, count in enumerate(lengths)]
@@ -101,6 +110,15 @@ class BeamDecoder(Decoder):
     def _model(self) -> tuple[FlashlightLm, float]:
         """The language model of tokens, and its weight."""
         return zero_lm(), 0.0
+
+    def _biased(self) -> tuple[FlashlightLm, float]:
+        """The language model with what hot words add, and its weight."""
+        lm, lm_weight = self._model()
+        if not self._hot:
+            return lm, lm_weight
+        from speech.decoding.biased_lm import BiasedLm
+
+        return BiasedLm(lm, lm_weight, self._hot), 1.0
 
     def _search(self, lm: FlashlightLm, lm_weight: float) -> _Search:
         # Created for each batch in microseconds: without native state, the decoder can be sent to another process.
@@ -120,21 +138,65 @@ class BeamDecoder(Decoder):
         return search
 
     def _one(self, search: _Search, log_probs: NDArray[np.float32]) -> Hypothesis:
-        num_frames, size = log_probs.shape
-        if num_frames == 0:
-            return Hypothesis()
-        emissions = emissions_for(log_probs, size + 1, num_frames)
-        results = search.decode(emissions.ctypes.data, num_frames, size + 1)
-        path = np.asarray(results[0].tokens[1:-1])
+        stream = _BeamStream(self, search)
+        if len(log_probs):
+            stream.accept(log_probs)
+        return stream.finish()
+
+    def found(self, results: Sequence[_Result], emissions: NDArray[np.float32]) -> Hypothesis:
+        """The best of some results, the best first, with the others if they are asked for.
+
+        Args:
+            results: Of the search.
+            emissions: What it has read [frames, tokens + 1].
+        """
+        num_frames = len(emissions)
+        path = np.asarray(results[0].tokens[1 : num_frames + 1])
         posteriors = np.exp(emissions[np.arange(num_frames), path])
         tokens, frames, peaks = collapse(path, posteriors, self.tokenizer.blank)
         silence = float(np.exp(emissions[:, self.tokenizer.blank]).mean())
         best = self._hypothesis(tokens, frames, peaks, float(results[0].score), silence)
         if self.cfg.nbest == 1:
             return best
-        texts = [self._text(result) for result in results]
+        texts = [self._text(result, num_frames) for result in results]
         return replace(best, nbest=merged_texts(texts, [float(result.score) for result in results], self.cfg.nbest))
 
-    def _text(self, result: _Result) -> str:
-        path = np.asarray(result.tokens[1:-1])
+    def _text(self, result: _Result, num_frames: int) -> str:
+        path = np.asarray(result.tokens[1 : num_frames + 1])
         return self.tokenizer.decode(collapse(path, np.zeros(len(path)), self.tokenizer.blank)[0])
+
+
+class _BeamStream(DecoderStream):
+    """The native search, which remembers its partial hypotheses, and what it has read.
+
+    Args:
+        decoder: Whose hypotheses it makes.
+        search: The native search, which no other stream uses meanwhile.
+        lm: Its language model, which it does not keep alive; None if others do.
+    """
+
+    def __init__(self, decoder: BeamDecoder, search: _Search, lm: FlashlightLm | None = None) -> None:
+        self._decoder, self._search, self._lm = decoder, search, lm
+        self._emissions: list[NDArray[np.float32]] = []
+        search.decode_begin()
+
+    @override
+    def accept(self, log_probs: NDArray[np.float32]) -> None:
+        frames, size = log_probs.shape
+        emissions = emissions_for(log_probs, size + 1, frames)
+        self._search.decode_step(emissions.ctypes.data, frames, size + 1)
+        self._emissions.append(emissions)
+
+    @override
+    def best(self) -> Hypothesis:
+        return self._found([self._search.get_best_hypothesis()])
+
+    @override
+    def finish(self) -> Hypothesis:
+        self._search.decode_end()
+        return self._found(self._search.get_all_final_hypothesis())
+
+    def _found(self, results: list[_Result]) -> Hypothesis:
+        if not self._emissions:
+            return Hypothesis()
+        return self._decoder.found(results, np.concatenate(self._emissions))

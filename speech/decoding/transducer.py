@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from configurable.lazy import torch
 from speech.decoding.token_search import END, Ended, States, TokenSearch, TokenSearchConfig
+from speech.hypotheses import Hypothesis
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,6 +125,15 @@ class TransducerSearch(TokenSearch):
             for row in range(int((counts > frame + 1).sum()), alive):
                 ended[rows[row]] = self._ended(search, history, row)
         return ended
+
+    def stream(self) -> TransducerStream:
+        """Begin the search in an utterance whose frames come one after another.
+
+        Raises:
+            LmError: The language model cannot be read.
+        """
+        self.prepare()
+        return TransducerStream(self)
 
     # --- one frame
 
@@ -288,6 +298,50 @@ class TransducerSearch(TokenSearch):
     def _own_spans(self, ended: Ended, encoded_1TD: Tensor) -> list[tuple[int, int]]:
         assert ended.frames is not None
         return [(frame, frame + 1) for frame in ended.frames]
+
+
+class TransducerStream:
+    """The search in one utterance whose frames come one after another; it finds what the search finds in all.
+
+    Args:
+        search: Makes the steps.
+    """
+
+    def __init__(self, search: TransducerSearch) -> None:
+        self._search = search
+        self._hypotheses: _Hypotheses | None = None
+        self._history: list[_Frame] = []
+        self._texts: dict[tuple[int, int, int], int] = {}
+        self._encoded: list[Tensor] = []
+        self._ctc: list[Tensor] = []
+
+    def step(self, encoded_D: Tensor, ctc_V: Tensor | None = None) -> bool:
+        """Go on with a frame; returns whether the best hypothesis says nothing in it.
+
+        Args:
+            encoded_D: The encoder's frame.
+            ctc_V: Natural log posteriors by CTC; None if the encoder has none.
+
+        Raises:
+            DecodeError: The network's output contains NaN.
+        """
+        search = self._search
+        with torch.inference_mode():
+            projected_1J = search._joiner.encoder(encoded_D.unsqueeze(0))
+            before = self._hypotheses or search._start(1, projected_1J)
+            self._hypotheses = search._step(before, projected_1J, self._texts, self._history)
+        self._encoded.append(encoded_D)
+        self._ctc += [] if ctc_V is None else [ctc_V.float()]
+        return not self._history[-1].tokens[0, 0]
+
+    def best(self) -> Hypothesis:
+        """The best hypothesis of the frames so far; at the end, that of the utterance."""
+        if self._hypotheses is None:
+            return Hypothesis()
+        with torch.inference_mode():
+            ended = self._search._ended(self._hypotheses, self._history, 0)
+            ctc_TV = torch.stack(self._ctc) if self._ctc else None
+            return self._search._hypothesis(ended, torch.stack(self._encoded).unsqueeze(0), ctc_TV)
 
 
 def _first(search: _Hypotheses, count: int) -> _Hypotheses:

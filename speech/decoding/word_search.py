@@ -70,7 +70,10 @@ class WordSearch(ABC):
         hot: HotWords | None = None,
     ) -> None:
         self.words, self.tokenizer, self._spellings = words, tokenizer, spellings
-        self.lm, self._lm_alone, self._hot = lm, lm, hot
+        self.lm, self._lm_alone, self._hot, self._options = lm, lm, hot, options
+        # The search and a language model in Python hold one utterance at a time, and a server recognizes in several
+        # threads.
+        self._one_at_a_time = threading.Lock()
         options = self._with_hot_words(options)
         self._index(spellings)
         self._native = self._build(options)
@@ -78,17 +81,19 @@ class WordSearch(ABC):
     def with_options(self, options: SearchOptions) -> Self:
         """The same search with other weights or another width; the index of words is shared."""
         other = copy(self)
+        other._options, other._one_at_a_time = options, threading.Lock()
         if self._hot:  # the index has what they add, and the language model's by weight
             options = other._with_hot_words(options)
             other._index(self._spellings)
         other._native = other._build(options)
         return other
 
+    def alone(self) -> Self:
+        """The same search for one utterance, while others are searched."""
+        return self.with_options(self._options)
+
     def _with_hot_words(self, options: SearchOptions) -> SearchOptions:
         """Put the hot words into the language model, if there are any; the options of a search with it."""
-        # The search and a language model in Python hold one utterance at a time. The GIL changes hands inside such a
-        # search, and a server recognizes in several threads.
-        self._one_at_a_time = threading.Lock()
         if self._hot is None:
             return options
         from speech.decoding.biased_lm import BiasedLm
@@ -104,9 +109,32 @@ class WordSearch(ABC):
     def _build(self, options: SearchOptions) -> Any:
         """flashlight-text's decoder."""
 
-    @abstractmethod
     def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
         """Word sequences of an utterance [frames, tokens], the best first."""
+        with self._one_at_a_time:
+            self.begin()
+            self.step(log_probs)
+            return self.ended(len(log_probs))
+
+    def begin(self) -> None:
+        """Begin with an utterance."""
+        self._native.decode_begin()
+
+    @abstractmethod
+    def step(self, log_probs: NDArray[np.float32]) -> None:
+        """Go on with further frames [frames, tokens]."""
+
+    @abstractmethod
+    def ended(self, num_frames: int) -> list[WordPath]:
+        """End the utterance; its word sequences, the best first."""
+
+    def partial(self, num_frames: int) -> WordPath:
+        """The best word sequence of the frames so far; the search can go on."""
+        return self._path(self._native.get_best_hypothesis(), num_frames)
+
+    @abstractmethod
+    def _path(self, result: Any, num_frames: int) -> WordPath:
+        """A native result."""
 
 
 class LetterSearch(WordSearch):
@@ -144,16 +172,24 @@ class LetterSearch(WordSearch):
         return LexiconDecoder(native, self._trie, self.lm, self._space, self.tokenizer.blank, -1, [], False)
 
     @override
-    def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
-        num_frames = len(log_probs)
-        emissions = emissions_for(log_probs, self._width, num_frames + 1)
-        emissions[num_frames, self._space] = 0.0
-        with self._one_at_a_time:
-            results = self._native.decode(emissions.ctypes.data, num_frames + 1, self._width)
-        return [self._path(result, num_frames) for result in results]
+    def step(self, log_probs: NDArray[np.float32]) -> None:
+        self._step(emissions_for(log_probs, self._width, len(log_probs)))
 
+    def _step(self, emissions: NDArray[np.float32]) -> None:
+        self._native.decode_step(emissions.ctypes.data, len(emissions), self._width)
+
+    @override
+    def ended(self, num_frames: int) -> list[WordPath]:
+        emissions = np.full((1, self._width), NEVER, dtype=np.float32)
+        emissions[0, self._space] = 0.0
+        self._step(emissions)
+        self._native.decode_end()
+        return [self._path(result, num_frames) for result in self._native.get_all_final_hypothesis()]
+
+    @override
     def _path(self, result: Any, num_frames: int) -> WordPath:
-        path, labels = np.asarray(result.tokens[1:-1]), np.asarray(result.words[1:-1])
+        # after the silence before the first frame; at the end, a space and the silence after it follow
+        path, labels = (np.asarray(part[1 : num_frames + 2]) for part in (result.tokens, result.words))
         ends = np.flatnonzero(labels >= 0)
         last = int(ends[-1]) if len(ends) else 0
         if result.score <= _INCOMPLETE:  # the beam kept no complete word after these
@@ -189,7 +225,6 @@ class PieceSearch(WordSearch):
         from speech.decoding.trie_lm import TrieLm
 
         size = self.tokenizer.size
-        self._one_at_a_time = threading.Lock()
         # kept here, since the decoder does not keep it
         self._trie_lm = TrieLm(self.lm, self._trie, options.lm_weight, options.word_score)
         native = LexiconFreeDecoderOptions(
@@ -204,16 +239,21 @@ class PieceSearch(WordSearch):
         return LexiconFreeDecoder(native, self._trie_lm, size, self.tokenizer.blank, [])
 
     @override
-    def paths(self, log_probs: NDArray[np.float32]) -> list[WordPath]:
+    def step(self, log_probs: NDArray[np.float32]) -> None:
         width = self.tokenizer.size + 1
         emissions = emissions_for(log_probs, width, len(log_probs))
-        with self._one_at_a_time:
-            results = self._native.decode(emissions.ctypes.data, len(log_probs), width)
-        complete = [result for result in results if result.score > _INCOMPLETE]
-        return [self._path(result) for result in complete or results[:1]]
+        self._native.decode_step(emissions.ctypes.data, len(log_probs), width)
 
-    def _path(self, result: Any) -> WordPath:
-        path = np.asarray(result.tokens[1:-1])
+    @override
+    def ended(self, num_frames: int) -> list[WordPath]:
+        self._native.decode_end()
+        results = self._native.get_all_final_hypothesis()
+        complete = [result for result in results if result.score > _INCOMPLETE]
+        return [self._path(result, num_frames) for result in complete or results[:1]]
+
+    @override
+    def _path(self, result: Any, num_frames: int) -> WordPath:
+        path = np.asarray(result.tokens[1 : num_frames + 1])
         if result.score <= _INCOMPLETE:
             path[self._left_lexicon(path) :] = self.tokenizer.blank
         starts = self._starts(path)

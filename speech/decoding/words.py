@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.base import DecodeConfig, Decoder, DecoderStream
 from speech.decoding.hot_words import HOT_WORDS_FILE, hot_vocabulary
-from speech.decoding.nbest import alternatives, posteriors, silence_posterior, word_confidences
+from speech.decoding.nbest import WordPath, alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.paths import collapse
 from speech.decoding.rescoring import RescoredConfig, Rescorer
 from speech.decoding.word_search import LetterSearch, PieceSearch, SearchOptions, WordSearch
@@ -153,11 +153,20 @@ class WordsDecoder(Decoder):
         batch = log_probs.cpu().numpy()
         return [self._one(batch[row, :count]) for row, count in enumerate(lengths)]
 
+    @override
+    def stream(self) -> DecoderStream:
+        self.prepare()
+        assert self._search is not None
+        return _WordStream(self, self._search.alone())
+
     def _one(self, log_probs: NDArray[np.float32]) -> Hypothesis:
         if len(log_probs) == 0:
             return Hypothesis()
         assert self._search is not None
-        paths = self._search.paths(log_probs)
+        return self.found(self._search.paths(log_probs))
+
+    def found(self, paths: Sequence[WordPath]) -> Hypothesis:
+        """The best of all paths that a search ended with, after the second language model has ranked them."""
         if self._rescorer is not None:
             paths = self._rescorer(paths[: self.cfg.hypotheses], self.cfg.rescore_weight, self.cfg.lm_weight)
         shares = posteriors([path.score for path in paths])
@@ -173,3 +182,34 @@ class WordsDecoder(Decoder):
             word_confidences=confidences,
             nbest=alternatives(paths, shares, self.cfg.nbest),
         )
+
+
+class _WordStream(DecoderStream):
+    """A native search of its own, which remembers its partial hypotheses.
+
+    Args:
+        decoder: Whose hypotheses it makes.
+        search: The search.
+    """
+
+    def __init__(self, decoder: WordsDecoder, search: WordSearch) -> None:
+        self._decoder, self._search, self._frames = decoder, search, 0
+        search.begin()
+
+    @override
+    def accept(self, log_probs: NDArray[np.float32]) -> None:
+        self._search.step(log_probs)
+        self._frames += len(log_probs)
+
+    @override
+    def best(self) -> Hypothesis:
+        """The second language model ranks whole utterances only."""
+        if not self._frames:
+            return Hypothesis()
+        path = self._search.partial(self._frames)
+        # without tokens: those of a word that has not ended are no word yet
+        return Hypothesis(text=" ".join(path.words), score=path.score, word_frames=list(path.spans))
+
+    @override
+    def finish(self) -> Hypothesis:
+        return self._decoder.found(self._search.ended(self._frames)) if self._frames else Hypothesis()

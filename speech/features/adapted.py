@@ -41,6 +41,11 @@ class AdaptedConfig(FilterBankConfig):
         return self
 
     @property
+    @override
+    def whole_utterance(self) -> str:
+        return f"features.kind={self.kind} needs all speech of a speaker: set features.kind=logmel"
+
+    @property
     def source_of_options(self) -> str:
         """Where the options of frames and filters are set instead."""
         return "the features of the GMM-HMM: set it in align.features"

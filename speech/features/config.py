@@ -94,6 +94,20 @@ class FeatureConfig(Choice, ABC):
         return self
 
     @property
+    def whole_utterance(self) -> str:
+        """What makes a frame depend on its whole utterance, with the remedy; empty if nothing does."""
+        if self.cmvn in ("utterance", "speaker") or (self.cmvn == "sliding" and self.cmvn_center):
+            of = {"utterance": "the utterance", "speaker": "the speaker", "sliding": "a window with later frames"}
+            return (
+                f"features.cmvn={self.cmvn} normalizes by all frames of {of[self.cmvn]}: set features.cmvn=global, or "
+                "features.cmvn=sliding with features.cmvn_center=false"
+            )
+        for option in ("level_db", "trim_db"):
+            if getattr(self, option):
+                return f"features.{option} needs the loudest frames of the whole utterance: set features.{option}=0"
+        return ""
+
+    @property
     def in_shards(self) -> bool:
         """Whether training reads them from shards, and has no waveforms."""
         return self.stored or self.adapted

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from speech.features.cmvn import frame_mask
 from speech.features.config import FeatureConfig
 
+_WINDOW = 2
+"""Frames to either side that a delta covers."""
+
 
 def repeat_edges(feats: Tensor, lengths: Tensor, left: int, right: int) -> Tensor:
     """Extend each utterance by copies of its first and last frame.
@@ -51,7 +54,7 @@ def delta_filters(order: int, window: int) -> list[Tensor]:
     return filters
 
 
-def add_deltas(feats: Tensor, lengths: Tensor, order: int = 2, window: int = 2) -> Tensor:
+def add_deltas(feats: Tensor, lengths: Tensor, order: int = 2, window: int = _WINDOW) -> Tensor:
     """Append deltas (Kaldi's `add-deltas`).
 
     Args:
@@ -120,6 +123,12 @@ class Expand(nn.Module):
     def __init__(self, config: FeatureConfig) -> None:
         super().__init__()
         self.config = config
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Frames before and after a frame that its deltas and its splicing read."""
+        config = self.config
+        return _WINDOW * config.delta_order + config.splice_left, _WINDOW * config.delta_order + config.splice_right
 
     def num_frames(self, lengths: Tensor) -> Tensor:
         """Frames that are left of each number of frames."""

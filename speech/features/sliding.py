@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MIN_WINDOW = 100
+"""Frames of the smallest window at the start of an utterance, if windows are not centred."""
+
+
 def window_bounds(lengths: Tensor, places: Tensor, window: int, min_window: int, center: bool) -> tuple[Tensor, Tensor]:
     """Start and end (exclusive) of the windows of some frames, int64 `[B, T]` each.
 
@@ -40,7 +44,7 @@ def sliding_normalize(
     lengths: Tensor,
     *,
     window: int = 600,
-    min_window: int = 100,
+    min_window: int = MIN_WINDOW,
     center: bool = True,
     variance: bool = True,
     counted: Tensor | None = None,

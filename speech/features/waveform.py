@@ -37,6 +37,13 @@ class WaveformConfig(FeatureConfig):
 
     @property
     @override
+    def whole_utterance(self) -> str:
+        if self.normalize:
+            return "features.normalize needs all samples of the utterance: set features.normalize=false"
+        return super().whole_utterance
+
+    @property
+    @override
     def width(self) -> int:
         return self.samples
 

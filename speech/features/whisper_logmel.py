@@ -102,6 +102,11 @@ class WhisperLogMelConfig(FeatureConfig):
 
     @property
     @override
+    def whole_utterance(self) -> str:
+        return f"features.kind={self.kind} floors energies by the utterance's largest: set features.kind=logmel"
+
+    @property
+    @override
     def width(self) -> int:
         return self.num_mels
 

@@ -10,8 +10,9 @@ Configurations load without torch, networks do not.
 
 from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
-from speech.models.conformer import ConformerConfig
+from speech.models.conformer import ChunkConfig, ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
+from speech.models.lstm import LstmEncoderConfig
 from speech.models.predictors import LstmPredictorConfig, PredictorConfig, StatelessPredictorConfig
 from speech.models.pretrained import PretrainedConfig
 from speech.models.registry import (
@@ -35,9 +36,11 @@ __all__ = [
     "MODELS",
     "PREDICTORS",
     "BlstmConfig",
+    "ChunkConfig",
     "ConformerConfig",
     "DecoderNetworkChoice",
     "DecoderNetworkConfig",
+    "LstmEncoderConfig",
     "LstmPredictorConfig",
     "ModelChoice",
     "ModelConfig",

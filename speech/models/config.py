@@ -53,6 +53,16 @@ class ModelConfig(Choice, ABC):
         return self.subsampling.bit_length() - 1
 
     @property
+    def streams(self) -> bool:
+        """Whether the network goes on from chunk to chunk, with a state of bounded size."""
+        return False
+
+    @property
+    def streaming_remedy(self) -> str:
+        """Why the network does not stream, with the remedy; follows the name of its kind."""
+        return "reads whole utterances: train a conformer with model.chunk, or an lstm, to recognize speech as it comes"
+
+    @property
     def max_frames(self) -> int:
         """Feature frames of the longest utterance that the network can read; 0 if it reads any."""
         return 0
@@ -84,7 +94,7 @@ class ModelConfig(Choice, ABC):
             raise ValueError(f"model {self.kind} needs the package {', '.join(missing)}: {install_remedy(self.extra)}")
 
     def check_inputs(self, features: FeatureConfig, sample_rate: int) -> None:
-        """Check that the network can read some features; by default, it reads any.
+        """Check that the network can read some features; by default, it reads any, if it does not stream.
 
         Args:
             features: Their configuration.
@@ -93,6 +103,8 @@ class ModelConfig(Choice, ABC):
         Raises:
             ValueError: It cannot; the message names the field and the remedy.
         """
+        if self.streams and (reason := features.whole_utterance):
+            raise ValueError(f"model {self.kind} is to recognize speech as it comes, but {reason}")
 
     @abstractmethod
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

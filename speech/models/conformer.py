@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import override
 
 from speech.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
+
+
+class ChunkConfig(BaseModel):
+    """Chunks of a network that recognizes whole recordings and speech as it comes (U2: Zhang et al. 2020).
+
+    In training, each batch has chunks of another size, or utterances are one chunk each ("dynamic chunk training" of
+    arXiv:2012.05481, in the form of WeNet's `add_optional_chunk_mask`), so that one network works with any size.
+    Convolutions read no later frames. The frames of a chunk attend to each other and to `left` frames before it, which
+    are a number of frames as in icefall (`left_context_frames`), not of chunks as in WeNet.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    left: int = Field(default=64, ge=0)
+    """Output frames before a chunk that its frames attend to."""
+    longest: int = Field(default=25, ge=1)
+    """Output frames of the longest chunk in training, apart from whole utterances; sizes are drawn uniformly from 1."""
+    whole: float = Field(default=0.5, ge=0, le=1)
+    """Share of the training batches whose utterances are one chunk each, so that all frames attend to all."""
+    offline: int = Field(default=0, ge=0)
+    """Output frames of a chunk in validation and when whole recordings are recognized; 0: each utterance is one chunk.
+    Recognition of a stream has chunks of the size that it is asked for."""
 
 
 class ConformerConfig(ModelConfig):
@@ -25,6 +47,8 @@ class ConformerConfig(ModelConfig):
     """Kernel size of the depthwise convolution in frames; odd."""
     feed_forward: int = Field(default=4, ge=1)
     """Hidden width of the feed-forward modules, as a multiple of `dim`."""
+    chunk: ChunkConfig | None = None
+    """Train it to recognize speech as it comes, with chunks of any size; without, it needs whole utterances."""
 
     @model_validator(mode="after")
     def _check_shape(self) -> ConformerConfig:
@@ -33,6 +57,16 @@ class ConformerConfig(ModelConfig):
         if self.kernel % 2 == 0:
             raise ValueError(f"model.kernel={self.kernel} must be odd")
         return self
+
+    @property
+    @override
+    def streams(self) -> bool:
+        return self.chunk is not None
+
+    @property
+    @override
+    def streaming_remedy(self) -> str:
+        return "was trained without model.chunk, and needs whole utterances: train one with model.chunk={}"
 
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

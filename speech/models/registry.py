@@ -9,6 +9,7 @@ from speech.models.blstm import BlstmConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
+from speech.models.lstm import LstmEncoderConfig
 from speech.models.predictors import LstmPredictorConfig, PredictorConfig, StatelessPredictorConfig
 from speech.models.tdnn import TdnnConfig
 from speech.models.transformer_decoder import TransformerDecoderConfig
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MODELS: dict[str, type[ModelConfig]] = {
     "blstm": BlstmConfig,
     "conformer": ConformerConfig,
+    "lstm": LstmEncoderConfig,
     "tdnn": TdnnConfig,
     "wav2vec2": Wav2Vec2Config,
     "whisper": WhisperConfig,

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from speech.features import FEATURES, CmvnStats, build_features, feature_dim
+from speech.features import FEATURES, CmvnStats, LogMelConfig, build_features, feature_dim
 from speech.features.cmvn import frame_mask
 from speech.features.expand import Expand
-from speech.frontend import FrontEnd
+from speech.features.waveform import WaveformConfig
+from speech.frontend import FeatureStream, FrontEnd
 
 RATE = 8000
 
@@ -97,7 +98,7 @@ def test_statistics_become_tensors_once(monkeypatch, cmvn):
     assert torch.equal(first, second)
     assert len(asked) == (1 if cmvn == "global" else 2)
     # for another type of numbers there is another table
-    frontend._normalize(torch.zeros(3, 5, 10, dtype=torch.float64), torch.tensor([5, 5, 5]), ["ann", "bob", "ann"])
+    frontend.normalized(torch.zeros(3, 5, 10, dtype=torch.float64), torch.tensor([5, 5, 5]), ["ann", "bob", "ann"])
     assert len(asked) == (2 if cmvn == "global" else 4)
 
 
@@ -169,3 +170,47 @@ def test_stored_features_are_processed_alike(cmvn):
 def test_front_end_state_is_not_in_the_models_state():
     """Statistics are stored in the bundle's JSON: weights files contain nothing of the front end."""
     assert FrontEnd(config("none"), RATE).state_dict() == {}
+
+
+STREAMED = [
+    LogMelConfig(num_mels=10),
+    LogMelConfig(num_mels=10, cmvn="none", hop_ms=40, frame_ms=20),
+    LogMelConfig(num_mels=10, cmvn_floor=2, delta_order=2, splice_left=2, splice_right=1, stride=3),
+    LogMelConfig(num_mels=10, cmvn="sliding", cmvn_center=False, cmvn_window=150),
+    LogMelConfig(num_mels=10, cmvn="sliding", cmvn_center=False, cmvn_window=20, delta_order=1),
+    WaveformConfig(samples=80, cmvn="none"),
+]
+
+
+@pytest.mark.parametrize("cfg", STREAMED, ids=lambda cfg: f"{cfg.kind}-{cfg.cmvn}-{cfg.stride}-{cfg.cmvn_window}")
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.3, 4.0])
+def test_features_of_a_stream_are_those_of_the_whole_utterance(cfg, seconds):
+    generator = torch.Generator().manual_seed(0)
+    wave = torch.randn(int(seconds * 8000), generator=generator) / 10
+    stats = CmvnStats(cfg.width).add(torch.randn(50, cfg.width, generator=generator))
+    frontend = FrontEnd(cfg, 8000, stats)
+    expected, frames = frontend(wave[None], torch.tensor([len(wave)]))
+    for sizes in ((80,), (1, 700, 33), (40000,)):
+        stream, parts, start, number = FeatureStream(frontend), [], 0, 0
+        while start < len(wave):
+            parts.append(stream.accept(wave[start : start + sizes[number % len(sizes)]]))
+            start, number = start + sizes[number % len(sizes)], number + 1
+        streamed = torch.cat([*parts, stream.finish()])
+        assert streamed.shape == (int(frames), frontend.dim)
+        torch.testing.assert_close(streamed, expected[0, : int(frames)], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cfg", STREAMED, ids=lambda cfg: f"{cfg.kind}-{cfg.cmvn}-{cfg.stride}-{cfg.cmvn_window}")
+def test_stream_of_a_minute_keeps_as_much_as_one_of_ten_seconds(cfg):
+    frontend = FrontEnd(cfg, 8000, CmvnStats(cfg.width).add(torch.zeros(2, cfg.width)))
+    stream, sizes = FeatureStream(frontend), []
+    for _ in range(6):
+        for _ in range(100):
+            stream.accept(torch.zeros(800))
+        sizes.append(stream.num_bytes)
+    assert sizes[0] == sizes[-1]
+
+
+def test_features_that_need_the_whole_utterance_are_refused_for_streams():
+    with pytest.raises(ValueError, match=r"as it comes: features\.cmvn=utterance .*: set features\.cmvn=global"):
+        FeatureStream(FrontEnd(LogMelConfig(cmvn="utterance"), 16000))

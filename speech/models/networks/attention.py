@@ -3,11 +3,14 @@
 Positions are encoded by rotating queries and keys (RoPE: Su et al. 2021, arXiv:2104.09864).
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speech.models.networks.dropout import Dropout
+from speech.models.networks.lstm import Memory
 
 
 class FeedForward(nn.Module):
@@ -50,7 +53,7 @@ def rotate(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, key_mask: Tensor, multiple: int = 0) -> Tensor:
+def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, key_mask: Tensor | None, multiple: int = 0) -> Tensor:
     """Scaled dot-product attention, with heads zero-padded to a width that fused kernels support.
 
     On a GPU, other widths are computed unfused, with all T x T weights in memory. Padding does not change the result.
@@ -59,7 +62,7 @@ def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, key_mask: Tensor, mul
         q_BHTK: Queries.
         k_BHTK: Keys.
         v_BHTK: Values.
-        key_mask: [B, 1, 1, T], True where a frame may be attended to.
+        key_mask: [B, 1, 1, T], or [B, 1, T, T] by query and key: True where a frame may be attended to; None: all.
         multiple: The width is padded to a multiple of this; 0 means 8 on a GPU and no padding on a CPU.
     """
     width = q_BHTK.shape[-1]
@@ -87,12 +90,37 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x_BTD: Tensor, key_mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]; `key_mask` [B, 1, 1, T] is True where a frame may be attended to."""
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x_BTD)).chunk(3, dim=-1)
-        )
+        """[B, T, D] -> [B, T, D]; `key_mask` as for `attend`."""
+        q, k, v = self._heads(x_BTD)
         # no dropout on the T x T weights: its masks took a quarter of a training step on a CPU and rule out fused
         # kernels; dropout of the output regularizes the same path
-        mixed = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, key_mask)
-        out: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return self._joined(attend(rotate(q, cos, sin), rotate(k, cos, sin), v, key_mask))
+
+    def forward_chunk(self, x_BTD: Tensor, memory: Memory, left: int) -> tuple[Tensor, Memory]:
+        """As `forward`, for a chunk whose frames attend to each other and to those before that are remembered.
+
+        Keys are remembered as they are before the rotation, and positions are counted from the first of them: only
+        their differences matter, and angles stay small however long the stream is.
+
+        Args:
+            x_BTD: The frames of the chunk.
+            memory: Keys and values of at most `left` frames before it [B, H, frames, K].
+            left: Frames before the next chunk that this one's successor attends to.
+        """
+        q, k, v = self._heads(x_BTD)
+        k, v = (torch.cat(both, dim=2) for both in zip(memory, (k, v), strict=True))
+        cos, sin = rotary_tables(k.shape[2], k.shape[3], k.device)
+        own = slice(k.shape[2] - q.shape[2], None)
+        mixed = attend(rotate(q, cos[own], sin[own]), rotate(k, cos, sin), v, None)
+        kept = slice(max(0, k.shape[2] - left), None)
+        # copies: a view would keep all frames
+        return self._joined(mixed), (k[:, :, kept].clone(), v[:, :, kept].clone())
+
+    def _heads(self, x_BTD: Tensor) -> Iterator[Tensor]:
+        """Queries, keys and values [B, H, T, K]."""
+        parts = self.qkv(self.norm(x_BTD)).chunk(3, dim=-1)
+        return (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+
+    def _joined(self, mixed_BHTK: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.out(mixed_BHTK.transpose(1, 2).flatten(2)))
         return out

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -13,6 +14,7 @@ from typing_extensions import override
 
 from speech.features.cmvn import frame_mask
 from speech.models.config import ModelConfig
+from speech.models.networks.lstm import Memory
 
 
 def halved(lengths: Tensor, times: int = 1) -> Tensor:
@@ -27,14 +29,24 @@ class Subsampling(nn.Module):
 
     Padding is masked to zero before every convolution, so that an utterance's frames do not depend on what it was
     batched with. Each stride-2 convolution maps T frames to ceil(T / 2).
+
+    Args:
+        num_features: Width of a feature frame.
+        dim: The encoder's width.
+        factor: Feature frames per output frame.
+        channels: Of the convolutions.
+        causal: Whether a convolution reads its frame and the two before it, instead of one before and one after it:
+            then output frame t needs no later feature frame than `factor` * t.
     """
 
-    def __init__(self, num_features: int, dim: int, factor: int, channels: int) -> None:
+    def __init__(self, num_features: int, dim: int, factor: int, channels: int, causal: bool = False) -> None:
         super().__init__()
         self.convs = nn.ModuleList()
+        self.causal = causal
+        self._num_features, padding = num_features, (0, 1) if causal else 1
         width, in_channels = num_features, 1
         for _ in range(factor.bit_length() - 1):
-            self.convs.append(nn.Conv2d(in_channels, channels, kernel_size=3, stride=2, padding=1))
+            self.convs.append(nn.Conv2d(in_channels, channels, kernel_size=3, stride=2, padding=padding))
             width, in_channels = (width + 1) // 2, channels
         self.project = nn.Linear(width * in_channels, dim)
 
@@ -45,10 +57,38 @@ class Subsampling(nn.Module):
         x = feats_BTF.unsqueeze(1)
         for conv in self.convs:
             x = x * frame_mask(lengths, x.shape[2])[:, None, :, None]
-            x = torch.relu(conv(x))
+            x = torch.relu(conv(nn.functional.pad(x, (0, 0, 2, 0)) if self.causal else x))
             lengths = halved(lengths)
         x_BTD = self.project(x.transpose(1, 2).flatten(2))
         return x_BTD * frame_mask(lengths, x_BTD.shape[1])[..., None], lengths
+
+    def start(self, batch: int) -> Memory:
+        """What the convolutions remember before the first frame: two frames of zeros each [batch, channels, 2, F]."""
+        memory: list[Tensor] = []
+        width = self._num_features
+        for conv in self.convs:
+            memory.append(self.project.weight.new_zeros(batch, conv.in_channels, 2, width))
+            width = (width + 1) // 2
+        return tuple(memory)
+
+    def forward_chunk(self, feats_BTF: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        """As `forward`, for the next frames of utterances [B, T, F]; only if causal.
+
+        Returns:
+            Those output frames that can be computed by now, and what the convolutions remember: the one or two last
+            frames that they read.
+        """
+        assert self.causal, "other convolutions read a frame ahead"
+        x, after = feats_BTF.unsqueeze(1), []
+        for conv, before in zip(self.convs, memory, strict=True):
+            x = torch.cat((before, x), dim=2)
+            ready = max(0, (x.shape[2] - 1) // 2)
+            after.append(x[:, :, 2 * ready :].clone())
+            if not ready:
+                none = feats_BTF.new_zeros(len(feats_BTF), 0, self.project.out_features)
+                return none, (*after, *memory[len(after) :])
+            x = torch.relu(conv(x))
+        return self.project(x.transpose(1, 2).flatten(2)), tuple(after)
 
 
 class TrainableNetwork(nn.Module):
@@ -119,6 +159,26 @@ def load_network(path: Path, build: Callable[[], Network], layers: int) -> Netwo
     return network.eval()
 
 
+@dataclass(frozen=True)
+class StreamState:
+    """What a network remembers of streams that it has read up to now; its size does not grow with them."""
+
+    chunk: int
+    """Output frames of a chunk."""
+    front: Memory
+    """The last frames that the subsampling's convolutions read."""
+    waiting: Tensor
+    """Subsampled frames that wait for the rest of their chunk [batch, frames, dim]."""
+    layers: tuple[Memory, ...]
+    """Of each layer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tensors."""
+        tensors = (*self.front, self.waiting, *(tensor for memory in self.layers for tensor in memory))
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
 class AcousticModel(TrainableNetwork, ABC):
     """Feature frames in, natural log probabilities over tokens (index 0: CTC's blank) or tied states out.
 
@@ -141,7 +201,8 @@ class AcousticModel(TrainableNetwork, ABC):
 
         A model of raw audio has its own convolutions here.
         """
-        return Subsampling(self.num_features, self.cfg.dim, self.cfg.subsampling, self.cfg.channels)
+        cfg = self.cfg
+        return Subsampling(self.num_features, cfg.dim, cfg.subsampling, cfg.channels, causal=cfg.streams)
 
     @abstractmethod
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
@@ -165,6 +226,75 @@ class AcousticModel(TrainableNetwork, ABC):
         """As `forward`, not normalized: what a larger network reads that has this one as its encoder."""
         x_BTD, out_lengths = self.subsampling(feats_BTF, lengths)
         return self.encode(x_BTD, out_lengths), out_lengths
+
+    # --- speech as it comes: the same outputs, chunk by chunk
+
+    def stream_state(self, batch: int, chunk: int) -> StreamState:
+        """What the network remembers before the first frame.
+
+        Args:
+            batch: Streams that are computed together, frame by frame.
+            chunk: Output frames of a chunk.
+
+        Raises:
+            ValueError: Models of this kind, or with this configuration, cannot go on from chunk to chunk.
+        """
+        if not self.cfg.streams:
+            raise ValueError(f"model {self.cfg.kind} {self.cfg.streaming_remedy}")
+        if chunk < 1:
+            raise ValueError(f"a chunk has 1 or more output frames, not {chunk}")
+        assert isinstance(self.subsampling, Subsampling)
+        weight = self.subsampling.project.weight
+        waiting = weight.new_zeros(batch, 0, len(weight))
+        return StreamState(chunk, self.subsampling.start(batch), waiting, self.layers_before(batch))
+
+    def forward_chunk(self, feats_BTF: Tensor, state: StreamState, last: bool = False) -> tuple[Tensor, StreamState]:
+        """As `forward`, for the next feature frames of streams, any number of them; in evaluation mode.
+
+        Outputs come chunk by chunk, and are those of `forward` over all frames if its attention has the same chunks.
+
+        Args:
+            feats_BTF: The frames [batch, frames, num_features]; there may be none.
+            state: What the network remembers of those before.
+            last: Whether no more will come: then the last chunk is computed, however short it is.
+
+        Returns:
+            Log probabilities [batch, output frames, vocab_size] in float32, and what the network remembers now.
+        """
+        scores_BTV, state = self.chunk_outputs(feats_BTF, state, last)
+        return scores_BTV.float().log_softmax(dim=-1), state
+
+    def chunk_outputs(self, feats_BTF: Tensor, state: StreamState, last: bool = False) -> tuple[Tensor, StreamState]:
+        """As `forward_chunk`, not normalized; see `outputs`."""
+        assert isinstance(self.subsampling, Subsampling)
+        x_BTD, front = self.subsampling.forward_chunk(feats_BTF, state.front)
+        x_BTD, layers, parts = torch.cat((state.waiting, x_BTD), dim=1), state.layers, []
+        ready = x_BTD.shape[1] // state.chunk * state.chunk
+        for part_BTD in x_BTD[:, :ready].split(state.chunk, dim=1) if ready else ():
+            scores_BTV, layers = self.encode_chunk(part_BTD, layers, False)
+            parts.append(scores_BTV)
+        waiting = x_BTD[:, ready:].clone()
+        if last or not parts:
+            scores_BTV, layers = self.encode_chunk(waiting if last else waiting[:, :0], layers, last)
+            parts.append(scores_BTV)
+        return torch.cat(parts, dim=1), StreamState(state.chunk, front, waiting, layers)
+
+    def layers_before(self, batch: int) -> tuple[Memory, ...]:
+        """What each layer remembers before the first frame."""
+        raise NotImplementedError(f"model {self.cfg.kind} says that it streams")
+
+    def encode_chunk(self, x_BTD: Tensor, layers: tuple[Memory, ...], last: bool) -> tuple[Tensor, tuple[Memory, ...]]:
+        """As `encode`, for a chunk of subsampled frames, or for none.
+
+        Args:
+            x_BTD: The frames.
+            layers: What each layer remembers.
+            last: Whether no more will come.
+
+        Returns:
+            Token scores, of these frames or of earlier ones if the network looks ahead, and what the layers remember.
+        """
+        raise NotImplementedError(f"model {self.cfg.kind} says that it streams")
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:

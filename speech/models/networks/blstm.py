@@ -12,7 +12,7 @@ from typing_extensions import override
 from speech.models.blstm import BlstmConfig
 from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.lstm import run_lstm
+from speech.models.networks.lstm import open_forget_gates, run_lstm
 
 
 class Blstm(AcousticModel):
@@ -32,15 +32,7 @@ class Blstm(AcousticModel):
         self.bottleneck = nn.Linear(width, cfg.bottleneck) if cfg.bottleneck else nn.Identity()
         self.dropout = Dropout(cfg.dropout)
         self.output = nn.Linear(cfg.bottleneck or width, vocab_size)
-        self._open_forget_gates()
-
-    def _open_forget_gates(self) -> None:
-        """Initialize the forget gates nearly open, so that gradients pass through long utterances from the start."""
-        with torch.no_grad():
-            for name, bias in self.lstm.named_parameters():
-                if "bias_ih" in name:
-                    cells = bias.shape[0] // 4
-                    bias[cells : 2 * cells].fill_(1.0)
+        open_forget_gates(self.lstm)
 
     @override
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:

@@ -21,6 +21,15 @@ Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
 
 
+def open_forget_gates(lstm: nn.LSTM) -> None:
+    """Initialize the forget gates nearly open, so that gradients pass through long utterances from the start."""
+    with torch.no_grad():
+        for name, bias in lstm.named_parameters():
+            if "bias_ih" in name:
+                cells = bias.shape[0] // 4
+                bias[cells : 2 * cells].fill_(1.0)
+
+
 def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
     """Run an LSTM, with `batch_first`; under autocast to bf16, in the type given by `lstm_dtype`.
 

@@ -138,13 +138,25 @@ def _shown(kind: str, nbest: int) -> str:
 
 
 def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber":
-    """The model, ready to use.
+    """The model, ready to use."""
+    from flows.models import fetch_model, model_uri
+
+    return build_transcriber(fetch_model(model_uri(model), "--model"), device, vad, nbest=nbest)
+
+
+def build_transcriber(folder: Path, device: str, vad: str, **options: float) -> "Transcriber":
+    """A transcriber from the options of a command.
+
+    Args:
+        folder: The bundle.
+        device: `auto`, or a device.
+        vad: Kind of the detector; empty for the usual one.
+        **options: More of the transcriber's.
 
     Raises:
-        ValueError: There is no such detector.
+        ValueError: There is no such detector or device.
     """
     from devices.choice import pick_device
-    from flows.models import fetch_model, model_uri
     from recognition.transcriber import Transcriber
     from speech.vad import DETECTORS
 
@@ -152,8 +164,7 @@ def _transcriber(model: str, device: str, vad: str, nbest: int) -> "Transcriber"
         device = str(pick_device(device, field="--device"))
     if vad and vad not in DETECTORS:
         raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
-    detector = DETECTORS[vad]() if vad else None
-    return Transcriber(fetch_model(model_uri(model), "--model"), device=device, vad=detector, nbest=nbest)
+    return Transcriber(folder, device=device, vad=DETECTORS[vad]() if vad else None, **options)  # type: ignore[arg-type]
 
 
 def by_voice(recordings: list[tuple[Path, Path]], speakers: Speakers) -> list[list[tuple[Path, Path]]]:

@@ -115,7 +115,8 @@ def open_stream(
     Raises:
         AudioError: No speech has such a sample rate.
     """
-    return SegmentStream(transcribe, vad, sample_rate or recognizer.spec.sample_rate, cfg)
+    rate = recognizer.spec.sample_rate if sample_rate is None else sample_rate
+    return SegmentStream(transcribe, vad, rate, cfg)
 
 
 class SegmentStream:

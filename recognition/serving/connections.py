@@ -138,7 +138,8 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.service = service
         self._left_s = service.limits.drain_s
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients send wrongly is counted, not printed
+        for name in ("uvicorn.error", "python_multipart"):  # what clients send wrongly is counted, not printed
+            logging.getLogger(name).setLevel(logging.ERROR)
         super().__init__(
             uvicorn.Config(
                 app,

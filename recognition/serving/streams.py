@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -28,12 +29,14 @@ from recognition.transcriber import Transcript
 from speech.audio import AudioError
 from speech.decoding import DecodeError
 
+log = logging.getLogger(__name__)
 ROUTE = "/stream"
 _LATE_S = 60.0
 """Time for recognizing a segment, waiting included."""
 _PENDING_S = 10.0
 """Audio that waits for recognition before the client has to wait."""
 _SCALE = 32768.0
+_CLOSES = {400: 1008, 503: 1013}
 _ENDS = {
     "": (1000, ""),
     "stopping": (1012, "the server ends"),
@@ -102,10 +105,15 @@ class StreamSession:
         except (ValueError, OverflowError) as error:
             raise ApiError(400, str(error), "invalid_value") from error
         self._pending = bytearray()
-        self._samples, self._segments, self._said = 0, 0, 0
+        self._bytes, self._segments, self._said = 0, 0, 0
         self._end: str | None = None
         """Why the stream ends; None while it does not."""
         self._changed = asyncio.Condition()
+
+    @property
+    def _seconds(self) -> float:
+        """Audio received so far."""
+        return self._bytes / 2 / self._rate
 
     def _transcribe(self, wave: Samples, rate: int) -> Transcript:
         """Recognize a segment among the files and segments of others; in a thread of the stream's."""
@@ -121,12 +129,11 @@ class StreamSession:
                               "sample_rate": self._rate})  # fmt: skip
             await self._recognize()
             await self._finish()
-        except (WebSocketDisconnect, ConnectionError, TimeoutError, RuntimeError) as error:
-            failure = "client_gone" if not isinstance(error, QueueClosedError | RecognitionLateError) else "late"
-            await self._fail(503, "the server is too busy to recognize the stream in time", failure, 1013)
-        except (AudioError, DecodeError) as error:
-            failure = "bad_audio" if isinstance(error, AudioError) else "unusable_scores"
-            await self._fail(400, str(error), failure, 1008)
+        except ApiError as error:
+            failure = error.code
+            await self._fail(error)
+        except (WebSocketDisconnect, ConnectionError, TimeoutError):
+            failure = "client_gone"
         finally:
             reading.cancel()
             stopping.cancel()
@@ -136,7 +143,7 @@ class StreamSession:
                 self._service.metrics.rejected.labels(failure).inc()
             self._service.log.write(
                 "stream", client=client_of(self._websocket.scope), version=self._model.version,
-                seconds=self._samples / self._rate, segments=self._segments, words=self._said,
+                seconds=self._seconds, segments=self._segments, words=self._said,
                 took_s=time.monotonic() - begin, end=failure or self._end or "client",
             )  # fmt: skip
 
@@ -159,9 +166,9 @@ class StreamSession:
     async def _add(self, data: bytes) -> None:
         async with self._changed:
             self._pending += data
-            self._samples += len(data) // 2
+            self._bytes += len(data)
             self._changed.notify_all()
-            if self._samples > self._service.limits.stream_seconds * self._rate:
+            if self._seconds > self._service.limits.stream_seconds:
                 self._end = self._end or "too_long"
             most = int(2 * _PENDING_S * self._rate)
             await self._changed.wait_for(lambda: len(self._pending) <= most or self._end is not None)
@@ -198,15 +205,25 @@ class StreamSession:
         code, text = _ENDS[self._end or ""]
         if self._end:
             await self._send({"type": "error", "error": error_content(503, text, self._end)})
-        seconds = round(self._samples / self._rate, 3)
-        await self._send({"type": "done", "seconds": seconds, "segments": self._segments})
+        await self._send({"type": "done", "seconds": round(self._seconds, 3), "segments": self._segments})
         await self._websocket.close(code, text)
 
-    async def _in_thread(self, call: Any, *given: Any) -> list[StreamResult]:
-        results: list[StreamResult] = await asyncio.get_running_loop().run_in_executor(
-            self._service.threads, call, *given
-        )
-        return results
+    async def _in_thread(self, call: Callable[..., list[StreamResult]], *given: Samples) -> list[StreamResult]:
+        """What the stream gives.
+
+        Raises:
+            ApiError: The recognizer fails.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._service.threads, call, *given)
+        except (AudioError, DecodeError) as error:
+            code = "bad_audio" if isinstance(error, AudioError) else "unusable_scores"
+            raise ApiError(400, str(error), code) from error
+        except (QueueClosedError, RecognitionLateError, TimeoutError) as error:
+            raise ApiError(503, "the server is too busy to recognize the stream in time", "late") from error
+        except Exception as error:
+            log.exception("a stream failed")
+            raise ApiError(500, "the server failed; its log says why", "server_error") from error
 
     async def _tell(self, results: list[StreamResult]) -> None:
         """Send results."""
@@ -233,11 +250,11 @@ class StreamSession:
         """Send a message."""
         await self._websocket.send_text(json.dumps(content, ensure_ascii=False))
 
-    async def _fail(self, status: int, text: str, code: str, close: int) -> None:
+    async def _fail(self, error: ApiError) -> None:
         """Tell the client, if it is there, that the stream has failed."""
-        with suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
-            await self._send({"type": "error", "error": error_content(status, text, code)})
-            await self._websocket.close(close, text[:100])
+        with suppress(WebSocketDisconnect, OSError, TimeoutError):
+            await self._send({"type": "error", **error.content()})
+            await self._websocket.close(_CLOSES.get(error.status, 1011), error.code)
 
 
 def _is_end(text: str) -> bool:

@@ -7,11 +7,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from recognition.bundle import BundleSpec, save_bundle
@@ -178,7 +179,11 @@ def stream(server, query="", **options):
 
 def messages(connection):
     """All messages until the connection is closed."""
-    return [json.loads(message) for message in connection]
+    heard = []
+    with suppress(ConnectionClosed):
+        while True:
+            heard.append(json.loads(connection.recv(30)))
+    return heard
 
 
 def on_loop(server, call):

@@ -101,7 +101,7 @@ def limits_of(assignments: list[str]) -> "ServeLimits":
             values[name] = kinds[name](text)
         except ValueError:
             raise ValueError(
-                f"--limit {assignment}: give a number, such as {name}={getattr(ServeLimits, name)}"
+                f"--limit {assignment}: give a number, as in {name}={getattr(ServeLimits, name)}"
             ) from None
     return ServeLimits(**values)
 

@@ -27,6 +27,8 @@ OPEN_PATHS = ("/", "/healthz")
 ROUTES = (*OPEN_PATHS, "/v1/audio/transcriptions", "/v1/models", "/stream", "/metrics")
 PROTOCOL, TOKEN_PROTOCOL = "starling", "bearer."
 """Subprotocols of a WebSocket: its name, and what a token in base64url follows, for browsers, which set no headers."""
+_DISCARD_S, _DISCARD_PAUSE_S = 10.0, 1.0
+"""Time for the rest of a refused upload, and the longest pause in it."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -67,11 +69,12 @@ class Gate:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        answer = _Answer(scope, send, self.service.limits.idle_s)
+        body = _Body(scope, receive)
+        answer = _Answer(scope, send, self.service.limits.idle_s, body)
         begin, code = time.monotonic(), ""
         try:
             self._check(scope)
-            await self.app(scope, receive, answer.send)
+            await self.app(scope, body.receive, answer.send)
         except ApiError as error:
             code = error.code
             await answer.refuse(error)
@@ -129,11 +132,40 @@ def _check_origin(scope: Scope) -> None:
     raise ApiError(403, "without a token this server answers its own machine only, by the name localhost", "forbidden")
 
 
+class _Body:
+    """The body of a request, and whether all of it has been received."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        self._receive = receive
+        self._left = scope["type"] == "http" and ("transfer-encoding" in headers or "content-length" in headers)
+        self._awaited = "expect" in headers  # such a client sends the body after a first answer only
+
+    async def receive(self) -> Message:
+        """Receive a message."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self._left = False
+        self._awaited = False
+        return message
+
+    async def discard(self) -> None:
+        """Receive the rest, in bounded time.
+
+        A connection that is closed before its client has sent everything is reset, and the answer is lost.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_S):
+                while self._left and not self._awaited:
+                    async with asyncio.timeout(_DISCARD_PAUSE_S):
+                        await self.receive()
+
+
 class _Answer:
     """Sends an answer, in bounded time, and remembers its status."""
 
-    def __init__(self, scope: Scope, send: Send, patience_s: float) -> None:
-        self._scope, self._send, self._patience_s = scope, send, patience_s
+    def __init__(self, scope: Scope, send: Send, patience_s: float, body: _Body) -> None:
+        self._scope, self._send, self._patience_s, self._body = scope, send, patience_s, body
         self._started = False
         self.status = CLOSED_BY_CLIENT
         self.code = ""
@@ -143,6 +175,8 @@ class _Answer:
         if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
             self._started = True
             self.status = message.get("status", 101)
+            if self.status >= 400:
+                await self._body.discard()
             self.code = Headers(raw=message.get("headers", [])).get(CODE_HEADER, "")
         async with asyncio.timeout(self._patience_s):
             await self._send(message)

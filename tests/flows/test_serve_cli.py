@@ -155,7 +155,7 @@ def test_mistakes_are_one_message(bundle, home, monkeypatch):
         ((bundle, "--host", "0.0.0.0"), "set STARLING_SERVE_TOKEN"),
         ((bundle, "--port", "1", "--host", "192.0.2.1"), "set STARLING_SERVE_TOKEN"),
         ((bundle, "--vad", "ears"), "there is no such detector"),
-        ((home, "--port", "0"), "is not a model bundle"),
+        ((home, "--port", "0"), "is neither a folder nor the name of a model"),
     ]:
         result = cli.invoke("serve", *words, *(() if "--port" in words else ("--port", 0)), code=1)
         assert message in result.stderr.replace("\n", " ")

@@ -142,7 +142,7 @@ def test_a_version_whose_load_fails_leaves_no_files(api, tmp_path, followed):
 
 
 def test_following_ends_when_it_is_told(followed):
-    follower, switch, _ = followed
+    follower, _, _ = followed
     stop, looks = threading.Event(), []
     follower.look = lambda: (looks.append(1), len(looks) == 3 and stop.set())
     follower.run(0.01, stop)

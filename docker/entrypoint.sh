@@ -12,7 +12,8 @@ for name in \
     MLFLOW_TRACKING_PASSWORD \
     MLFLOW_AUTH_ADMIN_PASSWORD \
     MLFLOW_FLASK_SERVER_SECRET_KEY \
-    PGPASSWORD
+    PGPASSWORD \
+    STARLING_SERVE_TOKEN
 do
     file=$(printenv "${name}_FILE" || true)
     if [ -n "$file" ]; then

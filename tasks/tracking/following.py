@@ -42,11 +42,17 @@ def load_version(name: str, version: str, load: Load) -> LoadedModel:
     def discard() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
+    loaded = False
     try:
-        return load(version, download_bundle(f"models:/{name}/{version}", folder), discard)
-    except BaseException:
-        discard()
-        raise
+        model = load(version, download_bundle(f"models:/{name}/{version}", folder), discard)
+        loaded = True
+        return model
+    except Exception as error:
+        # the name of the folder differs at each try, and means nothing to anybody
+        raise ValueError((str(error) or type(error).__name__).replace(f"{folder}/", "")) from error
+    finally:
+        if not loaded:
+            discard()
 
 
 class AliasFollower:

@@ -35,7 +35,7 @@ class Running:
 
     def __init__(self, home, *words, **environment):
         env = {**os.environ, "STARLING_HOME": str(home), "PYTHONPATH": str(ROOT), **environment}
-        command = [sys.executable, "-m", "starling", "serve", *map(str, words), "--port", "0", "--json"]
+        command = [sys.executable, "-m", "flows.cli.app", "serve", *map(str, words), "--port", "0", "--json"]
         self.errors = home / "errors"
         home.mkdir(exist_ok=True)
         with self.errors.open("w") as errors:

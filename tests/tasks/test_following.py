@@ -92,13 +92,17 @@ def test_a_rollback_is_followed(api, tmp_path, followed):
 
 def test_a_damaged_version_leaves_the_old_one_and_is_tried_again_less_and_less_often(api, tmp_path, followed):
     follower, switch, load = followed
+    changes = []
+    switch.on_change = lambda text, problem: changes.append((text, problem))
     api.set_registered_model_alias("m", "champion", add(api, tmp_path, damaged=True))
     for _ in range(12):
         follower.look()
     assert switch.current.version == "1"
     assert "version 2 of m cannot be loaded" in switch.problem
     assert "SHA-256" in switch.problem
-    assert load.tries == ["1", "2", "2", "2"]  # at looks 1, 3 and 6; the next is the 11th
+    assert load.tries == ["1", "2", "2", "2", "2"]  # at looks 1, 3, 6 and 11
+    assert switch.failures == 4
+    assert len(changes) == 1
     api.set_registered_model_alias("m", "champion", add(api, tmp_path))
     follower.look()
     assert switch.current.version == "3"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -91,8 +91,8 @@ def limits_of(assignments: list[str]) -> "ServeLimits":
     """
     from recognition.serving.limits import ServeLimits
 
-    kinds = {limit.name: type(limit.default) for limit in fields(ServeLimits)}
-    values = {}
+    kinds = {limit.name: int if isinstance(limit.default, int) else float for limit in fields(ServeLimits)}
+    values: dict[str, Any] = {}
     for assignment in assignments:
         name, _, text = assignment.partition("=")
         if name not in kinds:

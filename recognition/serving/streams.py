@@ -228,7 +228,7 @@ class StreamSession:
     async def _tell(self, results: list[StreamResult]) -> None:
         """Send results."""
         for result in results:
-            content = {
+            content: dict[str, Any] = {
                 "type": "final" if result.final else "partial",
                 "segment": result.segment,
                 "text": result.text,

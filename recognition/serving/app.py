@@ -35,8 +35,9 @@ _LOOK_S = 0.5
 _UNKNOWN_FRAMES = 1 << 62
 """What libsndfile gives as the number of frames if a file does not tell."""
 _PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
-    "connect-src 'self' ws: wss:; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline' blob:; connect-src 'self' ws: wss:; worker-src blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }

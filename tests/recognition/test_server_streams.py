@@ -219,3 +219,23 @@ def test_a_server_that_ends_gives_streams_their_results(transcriber):
         assert connection.close_code == 1012
     assert finals(heard)[0] == "delta alpha"
     assert heard[-2]["error"]["code"] == "stopping"
+
+
+@pytest.mark.slow
+def test_long_streams_beside_files_take_bounded_memory(transcriber):
+    import psutil
+
+    with tones.running(transcriber) as server:
+        process, rounds = psutil.Process(), 120
+        with tones.stream(server, "&partial_ms=1000", max_size=None) as connection:
+            heard = tones.in_background(tones.messages, connection)
+            for number in range(rounds):
+                send(connection, SPEECH, 8000)
+                if number % 20 == 10:
+                    assert tones.post(server, tones.flac(speak("echo")))[2] == {"text": "echo"}
+                if number == 20:
+                    begin = process.memory_info().rss
+            connection.send(END)
+            heard.thread.join(600)
+        assert finals(heard.result()) == ["delta alpha", "echo echo bravo"] * rounds
+        assert process.memory_info().rss - begin < 50_000_000

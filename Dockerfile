@@ -8,8 +8,8 @@
 # that torchaudio's extension loads beside. `cpu` hides GPUs from them, `cuda` asks the container runtime for them.
 ARG PYTHON=3.11-slim-bookworm
 ARG VARIANT=cpu
-# `espeak` (GPL) is for the demo's synthetic speech and for pronunciations: --build-arg EXTRAS=production leaves it out.
-ARG EXTRAS=production,espeak
+# `espeak` (GPL) is for the demo's synthetic speech and for pronunciations: --build-arg EXTRAS=production,serve leaves it out.
+ARG EXTRAS=production,serve,espeak
 
 FROM python:${PYTHON} AS build
 ARG EXTRAS

@@ -13,7 +13,8 @@ for name in \
     MLFLOW_AUTH_ADMIN_PASSWORD \
     MLFLOW_FLASK_SERVER_SECRET_KEY \
     STARLING_STUDIES_PASSWORD \
-    PGPASSWORD
+    PGPASSWORD \
+    STARLING_SERVE_TOKEN
 do
     file=$(printenv "${name}_FILE" || true)
     if [ -n "$file" ]; then

@@ -61,6 +61,8 @@ class FrameStreamConfig(BaseModel):
     is."""
     endpoint: EndpointConfig = EndpointConfig()
     """When a segment ends."""
+    partials: bool = True
+    """Whether there are results of segments that have not ended."""
 
 
 class _FrameSearch(ABC):
@@ -242,7 +244,7 @@ class FrameStream:
         for frame in outputs:
             if self._ends(self._segment.search.step(frame)):
                 results += self._close()
-        return [*results, *self._partial()] if self._segment.frames else results
+        return [*results, *self._partial()] if self._segment.frames and self.cfg.partials else results
 
     def _ends(self, silent: bool) -> bool:
         """Whether the segment ends with a further frame."""
@@ -281,4 +283,5 @@ class FrameStream:
         segment.shown = words
         start, end = segment.start * self._shift, self._frames * self._shift
         timed = segment.search.words(hypothesis, FrameTimes(self._shift, start, start, end)) if words else ()
-        return StreamResult(self._number, hypothesis.text, tuple(timed), final, round(start, 3), round(end, 3))
+        place = round(start, 3), round(end, 3)
+        return StreamResult(self._number, hypothesis.text, tuple(timed), final, *place, hypothesis.confidence)

@@ -1,5 +1,6 @@
 """Transcribes files, bytes and arrays of any length with the model of a bundle."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +23,13 @@ from speech.audio import AudioError, check_rate, check_samples, resample, stream
 from speech.decoding import DecodeConfig, DecodeError, Hypothesis
 from speech.hmm.utterances import by_speaker
 from speech.hypotheses import Word
-from speech.vad import VadConfig, build_vad, cut, default_vad
+from speech.vad import VadConfig, build_vad, cut_windows, default_vad
 
 MAX_SECONDS = 30.0
 """Longest piece that is recognized at once, in seconds; longer recordings are split."""
 _LONGEST_REASON = 200  # characters of an error that may repeat its input
 _WINDOW = 4  # batches that are read ahead and sorted by length
+_SILENT_S = 4.0  # what a window without speech counts for in a batch
 _FIRST_WINDOW = 1 / 8  # of a batch: the first results come soon, and pauses between results grow with the time passed
 
 Audio = str | Path | bytes | NDArray[np.floating] | Tensor
@@ -97,6 +99,45 @@ class _Recording:
         others = joined_alternatives((part.nbest for part in self.parts), nbest) if nbest > 1 else []
         language = joined_language(hypotheses)
         return Transcript(text, self.seconds, confidence, words=words, nbest=tuple(others), language=language)
+
+
+@dataclass
+class OpenRecording:
+    """A recording of which `Transcriber.advance` recognizes more with each call."""
+
+    words: bool
+    """Whether to find the words' times."""
+    nbest: int
+    windows: Iterator[list[tuple[Tensor, float]]]
+    """What has not been read yet: pieces at the model's rate, with their starts in seconds."""
+    result: _Recording
+    failure: Exception | None = None
+    """Why the recognizer failed; a recording that cannot be read has an error in its transcript instead."""
+    finished: bool = False
+    """Whether all of it has been recognized, or never will be."""
+    turns: int = 0
+    """How often more of it has been recognized."""
+
+    def __post_init__(self) -> None:
+        self._ahead: list[tuple[Tensor, float]] | None = None
+
+    def take(self) -> list[tuple[Tensor, float]]:
+        """The next pieces. One window is read ahead, so that the last one is known to be the last."""
+        now = self._ahead if self.turns else next(self.windows, None)
+        self._ahead = None if now is None else next(self.windows, None)
+        self.finished = self._ahead is None
+        self.turns += 1
+        return now or []
+
+    @property
+    def seconds(self) -> float:
+        """How much of it has been read."""
+        return self.result.seconds
+
+    @property
+    def transcript(self) -> Transcript:
+        """The result; so far, if it is not finished."""
+        return self.result.transcript(self.nbest)
 
 
 class Transcriber:
@@ -223,6 +264,76 @@ class Transcriber:
         self._flush(window, recordings, words, on_seconds)
         yield from self._finished(recordings)
 
+    def open(self, audio: Audio, sample_rate: int | None = None, *, words: bool = False) -> OpenRecording:
+        """Begin a recording that `advance` recognizes among others, with the same result as `transcribe`.
+
+        Args:
+            audio: As one of the recordings of `transcribe`.
+            sample_rate: As for `transcribe`.
+            words: Whether to find the words' times.
+
+        Raises:
+            DecodeError: Times are asked for, and the recognizer does not know when words are.
+        """
+        if words:
+            self.spec.system.require("word times")
+        result = _Recording()
+        return OpenRecording(words, self.nbest, self._windows(audio, sample_rate, result), result)
+
+    def advance(self, recordings: Sequence[OpenRecording]) -> None:
+        """Recognize a batch: some pieces of each recording in turn, so that short ones do not wait for long ones.
+
+        A model that adapts to speakers gets one recording at a time, which it adapts to as a whole.
+
+        Args:
+            recordings: Those that are not finished.
+        """
+        adapted = self.recognizer.adapter is not None
+        turns = deque(enumerate(recordings[:1] if adapted else recordings))
+        left = _WINDOW * self.batch_seconds if adapted else self.batch_seconds
+        window: list[_Piece] = []
+        while turns and left > 0:
+            number, recording = turns.popleft()
+            try:
+                pieces = recording.take()
+            except Exception as error:  # a library's, for audio that it does not expect
+                recording.failure, recording.finished = error, True
+                continue
+            window += [_Piece(number, wave, start, number) for wave, start in pieces]
+            # to find that a window has no speech takes time, too
+            left -= sum(len(wave) for wave, _ in pieces) / self.sample_rate or _SILENT_S
+            if not recording.finished:
+                turns.append((number, recording))
+        self._flush_apart(window, recordings)
+
+    def _flush_apart(self, window: list[_Piece], recordings: Sequence[OpenRecording]) -> None:
+        """Recognize pieces of several recordings; where that fails, those of each on their own."""
+        numbers = sorted({piece.recording for piece in window})
+        results = {number: recordings[number].result for number in numbers}
+        counts = {number: len(result.parts) for number, result in results.items()}
+        try:
+            self._flush(window, results, any(recordings[number].words for number in numbers), None)
+        except Exception as error:
+            for number in numbers:
+                del results[number].parts[counts[number] :]
+                if len(numbers) > 1:
+                    self._flush_apart([piece for piece in window if piece.recording == number], recordings)
+                else:
+                    recordings[number].failure, recordings[number].finished = error, True
+
+    def warm_up(self) -> None:
+        """Recognize a second of noise: reads what the search reads at first use, and shows whether the model works.
+
+        Raises:
+            DecodeError: It gives no usable scores.
+        """
+        self.recognizer.prepare()
+        noise = 0.01 * torch.randn(self.sample_rate, generator=torch.Generator().manual_seed(1))
+        recording = _Recording()
+        self._flush([_Piece(0, noise, 0.0, 0)], {0: recording}, False, None)
+        if recording.error:
+            raise DecodeError(recording.error)
+
     def _finished(self, recordings: dict[int, _Recording], end: int | None = None) -> Iterator[Transcript]:
         """Remove the recordings, those before a number if there is one, and yield their transcripts."""
         for number in [number for number in recordings if end is None or number < end]:
@@ -255,9 +366,16 @@ class Transcriber:
 
     def _pieces(self, item: Audio, sample_rate: int | None, recording: _Recording) -> Iterator[tuple[Tensor, float]]:
         """Yield a recording's pieces at the model's rate, and their starts; records its duration, or its error."""
+        for pieces in self._windows(item, sample_rate, recording):
+            yield from pieces
+
+    def _windows(
+        self, item: Audio, sample_rate: int | None, recording: _Recording
+    ) -> Iterator[list[tuple[Tensor, float]]]:
+        """The same, the pieces of up to `MAX_SECONDS` of the recording at a time."""
         try:
-            for piece in cut(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
-                yield resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start
+            for pieces in cut_windows(self.vad, _counting(recording, self._blocks(item, sample_rate)), MAX_SECONDS):
+                yield [(resample(piece.wave, piece.sample_rate, self.sample_rate), piece.start) for piece in pieces]
         except AudioError as error:
             recording.error = str(error)
         except (TypeError, ValueError) as error:

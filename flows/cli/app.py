@@ -37,6 +37,7 @@ from flows.cli import (
     storage,
     top,
     transcribe,
+    up,
 )
 from flows.cli.commands import CommandGroup
 from flows.cli.early_interrupt import imported
@@ -88,11 +89,12 @@ app.command("runs")(listing.runs)
 app.command("promote")(promote.promote)
 app.command("rollback")(promote.rollback)
 app.command("transcribe")(transcribe.transcribe)
+app.command("serve")(serve.serve)
 app.command("top")(top.top)
 app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)
-app.command("up")(serve.up)
-app.command("secrets")(serve.secrets)
+app.command("up")(up.up)
+app.command("secrets")(up.secrets)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.command("deploy")(deploy.deploy)

@@ -1,232 +1,239 @@
-"""`starling up` runs this machine's servers and workers; `starling secrets` makes their passwords."""
+"""`starling serve`: a server that recognizes files and streams with a registered model or a bundle."""
 
-import json
 import os
-import signal
+import re
 import socket
-import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from enum import StrEnum
+from contextlib import closing
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configurable.files import replace_file
-from flows.cli.common import JsonOption, err, friendly, out, print_json, print_line, say
+from configurable.extras import install_remedy
+from flows.cli.common import JsonOption, friendly, print_json, print_line, say
 from flows.cli.configs import complete_path
-from flows.cli.deploy import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    NotifyOption,
-    checked_url,
-    deploy_all,
-    deployments_table,
-)
+from flows.cli.transcribe import DetectorOption, build_transcriber
 from flows.servers.shutdown import end_now
-from training.processes.children import adopt_orphans
 
 if TYPE_CHECKING:
-    from flows.servers.production import Ports
-    from flows.servers.services import Service
-    from flows.servers.supervisor import Supervisor
+    from recognition.serving.limits import ServeLimits
+    from recognition.serving.metrics import ServeMetrics
+    from recognition.serving.models import ModelSwitch
+    from recognition.serving.service import Service
+    from tasks.tracking.following import AliasFollower
 
-
-_LOOK_S = 1.0
-"""Seconds between two looks at the servers and workers."""
-# upper limits that add up to less than ten seconds; on an idle machine each step needs only a part of its own
-_FLOWS_S = 6.0
-"""For flow runs of the workers to write a last checkpoint and report their end."""
-_WORKERS_S = 0.7
-"""For the workers, which are idle by then."""
-_SERVERS_S = 1.5
-"""For the servers, whose state is in databases."""
-
-
-class Profile(StrEnum):
-    """Which servers `starling up` starts."""
-
-    small = "small"
-    production = "production"
+TOKEN_VARIABLE = "STARLING_SERVE_TOKEN"  # noqa: S105 - the name of the variable
+_BATCH_SECONDS = 30.0
+"""Audio of a batch: a stream waits for the batch in progress."""
+_ALIAS = re.compile(r"models:/([^@/]+)@(.+)")
 
 
 @friendly
-def up(
-    config: ConfigOption = None,
-    profile: Annotated[
-        Profile,
-        typer.Option(help="small: SQLite, no passwords. production: PostgreSQL, S3, passwords."),
-    ] = Profile.small,
-    folder: Annotated[
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/… or a bundle's folder. Aliases are followed.",
+            show_default=False,
+            autocompletion=complete_path,
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help=f"Address to listen on; one beyond this machine needs ${TOKEN_VARIABLE}.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
+    ] = "cpu",
+    vad: DetectorOption = "",
+    follow_s: Annotated[
+        float, typer.Option("--follow-s", min=1.0, help="Seconds between two looks at the alias in the registry.")
+    ] = 15.0,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option("--limit", metavar="NAME=NUMBER", help="A limit, e.g. file_mb=25: docs/serving.md. Repeatable."),
+    ] = None,
+    log: Annotated[
         Path | None,
         typer.Option(
-            help="Data folder. Default: $STARLING_HOME, or ~/.starling.",
+            "--log",
+            help="Log of requests. Default: logs/serve-PORT.jsonl in the data folder.",
             show_default=False,
             autocompletion=complete_path,
         ),
     ] = None,
-    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="Port of the MLflow server.")] = 5000,
-    postgres_port: Annotated[int, typer.Option(help="Port of PostgreSQL (production); 0 takes a free one.")] = 5433,
-    s3_port: Annotated[int, typer.Option(help="Port of the S3 server (production); 0 takes a free one.")] = 8333,
-    notify_url: NotifyOption = "",
+    log_text: Annotated[bool, typer.Option("--log-text", help="Write recognized text to the log, too.")] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Start the servers and workers of this machine, deploy, and wait for Ctrl-C."""
-    notify_url = checked_url(notify_url)
-    if folder is not None:
-        os.environ["STARLING_HOME"] = str(folder.resolve())
-    from flows.servers import production, services
-
-    if running := services.running_services():
-        raise services.ServiceError(f"servers of this data folder are already running: {running}")
-    stop = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: stop.set())
-    ports = production.Ports(prefect_port, mlflow_port, postgres_port, s3_port).chosen()
-    _check_ports(profile, ports)
-    _serve(config, profile, ports, stop, json_output, notify_url)
+    """Serve a model: files as OpenAI's API defines it, streams over a WebSocket, and a page. Ctrl-C ends it."""
+    _check_packages()
+    limits, token = limits_of(limit or []), os.environ.get(TOKEN_VARIABLE) or None
+    check_access(host, token)
+    with closing(_listener(host, port)) as listener:
+        address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        served, metrics = open_model(model, device, vad)
+        service = _service(served, metrics, limits, token, log or _usual_log(listener), log_text)
+        _announce(f"http://{address}", service, json_output)
+        _run(service, served, listener, follow_s)
     end_now()
 
 
-def _serve(
-    config: list[Path] | None,
-    profile: Profile,
-    ports: "Ports",
-    stop: threading.Event,
-    json_output: bool,
-    notify_url: str,
-) -> None:
-    """Run servers and workers until `stop` is set; then stop flow runs, workers and servers, in this order."""
-    from flows.servers import production, services
-    from flows.servers.local_runs import end_runs
-    from flows.servers.prefect_api import send_the_rest
-    from flows.servers.supervisor import Supervisor
-
-    adopt_orphans()
-    supervisor = Supervisor(production.RESTARTS, say=say)
-    with ExitStack() as stack:
-        stores = production.STORES if profile is Profile.production else 0
-        stack.callback(supervisor.stop, 0, 20.0)  # the database last: the others need it, and its shutdown takes time
-        stack.callback(supervisor.stop, stores, _SERVERS_S)
-        note = _start_servers(profile, ports, supervisor, stop)
-        if stop.is_set():
-            return
-        servers = len(supervisor.services)
-        stack.callback(send_the_rest, _WORKERS_S)
-        stack.callback(
-            lambda: services.end_orphans({service.process.pid for service in supervisor.services}, _WORKERS_S)
-        )
-        stack.callback(supervisor.stop, servers, _WORKERS_S)
-        stack.callback(lambda: end_runs(supervisor.services[servers:], _FLOWS_S))
-        err.print(f"[dim]waiting for {' and '.join(service.name for service in supervisor.services)}[/dim]")
-        supervisor.wait(stop=stop)
-        if stop.is_set():
-            return
-        os.environ.update(production.environment_of(note))
-        deployed = deploy_all(config, notify_url=notify_url)
-        for start in _workers([str(entry["deployment"]) for entry in deployed], config):
-            supervisor.add(start)
-        replace_file(services.note_path(), json.dumps(note).encode())
-        stack.callback(services.note_path().unlink, missing_ok=True)
-        _announce(note, deployed, json_output)
-        while not stop.wait(_LOOK_S):
-            supervisor.check()
-            supervisor.reap()
-        err.print("stopping")
-
-
-def _start_servers(profile: Profile, ports: "Ports", supervisor: "Supervisor", stop: threading.Event) -> dict[str, Any]:
-    from flows.servers import production, services
-
-    if profile is Profile.production:
-        return production.start_servers(supervisor, ports, stop)
-    started = [
-        supervisor.add(lambda: services.start_prefect(ports.prefect)),
-        supervisor.add(lambda: services.start_mlflow(ports.mlflow)),
-    ]
-    return {service.name: service.url for service in started}
-
-
-def _workers(deployments: list[str], configs: list[Path] | None) -> "list[Callable[[], Service]]":
-    """A worker that runs one pipeline at a time; for nodes launched by Prefect, another worker for each pool."""
-    from flows.deploy.deployments import DEFAULT_QUEUE, POOL
-    from tasks.orchestration.nodes import QUEUE
-
-    workers = [_worker("worker", POOL, DEFAULT_QUEUE, "--limit", "1")]
-    if any(name.startswith("node/") for name in deployments):
-        from tasks.config.pipeline import load_config
-
-        launches = [load_config(path).train.launch for path in configs or [DEFAULT_CONFIG]]
-        pools = sorted({launch.pool for launch in launches if launch.kind == "prefect"})
-        workers += [_worker(f"worker-{pool}-nodes", pool, QUEUE) for pool in pools]
-    return workers
-
-
-def _worker(name: str, pool: str, queue: str, *more: str) -> "Callable[[], Service]":
-    from flows.servers import services
-
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--work-queue", queue]
-    command += ["--type", "process", "--name", f"starling-local-{queue}", *more]
-    return lambda: services.spawn(name, command, "", "")
-
-
-def _check_ports(profile: Profile, ports: "Ports") -> None:
-    """Check that the ports are free.
+def limits_of(assignments: list[str]) -> "ServeLimits":
+    """The limits, some of them given as NAME=NUMBER.
 
     Raises:
-        ValueError: If one is taken.
+        ValueError: There is no such limit, or its value is not a positive number.
     """
-    names = ("prefect", "mlflow", "postgres", "s3") if profile is Profile.production else ("prefect", "mlflow")
-    for name in names:
-        port = getattr(ports, name)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise ValueError(
-                    f"port {port} is taken: stop the program that listens there, or choose another with --{name}-port"
-                ) from error
+    from recognition.serving.limits import ServeLimits
+
+    kinds = {limit.name: int if isinstance(limit.default, int) else float for limit in fields(ServeLimits)}
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        name, _, text = assignment.partition("=")
+        if name not in kinds:
+            raise ValueError(f"--limit {assignment}: there is no limit {name!r}; there are {', '.join(kinds)}")
+        try:
+            values[name] = kinds[name](text)
+        except ValueError:
+            raise ValueError(
+                f"--limit {assignment}: give a number, as in {name}={getattr(ServeLimits, name)}"
+            ) from None
+    return ServeLimits(**values)
 
 
-def _announce(note: dict[str, Any], deployed: list[dict[str, Any]], json_output: bool) -> None:
-    urls = {name: note[name] for name in ("prefect", "mlflow", "postgres", "s3") if name in note}
+def check_access(host: str, token: str | None) -> None:
+    """Check that an address beyond this machine is protected by a token.
+
+    Args:
+        host: Address to listen on.
+        token: What clients have to show.
+
+    Raises:
+        ValueError: It is not, or the token is too short, or the address has no meaning.
+    """
+    from recognition.serving.service import check_token
+
+    check_token(token)
+    try:
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)}
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--host {host}: there is no such address ({error}): give one of this machine") from error
+    local = all(ip_address(str(address).partition("%")[0]).is_loopback for address in addresses)
+    if not local and token is None:
+        raise ValueError(
+            f"--host {host} is reached by other machines, and there is no token: set {TOKEN_VARIABLE} to a secret of "
+            "16 characters or more that clients send as `Authorization: Bearer`, or listen on 127.0.0.1"
+        )
+
+
+def _check_packages() -> None:
+    """Check that the extra is installed.
+
+    Raises:
+        ValueError: It is not.
+    """
+    needed = ("fastapi", "uvicorn", "websockets", "prometheus_client", "python_multipart")
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise ValueError(f"`starling serve` needs {', '.join(missing)}: {install_remedy('serve')}")
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    from recognition.serving.connections import listen
+
+    return listen(host, port)
+
+
+def _usual_log(listener: socket.socket) -> Path:
+    from tasks.config.home import home
+
+    return home() / "logs" / f"serve-{listener.getsockname()[1]}.jsonl"
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model of a server, and what follows its alias if it was named by one."""
+
+    switch: "ModelSwitch"
+    follower: "AliasFollower | None" = None
+
+
+def open_model(model: str, device: str, vad: str) -> "tuple[Served, ServeMetrics]":
+    """Load the model to serve.
+
+    Args:
+        model: As for the command; likewise the others.
+        device: Where it computes.
+        vad: Kind of the detector; empty for the usual one.
+
+    Raises:
+        ValueError: It is not there, or cannot be used.
+    """
+    from flows.models import fetch_model, model_uri
+    from flows.servers.services import connect_mlflow
+    from recognition.serving.metrics import ServeMetrics
+    from recognition.serving.models import LoadedModel, ModelSwitch
+    from tasks.tracking.following import AliasFollower, load_version
+    from tasks.tracking.registry import version_of
+    from tasks.tracking.runs import client
+
+    metrics = ServeMetrics()
+
+    def load(version: str, folder: Path, discard: Callable[[], object]) -> LoadedModel:
+        transcriber = build_transcriber(folder, device, vad, batch_seconds=_BATCH_SECONDS)
+        transcriber.warm_up()
+        return LoadedModel(version, transcriber, discard, metrics.batch)
+
+    uri = model_uri(model)
+    match = _ALIAS.fullmatch(uri)
+    if match is None:
+        name, _, version = uri.removeprefix("models:/").partition("/") if uri.startswith("models:/") else ("", "", "")
+        loaded = load(version, fetch_model(uri, "MODEL"), lambda: None)
+        return Served(ModelSwitch(name or Path(uri).resolve().name, loaded)), metrics
+    name, alias = match.groups()
+    connect_mlflow()
+    about = version_of(client(), name, alias)
+    if about is None:
+        fetch_model(uri, "MODEL")  # says what there is instead
+        raise ValueError(f"{uri} is not in the registry")
+    switch = ModelSwitch(name, load_version(name, str(about.version), load))
+    return Served(switch, AliasFollower(name, alias, load, switch)), metrics
+
+
+def _service(
+    served: Served, metrics: "ServeMetrics", limits: "ServeLimits", token: str | None, log: Path, log_text: bool
+) -> "Service":
+    from recognition.serving.log import RequestLog
+    from recognition.serving.service import Service
+
+    return Service(served.switch, limits, token, RequestLog(log, log_text), metrics)
+
+
+def _announce(url: str, service: "Service", json_output: bool) -> None:
+    switch = service.switch
     if json_output:
-        secrets = {"secrets": note["secrets"]} if "secrets" in note else {}
-        print_json({"urls": urls, "deployments": deployed, **secrets})
+        print_json({"url": url, "model": switch.name, "version": switch.current.version, "log": str(service.log.path)})
         return
-    titles = {"prefect": "Prefect", "mlflow": "MLflow", "postgres": "PostgreSQL", "s3": "S3"}
-    for name, url in urls.items():
-        out.print(f"{titles[name]:10} {url}", highlight=False)
-    if "secrets" in note:
-        text = f"{'passwords':10} {note['secrets']} (Prefect: prefect_auth; MLflow: admin, mlflow_admin_password)"
-        print_line(text)
-    if deployed:
-        deployments_table(deployed)
-    else:
-        print_line("nothing is scheduled: starling deploy --config my.yaml, or starling up --config my.yaml next time")
-    out.print("Ctrl-C stops everything.")
+    version = f", version {switch.current.version}" if switch.current.version else ""
+    print_line(f"{url} serves {switch.name}{version}; its log is {service.log.path}")
+    say("Ctrl-C ends it.")
 
 
-@friendly
-def secrets(
-    folder: Annotated[
-        Path | None, typer.Argument(help="Default: `secrets` in the data folder.", autocompletion=complete_path)
-    ] = None,
-    for_containers: Annotated[
-        bool, typer.Option("--for-containers", help="For docker-compose: files readable in containers, folder closed.")
-    ] = False,
-    json_output: JsonOption = False,
-) -> None:
-    """Generate the missing passwords of the production profile, each in its own file."""
-    from flows.servers.credentials import make_secrets, secrets_folder
+def _run(service: "Service", served: Served, listener: socket.socket, follow_s: float) -> None:
+    """Serve until a signal, and follow the alias meanwhile."""
+    from recognition.serving.app import create_app
+    from recognition.serving.connections import DrainingServer
 
-    place = folder or secrets_folder()
-    made = make_secrets(place, for_containers)
-    if json_output:
-        print_json({"folder": str(place), "made": made})
-        return
-    print_line(f"{place}: made {', '.join(made) or 'nothing, all exist'}")
+    stop = threading.Event()
+    if served.follower is not None:
+        # a daemon: a registry that does not answer must not keep the server from ending
+        threading.Thread(target=served.follower.run, args=(follow_s, stop), name="follow", daemon=True).start()
+    try:
+        DrainingServer(create_app(service), service).run_on(listener)
+    finally:
+        stop.set()
+        service.log.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -183,22 +183,33 @@ def _shown(kind: str, nbest: int) -> str:
 def _transcriber(
     model: str, device: str, vad: str, nbest: int, hot_words: Path | None, hot_score: float | None
 ) -> "Transcriber":
-    """The model, ready to use.
+    """The model, ready to use."""
+    from flows.models import fetch_model, model_uri
+
+    check_hot_score(hot_words, hot_score)
+    folder = fetch_model(model_uri(model), "--model")
+    return build_transcriber(folder, device, vad, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
+
+
+def build_transcriber(folder: Path, device: str, vad: str, **options: Any) -> "Transcriber":
+    """A transcriber from the options of a command.
+
+    Args:
+        folder: The bundle.
+        device: `auto`, or a device.
+        vad: Kind of the detector; empty for the usual one.
+        **options: More of the transcriber's.
 
     Raises:
-        ValueError: There is no such detector, or a score for hot words without any.
+        ValueError: There is no such detector or device.
     """
-    from flows.models import fetch_model, model_uri
     from recognition.transcriber import Transcriber
     from speech.vad import DETECTORS
 
     device = _device(device)
     if vad and vad not in DETECTORS:
         raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
-    check_hot_score(hot_words, hot_score)
-    detector = DETECTORS[vad]() if vad else None
-    folder = fetch_model(model_uri(model), "--model")
-    return Transcriber(folder, device=device, vad=detector, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
+    return Transcriber(folder, device=device, vad=DETECTORS[vad]() if vad else None, **options)
 
 
 def check_hot_score(hot_words: Path | None, hot_score: float | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configurable.files import publish_file, replace_file, temporary_file
-from flows.cli.subtitles import ctm, srt, vtt
+from recognition.subtitles import ctm, srt, vtt
 from recognition.transcriber import Transcript
 
 TIMED: dict[str, Callable[[str, Transcript], str]] = {"ctm": ctm, "srt": srt, "vtt": vtt}

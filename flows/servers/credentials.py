@@ -24,6 +24,7 @@ NAMES = (
     "mlflow_secret_key",
     "s3_access_key",
     "s3_secret_key",
+    "serve_token",
 )
 RING_KEY = "ring.key"
 """Key that the nodes of a training share."""

@@ -10,7 +10,7 @@ import logging
 from functools import cache
 
 from speech.vad.base import Vad, VadConfig
-from speech.vad.cutting import SpeechSegment, cut, cut_whole
+from speech.vad.cutting import SpeechSegment, cut, cut_whole, cut_windows
 from speech.vad.energy import EnergyConfig, EnergyVad
 from speech.vad.everything import EverythingConfig, EverythingVad
 from speech.vad.silero import SileroConfig, SileroVad, is_installed
@@ -29,6 +29,7 @@ __all__ = [
     "build_vad",
     "cut",
     "cut_whole",
+    "cut_windows",
     "default_vad",
 ]
 

@@ -46,6 +46,14 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
             one block are in memory.
         max_seconds: Longest piece in seconds.
     """
+    for pieces in cut_windows(vad, blocks, max_seconds):
+        yield from pieces
+
+
+def cut_windows(
+    vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float
+) -> Iterator[Iterator[SpeechSegment]]:
+    """The pieces of `cut`, those of up to `max_seconds` of the recording at a time, even if there are none."""
     wave, before = torch.empty(0), 0
     rate = 0
     for block, rate in blocks:
@@ -55,13 +63,13 @@ def cut(vad: Vad, blocks: Iterable[tuple[Tensor, int]], max_seconds: float) -> I
             window = wave[:limit]
             speech = vad.speech(window, rate)
             end = _last_pause(speech, window, rate)
-            yield from _pieces(vad, window[:end], rate, speech, before)
+            yield _pieces(vad, window[:end], rate, speech, before)
             wave, before = wave[end:], before + end
     if len(wave):
         speech = vad.speech(wave, rate)
         if not speech and not before and _may_be_word(wave, rate):
             speech = [(0, len(wave))]
-        yield from _pieces(vad, wave, rate, speech, before)
+        yield _pieces(vad, wave, rate, speech, before)
 
 
 def cut_whole(vad: Vad, wave: Tensor, rate: int, most: int) -> list[Tensor]:

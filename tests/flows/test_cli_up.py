@@ -92,9 +92,9 @@ def test_up_runs_until_a_signal_and_shuts_down_in_order(recorder, home, monkeypa
     monkeypatch.setattr(production, "start_servers", start_all)
     monkeypatch.setattr(serve, "_check_ports", lambda *_: None)
     monkeypatch.setattr(serve, "_LOOK_S", 0.01)
-    deployed = recorder("flows.cli.serve.deploy_all", [{"deployment": "train/x", "schedule": ""}])
+    deployed = recorder("flows.cli.up.deploy_all", [{"deployment": "train/x", "schedule": ""}])
     monkeypatch.setenv("STARLING_NOTIFY_URL", "https://hooks.example.com/x")
-    workers = recorder("flows.cli.serve._workers", [lambda: server("worker")])
+    workers = recorder("flows.cli.up._workers", [lambda: server("worker")])
     monkeypatch.setattr(
         "flows.servers.local_runs.end_runs", lambda workers, _: done.append([worker.name for worker in workers])
     )

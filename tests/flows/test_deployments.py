@@ -163,7 +163,7 @@ def test_malformed_notification_address_is_refused_without_repeating_it(home):
 
 
 def test_up_starts_workers_for_pipelines_and_each_node_pool(home, tmp_path, monkeypatch):
-    from flows.cli.serve import _workers
+    from flows.cli.up import _workers
     from flows.servers import services
 
     commands = []

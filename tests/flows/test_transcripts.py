@@ -12,8 +12,8 @@ from support import load_beside, silent_system, tiny_bundle, write_tone
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.cli.subtitles import ctm, srt, vtt
 from recognition.bundle import add_decoder
+from recognition.subtitles import ctm, srt, vtt
 from recognition.systems import SYSTEMS
 from recognition.transcriber import Transcriber, Transcript
 from speech.audio import decode_audio, stream_audio

@@ -24,18 +24,22 @@ def ctm(name: str, transcript: Transcript) -> str:
 
 def srt(name: str, transcript: Transcript) -> str:
     """A transcript as SubRip subtitles; arguments as for `ctm`."""
-    cues = enumerate(_cues(transcript.words), 1)
-    return "".join(f"{number}\n{_span(words, ',')}\n{_text(words)}\n\n" for number, words in cues)
+    numbered = enumerate(cues(transcript.words), 1)
+    return "".join(f"{number}\n{_span(words, ',')}\n{_text(words)}\n\n" for number, words in numbered)
 
 
 def vtt(name: str, transcript: Transcript) -> str:
     """A transcript as WebVTT (https://www.w3.org/TR/webvtt1/); arguments as for `ctm`."""
-    cues = [f"{_span(words, '.')}\n{html.escape(_text(words), quote=False)}\n\n" for words in _cues(transcript.words)]
-    return "".join(["WEBVTT\n\n", *cues])
+    shown = [f"{_span(words, '.')}\n{html.escape(_text(words), quote=False)}\n\n" for words in cues(transcript.words)]
+    return "".join(["WEBVTT\n\n", *shown])
 
 
-def _cues(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Words that are shown together: they end at a pause, after six seconds, or when two lines are full."""
+def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
+    """Words that are shown together: they end at a pause, after six seconds, or when two lines are full.
+
+    Args:
+        words: The words of a recording, in order.
+    """
     shown: list[Word] = []
     for word in words:
         if shown and (

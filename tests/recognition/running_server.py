@@ -1,0 +1,196 @@
+"""A real server in a thread, with a model that recognizes tones, for tests."""
+
+import asyncio
+import json
+import math
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from recognition.bundle import BundleSpec, save_bundle
+from recognition.serving.app import create_app
+from recognition.serving.connections import DrainingServer, listen
+from recognition.serving.limits import ServeLimits
+from recognition.serving.log import RequestLog
+from recognition.serving.metrics import ServeMetrics
+from recognition.serving.models import LoadedModel, ModelSwitch
+from recognition.serving.service import Service
+from recognition.transcriber import Transcriber
+from speech.audio import encode_flac
+from speech.features import LogMelConfig
+from speech.models import BlstmConfig
+from speech.tokens import TokenConfig, train_tokenizer
+from speech.vad import EnergyConfig
+
+RATE = 8000
+WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot"]
+
+
+class LoudestOfSix(torch.nn.Module):
+    """The loudest mel band determines the word, silence is the blank. `gate` holds it up, `broken` fails it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.broken, self.batches = threading.Event(), False, []
+        self.gate.set()
+
+    def forward(self, feats, lengths):
+        self.batches.append(len(lengths))
+        assert self.gate.wait(30)
+        if self.broken:
+            raise RuntimeError("the model is broken")
+        best, band = feats.max(dim=2)
+        tokens = torch.where(best > 15.0, band + 1, 0)
+        return (torch.nn.functional.one_hot(tokens, 7) * 20.0).log_softmax(-1), lengths
+
+
+def tone_transcriber(folder):
+    """A transcriber that makes no errors; its bundle is written to the folder."""
+    spec = BundleSpec(
+        sample_rate=RATE,
+        features=LogMelConfig(num_mels=6, cmvn="none"),
+        stats=None,
+        tokenizer=train_tokenizer(TokenConfig(kind="words"), WORDS).to_dict(),
+        model=BlstmConfig(dim=8, layers=1, channels=2, subsampling=1),
+    )
+    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+    transcriber = Transcriber(folder, vad=EnergyConfig(), batch_seconds=30.0)
+    transcriber.recognizer.model = LoudestOfSix()
+    return transcriber
+
+
+def speak(text, pause=0.1):
+    """Samples at 8 kHz: each word is a tone in the middle of its mel band, with fades."""
+    top, bottom = 1127 * math.log(1 + 4000 / 700), 1127 * math.log(1 + 20 / 700)
+    pieces = [np.zeros(int(pause * RATE))]
+    for word in text.split():
+        mel = bottom + (top - bottom) * (WORDS.index(word) + 1) / 7
+        tone = np.sin(2 * np.pi * 700 * (math.exp(mel / 1127) - 1) * np.arange(int(0.2 * RATE)) / RATE)
+        pieces += [0.4 * np.hanning(len(tone)) * tone, np.zeros(int(pause * RATE))]
+    return np.concatenate(pieces).astype(np.float32)
+
+
+def silence(seconds):
+    return np.zeros(int(seconds * RATE), dtype=np.float32)
+
+
+def flac(wave):
+    return encode_flac(torch.from_numpy(wave), RATE)
+
+
+def pcm(wave):
+    return (wave * 32767).astype("<i2").tobytes()
+
+
+@contextmanager
+def running(transcriber, *, token=None, log=None, with_text=False, version="1", **limits):
+    """A server on a free port of this machine.
+
+    Yields:
+        Its `url`, `port`, `service`, `switch` and `server`.
+    """
+    metrics = ServeMetrics()
+    switch = ModelSwitch("tones", LoadedModel(version, transcriber, on_batch=metrics.batch))
+    service = Service(switch, ServeLimits(**limits), token, RequestLog(log, with_text), metrics)
+    server = DrainingServer(create_app(service), service)
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=server.run_on, args=(listener,), daemon=True)
+    thread.start()
+    try:
+        yield SimpleNamespace(
+            url=f"http://127.0.0.1:{port}", port=port, service=service, switch=switch, server=server, thread=thread
+        )
+    finally:
+        transcriber.recognizer.model.gate.set()
+        server.should_exit = server.force_exit = True
+        thread.join(20)
+        switch.current.queue.close(10)
+        service.log.close()
+        assert not thread.is_alive()
+
+
+def fetch(url, data=None, headers=None, timeout=20):
+    """Status, headers and content of an answer; JSON is parsed."""
+    request = urllib.request.Request(url, data, headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            status, about, content = answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        status, about, content = error.code, error.headers, error.read()
+    if about.get_content_type() == "application/json":
+        content = json.loads(content)
+    return status, about, content
+
+
+def form(audio, name="file", **fields):
+    """A form with a file: its body, and its headers."""
+    mark = "tones-and-fields"
+    parts = []
+    for field, values in fields.items():
+        for value in values if isinstance(values, list) else [values]:
+            parts.append(f'--{mark}\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode())
+    if audio is not None:
+        head = f'--{mark}\r\nContent-Disposition: form-data; name="{name}"; filename="a.flac"\r\n'
+        parts.append(f"{head}Content-Type: audio/flac\r\n\r\n".encode() + audio + b"\r\n")
+    return b"".join([*parts, f"--{mark}--\r\n".encode()]), {"Content-Type": f"multipart/form-data; boundary={mark}"}
+
+
+def post(server, audio, headers=None, **fields):
+    """The answer to a transcription."""
+    body, about = form(audio, **{"model": "tones", **fields})
+    return fetch(f"{server.url}/v1/audio/transcriptions", body, about | (headers or {}))
+
+
+def in_background(call, *given, **named):
+    """Call in a thread; `result()` waits for what it returns."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(call(*given, **named)), daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(30)
+        return answers[0]
+
+    return SimpleNamespace(result=result, thread=thread)
+
+
+def wait_for(condition, seconds=20.0):
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def stream(server, query="", **options):
+    """A connection for a stream at the model's rate."""
+    url = f"ws://127.0.0.1:{server.port}/stream?sample_rate={RATE}{query}"
+    return connect(url, open_timeout=20, proxy=None, **options)
+
+
+def messages(connection):
+    """All messages until the connection is closed."""
+    heard = []
+    with suppress(ConnectionClosed):
+        while True:
+            heard.append(json.loads(connection.recv(30)))
+    return heard
+
+
+def on_loop(server, call):
+    """Run a function in the event loop of a server; what it returns."""
+    loop = next(iter(server.server.servers)).get_loop()
+
+    async def run():
+        return call()
+
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(10)

@@ -1,0 +1,149 @@
+"""Slow, silent, half-closed, chattering and very many clients do not disturb others."""
+
+import json
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+from support import load_beside
+
+from recognition.serving import app
+
+tones = load_beside(__file__, "running_server.py")
+speak, flac, post, fetch, wait_for = tones.speak, tones.flac, tones.post, tones.fetch, tones.wait_for
+
+
+@pytest.fixture(scope="module")
+def transcriber(tmp_path_factory):
+    return tones.tone_transcriber(tmp_path_factory.mktemp("tones"))
+
+
+@pytest.fixture
+def server(transcriber):
+    transcriber.recognizer.model.__init__()
+    with tones.running(transcriber, idle_s=0.5, connections=8, upload_s=2.0) as server:
+        yield server
+
+
+def opened(server, data=b""):
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.sendall(data)
+    return connection
+
+
+def rest_of(connection):
+    """What a connection gives until it is closed."""
+    data = b""
+    with suppress(ConnectionError):
+        while part := connection.recv(65536):
+            data += part
+    return data
+
+
+def assert_serves(server):
+    assert post(server, flac(speak("echo")))[2] == {"text": "echo"}
+
+
+def assert_ends(send):
+    """Sending fails after a while, since the server has closed the connection."""
+    end = time.monotonic() + 30
+    with suppress(OSError):
+        while time.monotonic() < end:
+            send()
+            time.sleep(0.1)
+    assert time.monotonic() < end
+
+
+HEAD = (
+    b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 5000\r\n\r\n"
+)
+
+
+def test_clients_that_send_nothing_or_half_a_request_are_dropped(server):
+    waiting = [opened(server, data) for data in (b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\n")]
+    assert_serves(server)
+    for connection in waiting:
+        assert rest_of(connection) == b""
+
+
+def test_a_client_that_trickles_its_headers_is_dropped(server):
+    connection = opened(server, b"GET / HTTP/1.1\r\n")
+    assert_ends(lambda: connection.sendall(b"X: y\r\n"))
+    assert_serves(server)
+
+
+def test_an_upload_that_stops_is_answered(server):
+    connection = opened(server, HEAD + b"--x\r\n")
+    assert_serves(server)
+    answer = rest_of(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "upload_too_slow"
+    wait_for(lambda: server.service.admission.uploaded == 0)
+
+
+def test_an_upload_that_trickles_is_answered(server):
+    part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    connection = opened(server, HEAD + part)
+    connection.settimeout(0.1)
+    answer = b""
+    end = time.monotonic() + 20
+    while not answer and time.monotonic() < end:
+        connection.sendall(b"-")
+        try:
+            answer = connection.recv(65536)
+        except TimeoutError:
+            continue
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_half_closed_connections_are_given_up(server):
+    connections = [opened(server, data) for data in (b"", HEAD, HEAD + b"--x\r\n")]
+    for connection in connections:
+        connection.shutdown(socket.SHUT_WR)
+    for connection in connections:
+        rest_of(connection)
+    wait_for(lambda: not server.service.admission.clients)
+    assert_serves(server)
+
+
+def test_what_is_no_http_is_refused(server):
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"garbage\r\n\r\n", b"\0" * 1000, b"A" * 100_000):
+        connection = opened(server)
+        with suppress(OSError):
+            connection.sendall(data)
+        answer = rest_of(connection)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 400 "), answer[:100]
+    assert_serves(server)
+
+
+def test_very_many_connections_do_not_keep_others_out(server):
+    idle = [opened(server) for _ in range(40)]
+    assert_serves(server)
+    assert len(server.server.server_state.connections) <= 8
+    for connection in idle:
+        connection.close()
+    lines = fetch(server.url + "/metrics")[2].decode().splitlines()
+    (dropped,) = [line for line in lines if line.startswith('starling_connections_dropped_total{reason="too_many"}')]
+    assert float(dropped.split()[1]) >= 30
+
+
+def test_an_answer_that_is_not_read_is_given_up(server, monkeypatch):
+    monkeypatch.setattr(app.formats, "body", lambda *given: "a" * 30_000_000)
+    body, headers = tones.form(flac(speak("echo")), model="tones")
+    head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\nContent-Type: {headers['Content-Type']}\r\n"
+    connection = opened(server, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    wait_for(lambda: server.service.admission.clients)
+    wait_for(lambda: not server.server.server_state.tasks)
+    connection.close()
+    monkeypatch.undo()
+    assert_serves(server)
+
+
+def test_the_rest_of_a_refused_upload_is_not_read_for_ever(server):
+    head = HEAD.replace(b"5000", b"900000000000")
+    connection = opened(server, head)
+    assert_ends(lambda: connection.sendall(b"-" * 1000))
+    connection.close()
+    assert_serves(server)

@@ -53,6 +53,7 @@ class FrontEnd(nn.Module):
         self.speakers = dict(speakers or {})
         self._places = {name: place for place, name in enumerate(self.speakers)}
         self._tables: dict[tuple[str, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._silences: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     @property
     def dim(self) -> int:
@@ -126,11 +127,18 @@ class FrontEnd(nn.Module):
             waves = inputs.masked_fill(~frame_mask(lengths, inputs.shape[1], inputs.device), 0.0)
             padded: tuple[Tensor, Tensor] = self.extract(nn.functional.pad(waves, (size, size)), lengths + 2 * size)
             return padded
-        zeros = inputs.new_zeros(1, self.extract.frame_length)
-        silence = self.extract(zeros, torch.tensor([zeros.shape[1]]))[0]
+        silence = self._silence(inputs)
         feats = torch.where(frame_mask(lengths, inputs.shape[1], inputs.device).unsqueeze(2), inputs, silence)
-        edge = silence.expand(len(inputs), _PADDING, -1)
+        edge = silence.expand(inputs.shape[0], _PADDING, -1)
         return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _PADDING
+
+    def _silence(self, like: Tensor) -> Tensor:
+        """A frame of digital silence [1, 1, F], on the device and in the dtype of `like`; cached."""
+        key = like.device, like.dtype
+        if key not in self._silences:
+            zeros = like.new_zeros(1, self.extract.frame_length)
+            self._silences[key] = self.extract(zeros, torch.tensor([zeros.shape[1]]))[0][:, :1]
+        return self._silences[key]
 
     def _normalize(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None) -> Tensor:
         cfg = self.cfg
@@ -198,7 +206,9 @@ def _trim_silence(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, 
     feats = torch.where(own.unsqueeze(2), feats, feats[:, :1])
     start = (first - _SILENCE).clamp(min=0)
     counts = (end + _SILENCE).minimum(frames) - start
-    index = (start.unsqueeze(1) + places[: int(counts.max()) if len(counts) else 0]).clamp(max=total - 1)
+    # a tensor, not a number, which would be a constant of graphs that are traced (`recognition.onnx_graphs`)
+    longest = counts.max() if len(counts) else 0
+    index = (start.unsqueeze(1) + torch.arange(longest, device=feats.device)).clamp(max=total - 1)
     feats = feats.gather(1, index.unsqueeze(2).expand(-1, -1, feats.shape[2]))
     inside = frame_mask(counts, feats.shape[1], feats.device)
     return feats.masked_fill(~inside.unsqueeze(2), 0.0), counts, start

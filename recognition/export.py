@@ -46,7 +46,7 @@ _FORMAT = 1
 _PACKAGES = ("onnx", "onnxruntime")
 _SCRIPTS: dict[Layout, str] = {"sherpa-onnx": "with_sherpa_onnx", "plain": "with_onnxruntime"}
 _EVERYWHERE = {"low_freq": 20.0, "high_freq": -400.0, "normalize_samples": True, "snip_edges": False}
-"""Features of sherpa-onnx that all its interfaces compute; those in C++ and Python have these fields."""
+"""Features of sherpa-onnx that all its interfaces compute; that in Python has these options."""
 _HIDDEN = {"SIL", "<unk>", "<blk>", "<eps>"}
 """Tokens that sherpa-onnx takes for others, or leaves out."""
 
@@ -205,9 +205,7 @@ def write_tokens(tokenizer: Tokenizer, path: Path) -> None:
     """
     symbols = _written(tokenizer)
     if bad := [symbol for symbol in symbols if not symbol or re.search(r"\s", symbol)]:
-        raise ValueError(
-            f"the token {bad[0]!r} cannot be written in {path.name}: train with tokens without white space"
-        )
+        raise ValueError(f"{path.name} cannot have the token {bad[0]!r}: train with tokens without white space")
     lines = (f"{symbol} {number}\n" for number, symbol in enumerate(symbols))
     path.write_text("".join(lines), encoding="utf-8")
 
@@ -254,6 +252,7 @@ def _write_texts(folder: Path, described: dict[str, Any], card: str) -> None:
 def _described(
     bundle: Path, spec: BundleSpec, layout: Layout, graphs: list[str], files: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
+    versions = {name: metadata.version(name) for name in ("torch", *_PACKAGES)}
     described = {
         "format": _FORMAT,
         "layout": layout,
@@ -268,8 +267,7 @@ def _described(
         "decoder_of_bundle": spec.decode.kind,
         "has_language_model": bool(spec.decode.files()),
         "bundle_sha256": bundle_digest(bundle),
-        "versions": {name: metadata.version(name) for name in ("torch", *_PACKAGES)}
-        | {"python": sys.version.split()[0]},
+        "versions": versions | {"python": sys.version.split()[0]},
     }
     return described | ({"sherpa_onnx": _sherpa_options(spec)} if layout == "sherpa-onnx" else {})
 
@@ -321,20 +319,20 @@ def _readme(described: dict[str, Any], card: str) -> str:
 
 
 def _for_sherpa(described: dict[str, Any]) -> str:
-    options = described["sherpa_onnx"]
+    options, rate = described["sherpa_onnx"], f"{described['sample_rate']:,} Hz"
     lines = ["```bash", "pip install sherpa-onnx numpy", "python recognize.py FILE.wav", "```", ""]
     if options["all_interfaces"]:
+        kind = "Zipformer CTC model" if described["system"] == "ctc" else "transducer"
         lines.append(
-            "Any other interface of sherpa-onnx gives the same words: sample rate "
-            f"{options['features']['sampling_rate']}, feature dimension {options['features']['feature_dim']}, and these "
-            "files, " + ("as a Zipformer CTC model." if described["system"] == "ctc" else "as a transducer.")
+            f"All interfaces of sherpa-onnx compute these features: give its offline recognizer the files as a {kind}, "
+            f"with feature dimension {options['features']['feature_dim']} and a sample rate of {rate}."
         )
     else:
         wanted = ", ".join(f"`{name}={options['features'][name]}`" for name in _EVERYWHERE)
         lines.append(
-            f"The features need {wanted}, which the Python and C++ interfaces of sherpa-onnx can be told, and "
-            "`recognize.py` does. Those of other languages cannot: they compute slightly other features, and more words "
-            "are wrong. A model for them is trained with `features: {kind: sherpa_logmel}`."
+            f"The features need {wanted}, which `recognize.py` gives to the Python interface of sherpa-onnx. Its other "
+            "interfaces have no such options: they compute other features, and more words are wrong. A model for them "
+            "is trained with `features: {kind: sherpa_logmel}`."
         )
     return "\n".join(lines)
 

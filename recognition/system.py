@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from recognition.bundle import BundleSpec
     from recognition.initial_weights import SourceModel
+    from recognition.onnx_graphs import Graph, HeardFeatures
     from recognition.pretrained import PretrainedModel
     from recognition.recognizer import Recognizer
     from recognition.systems.base import SpeechTaskConfig
@@ -182,6 +183,22 @@ class SystemConfig(Choice, ABC):
             ValueError: There is none.
         """
         raise ValueError(f"a recognizer of kind {self.kind} has no network: give the model of another kind")
+
+    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+        """The parts of the network that `recognition.export` writes as ONNX files.
+
+        Args:
+            spec: The bundle's description.
+            network: Its network.
+            heard: From the features of a file to those that the network reads.
+
+        Raises:
+            ValueError: It has no form that others can recognize with.
+        """
+        raise ValueError(
+            f"a recognizer of kind {self.kind} cannot be exported: only Starling's decoder turns what it puts out into "
+            "words. Use it with `starling transcribe` or MLflow, or export a model of kind ctc, transducer or attention"
+        )
 
     def num_layers(self, spec: BundleSpec) -> int:
         """How many layers the network makes, each of which has weights."""

@@ -128,7 +128,7 @@ class FrontEnd(nn.Module):
             return padded
         silence = self.cfg.silence(self.extract, inputs, lengths)
         feats = torch.where(frame_mask(lengths, inputs.shape[1], inputs.device).unsqueeze(2), inputs, silence)
-        edge = silence.expand(len(inputs), _PADDING, -1)
+        edge = silence.expand(inputs.shape[0], _PADDING, -1)
         return torch.cat([edge, feats, edge], dim=1), lengths + 2 * _PADDING
 
     def normalized(self, feats: Tensor, frames: Tensor, speakers: Sequence[str] | None = None) -> Tensor:
@@ -198,7 +198,9 @@ def _trim_silence(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, 
     feats = torch.where(own.unsqueeze(2), feats, feats[:, :1])
     start = (first - _SILENCE).clamp(min=0)
     counts = (end + _SILENCE).minimum(frames) - start
-    index = (start.unsqueeze(1) + places[: int(counts.max()) if len(counts) else 0]).clamp(max=total - 1)
+    # a tensor, not a number, which would be a constant of graphs that are traced (`recognition.onnx_graphs`)
+    longest = counts.max() if len(counts) else 0
+    index = (start.unsqueeze(1) + torch.arange(longest, device=feats.device)).clamp(max=total - 1)
     feats = feats.gather(1, index.unsqueeze(2).expand(-1, -1, feats.shape[2]))
     inside = frame_mask(counts, feats.shape[1], feats.device)
     return feats.masked_fill(~inside.unsqueeze(2), 0.0), counts, start

@@ -23,6 +23,7 @@ from flows.cli import (
     deploy,
     doctor,
     evaluate,
+    export,
     init,
     lexicon,
     listing,
@@ -90,6 +91,7 @@ app.command("promote")(promote.promote)
 app.command("rollback")(promote.rollback)
 app.command("transcribe")(transcribe.transcribe)
 app.command("serve")(serve.serve)
+app.command("export")(export.export)
 app.command("top")(top.top)
 app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)

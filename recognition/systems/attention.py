@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from recognition.initial_weights import SourceModel
+    from recognition.onnx_graphs import Graph, HeardFeatures
     from recognition.pretrained import PretrainedModel
+    from speech.models.networks.base import TrainableNetwork
     from speech.models.networks.encoder_decoder import EncoderDecoder, EncoderWithCtc
 
 
@@ -170,6 +172,14 @@ class AttentionSystem(TokenSystem):
     @override
     def num_layers(self, spec: BundleSpec) -> int:
         return super().num_layers(spec) + self.decoder_network.layers
+
+    @override
+    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+        from recognition.onnx_graphs import attention_graphs
+        from speech.models.networks.encoder_decoder import EncoderDecoder
+
+        assert isinstance(network, EncoderDecoder)
+        return attention_graphs(heard, network)
 
     @property
     @override

@@ -11,6 +11,8 @@ from recognition.systems.acoustic import FrameSystem
 
 if TYPE_CHECKING:
     from recognition.bundle import BundleSpec
+    from recognition.onnx_graphs import Graph, HeardFeatures
+    from speech.models.networks.base import TrainableNetwork
 
 
 class CtcSystem(FrameSystem):
@@ -21,6 +23,12 @@ class CtcSystem(FrameSystem):
     can_be_split: ClassVar[bool] = True
     decoders: ClassVar[tuple[str, ...]] = ("greedy", "beam", "tokens", "words")
     abilities: ClassVar[frozenset[Ability]] = FrameSystem.abilities | {"forced alignment"}
+
+    @override
+    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+        from recognition.onnx_graphs import acoustic_graph
+
+        return [acoustic_graph(heard, network, spec.build_tokenizer().size)]
 
     @override
     def check(self, spec: BundleSpec) -> None:

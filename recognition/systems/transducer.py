@@ -21,6 +21,8 @@ from speech.objectives.transducer import JointTransducer, TransducerConfig
 from speech.tokens import WhisperTokenizer
 
 if TYPE_CHECKING:
+    from recognition.onnx_graphs import Graph, HeardFeatures
+    from speech.models.networks.base import TrainableNetwork
     from speech.models.networks.encoder_decoder import EncoderWithCtc
     from speech.models.networks.transducer import Transducer
 
@@ -116,6 +118,14 @@ class TransducerSystem(TokenSystem):
     @override
     def num_layers(self, spec: BundleSpec) -> int:
         return super().num_layers(spec) + self.predictor.depth
+
+    @override
+    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+        from recognition.onnx_graphs import transducer_graphs
+        from speech.models.networks.transducer import Transducer
+
+        assert isinstance(network, Transducer)
+        return transducer_graphs(heard, network)
 
     @property
     @override

@@ -13,6 +13,7 @@ from speech.features.mel import FeatureError
 from speech.features.mfcc import MfccConfig
 from speech.features.plp import PlpConfig
 from speech.features.registry import FEATURES, FeatureChoice, build_features, feature_dim
+from speech.features.sherpa_logmel import SherpaLogMelConfig
 from speech.features.sliding import sliding_normalize
 from speech.features.waveform import WaveformConfig
 from speech.features.whisper_logmel import WhisperLogMelConfig
@@ -34,6 +35,7 @@ __all__ = [
     "LogMelConfig",
     "MfccConfig",
     "PlpConfig",
+    "SherpaLogMelConfig",
     "SpecAugment",
     "WaveAugment",
     "WaveformConfig",

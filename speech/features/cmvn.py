@@ -57,7 +57,9 @@ def tenth_loudest(levels: Tensor, lengths: Tensor) -> Tensor:
         lengths: `[B]`, frames of each utterance.
     """
     inside = frame_mask(lengths, levels.shape[1], levels.device)
-    loudest = levels.masked_fill(~inside, -math.inf).topk(min(_LOUDEST, levels.shape[1]), dim=1).values
+    # padded, so that as many can be taken of any number of frames: an exported graph takes a constant number
+    heard = torch.nn.functional.pad(levels.masked_fill(~inside, -math.inf), (0, _LOUDEST), value=-math.inf)
+    loudest = heard.topk(_LOUDEST, dim=1).values
     place = lengths.to(levels.device).clamp(1, loudest.shape[1]).unsqueeze(1) - 1
     return loudest.gather(1, place)
 

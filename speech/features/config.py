@@ -168,9 +168,7 @@ class FeatureConfig(Choice, ABC):
             feats: `[B, T, width]`, the utterances' features, not normalized.
             num_frames: `[B]`, frames of each utterance.
         """
-        zeros = feats.new_zeros(1, bank.frame_length)
-        found: Tensor = bank(zeros, torch.tensor([zeros.shape[1]]))[0]
-        return found[:, :1]
+        return bank.of_zeros(feats)
 
     @abstractmethod
     def compute(self, bank: FilterBank, frames: Tensor) -> Tensor:

@@ -67,10 +67,19 @@ class FilterBank(nn.Module):
                 f"frames of {config.frame_ms} ms every {config.hop_ms} ms are too short at {sample_rate} Hz: "
                 f"raise features.frame_ms and features.hop_ms"
             )
+        self._of_zeros: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         if isinstance(config, FilterBankConfig):
             self._add_filters(config)
         for name, table in config.tables(sample_rate).items():
             self.register_buffer(name, table.float(), persistent=False)
+
+    def of_zeros(self, like: Tensor) -> Tensor:
+        """The features of a frame of zeros `[1, 1, dim]`, on the device and in the dtype of `like`; computed once."""
+        key = like.device, like.dtype
+        if key not in self._of_zeros:
+            zeros = like.new_zeros(1, self.frame_length)
+            self._of_zeros[key] = self(zeros, torch.tensor([self.frame_length]))[0][:, :1]
+        return self._of_zeros[key]
 
     def _add_filters(self, config: FilterBankConfig) -> None:
         """Make the window, the filters, and their weights in the level of a frame."""
@@ -162,6 +171,19 @@ class FilterBank(nn.Module):
         gains = (10 ** (self.config.level_db / 10) / power.clamp(min=_SILENT)).sqrt()
         return waves * torch.where(power > _SILENT, gains, 1.0)
 
+    def traceable(self, waves: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """As `forward`, all frames at once and in operations that have a form in ONNX."""
+        num_frames = self.num_frames(lengths)
+        if self.config.level_db:
+            waves = self._leveled(waves, num_frames)
+        total = self.num_frames(torch.as_tensor(waves.shape[1]))
+        waves = self.config.waves_before(self, waves, lengths)
+        starts = torch.arange(total) * self.hop_length
+        frames = waves[:, starts.unsqueeze(1) + torch.arange(self.frame_length)]
+        padding = torch.arange(total) >= num_frames.unsqueeze(1)
+        feats = self.config.compute(self, frames).masked_fill(padding.unsqueeze(2), 0.0)
+        return self.config.finished(feats, num_frames), num_frames
+
     def _each(self, waves: Tensor, num_frames: Tensor, total: int) -> Tensor:
         counts = num_frames.tolist()
         if counts and max(counts) > total:
@@ -205,15 +227,22 @@ class FilterBank(nn.Module):
 
     def energies(self, centred: Tensor) -> Tensor:
         """Centred frames `[..., frame_length]` to the filters' energies `[..., num_mels]`."""
+        spectrum = torch.view_as_real(torch.fft.rfft(self._windowed(centred)))
+        power = spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
+        return torch.matmul(power, self.filters)
+
+    def _windowed(self, centred: Tensor) -> Tensor:
+        """Centred frames, pre-emphasized, windowed and padded with zeros `[..., fft_size]`."""
         size, coefficient = self.frame_length, self._preemphasis
+        if torch.jit.is_tracing():  # parts of a tensor that are written in place have no form in ONNX
+            changes = torch.cat([centred[..., :1], centred[..., :-1]], dim=-1)
+            return torch.nn.functional.pad((centred - coefficient * changes) * self.window, (0, self.fft_size - size))
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)
         padded[..., size:] = 0.0
         padded[..., 0] = centred[..., 0] * (1.0 - coefficient)  # as in Kaldi, the first sample is its own predecessor
         torch.sub(centred[..., 1:], centred[..., :-1], alpha=coefficient, out=padded[..., 1:size])
         padded[..., :size].mul_(self.window)
-        spectrum = torch.view_as_real(torch.fft.rfft(padded))
-        power = spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
-        return torch.matmul(power, self.filters)
+        return padded
 
     @staticmethod
     def log_energy(centred: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from speech.features.ivector import IvectorConfig
 from speech.features.logmel import LogMelConfig
 from speech.features.mfcc import MfccConfig
 from speech.features.plp import PlpConfig
+from speech.features.sherpa_logmel import SherpaLogMelConfig
 from speech.features.waveform import WaveformConfig
 from speech.features.whisper_logmel import WhisperLogMelConfig
 
@@ -28,6 +29,7 @@ FEATURES: dict[str, type[FeatureConfig]] = {
     "fber": FberConfig,
     "waveform": WaveformConfig,
     "whisper_logmel": WhisperLogMelConfig,
+    "sherpa_logmel": SherpaLogMelConfig,
     "fmllr": FmllrConfig,
     "ivector": IvectorConfig,
     "appended": AppendedConfig,

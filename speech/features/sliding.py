@@ -75,9 +75,10 @@ def sliding_normalize(
     used, places = frames, torch.arange(feats.shape[1], device=feats.device)
     if counted is not None:
         # move the counted frames together, so that windows contain only them
-        order = counted.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-        used = frames.gather(1, order.unsqueeze(2).expand_as(frames))
-        places, lengths = (counted.cumsum(1) - 1).clamp(min=0), counted.sum(1)
+        ranks, sizes = counted.long().cumsum(1) - 1, counted.sum(1)
+        order = torch.where(counted, ranks, places + sizes.unsqueeze(1) - ranks - 1)
+        used = torch.zeros_like(frames).scatter(1, order.unsqueeze(2).expand_as(frames), frames)
+        places, lengths = ranks.clamp(min=0), sizes
     mean, spread, sizes = _window_moments(used, lengths, window_bounds(lengths, places, window, min_window, center))
     centred = frames - mean
     std = spread.sqrt().clamp(min=STD_FLOOR)

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
+
+from mlflow.models import Model
 
 from configurable.wording import counted
 from recognition.initial_weights import summary_text
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
+from storage.intact import readable
 from storage.stages import digest_json
 from tasks.config.decoding import uses_stage
 from tasks.dataset.sources import SourceConfig
@@ -170,6 +174,26 @@ def card(about: dict[str, Any], links: dict[str, str]) -> str:
         parts.append(" · ".join(f"[{name}]({address})" for name, address in links.items()))
     text = "\n\n".join(parts)
     return text if len(text) <= CARD_LENGTH else text[: CARD_LENGTH - 2].rstrip() + " …"
+
+
+def exported_card(bundle: Path, uri: str) -> tuple[dict[str, Any], str]:
+    """What a model that leaves the registry takes along: for its description, and the card as Markdown.
+
+    Args:
+        bundle: Its folder, as fetched from the registry; of others, nothing is known.
+        uri: Of the registered version, or the path of a bundle.
+
+    Returns:
+        Name, address in the registry, version of Starling, licences of its data; and the card, empty if there is none.
+    """
+    about: dict[str, Any] = {"starling": metadata.version("starling")}
+    logged = next((folder for folder in bundle.parents if (folder / "MLmodel").is_file()), None)
+    if logged is None or not uri.startswith("models:/"):
+        return about | {"name": bundle.resolve().name}, ""
+    with readable(logged.as_uri()):
+        contained = Model.load(str(logged)).metadata["starling"]
+        text, licences = card(contained, {}), card_tags(contained)["starling.licences"]
+    return about | {"name": contained["name"], "registered": uri, "licences": licences}, text
 
 
 def _intro(about: dict[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""Scripts that `recognition.export` copies beside exported models: they need neither torch nor Starling."""

@@ -164,18 +164,16 @@ class FrameStream:
         self, recognizer: Recognizer[object], cfg: FrameStreamConfig | None = None, sample_rate: int | None = None
     ) -> None:
         self._new_search: Callable[[], _FrameSearch]
+        encoder: object = None
         if isinstance(recognizer, FrameRecognizer):
-            encoder: object = recognizer.model
-            self._new_search = partial(_CtcSearch, recognizer)
+            encoder, self._new_search = recognizer.model, partial(_CtcSearch, recognizer)
         elif isinstance(recognizer, TransducerRecognizer):
-            encoder = recognizer.model.encoder
-            self._new_search = partial(_TransducerSearch, recognizer)
-        else:
+            encoder, self._new_search = recognizer.model.encoder, partial(_TransducerSearch, recognizer)
+        if not isinstance(encoder, AcousticModel):
             raise DecodeError(
                 f"a recognizer of kind {recognizer.spec.system.kind} recognizes whole utterances: train one of kind "
                 "ctc or transducer to recognize speech as it comes"
             )
-        assert isinstance(encoder, AcousticModel)
         self._outputs = encoder.forward_chunk if isinstance(recognizer, FrameRecognizer) else encoder.chunk_outputs
         self._device, self._shift, self.cfg = recognizer.device, recognizer.frame_seconds, cfg or FrameStreamConfig()
         self._state = encoder.stream_state(1, max(1, round(self.cfg.chunk_ms / 1000 / self._shift)))
@@ -284,4 +282,4 @@ class FrameStream:
         start, end = segment.start * self._shift, self._frames * self._shift
         timed = segment.search.words(hypothesis, FrameTimes(self._shift, start, start, end)) if words else ()
         place = round(start, 3), round(end, 3)
-        return StreamResult(self._number, hypothesis.text, tuple(timed), final, *place, hypothesis.confidence)
+        return StreamResult(self._number, hypothesis.text, tuple(timed), final, *place, round(hypothesis.confidence, 4))

@@ -11,17 +11,20 @@ from support import tiny_bundle
 from recognition.bundle import BundleSpec
 from recognition.frame_stream import EndpointConfig, FrameStream, FrameStreamConfig
 from recognition.recognizer import Recognizer
+from recognition.streaming import SegmentStream, StreamConfig, open_stream
 from recognition.systems.acoustic import FrameRecognizer
 from recognition.systems.transducer import TransducerRecognizer, TransducerSystem
 from recognition.transcriber import Transcriber
 from speech.audio import AudioError, ResampledStream, resample
 from speech.decoding import BeamConfig, DecodeError, GreedyConfig, TokensConfig, TransducerDecodeConfig, WordsConfig
+from speech.decoding.hot_words import HotWordsConfig
 from speech.features import CmvnStats, LogMelConfig
 from speech.models import BlstmConfig, ChunkConfig, ConformerConfig
 from speech.tokens import TokenConfig, train_tokenizer
-from speech.vad import EverythingConfig
+from speech.vad import EverythingConfig, build_vad
 
 RATE = 8000
+HOT = HotWordsConfig(phrases=("bad cab", "cede"), score=2.0)
 TEXTS = ["a bad cab", "dab a bed", "cede"]
 NO_ENDPOINT = EndpointConfig(after_speech_s=0, at_start_s=0, longest_s=3600)
 MODEL = ConformerConfig(
@@ -88,10 +91,12 @@ def decoders(folder):
         "beam": BeamConfig(beam=8, nbest=3),
         "tokens": TokensConfig(lm=str(folder / "tokens.arpa"), beam=8),
         "words": WordsConfig(words=str(folder / "words.txt"), beam=32),
+        "hot beam": BeamConfig(beam=8, hot_words=HOT),
+        "hot words": WordsConfig(words=str(folder / "words.txt"), beam=32, hot_words=HOT),
     }
 
 
-@pytest.mark.parametrize("kind", ["greedy", "beam", "tokens", "words"])
+@pytest.mark.parametrize("kind", ["greedy", "beam", "tokens", "words", "hot beam", "hot words"])
 @pytest.mark.parametrize("ms", [80, 160, 640])
 def test_stream_finds_what_the_whole_recording_gives_with_the_same_chunks(kind, ms, lm_files):
     made, samples = recognizer(decoders(lm_files)[kind]), speech(6.0)
@@ -99,6 +104,8 @@ def test_stream_finds_what_the_whole_recording_gives_with_the_same_chunks(kind, 
     encoded = made.encode(torch.from_numpy(samples)[None], torch.tensor([len(samples)]))
     (expected,) = made.search(encoded)
     assert len(set(expected.tokens)) > 2
+    if kind.startswith("hot"):
+        assert expected.text != recognizer(decoders(lm_files)[kind.removeprefix("hot ")]).search(encoded)[0].text
     for size in (160, 5000, len(samples)):
         stream = FrameStream(made, FrameStreamConfig(chunk_ms=ms, endpoint=NO_ENDPOINT))
         *partial, final = streamed(stream, samples, size)
@@ -359,3 +366,21 @@ def test_decoder_of_whole_utterances_is_refused_with_a_remedy():
     decoder.cfg = decoder.cfg.model_copy(update={"kind": "graph"})
     with pytest.raises(DecodeError, match="decode.kind graph searches whole utterances: use greedy, beam"):
         super(type(decoder), decoder).stream()
+
+
+def test_the_kind_of_stream_is_what_the_model_can_do():
+    def opened(made, **settings):
+        return open_stream(made, lambda wave, rate: None, build_vad(EverythingConfig()), cfg=StreamConfig(**settings))
+
+    samples = speech(3.0)
+    stream = opened(recognizer(), partial_s=0.16, silence_s=0.4, longest_s=2.0)
+    assert isinstance(stream, FrameStream)
+    assert (stream.cfg.chunk_ms, stream.cfg.endpoint.after_speech_s, stream.cfg.endpoint.longest_s) == (160, 0.4, 2)
+    results = streamed(stream, samples, 800)
+    assert {result.final for result in results} == {True, False}
+    assert all(0 < result.confidence <= 1 for result in results if result.final)
+    quiet = streamed(opened(recognizer(), partial_s=0, silence_s=0.4, longest_s=2.0), samples, 800)
+    assert quiet
+    assert all(result.final for result in quiet)
+    whole = MODEL.model_copy(update={"chunk": None})
+    assert isinstance(opened(recognizer(model=whole)), SegmentStream)

@@ -75,8 +75,7 @@ def export_bundle(
     Raises:
         ValueError: The bundle is damaged or cannot be exported, the folder is not empty, or a package is missing.
     """
-    _check_packages()
-    _check_target(target)
+    check_target(target)
     check_exportable(load_spec(bundle))
     spec, network = load_bundle(bundle)
     layout = _chosen(spec, layout)
@@ -155,18 +154,20 @@ def _chosen(spec: BundleSpec, layout: Layout | None) -> Layout:
     return layout or ("plain" if obstacle else "sherpa-onnx")
 
 
-def _check_packages() -> None:
+def check_target(target: Path) -> None:
+    """See that a model can be exported to a folder, before it is fetched.
+
+    Raises:
+        ValueError: The folder is not empty, or a package is missing.
+    """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ValueError(f"exporting to ONNX needs the package {', '.join(missing)}: {install_remedy('export')}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} exists and is not an empty folder: name another one with --to, or remove it")
 
 
 # --- files
-
-
-def _check_target(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists and is not an empty folder: name another one with --to, or remove it")
 
 
 @contextmanager
@@ -177,7 +178,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
     try:
         yield folder
         folder.chmod(0o777 & ~_umask())
-        _check_target(target)  # while the files were written, another process may have made it
+        check_target(target)  # while the files were written, another process may have made it
         folder.rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -355,4 +356,7 @@ def _search_text(described: dict[str, Any]) -> str:
     search = described["sherpa_onnx"]["search"] if "sherpa_onnx" in described else {"decoding_method": "greedy_search"}
     own = f"Starling decodes this model with `{described['decoder_of_bundle']}`"
     own += " and a language model, which is not exported" if described["has_language_model"] else ""
-    return f"Here the search is `{search['decoding_method']}`. {own}: error rates of the model card hold for that."
+    return (
+        f"Here the search is `{search['decoding_method']}`. {own}: error rates of the model card hold for that. "
+        "A file is recognized as one utterance: cut recordings of more than a minute in pauses before."
+    )

@@ -53,15 +53,17 @@ def export(
 ) -> None:
     """Write a model as ONNX files that need no torch, with its tokens and a script that recognizes with them."""
     from flows.models import fetch_model, model_uri
-    from recognition.export import export_bundle
+    from recognition.export import check_target, export_bundle
     from tasks.tracking.model_card import exported_card
 
+    target = to.expanduser()
+    check_target(target)
     with redirect_stdout(sys.stderr):
         uri = model_uri(model)
         bundle = fetch_model(uri)
-        about, card = exported_card(bundle, uri)
+        about, card = exported_card(uri)
         chosen: Any = None if layout is FileLayout.auto else layout.value
-        described = export_bundle(bundle, to.expanduser(), chosen, int8, about, card)
+        described = export_bundle(bundle, target, chosen, int8, about, card)
     if json_output:
         print_json({"folder": str(to), **described})
         return

@@ -6,13 +6,10 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
-from mlflow.models import Model
-
 from configurable.wording import counted
 from recognition.initial_weights import summary_text
 from storage.corpora.catalog import CATALOG
 from storage.index import ShardIndex
-from storage.intact import readable
 from storage.stages import digest_json
 from tasks.config.decoding import uses_stage
 from tasks.dataset.sources import SourceConfig
@@ -25,6 +22,7 @@ from tasks.stages.score import SCORE
 from tasks.stages.shard import SHARD
 from tasks.stages.trained_model import TrainingFigures, trained_model
 from tasks.tracking.provenance import provenance
+from tasks.tracking.runs import client
 
 CARD_LENGTH = 4900
 """Maximum length of a card; MLflow stores 5,000 characters of a description."""
@@ -176,24 +174,25 @@ def card(about: dict[str, Any], links: dict[str, str]) -> str:
     return text if len(text) <= CARD_LENGTH else text[: CARD_LENGTH - 2].rstrip() + " …"
 
 
-def exported_card(bundle: Path, uri: str) -> tuple[dict[str, Any], str]:
-    """What a model that leaves the registry takes along: for its description, and the card as Markdown.
+def exported_card(uri: str) -> tuple[dict[str, str], str]:
+    """What a registered version takes along when it leaves the registry.
 
     Args:
-        bundle: Its folder, as fetched from the registry; of others, nothing is known.
-        uri: Of the registered version, or the path of a bundle.
+        uri: `models:/NAME@ALIAS` or `models:/NAME/VERSION`; of a bundle's folder, nothing is known.
 
     Returns:
-        Name, address in the registry, version of Starling, licences of its data; and the card, empty if there is none.
+        Its name, its address and licences, as far as they are known; and the model card as Markdown, or an empty text.
     """
-    about: dict[str, Any] = {"starling": metadata.version("starling")}
-    logged = next((folder for folder in bundle.parents if (folder / "MLmodel").is_file()), None)
-    if logged is None or not uri.startswith("models:/"):
-        return about | {"name": bundle.resolve().name}, ""
-    with readable(logged.as_uri()):
-        contained = Model.load(str(logged)).metadata["starling"]
-        text, licences = card(contained, {}), card_tags(contained)["starling.licences"]
-    return about | {"name": contained["name"], "registered": uri, "licences": licences}, text
+    about = {"starling": metadata.version("starling")}
+    if not uri.startswith("models:/"):
+        return about | {"name": Path(uri).resolve().name}, ""
+    name, _, version = uri.removeprefix("models:/").partition("/")
+    name, _, alias = name.partition("@")
+    api = client()
+    found = api.get_model_version_by_alias(name, alias) if alias else api.get_model_version(name, version)
+    about |= {"name": name, "registered": f"models:/{name}/{found.version}"}
+    about |= {"licences": licences} if (licences := found.tags.get("starling.licences")) else {}
+    return about, found.description or ""
 
 
 def _intro(about: dict[str, Any]) -> str:

@@ -320,3 +320,11 @@ def test_missing_packages_are_named_with_the_extra(tmp_path, monkeypatch):
 def test_beam_of_other_decoders_is_no_option_of_sherpa_onnx(tmp_path):
     spec = save(tmp_path / "bundle", decode=BeamConfig(beam=7))
     assert export._sherpa_options(spec)["search"] == {"decoding_method": "greedy_search"}
+
+
+@pytest.mark.parametrize("kind", SYSTEMS)
+def test_every_system_has_graphs_or_says_what_works_instead(kind):
+    if kind in DECODERS:
+        return  # exported above
+    with pytest.raises(ValueError, match=rf"kind {kind} cannot be exported: .*`starling transcribe`"):
+        SYSTEMS[kind]().graphs(None, None, None)

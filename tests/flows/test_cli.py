@@ -29,6 +29,7 @@ COMMANDS = {
     "promote",
     "rollback",
     "transcribe",
+    "serve",
     "top",
     "simulate",
     "plan",

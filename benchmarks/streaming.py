@@ -56,7 +56,7 @@ def streamed(
     changed = shown = 0
     for clip in clips:
         stream, heard = FrameStream(recognizer, FrameStreamConfig(chunk_ms=chunk_ms)), []
-        for number, piece in enumerate(clip.split(max(1, int(PIECE_S * rate))), 1):
+        for number, piece in enumerate(torch.split(clip, max(1, int(PIECE_S * rate))), 1):
             heard += [(number * PIECE_S, result) for result in stream.accept(piece.numpy())]
         heard += [(len(clip) / rate, result) for result in stream.finish()]
         texts.append(" ".join(result.text for _, result in heard if result.final))

@@ -144,9 +144,11 @@ def _show(path: Path, recognizer: "Recognizer[Any]", cfg: "FrameStreamConfig", s
 
 def _pieces(path: Path, chunk_ms: float, rate: int) -> Iterator[tuple[Any, int]]:
     """Samples of a recording and their rate, no more than a chunk at a time: results come as often."""
+    import torch
+
     from speech.audio import stream_audio, stream_pcm
 
     blocks = stream_pcm(sys.stdin.buffer, rate) if path == STDIN else stream_audio(path)
     for block, own_rate in blocks:
-        for piece in block.split(max(1, int(own_rate * chunk_ms / 1000))):
+        for piece in torch.split(block, max(1, int(own_rate * chunk_ms / 1000))):
             yield piece, own_rate

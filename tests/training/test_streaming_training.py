@@ -14,9 +14,8 @@ FEATURES = LogMelConfig(num_mels=16)
 
 def streaming_spec(corpus, **changes):
     chunk = ChunkConfig(left=8, longest=6)
-    return corpus.spec(
-        "conformer", features=FEATURES, model=TINY["conformer"].model_copy(update={"chunk": chunk, **changes})
-    )
+    model = TINY["conformer"].model_copy(update={"chunk": chunk, **changes})
+    return corpus.spec("conformer", features=FEATURES, model=model)
 
 
 @pytest.mark.parametrize("stop", [1, 3])
@@ -40,11 +39,9 @@ def test_a_chunked_conformer_learns_the_words_whole_and_in_chunks(corpus, tmp_pa
         for sample in corpus.valid:
             stream = FrameStream(recognizer, FrameStreamConfig(chunk_ms=ms))
             wave, _ = decode_audio(sample.members["flac"])
-            results = [
-                result
-                for start in range(0, len(wave), 400)
-                for result in stream.accept(wave[start : start + 400].numpy())
-            ]
+            results = []
+            for piece in wave.split(400):
+                results += stream.accept(piece.numpy())
             finals = [result for result in [*results, *stream.finish()] if result.final]
             assert " ".join(result.text for result in finals) == sample.row["text"], ms
             assert all(0 <= word.start <= len(wave) / RATE for result in finals for word in result.words)

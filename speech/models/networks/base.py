@@ -270,7 +270,7 @@ class AcousticModel(TrainableNetwork, ABC):
         x_BTD, front = self.subsampling.forward_chunk(feats_BTF, state.front)
         x_BTD, layers, parts = torch.cat((state.waiting, x_BTD), dim=1), state.layers, []
         ready = x_BTD.shape[1] // state.chunk * state.chunk
-        for part_BTD in x_BTD[:, :ready].split(state.chunk, dim=1) if ready else ():
+        for part_BTD in torch.split(x_BTD[:, :ready], state.chunk, dim=1) if ready else ():
             scores_BTV, layers = self.encode_chunk(part_BTD, layers, False)
             parts.append(scores_BTV)
         waiting = x_BTD[:, ready:].clone()

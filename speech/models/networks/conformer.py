@@ -172,7 +172,7 @@ class Conformer(AcousticModel):
 
     @override
     def layers_before(self, batch: int) -> tuple[Memory, ...]:
-        cfg, weight = self.cfg, self.layers[0].norm.weight
+        cfg, weight = self.cfg, next(self.parameters())
         none = weight.new_zeros(batch, cfg.heads, 0, cfg.dim // cfg.heads)
         return tuple((none, none, weight.new_zeros(batch, cfg.kernel - 1, cfg.dim)) for _ in range(cfg.layers))
 
@@ -182,6 +182,7 @@ class Conformer(AcousticModel):
         after = list(layers)
         if x_BTD.shape[1]:
             for number, layer in enumerate(self.layers):
+                assert isinstance(layer, ConformerLayer)
                 x_BTD, after[number] = layer.forward_chunk(x_BTD, layers[number], self.cfg.chunk.left)
         scores: Tensor = self.output(x_BTD)
         return scores, tuple(after)

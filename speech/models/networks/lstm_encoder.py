@@ -51,7 +51,7 @@ class LstmEncoder(AcousticModel):
 
     @override
     def layers_before(self, batch: int) -> tuple[Memory, ...]:
-        weight, cfg = self.lstm.weight_hh_l0, self.cfg
+        cfg, weight = self.cfg, next(self.parameters())
         states = weight.new_zeros(cfg.layers, batch, cfg.dim)
         return (states, states), (weight.new_zeros(batch, 0, cfg.dim),)
 

@@ -211,7 +211,7 @@ class GraphDecoder(Decoder):
         super().__init__(cfg, tokenizer, states)
         self._search: GraphSearch | None = None
         self._rescorer: Rescorer | None = None
-        self._phrases: HotPhrases | None = None
+        self._phrases: GraphPhrases | None = None
 
     @property
     def search(self) -> GraphSearch:
@@ -236,7 +236,7 @@ class GraphDecoder(Decoder):
                 first = self.cfg.graph_lm or self.cfg.lm
                 self._rescorer = Rescorer(first, self.cfg.rescore_lm, search.words.words)
             if hot := hot_vocabulary(self.cfg.hot_words, search.words.words):
-                self._phrases = HotPhrases(hot, search.words.words)
+                self._phrases = GraphPhrases(hot, search.words.words)
                 search = search.cheaper(self._phrases.worth)
             self._search = search  # last: other threads decode as soon as it is there
 
@@ -309,7 +309,7 @@ class GraphDecoder(Decoder):
         return sorted(scored, key=lambda path: -path.score)
 
 
-class HotPhrases:
+class GraphPhrases:
     """Hot words of a search in a graph, which knows what a word costs, but not what it follows.
 
     Args:

@@ -84,11 +84,14 @@ def test_model_is_trained_decoded_with_a_language_model_and_registered(finished,
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     short = {"epochs": 1, "device": "cpu", "threads": 1, "membership": {"beat_s": 0.05}}
     lm = {"ngram": {"order": 2, "smoothing": "witten-bell"}, "lstm": {"kind": "lstm", "dim": 8}}[kind]
-    more = {"lm_train": short} if kind == "lstm" else {}
+    words = {"order": 2, "smoothing": "witten-bell"}
+    tuned = {"rescoring": words, "tune": {"utterances": 4, "grid": {"rescore_weight": [0.1, 1]}}}
+    more = {"lm_train": short} if kind == "lstm" else tuned
     run = Run(config(lm=lm | {"unit": "token"}, **more), "r")
     early = STAGES[: STAGES.index("train")]
     run.results = {name: result for name, result in finished.results.items() if name in early}
-    for name in ("train", "lm", "decode", "score", *(("register",) if kind == "ngram" else ())):
+    second, last = (("rescoring",), ("register",)) if kind == "ngram" else ((), ())
+    for name in ("train", "lm", *second, "decode", "score", *last):
         get_stage(name).execute(run)
     rows = read_table(run.result("decode").output, "test.parquet")
     assert len(rows) == 12
@@ -103,4 +106,8 @@ def test_model_is_trained_decoded_with_a_language_model_and_registered(finished,
     assert isinstance(recognizer, AttentionRecognizer)
     assert isinstance(recognizer.cfg, AttentionDecodeConfig)
     assert recognizer.cfg.lm.startswith(str(bundle))
+    assert recognizer.cfg.rescore_lm == str(bundle / "rescore-lm.arpa")
+    tuning = run.result("decode").record["tuning"]
+    assert [trial["rescore_weight"] for trial in tuning["table"]] == [0.1, 0.3, 1.0]
+    assert recognizer.cfg.rescore_weight == tuning["chosen"]["rescore_weight"]
     recognizer.prepare()

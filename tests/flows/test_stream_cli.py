@@ -56,7 +56,7 @@ def test_final_results_are_lines_and_json_has_every_result(model, recording):
     entries = [json.loads(line) for line in shown.splitlines()]
     assert [entry["text"] for entry in entries if entry["final"]] == expected
     assert any(not entry["final"] for entry in entries)
-    assert {"segment", "text", "words", "final", "start_s", "end_s"} == set(entries[0])
+    assert {"segment", "text", "words", "final", "start_s", "end_s", "confidence"} == set(entries[0])
 
 
 def test_standard_input_is_a_wav_file_or_samples(model, recording):

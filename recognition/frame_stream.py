@@ -169,7 +169,7 @@ class FrameStream:
             encoder, self._new_search = recognizer.model, partial(_CtcSearch, recognizer)
         elif isinstance(recognizer, TransducerRecognizer):
             encoder, self._new_search = recognizer.model.encoder, partial(_TransducerSearch, recognizer)
-        if not isinstance(encoder, AcousticModel):
+        if not isinstance(recognizer, FrameRecognizer | TransducerRecognizer) or not isinstance(encoder, AcousticModel):
             raise DecodeError(
                 f"a recognizer of kind {recognizer.spec.system.kind} recognizes whole utterances: train one of kind "
                 "ctc or transducer to recognize speech as it comes"

@@ -178,9 +178,10 @@ class FilterBank(nn.Module):
             waves = self._leveled(waves, num_frames)
         total = self.num_frames(torch.as_tensor(waves.shape[1]))
         waves = self.config.waves_before(self, waves, lengths)
-        starts = torch.arange(total) * self.hop_length
+        places = torch.arange(total)  # type: ignore[call-overload]  # a number would be a constant of the graph
+        starts = places * self.hop_length
         frames = waves[:, starts.unsqueeze(1) + torch.arange(self.frame_length)]
-        padding = torch.arange(total) >= num_frames.unsqueeze(1)
+        padding = places >= num_frames.unsqueeze(1)
         feats = self.config.compute(self, frames).masked_fill(padding.unsqueeze(2), 0.0)
         return self.config.finished(feats, num_frames), num_frames
 
@@ -234,7 +235,7 @@ class FilterBank(nn.Module):
     def _windowed(self, centred: Tensor) -> Tensor:
         """Centred frames, pre-emphasized, windowed and padded with zeros `[..., fft_size]`."""
         size, coefficient = self.frame_length, self._preemphasis
-        if torch.jit.is_tracing():  # parts of a tensor that are written in place have no form in ONNX
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # parts of a tensor that are written in place have no form in ONNX
             changes = torch.cat([centred[..., :1], centred[..., :-1]], dim=-1)
             return torch.nn.functional.pad((centred - coefficient * changes) * self.window, (0, self.fft_size - size))
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)

@@ -11,6 +11,7 @@ from typing import Any
 from configurable.wording import counted
 from recognition.initial_weights import SourceModel
 from recognition.pretrained import read_pretrained_source
+from speech.models import PretrainedConfig
 from storage.corpora import CorpusError, CorpusReader, RejectedEntry, Utterance
 from tasks.config.data import DataConfig
 from tasks.config.pipeline import worker_count
@@ -381,6 +382,7 @@ class Starter:
     def _tuned(self, pretrained: SourceModel) -> list[str]:
         """Trains a pretrained model on: Whisper with its decoder, all others by CTC."""
         assert pretrained.pretrained is not None
+        assert isinstance(pretrained.model, PretrainedConfig)
         about, kind = pretrained.pretrained, pretrained.model.kind
         source = one_line(about.name)
         if kind != "whisper":

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from configurable.extras import install_remedy
 from configurable.files import TEMP_PREFIX, file_sha256
 from recognition.bundle import BundleSpec, bundle_digest, load_bundle, load_spec
-from recognition.systems.attention import AttentionSystem
+from recognition.system import SystemConfig
 from recognition.systems.ctc import CtcSystem
 from recognition.systems.transducer import TransducerSystem
 from speech.decoding import TransducerDecodeConfig
@@ -105,8 +105,8 @@ def check_exportable(spec: BundleSpec) -> None:
             f"the encoder is a pretrained one ({spec.model.kind}), whose code for padding has no form in ONNX: "
             f"{instead}, or train a conformer, blstm or tdnn (section model)"
         )
-    if not isinstance(system, CtcSystem | TransducerSystem | AttentionSystem):
-        system.graphs(spec, None, None)  # type: ignore[arg-type]  # says why it has none
+    if type(system).graphs is SystemConfig.graphs:
+        system.graphs(spec, None, None)  # type: ignore[arg-type]  # says why there are none
     if features.adapted:
         raise ValueError(
             f"features {features.kind} are adapted to speakers by a GMM-HMM, which has no form in ONNX: {instead}"
@@ -123,8 +123,8 @@ def check_exportable(spec: BundleSpec) -> None:
 def sherpa_obstacle(spec: BundleSpec) -> str:
     """Why sherpa-onnx cannot run a model; empty if it can."""
     features, system = spec.features, spec.system
-    if isinstance(system, AttentionSystem):
-        return "it has no attention models with this decoder network"
+    if not isinstance(system, CtcSystem | TransducerSystem):
+        return f"it has no models of kind {system.kind} with such a network"
     if isinstance(system, TransducerSystem) and not isinstance(system.predictor, StatelessPredictorConfig):
         return f"its transducers have stateless predictors, and this one's is {system.predictor.kind}"
     if not _is_logmel(features):

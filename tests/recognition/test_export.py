@@ -266,7 +266,7 @@ def refused(tmp_path, layout=None, **fields):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"system": ATTENTION}, "no attention models"),
+        ({"system": ATTENTION}, "no models of kind attention"),
         ({"system": LSTM}, "stateless predictors, and this one's is lstm"),
         ({"features": MfccConfig(num_mels=20)}, "does not compute features of kind mfcc"),
         ({"features": LogMelConfig(num_mels=20, hop_ms=12.5)}, "other values than features.hop_ms 12.5"),

@@ -8,7 +8,7 @@ from recognition.streaming import SegmentStream, SpeechStream, StreamConfig, ope
 from recognition.transcriber import Transcript
 from speech.audio import AudioError
 from speech.decoding import DecodeError
-from speech.vad import EnergyConfig, build_vad
+from speech.vad import EnergyConfig, EverythingConfig, build_vad
 
 tones = load_beside(__file__, "running_server.py")
 RATE, speak, silence = tones.RATE, tones.speak, tones.silence
@@ -97,7 +97,7 @@ def test_an_hour_takes_bounded_memory():
         sizes.append(len(wave))
         return Transcript("words", len(wave) / rate, 1.0)
 
-    stream = SegmentStream(transcribe, build_vad(EnergyConfig()), 1000, StreamConfig(partial_s=0, longest_s=10.0))
+    stream = SegmentStream(transcribe, build_vad(EverythingConfig()), 1000, StreamConfig(partial_s=0, longest_s=10.0))
     noise = np.random.default_rng(1).normal(0, 0.05, 60_000).astype(np.float32)
     for _ in range(60):
         stream.accept(noise)

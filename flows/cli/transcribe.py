@@ -63,6 +63,25 @@ DetectorOption = Annotated[
         autocompletion=_complete_detector,
     ),
 ]
+NbestOption = Annotated[
+    int,
+    typer.Option("--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."),
+]
+StreamOption = Annotated[
+    bool,
+    typer.Option(
+        "--stream",
+        help="Show results while the audio is read, by a model that recognizes speech as it comes; - is then a WAV "
+        "file of 16-bit PCM, or PCM without a header. JSON has a line for each result.",
+    ),
+]
+ChunkOption = Annotated[
+    float, typer.Option("--chunk-ms", min=1, max=60_000, help="Audio of a chunk with --stream: results are as late.")
+]
+RateOption = Annotated[
+    int,
+    typer.Option("--rate", min=0, help="Of PCM without a header with --stream, in Hz.", show_default="the model's"),
+]
 
 
 @friendly
@@ -95,31 +114,11 @@ def transcribe(
         str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
     ] = "cpu",
     vad: DetectorOption = "",
-    nbest: Annotated[
-        int,
-        typer.Option(
-            "--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."
-        ),
-    ] = 1,
+    nbest: NbestOption = 1,
     speakers: SpeakersOption = Speakers.file,
-    stream: Annotated[
-        bool,
-        typer.Option(
-            "--stream",
-            help="Show results while the audio is read, by a model that recognizes speech as it comes; - is then a WAV "
-            "file of 16-bit PCM, or PCM without a header. JSON has a line for each result.",
-        ),
-    ] = False,
-    chunk_ms: Annotated[
-        float,
-        typer.Option("--chunk-ms", min=1, help="Audio of a chunk with --stream: results are as late."),
-    ] = 640,
-    rate: Annotated[
-        int,
-        typer.Option(
-            "--rate", help="Sample rate of PCM without a header with --stream, Hz.", show_default="the model's"
-        ),
-    ] = 0,
+    stream: StreamOption = False,
+    chunk_ms: ChunkOption = 640,
+    rate: RateOption = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.

@@ -67,6 +67,7 @@ class Subsampling(nn.Module):
         memory: list[Tensor] = []
         width = self._num_features
         for conv in self.convs:
+            assert isinstance(conv, nn.Conv2d)
             memory.append(self.project.weight.new_zeros(batch, conv.in_channels, 2, width))
             width = (width + 1) // 2
         return tuple(memory)

@@ -63,6 +63,45 @@ DetectorOption = Annotated[
         autocompletion=_complete_detector,
     ),
 ]
+NbestOption = Annotated[
+    int,
+    typer.Option("--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."),
+]
+HotWordsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--hot-words",
+        metavar="FILE",
+        help="Phrases to expect, such as names, one a line; after a tab, a line may have a score of its own.",
+        show_default=False,
+        autocompletion=complete_path,
+    ),
+]
+HotScoreOption = Annotated[
+    float | None,
+    typer.Option(
+        "--hot-score",
+        min=0,
+        max=1000,
+        help="What each letter of --hot-words adds to the log probability of a text. [default: 0.5]",
+        show_default=False,
+    ),
+]
+StreamOption = Annotated[
+    bool,
+    typer.Option(
+        "--stream",
+        help="Show results while the audio is read, by a model that recognizes speech as it comes; - is then a WAV "
+        "file of 16-bit PCM, or PCM without a header. JSON has a line for each result.",
+    ),
+]
+ChunkOption = Annotated[
+    float, typer.Option("--chunk-ms", min=1, max=60_000, help="Audio of a chunk with --stream: results are as late.")
+]
+RateOption = Annotated[
+    int,
+    typer.Option("--rate", min=0, help="Of PCM without a header with --stream, in Hz.", show_default="the model's"),
+]
 
 
 @friendly
@@ -95,51 +134,13 @@ def transcribe(
         str, typer.Option("--device", help="cpu, cuda, cuda:1, or auto (a GPU if there is one).")
     ] = "cpu",
     vad: DetectorOption = "",
-    nbest: Annotated[
-        int,
-        typer.Option(
-            "--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."
-        ),
-    ] = 1,
+    nbest: NbestOption = 1,
     speakers: SpeakersOption = Speakers.file,
-    hot_words: Annotated[
-        Path | None,
-        typer.Option(
-            "--hot-words",
-            metavar="FILE",
-            help="Phrases to expect, such as names, one a line; after a tab, a line may have a score of its own.",
-            show_default=False,
-            autocompletion=complete_path,
-        ),
-    ] = None,
-    hot_score: Annotated[
-        float | None,
-        typer.Option(
-            "--hot-score",
-            min=0,
-            max=1000,
-            help="What each letter of --hot-words adds to the log probability of a text. [default: 0.5]",
-            show_default=False,
-        ),
-    ] = None,
-    stream: Annotated[
-        bool,
-        typer.Option(
-            "--stream",
-            help="Show results while the audio is read, by a model that recognizes speech as it comes; - is then a WAV "
-            "file of 16-bit PCM, or PCM without a header. JSON has a line for each result.",
-        ),
-    ] = False,
-    chunk_ms: Annotated[
-        float,
-        typer.Option("--chunk-ms", min=1, help="Audio of a chunk with --stream: results are as late."),
-    ] = 640,
-    rate: Annotated[
-        int,
-        typer.Option(
-            "--rate", help="Sample rate of PCM without a header with --stream, Hz.", show_default="the model's"
-        ),
-    ] = 0,
+    hot_words: HotWordsOption = None,
+    hot_score: HotScoreOption = None,
+    stream: StreamOption = False,
+    chunk_ms: ChunkOption = 640,
+    rate: RateOption = 0,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.

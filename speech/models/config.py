@@ -72,6 +72,10 @@ class ModelConfig(Choice, ABC):
         """Feature frames that even the shortest utterance is computed with, such as those of silence behind it."""
         return 0
 
+    def free_beside(self, source: ModelConfig) -> frozenset[str]:
+        """Fields that may differ from those of a model of the same kind that training begins with."""
+        return self.free_fields
+
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """This configuration with other paths of the files that it names; by default, it names none."""
         return self

@@ -175,7 +175,7 @@ def check_fields(source: SourceModel, model: ModelConfig, features: FeatureConfi
         SourceError: If not; the message has every field that differs, and the remedy.
     """
     check_kind(source, model, name)
-    differences = _differences("model", source.model, model, model.free_fields)
+    differences = _differences("model", source.model, model, model.free_beside(source.model))
     if source.features is not None:
         differences |= _differences("features", source.features, features, {"stored"})
     if source.sample_rate not in (None, sample_rate):

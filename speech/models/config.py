@@ -79,6 +79,10 @@ class ModelConfig(Choice, ABC):
             return ""
         return f"model {self.kind} cannot be split into stages: use another strategy than pipeline"
 
+    def free_beside(self, source: ModelConfig) -> frozenset[str]:
+        """Fields that may differ from those of a model of the same kind that training begins with."""
+        return self.free_fields
+
     def with_paths(self, change: Callable[[str], str]) -> Self:
         """This configuration with other paths of the files that it names; by default, it names none."""
         return self

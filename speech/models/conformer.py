@@ -63,6 +63,11 @@ class ConformerConfig(ModelConfig):
     def streams(self) -> bool:
         return self.chunk is not None
 
+    @override
+    def free_beside(self, source: ModelConfig) -> frozenset[str]:
+        # sizes of chunks are those of training and recognition, but convolutions of a network that streams are causal
+        return self.free_fields | ({"chunk"} if self.streams and source.streams else set())
+
     @property
     @override
     def streaming_remedy(self) -> str:

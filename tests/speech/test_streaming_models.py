@@ -249,3 +249,11 @@ def test_every_kind_of_features_says_whether_it_can_be_read_as_it_comes():
         "waveform",
     }
     assert not LogMelConfig(cmvn="sliding", cmvn_center=False).whole_utterance
+
+
+def test_training_may_begin_with_a_model_of_other_chunks_but_not_with_one_of_whole_utterances():
+    chunked = ConformerConfig(chunk=ChunkConfig())
+    assert "chunk" in chunked.free_beside(ConformerConfig(chunk=ChunkConfig(longest=6)))
+    assert "chunk" not in chunked.free_beside(ConformerConfig())
+    assert "chunk" not in ConformerConfig().free_beside(chunked)
+    assert "layers" in chunked.free_beside(ConformerConfig())

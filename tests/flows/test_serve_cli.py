@@ -12,14 +12,16 @@ from pathlib import Path
 
 import openai
 import pytest
-from support import load_beside, tiny_bundle
+from support import give_mlflow, load_beside, tiny_bundle
 from websockets.sync.client import connect
 
-from flows.cli.serve import check_access, limits_of
+from flows.cli.serve import check_access, limits_of, open_model
+from tasks.tracking.runs import client
 
 ROOT = Path(__file__).resolve().parents[2]
 tones = load_beside(__file__, "../recognition/running_server.py")
 cli = load_beside(__file__, "command_line.py")
+registered = load_beside(__file__, "../tasks/registered.py")
 TOKEN = "a-token-of-more-than-sixteen-characters"
 
 
@@ -120,6 +122,25 @@ def test_a_token_of_the_environment_is_asked_for_and_shown_nowhere(bundle, tmp_p
     for path in home.rglob("*"):
         if path.is_file():
             assert TOKEN.encode() not in path.read_bytes(), path
+
+
+def test_an_alias_is_followed_and_a_version_is_not(home, tmp_path):
+    give_mlflow(home)
+    api = client()
+    registered.add_bundle(api, tmp_path)
+    api.set_registered_model_alias("m", "champion", "1")
+    served, _ = open_model("m", "cpu", "energy")
+    assert (served.switch.name, served.switch.current.version) == ("m", "1")
+    api.set_registered_model_alias("m", "champion", registered.add_bundle(api, tmp_path))
+    served.follower.look()
+    assert served.switch.current.version == "2"
+    fixed, _ = open_model("m/1", "cpu", "energy")
+    assert (fixed.switch.name, fixed.switch.current.version, fixed.follower) == ("m", "1", None)
+    with pytest.raises(ValueError, match="it has the model 'm'"):
+        open_model("n", "cpu", "energy")
+    for opened in (served, fixed):
+        opened.switch.current.queue.close(10)
+        opened.switch.current.discard()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])

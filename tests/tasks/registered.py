@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow.exceptions import MlflowException
-from support import give_mlflow
+from support import give_mlflow, tiny_bundle
 
 from tasks.tracking import promotion
 from tasks.tracking.promotion import settle
@@ -54,6 +54,20 @@ def add(api, name="m", count=1):
         api.set_registered_model_alias(name, "challenger", version.version)
         made.append(str(version.version))
     return made
+
+
+def add_bundle(api, folder, damaged=False, name="m"):
+    """A version with a bundle of a few weights, as the stage register leaves it; its number."""
+    run = api.create_run(experiment_id(api, "e"))
+    bundle = folder / run.info.run_id / "bundle"
+    tiny_bundle(bundle)
+    if damaged:
+        (bundle / "model.safetensors").write_bytes(b"damaged")
+    api.log_artifacts(run.info.run_id, str(bundle.parent), "model")
+    with suppress(MlflowException):
+        api.create_registered_model(name)
+    version = api.create_model_version(name, source=f"{run.info.artifact_uri}/model", run_id=run.info.run_id)
+    return str(version.version)
 
 
 def champion(api, name="m"):

@@ -5,35 +5,21 @@ from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
-from support import give_mlflow, load_beside, tiny_bundle
+from support import give_mlflow, load_beside
 
 from recognition.serving.models import LoadedModel, ModelSwitch
 from recognition.transcriber import Transcriber
 from tasks.tracking import following
 from tasks.tracking.following import AliasFollower, load_version
-from tasks.tracking.runs import client, experiment_id
+from tasks.tracking.runs import client
 
-registered = load_beside(__file__, "registered.py")
+add_bundle = load_beside(__file__, "registered.py").add_bundle
 
 
 @pytest.fixture
 def api(home):
     give_mlflow(home)
     return client()
-
-
-def add(api, tmp_path, damaged=False):
-    """A version with a bundle, as the stage register writes it; its number."""
-    run = api.create_run(experiment_id(api, "e"))
-    folder = tmp_path / run.info.run_id
-    tiny_bundle(folder / "bundle")
-    if damaged:
-        (folder / "bundle" / "model.safetensors").write_bytes(b"damaged")
-    api.log_artifacts(run.info.run_id, str(folder), "model")
-    if not [model for model in api.search_registered_models() if model.name == "m"]:
-        api.create_registered_model("m")
-    version = api.create_model_version("m", source=f"{run.info.artifact_uri}/model", run_id=run.info.run_id)
-    return str(version.version)
 
 
 class Loads:
@@ -54,7 +40,7 @@ class Loads:
 def followed(api, tmp_path):
     """A follower of `@champion`, which is version 1, and its parts."""
     load = Loads()
-    number = add(api, tmp_path)
+    number = add_bundle(api, tmp_path)
     api.set_registered_model_alias("m", "champion", number)
     switch = ModelSwitch("m", load_version("m", number, load))
     follower = AliasFollower("m", "champion", load, switch)
@@ -67,7 +53,7 @@ def test_a_new_champion_replaces_the_old_one_whose_files_are_removed(api, tmp_pa
     follower, switch, load = followed
     follower.look()
     assert (switch.current.version, load.tries) == ("1", ["1"])
-    api.set_registered_model_alias("m", "champion", add(api, tmp_path))
+    api.set_registered_model_alias("m", "champion", add_bundle(api, tmp_path))
     with switch.use() as old:
         follower.look()
         assert switch.current.version == "2"
@@ -83,7 +69,7 @@ def test_a_new_champion_replaces_the_old_one_whose_files_are_removed(api, tmp_pa
 
 def test_a_rollback_is_followed(api, tmp_path, followed):
     follower, switch, _ = followed
-    api.set_registered_model_alias("m", "champion", add(api, tmp_path))
+    api.set_registered_model_alias("m", "champion", add_bundle(api, tmp_path))
     follower.look()
     api.set_registered_model_alias("m", "champion", "1")
     follower.look()
@@ -94,7 +80,7 @@ def test_a_damaged_version_leaves_the_old_one_and_is_tried_again_less_and_less_o
     follower, switch, load = followed
     changes = []
     switch.on_change = lambda text, problem: changes.append((text, problem))
-    api.set_registered_model_alias("m", "champion", add(api, tmp_path, damaged=True))
+    api.set_registered_model_alias("m", "champion", add_bundle(api, tmp_path, damaged=True))
     for _ in range(12):
         follower.look()
     assert switch.current.version == "1"
@@ -103,7 +89,7 @@ def test_a_damaged_version_leaves_the_old_one_and_is_tried_again_less_and_less_o
     assert load.tries == ["1", "2", "2", "2", "2"]  # at looks 1, 3, 6 and 11
     assert switch.failures == 4
     assert len(changes) == 1
-    api.set_registered_model_alias("m", "champion", add(api, tmp_path))
+    api.set_registered_model_alias("m", "champion", add_bundle(api, tmp_path))
     follower.look()
     assert switch.current.version == "3"
     assert switch.problem == ""
@@ -133,7 +119,7 @@ def test_an_alias_that_is_removed_leaves_the_old_one(api, followed):
 
 
 def test_a_version_whose_load_fails_leaves_no_files(api, tmp_path, followed):
-    number = add(api, tmp_path, damaged=True)
+    number = add_bundle(api, tmp_path, damaged=True)
     folders = []
 
     def load(version, folder, discard):

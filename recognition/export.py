@@ -30,7 +30,7 @@ from recognition.bundle import BundleSpec, bundle_digest, load_bundle, load_spec
 from recognition.system import SystemConfig
 from recognition.systems.ctc import CtcSystem
 from recognition.systems.transducer import TransducerSystem
-from speech.decoding.token_search import TokenSearchConfig
+from speech.decoding import TransducerDecodeConfig
 from speech.features import FbankConfig, LogMelConfig, SherpaLogMelConfig
 from speech.features.config import FilterBankConfig
 from speech.models import StatelessPredictorConfig
@@ -287,7 +287,7 @@ def _sherpa_options(spec: BundleSpec) -> dict[str, Any]:
         "snip_edges": not own,
     }
     search: dict[str, Any] = {"decoding_method": "greedy_search"}
-    beam = spec.decode.beam if isinstance(spec.decode, TokenSearchConfig) else 1
+    beam = spec.decode.beam if isinstance(spec.decode, TransducerDecodeConfig) else 1
     if beam > 1:
         search = {"decoding_method": "modified_beam_search", "max_active_paths": beam}
     everywhere = all(options[name] == value for name, value in _EVERYWHERE.items())

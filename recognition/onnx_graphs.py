@@ -337,7 +337,6 @@ def write_graph(graph: Graph, path: Path, metadata: dict[str, str | int]) -> flo
 
 def _know_fourier_transforms() -> None:
     """Teach the exporter the transform of real frames: ONNX has it, with pairs of numbers in place of complex ones."""
-
     from torch.onnx.utils import register_custom_op_symbolic
 
     def transform(graph: Any, x: Any, n: Any, dim: Any, norm: Any) -> Any:

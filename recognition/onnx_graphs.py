@@ -337,14 +337,14 @@ def write_graph(graph: Graph, path: Path, metadata: dict[str, str | int]) -> flo
 
 def _know_fourier_transforms() -> None:
     """Teach the exporter the transform of real frames: ONNX has it, with pairs of numbers in place of complex ones."""
+    from torch.onnx.utils import register_custom_op_symbolic
 
     def transform(graph: Any, x: Any, n: Any, dim: Any, norm: Any) -> Any:
         last = graph.op("Constant", value_t=torch.tensor([-1]))
         return graph.op("DFT", graph.op("Unsqueeze", x, last), axis_i=-2, onesided_i=1)
 
-    register: Any = vars(torch.onnx)["register_custom_op_symbolic"]  # which its own list of names leaves out
-    register("aten::fft_rfft", transform, OPSET)
-    register("aten::view_as_real", lambda graph, pairs: pairs, OPSET)
+    register_custom_op_symbolic("aten::fft_rfft", transform, OPSET)
+    register_custom_op_symbolic("aten::view_as_real", lambda graph, pairs: pairs, OPSET)
 
 
 def quantize(source: Path, target: Path) -> None:

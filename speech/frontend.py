@@ -1,7 +1,7 @@
 """Computes the normalized input features of an acoustic model from waveforms or stored features."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -200,7 +200,7 @@ def _trim_silence(feats: Tensor, frames: Tensor, loud: Tensor) -> tuple[Tensor, 
     start = (first - _SILENCE).clamp(min=0)
     counts = (end + _SILENCE).minimum(frames) - start
     # a tensor, not a number, which would be a constant of graphs that are traced (`recognition.onnx_graphs`)
-    longest: Any = counts.max() if len(counts) else 0
+    longest = cast(int, counts.max()) if len(counts) else 0
     index = (start.unsqueeze(1) + torch.arange(longest, device=feats.device)).clamp(max=total - 1)
     feats = feats.gather(1, index.unsqueeze(2).expand(-1, -1, feats.shape[2]))
     inside = frame_mask(counts, feats.shape[1], feats.device)

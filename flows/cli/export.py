@@ -12,7 +12,7 @@ from flows.cli.common import JsonOption, friendly, print_json, print_line
 from flows.cli.configs import complete_path
 
 
-class Format(StrEnum):
+class FileFormat(StrEnum):
     """Format of the files."""
 
     onnx = "onnx"
@@ -37,7 +37,7 @@ def export(
     to: Annotated[
         Path, typer.Option("--to", help="New folder for the files.", show_default=False, autocompletion=complete_path)
     ],
-    kind: Annotated[Format, typer.Option("--format", "-f", help="Format of the files.")] = Format.onnx,
+    kind: Annotated[FileFormat, typer.Option("--format", "-f", help="Format of the files.")] = FileFormat.onnx,
     layout: Annotated[
         FileLayout,
         typer.Option(

@@ -11,6 +11,8 @@ padding, in chunks of frames that fit the cache; on a GPU, the padded batch is p
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -176,9 +178,10 @@ class FilterBank(nn.Module):
         num_frames = self.num_frames(lengths)
         if self.config.level_db:
             waves = self._leveled(waves, num_frames)
-        total = self.num_frames(torch.as_tensor(waves.shape[1]))
+        # a tensor: a number would be a constant of the graph
+        total = cast(int, self.num_frames(torch.as_tensor(waves.shape[1])))
         waves = self.config.waves_before(self, waves, lengths)
-        places = torch.arange(total)  # type: ignore[call-overload]  # a number would be a constant of the graph
+        places = torch.arange(total)
         starts = places * self.hop_length
         frames = waves[:, starts.unsqueeze(1) + torch.arange(self.frame_length)]
         padding = places >= num_frames.unsqueeze(1)
@@ -235,7 +238,7 @@ class FilterBank(nn.Module):
     def _windowed(self, centred: Tensor) -> Tensor:
         """Centred frames, pre-emphasized, windowed and padded with zeros `[..., fft_size]`."""
         size, coefficient = self.frame_length, self._preemphasis
-        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]  # parts of a tensor that are written in place have no form in ONNX
+        if torch.onnx.is_in_onnx_export():  # parts of a tensor that are written in place have no form in ONNX
             changes = torch.cat([centred[..., :1], centred[..., :-1]], dim=-1)
             return torch.nn.functional.pad((centred - coefficient * changes) * self.window, (0, self.fft_size - size))
         padded = centred.new_empty(*centred.shape[:-1], self.fft_size)

@@ -66,6 +66,29 @@ DetectorOption = Annotated[
 ]
 
 
+HotWordsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--hot-words",
+        metavar="FILE",
+        help="Phrases to expect, such as names, one a line; after a tab, a line may have a score of its own.",
+        show_default=False,
+        autocompletion=complete_path,
+    ),
+]
+
+HotScoreOption = Annotated[
+    float | None,
+    typer.Option(
+        "--hot-score",
+        min=0,
+        max=1000,
+        help="What each letter of --hot-words adds to the log probability of a text. [default: 0.5]",
+        show_default=False,
+    ),
+]
+
+
 @friendly
 def transcribe(
     files: Annotated[
@@ -103,26 +126,8 @@ def transcribe(
         ),
     ] = 1,
     speakers: SpeakersOption = Speakers.file,
-    hot_words: Annotated[
-        Path | None,
-        typer.Option(
-            "--hot-words",
-            metavar="FILE",
-            help="Phrases to expect, such as names, one a line; after a tab, a line may have a score of its own.",
-            show_default=False,
-            autocompletion=complete_path,
-        ),
-    ] = None,
-    hot_score: Annotated[
-        float | None,
-        typer.Option(
-            "--hot-score",
-            min=0,
-            max=1000,
-            help="What each letter of --hot-words adds to the log probability of a text. [default: 0.5]",
-            show_default=False,
-        ),
-    ] = None,
+    hot_words: HotWordsOption = None,
+    hot_score: HotScoreOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Recognize speech in audio files of any length.

@@ -296,9 +296,8 @@ class HotWords:
     def end(self, state: int) -> float:
         """What the end of a text adds: phrases that end there count, and unfinished ones are taken back."""
         after = self._next.item(state, _BOUNDARY)
-        added: float = self._worth.item(after) if after != state else 0.0
-        paid: float = self._paid.item(state)
-        return added - paid
+        added: float = (self._worth.item(after) if after != state else 0.0) - self._paid.item(state)
+        return added
 
     def bonus(self, units: Sequence[int]) -> float:
         """What a whole text's score is raised by."""

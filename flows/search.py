@@ -1,11 +1,14 @@
 """The flow `search`: trains trials of a configuration, each in a flow run of its own, and continues the best."""
 
 import functools
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from prefect import tags
 from prefect.runtime import flow_run
+from typing_extensions import override
 
 from configurable.addresses import address_content
 from flows.definition import flow
@@ -22,19 +25,24 @@ from tasks.config.training import training_content
 from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
+from tasks.orchestration.artifacts import ProgressArtifact, publish_artifacts, quietly
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import plain_document, trial_config
-from tasks.search.driver import SearchDriver, Watch, spent_epochs
+from tasks.search.driver import SearchDriver, Watch, spent_epochs, work_left
 from tasks.search.methods.base import TrialJob
+from tasks.search.report import study_artifacts, write_report
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Artifact, Run, StageError
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
 from tasks.tracking.search_tracking import SearchRun
 
 _NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "report", "decode", "tune")
 """Sections on which no result of a trial depends."""
+_DRAWN_S = 600.0
+"""Seconds between two drawings of a running search; each takes a few seconds."""
+_log = logging.getLogger(__name__)
 Execute = Callable[[Run], Run]
 """Runs the stages up to the training; returns the run with their results."""
 
@@ -59,6 +67,36 @@ def study_content(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
+class SearchDisplay:
+    """Shows a search while it runs: nowhere."""
+
+    def progress(self, done: float, total: float, note: str) -> None:
+        """Show how many epochs are trained, and a note."""
+
+    def publish(self, artifacts: Iterable[Artifact]) -> None:
+        """Show plots and tables in place of former ones."""
+
+
+class PrefectDisplay(SearchDisplay):
+    """Shows a search as artifacts of its flow run.
+
+    Args:
+        run: The search's run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._name = run.config.name
+        self._bar = ProgressArtifact(run, "search")
+
+    @override
+    def progress(self, done: float, total: float, note: str) -> None:
+        self._bar("search", done, total, note)
+
+    @override
+    def publish(self, artifacts: Iterable[Artifact]) -> None:
+        quietly(lambda: publish_artifacts(self._name, "search", artifacts))
+
+
 class Trials:
     """Trains the trials of a search, and keeps their checkpoints while they may go on.
 
@@ -67,12 +105,16 @@ class Trials:
         run_id: Name of the search's run.
         study: The trials.
         execute: Runs the stages of a trial.
+        display: Shows the search.
     """
 
-    def __init__(self, config: PipelineConfig, run_id: str, study: Study, execute: Execute) -> None:
+    def __init__(
+        self, config: PipelineConfig, run_id: str, study: Study, execute: Execute, display: SearchDisplay
+    ) -> None:
         assert config.search is not None
         self._config, self._search, self._run_id, self._study = config, config.search, run_id, study
-        self._execute = execute
+        self._execute, self._display = execute, display
+        self._drawn = time.monotonic()
         self._store = Run(config, run_id).store
         self._discarded: set[str] = set()
         self._sizes: dict[str, int] = {}
@@ -102,10 +144,15 @@ class Trials:
         return TrialOutcome(float(valid[self._search.minimize]), {**figures, "training": run.result("train").key})
 
     def tidy(self) -> None:
-        """After each result: log the best so far, and delete checkpoints that are not needed or beyond the quota."""
+        """After each result: show it, and delete checkpoints that are not needed or beyond the quota."""
         best, spent = self._study.best, spent_epochs(self._study.trials, self._search.method.restarts)
         if best is not None:
             self.tracked.log({f"best_{self._search.minimize}": best.losses[max(best.losses)]}, spent)
+            if left := work_left(self._study):
+                note = f"trial {best.number} is the best so far, {best.losses[max(best.losses)]:.4f}{left}"
+                self._display.progress(spent, spent + left.epochs, note)
+        if time.monotonic() - self._drawn > _DRAWN_S:
+            self.draw()
         waiting = []
         for trial in self._study.trials:
             going_on = trial.state in ("paused", "running")
@@ -115,6 +162,17 @@ class Trials:
                 else:
                     self._discard(figures["training"])
         self._keep_quota(waiting)
+
+    def draw(self) -> None:
+        """Draw the plots and the page, for MLflow and the display; an error only warns."""
+        try:
+            report = write_report(self._study, search_result(self._study))
+            self.tracked.attach(report.files())
+            link = self.tracked.report_text(report.path)
+            self._display.publish(study_artifacts(self._study, report, link))
+        except Exception as error:  # the study has everything: `starling search report` draws it again
+            _log.warning("the report of the search is not written: %s: %s", type(error).__name__, error)
+        self._drawn = time.monotonic()
 
     def _keep_quota(self, waiting: list[StudyTrial]) -> None:
         keys = {trial.number: trial.figures[trial.trained]["training"] for trial in waiting}
@@ -147,7 +205,12 @@ def _ends(error: Exception) -> bool:
 
 
 def run_search(
-    config: PipelineConfig, run_id: str, url: str, prepare: Callable[[PipelineConfig], object], execute: Execute
+    config: PipelineConfig,
+    run_id: str,
+    url: str,
+    prepare: Callable[[PipelineConfig], object],
+    execute: Execute,
+    display: SearchDisplay,
 ) -> dict[str, Any]:
     """Search until there is nothing to do, a limit is reached, or somebody has asked to stop.
 
@@ -157,6 +220,7 @@ def run_search(
         url: Of its flow run, for runs that wait for it.
         prepare: Makes the data that all trials share.
         execute: Runs the stages of a trial.
+        display: Shows the search.
 
     Returns:
         What `starling search CONFIG --json` prints.
@@ -172,10 +236,11 @@ def run_search(
     lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
     with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
         about = {"method": search.method.kind, "trials": method.total, "total_epochs": search.total_epochs}
+        about |= {"epochs": method.epochs, "hours": search.hours}
         about |= {"largest": config.train.epochs, "restarts": search.method.restarts, "minimize": search.minimize}
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))
-        trials = Trials(config, run_id, study, execute)
+        trials = Trials(config, run_id, study, execute, display)
         driver = SearchDriver(
             *(study, method, search, config.train.epochs, trials.train),
             ends=_ends,
@@ -189,15 +254,16 @@ def run_search(
             over = not study.interrupted and method.next(study.trials) is None
             if over:
                 trials.give_back()
+            trials.draw()
         finally:
             trials.tracked.end(search_result(study), status)
     return search_result(study) | {"run_id": run_id, "complete": over, "mlflow_run": trials.tracked.run_id}
 
 
 def search_result(study: Study) -> dict[str, Any]:
-    """The state of a study as JSON: number of trials by state, epochs, the best trial."""
+    """The state of a study as JSON: number of trials by state, epochs, what is left to do, the best trial."""
     states = [trial.state for trial in study.trials]
-    best = study.best
+    best, left = study.best, work_left(study)
     return {
         "study": study.name,
         **{name: study.about.get(name) for name in ("method", "minimize", "total_epochs", "largest")},
@@ -205,6 +271,7 @@ def search_result(study: Study) -> dict[str, Any]:
         "trials": {state: states.count(state) for state in ("finished", "paused", "running", "failed")},
         "epochs": spent_epochs(study.trials, bool(study.about.get("restarts"))),
         "seconds": study.seconds,
+        "left": left and left._asdict(),
         "best": best and {name: getattr(best, name) for name in ("number", "values", "trained", "losses", "figures")},
     }
 
@@ -242,7 +309,9 @@ def search(config: PipelineConfig, run_id: str = "") -> dict[str, Any]:
             ingest(shared)
 
     with progress.following(say):
-        return run_search(config, run_id or new_run_id(config), lasting_url(flow_run.ui_url), prepare, execute)
+        run_id = run_id or new_run_id(config)
+        display = PrefectDisplay(Run(config, run_id))
+        return run_search(config, run_id, lasting_url(flow_run.ui_url), prepare, execute, display)
 
 
 def search_plainly(config: PipelineConfig) -> dict[str, Any]:
@@ -253,6 +322,7 @@ def search_plainly(config: PipelineConfig) -> dict[str, Any]:
         run_plainly(run, TRAIN.name)
         return run
 
-    return run_search(
-        config, run_id, "", lambda shared: run_plainly(Run(shared, f"{run_id}-data"), INGEST[-1]), execute
-    )
+    def prepare(shared: PipelineConfig) -> None:
+        run_plainly(Run(shared, f"{run_id}-data"), INGEST[-1])
+
+    return run_search(config, run_id, "", prepare, execute, SearchDisplay())

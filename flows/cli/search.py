@@ -25,7 +25,7 @@ from flows.cli.run import NoPrefectOption
 from flows.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from tasks.search.study import Study, StudyTrial
+    from tasks.search.study import Study
 
 app = CommandGroup(
     "Search for better values of a configuration's fields: `starling search CONFIG`.", runs_by_default=True
@@ -111,24 +111,10 @@ def status(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOpti
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    counts = ", ".join(f"{count:,} {state}" for state, count in result["trials"].items() if count)
-    begun = sum(result["trials"].values())
-    limit = f" of {result['total_epochs']:,}" if result["total_epochs"] else ""
-    print_line(f"{result['study']}: {result['method']}, {begun:,} of {result['planned']:,} trials ({counts or 'none'})")
-    print_line(f"epochs trained: {result['epochs']:,}{limit}, in {result['seconds'] / 60:.1f} min")
-    if best := result["best"]:
-        loss = best["losses"][best["trained"]] if best["trained"] in best["losses"] else min(best["losses"].values())
-        print_line(f"best: trial {best['number']}, {result['minimize']} {loss:.4f} after {best['trained']} epochs")
-        for name, value in best["values"].items():
-            print_line(f"  {name}={_shown(value)}")
+    from tasks.search.report import result_lines
 
-
-def _shown(value: Any) -> str:
-    """A value as `--set` takes it."""
-    import yaml
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=100_000)
-    return text.removesuffix("\n").removesuffix("\n...")
+    for line in result_lines(result):
+        print_line(line)
 
 
 @app.command("best")
@@ -137,6 +123,7 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     """Print the values of the best trial as options of `starling run`."""
     import shlex
 
+    from tasks.search.report import value_text
     from tasks.search.study import StudyError
 
     found = _open(study, url)
@@ -146,7 +133,7 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     if json_output:
         print_json({"study": found.name, **trial.to_dict()})
         return
-    words = [f"--set {shlex.quote(f'{name}={_shown(value)}')}" for name, value in trial.values.items()]
+    words = [f"--set {shlex.quote(f'{name}={value_text(value)}')}" for name, value in trial.values.items()]
     out.file.write(" ".join(words) + "\n")
 
 
@@ -154,29 +141,33 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
 @friendly
 def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
     """List the trials of a search, the best first: state, epochs, loss, values, and why one has failed."""
+    from tasks.search.analysis import ranked
+    from tasks.search.report import trial_columns
+
     found = _open(study, url)
-    trials = sorted(found.trials, key=lambda t: (-max(t.losses, default=0), _last(t), t.number))
+    trials = ranked(found.trials)
     if json_output:
         print_json({"study": found.name, "trials": [trial.to_dict() for trial in trials]})
-        return
-    names = list(dict.fromkeys(name for trial in trials for name in trial.values))
-    columns: dict[str, list[str]] = {
-        "trial": [str(trial.number) for trial in trials],
-        "state": [trial.state for trial in trials],
-        "epochs": [str(trial.trained) for trial in trials],
-        str(found.about.get("minimize", "loss")): [f"{_last(trial):.4f}" if trial.losses else "" for trial in trials],
-        **{name: [_shown(t.values[name]) if name in t.values else "" for t in trials] for name in names},
-        "error": [trial.error.splitlines()[0] if trial.error else "" for trial in trials],
-    }
-    if trials:
-        print_table(columns, ("error", *reversed(names)), found.name)
+    elif trials:
+        columns = trial_columns(found, trials)
+        print_table(columns, list(columns)[:3:-1], found.name)  # what matters least is left out of a narrow table first
     else:
         print_line(f"{found.name} has no trial yet")
 
 
-def _last(trial: "StudyTrial") -> float:
-    """The loss after the largest budget."""
-    return trial.losses[max(trial.losses)] if trial.losses else float("inf")
+@app.command("report")
+@friendly
+def report(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
+    """Write the report of a search, an HTML page with its plots and trials, to the data folder, and print where."""
+    from flows.search import search_result
+    from tasks.search.report import write_report
+
+    found = _open(study, url)
+    path = write_report(found, search_result(found)).path
+    if json_output:
+        print_json({"study": found.name, "report": str(path)})
+    else:
+        print_line(f"report: {path}")
 
 
 @app.command("stop")

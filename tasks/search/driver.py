@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from configurable.wording import counted
 from tasks.search.config import SearchConfig
 from tasks.search.methods.base import SearchMethod, TrialJob
 from tasks.search.study import Study, StudyTrial, TrialOutcome
+from tasks.tracking.training_view import clock
 
 _POLL_S = 1.0
 _NOTED_S = 5.0
@@ -204,10 +206,9 @@ class SearchDriver:
     def _line(self, job: TrialJob, what: str) -> str:
         best = self.study.best
         found = f"; best so far: trial {best.number}, {best.losses[max(best.losses)]:.4f}" if best else ""
-        left = f" of {self.search.total_epochs}" if self.search.total_epochs else ""
-        return (
-            f"trial {job.number} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; "
-            f"{self.spent}{left} epochs in all"
+        spent, left = self.spent, work_left(self.study, self._seconds)
+        return f"trial {job.number} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; " + (
+            f"{spent} epochs in all" if left is None else f"{spent} of {spent + left.epochs} epochs{left}"
         )
 
 
@@ -223,3 +224,42 @@ def spent_epochs(trials: Sequence[StudyTrial], restarts: bool) -> int:
         running = trial.budget if trial.state == "running" else 0
         spent += sum(trial.losses) + running if restarts else max(trial.trained, running)
     return spent
+
+
+class WorkLeft(NamedTuple):
+    """What a search still has to do."""
+
+    epochs: int
+    """Epochs, at most as many as `search.total_epochs` leaves."""
+    seconds: float | None
+    """About how long, at the rate so far, and at most what `search.hours` leaves; None if no trial has trained yet."""
+
+    def __str__(self) -> str:
+        """How long, for the end of a line; empty if that is unknown, or nothing is left."""
+        return f"; about {clock(self.seconds)} left" if self.epochs and self.seconds is not None else ""
+
+
+def work_left(study: Study, seconds: float | None = None) -> WorkLeft | None:
+    """What a search still has to do; None if its last run did not say how much it does in all.
+
+    Args:
+        study: The study.
+        seconds: How long it has been searched in, if that is longer than the study knows.
+    """
+    planned, limit = study.about.get("epochs"), study.about.get("total_epochs")
+    if planned is None:
+        return None
+    seconds = study.seconds if seconds is None else seconds
+    restarts = bool(study.about.get("restarts"))
+    trained = spent_epochs([trial for trial in study.trials if trial.state != "running"], restarts)
+    trained += sum(max(trial.losses, default=0) for trial in study.trials if trial.state == "running")
+    never = sum(trial.budget - trial.trained for trial in study.trials if trial.state == "failed")
+    left = max(0, planned - trained - never)
+    if limit:
+        left = min(left, max(0, limit - trained))
+    if not trained:
+        return WorkLeft(left, None)
+    longer = seconds / trained * left
+    if hours := study.about.get("hours"):
+        longer = min(longer, max(0.0, hours * 3600 - seconds))
+    return WorkLeft(left, longer)

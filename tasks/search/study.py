@@ -70,12 +70,14 @@ class StudyTrial(SearchTrial):
         error: Why it failed.
         seconds: Time that it has trained, as far as it is known.
         figures: Of each result, by budget: further figures, and where the training is.
+        at: Of each result, by budget: when it came, in seconds since 1970.
     """
 
     trained: int = 0
     error: str = ""
     seconds: float = 0.0
     figures: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    at: Mapping[int, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON value."""
@@ -238,9 +240,11 @@ class Study:
             results = run(sql.select(_RESULTS).where(mine).order_by(_RESULTS.c.budget)).all()
         losses: dict[int, dict[int, float]] = {}
         figures: dict[int, dict[int, dict[str, Any]]] = {}
+        at: dict[int, dict[int, float]] = {}
         for row in results:
             losses.setdefault(row.number, {})[row.budget] = row.loss
             figures.setdefault(row.number, {})[row.budget] = json.loads(row.figures)
+            at.setdefault(row.number, {})[row.budget] = row.at
         self.trials = [
             StudyTrial(
                 number=row.number,
@@ -252,6 +256,7 @@ class Study:
                 error=row.error,
                 seconds=row.seconds,
                 figures=figures.get(row.number, {}),
+                at=at.get(row.number, {}),
             )
             for row in trials
         ]
@@ -294,13 +299,14 @@ class Study:
         """
         trial = self.trials[job.number]
         row = {"study": self.name, "number": job.number, "budget": job.budget, "loss": outcome.loss}
-        row |= {"figures": json.dumps(dict(outcome.figures)), "at": time.time()}
+        row |= {"figures": json.dumps(dict(outcome.figures)), "at": (now := time.time())}
         changes = {"state": state, "trained": job.budget, "seconds": trial.seconds + outcome.seconds}
         self._set(job.number, "running", _RESULTS.insert().values(row), **changes)
         self.trials[job.number] = replace(
             self.trials[job.number],
             losses={**trial.losses, job.budget: outcome.loss},
             figures={**trial.figures, job.budget: dict(outcome.figures)},
+            at={**trial.at, job.budget: now},
         )
 
     def fail(self, job: TrialJob, error: str, seconds: float = 0.0) -> None:

@@ -8,7 +8,7 @@ from command_line import invoke
 from support import give_mlflow, tiny_document
 
 from flows import search as module
-from flows.search import run_search, search_result, study_content
+from flows.search import SearchDisplay, run_search, search_result, study_content
 from storage.retries import DiskError
 from tasks.config.pipeline import parse_config
 from tasks.locking.slots import SlotTakenError
@@ -50,6 +50,7 @@ class Lab:
 
     def __init__(self, spoil=lambda run: None, size=10):
         self.runs, self.prepared, self.spoil, self.size = [], [], spoil, size
+        self.display = SearchDisplay()
 
     def execute(self, run):
         self.runs.append(run)
@@ -66,7 +67,7 @@ class Lab:
         return run
 
     def search(self, config):
-        return run_search(config, "s-1", "", self.prepared.append, self.execute)
+        return run_search(config, "s-1", "", self.prepared.append, self.execute, self.display)
 
 
 def kept(config):
@@ -258,5 +259,5 @@ def test_a_search_with_real_trainings_continues_the_best_trials(home):
     config = searched(epochs=3, trials=3)
     result = module.search_plainly(config)
     assert result["complete"]
-    assert result["trials"] == {"finished": 3, "paused": 2, "running": 0, "failed": 0}
+    assert result["trials"] == {"finished": 1, "paused": 2, "running": 0, "failed": 0}
     assert result["best"]["losses"].keys() >= {3}

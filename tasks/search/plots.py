@@ -27,12 +27,13 @@ _BLUE, _RED, _AMBER = COLORS
 _GREY = "#8b989f"
 _SHADES = LinearSegmentedColormap.from_list("budgets", ["#b9d6df", _BLUE, "#0c2f3c"])
 """From few epochs to many."""
-_GOOD_SHARE = 0.1
+_GOOD_SHARE, _MOST_GOOD = 0.1, 30
+"""Share, and maximum number, of the trials that are drawn as the good ones."""
 _OUTLIER = 3.0
 """Higher losses than so many times the 95 % quantile are drawn at the upper end of the axis."""
 _LOG_FROM = 5.0
 """Ratio of the highest and the lowest loss from which an axis is logarithmic."""
-_LINES = 2000
+_LINES = 600
 """Maximum number of trials that are drawn as lines: the best, and others spread evenly."""
 _PER_ROW = 6
 """Fields side by side in parallel coordinates."""
@@ -235,6 +236,10 @@ def _some(best_first: list[StudyTrial], most: int) -> list[StudyTrial]:
     return best_first[: most // 2] + [rest[int(place)] for place in np.linspace(0, len(rest) - 1, most - most // 2)]
 
 
+def _count_good(best_first: Sequence[StudyTrial]) -> int:
+    return min(max(1, round(_GOOD_SHARE * len(best_first))), _MOST_GOOD)
+
+
 def _lines(axes: Axes, lines: list[NDArray[np.float64]], good: int) -> None:
     """Draw lines, the best first: the best one in red, the good ones dark, and the others faint."""
     faint = float(np.clip(60 / max(1, len(lines)), 0.06, 0.5))
@@ -245,7 +250,7 @@ def _lines(axes: Axes, lines: list[NDArray[np.float64]], good: int) -> None:
 
 def _line_handles(best: StudyTrial, good: int, others: int) -> list[Line2D]:
     handles = [_line(_RED, f"trial {best.number}, the best", 2.2)]
-    handles += [_line(_BLUE, "others of the best tenth")] if good > 1 else []
+    handles += [_line(_BLUE, f"others of the best {good}")] if good > 1 else []
     return handles + ([_line(_GREY, "others")] if others else [])
 
 
@@ -256,9 +261,8 @@ def _parallel(study: Study) -> tuple[Figure | None, str]:
         return None, _no_result(study)
     space, names = study_space(study), list(study_space(study).parameters)
     scale = _LossScale([trial.losses[max(trial.losses)] for trial in best_first], _minimized(study))
-    good = max(1, round(_GOOD_SHARE * len(best_first)))
     shown, broken = _some(best_first, _LINES), _some(failed, _LINES // 10)
-    good = min(good, len(shown))
+    good = _count_good(best_first)
     heights = scale.heights([trial.losses[max(trial.losses)] for trial in shown])
     places = {trial.number: _heights(space, trial) for trial in (*shown, *broken)}
     each = -(-len(names) // -(-len(names) // _PER_ROW))  # rows of about the same length
@@ -367,7 +371,7 @@ def _budgets(study: Study) -> tuple[Figure | None, str]:
     if len(budgets) < 2:
         return None, f"All results are after the same number of epochs, {budgets[0]}." if budgets else _no_result(study)
     shown = _some(best_first, _LINES)
-    good = min(max(1, round(_GOOD_SHARE * len(best_first))), len(shown))
+    good = _count_good(best_first)
     scale = _LossScale([loss for trial in shown for loss in trial.losses.values()], _minimized(study))
     figure, [axes] = _figure(4.3, 1.1, 0.25, 1.15)
     curves = [np.column_stack([sorted(t.losses), scale([t.losses[b] for b in sorted(t.losses)])]) for t in shown]

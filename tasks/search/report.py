@@ -21,7 +21,7 @@ from tasks.tracking.training_view import clock
 if TYPE_CHECKING:
     from tasks.search.plots import StudyPlot
 
-_LISTED = 3000
+_LISTED = 1000
 """Trials on the page."""
 _SHOWN = 50
 """Trials in the table of Prefect's UI."""
@@ -54,6 +54,13 @@ def value_text(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
+def _shown(value: Any) -> str:
+    """A value in a table."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return str(value) if type(value) is int else value_text(value)
+
+
 def trial_columns(study: Study, trials: Sequence[StudyTrial]) -> dict[str, list[str]]:
     """A table of trials: by the name of each column, its texts."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.values))
@@ -66,7 +73,7 @@ def trial_columns(study: Study, trials: Sequence[StudyTrial]) -> dict[str, list[
         "state": [trial.state for trial in trials],
         "epochs": [str(trial.trained) for trial in trials],
         str(study.about.get("minimize", "loss")): [last(trial) for trial in trials],
-        **{name: [value_text(t.values[name]) if name in t.values else "" for t in trials] for name in names},
+        **{name: [_shown(t.values[name]) if name in t.values else "" for t in trials] for name in names},
         "error": [trial.error.splitlines()[0] if trial.error else "" for trial in trials],
     }
 

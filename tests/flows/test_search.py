@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from command_line import invoke
@@ -16,6 +18,7 @@ from tasks.orchestration import stage_tasks
 from tasks.orchestration.stage_tasks import open_run
 from tasks.search.driver import SearchFailedError
 from tasks.search.study import Studies, StudyError
+from tasks.stages import progress
 from tasks.stages.base import StageResult
 from tasks.stages.paused import paused_output
 from tasks.tracking import search_tracking
@@ -26,18 +29,33 @@ LR = {"train.optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 
 @pytest.fixture(autouse=True)
 def untracked(home, monkeypatch):
-    """No MLflow; its errors must not matter."""
+    """No MLflow; its errors must not matter. No plots, which take a second."""
 
     def unreachable():
         raise ConnectionError("no MLflow")
 
     monkeypatch.setattr(search_tracking, "client", unreachable)
+    monkeypatch.setattr(module.Trials, "draw", lambda trials: None)
 
 
 def searched(method="hyperband", epochs=9, **fields):
     document = tiny_document()
     document["train"] |= {"epochs": epochs}
     return parse_config(document | {"search": {"method": method, "space": LR, **fields}})
+
+
+class Shown(SearchDisplay):
+    """Remembers what is shown."""
+
+    def __init__(self):
+        self.shares, self.notes, self.artifacts = [], [], []
+
+    def progress(self, done, total, note):
+        self.shares.append(done / total)
+        self.notes.append(note)
+
+    def publish(self, artifacts):
+        self.artifacts = list(artifacts)
 
 
 class Lab:
@@ -50,7 +68,7 @@ class Lab:
 
     def __init__(self, spoil=lambda run: None, size=10):
         self.runs, self.prepared, self.spoil, self.size = [], [], spoil, size
-        self.display = SearchDisplay()
+        self.display = Shown()
 
     def execute(self, run):
         self.runs.append(run)
@@ -220,6 +238,9 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
     trials = json.loads(invoke("search", "show", "--json").stdout)["trials"]
     assert (trials[0]["number"], len(trials)) == (best.number, 9)
     assert "train.optimizer.lr" in invoke("search", "show", "tiny").stdout
+    path = json.loads(invoke("search", "report", "--json").stdout)["report"]
+    assert invoke("search", "report", "tiny").stdout == f"report: {path}\n"
+    assert best.values.keys() <= set(re.findall(r"<td>([a-z.]+)</td>", Path(path).read_text()))
     assert "tiny ends after the trials" in invoke("search", "stop").stdout
     assert Studies().open("tiny").stopping
     assert "there is no study 'tini'; there are: tiny" in invoke("search", "show", "tini", code=1).stderr
@@ -230,12 +251,14 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
 def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypatch, parallel):
     lab = Lab()
     monkeypatch.setattr(module, "ingest", lab.prepared.append)
+    monkeypatch.setattr(module, "PrefectDisplay", lambda run: lab.display)
     monkeypatch.setattr(module, "train_flow", lambda config, run_id: lab.execute(open_run(config, run_id)))
     result = module.search.fn(searched("asha", trials=6, parallel=parallel), "s-1")
     assert result["complete"]
     assert [config.search for config in lab.prepared] == [None]
     assert sum(result["trials"].values()) == 6
     assert {run.run_id for run in lab.runs} == {f"s-1-trial-{number}" for number in range(6)}
+    assert lab.display.shares[-1] == 1.0
     assert not any(run_id.startswith("s-1") for run_id in stage_tasks._runs)
 
 
@@ -250,8 +273,34 @@ def test_the_trials_mlflow_runs_are_children_of_the_searchs(monkeypatch, home):
     assert {run.trial.tags[search_tracking.PARENT_TAG] for run in lab.runs} == {parent.info.run_id}
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["best_loss"] == min(result["best"]["losses"].values())
-    assert [file.path for file in api.list_artifacts(parent.info.run_id)] == ["search.json"]
+    attached = [file.path for file in api.list_artifacts(parent.info.run_id)]
+    assert attached == ["history.png", "parallel.png", "report.html", "search.json"]
+    assert [artifact.name for artifact in lab.display.artifacts] == [
+        *("search", "search-trials", "search-history", "search-parallel")
+    ]
     assert Lab().search(searched("random", trials=3))["mlflow_run"] == parent.info.run_id
+
+
+def test_how_much_is_left_is_shown_while_the_search_runs(capsys):
+    lab, said = Lab(), []
+    with progress.following(lambda stage, text: said.append(text)):
+        lab.search(searched("random", trials=4))
+    assert lab.display.shares == [0.25, 0.5, 0.75, 1.0]
+    assert all("; about 0:0" in note for note in lab.display.notes[:-1])
+    assert "left" not in lab.display.notes[-1]
+    assert "; 9 of 36 epochs; about 0:0" in said[0]
+    assert said[-1].endswith("; 36 of 36 epochs")
+
+
+def test_plots_that_cannot_be_drawn_end_no_search(monkeypatch, caplog):
+    def broken(study, result):
+        raise OSError("no space left on the disk")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "write_report", broken)
+    monkeypatch.setattr(search_tracking, "client", lambda: None)
+    assert Lab().search(searched("random", trials=1))["complete"]
+    assert "the report of the search is not written: OSError: no space left" in caplog.text
 
 
 @pytest.mark.slow

@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from configurable.wording import counted, nearest
 
 Values = dict[str, Any]
 """Values by field, such as `train.optimizer.lr`; only of fields whose conditions hold."""
+
+
+_OF_RANGES = ("high", "integer", "log", "low", "points")
+"""Fields of a parameter that choices do not have."""
 
 
 class SpaceError(ValueError):
@@ -45,11 +50,17 @@ class ParameterConfig(BaseModel):
     def _list_of_choices(cls, value: Any) -> Any:
         return {"choices": value} if isinstance(value, list | tuple) else value
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the list of choices: Prefect's server checks what a form sends."""
+        return {"anyOf": [handler(schema), {"type": "array", "items": {}, "minItems": 1, "title": "Choices"}]}
+
     @model_validator(mode="after")
     def _check(self) -> "ParameterConfig":
         if self.choices:
-            if given := self.model_fields_set - {"choices", "when"}:
-                raise ValueError(f"choices have no {' and no '.join(sorted(given))}: leave it out, or give a range")
+            defaults = ParameterConfig.model_construct()  # which a deployment names as well
+            if given := [name for name in _OF_RANGES if getattr(self, name) != getattr(defaults, name)]:
+                raise ValueError(f"choices have no {' and no '.join(given)}: leave it out, or give a range")
             doubles = [value for number, value in enumerate(self.choices) if _among(value, self.choices[:number])]
             if doubles:
                 raise ValueError(f"the choice {doubles[0]!r} is given twice: keep one of them")

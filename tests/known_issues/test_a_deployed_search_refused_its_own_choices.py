@@ -1,4 +1,4 @@
-"""A deployment names every field of its configuration, also those of a range beside choices, which were then refused."""
+"""A deployment names all fields, also those of a range beside choices, which were then refused."""
 
 import pytest
 from support import tiny_document

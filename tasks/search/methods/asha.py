@@ -9,7 +9,16 @@ power.
 from collections.abc import Sequence
 from typing import Literal
 
-from tasks.search.methods.base import USUAL_TRIALS, RungsConfig, SearchMethod, SearchPlan, SearchTrial, TrialJob, best
+from tasks.search.methods.base import (
+    USUAL_TRIALS,
+    RungsConfig,
+    SearchMethod,
+    SearchPlan,
+    SearchTrial,
+    TrialJob,
+    best,
+    rung_epochs,
+)
 
 
 class AshaConfig(RungsConfig):
@@ -32,12 +41,18 @@ class AshaSearch(SearchMethod):
 
     def __init__(self, plan: SearchPlan, cfg: RungsConfig) -> None:
         super().__init__(plan)
-        self._eta, self._budgets = cfg.eta, cfg.budgets(plan.largest)
+        self._cfg, self._eta, self._budgets = cfg, cfg.eta, cfg.budgets(plan.largest)
 
     @property
     def total(self) -> int:
         """As many as configured."""
         return self.plan.trials or USUAL_TRIALS
+
+    @property
+    def epochs(self) -> int:
+        """One in `eta` trials of each rung goes on; in fact, a few more that are not among the best in the end."""
+        trials = [self.total // self._eta**rung for rung in range(len(self._budgets))]
+        return rung_epochs(trials, self._budgets, self._cfg.restarts)
 
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """The job of the highest rung with a trial to continue; if there is none, a new trial."""

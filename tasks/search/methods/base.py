@@ -164,6 +164,11 @@ class SearchMethod(ABC):
     def total(self) -> int:
         """Number of trials that the search has in all."""
 
+    @property
+    @abstractmethod
+    def epochs(self) -> int:
+        """Epochs that the trials of the whole search train, if none fails."""
+
     @abstractmethod
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """What to train next.
@@ -193,6 +198,11 @@ class WholeTrainings(SearchMethod):
         """As many as configured."""
         return self.plan.trials or USUAL_TRIALS
 
+    @property
+    def epochs(self) -> int:
+        """Every trial trains to the end."""
+        return self.total * self.plan.largest
+
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """A new trial, until there are enough."""
         number = len(trials)
@@ -210,6 +220,18 @@ def all_trials(method: SearchMethod, loss: Callable[[Values], float]) -> list[Se
     while job := method.next(trials):
         trials.append(SearchTrial(job.number, job.values, "finished", job.budget, {job.budget: loss(job.values)}))
     return trials
+
+
+def rung_epochs(trials: Sequence[int], budgets: Sequence[int], restarts: bool) -> int:
+    """Epochs that rungs train.
+
+    Args:
+        trials: Of each rung, how many trials it has.
+        budgets: Of each rung, the epochs after which they are compared, ascending.
+        restarts: Whether every rung trains from the start.
+    """
+    before = [0] * len(budgets) if restarts else [0, *budgets[:-1]]
+    return sum(count * (last - first) for count, first, last in zip(trials, before, budgets, strict=True))
 
 
 def best(trials: Sequence[SearchTrial], budget: int, count: int) -> list[SearchTrial]:

@@ -398,7 +398,7 @@ def _budgets(study: Study) -> tuple[Figure | None, str]:
     axes.scatter(ends[:, 0], ends[:, 1], s=size, color=_GREY, linewidths=0, alpha=0.6)
     points = np.concatenate(curves[:good])
     axes.scatter(points[:, 0], points[:, 1], s=14, color=_BLUE, zorder=3)
-    axes.scatter(*curves[0].T, s=30, color=_RED, zorder=5)
+    axes.scatter(curves[0][:, 0], curves[0][:, 1], s=30, color=_RED, zorder=5)
     axes.set(xscale="log", xlabel="epochs of the trial")
     axes.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
     axes.xaxis.set_minor_locator(NullLocator())

@@ -62,6 +62,7 @@ class HyperbandSearch(SearchMethod):
         super().__init__(plan)
         self.brackets = brackets(cfg.budgets(plan.largest), cfg.eta)
         self._restarts = cfg.restarts
+        self._over = 0  # the first trial of the first bracket that may have something to do
 
     @property
     def total(self) -> int:
@@ -84,9 +85,16 @@ class HyperbandSearch(SearchMethod):
 
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """The first trial of the first bracket that has one to begin or to continue."""
+        if len(trials) < self._over:
+            self._over = 0  # another search
         for first, rungs in self._begun():
+            end = first + rungs[0].trials
+            if end <= self._over:
+                continue
             if job := self._next_of(trials, first, rungs):
                 return job
+            if first <= self._over and not any(trial.state == "running" for trial in trials[first:end]):
+                self._over = end
         return None
 
     def _next_of(self, trials: Sequence[SearchTrial], first: int, rungs: Sequence[Rung]) -> TrialJob | None:

@@ -302,7 +302,7 @@ class Study:
     @property
     def trains(self) -> bool:
         """Whether its trials train; those of a search over `decode` do not."""
-        return self.about.get("largest") != 0
+        return bool(self.about.get("largest") != 0)
 
     @property
     def minimized(self) -> str:

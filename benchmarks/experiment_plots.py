@@ -28,13 +28,15 @@ SECONDS = (10, 20, 50, 100, 200, 500, 1000)
 LOSSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, CEILING)
 
 
-def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
+    """A figure with panels side by side; sizes in inches."""
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
     figure, axes = plt.subplots(1, panels, figsize=(width, height), layout="constrained", squeeze=False)
     return figure, axes[0]
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
@@ -62,7 +64,7 @@ def _shown(loss: float | None) -> float:
 
 def draw_headline(results: Results, folder: Path) -> Path:
     """Plot held-out loss against total batch, at the best learning rate of each."""
-    figure, panels = _figure(7.5, 4.6)
+    figure, panels = new_figure(7.5, 4.6)
     axes, rows = panels[0], sweep_rows(results)
     for method in dict.fromkeys(row["method"] for row in rows):
         color, marker = STYLE[method]
@@ -82,14 +84,14 @@ def draw_headline(results: Results, folder: Path) -> Path:
     axes.set_xlabel(f"total batch of {plans.HEADLINE_LEARNERS} learners, utterances")
     axes.set_ylabel("held-out loss at the best learning rate, nats per word")
     axes.legend(title="method", loc="lower right")
-    return _save(figure, folder / "experiment-headline.png")
+    return save_figure(figure, folder / "experiment-headline.png")
 
 
 def draw_rates(results: Results, folder: Path) -> Path:
     """Plot held-out loss against learning rate, with a panel for each batch size."""
     sweep = plans.SWEEPS["headline"]
     batches = [b for b in sweep.batches if any(results.get(r) for c in sweep.choices for r in sweep.runs(b, c))]
-    figure, panels = _figure(3.3 * len(batches), 4.0, len(batches))
+    figure, panels = new_figure(3.3 * len(batches), 4.0, len(batches))
     for axes, batch in zip(panels, batches, strict=True):
         for choice in sweep.choices:
             runs = [run for run in sweep.runs(batch, choice) if results.get(run) is not None]
@@ -106,14 +108,14 @@ def draw_rates(results: Results, folder: Path) -> Path:
         axes.set_xlabel("highest learning rate")
     panels[0].set_ylabel("held-out loss, nats per word")
     panels[0].legend(title="method", fontsize=8)
-    return _save(figure, folder / "experiment-rates.png")
+    return save_figure(figure, folder / "experiment-rates.png")
 
 
 def draw_strategies(results: Results, folder: Path) -> Path:
     """Plot virtual time to the target loss, with equal learners and with a slow one."""
     rows = strategy_rows(results)
     methods = list(dict.fromkeys(row["method"] for row in rows))[::-1]
-    figure, panels = _figure(7.5, 0.42 * len(methods) + 1.4)
+    figure, panels = new_figure(7.5, 0.42 * len(methods) + 1.4)
     axes = panels[0]
     conditions = (("equal", 0.2, "#1f5fa8", "8 equal learners"), ("one", -0.2, "#c8501e", "one of 8 is 10x slower"))
     longest = max((row["target_s"] or 0.0 for row in rows), default=1.0)
@@ -135,13 +137,13 @@ def draw_strategies(results: Results, folder: Path) -> Path:
     axes.grid(axis="y", visible=False)
     handles = [Patch(color=color, label=label) for _, _, color, label in conditions]
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    return _save(figure, folder / "experiment-strategies.png")
+    return save_figure(figure, folder / "experiment-strategies.png")
 
 
 def draw_rings(results: Results, folder: Path) -> Path:
     """Plot consensus distance and WER against the number of learners."""
     rows = ring_rows(results)
-    figure, panels = _figure(9.5, 4.0, 2)
+    figure, panels = new_figure(9.5, 4.0, 2)
     for method in dict.fromkeys(row["method"] for row in rows):
         color, marker = STYLE[method]
         own = [row for row in rows if row["method"] == method and row["seed"] == 1]
@@ -169,7 +171,7 @@ def draw_rings(results: Results, folder: Path) -> Path:
     panels[0].ticklabel_format(axis="y", scilimits=(0, 0), useMathText=True)
     panels[0].set_ylabel("consensus distance, RMS of a weight")
     panels[1].set_ylabel("held-out WER, % (95 % interval)")
-    return _save(figure, folder / "experiment-rings.png")
+    return save_figure(figure, folder / "experiment-rings.png")
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

@@ -4,14 +4,19 @@ If only fields of `decode` are searched, it trains once, and its trials decode w
 """
 
 import functools
+import logging
 import tempfile
-from collections.abc import Callable
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefect import tags
 from prefect.runtime import flow_run
+from typing_extensions import override
 
 from configurable.addresses import address_content
 from flows.definition import flow
@@ -30,15 +35,17 @@ from tasks.config.training import training_content
 from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
+from tasks.orchestration.artifacts import ProgressArtifact, publish_artifacts, quietly
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import decoding_values, plain_document, trial_config
-from tasks.search.driver import SearchDriver, SearchFailedError, Train, Watch, spent_epochs
+from tasks.search.driver import SearchDriver, SearchFailedError, Train, Watch, work_left
 from tasks.search.methods.base import SearchMethod, TrialJob
+from tasks.search.report import search_result, study_artifacts, write_report
 from tasks.search.seeds import SEED, SeedTrainings, seed_spread
 from tasks.search.space import Values
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Artifact, Run, StageError
 from tasks.stages.bundles import own_bundle
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
@@ -50,6 +57,9 @@ _NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "repo
 _EVALUATION = ("sets", "model_uri", "decision", "report", "run_id")
 """What the study keeps of the summary of the run that evaluates the best."""
 _BEFORE_DECODING, _LAST = STAGES[STAGES.index("decode") - 1], STAGES[-1]
+_DRAWN_S = 600.0
+"""Seconds between two drawings of a running search; each takes a few seconds."""
+_log = logging.getLogger(__name__)
 Execute = Callable[[Run, str], Run]
 """Runs the stages up to one; returns the run with their results."""
 
@@ -76,35 +86,143 @@ def study_content(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
-class Trials:
-    """Trains the trials of a search, and keeps their checkpoints while they may go on.
+class SearchDisplay:
+    """Shows a search while it runs: nowhere."""
+
+    def progress(self, done: float, total: float, note: str) -> None:
+        """Show how many epochs are trained, or how many trials have ended, and a note."""
+
+    def publish(self, artifacts: Iterable[Artifact]) -> None:
+        """Show plots and tables in place of former ones."""
+
+
+class PrefectDisplay(SearchDisplay):
+    """Shows a search as artifacts of its flow run.
+
+    Args:
+        run: The search's run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._name = run.config.name
+        self._bar = ProgressArtifact(run, "search")
+
+    @override
+    def progress(self, done: float, total: float, note: str) -> None:
+        self._bar("search", done, total, note)
+        if done >= total:
+            self._bar.finish()
+
+    @override
+    def publish(self, artifacts: Iterable[Artifact]) -> None:
+        quietly(lambda: publish_artifacts(self._name, "search", artifacts))
+
+
+@dataclass
+class Trials(ABC):
+    """Works on the trials of a search, and shows them.
 
     Args:
         config: The searched configuration.
         run_id: Name of the search's run.
         study: The trials.
         execute: Runs stages.
+        display: Shows the search.
     """
 
-    def __init__(self, config: PipelineConfig, run_id: str, study: Study, execute: Execute) -> None:
-        assert config.search is not None
-        self._config, self._search, self._run_id, self._study = config, config.search, run_id, study
-        self._execute = execute
-        self._store = Run(config, run_id).store
-        self._discarded: set[str] = set()
-        self._sizes: dict[str, int] = {}
-        self.tracked = SearchRun(config.name, f"{study.name}@{study.created:.6f}", run_id)
+    config: PipelineConfig
+    run_id: str
+    study: Study
+    execute: Execute
+    display: SearchDisplay
 
+    def __post_init__(self) -> None:
+        assert self.config.search is not None
+        self._search = self.config.search
+        self._drawn = time.monotonic()
+        self.tracked = SearchRun(self.config.name, f"{self.study.name}@{self.study.created:.6f}", self.run_id)
+
+    @abstractmethod
     def train(self, job: TrialJob, watch: Watch) -> TrialOutcome:
-        """Train a trial to a budget.
+        """Work on a trial.
 
         Raises:
-            StageError: The validation has no such figure.
+            StageError: The validation has no such figure as is minimized.
         """
+
+    @abstractmethod
+    def open(self, count: int) -> None:
+        """Make what all trials need.
+
+        Args:
+            count: Number of trials to expect.
+        """
+
+    @abstractmethod
+    def close(self, over: bool) -> None:
+        """Give back what was kept for further trials.
+
+        Args:
+            over: Whether the search has nothing left to do.
+        """
+
+    def tidy(self) -> None:
+        """After each result: log the best so far, and show how far the search is."""
+        if (best := self.study.best) is not None:
+            self._track({f"best_{self.study.minimized}": best.losses[max(best.losses)]})
+            self.show(self.study, f"trial {best.number} is the best so far")
+
+    def _track(self, figures: Mapping[str, float]) -> None:
+        work = work_left(self.study)
+        assert work is not None  # `run_search` has said how much there is to do
+        self.tracked.log(figures, work.done)
+
+    def show(self, study: Study, what: str) -> None:
+        """Show how far a study is, and from time to time draw the search.
+
+        Args:
+            study: Of the search, or of trainings with other seeds.
+            what: What its best result is, for the note.
+        """
+        work, best = work_left(study), study.best
+        if work and best:
+            note = f"{what}: {best.losses[max(best.losses)]:.4f}{work}"
+            self.display.progress(work.done, work.done + work.left, note)
+        if time.monotonic() - self._drawn > _DRAWN_S:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the plots and the page, for MLflow and the display; an error only warns."""
+        try:
+            report = write_report(self.study)
+            self.tracked.attach(report.files())
+            link = self.tracked.report_text(report.path)
+            self.display.publish(study_artifacts(self.study, report, link))
+        except Exception as error:  # the study has everything: `starling search report` draws it again
+            _log.warning("the report of the search is not written: %s: %s", type(error).__name__, error)
+        self._drawn = time.monotonic()
+
+
+class TrainedTrials(Trials):
+    """Trains the trials of a search, and keeps their checkpoints while they may go on."""
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._store = Run(self.config, self.run_id).store
+        self._discarded: set[str] = set()
+        self._sizes: dict[str, int] = {}
+
+    @override
+    def open(self, count: int) -> None:
+        """Nothing: each trial makes what it needs."""
+
+    @override
+    def train(self, job: TrialJob, watch: Watch) -> TrialOutcome:
         continued = not self._search.method.restarts
         part = TrialPart(
-            trained=self._study.trials[job.number].trained if continued else 0,
-            keep=continued and job.budget < self._config.train.epochs,
+            trained=self.study.trials[job.number].trained if continued else 0,
+            keep=continued and job.budget < self.config.train.epochs,
             tags=self.tracked.tags,
             watch=watch,
             limited=watch.limit_s > 0,
@@ -122,8 +240,8 @@ class Trials:
         return train
 
     def _train(self, values: Values, epochs: int, name: str, part: TrialPart) -> TrialOutcome:
-        config = trial_config(self._config, values, epochs)
-        run = self._execute(Run(config, f"{self._run_id}-{name}", trial=part), TRAIN.name)
+        config = trial_config(self.config, values, epochs)
+        run = self.execute(Run(config, f"{self.run_id}-{name}", trial=part), TRAIN.name)
         valid = TRAIN.record(run)["result"]["valid"]
         if valid.get(self._search.minimize) is None:
             raise StageError(
@@ -134,24 +252,22 @@ class Trials:
 
     def evaluate(self, best: StudyTrial, seed: int) -> dict[str, Any]:
         """Decode, score and register what a trial's configuration has given with a seed."""
-        config = trial_config(self._config, {**best.values, SEED: seed}, self._config.train.epochs)
-        summary = summarize(self._execute(Run(config, f"{self._run_id}-best"), _LAST))
+        config = trial_config(self.config, {**best.values, SEED: seed}, self.config.train.epochs)
+        summary = summarize(self.execute(Run(config, f"{self.run_id}-best"), _LAST))
         return {name: summary[name] for name in _EVALUATION}
 
     def log_seeds(self) -> None:
         """Log mean and standard deviation over seeds."""
-        spread, minimized = seed_spread(self._study), self._search.minimize
+        spread, minimized = seed_spread(self.study), self.study.minimized
         figures = {"mean": spread.mean, "std": spread.std} if spread else {}
-        known = {f"seeds_{minimized}_{name}": value for name, value in figures.items() if value is not None}
-        self.tracked.log(known, spent_epochs(self._study.trials, self._search.method.restarts))
+        self._track({f"seeds_{minimized}_{name}": value for name, value in figures.items() if value is not None})
 
+    @override
     def tidy(self) -> None:
-        """After each result: log the best so far, and delete checkpoints that are not needed or beyond the quota."""
-        best, spent = self._study.best, spent_epochs(self._study.trials, self._search.method.restarts)
-        if best is not None:
-            self.tracked.log({f"best_{self._search.minimize}": best.losses[max(best.losses)]}, spent)
+        """After each result: delete checkpoints that are not needed or beyond the quota, too."""
+        super().tidy()
         waiting = []
-        for trial in self._study.trials:
+        for trial in self.study.trials:
             going_on = trial.state in ("paused", "running")
             for budget, figures in trial.figures.items():
                 if going_on and budget == trial.trained:
@@ -178,63 +294,41 @@ class Trials:
             self._discarded.add(key)
             self._sizes.pop(key, None)
 
-    def open(self, count: int) -> None:
-        """Nothing to make that all trials need."""
-
+    @override
     def close(self, over: bool) -> None:
         """If the search is over, leave the checkpoints of trials that will not go on to garbage collection."""
-        for trial in self._study.trials if over else ():
+        for trial in self.study.trials if over else ():
             for figures in trial.figures.values():
                 paused_output(self._store, figures["training"]).withdraw()
 
 
-class Decodings:
-    """Trials of a search over `decode`: validation utterances are encoded once, and decoded with each trial's values.
+class Decodings(Trials):
+    """Decodes for the trials of a search over `decode`: utterances that are encoded once, with each trial's values."""
 
-    Args:
-        config: The searched configuration.
-        run_id: Name of the search's run.
-        study: The trials.
-        execute: Runs stages.
-    """
-
-    def __init__(self, config: PipelineConfig, run_id: str, study: Study, execute: Execute) -> None:
-        assert config.search is not None
-        self._config, self._search, self._run_id, self._study = config, config.search, run_id, study
-        self._execute = execute
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._opened = ExitStack()
-        self.tracked = SearchRun(config.name, f"{study.name}@{study.created:.6f}", run_id)
 
+    @override
     def open(self, count: int) -> None:
-        """Train the model, or find it trained, and encode the utterances.
-
-        Args:
-            count: Number of trials to expect.
-        """
-        config = self._config.model_copy(update={"search": None, "tune": None})
-        run = self._execute(Run(config, f"{self._run_id}-model"), _BEFORE_DECODING)
+        """Train the model, or find it trained, and encode the utterances."""
+        config = self.config.model_copy(update={"search": None, "tune": None})
+        run = self.execute(Run(config, f"{self.run_id}-model"), _BEFORE_DECODING)
         folder = self._opened.enter_context(tempfile.TemporaryDirectory(prefix="starling-model-"))
         bundle = own_bundle(run, Path(folder))
         self._decoder = self._opened.enter_context(validation_trials(run, bundle, self._search.utterances, count))
 
+    @override
     def train(self, job: TrialJob, watch: Watch) -> TrialOutcome:
-        """Decode with a trial's values; nothing is trained.
-
-        Raises:
-            StageError: There are no words to recognize.
-        """
-        counts = self._decoder.errors(decoding_values(self._config, job.values), watch)
+        """Decode with the trial's values; nothing is trained."""
+        counts = self._decoder.errors(decoding_values(self.config, job.values), watch)
         if counts.wer is None:
             raise StageError("the validation utterances have no words, so that there is no error rate to minimize")
         figures = {"wer": counts.wer, "cer": counts.cer, "errors": counts.errors, "words": counts.ref_words}
         return TrialOutcome(counts.wer, figures)
 
-    def tidy(self) -> None:
-        """After each result: log the best so far."""
-        if (best := self._study.best) is not None:
-            done = sum(trial.state == "finished" for trial in self._study.trials)
-            self.tracked.log({"best_wer": best.losses[0]}, done)
-
+    @override
     def close(self, over: bool) -> None:
         """End the processes that decode."""
         self._opened.close()
@@ -245,7 +339,7 @@ def _ends(error: Exception) -> bool:
     return isinstance(error, DiskError | SlotTakenError) or passes(error)
 
 
-def _repeat_best(config: PipelineConfig, study: Study, trials: Trials, say: Callable[[str], None]) -> bool:
+def _repeat_best(config: PipelineConfig, study: Study, trials: TrainedTrials, say: Callable[[str], None]) -> bool:
     """Train the best trial's configuration with other seeds, and evaluate the best of these trainings.
 
     Neither `search.total_epochs` nor `search.hours` limits this.
@@ -260,15 +354,18 @@ def _repeat_best(config: PipelineConfig, study: Study, trials: Trials, say: Call
     assert search is not None
     if not search.seeds or best is None:
         return True
-    seeds = study.make_seeds(best.number, search.seeds, config.train.epochs)
+    method = SeedTrainings(config.training_seed + 1, search.seeds, config.train.epochs)
+    seeds = study.make_seeds(best.number, method, config.train.epochs)
+    again = f"trial {best.number} with other seeds"
     SearchDriver(
         seeds,
-        SeedTrainings(config.training_seed + 1, search.seeds, config.train.epochs),
+        method,
         search.model_copy(update={"total_epochs": 0, "hours": 0.0}),
         config.train.epochs,
         trials.with_seeds(best),
         ends=_ends,
-        say=lambda text: say(f"trial {best.number} with other seeds: {text}"),
+        say=lambda text: say(f"{again}: {text}"),
+        on_result=lambda: trials.show(seeds, again),
     ).run()
     trials.log_seeds()
     if seeds.stopping:
@@ -286,7 +383,12 @@ def _repeat_best(config: PipelineConfig, study: Study, trials: Trials, say: Call
 
 
 def run_search(
-    config: PipelineConfig, run_id: str, url: str, prepare: Callable[[PipelineConfig], object], execute: Execute
+    config: PipelineConfig,
+    run_id: str,
+    url: str,
+    prepare: Callable[[PipelineConfig], object],
+    execute: Execute,
+    display: SearchDisplay,
 ) -> dict[str, Any]:
     """Search until there is nothing to do, a limit is reached, or somebody has asked to stop.
 
@@ -296,6 +398,7 @@ def run_search(
         url: Of its flow run, for runs that wait for it.
         prepare: Makes the data that all trials share.
         execute: Runs stages.
+        display: Shows the search.
 
     Returns:
         What `starling search CONFIG --json` prints.
@@ -312,26 +415,23 @@ def run_search(
     lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
     with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
         about = {"method": search.method.kind, "trials": method.total, "total_epochs": search.total_epochs}
+        about |= {"epochs": method.epochs, "hours": search.hours}
         about |= {"largest": largest, "restarts": search.method.restarts, "minimize": search.minimize}
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))
-        trials = (Decodings if search.decodes else Trials)(config, run_id, study, execute)
+        trials = (Decodings if search.decodes else TrainedTrials)(config, run_id, study, execute, display)
         say = functools.partial(progress.announce, "search")
-        driver = SearchDriver(
-            *(study, method, search, largest, trials.train),
-            ends=_ends,
-            say=say,
-            on_result=trials.tidy,
-        )
         status, over = "FAILED", _is_over(study, method)
         try:
             if not over:
                 trials.open(method.total - len(study.trials))
+            driver = SearchDriver(study, method, search, largest, trials.train, _ends, say, trials.tidy)
             driver.run()
             over = _is_over(study, method)
-            if not study.stopping and isinstance(trials, Trials):
+            if not study.stopping and isinstance(trials, TrainedTrials):
                 over = _repeat_best(config, study, trials, say) and over
             status = "FINISHED"
+            trials.draw()
         finally:
             trials.close(over)
             trials.tracked.end(search_result(study), status)
@@ -341,22 +441,6 @@ def run_search(
 def _is_over(study: Study, method: SearchMethod) -> bool:
     """Whether there is nothing left to do, whatever the limits."""
     return not study.interrupted and method.next(study.trials) is None
-
-
-def search_result(study: Study) -> dict[str, Any]:
-    """The state of a study as JSON: number of trials by state, epochs, the best trial."""
-    states = [trial.state for trial in study.trials]
-    best, seeds = study.best, seed_spread(study)
-    return {
-        "study": study.name,
-        **{name: study.about.get(name) for name in ("method", "minimize", "total_epochs", "largest")},
-        "planned": study.about.get("trials"),
-        "trials": {state: states.count(state) for state in ("finished", "paused", "running", "failed")},
-        "epochs": spent_epochs(study.trials, bool(study.about.get("restarts"))),
-        "seconds": study.seconds,
-        "best": best and {name: getattr(best, name) for name in ("number", "values", "trained", "losses", "figures")},
-        "seeds": seeds and seeds.to_dict(study.trials),
-    }
 
 
 @flow(name="search", flow_run_name=pipeline_name("search"), persist_result=False)
@@ -395,7 +479,9 @@ def search(config: PipelineConfig, run_id: str = "") -> dict[str, Any]:
             ingest(shared)
 
     with progress.following(say):
-        return run_search(config, run_id or new_run_id(config), lasting_url(flow_run.ui_url), prepare, execute)
+        run_id = run_id or new_run_id(config)
+        display = PrefectDisplay(Run(config, run_id))
+        return run_search(config, run_id, lasting_url(flow_run.ui_url), prepare, execute, display)
 
 
 def search_plainly(config: PipelineConfig) -> dict[str, Any]:
@@ -406,6 +492,7 @@ def search_plainly(config: PipelineConfig) -> dict[str, Any]:
         run_plainly(run, until)
         return run
 
-    return run_search(
-        config, run_id, "", lambda shared: run_plainly(Run(shared, f"{run_id}-data"), INGEST[-1]), execute
-    )
+    def prepare(shared: PipelineConfig) -> None:
+        run_plainly(Run(shared, f"{run_id}-data"), INGEST[-1])
+
+    return run_search(config, run_id, "", prepare, execute, SearchDisplay())

@@ -23,10 +23,9 @@ from flows.cli.common import (
 from flows.cli.configs import ConfigArgument
 from flows.cli.run import NoPrefectOption
 from flows.cli.tables import print_table
-from tasks.figures import percent
 
 if TYPE_CHECKING:
-    from tasks.search.study import Study, StudyTrial
+    from tasks.search.study import Study
 
 app = CommandGroup(
     "Search for better values of a configuration's fields: `starling search CONFIG`.", runs_by_default=True
@@ -103,7 +102,7 @@ def _open(study: str, url: str) -> "Study":
 @friendly
 def status(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
     """Show how far a search is: trials by state, epochs, the best so far."""
-    from flows.search import search_result
+    from tasks.search.report import search_result
 
     result = search_result(_open(study, url))
     if json_output:
@@ -113,49 +112,10 @@ def status(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOpti
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    counts = ", ".join(f"{count:,} {state}" for state, count in result["trials"].items() if count)
-    begun = sum(result["trials"].values())
-    limit = f" of {result['total_epochs']:,}" if result["total_epochs"] else ""
-    print_line(f"{result['study']}: {result['method']}, {begun:,} of {result['planned']:,} trials ({counts or 'none'})")
-    trained = f"epochs trained: {result['epochs']:,}{limit}, in" if result["largest"] else "decoded in"
-    print_line(f"{trained} {result['seconds'] / 60:.1f} min")
-    if best := result["best"]:
-        loss = best["losses"][best["trained"]] if best["trained"] in best["losses"] else min(best["losses"].values())
-        after = f" after {best['trained']} epochs" if result["largest"] else ""
-        print_line(f"best: trial {best['number']}, {result['minimize']} {loss:.4f}{after}")
-        for name, value in best["values"].items():
-            print_line(f"  {name}={_shown(value)}")
-        for line in _seed_lines(result):
-            print_line(line)
+    from tasks.search.report import result_lines
 
-
-def _seed_lines(result: dict[str, Any]) -> list[str]:
-    """What is known of the best trial's configuration with other seeds."""
-    seeds, minimized = result["seeds"], result["minimize"]
-    if seeds is None:
-        return ["other seeds: none (search.seeds), so it is not known which differences are chance"]
-    trained, failed = len(seeds["losses"]), len(seeds["errors"])
-    line = f"other seeds: {trained} of {seeds['planned']} trained, {seeds['epochs']} epochs each"
-    line += f", {failed} failed" if failed else ""
-    if seeds["mean"] is not None:
-        line += f": {minimized} {seeds['mean']:.4f}"
-    lines = [line]
-    if seeds["std"] is not None:
-        equal = ", ".join(f"trial {number}" for number in seeds["equal"]) or "no other trial"
-        lines[0] += f" ± {seeds['std']:.4f} (mean and standard deviation); the lowest with seed {seeds['best_seed']}"
-        lines += [f"equal to the best within the spread of seeds, {seeds['spread']:.4f}: {equal}"]
-    if evaluation := seeds["evaluation"]:
-        rates = ", ".join(f"{name} {percent(figures['wer'])}" for name, figures in evaluation["sets"].items())
-        lines += [f"evaluated: {evaluation['model_uri']}, WER {rates}; {evaluation['decision']}"]
-    return lines
-
-
-def _shown(value: Any) -> str:
-    """A value as `--set` takes it."""
-    import yaml
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=100_000)
-    return text.removesuffix("\n").removesuffix("\n...")
+    for line in result_lines(result):
+        print_line(line)
 
 
 @app.command("best")
@@ -164,6 +124,7 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     """Print the values of the best trial as options of `starling run`."""
     import shlex
 
+    from tasks.search.report import value_text
     from tasks.search.seeds import seed_spread
     from tasks.search.study import StudyError
 
@@ -177,7 +138,7 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     if seeds and seeds.mean is not None:  # not on standard output, which is for a command line
         std = f" ± {seeds.std:.4f}" if seeds.std is not None else ""
         _say(f"trial {trial.number}; with other seeds: {seeds.mean:.4f}{std}, lowest with seed {seeds.best_seed}")
-    words = [f"--set {shlex.quote(f'{name}={_shown(value)}')}" for name, value in trial.values.items()]
+    words = [f"--set {shlex.quote(f'{name}={value_text(value)}')}" for name, value in trial.values.items()]
     out.file.write(" ".join(words) + "\n")
 
 
@@ -188,36 +149,38 @@ def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
 
     With search.seeds, trials that are equal to the best within the spread of seeds are marked by =.
     """
-    from tasks.search.seeds import seed_spread
+    from tasks.search.analysis import ranked
+    from tasks.search.report import equal_text, equal_trials, search_result, trial_columns
 
     found = _open(study, url)
-    seeds = seed_spread(found)
-    equal = seeds.equal(found.trials) if seeds else []
-    trials = sorted(found.trials, key=lambda t: (-max(t.losses, default=0), _last(t), t.number))
+    trials, result = ranked(found.trials), search_result(found)
+    equal = equal_trials(result)
     if json_output:
         marked = [trial.to_dict() | {"equal": trial.number in equal} for trial in trials]
-        print_json({"study": found.name, "trials": marked, "seeds": seeds and seeds.to_dict(found.trials)})
-        return
-    names = list(dict.fromkeys(name for trial in trials for name in trial.values))
-    columns: dict[str, list[str]] = {
-        "trial": [f"{trial.number}{' =' if trial.number in equal else ''}" for trial in trials],
-        "state": [trial.state for trial in trials],
-        **({"epochs": [str(trial.trained) for trial in trials]} if found.about.get("largest") else {}),
-        str(found.about.get("minimize", "loss")): [f"{_last(trial):.4f}" if trial.losses else "" for trial in trials],
-        **{name: [_shown(t.values[name]) if name in t.values else "" for t in trials] for name in names},
-        "error": [trial.error.splitlines()[0] if trial.error else "" for trial in trials],
-    }
-    if trials:
-        print_table(columns, ("error", *reversed(names)), found.name)
-        if equal and seeds:
-            print_line(f"= differs from the best trial by less than trainings with other seeds do, {seeds.spread:.4f}")
+        print_json({"study": found.name, "trials": marked, "seeds": result["seeds"]})
+    elif trials:
+        columns = trial_columns(found, trials, equal)
+        names = list(columns)
+        # what matters least is left out of a narrow table first
+        print_table(columns, names[: names.index(found.minimized) : -1], found.name)
+        if text := equal_text(result):
+            print_line(text)
     else:
         print_line(f"{found.name} has no trial yet")
 
 
-def _last(trial: "StudyTrial") -> float:
-    """The loss after the largest budget."""
-    return trial.losses[max(trial.losses)] if trial.losses else float("inf")
+@app.command("report")
+@friendly
+def report(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
+    """Write the report of a search, an HTML page with its plots and trials, to the data folder, and print where."""
+    from tasks.search.report import write_report
+
+    found = _open(study, url)
+    path = write_report(found).path
+    if json_output:
+        print_json({"study": found.name, "report": str(path)})
+    else:
+        print_line(f"report: {path}")
 
 
 @app.command("stop")

@@ -165,7 +165,7 @@ def tuned_space(decode: DecodeConfig, tune: TuneConfig) -> Space:
 
     def why_not(values: Values) -> str:
         try:
-            _accepted(decode, values)
+            type(decode).model_validate(decode.model_dump() | values)
         except ValidationError as error:
             return plain_message(error.errors()[0])
         return ""
@@ -176,11 +176,7 @@ def tuned_space(decode: DecodeConfig, tune: TuneConfig) -> Space:
     parameters = dict(space.parameters)
     for name, values in lists.items():
         if values:
-            given = {getattr(decode, name), *(getattr(_accepted(decode, {name: value}), name) for value in values)}
-            parameters[name] = ParameterConfig(choices=tuple(sorted(given)), when=parameters[name].when)
+            configured = getattr(decode, name)
+            choices = sorted({configured, *(type(configured)(float(value)) for value in values)})
+            parameters[name] = ParameterConfig(choices=tuple(choices), when=parameters[name].when)
     return Space(parameters, "tune")
-
-
-def _accepted(decode: DecodeConfig, values: Values) -> DecodeConfig:
-    """The decoder with values as its configuration takes them: whole numbers for fields that are counts."""
-    return type(decode).model_validate(decode.model_dump() | values)

@@ -3,7 +3,7 @@
 import base64
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from prefect.logging import get_run_logger
 
 from tasks.figures import percent
 from tasks.stages import progress
-from tasks.stages.base import Run, StageResult, counts_text, get_stage
+from tasks.stages.base import Artifact, Run, StageResult, counts_text, get_stage
 from tasks.stages.register import registered_text
 from tasks.stages.report import report_link
 from tasks.stages.score import SCORE
@@ -31,7 +31,8 @@ def artifact_key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-def _quietly(action: Callable[[], Any]) -> Any:
+def quietly(action: Callable[[], Any]) -> Any:
+    """The result of an action that only shows something; None, and a warning, if it fails."""
     try:
         return action()
     except Exception as error:  # the stage's work is done and published, whatever the server's error
@@ -41,12 +42,19 @@ def _quietly(action: Callable[[], Any]) -> Any:
 
 def publish(run: Run, result: StageResult) -> None:
     """Write the artifacts of a finished stage."""
-    _quietly(lambda: _publish(run, result))
+    quietly(lambda: publish_artifacts(run.config.name, result.name, get_stage(result.name).artifacts(run, result)))
 
 
-def _publish(run: Run, result: StageResult) -> None:
-    for artifact in get_stage(result.name).artifacts(run, result):
-        key = artifact_key(run.config.name, artifact.name or result.name)
+def publish_artifacts(name: str, part: str, artifacts: Iterable[Artifact]) -> None:
+    """Write artifacts.
+
+    Args:
+        name: The configuration's, with which all keys begin.
+        part: End of the keys of artifacts that have no name.
+        artifacts: What to write.
+    """
+    for artifact in artifacts:
+        key = artifact_key(name, artifact.name or part)
         content, about = artifact.content, artifact.description
         if isinstance(content, bytes):
             url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
@@ -72,7 +80,7 @@ def publish_summary(run: Run) -> None:
     if "report" in run.results:
         lines += ["", report_link(run)]
     key = artifact_key(run.config.name, "summary")
-    _quietly(lambda: create_markdown_artifact("\n".join(lines), key=key, description="Summary of the run"))
+    quietly(lambda: create_markdown_artifact("\n".join(lines), key=key, description="Summary of the run"))
 
 
 class ProgressArtifact:
@@ -96,9 +104,9 @@ class ProgressArtifact:
     def _set(self, share: float, note: str) -> None:
         known = self._id
         if known is None:
-            self._id = _quietly(lambda: create_progress_artifact(share, key=self.key, description=note))
+            self._id = quietly(lambda: create_progress_artifact(share, key=self.key, description=note))
         else:
-            _quietly(lambda: update_progress_artifact(known, progress=share, description=note))
+            quietly(lambda: update_progress_artifact(known, progress=share, description=note))
 
     def finish(self) -> None:
         """Show 100 %, if anything was shown."""

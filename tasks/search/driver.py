@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from configurable.wording import counted
 from tasks.search.config import SearchConfig
 from tasks.search.methods.base import SearchMethod, TrialJob
 from tasks.search.study import Study, StudyTrial, TrialOutcome
+from tasks.tracking.training_view import clock
 
 _POLL_S = 1.0
 _GAP_S = 10.0
@@ -207,29 +209,70 @@ class SearchDriver:
         self.say(self._line(job, f"failed: {text.splitlines()[0]}"))
 
     def _line(self, job: TrialJob, what: str) -> str:
-        best = self.study.best
+        best, work = self.study.best, work_left(self.study, self._seconds)
         found = f"; best so far: {self._title(best)}, {best.losses[max(best.losses)]:.4f}" if best else ""
-        left = f" of {self.search.total_epochs}" if self.search.total_epochs else ""
-        if not self.largest:
-            return f"trial {job.number} of {self.method.total}: {what}{found}"
-        return (
-            f"{self._title(job)} of {self.method.total}, {counted(job.budget, 'epoch')}: {what}{found}; "
-            f"{self.spent}{left} epochs in all"
-        )
+        epochs = f", {counted(job.budget, 'epoch')}" if self.largest else ""
+        done = f"; {work.done} of {work.done + work.left} epochs" if work and self.largest else ""
+        return f"{self._title(job)} of {self.method.total}{epochs}: {what}{found}{done}{work or ''}"
 
     def _title(self, trial: TrialJob | StudyTrial) -> str:
         return f"{self.method.noun} {trial.number}"
 
 
-def spent_epochs(trials: Sequence[StudyTrial], restarts: bool) -> int:
-    """Epochs that trials have trained, and that the running ones will have.
+def spent_epochs(trials: Sequence[StudyTrial], restarts: bool, running: bool = True) -> int:
+    """Epochs that trials have trained.
 
     Args:
         trials: The trials.
         restarts: Whether every rung trained from the start.
+        running: Whether those count, too, that the running ones will have trained.
     """
     spent = 0
     for trial in trials:
-        running = trial.budget if trial.state == "running" else 0
-        spent += sum(trial.losses) + running if restarts else max(trial.trained, running)
+        budget = trial.budget if running and trial.state == "running" else 0
+        spent += sum(trial.losses) + budget if restarts else max(trial.trained, budget)
     return spent
+
+
+class WorkLeft(NamedTuple):
+    """What a search has done, and what it still has to do."""
+
+    done: int
+    """Epochs that its trials have trained; of a search that trains nothing, the trials that have ended."""
+    left: int
+    """Epochs or trials to come, at most as many as the limits leave."""
+    seconds: float | None
+    """About how long these take, at the rate so far, and at most what `search.hours` leaves; None before anything is
+    done."""
+
+    def __str__(self) -> str:
+        """How long, for the end of a line; empty if that is unknown, or nothing is left."""
+        return f"; about {clock(self.seconds)} left" if self.left and self.seconds is not None else ""
+
+
+def work_left(study: Study, seconds: float | None = None) -> WorkLeft | None:
+    """What a search still has to do; None if its last run did not say how much it does in all.
+
+    Args:
+        study: The study.
+        seconds: How long it has been searched in, if that is longer than the study knows.
+    """
+    if "epochs" not in study.about:
+        return None
+    seconds = study.seconds if seconds is None else seconds
+    failed = [trial for trial in study.trials if trial.state == "failed"]
+    if study.trains:
+        restarts, limit = bool(study.about.get("restarts")), study.about.get("total_epochs")
+        done = spent_epochs(study.trials, restarts, running=False)
+        never = sum(trial.budget - (0 if restarts else trial.trained) for trial in failed)
+        left = max(0, study.about["epochs"] - done - never)
+        left = min(left, max(0, limit - done)) if limit else left
+    else:
+        done = len(failed) + sum(trial.state == "finished" for trial in study.trials)
+        left = max(0, study.about["trials"] - done)
+    if not done:
+        return WorkLeft(done, left, None)
+    longer = seconds / done * left
+    if hours := study.about.get("hours"):
+        longer = min(longer, max(0.0, hours * 3600 - seconds))
+    return WorkLeft(done, left, longer)

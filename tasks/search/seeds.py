@@ -40,6 +40,11 @@ class SeedTrainings(SearchMethod):
     def total(self) -> int:
         return self._count
 
+    @property
+    @override
+    def epochs(self) -> int:
+        return self._count * self._epochs
+
     @override
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         number = len(trials)

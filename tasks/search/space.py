@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from configurable.wording import counted, nearest
 from storage.batching import derive_seed
@@ -47,6 +48,11 @@ class ParameterConfig(BaseModel):
     @classmethod
     def _list_of_choices(cls, value: Any) -> Any:
         return {"choices": value} if isinstance(value, list | tuple) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the list of choices: Prefect's server checks what a form sends."""
+        return {"anyOf": [handler(schema), {"type": "array", "items": {}, "minItems": 1, "title": "Choices"}]}
 
     @model_validator(mode="after")
     def _check(self) -> "ParameterConfig":

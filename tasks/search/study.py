@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from storage.stages import digest_json
 from tasks.config.home import studies_file
-from tasks.search.methods.base import SearchTrial, State, TrialJob
+from tasks.search.methods.base import SearchMethod, SearchTrial, State, TrialJob
 
 _SEEDS = "/seeds-of-"
 """Between the name of a study and the number of a trial: the trainings of this trial with other seeds."""
@@ -72,12 +72,14 @@ class StudyTrial(SearchTrial):
         error: Why it failed.
         seconds: Time that it has trained, as far as it is known.
         figures: Of each result, by budget: further figures, and where the training is.
+        at: Of each result, by budget: when it came, in seconds since 1970.
     """
 
     trained: int = 0
     error: str = ""
     seconds: float = 0.0
     figures: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    at: Mapping[int, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON value."""
@@ -255,9 +257,11 @@ class Study:
             results = run(sql.select(_RESULTS).where(mine).order_by(_RESULTS.c.budget)).all()
         losses: dict[int, dict[int, float]] = {}
         figures: dict[int, dict[int, dict[str, Any]]] = {}
+        at: dict[int, dict[int, float]] = {}
         for row in results:
             losses.setdefault(row.number, {})[row.budget] = row.loss
             figures.setdefault(row.number, {})[row.budget] = json.loads(row.figures)
+            at.setdefault(row.number, {})[row.budget] = row.at
         self.trials = [
             StudyTrial(
                 number=row.number,
@@ -269,6 +273,7 @@ class Study:
                 error=row.error,
                 seconds=row.seconds,
                 figures=figures.get(row.number, {}),
+                at=at.get(row.number, {}),
             )
             for row in trials
         ]
@@ -281,17 +286,28 @@ class Study:
         """
         return self.studies.find(f"{self.name}{_SEEDS}{number}")
 
-    def make_seeds(self, number: int, seeds: int, epochs: int) -> "Study":
+    def make_seeds(self, number: int, method: SearchMethod, largest: int) -> "Study":
         """The trainings of a trial's configuration with other seeds, made if they are new.
 
         Args:
             number: The trial.
-            seeds: How many.
-            epochs: Epochs of each.
+            method: Says which seeds.
+            largest: Epochs of each.
         """
-        content = {"values": self.trials[number].values, "largest": epochs}
-        about = {"method": "seeds", "trials": seeds, "largest": epochs, "minimize": self.about.get("minimize")}
+        content = {"values": self.trials[number].values, "largest": largest}
+        about = {"method": "seeds", "trials": method.total, "epochs": method.epochs, "largest": largest}
+        about |= {"minimize": self.minimized}
         return self.studies.create(f"{self.name}{_SEEDS}{number}", content, about)
+
+    @property
+    def trains(self) -> bool:
+        """Whether its trials train; those of a search over `decode` do not."""
+        return bool(self.about.get("largest") != 0)
+
+    @property
+    def minimized(self) -> str:
+        """What is minimized: `loss` or `wer`."""
+        return str(self.about.get("minimize") or self.content.get("minimize") or "loss")
 
     @property
     def interrupted(self) -> list[TrialJob]:
@@ -331,13 +347,14 @@ class Study:
         """
         trial = self.trials[job.number]
         row = {"study": self.name, "number": job.number, "budget": job.budget, "loss": outcome.loss}
-        row |= {"figures": json.dumps(dict(outcome.figures)), "at": time.time()}
+        row |= {"figures": json.dumps(dict(outcome.figures)), "at": (now := time.time())}
         changes = {"state": state, "trained": job.budget, "seconds": trial.seconds + outcome.seconds}
         self._set(job.number, "running", _RESULTS.insert().values(row), **changes)
         self.trials[job.number] = replace(
             self.trials[job.number],
             losses={**trial.losses, job.budget: outcome.loss},
             figures={**trial.figures, job.budget: dict(outcome.figures)},
+            at={**trial.at, job.budget: now},
         )
 
     def note_figures(self, number: int, **figures: Any) -> None:

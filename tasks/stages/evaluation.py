@@ -12,10 +12,10 @@ from speech.lm import LmConfig
 from tasks import STAGES
 from tasks.config.assignments import assign
 from tasks.config.decoding import uses_stage
-from tasks.config.home import home
 from tasks.config.mistakes import choices
 from tasks.config.pipeline import ConfigError, PipelineConfig, parse_config
 from tasks.dataset.sources import SourceConfig
+from tasks.pages import keep_page
 from tasks.stages.base import Run, StageError, get_stage
 from tasks.stages.report import render_evaluation
 
@@ -148,7 +148,4 @@ def _completed(decode: DecodeConfig, own: DecodeConfig, lm: LmConfig | None) -> 
 
 def write_evaluation(run: Run, model: str) -> Path:
     """Write the report of an evaluation to the data folder, and return its path."""
-    path = home() / "reports" / f"{run.config.name}-{run.result('score').key}.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_evaluation(run, model), encoding="utf-8")
-    return path
+    return keep_page(f"{run.config.name}-{run.result('score').key}", render_evaluation(run, model).encode())

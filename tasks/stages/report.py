@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from configurable.addresses import address_content
 from storage.objects import ObjectStore
 from storage.stages import StageOutput
 from tasks import STAGES
-from tasks.config.home import home, shown_mlflow_uri
+from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.duplicates import data_warnings, doubles_of
 from tasks.dataset.speakers import speakers_text
 from tasks.figures import percent
+from tasks.pages import keep_page, page_templates
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Inputs, Run, Stage, StageRecord, StageResult, counts_text
 from tasks.stages.register import REGISTER
@@ -41,26 +40,7 @@ def _speakers(entry: dict[str, Any]) -> str:
     return speakers_text(entry["speakers"], entry.get("unnamed", 0))
 
 
-def _environment() -> jinja2.Environment:
-    folder = Path(__file__).parent / "templates"
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
-        "percent": percent,
-        "interval": interval,
-        "counts": counts_text,
-        "number": "{:,}".format,
-        "speakers": _speakers,
-    }
-    return made
-
-
-_PAGES = _environment()
+_PAGES = page_templates(interval=interval, counts=counts_text, speakers=_speakers)
 
 
 def _confused(entries: list[dict[str, Any]], *names: str) -> list[list[Any]]:
@@ -174,10 +154,7 @@ def _work(run: Run, output: StageOutput) -> ReportRecord:
 
 def local_report(store: ObjectStore, name: str, key: str) -> Path:
     """Write a copy of the report to the data folder, and return its path."""
-    path = home() / "reports" / f"{name}-{key}.html"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(store.read(REPORT_FILE))
-    return path
+    return keep_page(f"{name}-{key}", store.read(REPORT_FILE))
 
 
 def _attach(run: Run, page: str) -> None:

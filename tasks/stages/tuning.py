@@ -27,7 +27,7 @@ from tasks.stages.run_sets import scored_sets, set_url
 
 
 @dataclass(frozen=True)
-class Tried:
+class DecodedTrial:
     """Values of the decoder, and the errors that it makes with them."""
 
     values: Values
@@ -40,22 +40,22 @@ class Tried:
         return self.values | {"errors": self.counts.errors, "wer": self.counts.wer, "cer": self.counts.cer}
 
 
-def best_tried(tried: Sequence[Tried], space: Space, configured: Values) -> Tried:
-    """The values with the fewest word errors.
+def best_trial(trials: Sequence[DecodedTrial], space: Space, configured: Values) -> DecodedTrial:
+    """The trial with the fewest word errors.
 
-    Among equal ones, those with the fewest character errors; then those that are fewest steps away from the configured
-    ones; then the first.
+    Among equal ones, the one with the fewest character errors; then the one whose values are fewest steps away from the
+    configured ones; then the first.
 
     Args:
-        tried: All values that were tried.
+        trials: All trials.
         space: The space.
         configured: The configured values by field.
     """
 
-    def steps(one: Tried) -> float:
-        return sum(p.steps(one.values[name], configured[name]) for name, p in space.parameters.items())
+    def steps(trial: DecodedTrial) -> float:
+        return sum(p.steps(trial.values[name], configured[name]) for name, p in space.parameters.items())
 
-    return min(tried, key=lambda one: (one.counts.errors, one.counts.char_errors, steps(one)))
+    return min(trials, key=lambda trial: (trial.counts.errors, trial.counts.char_errors, steps(trial)))
 
 
 def check_tuning(run: Run) -> None:
@@ -119,20 +119,20 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
     method = tune.build(run.config.decode, run.config.seed)
     space = method.plan.space
     configured = {name: getattr(run.config.decode, name) for name in space.parameters}
-    tried: list[Tried] = []
+    tried: list[DecodedTrial] = []
     with validation_trials(run, bundle, tune.utterances, method.total) as trials:
 
         def attempt(values: Values) -> float:
-            values = configured | values
-            tried.append(Tried(values, trials.errors(values)))
+            values = configured | {name: type(configured[name])(value) for name, value in values.items()}
+            tried.append(DecodedTrial(values, trials.errors(values)))
             progress.report("decode", len(tried), max(method.total, len(tried)), "tuning")
             return float(tried[-1].counts.errors)
 
         all_trials(method, attempt)
-        if all(one.values != configured for one in tried):
+        if all(trial.values != configured for trial in tried):
             attempt({})
         utterances = trials.utterances
-    best = best_tried(tried, space, configured)
+    best = best_trial(tried, space, configured)
     return {
         "set": VALID,
         "utterances": utterances,
@@ -140,7 +140,7 @@ def tune_on_validation(run: Run, bundle: Path) -> dict[str, Any]:
         "configured": configured,
         "chosen": best.values,
         "wer": best.counts.wer,
-        "table": [one.to_dict() for one in tried],
+        "table": [trial.to_dict() for trial in tried],
     }
 
 

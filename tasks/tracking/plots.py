@@ -18,11 +18,11 @@ from tasks.tracking.metrics import StepRounds
 from training.coordinator.journal import read_journal
 
 Entry = dict[str, Any]
-_TRAIN, _VALID, _THIRD = "#1f6f8b", "#d1495b", "#edae49"
+COLORS = _TRAIN, _VALID, _THIRD = "#1f6f8b", "#d1495b", "#edae49"
 _FAINT = 0.25
-_FONT = 12.0
+FONT = 12.0
 """Points, at 110 pixels an inch: as large as the report's text where it shows the figure at its full width."""
-_WIDTH, _ROW = 10.0, 3.7
+WIDTH, _ROW = 10.0, 3.7
 """Inches: width of the figure, height of a row of panels."""
 _LEFT, _RIGHT, _TOP, _BOTTOM, _BETWEEN, _BELOW = 1.1, 0.2, 0.4, 0.95, 1.65, 1.4
 """Inches around the panels for ticks, titles and legends, and between columns and rows. They are fixed: a layout
@@ -81,7 +81,7 @@ def _losses(axes: Axes, journal: list[Entry], steps: list[Entry], valid: list[En
 def _legend(axes: Axes, **more: Any) -> None:
     """Put the legend below the curves."""
     place = {"loc": "upper center", "bbox_to_anchor": (0.47, -0.2), "ncols": 2, "columnspacing": 1.0}
-    axes.legend(fontsize=_FONT - 2, frameon=False, **place, **more)
+    axes.legend(fontsize=FONT - 2, frameon=False, **place, **more)
 
 
 def _exchange(axes: Axes, steps: list[Entry]) -> None:
@@ -129,6 +129,13 @@ def stored_journal(output: StageOutput) -> list[Entry]:
         return read_journal(path)
 
 
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG file's content."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=110)
+    return content.getvalue()
+
+
 def curves_png(journal: list[Entry]) -> bytes:
     """The plot of `learning_curves` as a PNG file's content."""
     with tempfile.TemporaryDirectory() as folder:
@@ -138,13 +145,13 @@ def curves_png(journal: list[Entry]) -> bytes:
 def _places(rows: int) -> dict[str, float]:
     """Margins and distances of the panels as matplotlib wants them: relative to the figure and to a panel."""
     height = _ROW * rows
-    width_of_one = (_WIDTH - _LEFT - _RIGHT - _BETWEEN) / 2
+    width_of_one = (WIDTH - _LEFT - _RIGHT - _BETWEEN) / 2
     height_of_one = (height - _TOP - _BOTTOM - (rows - 1) * _BELOW) / rows
-    columns = {"left": _LEFT / _WIDTH, "right": 1 - _RIGHT / _WIDTH, "wspace": _BETWEEN / width_of_one}
+    columns = {"left": _LEFT / WIDTH, "right": 1 - _RIGHT / WIDTH, "wspace": _BETWEEN / width_of_one}
     return columns | {"top": 1 - _TOP / height, "bottom": _BOTTOM / height, "hspace": _BELOW / height_of_one}
 
 
-@matplotlib.rc_context({"font.size": _FONT})
+@matplotlib.rc_context({"font.size": FONT})
 def learning_curves(journal: list[Entry], path: Path) -> Path:
     """Plot loss, WER, learning rate and throughput over epochs; staleness, distance and nodes if weights are averaged.
 
@@ -156,7 +163,7 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
     valid = [entry for entry in journal if entry["kind"] == "valid"]
     exchanged = any(_shown(entry.get(name)) for entry in steps for name in ("staleness", "distance"))
     rows = 3 if exchanged else 2
-    figure = Figure(figsize=(_WIDTH, _ROW * rows))
+    figure = Figure(figsize=(WIDTH, _ROW * rows))
     axes = figure.subplots(rows, 2, gridspec_kw=_places(rows))
     _losses(axes[0, 0], journal, steps, valid)
     _rates(axes[0, 1], valid)
@@ -176,7 +183,7 @@ def learning_curves(journal: list[Entry], path: Path) -> Path:
     return path
 
 
-@matplotlib.rc_context({"font.size": _FONT})
+@matplotlib.rc_context({"font.size": FONT})
 def likelihood_png(iterations: list[Entry]) -> bytes:
     """Plot a GMM-HMM's training over its iterations: log-likelihood of a frame, and number of Gaussians.
 
@@ -186,13 +193,11 @@ def likelihood_png(iterations: list[Entry]) -> bytes:
     Returns:
         A PNG file's content.
     """
-    figure = Figure(figsize=(_WIDTH, _ROW))
+    figure = Figure(figsize=(WIDTH, _ROW))
     panels = figure.subplots(1, 2, gridspec_kw=_places(1))
     titles = {"log_likelihood": "Log-likelihood of a frame", "gaussians": "Gaussians"}
     for axis, (field, title) in zip(panels, titles.items(), strict=True):
         axis.plot(range(1, len(iterations) + 1), [row[field] for row in iterations], color=_TRAIN, linewidth=1.2)
         axis.set(title=title, xlabel="iteration")
         axis.grid(alpha=0.25)
-    content = io.BytesIO()
-    figure.savefig(content, dpi=110)
-    return content.getvalue()
+    return png(figure)

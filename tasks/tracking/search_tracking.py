@@ -1,10 +1,12 @@
 """A search in MLflow: a parent run with the best so far, and the trials' trainings, if it has any, as its children."""
 
 import logging
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tasks.tracking.runs import client, experiment_id, impatient, owner_tags
+from tasks.tracking.runs import REPORT_FILE, artifact_link, client, experiment_id, impatient, owner_tags
 
 PARENT_TAG = "mlflow.parentRunId"
 _SEARCH_TAG = "starling.search"
@@ -57,6 +59,34 @@ class SearchRun:
 
         if self.run_id:
             self._try(send)
+
+    def attach(self, files: Mapping[str, bytes]) -> None:
+        """Attach files, in place of former ones of these names.
+
+        Args:
+            files: Contents by name.
+        """
+
+        def send(api: Any) -> None:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in files.items():
+                    path = Path(folder) / name
+                    path.write_bytes(content)
+                    api.log_artifact(self.run_id, str(path))
+
+        if self.run_id:
+            self._try(send)
+
+    def report_text(self, path: Path) -> str:
+        """Markdown that leads to the attached report; without a server, to the local file.
+
+        Args:
+            path: The local file.
+        """
+        links: list[str] = []
+        if self.run_id:
+            self._try(lambda api: links.append(artifact_link(api.get_run(self.run_id), REPORT_FILE)))
+        return f"[Report]({links[0]})" if any(links) else f"Report: `{path}`"
 
     def end(self, result: Mapping[str, Any], status: str) -> None:
         """Log the result of the search, and end the run.

@@ -2,13 +2,15 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from command_line import invoke
 from support import give_mlflow, tiny_document
 
 from flows import search as module
-from flows.search import run_search, search_result, study_content
+from flows.search import SearchDisplay, run_search, study_content
 from speech.decoding import DecodeError
 from speech.scoring import ErrorCounts
 from storage.retries import DiskError
@@ -17,7 +19,9 @@ from tasks.locking.slots import SlotTakenError
 from tasks.orchestration import stage_tasks
 from tasks.orchestration.stage_tasks import open_run
 from tasks.search.driver import SearchFailedError
+from tasks.search.report import search_result
 from tasks.search.study import Studies, StudyError
+from tasks.stages import progress
 from tasks.stages.base import StageError, StageResult
 from tasks.stages.paused import paused_output
 from tasks.tracking import search_tracking
@@ -28,12 +32,13 @@ LR = {"train.optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 
 @pytest.fixture(autouse=True)
 def untracked(home, monkeypatch):
-    """No MLflow; its errors must not matter."""
+    """No MLflow; its errors must not matter. No plots, which take a second."""
 
     def unreachable():
         raise ConnectionError("no MLflow")
 
     monkeypatch.setattr(search_tracking, "client", unreachable)
+    monkeypatch.setattr(module.Trials, "draw", lambda trials: None)
 
 
 def searched(method="hyperband", epochs=9, **fields):
@@ -49,6 +54,20 @@ def summarized(monkeypatch):
     monkeypatch.setattr(module, "summarize", lambda run: summary | {"report": None, "run_id": run.run_id})
 
 
+class Shown(SearchDisplay):
+    """Remembers what is shown."""
+
+    def __init__(self):
+        self.shares, self.notes, self.artifacts = [], [], []
+
+    def progress(self, done, total, note):
+        self.shares.append(done / total)
+        self.notes.append(note)
+
+    def publish(self, artifacts):
+        self.artifacts = list(artifacts)
+
+
 class Lab:
     """Stands for the stages: remembers what was to be trained, and gives a loss.
 
@@ -59,7 +78,7 @@ class Lab:
 
     def __init__(self, spoil=lambda run: None, size=10):
         self.runs, self.prepared, self.spoil, self.size = [], [], spoil, size
-        self.evaluated = []
+        self.evaluated, self.display = [], Shown()
 
     def execute(self, run, until):
         if run.trial is None:
@@ -82,7 +101,7 @@ class Lab:
         return run
 
     def search(self, config):
-        return run_search(config, "s-1", "", self.prepared.append, self.execute)
+        return run_search(config, "s-1", "", self.prepared.append, self.execute, self.display)
 
 
 def kept(config):
@@ -235,6 +254,9 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
     trials = json.loads(invoke("search", "show", "--json").stdout)["trials"]
     assert (trials[0]["number"], len(trials)) == (best.number, 9)
     assert "train.optimizer.lr" in invoke("search", "show", "tiny").stdout
+    page = json.loads(invoke("search", "report", "--json").stdout)["report"]
+    assert invoke("search", "report", "tiny").stdout == f"report: {page}\n"
+    assert best.values.keys() <= set(re.findall(r"<td>([a-z.]+)</td>", Path(page).read_text()))
     assert "tiny ends after the trials" in invoke("search", "stop").stdout
     assert Studies().open("tiny").stopping
     assert "there is no study 'tini'; there are: tiny" in invoke("search", "show", "tini", code=1).stderr
@@ -245,6 +267,7 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
 def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypatch, summarized, parallel):
     lab = Lab()
     monkeypatch.setattr(module, "ingest", lab.prepared.append)
+    monkeypatch.setattr(module, "PrefectDisplay", lambda run: lab.display)
     monkeypatch.setattr(module, "train_flow", lambda config, run_id: lab.execute(open_run(config, run_id), "train"))
     monkeypatch.setattr(module, "pipeline", lambda config, run_id, until: lab.execute(open_run(config, run_id), until))
     result = module.search.fn(searched("asha", trials=6, parallel=parallel, seeds=2), "s-1")
@@ -253,6 +276,7 @@ def test_the_flow_trains_each_part_of_a_trial_in_a_flow_run_of_its_own(monkeypat
     assert sum(result["trials"].values()) == 6
     again = {f"s-1-trial-{result['best']['number']}-seed-{seed}" for seed in (2, 3)}
     assert {run.run_id for run in lab.runs} == {f"s-1-trial-{number}" for number in range(6)} | again
+    assert lab.display.shares[-3:] == [1.0, 0.5, 1.0]  # the seeds are shown after the trials
     assert [(run.run_id, run.config.search) for run in lab.evaluated] == [("s-1-best", None)]
     assert not any(run_id.startswith("s-1") for run_id in stage_tasks._runs)
 
@@ -290,7 +314,9 @@ def test_the_flow_trains_once_to_search_decoding_and_a_trial_that_fails_ends_not
     decoder, made, config = decoding(monkeypatch, utterances=7)
     flows = []
     monkeypatch.setattr(module, "ingest", lambda shared: flows.append(("ingest", shared.search)))
-    monkeypatch.setattr(module, "evaluate", lambda config, run_id, until: flows.append((run_id, until)))
+    monkeypatch.setattr(module, "pipeline", lambda config, run_id, until: flows.append((run_id, until)))
+    display = Shown()
+    monkeypatch.setattr(module, "PrefectDisplay", lambda run: display)
     result = module.search.fn(config, "s-1")
     assert flows == [("ingest", None), ("s-1-model", "graph")]
     assert [(run.config.search, run.config.tune, *more) for run, *more in made] == [(None, None, 7, 4)]
@@ -300,10 +326,13 @@ def test_the_flow_trains_once_to_search_decoding_and_a_trial_that_fails_ends_not
     assert result["trials"] == {"finished": 3, "paused": 0, "running": 0, "failed": 1}
     assert (result["best"]["values"], result["best"]["losses"]) == ({"decode.beam": 4}, {0: 0.0})
     assert Studies().open("tiny").trials[1].error == "no path"
+    assert display.shares == [0.25, 0.5, 0.75, 1.0]
+    assert display.notes[-1] == "trial 2 is the best so far: 0.0000"
     assert not stage_tasks._runs
     status = invoke("search", "status").stdout
     assert "epoch" not in status + invoke("search", "show").stdout
-    assert "best: trial 2, wer 0.0000\n  decode.beam=4" in status
+    assert "\ndecoded in 0:0" in status
+    assert status.endswith("best: trial 2, wer 0.0000\n  decode.beam=4\n")
     assert invoke("search", "best").stdout == "--set decode.beam=4\n"
 
 
@@ -314,7 +343,7 @@ def test_a_search_over_decoding_that_cannot_train_its_model_fails_no_trial(monke
         raise StageError("no GPU")
 
     with pytest.raises(StageError, match="no GPU"):
-        run_search(config, "s-1", "", lambda shared: None, execute)
+        run_search(config, "s-1", "", lambda shared: None, execute, SearchDisplay())
     assert Studies().open("tiny").trials == []
 
 
@@ -338,7 +367,11 @@ def test_the_trials_mlflow_runs_are_children_of_the_searchs(monkeypatch, home):
     assert {run.trial.tags[search_tracking.PARENT_TAG] for run in lab.runs} == {parent.info.run_id}
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["best_loss"] == min(result["best"]["losses"].values())
-    assert [file.path for file in api.list_artifacts(parent.info.run_id)] == ["search.json"]
+    attached = [file.path for file in api.list_artifacts(parent.info.run_id)]
+    assert attached == ["history.png", "parallel.png", "report.html", "search.json"]
+    assert [artifact.name for artifact in lab.display.artifacts] == [
+        *("search", "search-trials", "search-history", "search-parallel")
+    ]
     assert Lab().search(searched("random", trials=3, seeds=2, evaluate_best=False))["mlflow_run"] == parent.info.run_id
     metrics = api.get_run(result["mlflow_run"]).data.metrics
     assert metrics["seeds_loss_mean"] == pytest.approx(metrics["best_loss"] + 0.015)
@@ -464,6 +497,28 @@ def test_the_best_of_real_trainings_with_other_seeds_is_registered(home, monkeyp
     store = module.Run(config, "r").store
     assert sum(name.endswith("done.json") for name in store.list("train")) == 3  # evaluating trained nothing again
     assert sum(name.endswith("done.json") for name in store.list("prepare")) == 1  # one set of speakers for all
+
+
+def test_how_much_is_left_is_shown_while_the_search_runs(capsys):
+    lab, said = Lab(), []
+    with progress.following(lambda stage, text: said.append(text)):
+        lab.search(searched("random", trials=4))
+    assert lab.display.shares == [0.25, 0.5, 0.75, 1.0]
+    assert all("; about 0:0" in note for note in lab.display.notes[:-1])
+    assert "left" not in lab.display.notes[-1]
+    assert "; 9 of 36 epochs; about 0:0" in said[0]
+    assert said[-1].endswith("; 36 of 36 epochs")
+
+
+def test_plots_that_cannot_be_drawn_end_no_search(monkeypatch, caplog):
+    def broken(study):
+        raise OSError("no space left on the disk")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "write_report", broken)
+    monkeypatch.setattr(search_tracking, "client", lambda: None)
+    assert Lab().search(searched("random", trials=1))["complete"]
+    assert "the report of the search is not written: OSError: no space left" in caplog.text
 
 
 @pytest.mark.slow

@@ -113,6 +113,6 @@ def test_the_wheel_has_every_room_configuration_and_template(installed):
     (place,) = (installed[0] / "venv" / "lib").glob("python*/site-packages")
     rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"benchmarks"}
     assert all((place / room / "__init__.py").is_file() for room in rooms)
-    for packaged, folder in (("starling/configs", "configs"), ("tasks/stages/templates", "tasks/stages/templates")):
+    for packaged, folder in (("starling/configs", "configs"), ("tasks/templates", "tasks/templates")):
         assert {path.name for path in (place / packaged).iterdir()} == {path.name for path in (ROOT / folder).iterdir()}
     assert (installed[1] / "dist" / f"starling-{starling.__version__}.tar.gz").is_file()  # which the wheel is made from

@@ -226,6 +226,8 @@ def classes(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _parts(field: FieldInfo, value: Any) -> Iterator[Any]:
     """Configurations that a field may have: the present one and one of each other kind, or of the class."""
+    if isinstance(value, dict):  # by names that a user gives: varied as one value
+        return
     if isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
         yield value
         return
@@ -256,7 +258,8 @@ def _other(field: FieldInfo, value: Any, file: Path) -> Any:
     if isinstance(value, str):
         return str(file)
     if isinstance(value, dict):
-        return {"beam": ParameterConfig(choices=(99,))}
+        searched = ParameterConfig in classes(field.annotation)
+        return {"beam": ParameterConfig(choices=(99,)) if searched else (99.0,)}
     return (*value, *(value[:1] or (str(file),)))
 
 

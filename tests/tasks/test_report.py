@@ -146,7 +146,7 @@ def test_speed_that_was_not_measured_is_a_dash():
 
 
 def test_labels_of_charts_are_as_large_as_text():
-    style = (ROOT / "tasks" / "stages" / "templates" / "style.html").read_text()
+    style = (ROOT / "tasks" / "templates" / "style.html").read_text()
     sizes = [int(size) for size in re.findall(r"(?:svg text|figcaption){font-size:(\d+)px", style)]
     assert len(sizes) == 2
     assert min(sizes) >= 14

@@ -105,20 +105,37 @@ def test_the_same_seed_proposes_the_same_and_another_seed_something_else(kind):
     assert kind == "grid" or first != other
 
 
-def test_a_method_that_is_built_anew_at_any_moment_goes_on_as_if_it_had_not_been(kind):
-    lab = Lab(method(kind))
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_a_method_that_is_built_anew_at_any_moment_goes_on_as_if_it_had_not_been(kind, parallel):
+    """So what a method remembers of the trials is what it would read of them."""
+
+    def fails(job):
+        return (job.number + job.budget) % 11 == 0
+
+    lab = Lab(method(kind), parallel, fails)
     steps = 0
     while lab.begin():
-        lab.end()
+        lab.end(5 * steps)
         steps += 1
         if steps % 7 == 0:
             lab.searcher = method(kind)
-    assert lab.jobs == Lab(method(kind)).run().jobs
+    assert lab.jobs == Lab(method(kind), parallel, fails).run(lambda step: 5 * step).jobs
 
 
 def test_a_proposal_that_is_not_taken_up_changes_nothing(kind):
     searcher = method(kind)
     assert searcher.next([]) == searcher.next([])
+    lab = Lab(method(kind))
+    while lab.begin():
+        lab.end()
+        assert lab.searcher.next(lab.trials) == lab.searcher.next(lab.trials)
+    assert lab.jobs == Lab(method(kind)).run().jobs
+
+
+def test_a_method_that_is_asked_about_another_search_answers_as_a_new_one(kind):
+    searcher = method(kind)
+    first = Lab(searcher).run().jobs
+    assert Lab(searcher).run().jobs == first
 
 
 def test_failed_trials_neither_stop_a_search_nor_go_on(kind):

@@ -17,7 +17,7 @@ from support import ROOT
 from tasks.search.config import SearchConfig
 from tasks.search.driver import SearchDriver, SearchFailedError, TrialTimeoutError, Watch, spent_epochs
 from tasks.search.methods.base import TrialJob
-from tasks.search.study import Studies, StudyError, TrialOutcome
+from tasks.search.study import Studies, StudyError, TrialOutcome, _place
 
 SPACE = {"lr": {"low": 1e-4, "high": 0.1, "log": True, "points": 5}}
 LARGEST = 9
@@ -264,6 +264,17 @@ def test_a_damaged_database_is_named_and_no_password_is_shown(tmp_path, monkeypa
     with pytest.raises(StudyError) as caught:
         Studies("postgresql+nodriver://me:secret@127.0.0.1:1/db")
     assert "secret" not in str(caught.value)
+
+
+def test_the_password_of_the_environment_is_for_the_database_of_the_environment_only(monkeypatch):
+    ours = "postgresql+psycopg2://studies@127.0.0.1:5433/studies"
+    monkeypatch.setenv("STARLING_STUDIES_PASSWORD", "secret")
+    assert _place(ours).password is None
+    monkeypatch.setenv("STARLING_STUDIES", ours)
+    assert _place(ours).password == "secret"
+    assert _place("postgresql+psycopg2://studies@db.example.com/studies").password is None
+    monkeypatch.setenv("STARLING_STUDIES", "postgresql+psycopg2://studies:own@127.0.0.1/studies")
+    assert _place("postgresql+psycopg2://studies:own@127.0.0.1/studies").password == "own"
 
 
 KILLED = """

@@ -10,26 +10,26 @@ from tasks.search.methods.base import SearchPlan, all_trials
 from tasks.search.space import ParameterConfig, Space
 from tasks.stages import tuning
 from tasks.stages.base import Run
-from tasks.stages.tuning import Tried, best_tried, tuned_inputs
+from tasks.stages.tuning import DecodedTrial, best_trial, tuned_inputs
 
 SPACE = Space({"a": ParameterConfig(choices=[0.0, 1.0, 2.0]), "b": ParameterConfig(choices=[0.0, 1.0])})
 
 
-def tried(a, b, sub=1, char_errors=3):
-    return Tried({"a": a, "b": b}, ErrorCounts(cor=5, sub=sub, char_errors=char_errors))
+def trial(a, b, sub=1, char_errors=3):
+    return DecodedTrial({"a": a, "b": b}, ErrorCounts(cor=5, sub=sub, char_errors=char_errors))
 
 
 @pytest.mark.parametrize(
-    ("values", "best"),
+    ("trials", "best"),
     [
-        ([tried(0.0, 0.0), tried(2.0, 1.0, sub=0, char_errors=9)], (2.0, 1.0)),  # fewest word errors
-        ([tried(1.0, 0.0), tried(2.0, 1.0, char_errors=2)], (2.0, 1.0)),  # then fewest character errors
-        ([tried(0.0, 1.0), tried(2.0, 1.0), tried(1.0, 1.0)], (1.0, 1.0)),  # then nearest to what is configured
-        ([tried(0.0, 0.0), tried(2.0, 0.0)], (0.0, 0.0)),  # then the first
+        ([trial(0.0, 0.0), trial(2.0, 1.0, sub=0, char_errors=9)], (2.0, 1.0)),  # fewest word errors
+        ([trial(1.0, 0.0), trial(2.0, 1.0, char_errors=2)], (2.0, 1.0)),  # then fewest character errors
+        ([trial(0.0, 1.0), trial(2.0, 1.0), trial(1.0, 1.0)], (1.0, 1.0)),  # then nearest to what is configured
+        ([trial(0.0, 0.0), trial(2.0, 0.0)], (0.0, 0.0)),  # then the first
     ],
 )
-def test_ties_are_broken_by_rules(values, best):
-    assert tuple(best_tried(values, SPACE, {"a": 1.0, "b": 0.0}).values.values()) == best
+def test_ties_are_broken_by_rules(trials, best):
+    assert tuple(best_trial(trials, SPACE, {"a": 1.0, "b": 0.0}).values.values()) == best
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,16 @@ power.
 from collections.abc import Sequence
 from typing import Literal
 
-from tasks.search.methods.base import USUAL_TRIALS, RungsConfig, SearchMethod, SearchPlan, SearchTrial, TrialJob, best
+from tasks.search.methods.base import (
+    USUAL_TRIALS,
+    RungsConfig,
+    SearchMethod,
+    SearchPlan,
+    SearchTrial,
+    Standings,
+    TrialJob,
+    rung_epochs,
+)
 
 
 class AshaConfig(RungsConfig):
@@ -32,21 +41,26 @@ class AshaSearch(SearchMethod):
 
     def __init__(self, plan: SearchPlan, cfg: RungsConfig) -> None:
         super().__init__(plan)
-        self._eta, self._budgets = cfg.eta, cfg.budgets(plan.largest)
+        self._cfg, self._eta, self._budgets = cfg, cfg.eta, cfg.budgets(plan.largest)
+        self._standings = Standings()
 
     @property
     def total(self) -> int:
         """As many as configured."""
         return self.plan.trials or USUAL_TRIALS
 
+    @property
+    def epochs(self) -> int:
+        """One in `eta` trials of each rung goes on; in fact, a few more that are not among the best in the end."""
+        trials = [self.total // self._eta**rung for rung in range(len(self._budgets))]
+        return rung_epochs(trials, self._budgets, self._cfg.restarts)
+
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """The job of the highest rung with a trial to continue; if there is none, a new trial."""
+        self._standings.follow(trials)
         for budget, longer in reversed(list(zip(self._budgets, self._budgets[1:], strict=False))):
-            # a failed trial has been in the rung, too, below all others
-            failed = sum(trial.state == "failed" and trial.budget == budget for trial in trials)
-            count = sum(budget in trial.losses for trial in trials) + failed
-            for trial in best(trials, budget, count // self._eta):
-                if trial.state == "paused" and trial.budget == budget:
-                    return TrialJob(trial.number, trial.values, longer)
+            count = len(self._standings.results(budget)) // self._eta
+            if (best := self._standings.take(budget, count)) is not None:
+                return TrialJob(best, trials[best].values, longer)
         number = len(trials)
         return TrialJob(number, self.propose(number, trials), self._budgets[0]) if number < self.total else None

@@ -6,6 +6,7 @@ it would have without.
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
@@ -164,6 +165,11 @@ class SearchMethod(ABC):
     def total(self) -> int:
         """Number of trials that the search has in all."""
 
+    @property
+    @abstractmethod
+    def epochs(self) -> int:
+        """Epochs that the trials of the whole search train, if none fails."""
+
     @abstractmethod
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """What to train next.
@@ -193,6 +199,11 @@ class WholeTrainings(SearchMethod):
         """As many as configured."""
         return self.plan.trials or USUAL_TRIALS
 
+    @property
+    def epochs(self) -> int:
+        """Every trial trains to the end."""
+        return self.total * self.plan.largest
+
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """A new trial, until there are enough."""
         number = len(trials)
@@ -210,6 +221,79 @@ def all_trials(method: SearchMethod, loss: Callable[[Values], float]) -> list[Se
     while job := method.next(trials):
         trials.append(SearchTrial(job.number, job.values, "finished", job.budget, {job.budget: loss(job.values)}))
     return trials
+
+
+class Standings:
+    """The results of all trials by budget, in order, and which trials wait there to go on.
+
+    It follows the trials of a search as they change, so that the next proposal does not sort ten thousand of them. It
+    holds nothing that is not in them.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._known = 0
+        self._open: set[int] = set()  # trials that may have changed since they were read
+        self._read: dict[int, int] = {}  # how many results of a trial are read
+        self._results: dict[int, list[tuple[float, int]]] = {}
+        self._waiting: dict[int, list[tuple[float, int]]] = {}
+
+    def follow(self, trials: Sequence[SearchTrial]) -> None:
+        """Read what is new.
+
+        Args:
+            trials: All trials so far, by number.
+        """
+        if len(trials) < self._known:
+            self._begin()  # another search
+        self._open.update(range(self._known, len(trials)))
+        self._known = len(trials)
+        for number in sorted(self._open):
+            self._follow(trials[number])
+
+    def _follow(self, trial: SearchTrial) -> None:
+        new = list(trial.losses.items())[self._read.get(trial.number, 0) :]
+        for budget, loss in new:
+            insort(self._results.setdefault(budget, []), (loss, trial.number))
+        self._read[trial.number] = len(trial.losses)
+        if trial.state == "running":
+            return
+        self._open.discard(trial.number)
+        if trial.state == "failed":  # it has been in the rung, too, below all others
+            insort(self._results.setdefault(trial.budget, []), (math.inf, trial.number))
+        elif trial.state == "paused":
+            insort(self._waiting.setdefault(trial.budget, []), (trial.losses[trial.budget], trial.number))
+
+    def results(self, budget: int) -> Sequence[tuple[float, int]]:
+        """Loss and trial of all results after a budget, best first; of a trial that failed there, infinity."""
+        return self._results.get(budget, ())
+
+    def take(self, budget: int, count: int) -> int | None:
+        """The best trial that waits after a budget, if it is among so many best of all; it no longer waits."""
+        waiting, results = self._waiting.get(budget, []), self.results(budget)
+        if not waiting or bisect_left(results, waiting[0]) >= count:
+            return None
+        _, number = waiting.pop(0)
+        self.watch(number)
+        return number
+
+    def watch(self, number: int) -> None:
+        """Read a trial again: it goes on."""
+        self._open.add(number)
+
+
+def rung_epochs(trials: Sequence[int], budgets: Sequence[int], restarts: bool) -> int:
+    """Epochs that rungs train.
+
+    Args:
+        trials: Of each rung, how many trials it has.
+        budgets: Of each rung, the epochs after which they are compared, ascending.
+        restarts: Whether every rung trains from the start.
+    """
+    before = [0] * len(budgets) if restarts else [0, *budgets[:-1]]
+    return sum(count * (last - first) for count, first, last in zip(trials, before, budgets, strict=True))
 
 
 def best(trials: Sequence[SearchTrial], budget: int, count: int) -> list[SearchTrial]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tasks.search.methods.base import RungsConfig, SearchPlan, SearchTrial
+from tasks.search.methods.base import RungsConfig, SearchPlan, SearchTrial, Standings, TrialJob
 from tasks.search.methods.hyperband import HyperbandSearch
 from tasks.search.space import Values
 
@@ -57,13 +57,21 @@ class BohbSearch(HyperbandSearch):
     def __init__(self, plan: SearchPlan, cfg: BohbConfig) -> None:
         super().__init__(plan, cfg)
         self._budgets, self._random_share = cfg.budgets(plan.largest), cfg.random_share
+        self._standings = Standings()
+        self._points: dict[int, Positions] = {}
+
+    def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
+        """As Hyperband's."""
+        if (job := super().next(trials)) and job.number < len(trials):
+            self._standings.watch(job.number)
+        return job
 
     def propose(self, number: int, trials: Sequence[SearchTrial]) -> Values:
         """The model's proposal, or a random point: for a share of the trials, and before there are enough results."""
         rng, space = self.plan.rng(number), self.plan.space
         if rng.random() < self._random_share or (ranked := self._ranked(trials)) is None:
             return space.draw(rng)
-        points = _filled(np.stack([space.positions(trial.values) for trial in ranked]), rng)
+        points = _filled(np.stack([self._point(trial) for trial in ranked]), rng)
         least = len(space) + 1
         split = max(least, int(_GOOD_SHARE * len(ranked)))
         sizes = np.array([len(parameter.choices) for parameter in space.parameters.values()])
@@ -75,12 +83,17 @@ class BohbSearch(HyperbandSearch):
 
     def _ranked(self, trials: Sequence[SearchTrial]) -> list[SearchTrial] | None:
         """The trials of the largest budget with enough results, best first; None if no budget has enough."""
-        enough = len(self.plan.space) + 1 + 2
+        self._standings.follow(trials)
         for budget in reversed(self._budgets):
-            there = [t for t in trials if budget in t.losses or (t.state == "failed" and t.budget == budget)]
-            if len(there) >= enough:
-                return sorted(there, key=lambda trial: (trial.losses.get(budget, np.inf), trial.number))
+            results = self._standings.results(budget)
+            if len(results) >= len(self.plan.space) + 1 + 2:
+                return [trials[number] for _, number in results]
         return None
+
+    def _point(self, trial: SearchTrial) -> Positions:
+        if trial.number not in self._points:
+            self._points[trial.number] = self.plan.space.positions(trial.values)
+        return self._points[trial.number]
 
 
 class Density:

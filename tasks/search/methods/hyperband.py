@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from tasks.search.methods.base import RungsConfig, SearchMethod, SearchPlan, SearchTrial, TrialJob, best
+from tasks.search.methods.base import RungsConfig, SearchMethod, SearchPlan, SearchTrial, TrialJob, best, rung_epochs
 
 
 class Rung(NamedTuple):
@@ -61,11 +61,19 @@ class HyperbandSearch(SearchMethod):
     def __init__(self, plan: SearchPlan, cfg: RungsConfig) -> None:
         super().__init__(plan)
         self.brackets = brackets(cfg.budgets(plan.largest), cfg.eta)
+        self._restarts = cfg.restarts
+        self._over = 0  # the first trial of the first bracket that may have something to do
 
     @property
     def total(self) -> int:
         """The trials of whole brackets, as many as hold the configured number."""
         return max(first + rungs[0].trials for first, rungs in self._begun())
+
+    @property
+    def epochs(self) -> int:
+        """Those of all rungs."""
+        begun = [list(zip(*rungs, strict=True)) for _, rungs in self._begun()]
+        return sum(rung_epochs(trials, budgets, self._restarts) for trials, budgets in begun)
 
     def _begun(self) -> Iterator[tuple[int, tuple[Rung, ...]]]:
         """The first trial of each bracket, and its rungs."""
@@ -77,9 +85,16 @@ class HyperbandSearch(SearchMethod):
 
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """The first trial of the first bracket that has one to begin or to continue."""
+        if len(trials) < self._over:
+            self._over = 0  # another search
         for first, rungs in self._begun():
+            end = first + rungs[0].trials
+            if end <= self._over:
+                continue
             if job := self._next_of(trials, first, rungs):
                 return job
+            if first <= self._over and not any(trial.state == "running" for trial in trials[first:end]):
+                self._over = end
         return None
 
     def _next_of(self, trials: Sequence[SearchTrial], first: int, rungs: Sequence[Rung]) -> TrialJob | None:

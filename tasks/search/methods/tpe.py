@@ -12,7 +12,7 @@ from pydantic import Field
 from configurable.extras import install_remedy
 from storage.batching import derive_seed
 from tasks.search.methods.base import MethodConfig, SearchPlan, SearchTrial, WholeTrainings
-from tasks.search.space import ParameterConfig, Values
+from tasks.search.space import ParameterConfig, Space, Values
 
 if TYPE_CHECKING:
     import optuna
@@ -41,7 +41,7 @@ class TpeSearch(WholeTrainings):
     def __init__(self, plan: SearchPlan, first: int) -> None:
         super().__init__(plan)
         self._first = first
-        self._optuna = _library(plan.space.section)
+        self._optuna = optuna_library(f"{plan.space.section}.method tpe, unlike other methods,")
         self._begin()
 
     def _begin(self) -> None:
@@ -69,7 +69,7 @@ class TpeSearch(WholeTrainings):
             self._begin()  # the last proposal was not taken up
             known = 0
         for trial in trials[known:]:
-            self._study.add_trial(self._frozen(trial))
+            self._study.add_trial(optuna_trial(self._optuna, self.plan.space, trial.values))
             self._running.add(trial.number)
         states = self._optuna.trial.TrialState
         for number in sorted(self._running):
@@ -83,32 +83,48 @@ class TpeSearch(WholeTrainings):
             else:
                 self._study.tell(number, loss)
 
-    def _frozen(self, trial: SearchTrial) -> Any:
-        parameters = {name: self.plan.space.parameters[name] for name in trial.values}
-        return self._optuna.create_trial(
-            state=self._optuna.trial.TrialState.RUNNING,
-            params={name: _told(parameter, trial.values[name]) for name, parameter in parameters.items()},
-            distributions={name: self._distribution(parameter) for name, parameter in parameters.items()},
-        )
 
-    def _distribution(self, parameter: ParameterConfig) -> Any:
-        kinds = self._optuna.distributions
-        if parameter.choices:
-            return kinds.CategoricalDistribution(range(len(parameter.choices)))
-        assert parameter.low is not None
-        assert parameter.high is not None
-        if parameter.integer:
-            return kinds.IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
-        return kinds.FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+def optuna_trial(optuna: Any, space: Space, values: Values, loss: float | None = None) -> Any:
+    """A trial for a study of Optuna's.
+
+    Args:
+        optuna: The package.
+        space: The space.
+        values: The trial's, by field.
+        loss: Its result; None while it trains.
+    """
+    state = optuna.trial.TrialState
+    return optuna.create_trial(
+        state=state.RUNNING if loss is None else state.COMPLETE,
+        value=loss,
+        params={name: _told(space.parameters[name], value) for name, value in values.items()},
+        distributions={name: _distribution(optuna, space.parameters[name]) for name in values},
+    )
 
 
-def _library(section: str) -> Any:
+def _distribution(optuna: Any, parameter: ParameterConfig) -> Any:
+    if parameter.choices:
+        return optuna.distributions.CategoricalDistribution(range(len(parameter.choices)))
+    assert parameter.low is not None
+    assert parameter.high is not None
+    if parameter.integer:
+        return optuna.distributions.IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+    return optuna.distributions.FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+
+
+def optuna_library(user: str) -> Any:
+    """The package optuna, which logs warnings only.
+
+    Args:
+        user: What needs it, for the message.
+
+    Raises:
+        ValueError: It is not installed.
+    """
     try:
         import optuna
     except ImportError as error:
-        raise ValueError(
-            f"{section}.method tpe needs the package optuna: {install_remedy('pipeline')}, or use another method"
-        ) from error
+        raise ValueError(f"{user} needs the package optuna: {install_remedy('pipeline')}") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

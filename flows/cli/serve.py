@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from recognition.serving.limits import ServeLimits
     from recognition.serving.metrics import ServeMetrics
     from recognition.serving.models import ModelSwitch
-    from recognition.serving.service import Service
+    from recognition.serving.service import SpeechService
     from tasks.tracking.following import AliasFollower
 
 TOKEN_VARIABLE = "STARLING_SERVE_TOKEN"  # noqa: S105 - the name of the variable
@@ -206,14 +206,14 @@ def open_model(model: str, device: str, vad: str) -> "tuple[Served, ServeMetrics
 
 def _service(
     served: Served, metrics: "ServeMetrics", limits: "ServeLimits", token: str | None, log: Path, log_text: bool
-) -> "Service":
+) -> "SpeechService":
     from recognition.serving.log import RequestLog
-    from recognition.serving.service import Service
+    from recognition.serving.service import SpeechService
 
-    return Service(served.switch, limits, token, RequestLog(log, log_text), metrics)
+    return SpeechService(served.switch, limits, token, RequestLog(log, log_text), metrics)
 
 
-def _announce(url: str, service: "Service", json_output: bool) -> None:
+def _announce(url: str, service: "SpeechService", json_output: bool) -> None:
     switch = service.switch
     if json_output:
         print_json({"url": url, "model": switch.name, "version": switch.current.version, "log": str(service.log.path)})
@@ -223,7 +223,7 @@ def _announce(url: str, service: "Service", json_output: bool) -> None:
     say("Ctrl-C ends it.")
 
 
-def _run(service: "Service", served: Served, listener: socket.socket, follow_s: float) -> None:
+def _run(service: "SpeechService", served: Served, listener: socket.socket, follow_s: float) -> None:
     """Serve until a signal, and follow the alias meanwhile."""
     from recognition.serving.app import create_app
     from recognition.serving.connections import DrainingServer

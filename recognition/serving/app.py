@@ -24,7 +24,7 @@ from recognition.serving.limits import ApiError, Upload, error_content
 from recognition.serving.metrics import CONTENT_TYPE
 from recognition.serving.models import LoadedModel
 from recognition.serving.queue import QueueClosedError, RecognitionLateError, RecordingTooLongError
-from recognition.serving.service import Service
+from recognition.serving.service import SpeechService
 from recognition.serving.streams import serve_stream
 from recognition.transcriber import Transcript
 from speech.audio import AudioError, decode_audio
@@ -43,7 +43,7 @@ _PAGE_HEADERS = {
 }
 
 
-def create_app(service: Service) -> ASGIApp:
+def create_app(service: SpeechService) -> ASGIApp:
     """The application.
 
     Args:
@@ -111,7 +111,7 @@ def _http_error(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": error_content(error.status_code, text, code)}, error.status_code, headers)
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: SpeechService) -> dict[str, Any]:
     current = service.switch.current
     return {
         "id": service.switch.name,
@@ -122,7 +122,7 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-def _health(service: Service, full: bool) -> Response:
+def _health(service: SpeechService, full: bool) -> Response:
     """Health: 200 while requests are answered, even if a newer model cannot be; 503 while the server ends."""
     switch, stopping = service.switch, service.stopping.is_set()
     content: dict[str, Any] = {"status": "stopping" if stopping else "degraded" if switch.problem else "ok"}
@@ -145,7 +145,7 @@ class _Wanted:
         return self.kind in (*formats.TIMED, "verbose_json")
 
     @classmethod
-    def of(cls, form: FormData, service: Service) -> _Wanted:
+    def of(cls, form: FormData, service: SpeechService) -> _Wanted:
         """Read the fields of a form.
 
         Raises:
@@ -181,7 +181,7 @@ def _field(form: FormData, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-async def _transcription(service: Service, request: Request) -> Response:
+async def _transcription(service: SpeechService, request: Request) -> Response:
     admission, begin = service.admission, time.monotonic()
     with admission.client(client_of(request.scope)), admission.upload() as upload:
         if service.stopping.is_set():
@@ -213,7 +213,7 @@ async def _transcription(service: Service, request: Request) -> Response:
     return PlainTextResponse(content) if isinstance(content, str) else JSONResponse(content)
 
 
-async def _received(service: Service, request: Request, upload: Upload) -> tuple[_Wanted, bytes]:
+async def _received(service: SpeechService, request: Request, upload: Upload) -> tuple[_Wanted, bytes]:
     """The fields and the file of a request.
 
     Raises:
@@ -287,7 +287,7 @@ def _too_long(most_seconds: float) -> ApiError:
 
 
 async def _recognized(
-    service: Service, request: Request, model: LoadedModel, data: bytes, wanted: _Wanted
+    service: SpeechService, request: Request, model: LoadedModel, data: bytes, wanted: _Wanted
 ) -> Transcript:
     """The transcript of a file, unless the client goes away.
 

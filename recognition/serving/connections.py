@@ -19,7 +19,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from recognition.serving.limits import error_content
-from recognition.serving.service import Service
+from recognition.serving.service import SpeechService
 
 _LONGEST_FRAME = 1 << 20
 """Largest message of a stream, in bytes: half a minute of audio."""
@@ -34,12 +34,12 @@ _KEPT_S = 5
 class GuardedProtocol(H11Protocol):
     """uvicorn's protocol with bounds: of connections, and of the time until a request has arrived."""
 
-    service: ClassVar[Service]
+    service: ClassVar[SpeechService]
     waiting: ClassVar[dict[GuardedProtocol, asyncio.TimerHandle]]
     """Connections without a request in progress, the oldest first."""
 
     @classmethod
-    def of(cls, service: Service) -> type[GuardedProtocol]:
+    def of(cls, service: SpeechService) -> type[GuardedProtocol]:
         """The protocol of one server.
 
         Args:
@@ -135,7 +135,7 @@ class DrainingServer(uvicorn.Server):
         service: The server's parts.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: SpeechService) -> None:
         self.service = service
         self._left_s = service.limits.drain_s
         for name in ("uvicorn.error", "python_multipart"):  # what clients send wrongly is counted, not printed

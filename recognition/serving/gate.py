@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recognition.serving.limits import CLOSED_BY_CLIENT, ApiError
-from recognition.serving.service import Service
+from recognition.serving.service import SpeechService
 
 log = logging.getLogger(__name__)
 OPEN_PATHS = ("/", "/healthz")
@@ -61,7 +61,7 @@ class Gate:
         service: The server's parts.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: SpeechService) -> None:
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -85,7 +85,7 @@ def busy(status: int, message: str, code: str) -> ApiError:
     return ApiError(status, message, code, headers={"Retry-After": "1"})
 
 
-class Admission:
+class ServeAdmission:
     """Counts what is in progress, and refuses what would be too much; used by the event loop's thread only."""
 
     def __init__(self, limits: ServeLimits) -> None:
@@ -167,7 +167,7 @@ class Admission:
 class Upload:
     """Counts the bytes of one request."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: ServeAdmission) -> None:
         self._admission = admission
         self.size = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from recognition.serving.limits import Admission, ApiError, ServeLimits
+from recognition.serving.limits import ApiError, ServeAdmission, ServeLimits
 from recognition.serving.log import RequestLog
 from recognition.serving.metrics import ServeMetrics
 from recognition.serving.models import ModelSwitch
@@ -28,7 +28,7 @@ def check_token(token: str | None) -> None:
         )
 
 
-class Service:
+class SpeechService:
     """A server's model, limits, figures and log.
 
     Args:
@@ -53,7 +53,7 @@ class Service:
         check_token(token)
         self.switch, self.limits, self.token = switch, limits or ServeLimits(), token
         self.log, self.metrics = log or RequestLog(), metrics or ServeMetrics()
-        self.admission = Admission(self.limits)
+        self.admission = ServeAdmission(self.limits)
         self.stopping = asyncio.Event()
         """Set when the server ends: streams finish, nothing new begins."""
         self.threads = ThreadPoolExecutor(self.limits.streams, thread_name_prefix="stream")

@@ -23,7 +23,7 @@ from recognition.serving.gate import PROTOCOL, client_of
 from recognition.serving.limits import ApiError, error_content
 from recognition.serving.models import LoadedModel
 from recognition.serving.queue import QueueClosedError, RecognitionLateError
-from recognition.serving.service import Service
+from recognition.serving.service import SpeechService
 from recognition.streaming import Samples, SpeechStream, StreamConfig, StreamResult, open_stream
 from recognition.transcriber import Transcript
 from speech.audio import AudioError
@@ -46,7 +46,7 @@ _ENDS = {
 """Code of WebSocket's close and a sentence, by the reason why a stream ends."""
 
 
-async def serve_stream(service: Service, websocket: WebSocket) -> None:
+async def serve_stream(service: SpeechService, websocket: WebSocket) -> None:
     """Serve a stream until either side ends it.
 
     Args:
@@ -86,7 +86,7 @@ class StreamSession:
         ApiError: A parameter is wrong.
     """
 
-    def __init__(self, service: Service, websocket: WebSocket, model: LoadedModel) -> None:
+    def __init__(self, service: SpeechService, websocket: WebSocket, model: LoadedModel) -> None:
         query, usual = websocket.query_params, StreamConfig()
         service.check_model(query.get("model", ""))
         self._service, self._websocket, self._model = service, websocket, model

@@ -22,7 +22,7 @@ from recognition.serving.limits import ServeLimits
 from recognition.serving.log import RequestLog
 from recognition.serving.metrics import ServeMetrics
 from recognition.serving.models import LoadedModel, ModelSwitch
-from recognition.serving.service import Service
+from recognition.serving.service import SpeechService
 from recognition.transcriber import Transcriber
 from speech.audio import encode_flac
 from speech.features import LogMelConfig
@@ -99,7 +99,7 @@ def running(transcriber, *, token=None, log=None, with_text=False, version="1", 
     """
     metrics = ServeMetrics()
     switch = ModelSwitch("tones", LoadedModel(version, transcriber, on_batch=metrics.batch))
-    service = Service(switch, ServeLimits(**limits), token, RequestLog(log, with_text), metrics)
+    service = SpeechService(switch, ServeLimits(**limits), token, RequestLog(log, with_text), metrics)
     server = DrainingServer(create_app(service), service)
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]

@@ -510,11 +510,12 @@ def test_how_much_is_left_is_shown_while_the_search_runs(capsys):
     assert said[-1].endswith("; 36 of 36 epochs")
 
 
-def test_plots_that_cannot_be_drawn_end_no_search(monkeypatch, caplog):
+def test_plots_that_cannot_be_drawn_end_no_search(monkeypatch, caplog, home):
     def broken(study):
         raise OSError("no space left on the disk")
 
     monkeypatch.undo()
+    monkeypatch.setenv("STARLING_HOME", str(home))
     monkeypatch.setattr(module, "write_report", broken)
     monkeypatch.setattr(search_tracking, "client", lambda: None)
     assert Lab().search(searched("random", trials=1))["complete"]

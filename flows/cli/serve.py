@@ -237,3 +237,4 @@ def _run(service: "SpeechService", served: Served, listener: socket.socket, foll
     finally:
         stop.set()
         service.log.close()
+        served.switch.current.discard()

@@ -115,7 +115,7 @@ def _print_result(result: dict[str, Any]) -> None:
     begun = sum(result["trials"].values())
     limit = f" of {result['total_epochs']:,}" if result["total_epochs"] else ""
     print_line(f"{result['study']}: {result['method']}, {begun:,} of {result['planned']:,} trials ({counts or 'none'})")
-    trained = f"epochs trained: {result['epochs']:,}{limit}, in" if result["largest"] else "decoded in"
+    trained = f"epochs trained: {result['epochs']:,}{limit}, in" if result["largest"] else "searched for"
     print_line(f"{trained} {result['seconds'] / 60:.1f} min")
     if best := result["best"]:
         loss = best["losses"][best["trained"]] if best["trained"] in best["losses"] else min(best["losses"].values())

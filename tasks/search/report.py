@@ -66,7 +66,7 @@ def _state_lines(result: Mapping[str, Any]) -> list[str]:
     counts = ", ".join(f"{count:,} {state}" for state, count in result["trials"].items() if count)
     begun, work = sum(result["trials"].values()), result["work"] and WorkLeft(**result["work"])
     epochs = f"{work.done:,} of {work.done + work.left:,}" if work else f"{result['epochs']:,}"
-    what = "decoded in" if result["largest"] == 0 else f"epochs trained: {epochs}, in"
+    what = "searched for" if result["largest"] == 0 else f"epochs trained: {epochs}, in"
     return [
         f"{result['study']}: {result['method']}, {begun:,} of {result['planned']:,} trials ({counts or 'none'})",
         f"{what} {clock(result['seconds'])}{work or ''}",

@@ -60,6 +60,16 @@ class ConformerConfig(ModelConfig):
 
     @property
     @override
+    def unsplit(self) -> str:
+        if self.chunk is None:
+            return super().unsplit
+        return (
+            "with model.chunk, a Conformer cannot be split into stages, each of which would draw its own chunks: use "
+            "another strategy than pipeline"
+        )
+
+    @property
+    @override
     def streams(self) -> bool:
         return self.chunk is not None
 

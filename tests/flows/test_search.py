@@ -331,7 +331,7 @@ def test_the_flow_trains_once_to_search_decoding_and_a_trial_that_fails_ends_not
     assert not stage_tasks._runs
     status = invoke("search", "status").stdout
     assert "epoch" not in status + invoke("search", "show").stdout
-    assert "\ndecoded in 0:0" in status
+    assert "\nsearched for 0:0" in status
     assert status.endswith("best: trial 2, wer 0.0000\n  decode.beam=4\n")
     assert invoke("search", "best").stdout == "--set decode.beam=4\n"
 

@@ -277,6 +277,12 @@ def test_whisper_that_hears_silence_is_not_split():
     parse_config(pipelined | {"model": whisper | {"silence": "none"}})
 
 
+def test_a_conformer_that_draws_chunks_is_not_split():
+    pipelined = minimal(train={"strategy": "pipeline", "learners_per_node": 2}, features={"cmvn": "none"})
+    parse_config(pipelined)
+    assert "with model.chunk, a Conformer cannot be split" in message(pipelined | {"model": {"chunk": {}}})
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -271,11 +271,11 @@ def test_a_search_over_decoding_is_drawn_by_the_number_of_trials_and_without_epo
         (*(plot.caption for plot in report.plots), *result_lines(report.result), *trial_columns(study, []))
     )
     assert "of 24 results (PED-ANOVA)" in said
-    assert "decoded in 0:01:00" in said
+    assert "searched for 0:01:00" in said
     assert "epoch" not in said + re.sub(r"<[^>]*>", "", report.path.read_text())
     assert work_left(study) == WorkLeft(25, 0, 0.0)
     study.about["trials"] = 30
-    assert result_lines(search_result(study))[1] == "decoded in 0:01:00; about 0:00:12 left"
+    assert result_lines(search_result(study))[1] == "searched for 0:01:00; about 0:00:12 left"
 
 
 def with_seeds(study, losses):

@@ -194,11 +194,8 @@ class Conformer(AcousticModel):
 
     @override
     def stage(self, layers: range) -> "ConformerStage":
-        if self.cfg.chunk:
-            raise ValueError(
-                "with model.chunk, a Conformer cannot be split into stages, each of which would draw its own chunks: "
-                "use another strategy than pipeline"
-            )
+        if self.cfg.unsplit:
+            raise ValueError(self.cfg.unsplit)
         return ConformerStage(self, layers)
 
 

@@ -101,7 +101,7 @@ def _open(study: str, url: str) -> "Study":
 @app.command("status")
 @friendly
 def status(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
-    """Show how far a search is: trials by state, epochs, the best so far."""
+    """Show how far a search is: trials by state, epochs, what is left, the best so far, other seeds."""
     from tasks.search.report import search_result
 
     result = search_result(_open(study, url))

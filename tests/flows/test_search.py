@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
@@ -345,6 +347,21 @@ def test_a_search_over_decoding_that_cannot_train_its_model_fails_no_trial(monke
     with pytest.raises(StageError, match="no GPU"):
         run_search(config, "s-1", "", lambda shared: None, execute, SearchDisplay())
     assert Studies().open("tiny").trials == []
+
+
+def test_training_the_model_does_not_count_for_the_hours_of_a_search_over_decoding(monkeypatch):
+    decoder, _, config = decoding(monkeypatch, hours=1.0)
+    ahead = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr("tasks.search.driver.time", clock)
+
+    def execute(run, until):
+        ahead[0] += 7200.0
+        return run
+
+    result = run_search(config, "s-1", "", lambda shared: None, execute, SearchDisplay())
+    assert len(decoder.values) == 4
+    assert result["seconds"] < 3600
 
 
 def test_results_of_a_search_over_decoding_depend_on_the_decoder_and_the_utterances(monkeypatch):

@@ -30,12 +30,12 @@ from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import plain_document, trial_config
 from tasks.search.driver import SearchDriver, Watch, spent_epochs, work_left
 from tasks.search.methods.base import TrialJob
-from tasks.search.report import study_artifacts, write_report
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
 from tasks.stages import progress
 from tasks.stages.base import Artifact, Run, StageError
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
+from tasks.tracking.search_report import study_artifacts, write_report
 from tasks.tracking.search_tracking import SearchRun
 
 _NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "report", "decode", "tune")

@@ -111,7 +111,7 @@ def status(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOpti
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    from tasks.search.report import result_lines
+    from tasks.tracking.search_report import result_lines
 
     for line in result_lines(result):
         print_line(line)
@@ -123,8 +123,8 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     """Print the values of the best trial as options of `starling run`."""
     import shlex
 
-    from tasks.search.report import value_text
     from tasks.search.study import StudyError
+    from tasks.tracking.search_report import value_text
 
     found = _open(study, url)
     trial = found.best
@@ -142,7 +142,7 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
 def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
     """List the trials of a search, the best first: state, epochs, loss, values, and why one has failed."""
     from tasks.search.analysis import ranked
-    from tasks.search.report import trial_columns
+    from tasks.tracking.search_report import trial_columns
 
     found = _open(study, url)
     trials = ranked(found.trials)
@@ -160,7 +160,7 @@ def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
 def report(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
     """Write the report of a search, an HTML page with its plots and trials, to the data folder, and print where."""
     from flows.search import search_result
-    from tasks.search.report import write_report
+    from tasks.tracking.search_report import write_report
 
     found = _open(study, url)
     path = write_report(found, search_result(found)).path

@@ -238,9 +238,9 @@ def test_the_command_runs_a_search_and_shows_what_it_has_found(tmp_path, monkeyp
     trials = json.loads(invoke("search", "show", "--json").stdout)["trials"]
     assert (trials[0]["number"], len(trials)) == (best.number, 9)
     assert "train.optimizer.lr" in invoke("search", "show", "tiny").stdout
-    path = json.loads(invoke("search", "report", "--json").stdout)["report"]
-    assert invoke("search", "report", "tiny").stdout == f"report: {path}\n"
-    assert best.values.keys() <= set(re.findall(r"<td>([a-z.]+)</td>", Path(path).read_text()))
+    page = json.loads(invoke("search", "report", "--json").stdout)["report"]
+    assert invoke("search", "report", "tiny").stdout == f"report: {page}\n"
+    assert best.values.keys() <= set(re.findall(r"<td>([a-z.]+)</td>", Path(page).read_text()))
     assert "tiny ends after the trials" in invoke("search", "stop").stdout
     assert Studies().open("tiny").stopping
     assert "there is no study 'tini'; there are: tiny" in invoke("search", "show", "tini", code=1).stderr

@@ -10,16 +10,16 @@ from urllib.parse import quote
 import yaml
 
 from configurable.wording import counted
+from tasks.figures import clock
 from tasks.pages import keep_page, page_templates
 from tasks.search.analysis import ranked
 from tasks.search.driver import WorkLeft
 from tasks.search.study import Study, StudyTrial
 from tasks.stages.base import Artifact
 from tasks.tracking.runs import REPORT_FILE
-from tasks.tracking.training_view import clock
 
 if TYPE_CHECKING:
-    from tasks.search.plots import StudyPlot
+    from tasks.tracking.search_plots import StudyPlot
 
 _LISTED = 1000
 """Trials on the page."""
@@ -137,7 +137,7 @@ def write_report(study: Study, result: Mapping[str, Any]) -> StudyReport:
         study: The study.
         result: Its state, as `flows.search.search_result` gives it.
     """
-    from tasks.search.plots import study_plots  # matplotlib takes a second, and the lines above need none
+    from tasks.tracking.search_plots import study_plots  # matplotlib takes a second, and the lines above need none
 
     plots = list(study_plots(study))
     path = keep_page(f"search-{quote(study.name, safe='')}", study_page(study, result, plots).encode())

@@ -1,7 +1,8 @@
 """Compares the methods of search at the same total budget of epochs, and measures what searching itself costs.
 
     python -m benchmarks.search surrogate [--seeds 100]     # on a synthetic loss surface: seconds for each method
-    python -m benchmarks.search scale [--trials 10000]      # proposals per second, memory, size of the study
+    python -m benchmarks.search proposals [--trials 10000]  # proposals per second of each method alone
+    python -m benchmarks.search scale [--trials 10000]      # results per second, memory and size of the study on disk
     python -m benchmarks.search trainings [--seeds 5]       # real trainings, on the Free Spoken Digit Dataset
     python -m benchmarks.search kills                       # a search with real trainings is killed twice
     python -m benchmarks.search                             # all of them
@@ -248,16 +249,40 @@ def run_trainings(args: argparse.Namespace) -> None:
     draw(courses, total, args.plots / "search-fsdd.png")
 
 
+def run_proposals(args: argparse.Namespace) -> None:
+    """Many trials of each method alone, without a database: what a proposal costs, and whether later ones cost more."""
+    rows = []
+    for method in args.methods:
+        marks = [time.process_time()]
+
+        def loss(job: TrialJob, marks: list[float] = marks) -> float:
+            if job.number == len(marks) * (args.trials // 10):
+                marks.append(time.process_time())
+            return surrogate(job)
+
+        searched(_many(method, args.trials), LARGEST, args.trials * LARGEST, loss)
+        marks.append(time.process_time())
+        tenths = [after - before for before, after in itertools.pairwise(marks)]
+        row = {"method": method, "trials": args.trials, "cpu_s": round(marks[-1] - marks[0], 2)}
+        row |= {"trials_per_cpu_s": round(args.trials / (marks[-1] - marks[0]))}
+        rows.append(row | {"last_to_first_tenth": round(tenths[9] / tenths[0], 2)})
+        print(json.dumps(rows[-1]), flush=True)
+    show(f"proposals of {args.trials:,} trials", rows)
+
+
+def _many(method: str, count: int) -> SearchConfig:
+    """A search of so many trials; a grid of about as many points."""
+    space = {**SPACE, "train.optimizer.lr": {**SPACE["train.optimizer.lr"], "points": -(-count // 6)}}
+    return search_config(method, 1, space, count).model_copy(update={"failures": 1_000_000})
+
+
 def search_many(method: str, count: int, home: str) -> dict[str, Any]:
     """Search with the driver and a database, with results that take no time; in a process of its own."""
     os.environ["STARLING_HOME"] = home
     from tasks.search.driver import SearchDriver, spent_epochs
     from tasks.search.study import Studies, TrialOutcome
 
-    space = {**SPACE, "train.optimizer.lr": {**SPACE["train.optimizer.lr"], "points": -(-count // 6)}}
-    search = search_config(method, 1, space, count).model_copy(update={"failures": 1_000_000})
-    if method == "grid":
-        search = search.model_copy(update={"trials": 0})
+    search = _many(method, count)
     built, study = search.build(LARGEST), Studies().create("many", {})
     marks: list[tuple[int, float]] = []
 
@@ -277,7 +302,7 @@ def search_many(method: str, count: int, home: str) -> dict[str, Any]:
         "trials": len(study.trials),
         "results": results,
         "epochs": spent_epochs(study.trials, False),
-        "proposals_per_cpu_s": round(results / cpu, 1),
+        "results_per_cpu_s": round(results / cpu, 1),
         "cpu_s": round(cpu, 1),
         "wall_s": round(wall, 1),
         "last_to_first_tenth": round(parts[-1] / parts[0], 2) if len(parts) > 1 else None,
@@ -360,7 +385,13 @@ def _small() -> dict[str, Any]:
 
 def main() -> None:
     """Run the parts that are asked for."""
-    parts = {"surrogate": run_surrogate, "scale": run_scale, "trainings": run_trainings, "kills": run_kills}
+    parts = {
+        "surrogate": run_surrogate,
+        "proposals": run_proposals,
+        "scale": run_scale,
+        "trainings": run_trainings,
+        "kills": run_kills,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="PART", help=", ".join(parts))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")

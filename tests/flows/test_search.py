@@ -21,13 +21,13 @@ from tasks.locking.slots import SlotTakenError
 from tasks.orchestration import stage_tasks
 from tasks.orchestration.stage_tasks import open_run
 from tasks.search.driver import SearchFailedError
-from tasks.search.report import search_result
 from tasks.search.study import Studies, StudyError
 from tasks.stages import progress
 from tasks.stages.base import StageError, StageResult
 from tasks.stages.paused import paused_output
 from tasks.tracking import search_tracking
 from tasks.tracking.runs import client
+from tasks.tracking.search_report import search_result
 
 LR = {"train.optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 
@@ -333,7 +333,7 @@ def test_the_flow_trains_once_to_search_decoding_and_a_trial_that_fails_ends_not
     assert not stage_tasks._runs
     status = invoke("search", "status").stdout
     assert "epoch" not in status + invoke("search", "show").stdout
-    assert "\ndecoded in 0:0" in status
+    assert "\nsearched for 0:0" in status
     assert status.endswith("best: trial 2, wer 0.0000\n  decode.beam=4\n")
     assert invoke("search", "best").stdout == "--set decode.beam=4\n"
 
@@ -527,11 +527,12 @@ def test_how_much_is_left_is_shown_while_the_search_runs(capsys):
     assert said[-1].endswith("; 36 of 36 epochs")
 
 
-def test_plots_that_cannot_be_drawn_end_no_search(monkeypatch, caplog):
+def test_plots_that_cannot_be_drawn_end_no_search(monkeypatch, caplog, home):
     def broken(study):
         raise OSError("no space left on the disk")
 
     monkeypatch.undo()
+    monkeypatch.setenv("STARLING_HOME", str(home))
     monkeypatch.setattr(module, "write_report", broken)
     monkeypatch.setattr(search_tracking, "client", lambda: None)
     assert Lab().search(searched("random", trials=1))["complete"]

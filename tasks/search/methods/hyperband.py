@@ -62,7 +62,7 @@ class HyperbandSearch(SearchMethod):
         super().__init__(plan)
         self.brackets = brackets(cfg.budgets(plan.largest), cfg.eta)
         self._restarts = cfg.restarts
-        self._over = 0  # the first trial of the first bracket that may have something to do
+        self._over = (0, 0)  # the first bracket that may have something to do, and its first trial
 
     @property
     def total(self) -> int:
@@ -75,9 +75,8 @@ class HyperbandSearch(SearchMethod):
         begun = [list(zip(*rungs, strict=True)) for _, rungs in self._begun()]
         return sum(rung_epochs(trials, budgets, self._restarts) for trials, budgets in begun)
 
-    def _begun(self) -> Iterator[tuple[int, tuple[Rung, ...]]]:
-        """The first trial of each bracket, and its rungs."""
-        first, number = 0, 0
+    def _begun(self, number: int = 0, first: int = 0) -> Iterator[tuple[int, tuple[Rung, ...]]]:
+        """The first trial of each bracket, and its rungs; from a bracket on, whose number and first trial are given."""
         while first < self.plan.trials if self.plan.trials else number < len(self.brackets):
             rungs = self.brackets[number % len(self.brackets)]
             yield first, rungs
@@ -85,16 +84,14 @@ class HyperbandSearch(SearchMethod):
 
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """The first trial of the first bracket that has one to begin or to continue."""
-        if len(trials) < self._over:
-            self._over = 0  # another search
-        for first, rungs in self._begun():
+        if len(trials) < self._over[1]:
+            self._over = (0, 0)  # another search
+        for number, (first, rungs) in enumerate(self._begun(*self._over), self._over[0]):
             end = first + rungs[0].trials
-            if end <= self._over:
-                continue
             if job := self._next_of(trials, first, rungs):
                 return job
-            if first <= self._over and not any(trial.state == "running" for trial in trials[first:end]):
-                self._over = end
+            if first == self._over[1] and not any(trial.state == "running" for trial in trials[first:end]):
+                self._over = (number + 1, end)
         return None
 
     def _next_of(self, trials: Sequence[SearchTrial], first: int, rungs: Sequence[Rung]) -> TrialJob | None:

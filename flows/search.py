@@ -40,7 +40,6 @@ from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
 from tasks.search.config import decoding_values, plain_document, trial_config
 from tasks.search.driver import SearchDriver, SearchFailedError, Train, Watch, work_left
 from tasks.search.methods.base import SearchMethod, TrialJob
-from tasks.search.report import search_result, study_artifacts, write_report
 from tasks.search.seeds import SEED, SeedTrainings, seed_spread
 from tasks.search.space import Values
 from tasks.search.study import Studies, Study, StudyTrial, TrialOutcome
@@ -50,6 +49,7 @@ from tasks.stages.bundles import own_bundle
 from tasks.stages.paused import TrialPart, paused_output
 from tasks.stages.train import TRAIN
 from tasks.stages.tuning import validation_trials
+from tasks.tracking.search_report import search_result, study_artifacts, write_report
 from tasks.tracking.search_tracking import SearchRun
 
 _NO_EFFECT = ("search", "storage", "runner", "slots", "score", "register", "report", "tune")

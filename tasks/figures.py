@@ -9,3 +9,11 @@ def percent(rate: float | None, digits: int = 2) -> str:
 def p_value_text(value: float) -> str:
     """Format the p-value of a test."""
     return f"p = {value:.3g}" if value >= 0.001 else "p < 0.001"
+
+
+def clock(seconds: float | None) -> str:
+    """Format a duration as hours, minutes, seconds; a dash for None."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -86,7 +86,7 @@ def _decision(reason: str) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    from tasks.tracking.training_view import clock
+    from tasks.figures import clock
 
     return clock(seconds)
 

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from configurable.wording import counted
+from tasks.figures import clock
 from tasks.tracking.training_lookup import WatchedTraining
-from tasks.tracking.training_view import DEFICIT, clock, training_line
+from tasks.tracking.training_view import DEFICIT, training_line
 
 _EVENT_LINES = 8
 _DASH = "–"

@@ -101,8 +101,8 @@ def _open(study: str, url: str) -> "Study":
 @app.command("status")
 @friendly
 def status(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
-    """Show how far a search is: trials by state, epochs, the best so far."""
-    from tasks.search.report import search_result
+    """Show how far a search is: trials by state, epochs, what is left, the best so far, other seeds."""
+    from tasks.tracking.search_report import search_result
 
     result = search_result(_open(study, url))
     if json_output:
@@ -112,7 +112,7 @@ def status(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOpti
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    from tasks.search.report import result_lines
+    from tasks.tracking.search_report import result_lines
 
     for line in result_lines(result):
         print_line(line)
@@ -124,9 +124,9 @@ def best(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     """Print the values of the best trial as options of `starling run`."""
     import shlex
 
-    from tasks.search.report import value_text
     from tasks.search.seeds import seed_spread
     from tasks.search.study import StudyError
+    from tasks.tracking.search_report import value_text
 
     found = _open(study, url)
     trial, seeds = found.best, seed_spread(found)
@@ -150,7 +150,7 @@ def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
     With search.seeds, trials that are equal to the best within the spread of seeds are marked by =.
     """
     from tasks.search.analysis import ranked
-    from tasks.search.report import equal_text, equal_trials, search_result, trial_columns
+    from tasks.tracking.search_report import equal_text, equal_trials, search_result, trial_columns
 
     found = _open(study, url)
     trials, result = ranked(found.trials), search_result(found)
@@ -173,7 +173,7 @@ def show(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption
 @friendly
 def report(study: StudyArgument = "", url: UrlOption = "", json_output: JsonOption = False) -> None:
     """Write the report of a search, an HTML page with its plots and trials, to the data folder, and print where."""
-    from tasks.search.report import write_report
+    from tasks.tracking.search_report import write_report
 
     found = _open(study, url)
     path = write_report(found).path

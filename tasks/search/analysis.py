@@ -23,7 +23,7 @@ _GOOD, _FEWEST = 0.1, 5
 _SHUFFLES = 20
 
 
-class Step(NamedTuple):
+class SearchStep(NamedTuple):
     """A result in the course of a search."""
 
     work: int
@@ -36,7 +36,7 @@ class Step(NamedTuple):
     """What is minimized."""
 
 
-def course(trials: Sequence[StudyTrial], restarts: bool = False) -> list[Step]:
+def course(trials: Sequence[StudyTrial], restarts: bool = False) -> list[SearchStep]:
     """The results in the order in which they came.
 
     Args:
@@ -52,7 +52,7 @@ def course(trials: Sequence[StudyTrial], restarts: bool = False) -> list[Step]:
     for _, number, budget in results:
         spent += (budget if restarts else budget - reached[number]) or 1  # without training: one trial
         reached[number] = budget
-        steps.append(Step(spent, known[number], budget, known[number].losses[budget]))
+        steps.append(SearchStep(spent, known[number], budget, known[number].losses[budget]))
     return steps
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from configurable.wording import counted
+from tasks.figures import clock
 from tasks.search.config import SearchConfig
 from tasks.search.methods.base import SearchMethod, TrialJob
 from tasks.search.study import Study, StudyTrial, TrialOutcome
-from tasks.tracking.training_view import clock
 
 _POLL_S = 1.0
 _GAP_S = 10.0

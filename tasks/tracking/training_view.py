@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.figures import percent
+from tasks.figures import clock, percent
 from tasks.tracking.metrics import Entry, is_number, mean
 
 _RECENT = 20
@@ -83,14 +83,6 @@ class LearnerView:
         """As JSON."""
         fields = ("step", *_FIGURES, "steps_per_s", "audio_per_s")
         return {"learner": self.name, "node": self.node, **{name: getattr(self, name) for name in fields}}
-
-
-def clock(seconds: float | None) -> str:
-    """Format a duration as hours, minutes, seconds; a dash for None."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def training_line(figures: Mapping[str, Any]) -> str:

@@ -12,9 +12,10 @@ from rich.console import Console
 from support import ROOT, environment, load_beside, slow_nodes, wait_until
 
 from flows.cli.live_table import number, picture, render
+from tasks.figures import clock
 from tasks.stages.base import StageError
 from tasks.tracking.training_lookup import LocalTraining, RemoteTraining, WatchError, find_training, is_running
-from tasks.tracking.training_view import clock, training_line
+from tasks.tracking.training_view import training_line
 from training.coordinator.coordinator import journal_portion
 from training.coordinator.journal import Journal
 from training.coordinator.messages import JournalReply

@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import invoke
@@ -19,13 +21,13 @@ from tasks.locking.slots import SlotTakenError
 from tasks.orchestration import stage_tasks
 from tasks.orchestration.stage_tasks import open_run
 from tasks.search.driver import SearchFailedError
-from tasks.search.report import search_result
 from tasks.search.study import Studies, StudyError
 from tasks.stages import progress
 from tasks.stages.base import StageError, StageResult
 from tasks.stages.paused import paused_output
 from tasks.tracking import search_tracking
 from tasks.tracking.runs import client
+from tasks.tracking.search_report import search_result
 
 LR = {"train.optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 
@@ -345,6 +347,21 @@ def test_a_search_over_decoding_that_cannot_train_its_model_fails_no_trial(monke
     with pytest.raises(StageError, match="no GPU"):
         run_search(config, "s-1", "", lambda shared: None, execute, SearchDisplay())
     assert Studies().open("tiny").trials == []
+
+
+def test_training_the_model_does_not_count_for_the_hours_of_a_search_over_decoding(monkeypatch):
+    decoder, _, config = decoding(monkeypatch, hours=1.0)
+    ahead = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr("tasks.search.driver.time", clock)
+
+    def execute(run, until):
+        ahead[0] += 7200.0
+        return run
+
+    result = run_search(config, "s-1", "", lambda shared: None, execute, SearchDisplay())
+    assert len(decoder.values) == 4
+    assert result["seconds"] < 3600
 
 
 def test_results_of_a_search_over_decoding_depend_on_the_decoder_and_the_utterances(monkeypatch):

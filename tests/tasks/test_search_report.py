@@ -8,7 +8,7 @@ import re
 import matplotlib.image
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configurable.addresses import address_content
@@ -17,8 +17,10 @@ from tasks.search.config import SearchConfig
 from tasks.search.driver import SearchDriver, WorkLeft, spent_epochs, work_left
 from tasks.search.methods import METHODS
 from tasks.search.methods.base import TrialJob
-from tasks.search.plots import choice_text, study_plots
-from tasks.search.report import (
+from tasks.search.space import ParameterConfig
+from tasks.search.study import Study, StudyError, StudyTrial, TrialOutcome
+from tasks.tracking.search_plots import choice_text, study_plots
+from tasks.tracking.search_report import (
     result_lines,
     search_result,
     study_artifacts,
@@ -26,8 +28,6 @@ from tasks.search.report import (
     trial_columns,
     write_report,
 )
-from tasks.search.space import ParameterConfig
-from tasks.search.study import Study, StudyError, StudyTrial, TrialOutcome
 
 SPACE = {
     "train.optimizer": ["adamw", {"kind": "sgd", "momentum": 0.95}],
@@ -220,7 +220,7 @@ def test_any_study_is_drawn(trials):
     assert study_page(study, search_result(study), list(study_plots(study))).endswith("</html>")
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5)
 @given(st.lists(st.floats(-1e3, 1e6), min_size=1, max_size=12), st.data())
 def test_any_losses_are_drawn(losses, data):
     study = InMemory(space={"a": {"low": 1.0, "high": 2.0}})
@@ -331,7 +331,7 @@ def test_texts_of_choices_fit_between_two_axes():
 
 
 def test_labels_are_inside_the_figure(monkeypatch):
-    from tasks.search import plots as module
+    from tasks.tracking import search_plots as module
 
     figures = []
     monkeypatch.setattr(module, "png", lambda figure: figures.append(figure) or b"x")

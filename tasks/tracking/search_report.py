@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import yaml
 
-from tasks.figures import percent
+from tasks.figures import clock, percent
 from tasks.pages import keep_page, page_templates
 from tasks.search.analysis import after_text, ranked
 from tasks.search.driver import WorkLeft, spent_epochs, work_left
@@ -17,10 +17,9 @@ from tasks.search.seeds import seed_spread
 from tasks.search.study import Study, StudyError, StudyTrial
 from tasks.stages.base import Artifact
 from tasks.tracking.runs import REPORT_FILE
-from tasks.tracking.training_view import clock
 
 if TYPE_CHECKING:
-    from tasks.search.plots import StudyPlot
+    from tasks.tracking.search_plots import StudyPlot
 
 _LISTED = 1000
 """Trials on the page."""
@@ -229,7 +228,7 @@ def write_report(study: Study) -> StudyReport:
     """
     if "space" not in study.content:
         raise StudyError(f"{study.name} has no space: trainings with other seeds are in the report of their search")
-    from tasks.search.plots import study_plots  # matplotlib takes a second, and the lines above need none
+    from tasks.tracking.search_plots import study_plots  # matplotlib takes a second, and the lines above need none
 
     result, plots = search_result(study), list(study_plots(study))
     path = keep_page(f"search-{quote(study.name, safe='')}", study_page(study, result, plots).encode())

@@ -41,7 +41,7 @@ from tasks.search.methods.base import SearchTrial, TrialJob
 from tasks.search.space import Values
 
 METHODS = ("grid", "random", "tpe", "hyperband", "asha", "bohb")
-SPACE = {
+SPACE: dict[str, Any] = {
     "train.optimizer.lr": {"low": 1e-4, "high": 3e-2, "log": True, "points": 4},
     "train.max_batch": [16, 48],
     "model.dropout": {"low": 0.0, "high": 0.4, "points": 3},

@@ -63,6 +63,18 @@ DetectorOption = Annotated[
         autocompletion=_complete_detector,
     ),
 ]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder."
+    ),
+]
+FormatOption = Annotated[
+    Format,
+    typer.Option(
+        "--format", "-f", help="Plain text, one JSON object, or with word times NIST's CTM or subtitles (srt, vtt)."
+    ),
+]
 NbestOption = Annotated[
     int,
     typer.Option("--nbest", min=1, help="Hypotheses of each recording: with posteriors (json), or as lines (text)."),
@@ -114,18 +126,8 @@ def transcribe(
             autocompletion=complete_path,
         ),
     ],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", "-m", help="NAME (its champion), NAME@ALIAS, NAME/VERSION, models:/…, or a bundle's folder."
-        ),
-    ] = "models:/starling-demo@champion",
-    kind: Annotated[
-        Format,
-        typer.Option(
-            "--format", "-f", help="Plain text, one JSON object, or with word times NIST's CTM or subtitles (srt, vtt)."
-        ),
-    ] = Format.text,
+    model: ModelOption = "models:/starling-demo@champion",
+    kind: FormatOption = Format.text,
     output: Annotated[
         str,
         typer.Option("--output", "-o", help="One file, or a folder (ending in /) for one file per recording."),
@@ -159,8 +161,8 @@ def transcribe(
         return
     with redirect_stdout(sys.stderr):
         transcriber = _transcriber(model, device, vad, nbest, hot_words, hot_score)
-    place, several = Path(output) if output else None, len(recordings) > 1
-    sink = open_sink(shown, place, model, several, folder=output.endswith("/"))
+    place = Path(output) if output else None
+    sink = open_sink(shown, place, model, len(recordings) > 1, folder=output.endswith("/"))
     failed = _transcribe_all(by_voice(recordings, speakers), transcriber, sink)
     if failed or (len(recordings) > 1 and err.is_terminal):
         err.print(f"{len(recordings) - failed} of {len(recordings)} recognized, {failed} failed", highlight=False)

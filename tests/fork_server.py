@@ -32,7 +32,10 @@ import forks
 ROOT = str(Path(__file__).resolve().parents[1])
 ROOMS = ("configurable", "devices", "storage", "speech", "recognition", "training", "tasks", "flows")
 """Packages of ours."""
-RUN_BY_FORKS = ("flows/__init__.py", "flows/cli/", "flows/servers/", "tasks/tracking/pyfunc_model.py")
+RUN_BY_FORKS = (
+    *("flows/__init__.py", "flows/cli/", "flows/servers/", "tasks/tracking/pyfunc_model.py"),
+    "recognition/standalone/",  # onnxruntime starts a thread
+)
 """Modules that change the process, such as its environment, when they are imported, and those that import these."""
 LIBRARIES = """
     torch._dynamo torch.distributed.algorithms.ddp_comm_hooks torchaudio safetensors.torch scipy.sparse

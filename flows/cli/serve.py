@@ -17,7 +17,7 @@ import typer
 from configurable.extras import install_remedy
 from flows.cli.common import JsonOption, friendly, print_json, print_line, say
 from flows.cli.configs import complete_path
-from flows.cli.transcribe import DetectorOption, build_transcriber
+from flows.cli.transcribe import DetectorOption, build_transcriber, check_detector
 from flows.servers.shutdown import end_now
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def serve(
     _check_packages()
     limits, token = limits_of(limit or []), os.environ.get(TOKEN_VARIABLE) or None
     check_access(host, token)
+    check_detector(vad)
     with closing(_listener(host, port)) as listener:
         address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         served, metrics = open_model(model, device, vad)

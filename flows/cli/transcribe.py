@@ -190,6 +190,7 @@ def _transcriber(
     from flows.models import fetch_model, model_uri
 
     check_hot_score(hot_words, hot_score)
+    check_detector(vad)
     folder = fetch_model(model_uri(model), "--model")
     return build_transcriber(folder, device, vad, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
 
@@ -209,10 +210,20 @@ def build_transcriber(folder: Path, device: str, vad: str, **options: Any) -> "T
     from recognition.transcriber import Transcriber
     from speech.vad import DETECTORS
 
-    device = _device(device)
+    check_detector(vad)
+    return Transcriber(folder, device=_device(device), vad=DETECTORS[vad]() if vad else None, **options)
+
+
+def check_detector(vad: str) -> None:
+    """Check that there is a detector of a kind; empty for the usual one.
+
+    Raises:
+        ValueError: There is none.
+    """
+    from speech.vad import DETECTORS
+
     if vad and vad not in DETECTORS:
         raise ValueError(f"--vad {vad}: there is no such detector; use {' or '.join(DETECTORS)}")
-    return Transcriber(folder, device=device, vad=DETECTORS[vad]() if vad else None, **options)
 
 
 def check_hot_score(hot_words: Path | None, hot_score: float | None) -> None:

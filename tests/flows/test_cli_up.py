@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from command_line import invoke
 
-from flows.cli import serve
+from flows.cli import up as serve
 
 pytestmark = pytest.mark.usefixtures("wide")
 

@@ -42,7 +42,8 @@ def test_every_recipe_trains_on_pauses_and_normalizes_by_speech(path, monkeypatc
         features, pauses = config.align.features, config.data.pauses
     else:
         features, pauses = config.features, config.train.augment.parts()["pauses"]
-        assert isinstance(config.model, PretrainedConfig) or 20 < features.trim_db <= 30
+        # what is recognized as it comes cannot be trimmed
+        assert isinstance(config.model, PretrainedConfig) or config.model.streams or 20 < features.trim_db <= 30
     if not isinstance(config.model, PretrainedConfig):  # these read features as they were trained on them
         assert features.cmvn_gate_db in (20, 30)
         assert 3 <= features.cmvn_floor <= 4

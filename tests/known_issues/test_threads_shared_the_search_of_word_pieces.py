@@ -19,17 +19,21 @@ class Watched:
     """A native search that notes how many threads are in it; a lock keeps them from crashing the test."""
 
     def __init__(self, native):
-        self.native, self.inside, self.most = native, 0, 0
+        self.native, self.inside, self.most = native, set(), 0
         self.lock = threading.Lock()
 
-    def decode(self, *args):
-        self.inside += 1
-        self.most = max(self.most, self.inside)
-        time.sleep(0.05)
-        with self.lock:
-            result = self.native.decode(*args)
-        self.inside -= 1
-        return result
+    def __getattr__(self, name):
+        def call(*args):
+            self.inside.add(threading.get_ident())
+            self.most = max(self.most, len(self.inside))
+            time.sleep(0.02)
+            with self.lock:
+                result = getattr(self.native, name)(*args)
+            if name == "get_all_final_hypothesis":  # the last step of an utterance
+                self.inside.discard(threading.get_ident())
+            return result
+
+        return call
 
 
 def test_one_thread_at_a_time_searches_word_pieces(tmp_path):

@@ -247,6 +247,7 @@ def test_every_kind_of_features_says_whether_it_can_be_read_as_it_comes():
         "fbank",
         "fber",
         "waveform",
+        "sherpa_logmel",
     }
     assert not LogMelConfig(cmvn="sliding", cmvn_center=False).whole_utterance
 

@@ -11,7 +11,7 @@ from recognition.recognizer import Recognizer
 from recognition.systems.attention import AttentionRecognizer
 from speech.decoding import AttentionDecodeConfig
 from tasks import STAGES
-from tasks.config.decoding import grid_of
+from tasks.config.decoding import tuned_space
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.dataset.tables import read_table
 from tasks.stages.base import Run, get_stage
@@ -40,7 +40,8 @@ def test_objective_alone_chooses_the_system():
 def test_words_rank_hypotheses_again_without_a_language_model_in_the_search():
     tune = {"grid": {"rescore_weight": [0, 0.2], "word_score": [0, 1]}}
     made = config(rescoring={"order": 3}, tune=tune)
-    assert grid_of(made.decode, made.tune) == {"rescore_weight": [0, 0.2, 0.3], "word_score": [0, 1]}
+    axes = {name: list(values) for name, values in tuned_space(made.decode, made.tune).axes().items()}
+    assert axes == {"rescore_weight": [0, 0.2, 0.3], "word_score": [0, 1]}
     with pytest.raises(ConfigError, match="rescoring.kind ngram with unit token is none"):
         config(rescoring={"unit": "token"})
 

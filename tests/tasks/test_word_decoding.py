@@ -8,7 +8,7 @@ import pytest
 from support import copy_finished, give_mlflow, load_beside, tiny_document
 from typer.testing import CliRunner
 
-from flows.search import run_search
+from flows.search import SearchDisplay, run_search
 from recognition.bundle import check_files, own_decoder
 from speech.decoding import WordsConfig
 from speech.lm.kenlm import arpa_words
@@ -227,12 +227,12 @@ def test_a_search_over_decoding_trains_once_and_finds_what_tuning_finds(continue
     config = continued(lm=BIGRAM, decode=WORDS, search=search).config
     executed = []
 
-    def execute(run):
+    def execute(run, until):
         executed.append((run.config.search, run.trial))
         run.results = words_run(continued).results
         return run
 
-    result = run_search(config, "s", "", lambda config: None, execute)
+    result = run_search(config, "s", "", lambda config: None, execute, SearchDisplay())
     assert executed == [(None, None)]
     assert result["complete"]
     assert (result["epochs"], result["largest"]) == (0, 0)
@@ -240,7 +240,7 @@ def test_a_search_over_decoding_trains_once_and_finds_what_tuning_finds(continue
     assert [trial.losses[0] for trial in trials] == [row["wer"] for row in tuned["table"]]
     assert [list(trial.values.values()) for trial in trials] == [[row[name] for name in GRID] for row in tuned["table"]]
     assert result["best"]["losses"][0] == tuned["wer"]
-    assert run_search(config, "s", "", lambda config: None, execute)["best"] == result["best"]
+    assert run_search(config, "s", "", lambda config: None, execute, SearchDisplay())["best"] == result["best"]
     assert len(executed) == 1, "nothing is left to do, so that no model is needed"
 
 

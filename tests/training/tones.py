@@ -130,7 +130,8 @@ class Corpus:
             "optimizer": {"lr": 5e-3},
             "augment": {"time_masks": 1, "time_mask_frames": 3, "freq_masks": 1, "freq_mask_bins": 2},
         }
-        train.update({name: value for name, value in changes.items() if name in AcousticTrainConfig.model_fields})
+        parts = AcousticTrainConfig.model_fields.keys() - {"seed"}  # which the stage train passes on to the job
+        train.update({name: value for name, value in changes.items() if name in parts})
         recipe = AcousticTrainConfig.model_validate(train)
         spec = spec or self.spec(kind)
         config = spec.system.task_config
@@ -141,7 +142,7 @@ class Corpus:
             "train_url": self.url("train"),
             "valid_url": self.url("valid"),
         }
-        rest = {name: value for name, value in changes.items() if name not in AcousticTrainConfig.model_fields}
+        rest = {name: value for name, value in changes.items() if name not in parts}
         task.update({name: rest.pop(name) for name in rest.keys() & config.model_fields.keys()})
         values: dict[str, object] = {
             "run": "run-1",

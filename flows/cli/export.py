@@ -46,9 +46,9 @@ def export(
             "sherpa-onnx if it can run the model.",
         ),
     ] = FileLayout.auto,
-    int8: Annotated[
-        bool, typer.Option("--int8/--no-int8", help="Write files with weights in int8, too: a fourth of the size.")
-    ] = True,
+    no_int8: Annotated[
+        bool, typer.Option("--no-int8", help="Leave out the files with weights in int8, a fourth of the size.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Write a model as ONNX files that need no torch, with its tokens and a script that recognizes with them."""
@@ -63,7 +63,7 @@ def export(
         bundle = fetch_model(uri)
         about, card = exported_card(uri)
         chosen: Any = None if layout is FileLayout.auto else layout.value
-        described = export_bundle(bundle, target, chosen, int8, about, card)
+        described = export_bundle(bundle, target, chosen, not no_int8, about, card)
     if json_output:
         print_json({"folder": str(to), **described})
         return

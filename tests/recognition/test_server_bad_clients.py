@@ -134,7 +134,7 @@ def test_an_answer_that_is_not_read_is_given_up(server, monkeypatch):
     body, headers = tones.form(flac(speak("echo")), model="tones")
     head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\nContent-Type: {headers['Content-Type']}\r\n"
     connection = opened(server, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    wait_for(lambda: server.service.admission.clients)
+    wait_for(lambda: server.server.server_state.tasks)
     wait_for(lambda: not server.server.server_state.tasks)
     connection.close()
     monkeypatch.undo()

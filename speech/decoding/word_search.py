@@ -82,10 +82,12 @@ class WordSearch(ABC):
         """The same search with other weights or another width; the index of words is shared."""
         other = copy(self)
         other._options, other._one_at_a_time = options, threading.Lock()
-        if self._hot:  # the index has what they add, and the language model's by weight
-            options = other._with_hot_words(options)
+        native = other._with_hot_words(options)
+        if (
+            self._hot and options.lm_weight != self._options.lm_weight
+        ):  # the index has their sum with the weighted model
             other._index(self._spellings)
-        other._native = other._build(options)
+        other._native = other._build(native)
         return other
 
     def alone(self) -> Self:

@@ -452,3 +452,13 @@ def test_greedy_decoding_becomes_a_search_if_there_are_phrases(tmp_path):
     made = GreedyConfig().with_hot_words(str(tmp_path / "hot.txt"), 2.0)
     assert (made.kind, made.hot_words.read()) == ("beam", [("ab", 2.0)])
     assert GreedyConfig().with_hot_words(str(tmp_path / "empty.txt")) == GreedyConfig()
+
+
+def test_streams_share_the_index_of_words_but_not_what_the_search_remembers(files):
+    decoder = build_decoder(WordsConfig(**files, hot_words=HOT), LETTERS)
+    decoder.prepare()
+    other = decoder._search.alone()
+    assert other._trie is decoder._search._trie
+    assert other.lm is not decoder._search.lm
+    log_probs = words_tests.posteriors(1, 9, 4)[0].numpy()
+    assert other.paths(log_probs)[0].words == decoder._search.paths(log_probs)[0].words

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,12 @@ def figures(record: "ScoreRecord") -> dict[str, float]:
     return {name: value for name, value in rates.items() if value is not None}
 
 
+def total_errors(sets: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    """Errors and words of all sets; `sets` is what `summarize` returns for each."""
+    errors = sum(scores[kind] for scores in sets.values() for kind in ("sub", "ins", "del"))
+    return errors, sum(scores["words"] for scores in sets.values())
+
+
 def nothing_correct(scores: dict[str, Any]) -> bool:
     """Whether a set has words, and none of them was recognized correctly."""
     return bool(0 < scores["words"] <= scores["sub"] + scores["del"])
@@ -110,7 +116,7 @@ def learned_nothing(run: Run) -> str:
         return f"all utterances of the test sets were recognized as {rows[0]['hyp']!r}"
     (commonest, _), *others = Counter(row["ref"] for row in rows).most_common()
     answered = score_rows([row | {"hyp": commonest} for row in rows]).total
-    errors, words = sum(scores[kind] for scores in sets.values() for kind in ("sub", "ins", "del")), answered.ref_words
+    errors, words = total_errors(sets)
     least, answer = min((answered.errors, repr(commonest)), (words, "no word"))
     if others and words and errors >= least:
         return (
@@ -152,8 +158,7 @@ def _work(run: Run, output: StageOutput) -> ScoreRecord:
         }
         output.store.write(f"{name}.alignments.txt", text_report(report).encode())
     output.store.write_json("scores.json", {"sets": sets, "details": details})
-    errors = sum(entry["sub"] + entry["ins"] + entry["del"] for entry in sets.values())
-    words = sum(entry["words"] for entry in sets.values())
+    errors, words = total_errors(sets)
     groups = {name: {kind: details[name][kind] for kind in GROUPS} for name in sets}
     groups = {name: {kind: by for kind, by in kinds.items() if len(by) > 1} for name, kinds in groups.items()}
     return {

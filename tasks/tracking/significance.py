@@ -26,7 +26,7 @@ from tasks.figures import p_value_text, percent
 from tasks.stages.base import Run
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.run_sets import scored_sets
-from tasks.stages.score import LEARN_MORE, SCORE, learned_nothing, score_rows
+from tasks.stages.score import LEARN_MORE, SCORE, learned_nothing, score_rows, total_errors
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.model_card import tests_of
 from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
@@ -202,9 +202,7 @@ def _decide_first(run: Run) -> Decision:
 
 def _good_enough(run: Run) -> Decision:
     """The first champion's WER must be one that the configuration accepts."""
-    scores, most = SCORE.record(run)["sets"].values(), run.config.register_as.first_max_wer
-    words = sum(entry["words"] for entry in scores)
-    errors = sum(entry["sub"] + entry["ins"] + entry["del"] for entry in scores)
+    (errors, words), most = total_errors(SCORE.record(run)["sets"]), run.config.register_as.first_max_wer
     if errors <= most * words:
         return Decision(True, "became champion: there was none before")
     return Decision(

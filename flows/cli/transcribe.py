@@ -152,11 +152,11 @@ def transcribe(
     from flows.cli.transcripts import open_sink
 
     shown = _shown("json" if json_output else kind.value, nbest)
+    check_hot_score(hot_words, hot_score)
     recordings = find_audio(files)
     if stream:
         timed = f"format {kind.value}" if kind not in (Format.text, Format.json) else ""
         check_options(**{timed or "format": timed, "output": output, "vad": vad, "nbest": nbest > 1})
-        check_hot_score(hot_words, hot_score)
         show_streams(recordings, model, _device(device), shown, chunk_ms, rate, hot_words, hot_score)
         return
     with redirect_stdout(sys.stderr):
@@ -189,7 +189,6 @@ def _transcriber(
     """The model, ready to use."""
     from flows.models import fetch_model, model_uri
 
-    check_hot_score(hot_words, hot_score)
     check_detector(vad)
     folder = fetch_model(model_uri(model), "--model")
     return build_transcriber(folder, device, vad, nbest=nbest, hot_words=hot_words or "", hot_score=hot_score)
@@ -201,16 +200,15 @@ def build_transcriber(folder: Path, device: str, vad: str, **options: Any) -> "T
     Args:
         folder: The bundle.
         device: `auto`, or a device.
-        vad: Kind of the detector; empty for the usual one.
+        vad: Kind of the detector, which `check_detector` has seen; empty for the usual one.
         **options: More of the transcriber's.
 
     Raises:
-        ValueError: There is no such detector or device.
+        ValueError: There is no such device.
     """
     from recognition.transcriber import Transcriber
     from speech.vad import DETECTORS
 
-    check_detector(vad)
     return Transcriber(folder, device=_device(device), vad=DETECTORS[vad]() if vad else None, **options)
 
 

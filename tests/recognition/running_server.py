@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import threading
 import time
 import urllib.error
@@ -12,10 +11,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from support import load_beside
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from recognition.bundle import BundleSpec, save_bundle
 from recognition.serving.app import create_app
 from recognition.serving.connections import DrainingServer, listen
 from recognition.serving.limits import ServeLimits
@@ -25,17 +24,14 @@ from recognition.serving.models import LoadedModel, ModelSwitch
 from recognition.serving.service import SpeechService
 from recognition.transcriber import Transcriber
 from speech.audio import encode_flac
-from speech.features import LogMelConfig
-from speech.models import BlstmConfig
-from speech.tokens import TokenConfig, train_tokenizer
 from speech.vad import EnergyConfig
 
-RATE = 8000
-WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot"]
+tones = load_beside(__file__, "test_transcriber.py")
+RATE, WORDS, speak = tones.RATE, tones.WORDS, tones.speak
 
 
-class LoudestOfSix(torch.nn.Module):
-    """The loudest mel band determines the word, silence is the blank. `gate` holds it up, `broken` fails it."""
+class LoudestOfSix(tones.LoudestBand):
+    """`gate` holds it up, `broken` fails it."""
 
     def __init__(self):
         super().__init__()
@@ -47,35 +43,15 @@ class LoudestOfSix(torch.nn.Module):
         assert self.gate.wait(30)
         if self.broken:
             raise RuntimeError("the model is broken")
-        best, band = feats.max(dim=2)
-        tokens = torch.where(best > 15.0, band + 1, 0)
-        return (torch.nn.functional.one_hot(tokens, 7) * 20.0).log_softmax(-1), lengths
+        return super().forward(feats, lengths)
 
 
 def tone_transcriber(folder):
     """A transcriber that makes no errors; its bundle is written to the folder."""
-    spec = BundleSpec(
-        sample_rate=RATE,
-        features=LogMelConfig(num_mels=6, cmvn="none"),
-        stats=None,
-        tokenizer=train_tokenizer(TokenConfig(kind="words"), WORDS).to_dict(),
-        model=BlstmConfig(dim=8, layers=1, channels=2, subsampling=1),
-    )
-    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+    tones.write_bundle(folder)
     transcriber = Transcriber(folder, vad=EnergyConfig(), batch_seconds=30.0)
     transcriber.recognizer.model = LoudestOfSix()
     return transcriber
-
-
-def speak(text, pause=0.1):
-    """Samples at 8 kHz: each word is a tone in the middle of its mel band, with fades."""
-    top, bottom = 1127 * math.log(1 + 4000 / 700), 1127 * math.log(1 + 20 / 700)
-    pieces = [np.zeros(int(pause * RATE))]
-    for word in text.split():
-        mel = bottom + (top - bottom) * (WORDS.index(word) + 1) / 7
-        tone = np.sin(2 * np.pi * 700 * (math.exp(mel / 1127) - 1) * np.arange(int(0.2 * RATE)) / RATE)
-        pieces += [0.4 * np.hanning(len(tone)) * tone, np.zeros(int(pause * RATE))]
-    return np.concatenate(pieces).astype(np.float32)
 
 
 def silence(seconds):

@@ -34,9 +34,8 @@ class LoudestBand(torch.nn.Module):
         return (torch.nn.functional.one_hot(tokens, 7) * 20.0).log_softmax(-1), lengths
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bundle")
+def write_bundle(folder):
+    """A bundle of random weights; `LoudestBand` takes their place."""
     spec = BundleSpec(
         sample_rate=RATE,
         features=LogMelConfig(num_mels=6, cmvn="none"),
@@ -45,6 +44,12 @@ def folder(tmp_path_factory):
         model=BlstmConfig(dim=8, layers=1, channels=2, subsampling=1),
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    write_bundle(folder)
     return folder
 
 

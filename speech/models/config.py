@@ -22,6 +22,8 @@ class ModelConfig(Choice, ABC):
 
     Attributes:
         can_be_split: Whether the network has `AcousticModel.stage`, which the strategy `pipeline` needs.
+        streaming: Fields with which the network streams; None if it never does. The contract tests of streaming models
+            go over all kinds that have some.
         subsamplings: Values of `subsampling` that the kind has networks for.
         packages: Packages that the network needs besides those of every model.
         extra: The extra that installs them.
@@ -30,6 +32,7 @@ class ModelConfig(Choice, ABC):
     """
 
     can_be_split: ClassVar[bool] = False
+    streaming: ClassVar[dict[str, Any] | None] = None
     subsamplings: ClassVar[tuple[int, ...]] = (1, 2, 4, 8)
     packages: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""

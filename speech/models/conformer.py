@@ -40,6 +40,7 @@ class ConformerConfig(ModelConfig):
 
     kind: Literal["conformer"] = "conformer"
     can_be_split: ClassVar[bool] = True
+    streaming: ClassVar[dict[str, Any] | None] = {"chunk": {}}
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"heads": 2, "kernel": 5, "feed_forward": 2}
     heads: int = Field(default=4, ge=1)
     """Attention heads per layer; `dim` must be a multiple of twice this number."""

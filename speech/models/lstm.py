@@ -17,6 +17,7 @@ class LstmEncoderConfig(ModelConfig):
     """LSTM in one direction, which looks a few frames ahead (Deep Speech 2: Amodei et al. 2016)."""
 
     kind: Literal["lstm"] = "lstm"
+    streaming: ClassVar[dict[str, Any] | None] = {}
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"dim": 24}
     dim: int = Field(default=320, ge=8)
     """Cells of a layer."""

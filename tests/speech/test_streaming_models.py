@@ -202,13 +202,13 @@ STREAMING = [cls.config.kind for cls in StreamingModelContract.__subclasses__()]
 @pytest.mark.parametrize("kind", sorted(MODELS))
 def test_models_that_stream_have_the_contract_tests_and_others_are_refused_with_a_remedy(kind):
     config = MODELS[kind].model_validate(MODELS[kind].tiny)
-    if config.streams:
-        assert kind in STREAMING
-    elif not config.packages:
+    fields = config.streaming
+    assert (fields is not None) == (kind in STREAMING)
+    assert fields is None or MODELS[kind].model_validate(config.tiny | fields).streams
+    if not config.streams and not config.packages:
         model = build_model(config, NUM_FEATURES, VOCAB)
         with pytest.raises(ValueError, match=rf"model {kind} .*: train (a conformer with model.chunk|one with)"):
             model.stream_state(1, 4)
-    assert config.streams == (kind in STREAMING) or kind == "conformer"
 
 
 def test_blstm_is_refused():

@@ -93,7 +93,7 @@ def surrogate(job: TrialJob) -> float:
     """A synthetic validation loss, as of a small model: high learning rates learn fast and end high or diverge.
 
     The loss falls with a power of the epochs, from that of guessing to one that the values decide; each has noise that
-    belongs to the values, so that a training is the same whoever asks for it.
+    belongs to the values, so that all methods get the same loss for them.
     """
     lr = math.log10(job.values["train.optimizer.lr"])
     rng = np.random.Generator(np.random.PCG64(derive_seed("surrogate", digest_json(job.values))))
@@ -173,7 +173,7 @@ def run_surrogate(args: argparse.Namespace) -> None:
 
 
 class Trainings:
-    """Trains configurations once, whoever asks: by their values, the validation losses after each epoch.
+    """Trains each configuration once for all methods and seeds: validation losses after each epoch, by its values.
 
     Args:
         path: File of the losses, a line of JSON for each training.
@@ -271,7 +271,7 @@ def run_proposals(args: argparse.Namespace) -> None:
 
 
 def _many(method: str, count: int) -> SearchConfig:
-    """A search of so many trials; a grid of about as many points."""
+    """A search of `count` trials; a grid of about `count` points."""
     space = {**SPACE, "train.optimizer.lr": {**SPACE["train.optimizer.lr"], "points": -(-count // 6)}}
     return search_config(method, 1, space, count).model_copy(update={"failures": 1_000_000})
 

@@ -180,7 +180,7 @@ def test_a_search_ends_at_its_limit_of_epochs_and_goes_on_with_a_higher_one(stud
 
 
 def test_a_search_ends_at_its_limit_of_time_counted_over_all_of_its_runs(studies):
-    run = driver(studies, config("random", hours=1e-9))
+    run = driver(studies, config("random", hours=1e-12))
     run.run()
     assert len(run.study.trials) == 0
     study = studies.open("s")

@@ -31,7 +31,9 @@ def init(
         typer.Option("--output", "-o", help="File to write. Default: NAME.yaml here.", autocompletion=complete_path),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the model. Default: the folder's.")] = "",
-    language: Annotated[str, typer.Option("--language", help="Language of the transcripts, such as de.")] = "en",
+    language: Annotated[
+        str, typer.Option("--language", help="Language of the transcripts, such as de. Default: guessed.")
+    ] = "",
     pretrained: Annotated[
         Path | None,
         typer.Option(
@@ -58,7 +60,7 @@ def init(
     sources = corpus.sources
     surveyed = survey(sources, language)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(Starter(name, sources, surveyed, language, begins).text(path.parent, path.name), encoding="utf-8")
+    path.write_text(Starter(name, sources, surveyed, begins).text(path.parent, path.name), encoding="utf-8")
     load_config(path)  # a mistake of ours shows here, not in the user's first run
     if json_output:
         documents = [source.document() | {"path": str(source.path), "set": source.set} for source in sources]
@@ -77,25 +79,27 @@ def init(
 
 def _said(sources: "list[FoundSource]", surveyed: "Survey", pretrained: bool) -> list[str]:
     """What was found, in words, and what to expect of a training."""
+    from tasks.config.data import DataConfig
     from tasks.stages.quarantined import left_out_lines
 
     lines = [f"found:   {source.description()}" for source in sources]
     lines.append(
         f"         {counted(surveyed.utterances, 'utterance')}, about {surveyed.hours:.2g} hours, {surveyed.who}, "
-        f"{counted(surveyed.different_words, 'different word')}, {surveyed.sample_rate:,} Hz"
+        f"{counted(surveyed.different_words, 'different word')}, {surveyed.rates}"
     )
+    if surveyed.why_language:
+        lines.append(f"         language {surveyed.language}, {surveyed.why_language}: --language names another one")
     named = {name or "without a set": count for name, count in sorted(surveyed.sets.items())}
     if list(named) != ["without a set"]:
         lines.append("         " + ", ".join(f"{name} {count:,}" for name, count in named.items()))
-    if surveyed.refused:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in surveyed.refused.items())
-        lines.append(f"warning: of {surveyed.sample} utterances that were decoded, these cannot be used: {reasons}")
     lines += (f"warning: {line}" for line in (*_lost(surveyed), *left_out_lines(surveyed.left_out)))
     if surveyed.too_little and not pretrained:
         lines.append(f"warning: {surveyed.too_little}")
-    if surveyed.quarantine_limit is not None:
-        limit = percent(surveyed.quarantine_limit, 0)
-        lines.append(f"warning: data.max_quarantined is set to {limit}; a run with more unusable utterances stops")
+    if surveyed.unusable > (limit := DataConfig.model_fields["max_quarantined"].default):
+        lines.append(
+            f"warning: about {percent(surveyed.unusable, 0)} cannot be used, and a run stops at more than "
+            f"{percent(limit, 0)}: mend them, leave them out, or raise data.max_quarantined in the file"
+        )
     if expected := surveyed.expected(pretrained):
         lines.append(f"expect:  {expected}")
     return lines
@@ -113,4 +117,7 @@ def _lost(surveyed: "Survey") -> list[str]:
         entries, has = ("entry", "has") if count == 1 else ("entries", "have")
         what = f"{has} {_LACKS[reason]}" if reason in _LACKS else f"cannot be used, {reason}"
         lines.append(f"{count:,} {entries} {what}: {examples_text(surveyed.lost_examples[reason], count)}")
+    for reason, count in surveyed.refused.items():
+        examples = examples_text(surveyed.refused_examples[reason], count)
+        lines.append(f"{count:,} of {surveyed.sample:,} decoded utterances cannot be used, {reason}: {examples}")
     return lines

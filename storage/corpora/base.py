@@ -188,6 +188,8 @@ class CorpusReader(ABC):
         OPTIONS: names of its options, besides `tags`, which all have: `remove` the tags of transcripts (default), or
             `keep` them.
         root: absolute path.
+        encoding: the option `encoding` of layouts that have it: that of the text files; empty for UTF-8, UTF-16 or
+            UTF-32, which are told apart.
         problems: problems of the current or last iteration; cleared when an iteration starts.
         tags: the tags that were removed in it.
 
@@ -216,6 +218,7 @@ class CorpusReader(ABC):
         self.options = options
         self.problems: list[RejectedEntry] = []
         self.tags = Tags()
+        self.encoding = _checked_encoding(options.get("encoding", ""))
         if options.get("tags", "remove") not in ("remove", "keep"):
             raise CorpusError(f"option tags is {options['tags']!r}: use remove or keep")
 
@@ -299,7 +302,7 @@ class CorpusReader(ABC):
     def _lines(self, path: Path) -> Iterator[tuple[int, str | None]]:
         """Lines of one of the many text files of a corpus; that it cannot be read is a problem of this file only."""
         try:
-            yield from read_lines(path)
+            yield from read_lines(path, self.encoding)
         except OSError as error:
             self._problem(path.name, "unreadable", f"{path} cannot be read ({error.strerror or error})")
 
@@ -429,6 +432,69 @@ _MARKS = (
 """Byte-order marks of encodings other than UTF-8 (such as Excel's "Unicode text"), longer ones first."""
 
 
+NOT_UTF8 = "not UTF-8: save it in UTF-8, or name the encoding, such as options: {encoding: windows-1252}"
+"""What is wrong with a line in a layout that has the option `encoding`."""
+WESTERN = "windows-1252"
+"""The encoding of old Western European tables: Latin-1, and a few more characters."""
+_GUESSED_BYTES = 16 << 20
+"""Of a text whose encoding is guessed, what is looked at."""
+_MOST_ACCENTS = 0.3
+"""Share of the letters that have an accent in any text of a Western European language, at most."""
+
+
+def _checked_encoding(name: object) -> str:
+    """The Python name of an encoding; empty for UTF-8.
+
+    Raises:
+        CorpusError: There is no such encoding of text.
+    """
+    if name in ("", None):
+        return ""
+    try:
+        "".encode(str(name))  # refuses codecs of other things than text
+        codec = codecs.lookup(str(name)).name
+    except (LookupError, ValueError) as error:
+        raise CorpusError(
+            f"option encoding is {name!r}: use the name of an encoding of text, such as {WESTERN} or utf-8"
+        ) from error
+    return "" if codec in ("utf-8", "utf-8-sig") else codec
+
+
+def guess_encoding(files: Iterable[Path]) -> str:
+    """The encoding of text files for the option `encoding`.
+
+    Args:
+        files: The text files of a corpus.
+
+    Returns:
+        Empty for UTF-8, UTF-16 or UTF-32, also if some lines are damaged, and for what cannot be told. `WESTERN` if no
+        line with other characters than those of ASCII is UTF-8, and few of the letters have accents.
+    """
+    left, letters, accents = _GUESSED_BYTES, 0, 0
+    for path in files:
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                content = file.read(max(0, left))
+        except (OSError, EOFError, zlib.error):
+            continue  # the reader says so
+        left -= len(content)
+        if _wide_encoding(content[:_HEAD]):
+            return ""
+        for line in content.splitlines():
+            if line.isascii():
+                letters += sum(character.isalpha() for character in line.decode())
+                continue
+            if _utf8(line, "utf-8") is not None:
+                return ""
+            text = line.decode("cp1252", "replace")
+            if "\ufffd" in text or "\0" in text:
+                return ""
+            found = [character for character in text if character.isalpha()]
+            letters += len(found)
+            accents += sum(not character.isascii() for character in found)
+    return WESTERN if 0 < accents <= _MOST_ACCENTS * letters else ""
+
+
 _CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\r")
 
 
@@ -468,16 +534,18 @@ def _utf8(line: bytes | None, encoding: str) -> str | None:
         return None
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+def read_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, str | None]]:
     """Yield numbered lines of a text file (possibly gzipped) without line ends.
 
-    The encoding is UTF-8, or UTF-16 or UTF-32, which are detected.
+    Args:
+        path: The file.
+        encoding: Its encoding; empty for UTF-8, or UTF-16 or UTF-32, which are detected.
 
     Yields:
         The line's number and its text; None for a line that is undecodable or too long.
     """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        wide = _wide_encoding(file.read(_HEAD))
+        wide = encoding or _wide_encoding(file.read(_HEAD))
         file.seek(0)
         if wide:
             text = io.TextIOWrapper(file, wide, errors="replace", newline="\n")  # type: ignore[type-var]
@@ -496,10 +564,10 @@ def _plain_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def read_json_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yield numbered objects of a JSON lines file (possibly gzipped); for a bad line, a description of the error."""
     try:
-        for number, line in read_lines(path):
+        for number, line in read_lines(path, encoding):
             if line is not None and not line.strip():
                 continue
             try:

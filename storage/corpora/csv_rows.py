@@ -12,6 +12,8 @@ import csv
 from collections import deque
 from collections.abc import Collection, Iterator
 
+from storage.corpora.base import NOT_UTF8
+
 MOST_LINES = 64
 """Maximum lines of a row: transcripts are shorter, and every stray mark costs a search over this many lines."""
 _MOST_TEXT = 1 << 20
@@ -50,12 +52,12 @@ def read_header(lines: NumberedLines, separator: str = ",") -> list[str]:
     """Read the cells of the first line.
 
     Raises:
-        ValueError: the line is not UTF-8, or contains an unclosed quotation mark.
+        ValueError: the line cannot be decoded, or contains an unclosed quotation mark.
     """
     _, line = next(lines, (1, ""))
     cells = None if line is None else _row_of_line(line, separator)
     if cells is None:
-        raise ValueError(f"the header cannot be read: {'it is not UTF-8' if line is None else _OPEN}")
+        raise ValueError(f"the header cannot be read: {f'it is {NOT_UTF8}' if line is None else _OPEN}")
     return [cell.strip() for cell in cells]
 
 
@@ -70,13 +72,13 @@ def read_rows(lines: NumberedLines, width: int, separator: str = ",") -> Iterato
     if separator in _NEVER_QUOTED:
         for number, line in lines:
             if line != "":
-                yield number, "not UTF-8" if line is None else line.split(separator)
+                yield number, NOT_UTF8 if line is None else line.split(separator)
         return
     ahead: deque[tuple[int, str | None]] = deque()
     while numbered := ahead.popleft() if ahead else next(lines, None):
         number, line = numbered
         if line is None:
-            yield number, "not UTF-8"
+            yield number, NOT_UTF8
         elif line:
             cells, error = _cells(line, separator)
             if cells is None and not error:

@@ -1,8 +1,10 @@
-"""Audio inside Parquet files, as Hugging Face data sets store it: a column `audio` of {bytes, path}, or of bytes.
+"""Audio inside Parquet and Arrow files, as Hugging Face data sets store it: a column `audio` of {bytes, path}, or of
+bytes.
 
-A cell cannot be addressed as a range of bytes of the file, since pages are compressed. So an utterance refers to a row
-and a column, and `read_cell` decodes the row group's pages up to it; rows that are read in order are read in one pass.
-Memory holds a page of a row group (the writer decides how long pages are) and a few megabytes of cells.
+A cell of an Arrow file is read from the file, which is mapped into memory. One of a Parquet file cannot be addressed as
+a range of bytes of the file, since pages are compressed. So an utterance refers to a row and a column, and `read_cell`
+decodes the row group's pages up to it; rows that are read in order are read in one pass. Memory holds a page of a row
+group (the writer decides how long pages are) and a few megabytes of cells.
 """
 
 import os
@@ -12,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,6 +107,49 @@ def _is_binary(kind: "pa.DataType") -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
+def open_stream(path: Path) -> "pa.RecordBatchStreamReader":
+    """Open a stream of Arrow batches, such as `save_to_disk` of Hugging Face's `datasets` writes, mapped into memory.
+
+    A damaged batch may point beyond its memory: validate it before its cells are read.
+
+    Raises:
+        pyarrow.ArrowException, OSError: it is not a readable one.
+    """
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.memory_map(os.fspath(path)))
+
+
+def without_bytes(batch: "pa.RecordBatch") -> list[dict[str, Any]]:
+    """The rows of an Arrow batch without bytes and lists: text, numbers, and structures of those."""
+    batch.validate(full=True)
+    columns = {}
+    for field, cells in zip(batch.schema, batch.columns, strict=True):
+        if _is_struct(field.type):
+            parts = [part for part in field.type if not (_is_binary(part.type) or _is_nested(part.type))]
+            leaves = {part.name: cells.field(part.name).to_pylist() for part in parts}
+            columns[field.name] = [{name: values[row] for name, values in leaves.items()} for row in range(len(cells))]
+        elif not (_is_binary(field.type) or _is_nested(field.type)):
+            columns[field.name] = cells.to_pylist()
+    return [{name: values[row] for name, values in columns.items()} for row in range(batch.num_rows)]
+
+
+def filled_cells(cells: "pa.Array") -> list[bool]:
+    """Whether each cell of a column with audio has bytes."""
+    valid = cells.is_valid().to_pylist()
+    if not _is_struct(cells.type):
+        return list(valid)
+    inside = _bytes_of(cells).is_valid().to_pylist()
+    return [own and part for own, part in zip(valid, inside, strict=True)]
+
+
+def _bytes_of(cells: "pa.Array") -> "pa.Array":
+    """The bytes of a column with audio."""
+    if not _is_struct(cells.type):
+        return cells
+    return cells.field(next(part.name for part in cells.type if _is_binary(part.type)))
+
+
 def filled_rows(file: "pq.ParquetFile", column: AudioColumn, group: int) -> Iterator[bool]:
     """Whether each row of a row group has bytes; decodes them only if the file does not say it for the whole group."""
     about = file.metadata.row_group(group)
@@ -127,8 +172,39 @@ def _cells(file: "pq.ParquetFile", leaf: str, group: int) -> Iterator[list[bytes
         yield cells.to_pylist()
 
 
+class _Mapped:
+    """A column with audio of an Arrow file, which is mapped into memory."""
+
+    def __init__(self, path: str, column: str) -> None:
+        self.key, self.process = (path, column), os.getpid()
+        batches = open_stream(Path(path))
+        if column not in audio_columns(batches.schema):
+            raise CellError(f"{path} has no column {column!r} with audio")
+        self._batches = [batch.column(column) for batch in batches]
+        for cells in self._batches:
+            cells.validate(full=True)
+        self._begins = list(accumulate(map(len, self._batches), initial=0))
+
+    def reaches(self, row: int) -> bool:
+        """Whether a row can be read: always."""
+        return True
+
+    def read(self, row: int) -> bytes | None:
+        """The content of a cell.
+
+        Raises:
+            CellError: there is no such row.
+        """
+        if not 0 <= row < self._begins[-1]:
+            raise CellError(f"{self.key[0]} has {self._begins[-1]} rows: there is no row {row}")
+        number = bisect_right(self._begins, row) - 1
+        place, cells = row - self._begins[number], self._batches[number]
+        content: bytes | None = _bytes_of(cells)[place].as_py() if cells[place].is_valid else None
+        return content
+
+
 class _Cursor:
-    """A position in a column of a file, from which rows can be read in ascending order."""
+    """A position in a column of a Parquet file, from which rows can be read in ascending order."""
 
     def __init__(self, path: str, column: str) -> None:
         self.key, self.process = (path, column), os.getpid()
@@ -183,12 +259,12 @@ class _Cursor:
         return bisect_right(self._begins, row) - 1
 
 
-_cursors: list[_Cursor] = []
+_cursors: list[_Cursor | _Mapped] = []
 _lock = threading.Lock()
 
 
 def read_cell(path: str, column: str, row: int) -> bytes:
-    """The encoded audio in a cell of a Parquet file; fast if rows are read in about ascending order.
+    """The encoded audio in a cell of a Parquet or Arrow file; fast if rows are read in about ascending order.
 
     Args:
         path: the file.
@@ -215,11 +291,11 @@ def read_cell(path: str, column: str, row: int) -> bytes:
     return content
 
 
-def _cursor(path: str, column: str, row: int) -> _Cursor:
+def _cursor(path: str, column: str, row: int) -> _Cursor | _Mapped:
     """Take the cursor that reaches a row from the list, or make one."""
     for cursor in _cursors:
         # a forked process shares the position of its parent's files
         if cursor.key == (path, column) and cursor.process == os.getpid() and cursor.reaches(row):
             _cursors.remove(cursor)
             return cursor
-    return _Cursor(path, column)
+    return _Mapped(path, column) if path.lower().endswith(".arrow") else _Cursor(path, column)

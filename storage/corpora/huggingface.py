@@ -1,7 +1,8 @@
 """Data sets of Hugging Face as Parquet files: `data/train-00000-of-00002.parquet`, or `train/0000.parquet`.
 
-The audio is inside (`storage.corpora.embedded`). Names as in a clone of a data set's repository, and in the branch of
-Parquet files that the site makes of others.
+Or as `save_to_disk` of their library writes them: `train/data-00000-of-00002.arrow`, beside `state.json`. The audio is
+inside (`storage.corpora.embedded`). Names as in a clone of a data set's repository, and in the branch of Parquet files
+that the site makes of others.
 """
 
 import re
@@ -19,11 +20,13 @@ from storage.corpora.file_ids import FileIds
 from storage.corpora.table import TableReader
 
 _NAME = re.compile(r"(?P<split>[A-Za-z0-9_.]+?)-\d+-of-\d+\.parquet")
+_SAVED = re.compile(r"data-\d+-of-\d+\.arrow")
+_PATTERNS = ("*.parquet", "*/*.parquet", "*.arrow", "*/*.arrow")
 _NUMBER = re.compile(r"\d{4,}\.parquet")
 
 
 class HuggingFaceReader(CorpusReader):
-    """Reads the folder of a data set, or that of its Parquet files.
+    """Reads the folder of a data set, or that of its Parquet or Arrow files.
 
     The names of the files tell the sets: `train`, `validation` (or `dev`) and `test`, also with more words, as in
     `test.clean-00000-of-00001.parquet`. Columns and options are those of a table.
@@ -37,7 +40,7 @@ class HuggingFaceReader(CorpusReader):
         '"speaker_id": "bob"}\n',
     }
     HAS_SETS = True
-    OPTIONS = TableReader.OPTIONS
+    OPTIONS = TableReader.OPTIONS - {"encoding"}
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
@@ -74,9 +77,11 @@ class HuggingFaceReader(CorpusReader):
         return sorted({part.root.parent for part in self._parts()})
 
     def files(self) -> Iterator[Path]:
-        """Yield the Parquet files, and audio files that they name."""
+        """Yield the Parquet or Arrow files, and audio files that they name."""
         for part in self._parts():
             yield from part.files()
+        for folder in {path.parent for path in _files(self.root) if _SAVED.fullmatch(path.name)}:
+            yield from sorted(folder.glob("*.json"))  # what the library says about the Arrow files
 
 
 def _names(part: TableReader) -> Iterator[str]:
@@ -86,14 +91,20 @@ def _names(part: TableReader) -> Iterator[str]:
 
 
 def example_table(root: Path) -> Path | None:
-    """One of the Parquet files of a folder; None if it has none."""
+    """One of the Parquet or Arrow files of a folder; None if it has none."""
     return next(iter(_files(root)), None)
 
 
 def _files(root: Path) -> list[Path]:
-    """The Parquet files in a folder and the folders in it, by set and name."""
-    paths = [path for pattern in ("*.parquet", "*/*.parquet") for path in sorted(root.glob(pattern))]
-    return [path for path in paths if _NAME.fullmatch(path.name) or (_NUMBER.fullmatch(path.name) and _split(path))]
+    """The Parquet and Arrow files in a folder and the folders in it, by set and name."""
+    paths = [path for pattern in _PATTERNS for path in sorted(root.glob(pattern))]
+    return [
+        path
+        for path in paths
+        if _NAME.fullmatch(path.name)
+        or (_NUMBER.fullmatch(path.name) and _split(path))
+        or (_SAVED.fullmatch(path.name) and (path.parent / "state.json").is_file())
+    ]
 
 
 def _split(path: Path) -> str | None:

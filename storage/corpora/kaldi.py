@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from storage.corpora.base import CorpusError, CorpusReader, Utterance, is_file, read_lines
+from storage.corpora.base import NOT_UTF8, CorpusError, CorpusReader, Utterance, is_file, read_lines
 
 _FILES = ("wav.scp", "text", "utt2spk", "segments", "reco2file_and_channel")
 _CHANNELS = {"A": 0, "B": 1, "1": 0, "2": 1}
@@ -48,7 +48,7 @@ class KaldiReader(CorpusReader):
         "wav/ann-1.wav": "",
         "wav/bob-1.wav": "",
     }
-    OPTIONS = frozenset({"root"})
+    OPTIONS = frozenset({"root", "encoding"})
 
     @classmethod
     def recognises(cls, root: Path) -> bool:
@@ -201,10 +201,10 @@ class KaldiReader(CorpusReader):
             if required:
                 raise CorpusError(f"{path} is missing: a Kaldi data folder needs wav.scp and text")
             return
-        for number, line in read_lines(path):
+        for number, line in read_lines(path, self.encoding):
             if line is None:
                 if report:
-                    self._problem(f"{name}:{number}", "bad-line", f"line {number} of {path} is not UTF-8")
+                    self._problem(f"{name}:{number}", "bad-line", f"line {number} of {path}: {NOT_UTF8}")
                 continue
             fields = line.split(maxsplit=1)
             if fields:

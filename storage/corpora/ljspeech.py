@@ -9,7 +9,16 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from storage.corpora.base import RECORDING_SUFFIXES, CorpusError, CorpusReader, Utterance, is_file, read_lines
+from storage.corpora.base import (
+    NOT_UTF8,
+    RECORDING_SUFFIXES,
+    WESTERN,
+    CorpusError,
+    CorpusReader,
+    Utterance,
+    is_file,
+    read_lines,
+)
 
 _TABLE = "metadata.csv"
 _FOLDERS = ("wavs", "wav", "")
@@ -29,25 +38,30 @@ class LJSpeechReader(CorpusReader):
         "wavs/LJ001-0002.wav": "",
     }
 
+    OPTIONS = frozenset({"encoding"})
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether the table's first line names a recording in `wavs`, `wav`, or the folder itself."""
         table = root / _TABLE if root.is_dir() else root
         if table.suffix not in (".csv", ".txt") or not table.is_file():
             return False
-        name, bar, _ = (next(read_lines(table), (1, ""))[1] or "").partition("|")
+        first = next(read_lines(table), (1, ""))[1]
+        if first is None:  # not UTF-8: the name of the recording, which is before the text, can be read nevertheless
+            _, first = next(read_lines(table, WESTERN))
+        name, bar, _ = (first or "").partition("|")
         return bool(bar and _recording(table.parent, name))
 
     def _utterances(self) -> Iterator[Utterance]:
         table, used = self._table(), set[Path]()
         if not table.is_file():
             raise CorpusError(f"{table} does not exist: name the folder with {_TABLE} and {_FOLDERS[0]}")
-        for number, line in read_lines(table):
+        for number, line in read_lines(table, self.encoding):
             if line == "":
                 continue
             cells = [] if line is None else [cell.strip() for cell in line.split("|")]
             if len(cells) not in (2, 3) or not cells[0]:
-                wrong = "not UTF-8" if line is None else f"{len(cells)} cells instead of ID|TEXT or ID|TEXT|TEXT"
+                wrong = NOT_UTF8 if line is None else f"{len(cells)} cells instead of ID|TEXT or ID|TEXT|TEXT"
                 self._problem(f"{table.name}:{number}", "bad-line", f"line {number} of {table}: {wrong}")
                 continue
             audio = _recording(table.parent, cells[0])

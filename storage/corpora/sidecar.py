@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, CorpusReader, Utterance, read_lines
+from storage.corpora.base import AUDIO_SUFFIXES, NOT_UTF8, RECORDING_SUFFIXES, CorpusReader, Utterance, read_lines
 
 _TRANSCRIPTS = (".txt", ".lab")
 _LOOKED_AT = 200  # files, before a folder counts as another layout
@@ -31,6 +31,8 @@ class SidecarReader(CorpusReader):
         "bob/1.txt": "good night\n",
     }
 
+    OPTIONS = frozenset({"encoding"})
+
     @classmethod
     def recognises(cls, root: Path) -> bool:
         """Whether one of the first audio files has a transcript."""
@@ -53,7 +55,7 @@ class SidecarReader(CorpusReader):
                 self._problem(id_, "missing-transcript", f"no text file of the name of {audio}")
             else:
                 try:
-                    text = _transcript(transcript)
+                    text = _transcript(transcript, self.encoding)
                 except (OSError, ValueError) as error:
                     self._problem(id_, "bad-line", f"{transcript} cannot be used: {getattr(error, 'strerror', error)}")
                     continue
@@ -71,18 +73,18 @@ class SidecarReader(CorpusReader):
             yield from (path for path in pair if path)
 
 
-def _transcript(path: Path) -> str:
+def _transcript(path: Path, encoding: str) -> str:
     """The text of a file.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not UTF-8, or longer than any transcript.
+        ValueError: it is in another encoding, or longer than any transcript.
     """
     if path.stat().st_size > _LONGEST_TEXT:
         raise ValueError(f"it has more than {_LONGEST_TEXT >> 20} MiB")
-    lines = [line for _, line in read_lines(path)]
+    lines = [line for _, line in read_lines(path, encoding)]
     if None in lines:
-        raise ValueError("it is not UTF-8")
+        raise ValueError(f"it is {NOT_UTF8}")
     return " ".join(" ".join(line for line in lines if line).split())
 
 

@@ -1,4 +1,4 @@
-"""Tables: CSV, TSV, JSON lines or Parquet, one row per utterance."""
+"""Tables: CSV, TSV, JSON lines, Parquet or Arrow, one row per utterance."""
 
 import posixpath
 from collections import Counter
@@ -23,7 +23,16 @@ from storage.corpora.base import (
     read_lines,
 )
 from storage.corpora.csv_rows import NumberedLines, check_width, find_separator, read_header, read_rows
-from storage.corpora.embedded import Cell, audio_columns, filled_rows, open_file, plain_leaves
+from storage.corpora.embedded import (
+    Cell,
+    audio_columns,
+    filled_cells,
+    filled_rows,
+    open_file,
+    open_stream,
+    plain_leaves,
+    without_bytes,
+)
 from storage.corpora.file_ids import FileIds
 
 if TYPE_CHECKING:
@@ -44,7 +53,8 @@ KNOWN_COLUMNS: dict[str, tuple[str, ...]] = {
     "channel": ("channel",),
 }
 """Column names of each field in public corpora; the first one present in the table is used."""
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+BINARY_TABLES = (".parquet", ".arrow")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", *BINARY_TABLES)
 """File names of tables end in one of these."""
 _BATCH_ROWS = 1024  # of a Parquet file that are in memory at once
 
@@ -52,17 +62,18 @@ _BATCH_ROWS = 1024  # of a Parquet file that are in memory at once
 class TableReader(CorpusReader):
     """Reads a table, or a folder with a `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
 
-    Audio paths are relative to the table. A Parquet file may hold the audio itself, as bytes or as structures of bytes
-    and path: then the path only names it, and a number in the column `id` is not taken, as it often is that of a
-    sentence. The default id is the audio file's stem, with its folders where several files
-    have that stem, and with the start time for a segment of a file. A row with `start` and `duration` but no `end` is a
-    segment of that duration, as in NeMo's manifests.
+    Audio paths are relative to the table. A Parquet or Arrow file may hold the audio itself, as bytes or as structures
+    of bytes and path: then the path only names it, and a number in the column `id` is not taken, as it often is that of
+    a sentence. The default id is the audio file's stem, with its folders where several files have that stem, and with
+    the start time for a segment of a file. A row with `start` and `duration` but no `end` is a segment of that
+    duration, as in NeMo's manifests.
 
     A CSV or TSV file may be separated by commas, semicolons, tabs or "|", which its header tells. Each line is a row or
     a problem; for cells with line breaks, see `storage.corpora.csv_rows`.
 
     Options:
         columns: column of the table for each field of `Utterance` that has an unusual name.
+        encoding: that of a CSV, TSV or JSON lines file, such as `windows-1252`, if it is not one of the UTF encodings.
         where: required values by column, for example `{"part": "train"}`; other rows are skipped.
     """
 
@@ -74,7 +85,7 @@ class TableReader(CorpusReader):
         "wav/a.wav": "",
         "wav/b.wav": "",
     }
-    OPTIONS = frozenset({"columns", "where"})
+    OPTIONS = frozenset({"columns", "where", "encoding"})
 
     def __init__(
         self, path: str, *, corpus: str = "", domain: str = "", language: str = "en", **options: object
@@ -222,7 +233,11 @@ class TableReader(CorpusReader):
 
     def numbered_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
         """Yield line number and row; for a bad row, a description of the error."""
-        kinds = {".jsonl": lambda: read_json_lines(self.table), ".parquet": self._parquet_rows}
+        kinds = {
+            ".jsonl": lambda: read_json_lines(self.table, self.encoding),
+            ".parquet": self._parquet_rows,
+            ".arrow": self._arrow_rows,
+        }
         for number, row in kinds.get(self.table.suffix.lower(), self._text_rows)():
             if isinstance(row, str) or self.where.matched_by(row):
                 yield number, row
@@ -247,8 +262,29 @@ class TableReader(CorpusReader):
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise CorpusError(f"{self.table} is not a readable Parquet file: {error}") from error
 
+    def _arrow_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+        import pyarrow as pa
+
+        try:
+            batches = open_stream(self.table)
+            audio = audio_columns(batches.schema)
+            self._check_header(batches.schema.names, inside=bool(audio))
+            number = 0
+            for batch in batches:
+                rows = without_bytes(batch)
+                filled = {name: filled_cells(batch.column(name)) for name in audio}
+                for place, row in enumerate(rows):
+                    for name, cells in filled.items():
+                        part = row.get(name)
+                        path = as_field(part.get("path")) if isinstance(part, dict) else None
+                        row[name] = Cell(number, path or "", cells[place])
+                    number += 1
+                    yield number, row
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise CorpusError(f"{self.table} is not a readable stream of Arrow batches: {error}") from error
+
     def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
-        lines = _split_returns(read_lines(self.table))
+        lines = _split_returns(read_lines(self.table, self.encoding))
         first = next(lines, (1, ""))
         known = {*chain.from_iterable(KNOWN_COLUMNS.values()), *self._chosen.values(), *self.where.values}
         separator = find_separator(first[1] or "", known, "\t" if self.table.suffix.lower() == ".tsv" else ",")
@@ -299,17 +335,18 @@ def _instead(name: str, header: list[str]) -> str:
     return f"; did you mean {near!r}?" if near else f", which has only {', '.join(header)}"
 
 
-def first_rows(path: Path, count: int) -> list[dict[str, Any]]:
+def first_rows(path: Path, count: int, encoding: str = "") -> list[dict[str, Any]]:
     """The first rows of a table with any columns; rows that cannot be read are left out.
 
     Args:
         path: The table.
         count: Maximum number of lines to read.
+        encoding: That of a table of text; empty for one of the UTF encodings.
 
     Raises:
         CorpusError: If it is not a readable table.
     """
-    rows = (row for _, row in islice(_AnyTable(str(path)).numbered_rows(), count))
+    rows = (row for _, row in islice(_AnyTable(str(path), encoding=encoding).numbered_rows(), count))
     return [row for row in rows if isinstance(row, dict)]
 
 

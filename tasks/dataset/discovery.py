@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from storage.corpora import CorpusError, guess_kind, reader_class
-from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES
+from storage.corpora.base import AUDIO_SUFFIXES, RECORDING_SUFFIXES, guess_encoding
 from storage.corpora.huggingface import example_table
 from storage.corpora.nemo import NemoReader
 from storage.corpora.table import TABLE_SUFFIXES
@@ -16,6 +17,8 @@ from tasks.dataset.table_columns import GuessedColumns, set_of_name
 
 _DEPTH = 3
 _COUNTED = 10_000
+_TEXTS = 4_000
+"""Files of a corpus among which those with text are looked at for their encoding."""
 _TABLE_TEXT = "a table metadata.csv with the columns path, text and, if you know them, speaker"
 
 
@@ -31,11 +34,14 @@ class FoundSource:
     """Columns of a table that are not known by their names, by field."""
     where: dict[str, str] = field(default_factory=dict)
     """Rows of a table that belong to it."""
+    encoding: str = ""
+    """That of its text files; empty for one of the UTF encodings."""
 
     def document(self) -> dict[str, Any]:
         """Fields of `data.sources`, except the path."""
-        options = {"options": {"columns": self.columns}} if self.columns else {}
-        return {"kind": self.kind} | ({"where": self.where} if self.where else {}) | options
+        options = {"columns": self.columns, "encoding": self.encoding}
+        given = {"where": self.where, "options": {name: value for name, value in options.items() if value}}
+        return {"kind": self.kind} | {name: value for name, value in given.items() if value}
 
     def config(self, language: str = "en") -> SourceConfig:
         """The source of a configuration, with an absolute path."""
@@ -46,7 +52,8 @@ class FoundSource:
         """Its layout and path, and what was taken for what."""
         columns = "".join(f", {field} in the column {column}" for field, column in self.columns.items())
         rows = "".join(f", rows with {column} {value}" for column, value in self.where.items())
-        return f"{self.kind} {self.path}{rows}{columns}" + (f", as set {self.set}" if self.set else "")
+        text = f", text in {self.encoding}" if self.encoding else ""
+        return f"{self.kind} {self.path}{rows}{columns}{text}" + (f", as set {self.set}" if self.set else "")
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def find_corpus(path: Path, kind: str = "", *, sets: bool = True) -> FoundCorpus
         corpus = FoundCorpus(_of_table(path))
     else:
         reader_class(kind)  # its error for an unknown kind suggests the closest one
-        corpus = FoundCorpus([FoundSource(kind, path)])
+        corpus = FoundCorpus([_with_encoding(FoundSource(kind, path))])
     if sets:
         return corpus
     whole = {source.path: replace(source, set="", where={}) for source in corpus.sources}
@@ -114,9 +121,22 @@ def find_sources(folder: Path, *, sets: bool = True) -> FoundCorpus:
             kinds = ", ".join(sorted(suffix.lstrip(".") for suffix in TABLE_SUFFIXES))
             raise CorpusError(f"{folder} is neither a table ({kinds}) nor a manifest: give one, or the folder it is in")
     if folder.is_file() or (kind and (reader_class(kind).HAS_SETS or not folder.is_dir())):
-        return FoundCorpus([FoundSource(kind, folder, columns=_columns_inside(kind, folder))])
+        return FoundCorpus([_with_encoding(FoundSource(kind, folder, columns=_columns_inside(kind, folder)))])
     search = _Search()
-    return FoundCorpus(search.sources(folder, kind, sets), search.left_out)
+    return FoundCorpus(list(map(_with_encoding, search.sources(folder, kind, sets))), search.left_out)
+
+
+def _with_encoding(source: FoundSource) -> FoundSource:
+    """The source with the encoding of its text files, if the layout has files of people's own making."""
+    reader = reader_class(source.kind)
+    if source.encoding or source.kind == "table" or "encoding" not in reader.OPTIONS:
+        return source
+    try:
+        files = list(islice(reader(str(source.path)).files(), _TEXTS))
+    except (CorpusError, OSError):
+        return source  # what is wrong is said when it is read
+    texts = (path for path in files if path.suffix.lower() not in RECORDING_SUFFIXES)
+    return replace(source, encoding=guess_encoding(texts))
 
 
 def _kind(path: Path) -> str:
@@ -145,9 +165,9 @@ def _of_table(path: Path) -> list[FoundSource]:
     """
     table = GuessedColumns(path)
     if not table.splits or table.own_split:
-        return [FoundSource("table", path, columns=table.columns)]
+        return [FoundSource("table", path, columns=table.columns, encoding=table.encoding)]
     return [
-        FoundSource("table", path, name, table.columns, {table.split_column: value})
+        FoundSource("table", path, name, table.columns, {table.split_column: value}, table.encoding)
         for value, name in table.splits.items()
     ]
 
@@ -224,7 +244,7 @@ class _Search:
             own = source.path.stem if source.path.is_file() else source.path.name
             return own if name == "test" and len(tests) > 1 and is_name(own) else name
 
-        return [FoundSource(source.kind, source.path, label(source, name), source.columns) for source, name in named]
+        return [replace(source, set=label(source, name)) for source, name in named]
 
     def _below(self, folder: Path, depth: int) -> Iterator[FoundSource]:
         """Corpora in subfolders, down to a few levels; what lies within another one is left out."""

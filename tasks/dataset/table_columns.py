@@ -6,9 +6,9 @@ from itertools import islice
 from pathlib import Path
 
 from configurable.wording import printable
-from storage.corpora.base import RECORDING_SUFFIXES, SET_OF_SPLIT, CorpusError, is_file, named_file
+from storage.corpora.base import RECORDING_SUFFIXES, SET_OF_SPLIT, CorpusError, guess_encoding, is_file, named_file
 from storage.corpora.embedded import Cell
-from storage.corpora.table import KNOWN_COLUMNS, first_rows, misspelled
+from storage.corpora.table import BINARY_TABLES, KNOWN_COLUMNS, first_rows, misspelled
 
 _MORE_NAMES: dict[str, tuple[str, ...]] = {
     "audio": ("filename", "file_name", "filepath", "recording", "clip"),
@@ -31,13 +31,16 @@ class GuessedColumns:
         columns: The option `columns` of a source: column by field, for columns that are not known by their names.
         splits: Set by value of the column of sets; empty if there is no such column.
         split_column: That column.
+        encoding: The option `encoding` of a source: empty for one of the UTF encodings.
 
     Raises:
         CorpusError: If no column holds audio files that exist, or none holds text; the message names the columns.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self._rows = path, first_rows(path, _READ)
+        self.path = path
+        self.encoding = "" if path.suffix.lower() in BINARY_TABLES else guess_encoding([path])
+        self._rows = first_rows(path, _READ, self.encoding)
         if not self._rows:
             raise CorpusError(f"{path.name} has no rows")
         self._names = [str(name) for name in self._rows[0]]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ _LITTLE_H = 5.0
 """Hours of free speech to train on with fewer of which `starling init` warns: with as many, those of mini
 LibriSpeech, a network from scratch gets every second word wrong even with a language model (RESULTS.md)."""
 _LONGEST_S = 60.0
+_ENGLISH = "en"
 _MANY_REFUSED = 0.5
 _STEPS, _MOST_EPOCHS = 800, 100
 """Steps that a model from scratch needs at least to recognize anything, and epochs that are given to them at most."""
@@ -57,6 +58,9 @@ _READ_S = 30
 class Survey:
     """What is known about the recordings; figures of the audio are of a sample."""
 
+    language: str
+    why_language: str
+    """What says so; empty for the user."""
     utterances: int
     sets: dict[str, int]
     """Utterances by set; the empty name is for those without one."""
@@ -65,14 +69,16 @@ class Survey:
     words: int
     different_words: int
     hours: float
-    sample_rate: int
-    """The most frequent one, Hz."""
+    sample_rates: dict[int, int]
+    """Number of utterances of the sample by sample rate in Hz, the most frequent one first."""
     long_s: float
     """Duration that 99 % of the utterances do not exceed, in seconds."""
     sample: int
     """Number of utterances in the sample."""
     refused: dict[str, int]
     """Utterances of the sample that cannot be used, by reason."""
+    refused_examples: dict[str, list[tuple[str, str]]]
+    """Name and detail of the first of these utterances, by reason."""
     lost: int
     """Entries of the corpora that their readers could not use."""
     lost_reasons: dict[str, int] = field(default_factory=dict)
@@ -87,6 +93,24 @@ class Survey:
     """Speakers of the training set who are in another set, too."""
 
     @property
+    def sample_rate(self) -> int:
+        """The most frequent one, Hz."""
+        return next(iter(self.sample_rates))
+
+    @property
+    def wide(self) -> bool:
+        """Whether most of the recordings have frequencies above 4 kHz."""
+        return 2 * sum(n for rate, n in self.sample_rates.items() if rate > 8000) > sum(self.sample_rates.values())
+
+    @property
+    def rates(self) -> str:
+        """The sample rates, as text."""
+        if len(self.sample_rates) == 1:
+            return f"{self.sample_rate:,} Hz"
+        total = sum(self.sample_rates.values())
+        return ", ".join(f"{percent(count / total, 0)} at {rate:,} Hz" for rate, count in self.sample_rates.items())
+
+    @property
     def who(self) -> str:
         """The number of speakers, as text."""
         if not self.speakers:
@@ -98,11 +122,6 @@ class Survey:
         """Share of the entries that cannot be used, estimated from the sample."""
         share = sum(self.refused.values()) / self.sample
         return (share * self.utterances + self.lost) / (self.utterances + self.lost)
-
-    @property
-    def quarantine_limit(self) -> float | None:
-        """`data.max_quarantined`, if more cannot be used than the usual limit allows."""
-        return None if self.unusable <= 0.04 else min(0.95, math.ceil(20 * self.unusable + 1) / 20)
 
     @property
     def training_hours(self) -> float:
@@ -139,6 +158,32 @@ class Survey:
         return text if pretrained else f"{text}. A pretrained model helps: --pretrained FOLDER (docs/pretrained.md)"
 
 
+_LANGUAGES = (
+    *("ar", "bg", "ca", "cs", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi", "fr", "he", "hi", "hr", "hu", "id"),
+    *("it", "ja", "ko", "lt", "lv", "nl", "no", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "ta", "te", "th", "tr", "uk"),
+    *("vi", "zh"),
+)
+"""Languages that are told apart: with all of py3langid's, lists of words are taken for Pidgin or Luxembourgish."""
+_SURE = 0.9
+_GUESSED_LETTERS = 100_000
+"""Of transcripts whose language is guessed, what is looked at."""
+
+
+def guess_language(texts: Iterable[str]) -> str:
+    """The language of transcripts, by the n-grams of bytes of their different words (py3langid, Lui and Baldwin 2012).
+
+    Returns:
+        Its code; empty if it is not clear, as for letters, numbers or names.
+    """
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # reads its model
+
+    words = " ".join(dict.fromkeys(word for text in texts for word in text.lower().split()))[:_GUESSED_LETTERS]
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    identifier.set_languages(_LANGUAGES)
+    language, probability = identifier.classify(words)
+    return str(language) if probability >= _SURE else ""
+
+
 def begin_with(folder: Path) -> SourceModel:
     """The pretrained model in a folder.
 
@@ -150,17 +195,21 @@ def begin_with(folder: Path) -> SourceModel:
     return source
 
 
-def survey(sources: Sequence[FoundSource], language: str) -> Survey:
+def survey(sources: Sequence[FoundSource], language: str = "") -> Survey:
     """Read the sources, and decode a sample.
 
     Args:
         sources: The sources.
-        language: Their language.
+        language: Their language; empty for the one that all of them name, or else that of their transcripts.
 
     Raises:
         CorpusError: If there are fewer than three utterances, or most of the sample cannot be used.
     """
-    utterances, readers = _read(sources, language)
+    utterances, readers = _read(sources, language or _ENGLISH)
+    why = ""
+    if not language:
+        language, why = _language_of(utterances)
+        utterances, readers = (utterances, readers) if language == _ENGLISH else _read(sources, language)
     problems = [problem for reader in readers for problem in reader.problems]
     if len(utterances) < 3:
         lost = f"; {len(problems)} more cannot be used, such as {_told(problems[0])}" if problems else ""
@@ -170,20 +219,21 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
     step = max(1, len(utterances) // _SAMPLE)
     chosen = [utterance for _, utterance in utterances[::step]]
     data = data_config(language, _sources(sources, language))
-    good, refused = list[Checked](), Counter[str]()
-    first = ""
+    good, refused = list[Checked](), list[RejectedEntry]()
     for result in check_all(chosen, data, worker_count(0)):
         if isinstance(result, Refused):
-            refused[result.reason] += 1
-            first = first or f"{result.id}: {result.detail}"
+            refused.append(RejectedEntry(result.id, result.reason, result.detail))
         else:
             good.append(result)
     if len(good) < (1 - _MANY_REFUSED) * len(chosen):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
-        raise CorpusError(f"{len(chosen) - len(good)} of {len(chosen)} utterances cannot be used: {reasons}; {first}")
+        reasons = ", ".join(f"{count} {reason}" for reason, count in _counts(refused).items())
+        first = f"{refused[0].id}: {refused[0].detail}"
+        raise CorpusError(f"{len(refused)} of {len(chosen)} utterances cannot be used: {reasons}; {first}")
     texts = Counter(word for _, utterance in utterances for word in utterance.text.lower().split())
     seconds = sorted(entry.duration for entry in good)
     return Survey(
+        language=language,
+        why_language=why,
         utterances=len(utterances),
         sets=dict(Counter(name for name, _ in utterances)),
         speakers=len({(utterance.corpus, utterance.speaker) for _, utterance in utterances if utterance.speaker})
@@ -192,12 +242,13 @@ def survey(sources: Sequence[FoundSource], language: str) -> Survey:
         words=texts.total(),
         different_words=len(texts),
         hours=sum(seconds) / len(seconds) * len(utterances) / 3600,
-        sample_rate=Counter(entry.sample_rate for entry in good).most_common(1)[0][0],
+        sample_rates=dict(Counter(entry.sample_rate for entry in good).most_common()),
         long_s=seconds[math.ceil(0.99 * len(seconds)) - 1],
         sample=len(chosen),
-        refused=dict(refused),
+        refused=_counts(refused),
+        refused_examples=_examples(refused),
         lost=len(problems),
-        lost_reasons=dict(Counter(problem.reason for problem in problems).most_common()),
+        lost_reasons=_counts(problems),
         lost_examples=_examples(problems),
         left_out=left_out(readers),
         shared=_overlap(utterances),
@@ -213,11 +264,20 @@ def data_config(language: str, sources: Sequence[SourceConfig]) -> DataConfig:
 
 
 def _normalizer(language: str) -> dict[str, Any] | None:
-    return None if language.partition("-")[0] == "en" else {"kind": "auto"}
+    return None if language.partition("-")[0] == _ENGLISH else {"kind": "auto"}
 
 
 def _sources(sources: Sequence[FoundSource], language: str) -> list[SourceConfig]:
     return [source.config(language) for source in sources]
+
+
+def _language_of(utterances: Sequence[tuple[str, Utterance]]) -> tuple[str, str]:
+    """The language that all utterances name, or else that of their transcripts, or else English; and why."""
+    named = {utterance.language for _, utterance in utterances}
+    if len(named) == 1 and named != {_ENGLISH}:
+        return named.pop(), "as the corpus says"
+    guess = guess_language(utterance.text for _, utterance in utterances)
+    return (guess, "by the transcripts") if guess else (_ENGLISH, "since the transcripts do not tell")
 
 
 def _overlap(utterances: Sequence[tuple[str, Utterance]]) -> int:
@@ -232,6 +292,11 @@ def _overlap(utterances: Sequence[tuple[str, Utterance]]) -> int:
 
 def _told(problem: RejectedEntry) -> str:
     return f"{problem.id} ({problem.reason}: {problem.detail})"
+
+
+def _counts(problems: Sequence[RejectedEntry]) -> dict[str, int]:
+    """Number of entries by reason, the most frequent one first."""
+    return dict(Counter(problem.reason for problem in problems).most_common())
 
 
 def _examples(problems: Sequence[RejectedEntry]) -> dict[str, list[tuple[str, str]]]:
@@ -262,7 +327,6 @@ class Starter:
         name: Name of the configuration and of the model.
         sources: The sources.
         surveyed: What is known about them.
-        language: Their language.
         pretrained: The pretrained model that training begins with; None for random weights.
     """
 
@@ -271,10 +335,9 @@ class Starter:
         name: str,
         sources: Sequence[FoundSource],
         surveyed: Survey,
-        language: str = "en",
         pretrained: SourceModel | None = None,
     ) -> None:
-        self._name, self._sources, self._surveyed, self._language = name, sources, surveyed, language
+        self._name, self._sources, self._surveyed, self._language = name, sources, surveyed, surveyed.language
         self._pretrained = pretrained
 
     def text(self, folder: Path, file: str) -> str:
@@ -297,9 +360,9 @@ class Starter:
         return "\n".join(lines) + "\n"
 
     def _data(self, folder: Path) -> list[str]:
-        surveyed, wide = self._surveyed, self._surveyed.sample_rate > 8000
+        surveyed, wide = self._surveyed, self._surveyed.wide
         rate = _PRETRAINED_RATE if wide or self._pretrained else 8000
-        lines = [f"sample_rate: {rate}  # Hz; most of the recordings have {surveyed.sample_rate}"]
+        lines = [f"sample_rate: {rate}  # Hz; the recordings have {surveyed.rates}"]
         lines += ["min_seconds: 0.1  # commands are short"] if self._pretrained and surveyed.few_words else []
         if (normalizer := _normalizer(self._language)) is not None:
             lines.append(f"normalizer: {one_line(normalizer)}  # text rules of each source's language")
@@ -307,19 +370,8 @@ class Starter:
             lines.append(
                 f"max_seconds: {min(_LONGEST_S, math.ceil(surveyed.long_s)):g}  # longer utterances are left out"
             )
-        lines += self._limits()
         lines += self._split()
         return [*lines, "sources:", *(f"  - {one_line(self._source(source, folder))}" for source in self._sources)]
-
-    def _limits(self) -> list[str]:
-        """A higher limit of unusable utterances, if the sample has more than the usual one allows."""
-        surveyed = self._surveyed
-        if (limit := surveyed.quarantine_limit) is None:
-            return []
-        reasons = ", ".join(f"{count} {reason}" for reason, count in surveyed.refused.items()) or "missing files"
-        share = percent(surveyed.unusable, 0)
-        why = f"about {share} cannot be used ({reasons} of {surveyed.sample}): see `starling corpus inspect`"
-        return [f"max_quarantined: {limit:g}  # {why}"]
 
     def _split(self) -> list[str]:
         """How the sets that are missing are made."""
@@ -351,7 +403,7 @@ class Starter:
         path = source.path.resolve()
         below = path.is_relative_to(folder.resolve())
         document = source.document() | {"path": str(path.relative_to(folder.resolve()) if below else path)}
-        document |= {} if self._language == "en" else {"language": self._language}
+        document |= {} if self._language == _ENGLISH else {"language": self._language}
         # what is to be divided has no set
         named = source.set and not (self._divides_training and source.set == "train")
         return document | ({"set": source.set} if named else {})
@@ -359,7 +411,7 @@ class Starter:
     def _model(self) -> list[str]:
         surveyed = self._surveyed
         hours = surveyed.training_hours
-        mels = 80 if surveyed.sample_rate > 8000 else 40
+        mels = 80 if surveyed.wide else 40
         words = f"{{kind: words}}  # each of the {surveyed.different_words} words is a token"
         pieces = "{kind: bpe, vocab_size: 500}" if hours >= 20 else "{kind: characters}"
         _, size, largest, rate = next(row for row in _SIZES if hours < row[0])

@@ -10,6 +10,8 @@ from command_line import invoke
 from support import write_tone
 
 from tasks.config.pipeline import load_config
+from tasks.stages.sources import open_source
+from tasks.stages.starter import guess_language
 
 pytestmark = pytest.mark.usefixtures("wide", "home")
 WORDS = ("zero", "one", "two")
@@ -125,16 +127,95 @@ def test_overlapping_speakers_are_written_to_the_config_and_cause_no_warning(her
     assert "speaker_overlap" not in (here / "work" / "others.yaml").read_text()
 
 
-def test_limit_allows_for_the_bad_recordings_found(here):
+def test_bad_recordings_are_named_and_the_limit_is_left(here):
     with_table(here / "digits")
     for path in sorted((here / "digits" / "audio").iterdir())[:8]:
         path.write_bytes(b"no audio")
     shown = invoke("init", here / "digits").stdout
-    assert "of 72 utterances that were decoded, these cannot be used: 8 unreadable" in shown
-    assert "warning: data.max_quarantined is set to 20 %" in shown
-    assert load_config(here / "work" / "digits.yaml").data.max_quarantined == 0.2
-    summary = json.loads(invoke("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json").stdout)
+    assert "warning: 8 of 72 decoded utterances cannot be used, unreadable: one_anna_0 (" in shown
+    assert "; and 5 more\n" in shown
+    assert "warning: about 11 % cannot be used, and a run stops at more than 5 %" in shown
+    assert load_config(here / "work" / "digits.yaml").data.max_quarantined == 0.05
+    run = ("run", "digits.yaml", "--until", "prepare", "--no-prefect", "--json")
+    assert "data.max_quarantined" in invoke(*run, code=1).stderr
+    summary = json.loads(invoke(*run, "--set", "data.max_quarantined=0.2").stdout)
     assert summary["utterances"] == {"read": 72, "written": 64, "quarantined": 8}
+
+
+def test_sample_rates_of_a_mixture_are_told(here):
+    rows = [
+        row for name, rate in (("a", 8000), ("b", 16000), ("c", 44100)) for row in digits(here / name, (name,), 4, rate)
+    ]
+    for path, word, speaker in rows:
+        (here / speaker / path).with_suffix(".txt").write_text(word)
+    (here / "mixed").mkdir()
+    for name in "abc":
+        (here / name).rename(here / "mixed" / name)
+    assert "33 % at 8,000 Hz, 33 % at 16,000 Hz, 33 % at 44,100 Hz" in invoke("init", here / "mixed").stdout
+    assert load_config(here / "work" / "mixed.yaml").data.sample_rate == 16000  # two thirds have these frequencies
+
+
+GERMAN = ("guten Tag Frau Müller", "schöne Grüße aus Köln", "wie geht es Ihnen heute")
+
+
+def german(folder, layout, encoding):
+    """Recordings of three sentences by two speakers, with their transcripts in an encoding."""
+    rows = digits(folder)
+    texts = [GERMAN[WORDS.index(word)] for _, word, _ in rows]
+    if layout == "sidecar":
+        for (path, _, _), text in zip(rows, texts, strict=True):
+            (folder / path).with_suffix(".txt").write_bytes(text.encode(encoding))
+        return
+    lines = [f"{path};{text};{speaker}\n" for (path, _, speaker), text in zip(rows, texts, strict=True)]
+    if layout == "ljspeech":
+        (folder / "audio").rename(folder / "wavs")
+        lines = [f"{path.rpartition('/')[2][:-4]}|{text}\n" for (path, _, _), text in zip(rows, texts, strict=True)]
+    header = "" if layout == "ljspeech" else "Datei;label;user\n"
+    (folder / "metadata.csv").write_bytes((header + "".join(lines)).encode(encoding))
+
+
+@pytest.mark.parametrize("layout", ["table", "sidecar", "ljspeech"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_language_and_encoding_of_transcripts_are_told_and_written(here, layout, encoding):
+    german(here / "deutsch", layout, encoding)
+    shown = invoke("init", here / "deutsch").stdout
+    assert "language de, by the transcripts: --language names another one" in shown
+    assert ("text in windows-1252" in shown) == (encoding == "latin-1")
+    config = load_config(here / "work" / "deutsch.yaml")
+    (source,) = config.data.sources
+    assert (source.kind, source.language, config.data.normalizer.kind) == (layout, "de", "auto")
+    assert source.options.get("encoding", "utf-8") == {"utf-8": "utf-8", "latin-1": "windows-1252"}[encoding]
+    assert {utterance.text for utterance in open_source(source)} == set(GERMAN)
+
+
+def test_a_language_that_is_given_is_not_guessed(here):
+    german(here / "deutsch", "table", "utf-8")
+    shown = invoke("init", here / "deutsch", "--language", "nl").stdout
+    assert "by the transcripts" not in shown
+    assert load_config(here / "work" / "deutsch.yaml").data.sources[0].language == "nl"
+
+
+def test_a_language_that_the_table_names_is_taken(here):
+    rows = digits(here / "wo")
+    lines = [f"{path},{word},pl\n" for path, word, _ in rows]
+    (here / "wo" / "t.csv").write_text("path,text,language\n" + "".join(lines))
+    assert "language pl, as the corpus says" in invoke("init", here / "wo").stdout
+    assert load_config(here / "work" / "wo.yaml").data.sources[0].language == "pl"
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("zero one two three four five six seven eight nine", "en"),
+        ("NULL EINS ZWEI DREI VIER FÜNF", "de"),
+        ("uno dos tres cuatro cinco seis siete ocho nueve cero", "es"),
+        ("привет как дела сегодня что ты делаешь", "ru"),
+        ("alpha bravo charlie delta echo", ""),
+        ("1 2 3", ""),
+    ],
+)
+def test_language_is_guessed_only_if_it_is_clear(text, language):
+    assert guess_language(text.split()) == language
 
 
 def test_rows_without_audio_are_named_with_table_and_line(here):

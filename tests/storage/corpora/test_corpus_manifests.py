@@ -11,6 +11,7 @@ import pytest
 from corpus_contract import SPEAKERS, CorpusContract, expected_ids, texts, write_audio
 
 from storage.corpora import CorpusError, open_corpus
+from storage.corpora.embedded import CellError, read_cell
 from storage.corpora.tars import read_member, tar_members
 from storage.safety import UnsafeTarError
 
@@ -363,6 +364,53 @@ class TestHuggingFace(CorpusContract):
 
     def test_sets_are_those_of_the_file_names(self, path):
         assert [u.split for u in self.open(path)] == ["test"] * 3 + ["train"] * 3
+
+
+class TestHuggingFaceSaved(TestHuggingFace):
+    """As `DatasetDict.save_to_disk` writes them."""
+
+    def make(self, folder):
+        for split, speaker in zip(("test", "train"), SPEAKERS, strict=True):
+            save_rows(folder / split, [row for row in texts() if row[1] == speaker])
+        (folder / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
+        return folder
+
+    def add_bad_entries(self, path):
+        save_rows(path / "validation", [("no-text", "33", None), ("11-1-0000", "33", "AGAIN")])
+        (path / "validation" / "data-00001-of-00002.arrow").write_bytes(b"damaged")
+        (path / "validation" / "cache-1b2c.arrow").write_bytes(b"of a `map`, and no part of it")
+        return {
+            "no-text": "missing-transcript",
+            "11-1-0000": "duplicate-id",
+            "data-00001-of-00002.arrow": "bad-table",
+        }
+
+    def test_descriptions_belong_to_the_corpus(self, path):
+        assert self.open(path).passed_over().first == []
+
+    def test_a_single_data_set_has_no_sets(self, tmp_path):
+        save_rows(tmp_path / "one", list(texts()))
+        assert [u.split for u in self.open(tmp_path / "one")] == [None] * 6
+
+    def test_cells_are_those_of_the_rows(self, path):
+        utterances = list(self.open(path))
+        audio = [read_cell(u.audio, u.column, u.row) for u in reversed(utterances)]
+        assert audio == [u.id.encode() for u in reversed(utterances)]
+        with pytest.raises(CellError, match="has 3 rows: there is no row 3"):
+            read_cell(utterances[0].audio, "audio", 3)
+        with pytest.raises(CellError, match="has no column 'text' with audio"):
+            read_cell(utterances[0].audio, "text", 0)
+
+
+def save_rows(folder, rows):
+    """An Arrow file of two batches with the audio inside, as Hugging Face's library writes it; the audio is the id."""
+    folder.mkdir(parents=True)
+    audio = [{"bytes": id_.encode(), "path": f"{id_}.wav"} for id_, _, _ in rows]
+    columns = dict(zip(("id", "speaker_id", "text"), map(list, zip(*rows, strict=True)), strict=True))
+    table = pa.table({"audio": audio, **columns})
+    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=2)
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
 
 
 def write_rows(path, rows, ogg=False):

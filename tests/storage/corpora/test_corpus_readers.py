@@ -368,11 +368,18 @@ def test_guess_kind_explains_failure(tmp_path):
         guess_kind(str(tmp_path / "none"))
 
 
-class TestParquet(TableContract):
-    name = "metadata.parquet"
-
+class ColumnsContract(TableContract):
     def render(self, rows):
         raise NotImplementedError
+
+    def add_bad_entries(self, path):
+        bad = [{"path": "wav/none.flac", "text": "X"}, {"path": "wav/q.flac"}, {"text": "X"}]
+        self.write(path, [*self.rows(), *bad])
+        return {"none": "missing-audio", "q": "missing-transcript", f"{self.name}:9": "missing-audio"}
+
+
+class TestParquet(ColumnsContract):
+    name = "metadata.parquet"
 
     def write(self, path, rows):
         import pyarrow as pa
@@ -380,12 +387,23 @@ class TestParquet(TableContract):
 
         pq.write_table(pa.Table.from_pylist(rows), path)
 
-    def add_bad_entries(self, path):
-        bad = [{"path": "wav/none.flac", "text": "X"}, {"path": "wav/q.flac"}, {"text": "X"}]
-        self.write(path, [*self.rows(), *bad])
-        return {"none": "missing-audio", "q": "missing-transcript", "metadata.parquet:9": "missing-audio"}
-
     def test_a_damaged_file_is_named(self, path):
         path.write_bytes(path.read_bytes()[:-20])
         with pytest.raises(CorpusError, match=r"metadata\.parquet is not a readable Parquet"):
+            list(self.open(path))
+
+
+class TestArrow(ColumnsContract):
+    name = "metadata.arrow"
+
+    def write(self, path, rows):
+        import pyarrow as pa
+
+        table = pa.Table.from_pylist(rows)
+        with pa.ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table, max_chunksize=4)
+
+    def test_a_damaged_file_is_named(self, path):
+        path.write_bytes(path.read_bytes()[:-200])
+        with pytest.raises(CorpusError, match=r"metadata\.arrow is not a readable stream of Arrow batches"):
             list(self.open(path))

@@ -29,6 +29,7 @@ import configurable
 import devices
 import recognition
 import speech
+import storage
 from configurable.addresses import address_content
 from recognition.bundle import BundleSpec, add_decoder, load_spec
 from speech.audio import encode_flac
@@ -67,13 +68,15 @@ from tasks.tracking.runs import (
 from tasks.tracking.significance import Decision, tests_tag
 
 _REQUIREMENTS = (
-    *("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow"),
+    *("torch", "torchaudio", "numpy", "soundfile", "safetensors", "pydantic", "pandas", "mlflow", "fsspec", "pyarrow"),
     *SileroConfig.packages,
 )
 """Packages that every registered model needs."""
+_ROOMS = (recognition, speech, storage, devices, configurable)
+"""What is stored with a registered model: all that `recognition` may import."""
 _PIECES = "sentencepiece"
 _SEARCHES = tuple(dict.fromkeys(name for decoder in DECODERS.values() for name in decoder.packages))
-_NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect", "fsspec", "pyarrow")
+_NOTED = (*_REQUIREMENTS, _PIECES, *_SEARCHES, "rapidfuzz", "prefect")
 
 
 def _late_metrics(run: Run, at_ms: int) -> list[Metric]:
@@ -170,7 +173,7 @@ def _log_model(run: Run, run_id: str, bundle: Path, tags: dict[str, str], about:
             name="model",
             python_model=str(pyfunc_path()),
             artifacts={"bundle": str(bundle)},
-            code_paths=[str(Path(str(room.__file__)).parent) for room in (recognition, speech, devices, configurable)],
+            code_paths=[str(Path(str(room.__file__)).parent) for room in _ROOMS],
             signature=_signature(),
             input_example=_example(run.config.data.sample_rate),
             step=_last_step(run),
@@ -330,7 +333,7 @@ def _artifacts(run: Run, result: StageResult) -> Iterator[Artifact]:
 
 REGISTER = Stage(
     "register",
-    2,
+    3,
     _inputs,
     _work,
     _still_there,

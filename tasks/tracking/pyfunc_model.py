@@ -9,6 +9,7 @@ request fails only if all its recordings are refused.
 
 import base64
 import binascii
+import json
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 import mlflow
 import numpy as np
 import pandas as pd
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from recognition.transcriber import Transcriber, Transcript
@@ -111,6 +114,22 @@ def accepted(items: list[Any]) -> tuple[list[Any], list[str]]:
     return good, refused
 
 
+class RefusedRequest(MlflowException):  # type: ignore[misc]
+    """A request of which nothing can be recognized.
+
+    MLflow's server answers with the trace of any other exception, and puts the request, with all its audio, before the
+    message of its own ones.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, error_code=BAD_REQUEST)
+        self.reason = reason
+
+    def serialize_as_json(self) -> str:
+        """The answer to the client."""
+        return json.dumps({"error_code": self.error_code, "message": self.reason})
+
+
 class SpeechRecognizer(PythonModel):  # type: ignore[misc]
     """A bundle behind MLflow's generic interface."""
 
@@ -131,7 +150,10 @@ class SpeechRecognizer(PythonModel):  # type: ignore[misc]
             params: `sample_rate` of arrays in Hz; 0: the model's own.
         """
         rate = int((params or {}).get("sample_rate") or 0) or None
-        items, refused = accepted(recordings(model_input))
+        try:
+            items, refused = accepted(recordings(model_input))
+        except ValueError as error:
+            raise RefusedRequest(str(error)) if _SERVER in sys.modules else error from error
         transcripts = iter(self.transcriber.transcribe(items, rate))
         texts = [Transcript("", 0.0, 0.0, error=reason) if reason else next(transcripts) for reason in refused]
         rows = [[getattr(text, name) for name in _COLUMNS] for text in texts]

@@ -110,8 +110,8 @@ try:
     model.predict([wave, wave[:4000]], params={"sample_rate": rate})
 except Exception as error:
     refused = str(error)
-rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "training", "storage", "prefect"})
-where = [sys.modules[name].__file__ for name in ("recognition", "speech", "devices", "configurable")]
+rooms = sorted({name.split(".")[0] for name in sys.modules} & {"flows", "tasks", "training", "prefect"})
+where = [sys.modules[name].__file__ for name in ("recognition", "speech", "storage", "devices", "configurable")]
 found = {k: v.to_dict("records") for k, v in found.items()}
 silero = "silero_vad" in sys.modules
 print(json.dumps(dict(found=found, rooms=rooms, pickles=loads, refused=refused, where=where, silero=silero)))
@@ -148,7 +148,7 @@ def test_champion_transcribes_in_a_new_process_without_run_data(finished, tmp_pa
     assert set(by_path) == {"text", "seconds", "confidence", "error"}
     assert (by_path["seconds"], by_path["error"]) == (1.0, "")
     assert [Path(file).parts[-3:-1] for file in answer["where"]] == [
-        ("code", room) for room in ("recognition", "speech", "devices", "configurable")
+        ("code", room) for room in ("recognition", "speech", "storage", "devices", "configurable")
     ]
     for kind in ("bytes", "base64", "array", "list of samples", "table"):
         assert [row["text"] for row in answers[kind]] == [by_path["text"]], kind

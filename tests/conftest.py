@@ -18,6 +18,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 # Collection creates millions of objects that stay: garbage collection would scan them again and again.
 gc.disable()
@@ -56,6 +57,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.differing_executors],
 )
 hypothesis.settings.load_profile("starling")
+
+# Hypothesis also draws constants of our sources, of those modules that happen to be imported. The examples would depend
+# on the tests that run before, and each test process would parse hundreds of files: 5 s of CPU on a fresh clone.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def _load(name: str) -> ModuleType:
@@ -139,34 +144,41 @@ _load("nist_tools")
 s3_server = _load("s3").s3_server
 
 
-# The slowest files, slowest first. A file runs in one test process (--dist loadfile): if a slow one came last, the
-# other process would be idle.
+# The files that take eight seconds or more, slowest first (pytest --durations=0). A file runs in one test process
+# (--dist loadfile): if a slow one came last, the others would be idle.
 SLOWEST = (
     "training/test_exchange_contract.py",
-    "training/test_coordinator_server.py",
     "flows/test_end_to_end.py",
-    "training/test_exchange_faults.py",
+    "training/test_ring.py",
     "training/test_engine.py",
     "test_docs.py",
-    "training/test_ring.py",
+    "tasks/test_paused.py",
+    "training/test_coordinator_server.py",
+    "training/test_trained_part.py",
+    "recognition/test_export.py",
+    "recognition/test_frame_stream.py",
+    "speech/test_pretrained_networks.py",
+    "training/test_exchange_faults.py",
     "tasks/test_training_run.py",
-    "tasks/test_appended_features.py",
-    "tasks/test_adapted_features.py",
-    "training/test_launch.py",
-    "tasks/test_register.py",
-    "training/test_exactly_once.py",
-    "training/test_loader_processes.py",
-    "tasks/test_registry_moves.py",
-    "training/test_compiled_models.py",
-    "starling/test_core.py",
-    "tasks/test_forwarding.py",
-    "training/test_exchange_on_one_machine.py",
-    "training/test_damaged_shards.py",
-    "test_forks.py",
-    "known_issues/test_a_run_hung_when_its_prefect_server_died.py",
-    "known_issues/test_interrupted_creation_broke_mlflow_database.py",
-    "tasks/test_leases.py",
+    "tasks/test_search_report.py",
     "test_architecture.py",
+    "test_forks.py",
+    "training/test_no_hidden_waits.py",
+    "tasks/test_registry_moves.py",
+    "tasks/test_attention_pipeline.py",
+    "tasks/test_register.py",
+    "training/test_loader_processes.py",
+    "tasks/test_word_decoding.py",
+    "known_issues/test_names_that_are_not_utf8_were_not_handled.py",
+    "training/test_exactly_once.py",
+    "known_issues/test_interrupted_creation_broke_mlflow_database.py",
+    "training/strategies/test_strategies.py",
+    "known_issues/test_remedies_in_messages_did_not_help.py",
+    "recognition/test_attention_system.py",
+    "known_issues/test_unreachable_servers_were_reported_after_minutes.py",
+    "recognition/test_server_bad_clients.py",
+    "training/test_launch.py",
+    "training/test_exchange_on_one_machine.py",
 )
 
 

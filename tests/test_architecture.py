@@ -36,12 +36,17 @@ import torch
 import_all("configurable")
 if os.fork():
     os.wait()
-    import_all("devices", "speech", "recognition", "training")
+    import_all("devices")
+    from speech.models import ConformerConfig, WhisperConfig, build_model
+    build_model(ConformerConfig(), 80, 5), WhisperConfig(source="x")
+    print("models", *{{"transformers"}} & set(sys.modules), flush=True)
+    import_all("speech", "recognition", "training")
 else:
     import_all("storage")
 """
 """Prints the rooms that are loaded once every module of a room is imported, in an order in which each room may use all
-earlier ones; storage, which may not use devices and speech, has a fork of its own."""
+earlier ones; storage, which may not use devices and speech, has a fork of its own. Between devices and speech, whether
+a model has imported the library of pretrained ones."""
 
 
 def printed(program):
@@ -71,6 +76,11 @@ USED = {
 def test_lower_rooms_need_neither_prefect_nor_mlflow_nor_a_terminal_and_no_higher_rooms(room):
     loaded, said = loaded_rooms()
     assert loaded.get(room) == USED[room], said[-2000:]
+
+
+def test_models_that_are_not_pretrained_do_not_import_the_library():
+    loaded, said = loaded_rooms()
+    assert loaded.get("models") == "", said[-2000:]
 
 
 PARSE = """

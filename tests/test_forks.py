@@ -333,13 +333,13 @@ def test_a_module_of_ours_is_imported_with_those_that_it_imports():
 
 def test_a_module_of_ours_runs_as_main():
     command, options = (
-        [sys.executable, "-m", "training.node.evaluator", "--help"],
+        [sys.executable, "-m", "training.coordinator.server", "--help"],
         {"capture_output": True, "cwd": ROOT},
     )
     forked = subprocess.run(command, check=True, **options)
     with forks.switched_off():
         started = subprocess.run(command, check=True, **options)
-    assert b"--coordinator" in forked.stdout
+    assert b"--listen" in forked.stdout
     assert (forked.stdout, forked.stderr) == (started.stdout, started.stderr)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gpu_summary
+import pytest
 import torch
 
 from devices.gpus import Driver, Gpus
@@ -73,6 +74,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow  # 4 s of CPU: it imports 17 test files, and what they test, in an interpreter
 def test_gpu_tests_are_collected_without_prefect_and_mlflow():
     """What `make test-gpu` collects, on a machine that has torch and little else."""
     root = Path(__file__).resolve().parents[1]

@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import openai
 import pytest
 from support import give_mlflow, load_beside, tiny_bundle
 from websockets.sync.client import connect
@@ -65,6 +64,8 @@ class Running:
 
 
 def test_a_bundle_is_served_until_ctrl_c(bundle, tmp_path):
+    import openai
+
     with Running(tmp_path / "home", bundle, "--limit", "file_mb=1") as server:
         assert server.about["model"] == "tiny"
         health = tones.fetch(f"{server.url}/healthz")[2]
@@ -96,6 +97,8 @@ def test_sigterm_ends_an_open_stream_with_its_results(bundle, tmp_path):
 
 
 def test_a_killed_server_is_an_error_for_whoever_waits(bundle, tmp_path):
+    import openai
+
     with Running(tmp_path / "home", bundle) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 

@@ -1,9 +1,11 @@
 """Learners of a ring that come after the others: they take the trained weights, or fail; they never keep their own."""
 
 import itertools
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import forks
 import pytest
 import torch
 from support import load_beside
@@ -196,6 +198,7 @@ def test_learners_agree_at_the_end(tmp_path):
     """Their losses pull their weights apart until the last step."""
 
     def learn(number):
+        forks.THREADS.add(threading.current_thread())  # it waits until its coordinator has ended
         model, optimizer = make(number)
         config = RingConfig.model_validate({"membership": {"beat_s": 0.05}, "settle_s": 60.0})
         with Ring(model, optimizer, folder=tmp_path, learners=2, config=config) as ring:

@@ -84,7 +84,7 @@ def start(monkeypatch):
 
     def begin(habit):
         server = SmallServer(habit)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         started.append(server)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "some-key")

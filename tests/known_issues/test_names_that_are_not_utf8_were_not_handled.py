@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from forks import Forkable
 from support import write_tone
 
 from storage.corpora import open_corpus
@@ -70,12 +71,20 @@ def test_transcripts_of_recordings_with_such_names_are_written(folder, tmp_path,
     assert all(path.read_text(encoding="utf-8") or kind == "ctm" for path in written)
 
 
+STRICT = """
+import sys
+sys.stdout.reconfigure(errors="strict")
+from starling.__main__ import main
+main()
+"""
+"""The command in a process whose output accepts nothing but UTF-8, as with PYTHONIOENCODING=utf-8:strict."""
+
+
 @pytest.mark.parametrize("words", [["corpus", "inspect"], ["transcribe", "-m"]])
 def test_such_names_are_printed_whatever_the_encoding(folder, bundle, words):
     more = [str(bundle), str(folder / "a.wav")] if "transcribe" in words else []
     path = folder / (f"{CAFE}.wav" if more else f"{CAFE}.doc")
-    command = [sys.executable, "-m", "starling", *words, *more, str(path)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    done = subprocess.run(command, capture_output=True, env=environment, timeout=120, check=False)
+    command = [sys.executable, "-c", Forkable(STRICT), *words, *more, str(path)]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert done.returncode == (0 if more else 1), done.stderr
     assert (rb"caf\udce9.wav: " in done.stdout) if more else (rb"caf\udce9.doc is neither" in done.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import Forkable
 from safetensors.torch import load_file, save_file
 
 from recognition.initial_weights import open_source
@@ -163,8 +164,8 @@ def test_pickles_are_refused_and_the_remedy_converts_them(folders, whisper):
     (whisper / "model.safetensors").unlink()
     with pytest.raises(PretrainedError, match="pytorch_model.bin only, a pickle") as caught:
         read(whisper)
-    command = shlex.split(re.search(r"python -c .*", str(caught.value))[0])
-    subprocess.run([sys.executable, *command[1:]], check=True, timeout=240, capture_output=True)
+    _, _, program = shlex.split(re.search(r"python -c .*", str(caught.value))[0])
+    subprocess.run([sys.executable, "-c", Forkable(program)], check=True, timeout=240, capture_output=True)
     weights, wanted = weights_of(whisper), weights_of(folders / "whisper")
     assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
 

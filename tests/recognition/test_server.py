@@ -5,7 +5,6 @@ import socket
 import time
 
 import numpy as np
-import openai
 import pytest
 from support import load_beside, silent_system
 
@@ -39,6 +38,8 @@ def server(transcriber, model):
 
 
 def client_of(server, **options):
+    import openai
+
     return openai.OpenAI(base_url=f"{server.url}/v1", **{"api_key": "none", "max_retries": 0, **options})
 
 
@@ -66,6 +67,8 @@ def test_openais_client_gets_every_format(server):
 
 
 def test_openais_client_gets_its_errors(server):
+    import openai
+
     create = client_of(server).audio.transcriptions.create
     file = ("a.flac", flac(speak(TEXT)))
     with pytest.raises(openai.NotFoundError) as missing:
@@ -139,6 +142,8 @@ def test_a_file_that_breaks_the_model_fails_alone(server, model):
 
 
 def test_files_are_limited_in_size_length_and_kind(transcriber, model):
+    import openai
+
     with tones.running(transcriber, file_mb=0.1, file_seconds=5.0) as server:
         noise = np.random.default_rng(1).normal(0, 0.1, 400_000).astype(np.float32)
         cases = [
@@ -233,6 +238,8 @@ def test_a_client_that_goes_away_gives_its_place_up(server, model):
 
 
 def test_a_token_is_asked_for_everywhere_but_on_the_page_and_for_health(transcriber, model, tmp_path):
+    import openai
+
     with tones.running(transcriber, token=TOKEN, log=tmp_path / "log.jsonl") as server:
         audio = flac(speak("echo"))
         for path in ("/v1/models", "/metrics", "/v1/models/tones", "/nothing"):

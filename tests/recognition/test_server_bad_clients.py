@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from support import load_beside
 
-from recognition.serving import app
+from recognition.serving import app, gate
 
 tones = load_beside(__file__, "running_server.py")
 speak, flac, post, fetch, wait_for = tones.speak, tones.flac, tones.post, tones.fetch, tones.wait_for
@@ -20,7 +20,9 @@ def transcriber(tmp_path_factory):
 
 
 @pytest.fixture
-def server(transcriber):
+def server(transcriber, monkeypatch):
+    monkeypatch.setattr(gate, "_DISCARD_S", 1.0)
+    monkeypatch.setattr(gate, "_DISCARD_PAUSE_S", 0.3)
     transcriber.recognizer.model.__init__()
     with tones.running(transcriber, idle_s=0.5, connections=8, upload_s=2.0) as server:
         yield server

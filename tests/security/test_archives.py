@@ -52,8 +52,8 @@ BAD = {
     "a negative size by extension": pax_header(size="-1024") + header() + END,
     "an endless size by extension": pax_header(size="9" * 30) + header() + END,
     "a sparse map of letters": pax_header(GNU_sparse_map="0,1,x") + header() + END,
-    "extended headers without end": b"".join(header(kind=b"x") for _ in range(5000)) + header() + END,
-    "long names without end": b"".join(header(kind=b"L") for _ in range(5000)) + header() + END,
+    "extended headers without end": header(kind=b"x") * 5000 + header() + END,
+    "long names without end": header(kind=b"L") * 5000 + header() + END,
 }
 
 

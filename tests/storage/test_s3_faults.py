@@ -100,7 +100,7 @@ def start_faults(s3_server, monkeypatch):
 
     def begin(weather):
         proxy = FaultyProxy(s3_server, weather)
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
         begun.append(proxy)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_address[1]}")
         return proxy

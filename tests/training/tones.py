@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import made_once
 
 from recognition.bundle import BundleSpec
 from speech.audio import decode_audio, encode_flac
@@ -306,9 +307,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.fixture(scope="session")
-def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """A Conformer that knows the six words."""
+def trained(corpus: Corpus) -> Trained:
+    """A Conformer that knows the six words; one test process trains it for all."""
     spec = corpus.spec("conformer", model=bare("conformer"))
-    folder = tmp_path_factory.mktemp("trained")
-    job = corpus.job(folder, spec=spec, epochs=10, average=2, optimizer={"lr": 1e-2}, **LEARNS)
-    return train_here(job)
+    with made_once("trained-on-tones") as folder:
+        job = corpus.job(folder, spec=spec, epochs=10, average=2, optimizer={"lr": 1e-2}, **LEARNS)
+        if not ObjectStore(job.output_url).exists("result.json"):
+            train_here(job)
+        return Trained(job, ObjectStore(job.output_url).read_json("result.json"))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -29,14 +30,20 @@ _REST_S = 3.0
 """For ending after requests have ended; then the process is killed."""
 _KEPT_S = 5
 """How long a connection stays open for another request."""
+_QUEUED = 1024
+"""Connections that wait in the kernel until they are accepted."""
+_AT_ONCE = 64
+"""Connections that are accepted at most before others, whose requests may have arrived meanwhile, are looked at."""
+_OTHER_FILES = 256
+"""Open files that are no connections or uploads: the model, the log, pipes, what libraries open."""
 
 
 class GuardedProtocol(H11Protocol):
     """uvicorn's protocol with bounds: of connections, and of the time until a request has arrived."""
 
     service: ClassVar[SpeechService]
-    waiting: ClassVar[dict[GuardedProtocol, asyncio.TimerHandle]]
-    """Connections without a request in progress, the oldest first."""
+    waiting: ClassVar[dict[str, dict[GuardedProtocol, asyncio.TimerHandle]]]
+    """Connections without a request in progress, by the address of the client, the oldest first."""
 
     @classmethod
     def of(cls, service: SpeechService) -> type[GuardedProtocol]:
@@ -56,7 +63,8 @@ class GuardedProtocol(H11Protocol):
             if not self.waiting:
                 self.answer(503, f"{most} connections are open: try again later", "too_many_connections")
                 return
-            next(iter(self.waiting)).drop("too_many")
+            # of the client that has most of them
+            next(iter(max(self.waiting.values(), key=len))).drop("too_many")
         self.expect_request()
 
     @override
@@ -90,14 +98,22 @@ class GuardedProtocol(H11Protocol):
         answered = self.cycle is None or self.cycle.response_complete
         if not answered or self.transport.is_closing() or self.transport.get_protocol() is not self:
             self.forget()
-        elif self not in self.waiting:
-            self.waiting[self] = self.loop.call_later(self.service.limits.idle_s, self.drop, "slow")
+        elif self not in (own := self.waiting.setdefault(self.address, {})):
+            own[self] = self.loop.call_later(self.service.limits.idle_s, self.drop, "slow")
+
+    @property
+    def address(self) -> str:
+        """Of the client."""
+        return self.client[0] if self.client else ""
 
     def forget(self) -> None:
         """Do not wait for a request any more."""
-        timer = self.waiting.pop(self, None)
+        own = self.waiting.get(self.address, {})
+        timer = own.pop(self, None)
         if timer is not None:
             timer.cancel()
+            if not own:
+                del self.waiting[self.address]
 
     def drop(self, reason: str) -> None:
         """Close the connection.
@@ -133,9 +149,15 @@ class DrainingServer(uvicorn.Server):
     Args:
         app: The application.
         service: The server's parts.
+
+    Raises:
+        ValueError: The system does not allow this process as many open files as the limits need.
     """
 
     def __init__(self, app: ASGIApp, service: SpeechService) -> None:
+        most = service.limits.connections
+        needed = 2 * most + _AT_ONCE + _OTHER_FILES  # each may upload to a temporary file
+        allow_files(needed, "accept fewer connections with --limit connections=NUMBER")
         self.service = service
         self._left_s = service.limits.drain_s
         for name in ("uvicorn.error", "python_multipart"):  # what clients send wrongly is counted, not printed
@@ -155,7 +177,7 @@ class DrainingServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=_KEPT_S,
-                backlog=1024,
+                backlog=max(1, min(_AT_ONCE, most // 4)),  # a new one is not dropped before its request can be read
             )
         )
 
@@ -166,6 +188,14 @@ class DrainingServer(uvicorn.Server):
             listener: The socket.
         """
         asyncio.run(self.serve(sockets=[listener]))
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(
+                _QUEUED
+            )  # asyncio's backlog is both: what waits in the kernel, and what is accepted at once
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -191,7 +221,27 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
+def allow_files(needed: int, instead: str) -> None:
+    """Have the system allow this process a number of open files.
+
+    Args:
+        needed: How many.
+        instead: What helps if so many are not allowed, for the message.
+
+    Raises:
+        ValueError: They are not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < needed:
+        if resource.RLIM_INFINITY != hard < needed:
+            raise ValueError(
+                f"{needed} open files are needed, and the system allows {hard}: raise that with `ulimit -Hn {needed}` "
+                f"as root, or {instead}"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def listen(host: str, port: int, backlog: int = _QUEUED) -> socket.socket:
     """A socket that listens.
 
     Raises:

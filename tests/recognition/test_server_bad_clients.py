@@ -1,14 +1,17 @@
 """Slow, silent, half-closed, chattering and very many clients do not disturb others."""
 
 import json
+import os
+import resource
 import socket
+import threading
 import time
 from contextlib import suppress
 
 import pytest
 from support import load_beside
 
-from recognition.serving import app, gate
+from recognition.serving import app, connections, gate
 
 tones = load_beside(__file__, "running_server.py")
 speak, flac, post, fetch, wait_for = tones.speak, tones.flac, tones.post, tones.fetch, tones.wait_for
@@ -28,8 +31,8 @@ def server(transcriber, monkeypatch):
         yield server
 
 
-def opened(server, data=b""):
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+def opened(server, data=b"", source="127.0.0.1"):
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20, source_address=(source, 0))
     connection.sendall(data)
     return connection
 
@@ -41,6 +44,13 @@ def rest_of(connection):
         while part := connection.recv(65536):
             data += part
     return data
+
+
+def dropped(server, reason):
+    """Connections that were closed without an answer."""
+    lines = fetch(server.url + "/metrics")[2].decode().splitlines()
+    start = f'starling_connections_dropped_total{{reason="{reason}"}}'
+    return sum(float(line.split()[1]) for line in lines if line.startswith(start))
 
 
 def assert_serves(server):
@@ -126,9 +136,56 @@ def test_very_many_connections_do_not_keep_others_out(server):
     assert len(server.server.server_state.connections) <= 8
     for connection in idle:
         connection.close()
-    lines = fetch(server.url + "/metrics")[2].decode().splitlines()
-    (dropped,) = [line for line in lines if line.startswith('starling_connections_dropped_total{reason="too_many"}')]
-    assert float(dropped.split()[1]) >= 30
+    assert dropped(server, "too_many") >= 30
+
+
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def test_a_client_with_very_many_connections_loses_its_own_and_no_others(transcriber):
+    with tones.running(transcriber, connections=8) as server:
+        other = opened(server)
+        wait_for(lambda: server.server.server_state.connections)
+        many = [opened(server, source="127.0.0.2") for _ in range(40)]
+        wait_for(lambda: dropped(server, "too_many") >= 33)
+        other.sendall(REQUEST)
+        assert rest_of(other).startswith(b"HTTP/1.1 200 ")
+        for connection in many:
+            connection.close()
+
+
+def test_a_request_that_has_arrived_is_read_before_very_many_connections_are_accepted(transcriber):
+    with tones.running(transcriber, connections=8) as server:
+        held = threading.Event()
+        blocking = tones.in_background(tones.on_loop, server, lambda: held.wait(10))
+        first = opened(server, REQUEST)
+        many = [opened(server) for _ in range(100)]
+        held.set()
+        assert blocking.result()
+        assert rest_of(first).startswith(b"HTTP/1.1 200 ")
+        for connection in many:
+            connection.close()
+
+
+def test_the_server_may_open_as_many_files_as_its_connections_need(transcriber):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 64 + len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        with tones.running(transcriber, connections=few) as server:
+            many = [opened(server) for _ in range(few)]
+            assert_serves(server)
+            for connection in many:
+                connection.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_limits_that_need_more_open_files_than_the_system_allows_are_refused(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 1000))
+    with pytest.raises(ValueError, match=r"ulimit -Hn 1001.*--limit connections") as refused:
+        connections.allow_files(1001, "use --limit connections")
+    assert "the system allows 1000" in str(refused.value)
 
 
 def test_an_answer_that_is_not_read_is_given_up(server, monkeypatch):

@@ -36,6 +36,32 @@ Audio = str | Path | bytes | NDArray[np.floating] | Tensor
 
 
 @dataclass(frozen=True)
+class SpokenPiece:
+    """A piece of a recording that was recognized at once: usually what is said between two pauses."""
+
+    start: float
+    """Seconds from the start of the recording."""
+    seconds: float
+    """Its duration."""
+    text: str
+    """The recognized words."""
+    confidence: float
+    """Mean posterior of its tokens, 0 to 1."""
+    least: float | None = None
+    """Confidence of its least certain word; None without words whose times were asked for."""
+
+    @property
+    def num_words(self) -> int:
+        """Number of its words."""
+        return len(self.text.split())
+
+    @property
+    def words_per_second(self) -> float:
+        """How fast is spoken, pauses included."""
+        return self.num_words / max(self.seconds, 1e-3)
+
+
+@dataclass(frozen=True)
 class Transcript:
     """The result for one recording, or the reason why there is none."""
 
@@ -53,6 +79,8 @@ class Transcript:
     """The best hypotheses including this one, best first, if more than one is requested."""
     language: str = ""
     """Code of the language that the model has found, if it looks for one."""
+    pieces: tuple[SpokenPiece, ...] = ()
+    """What it was recognized from: the pieces with speech, in order."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +104,17 @@ class _Piece:
 class _Part:
     """The result for one piece."""
 
+    start: float
+    seconds: float
     hypothesis: Hypothesis
     words: list[Word]
     nbest: list[TimedAlternative] = field(default_factory=list)
+
+    @property
+    def spoken(self) -> SpokenPiece:
+        """The result without what only the recording's needs."""
+        least = min((word.confidence for word in self.words), default=None)
+        return SpokenPiece(self.start, self.seconds, self.hypothesis.text, self.hypothesis.confidence, least)
 
 
 @dataclass
@@ -97,8 +133,9 @@ class _Recording:
         text = " ".join(hypothesis.text for hypothesis in hypotheses if hypothesis.text)
         words = tuple(word for part in self.parts for word in part.words)
         others = joined_alternatives((part.nbest for part in self.parts), nbest) if nbest > 1 else []
-        language = joined_language(hypotheses)
-        return Transcript(text, self.seconds, confidence, words=words, nbest=tuple(others), language=language)
+        language, pieces = joined_language(hypotheses), tuple(part.spoken for part in self.parts)
+        nbests = tuple(others)
+        return Transcript(text, self.seconds, confidence, words=words, nbest=nbests, language=language, pieces=pieces)
 
 
 @dataclass
@@ -440,7 +477,7 @@ class Transcriber:
                 f"the model gives no usable scores for it ({error}): check the audio, and fetch the model again if "
                 "other recordings fail, too"
             )
-            return [_Part(Hypothesis(), [])]
+            return [_Part(pieces[0].start, 0.0, Hypothesis(), [])]
 
     def _recognize(self, pieces: list[_Piece], words: bool) -> list[_Part]:
         given, recognizer = [piece.inputs for piece in pieces], self.recognizer
@@ -448,9 +485,11 @@ class Transcriber:
         encoded = recognizer.encode(inputs, torch.tensor([len(piece_inputs) for piece_inputs in given]))
         parts = []
         for row, (hypothesis, piece) in enumerate(zip(recognizer.search(encoded), pieces, strict=True)):
-            times = recognizer.times(encoded, row, piece.start, piece.start + len(piece.wave) / self.sample_rate)
+            seconds = len(piece.wave) / self.sample_rate
+            times = recognizer.times(encoded, row, piece.start, piece.start + seconds)
             spoken = recognizer.timed_words(encoded, row, hypothesis, times) if words and times else []
-            parts.append(_Part(hypothesis, spoken, timed_alternatives(hypothesis, times) if self.nbest > 1 else []))
+            others = timed_alternatives(hypothesis, times) if self.nbest > 1 else []
+            parts.append(_Part(piece.start, seconds, hypothesis, spoken, others))
         return parts
 
 

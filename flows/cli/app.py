@@ -27,6 +27,7 @@ from flows.cli import (
     init,
     lexicon,
     listing,
+    monitor,
     node,
     plan,
     promote,
@@ -91,6 +92,7 @@ app.command("promote")(promote.promote)
 app.command("rollback")(promote.rollback)
 app.command("transcribe")(transcribe.transcribe)
 app.command("serve")(serve.serve)
+app.command("monitor")(monitor.monitor)
 app.command("export")(export.export)
 app.command("top")(top.top)
 app.command("simulate")(simulate.simulate)

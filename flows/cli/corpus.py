@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from rich.table import Column, Table
 from flows.cli import corpus_download
 from flows.cli.commands import CommandGroup
 from flows.cli.common import JsonOption, friendly, out, print_json, print_line
-from flows.cli.configs import complete_config_or_file
+from flows.cli.configs import complete_config_or_file, complete_path
 from flows.cli.found_corpus import HELP, corpus_data
 from flows.cli.tables import print_table
 
@@ -191,3 +192,30 @@ def _rates(counts: dict[str, int]) -> str:
     if len(counts) == 1:
         return f"{int(next(iter(counts))):,}"
     return "\n".join(f"{int(rate):,} in {count:,}" for rate, count in counts.items())
+
+
+@app.command("collected")
+@friendly
+def collected(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of `starling serve MODEL --collect FOLDER`.", autocompletion=complete_path)
+    ],
+    json_output: JsonOption = False,
+) -> None:
+    """Offer what a server has collected for transcription: adds new utterances to FOLDER/metadata.csv.
+
+    Correct the column text there, and put an x into the column checked. What is there already stays as it is.
+    """
+    from recognition.serving.collecting import CHECKED, MARK, offer_rows
+
+    made = offer_rows(folder)
+    if json_output:
+        print_json(asdict(made) | {"path": str(made.path)})
+        return
+    print_line(f"{made.path}: {made.new:,} new utterances of {made.rows:,}; {made.checked:,} are checked")
+    if made.other_marks:
+        marks = ", ".join(map(repr, made.other_marks[:5]))
+        print_line(f"the column {CHECKED} also has {marks}: only rows with {MARK} are read")
+    if made.checked:
+        source = f"{{kind: table, path: {folder.resolve()}, where: {{{CHECKED}: {MARK}}}, set: train}}"
+        print_line(f"as a source of a configuration: {source}")

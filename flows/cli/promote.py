@@ -73,7 +73,7 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
     from flows.servers.prefect_api import orchestration
     from flows.servers.services import connect_mlflow
 
-    if not no_prefect and _served():
+    if not no_prefect and prefect_runs():
         with interruptible(), orchestration():
             from flows.promote import promote as as_flow
 
@@ -88,7 +88,7 @@ def _promote(name: str, version: str, new_tests: bool, force: bool, reason: str,
     return promote_version(name, version, PromotionOptions(force=force, new_tests=new_tests, reason=reason))
 
 
-def _served() -> bool:
+def prefect_runs() -> bool:
     """Whether there is a Prefect server: a configured one, or that of `starling up`."""
     from flows.servers.services import running_services
 
@@ -100,7 +100,7 @@ def _rollback(name: str, to: str, reason: str, no_prefect: bool) -> dict[str, An
     from flows.servers.prefect_api import orchestration
     from flows.servers.services import connect_mlflow
 
-    if not no_prefect and _served():
+    if not no_prefect and prefect_runs():
         with interruptible(), orchestration():
             from flows.promote import rollback as as_flow
 

@@ -21,6 +21,7 @@ from flows.cli.transcribe import DetectorOption, build_transcriber, check_detect
 from flows.servers.shutdown import end_now
 
 if TYPE_CHECKING:
+    from recognition.serving.collecting import Collector
     from recognition.serving.limits import ServeLimits
     from recognition.serving.metrics import ServeMetrics
     from recognition.serving.models import ModelSwitch
@@ -68,17 +69,38 @@ def serve(
         ),
     ] = None,
     log_text: Annotated[bool, typer.Option("--log-text", help="Write recognized text to the log, too.")] = False,
+    collect: Annotated[
+        Path | None,
+        typer.Option(
+            "--collect",
+            metavar="FOLDER",
+            help="Store doubtful utterances with their audio, for people to transcribe: docs/watching.md.",
+            show_default=False,
+            autocompletion=complete_path,
+        ),
+    ] = None,
+    collect_below: Annotated[
+        float, typer.Option("--collect-below", help="Utterances with a lower confidence are doubtful; 1: all.")
+    ] = 0.8,
+    collect_mb: Annotated[
+        float, typer.Option("--collect-mb", help="Most that FOLDER may have, in megabytes.")
+    ] = 1000.0,
     json_output: JsonOption = False,
 ) -> None:
     """Serve a model: files as OpenAI's API defines it, streams over a WebSocket, and a page. Ctrl-C ends it."""
     _check_packages()
+    from recognition.serving.log import RequestLog
+    from recognition.serving.service import SpeechService
+
     limits, token = limits_of(limit or []), os.environ.get(TOKEN_VARIABLE) or None
     check_access(host, token)
     check_detector(vad)
     with closing(_listener(host, port)) as listener:
         address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         served, metrics = open_model(model, device, vad)
-        service = _service(served, metrics, limits, token, log or _usual_log(listener), log_text)
+        collector = _collector(collect, served.switch.name, metrics, collect_below, collect_mb)
+        request_log = RequestLog(log or _usual_log(listener), log_text)
+        service = SpeechService(served.switch, limits, token, request_log, metrics, collector)
         _announce(f"http://{address}", service, json_output)
         _run(service, served, listener, follow_s)
     end_now()
@@ -205,22 +227,36 @@ def open_model(model: str, device: str, vad: str) -> "tuple[Served, ServeMetrics
     return Served(switch, AliasFollower(name, alias, load, switch)), metrics
 
 
-def _service(
-    served: Served, metrics: "ServeMetrics", limits: "ServeLimits", token: str | None, log: Path, log_text: bool
-) -> "SpeechService":
-    from recognition.serving.log import RequestLog
-    from recognition.serving.service import SpeechService
+def _collector(
+    folder: Path | None, model: str, metrics: "ServeMetrics", below: float, most_mb: float
+) -> "Collector | None":
+    """What stores doubtful utterances, if that is wanted.
 
-    return SpeechService(served.switch, limits, token, RequestLog(log, log_text), metrics)
+    Raises:
+        ValueError: A number has no meaning, or the folder cannot be made.
+    """
+    from recognition.serving.collecting import Collector
+
+    if folder is None:
+        return None
+    try:
+        return Collector(folder.resolve(), model, metrics, below, most_mb)
+    except OSError as error:
+        raise ValueError(f"--collect {folder}: {error}: give a folder that can be made or written") from error
 
 
 def _announce(url: str, service: "SpeechService", json_output: bool) -> None:
     switch = service.switch
     if json_output:
-        print_json({"url": url, "model": switch.name, "version": switch.current.version, "log": str(service.log.path)})
+        about = {"url": url, "model": switch.name, "version": switch.current.version, "log": str(service.log.path)}
+        print_json(about | ({"collects": str(service.collector.folder)} if service.collector is not None else {}))
         return
     version = f", version {switch.current.version}" if switch.current.version else ""
     print_line(f"{url} serves {switch.name}{version}; its log is {service.log.path}")
+    if (collector := service.collector) is not None:
+        print_line(
+            f"utterances with a confidence below {collector.below:g} are stored, audio included, in {collector.folder}"
+        )
     say("Ctrl-C ends it.")
 
 
@@ -237,5 +273,7 @@ def _run(service: "SpeechService", served: Served, listener: socket.socket, foll
         DrainingServer(create_app(service), service).run_on(listener)
     finally:
         stop.set()
+        if service.collector is not None:
+            service.collector.close()
         service.log.close()
         served.switch.current.discard()

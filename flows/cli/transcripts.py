@@ -5,7 +5,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ _ESCAPED = "backslashreplace"
 
 def entry(path: Path, transcript: Transcript) -> dict[str, Any]:
     """A transcript as JSON."""
-    value = {"file": str(path), **asdict(transcript), "words": [asdict(word) for word in transcript.words]}
-    return {name: item for name, item in value.items() if item or name not in ("nbest", "language")}
+    value = {"file": str(path), **asdict(replace(transcript, pieces=()))}
+    value["words"] = [asdict(word) for word in transcript.words]
+    return {name: item for name, item in value.items() if item or name not in ("nbest", "language", "pieces")}
 
 
 def numbered(name: str, transcript: Transcript) -> str:

@@ -1,4 +1,4 @@
-"""Prefect automations for runs without heartbeat, failed runs, changed corpora, and new champions.
+"""Prefect automations for runs without heartbeat, failed runs, changed corpora, and events about models.
 
 `starling deploy` creates or updates them; each is identified by its name, which starts with "starling: ". The Prefect
 server evaluates them, so they work even if no worker runs.
@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.deploy.deployments import DEPLOYED_TAG, HEARTBEAT_S, TAG
 from tasks.config.pipeline import PipelineConfig
+from tasks.orchestration.events import PROMOTED, RECOGNITION_CHANGED, ROLLED_BACK
 
 PREFIX = "starling: "
 SILENCE_S = 3 * HEARTBEAT_S
@@ -16,13 +17,13 @@ SILENCE_S = 3 * HEARTBEAT_S
 _ONCE_S = 60
 """Seconds in which a run's failures are notified once."""
 CORPUS_CHANGED = "starling.corpus-changed"
-NOTIFIED_EVENTS = ("starling.promoted", "starling.rolled-back")
+NOTIFIED_EVENTS = (PROMOTED, ROLLED_BACK, RECOGNITION_CHANGED)
 WEBHOOK_BLOCK = "starling-notify"
 HEARTBEAT = "prefect.flow-run.heartbeat"
 # names of final and paused states, including our own; a run in one of them sends no heartbeats
 QUIET_STATES = (
     *("Completed", "Failed", "Crashed", "Cancelled", "TimedOut", "Paused", "Suspended"),
-    *("Cached", "Stopped", "Skipped", "NothingWaits", "Unchanged", "Settling", "Changed", "Empty"),
+    *("Cached", "Stopped", "Skipped", "NothingWaits", "Unchanged", "Settling", "Changed", "Empty", "TooFew"),
 )
 CRASHED_MESSAGE = f"no heartbeat for {SILENCE_S} s: its process or its machine has died"
 
@@ -104,7 +105,7 @@ def corpus_automation(config: PipelineConfig, deployment: str) -> dict[str, Any]
 
 
 def notifications(block: str) -> list[dict[str, Any]]:
-    """Call a webhook about runs that fail or crash, and about new champions.
+    """Call a webhook about runs that fail or crash, about new champions, and about recognition that has changed.
 
     Args:
         block: Id of the Webhook block, which contains the address.

@@ -64,6 +64,9 @@ SCHEDULED = (
         parameters={"only_waiting": True},
     ),
     Scheduled("watch", "*/10 * * * *", "Every ten minutes: run ingest if the sources have changed.", module="watch"),
+    Scheduled(
+        "monitor", "30 6 * * *", "Every morning: compare what servers recognize with the test sets.", module="monitor"
+    ),
     Scheduled("ingest", "", "When the sources have changed, and on demand: corpora, shards and features."),
     Scheduled("train", "", "On demand: train, ingesting first if needed."),
     Scheduled("crossvalidate", "", "On demand: train and score every fold.", module="folds"),

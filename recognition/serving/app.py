@@ -128,6 +128,7 @@ def _health(service: SpeechService, full: bool) -> Response:
     content: dict[str, Any] = {"status": "stopping" if stopping else "degraded" if switch.problem else "ok"}
     if full:
         content |= {"model": switch.name, "version": switch.current.version, "problem": switch.problem}
+        content |= {"collects": service.collector is not None}
         content |= {"files_waiting": service.admission.files, "streams": service.admission.streams}
     return JSONResponse(content, 503 if stopping else 200)
 
@@ -139,10 +140,6 @@ class _Wanted:
     kind: str
     granularities: frozenset[str]
     language: str
-
-    @property
-    def words(self) -> bool:
-        return self.kind in (*formats.TIMED, "verbose_json")
 
     @classmethod
     def of(cls, form: FormData, service: SpeechService) -> _Wanted:
@@ -192,12 +189,12 @@ async def _transcription(service: SpeechService, request: Request) -> Response:
             wanted.check_times(model)
             await asyncio.to_thread(check_audio, data, service.limits.file_seconds)
             received = time.monotonic()
-            transcript = await _recognized(service, request, model, data, wanted)
+            transcript = await _recognized(service, request, model, data)
     now = time.monotonic()
-    service.metrics.recognized(ROUTE, transcript.seconds, transcript.confidence)
+    service.metrics.audio.labels(ROUTE).inc(transcript.seconds)
+    service.recognized(ROUTE, model.version, transcript.pieces, data)
     service.log.write(
         "file",
-        transcript.text,
         client=client_of(request.scope),
         version=model.version,
         bytes=len(data),
@@ -286,10 +283,8 @@ def _too_long(most_seconds: float) -> ApiError:
     return ApiError(413, f"the recording is longer than {most_seconds:g} s: send it in parts", "audio_too_long", "file")
 
 
-async def _recognized(
-    service: SpeechService, request: Request, model: LoadedModel, data: bytes, wanted: _Wanted
-) -> Transcript:
-    """The transcript of a file, unless the client goes away.
+async def _recognized(service: SpeechService, request: Request, model: LoadedModel, data: bytes) -> Transcript:
+    """The transcript of a file, unless the client goes away; with words, of which the log has the least confidence.
 
     Raises:
         ApiError: It cannot be recognized, or not in time.
@@ -297,7 +292,7 @@ async def _recognized(
     limits = service.limits
     try:
         answer: Future[Transcript] = model.queue.submit(
-            data, words=wanted.words and model.words, within_s=limits.request_s, most_seconds=limits.file_seconds
+            data, words=model.words, within_s=limits.request_s, most_seconds=limits.file_seconds
         )
         waiting = asyncio.wrap_future(answer)
         try:

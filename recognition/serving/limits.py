@@ -11,6 +11,12 @@ from typing import Any
 CLOSED_BY_CLIENT = 499
 """Status in logs and metrics of requests whose client has gone; nobody receives it."""
 
+REFUSED_AUDIO = (
+    *("file_too_large", "audio_too_long", "empty_audio", "unsupported_audio", "unreadable_audio"),
+    *("bad_audio", "unusable_scores"),
+)
+"""Codes of errors that are about what a client wants recognized; others are about its request, or the server."""
+
 
 @dataclass(frozen=True)
 class ServeLimits:

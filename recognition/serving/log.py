@@ -28,12 +28,16 @@ class RequestLog:
         path: The file; the five before it are kept as PATH.1 to PATH.5, with 10 MB each. None writes nothing.
         with_text: Whether recognized text is written, too.
 
+    Attributes:
+        common: What all lines have.
+
     Raises:
         OSError: The file cannot be written.
     """
 
     def __init__(self, path: Path | None = None, with_text: bool = False) -> None:
         self.path, self.with_text = path, with_text
+        self.common: dict[str, str] = {}
         self._handler: _Handler | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,9 +53,10 @@ class RequestLog:
         """
         if self._handler is None:
             return
-        entry: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        entry: dict[str, Any] = {"time": now, "event": event, **self.common}
         entry |= {name: _short(value) for name, value in values.items() if value not in (None, "")}
-        if self.with_text:
+        if self.with_text and text:
             entry["text"] = text
         line = json.dumps(entry, ensure_ascii=False)
         self._handler.handle(logging.LogRecord("serve", logging.INFO, "", 0, line, None, None))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from recognition.serving.collecting import Audio, Collector
 from recognition.serving.limits import ApiError, ServeAdmission, ServeLimits
 from recognition.serving.log import RequestLog
 from recognition.serving.metrics import ServeMetrics
 from recognition.serving.models import ModelSwitch
+from recognition.transcriber import SpokenPiece
 
 SHORTEST_TOKEN = 16
 USUAL_NAME = "whisper-1"
@@ -37,6 +40,7 @@ class SpeechService:
         token: What clients show as bearer token; None: clients of this machine need none, and there are no others.
         log: Of requests.
         metrics: Figures; those of the model's queue are counted there, too.
+        collector: Keeps doubtful utterances; None keeps none.
 
     Raises:
         ValueError: The token is too short.
@@ -49,10 +53,12 @@ class SpeechService:
         token: str | None = None,
         log: RequestLog | None = None,
         metrics: ServeMetrics | None = None,
+        collector: Collector | None = None,
     ) -> None:
         check_token(token)
         self.switch, self.limits, self.token = switch, limits or ServeLimits(), token
-        self.log, self.metrics = log or RequestLog(), metrics or ServeMetrics()
+        self.log, self.metrics, self.collector = log or RequestLog(), metrics or ServeMetrics(), collector
+        self.log.common = {"model": switch.name}
         self.admission = ServeAdmission(self.limits)
         self.stopping = asyncio.Event()
         """Set when the server ends: streams finish, nothing new begins."""
@@ -62,6 +68,37 @@ class SpeechService:
         figures.waiting.set_function(lambda: admission.files)
         figures.streams.set_function(lambda: admission.streams)
         figures.model.labels(switch.name, switch.current.version).set(1)
+        if collector is not None:
+            collector.on_problem = lambda text: self.log.write("collect", problem=text)
+            self.log.write("collect", note=f"utterances below {collector.below:g} are stored in {collector.folder}")
+
+    def recognized(
+        self, route: str, version: str, pieces: Sequence[SpokenPiece], audio: Audio, rate: int | None = None
+    ) -> None:
+        """Count and log utterances, and collect those that are doubtful.
+
+        Args:
+            route: Where they came from.
+            version: Of the model that recognized them.
+            pieces: They.
+            audio: What they are pieces of: an encoded file, or samples [num_samples].
+            rate: Of samples, in Hz.
+        """
+        for piece in pieces:
+            self.metrics.recognized(route, piece)
+            self.log.write(
+                "segment",
+                piece.text,
+                route=route,
+                version=version,
+                seconds=piece.seconds,
+                words=piece.num_words,
+                words_per_second=piece.words_per_second,
+                confidence=piece.confidence,
+                least_confidence=piece.least,
+            )
+        if self.collector is not None:
+            self.collector.offer(pieces, audio, rate, version)
 
     def _changed(self, text: str, problem: bool) -> None:
         self.log.write("model", version=self.switch.current.version, **{"problem" if problem else "note": text})

@@ -25,7 +25,7 @@ from recognition.serving.models import LoadedModel
 from recognition.serving.queue import QueueClosedError, RecognitionLateError
 from recognition.serving.service import SpeechService
 from recognition.streaming import Samples, SpeechStream, StreamConfig, StreamResult, open_stream
-from recognition.transcriber import Transcript
+from recognition.transcriber import SpokenPiece, Transcript
 from speech.audio import AudioError
 from speech.decoding import DecodeError
 
@@ -35,6 +35,8 @@ _LATE_S = 60.0
 """Time for recognizing a segment, waiting included."""
 _PENDING_S = 10.0
 """Audio that waits for recognition before the client has to wait."""
+_MARGIN_S = 5.0
+"""Audio that a stream hears before it sees that a segment has ended."""
 _SCALE = 32768.0
 _CLOSES = {400: 1008, 503: 1013}
 _ENDS = {
@@ -104,6 +106,8 @@ class StreamSession:
             )
         except (ValueError, OverflowError) as error:
             raise ApiError(400, str(error), "invalid_value") from error
+        longest = cfg.longest_s + _PENDING_S + _MARGIN_S
+        self._recent = _RecentAudio(self._rate, longest if service.collector is not None else 0.0)
         self._pending = bytearray()
         self._bytes, self._segments, self._said = 0, 0, 0
         self._end: str | None = None
@@ -197,8 +201,8 @@ class StreamSession:
                 raise ConnectionResetError
             if not data:
                 return
-            samples = np.frombuffer(data, dtype="<i2").astype(np.float32) / _SCALE
-            await self._tell(await self._in_thread(self._stream.accept, samples))
+            self._recent.add(data)
+            await self._tell(await self._in_thread(self._stream.accept, _samples(data)))
 
     async def _finish(self) -> None:
         await self._tell(await self._in_thread(self._stream.finish))
@@ -241,10 +245,16 @@ class StreamSession:
             await self._send(content)
             if result.final:
                 self._segments, self._said = self._segments + 1, self._said + len(result.text.split())
-                self._service.metrics.recognized(ROUTE, result.end_s - result.start_s, result.confidence)
-                self._service.log.write("segment", result.text, version=self._model.version,
-                                        seconds=result.end_s - result.start_s, words=len(result.text.split()),
-                                        confidence=result.confidence)  # fmt: skip
+                self._note(result)
+
+    def _note(self, result: StreamResult) -> None:
+        """Count, log and perhaps collect a segment."""
+        seconds = result.end_s - result.start_s
+        least = min((word.confidence for word in result.words), default=None)
+        piece = SpokenPiece(0.0, seconds, result.text, result.confidence, least)
+        wave = self._recent.cut(result.start_s, result.end_s)
+        self._service.metrics.audio.labels(ROUTE).inc(seconds)
+        self._service.recognized(ROUTE, self._model.version, [piece], wave, self._rate)
 
     async def _send(self, content: dict[str, Any]) -> None:
         """Send a message."""
@@ -255,6 +265,40 @@ class StreamSession:
         with suppress(WebSocketDisconnect, OSError, TimeoutError):
             await self._send({"type": "error", **error.content()})
             await self._websocket.close(_CLOSES.get(error.status, 1011), error.code)
+
+
+def _samples(data: bytes) -> Samples:
+    """Samples [num_samples] in ±1 of 16-bit PCM."""
+    return np.frombuffer(data, dtype="<i2").astype(np.float32) / _SCALE
+
+
+class _RecentAudio:
+    """The last seconds of a stream, of which segments can be cut.
+
+    Args:
+        rate: In Hz.
+        seconds: How many, at least; 0 keeps nothing.
+    """
+
+    def __init__(self, rate: int, seconds: float) -> None:
+        self._rate, self._most = rate, 2 * int(seconds * rate)
+        self._data = bytearray()
+        self._dropped = 0
+        """Bytes of the stream before them."""
+
+    def add(self, data: bytes) -> None:
+        """Add 16-bit PCM."""
+        if not self._most:
+            return
+        self._data += data
+        if (more := len(self._data) - self._most) > self._most:  # seldom, since it copies what it keeps
+            del self._data[:more]
+            self._dropped += more
+
+    def cut(self, start_s: float, end_s: float) -> Samples:
+        """Samples [num_samples] between two times of the stream, as far as they are kept."""
+        first, last = (max(0, 2 * round(time_s * self._rate) - self._dropped) for time_s in (start_s, end_s))
+        return _samples(bytes(self._data[first:last]))
 
 
 def _is_end(text: str) -> bool:

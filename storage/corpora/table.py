@@ -284,6 +284,14 @@ class TableReader(CorpusReader):
             raise CorpusError(f"{self.table} is not a readable stream of Arrow batches: {error}") from error
 
     def _text_rows(self) -> Iterator[tuple[int, dict[str, Any] | str]]:
+        lines, separator, header = self.opened()
+        width = len(self._check_header(header))
+        for number, cells in read_rows(lines, width, separator):
+            wrong = cells if isinstance(cells, str) else check_width(cells, width)
+            yield number, wrong or dict(zip(header, cells, strict=True))
+
+    def opened(self) -> tuple[NumberedLines, str, list[str]]:
+        """The lines of a text after its header, what separates its cells, and the names of its columns."""
         lines = _split_returns(read_lines(self.table, self.encoding))
         first = next(lines, (1, ""))
         known = {*chain.from_iterable(KNOWN_COLUMNS.values()), *self._chosen.values(), *self.where.values}
@@ -292,10 +300,7 @@ class TableReader(CorpusReader):
             header = read_header(iter([first]), separator)
         except ValueError as error:
             raise CorpusError(f"{self.table}, line 1: {error}") from error
-        width = len(self._check_header(header))
-        for number, cells in read_rows(lines, width, separator):
-            wrong = cells if isinstance(cells, str) else check_width(cells, width)
-            yield number, wrong or dict(zip(header, cells, strict=True))
+        return lines, separator, header
 
     def _check_header(self, header: list[str], inside: bool = False) -> list[str]:
         """The names of the columns; `inside` says whether some hold audio."""
@@ -348,6 +353,15 @@ def first_rows(path: Path, count: int, encoding: str = "") -> list[dict[str, Any
     """
     rows = (row for _, row in islice(_AnyTable(str(path), encoding=encoding).numbered_rows(), count))
     return [row for row in rows if isinstance(row, dict)]
+
+
+def table_shape(path: Path) -> tuple[str, list[str]]:
+    """What separates the cells of a CSV or TSV file, and the names of its columns.
+
+    Raises:
+        CorpusError: If its header cannot be read.
+    """
+    return _AnyTable(str(path)).opened()[1:]
 
 
 class _AnyTable(TableReader):

@@ -132,6 +132,26 @@ class ReportConfig(BaseModel):
     """Maximum size of the audio of the utterances with the most errors, in megabytes; 0 leaves audio out."""
 
 
+class MonitorConfig(BaseModel):
+    """When what servers recognize counts as unlike the test sets: `starling monitor`."""
+
+    model_config = _MODEL_CONFIG
+
+    logs: tuple[str, ...] = ()
+    """Logs of servers (`starling serve --log`), or folders with them; by default `logs` in the data folder."""
+    hours: float = Field(default=24.0, gt=0, le=24 * 366)
+    """Length of the period, which ends now."""
+    utterances: int = Field(default=100, ge=10)
+    """Fewest utterances that are compared."""
+    distance: float = Field(default=0.2, gt=0, le=1)
+    """Smallest difference of confidences, lengths or words per second that counts: their Kolmogorov-Smirnov distance,
+    the largest difference of the shares of utterances below a value."""
+    rejected: float = Field(default=0.05, gt=0, le=1)
+    """Smallest rise that counts of the share of inputs whose audio is refused, over that of the corpus."""
+    significance: float = Field(default=0.01, ge=0.005, le=0.5)
+    """A difference counts only if its p-value, corrected for the number of comparisons, is smaller."""
+
+
 class RegisterConfig(BaseModel):
     """How the model enters the registry."""
 
@@ -206,6 +226,8 @@ class PipelineConfig(BaseModel):
     """Registration."""
     report: ReportConfig = ReportConfig()
     """The HTML report."""
+    monitor: MonitorConfig = MonitorConfig()
+    """How recognition by servers is watched."""
     slots: SlotsConfig = SlotsConfig()
     """What runs at the same time do about each other."""
     search: SearchConfig | None = None

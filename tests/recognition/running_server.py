@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from recognition.serving.app import create_app
+from recognition.serving.collecting import Collector
 from recognition.serving.connections import DrainingServer, listen
 from recognition.serving.limits import ServeLimits
 from recognition.serving.log import RequestLog
@@ -67,15 +68,25 @@ def pcm(wave):
 
 
 @contextmanager
-def running(transcriber, *, token=None, log=None, with_text=False, version="1", **limits):
+def running(transcriber, *, token=None, log=None, with_text=False, version="1", collect=None, **limits):
     """A server on a free port of this machine.
+
+    Args:
+        transcriber: Its model.
+        token: What clients show.
+        log: File of its log.
+        with_text: Whether that has text.
+        version: The model's.
+        collect: Folder for doubtful utterances, and below which confidence they are.
+        **limits: Its limits.
 
     Yields:
         Its `url`, `port`, `service`, `switch` and `server`.
     """
     metrics = ServeMetrics()
     switch = ModelSwitch("tones", LoadedModel(version, transcriber, on_batch=metrics.batch))
-    service = SpeechService(switch, ServeLimits(**limits), token, RequestLog(log, with_text), metrics)
+    collector = Collector(collect[0], "tones", metrics, collect[1]) if collect else None
+    service = SpeechService(switch, ServeLimits(**limits), token, RequestLog(log, with_text), metrics, collector)
     server = DrainingServer(create_app(service), service)
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
@@ -90,6 +101,8 @@ def running(transcriber, *, token=None, log=None, with_text=False, version="1", 
         server.should_exit = server.force_exit = True
         thread.join(20)
         switch.current.queue.close(10)
+        if collector is not None:
+            collector.close(20)
         service.log.close()
         assert not thread.is_alive()
 

@@ -277,12 +277,33 @@ def test_the_log_has_neither_audio_nor_text_unless_wanted(transcriber, model, tm
             assert post(server, flac(speak(TEXT)))[0] == 200
             assert post(server, b"no audio at all: foxtrot")[0] == 415
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert [line["event"] for line in lines] == ["file", "rejected"]
+        assert [line["event"] for line in lines] == ["segment", "file", "rejected"]
         assert ("foxtrot" in path.read_text()) == with_text
-        assert lines[0]["words"] == 3
-        assert lines[0]["seconds"] == pytest.approx(len(speak(TEXT)) / RATE, abs=1e-3)
-        assert 0.9 < lines[0]["confidence"] <= 1
-        assert (lines[1]["status"], lines[1]["code"]) == (415, "unsupported_audio")
+        assert lines[1]["words"] == 3
+        assert lines[1]["seconds"] == pytest.approx(len(speak(TEXT)) / RATE, abs=1e-3)
+        assert 0.9 < lines[1]["confidence"] <= 1
+        assert (lines[2]["status"], lines[2]["code"]) == (415, "unsupported_audio")
+
+
+def test_the_log_has_a_line_for_each_utterance_of_a_file(transcriber, model, tmp_path):
+    path, wave = tmp_path / "log.jsonl", np.concatenate([speak(TEXT), tones.silence(40), speak("echo")])
+    (whole,) = transcriber.transcribe(wave, words=True)
+    with tones.running(transcriber, log=path, version="7") as server:
+        assert post(server, flac(wave))[0] == 200
+        figures = fetch(server.url + "/metrics")[2].decode().splitlines()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["segment", "segment", "file"]
+    for line, piece, words in zip(lines, whole.pieces, (whole.words[:3], whole.words[3:]), strict=False):
+        assert (line["model"], line["version"], line["route"]) == ("tones", "7", "/v1/audio/transcriptions")
+        assert line["words"] == len(words)
+        assert line["seconds"] == pytest.approx(piece.seconds, abs=1e-3)
+        assert line["words_per_second"] == pytest.approx(len(words) / piece.seconds, abs=1e-3)
+        assert line["confidence"] == pytest.approx(piece.confidence, abs=1e-3)
+        assert line["least_confidence"] == pytest.approx(min(word.confidence for word in words), abs=1e-3)
+    route = 'route="/v1/audio/transcriptions"'
+    assert f"starling_words_total{{{route}}} 4.0" in figures
+    for name in ("confidence", "utterance_seconds", "words_per_second"):
+        assert f"starling_{name}_count{{{route}}} 2.0" in figures
 
 
 def test_figures_count_requests_rejections_and_audio(server):

@@ -34,7 +34,16 @@ _RUNS_ONLY = (
     *("exchange.encrypt", "exchange.timeout_s", "exchange.chunk_kb", "exchange.daemons"),
 )
 WITHOUT_EFFECT = {
-    *("runner", "slots", "search", "storage.url", "storage.workers", "storage.credentials", "storage.cache_gb"),
+    *(
+        "runner",
+        "slots",
+        "search",
+        "monitor",
+        "storage.url",
+        "storage.workers",
+        "storage.credentials",
+        "storage.cache_gb",
+    ),
     *("data.fold", "data.sources.0.licence", "align.device"),
     *(f"{section}.{name}" for section in ("train", "lm_train") for name in _RUNS_ONLY),
     "train.objective.alignments",  # their digest counts

@@ -5,6 +5,8 @@ and from a dozen languages; its features are log-mel energies with Kaldi's windo
 computation of the features as a graph of its own; it holds any model whose features one recording determines. What is
 between features and network (normalization, trimming of silence, deltas) is in the network's graph in both.
 
+Models that stream can be written for streams, too: files that read a chunk after another, with the state between them.
+
 Neither has the bundle's lexicon and language model: their searches are those of sherpa-onnx and of the script that is
 copied beside a plain model.
 """
@@ -33,12 +35,13 @@ from recognition.systems.transducer import TransducerSystem
 from speech.decoding import TransducerDecodeConfig
 from speech.features import FbankConfig, LogMelConfig, SherpaLogMelConfig
 from speech.features.config import FilterBankConfig
-from speech.models import StatelessPredictorConfig
+from speech.models import BlstmConfig, StatelessPredictorConfig
 from speech.models.pretrained import PretrainedConfig
 from speech.tokens import SPACE_SYMBOL, Tokenizer, WordTokenizer
 
 if TYPE_CHECKING:
-    from recognition.onnx_graphs import Graph
+    from recognition.onnx_graphs import Chunks, Graph
+    from speech.frontend import FrontEnd
 
 Layout = Literal["sherpa-onnx", "plain"]
 DESCRIPTION, TOKENS, SCRIPT, README, CARD = "model.json", "tokens.txt", "recognize.py", "README.md", "MODEL_CARD.md"
@@ -58,6 +61,7 @@ def export_bundle(
     int8: bool = True,
     about: Mapping[str, Any] | None = None,
     card: str = "",
+    chunk_ms: float = 0.0,
 ) -> dict[str, Any]:
     """Write a bundle's model as ONNX files, with their tokens, a description and a script that recognizes with them.
 
@@ -68,6 +72,8 @@ def export_bundle(
         int8: Whether to write files with weights in int8, too.
         about: What to add to the description, such as the model's name.
         card: The model card, as Markdown.
+        chunk_ms: Audio of a chunk in milliseconds, rounded to output frames, for files that recognize speech as it
+            comes; 0: they read whole recordings.
 
     Returns:
         The description, as `model.json` has it.
@@ -76,24 +82,31 @@ def export_bundle(
         ValueError: The bundle is damaged or cannot be exported, the folder is not empty, or a package is missing.
     """
     check_target(target)
-    check_exportable(load_spec(bundle))
+    check_exportable(load_spec(bundle), stream=chunk_ms > 0)
     spec, network = load_bundle(bundle)
     layout = _chosen(spec, layout)
+    chunks = _chunks(spec, layout, chunk_ms) if chunk_ms else None
     from recognition.onnx_graphs import HeardFeatures, features_graph
 
     frontend = spec.build_frontend()
-    graphs = spec.system.graphs(spec, network, HeardFeatures(frontend))
+    graphs = spec.system.graphs(spec, network, HeardFeatures(frontend), chunks)
     others = [features_graph(frontend.extract)] if layout == "plain" else []
     with _new_folder(target) as folder:
         write_tokens(spec.build_tokenizer(), folder / TOKENS)
         files = _write_graphs(folder, spec, graphs, others, int8)
         described = _described(bundle, spec, layout, [graph.name for graph in graphs], files) | dict(about or {})
+        if chunks is not None:
+            described["stream"] = _stream_options(spec, chunks, frontend)
         _write_texts(folder, described, card)
     return described
 
 
-def check_exportable(spec: BundleSpec) -> None:
+def check_exportable(spec: BundleSpec, stream: bool = False) -> None:
     """See that a model can be exported in one of the layouts.
+
+    Args:
+        spec: Its description.
+        stream: Whether it is to recognize speech as it comes.
 
     Raises:
         ValueError: It cannot; the message says why, and what works instead.
@@ -118,6 +131,55 @@ def check_exportable(spec: BundleSpec) -> None:
         )
     if system.writes:
         raise ValueError(f"Whisper's decoder network and its tokens are not exported: {instead}")
+    if stream:
+        _check_stream(spec)
+    elif isinstance(spec.model, BlstmConfig) and spec.model.chunk:
+        raise ValueError(
+            "a blstm with model.chunk is computed chunk by chunk, and a graph has a fixed number of them: export it "
+            "with --stream"
+        )
+
+
+def _check_stream(spec: BundleSpec) -> None:
+    """See that a model that can be exported can be exported for streams."""
+    features, system = spec.features, spec.system
+    if not isinstance(system, CtcSystem | TransducerSystem):
+        raise ValueError(
+            f"a recognizer of kind {system.kind} searches whole utterances: export it without --stream, or train one "
+            "of kind ctc or transducer"
+        )
+    if not spec.network.streams:
+        raise ValueError(f"model {spec.network.kind} {spec.network.streaming_remedy}, or export it without --stream")
+    if reason := features.whole_utterance:
+        raise ValueError(f"speech cannot be recognized as it comes: {reason}")
+    if features.cmvn == "sliding" or features.frame_factor > 1:
+        raise ValueError(
+            "exported streams read each frame by itself: deltas, splicing and a sliding window of normalization have "
+            "no place in their state. Use it with `starling transcribe --stream`, or train with features.cmvn=global, "
+            "features.delta_order=0 and without splicing"
+        )
+
+
+def _chunks(spec: BundleSpec, layout: Layout, chunk_ms: float) -> Chunks:
+    from recognition.onnx_graphs import Chunks
+
+    factor = spec.network.subsampling * spec.features.stride
+    return Chunks(layout, max(1, round(chunk_ms / spec.frame_ms)), spec.network.ahead, factor)
+
+
+def _stream_options(spec: BundleSpec, chunks: Chunks, frontend: FrontEnd) -> dict[str, Any]:
+    """What a reader of the files must know to give them the windows of a stream."""
+    bank = frontend.extract
+    return {
+        "chunk_ms": chunks.frames * spec.frame_ms,
+        "latency_ms": chunks.window * spec.features.hop_ms,
+        "window": chunks.window,
+        "shift": chunks.shift,
+        "frame_length": bank.frame_length,
+        "hop_length": bank.hop_length,
+        "lead": spec.features.lead(bank),
+        "tail_s": round((chunks.window + 2) * spec.features.hop_ms / 1000 + bank.frame_length / spec.sample_rate, 3),
+    }
 
 
 def sherpa_obstacle(spec: BundleSpec) -> str:
@@ -324,8 +386,9 @@ def _for_sherpa(described: dict[str, Any]) -> str:
     lines = ["```bash", "pip install sherpa-onnx numpy", "python recognize.py FILE.wav", "```", ""]
     if options["all_interfaces"]:
         kind = "Zipformer CTC model" if described["system"] == "ctc" else "transducer"
+        which = "online" if "stream" in described else "offline"
         lines.append(
-            f"All interfaces of sherpa-onnx compute these features: give its offline recognizer the files as a {kind}, "
+            f"All interfaces of sherpa-onnx compute these features: give its {which} recognizer the files as a {kind}, "
             f"with feature dimension {options['features']['feature_dim']} and a sample rate of {rate}."
         )
     else:
@@ -356,7 +419,14 @@ def _search_text(described: dict[str, Any]) -> str:
     search = described["sherpa_onnx"]["search"] if "sherpa_onnx" in described else {"decoding_method": "greedy_search"}
     own = f"Starling decodes this model with `{described['decoder_of_bundle']}`"
     own += " and a language model, which is not exported" if described["has_language_model"] else ""
-    return (
-        f"Here the search is `{search['decoding_method']}`. {own}: error rates of the model card hold for that. "
-        "A file is recognized as one utterance: cut recordings of more than a minute in pauses before."
-    )
+    if "stream" in described:
+        stream = described["stream"]
+        how = (
+            f"Speech is recognized as it comes, in chunks of {stream['chunk_ms']:g} ms, each when "
+            f"{stream['latency_ms']:g} ms from its start have been heard. `recognize.py` reads files in this way. They "
+            "need silence at the end, which it adds: what does not fill a chunk is not recognized."
+        )
+    else:
+        how = "A file is recognized as one utterance: cut recordings of more than a minute in pauses before."
+    method = search["decoding_method"]
+    return f"Here the search is `{method}`. {own}: error rates of the model card hold for that. {how}"

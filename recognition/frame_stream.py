@@ -36,9 +36,9 @@ from speech.words import FrameTimes, placed_words, timed_words
 
 
 class EndpointConfig(BaseModel):
-    """When a segment of a stream ends: the rules of Kaldi's online decoders (`OnlineEndpointConfig`), of blank frames.
+    """When a segment of a stream ends: the rules of Kaldi's online decoders (`OnlineEndpointConfig`), of silent frames.
 
-    A frame is silent if the blank is its most probable token.
+    A frame is silent if the blank is its most probable token, or silence has its most probable state.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
@@ -81,18 +81,19 @@ class _FrameSearch(ABC):
         """The words of a hypothesis with their times."""
 
 
-class _CtcSearch(_FrameSearch):
-    """Of log posteriors; what comes between two results is searched at once."""
+class _PosteriorSearch(_FrameSearch):
+    """Of log posteriors of tokens or states; what comes between two results is searched at once."""
 
     def __init__(self, recognizer: FrameRecognizer) -> None:
         self._tokenizer, self._search = recognizer.tokenizer, recognizer.decoder.stream()
+        self._silence = recognizer.decoder.silence
         self._log_probs: list[Tensor] = []
         self._searched = 0
 
     @override
     def step(self, frame: Tensor) -> bool:
         self._log_probs.append(frame.cpu())
-        return int(self._log_probs[-1].argmax()) == self._tokenizer.blank
+        return int(self._log_probs[-1].argmax()) in self._silence
 
     @override
     def best(self, final: bool) -> Hypothesis:
@@ -166,13 +167,13 @@ class FrameStream:
         self._new_search: Callable[[], _FrameSearch]
         encoder: object = None
         if isinstance(recognizer, FrameRecognizer):
-            encoder, self._new_search = recognizer.model, partial(_CtcSearch, recognizer)
+            encoder, self._new_search = recognizer.model, partial(_PosteriorSearch, recognizer)
         elif isinstance(recognizer, TransducerRecognizer):
             encoder, self._new_search = recognizer.model.encoder, partial(_TransducerSearch, recognizer)
         if not isinstance(recognizer, FrameRecognizer | TransducerRecognizer) or not isinstance(encoder, AcousticModel):
             raise DecodeError(
                 f"a recognizer of kind {recognizer.spec.system.kind} recognizes whole utterances: train one of kind "
-                "ctc or transducer to recognize speech as it comes"
+                "ctc, transducer or hybrid to recognize speech as it comes"
             )
         self._outputs = encoder.forward_chunk if isinstance(recognizer, FrameRecognizer) else encoder.chunk_outputs
         self._device, self._shift, self.cfg = recognizer.device, recognizer.frame_seconds, cfg or FrameStreamConfig()

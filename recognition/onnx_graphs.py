@@ -3,6 +3,9 @@
 A graph reads features as they are computed from audio, and normalizes them itself: what recognizes with it needs no
 statistics. Padding has no effect on it, and is zero in what it puts out. Batch and time may have any size.
 
+Graphs of streams read a window of frames and a state, and give the outputs of a chunk and the next state: the network's
+caches, as one vector that begins with zeros. Their sizes are fixed, but for the batch.
+
 Graphs are traced by torch's TorchScript exporter. The newer one, by `torch.export`, cannot export LSTMs over any number
 of frames, and takes a minute where this one takes two seconds. Tracing makes a constant of everything that Python
 computes from sizes, so each file is compared with the network at sizes that it was not traced with.
@@ -16,9 +19,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +32,7 @@ from speech.models.networks.predictor import StatelessPredictor
 if TYPE_CHECKING:
     from speech.features.kaldi import FilterBank
     from speech.frontend import FrontEnd
-    from speech.models.networks.base import TrainableNetwork
+    from speech.models.networks.base import AcousticModel, StreamState
     from speech.models.networks.encoder_decoder import EncoderDecoder, EncoderWithCtc
     from speech.models.networks.transducer import Transducer
 
@@ -58,6 +61,30 @@ class Graph:
     """Inputs of a number of utterances with at most some frames or tokens."""
     metadata: dict[str, str | int] = field(default_factory=dict)
     """What readers of the file look up in it."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How graphs read streams: a window of features after another, each a chunk later, with a state between them."""
+
+    layout: Literal["sherpa-onnx", "plain"]
+    """Whose names and shapes of inputs and outputs they have."""
+    frames: int
+    """Output frames of a chunk."""
+    ahead: int
+    """Output frames after it that are computed with it."""
+    factor: int
+    """Feature frames of an output frame."""
+
+    @property
+    def window(self) -> int:
+        """Feature frames that are read at once."""
+        return (self.frames + self.ahead) * self.factor
+
+    @property
+    def shift(self) -> int:
+        """Feature frames from the start of a window to that of the next."""
+        return self.frames * self.factor
 
 
 class _Features(nn.Module):
@@ -128,7 +155,7 @@ def _speechlike(count: int, most: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 class _Acoustic(nn.Module):
-    def __init__(self, heard: HeardFeatures, network: TrainableNetwork) -> None:
+    def __init__(self, heard: HeardFeatures, network: AcousticModel) -> None:
         super().__init__()
         self.heard, self.network = heard, network
 
@@ -137,8 +164,12 @@ class _Acoustic(nn.Module):
         return _inside(log_probs, frames), frames
 
 
-def acoustic_graph(heard: HeardFeatures, network: TrainableNetwork, vocab_size: int) -> Graph:
-    """Features to natural log posteriors of tokens [N, T', V] and their frames [N]."""
+def acoustic_graph(
+    heard: HeardFeatures, network: AcousticModel, vocab_size: int, chunks: Chunks | None = None
+) -> Graph:
+    """Features to natural log posteriors of tokens [N, T', V] and their frames [N], or those of a chunk."""
+    if chunks is not None:
+        return _chunk_graph("model", "log_probs", heard, network, nn.LogSoftmax(-1), vocab_size, chunks)
     return Graph(
         "model",
         _Acoustic(heard, network),
@@ -191,19 +222,22 @@ class _RecurrentPredictor(nn.Module):
         return self.layer(vectors), *after
 
 
-def transducer_graphs(heard: HeardFeatures, network: Transducer) -> list[Graph]:
+def transducer_graphs(heard: HeardFeatures, network: Transducer, chunks: Chunks | None = None) -> list[Graph]:
     """Encoder, predictor and joiner; the joiner's linear layers are in the other two, so that they run once."""
     joiner = network.joiner
     vocab_size, width = joiner.output.weight.shape
-    encoder = Graph(
-        "encoder",
-        _Encoder(heard, network, joiner.encoder, ctc=False),
-        _of_frames(),
-        _of_frames("encoder_out"),
-        lambda count, most: _speechlike(count, most, heard.width),
-        # sherpa-onnx's name of all offline encoders that go with a stateless predictor
-        {"model_type": "conformer"},
-    )
+    if chunks is not None:
+        encoder = _chunk_graph("encoder", "encoder_out", heard, network.encoder, joiner.encoder, vocab_size, chunks)
+    else:
+        encoder = Graph(
+            "encoder",
+            _Encoder(heard, network, joiner.encoder, ctc=False),
+            _of_frames(),
+            _of_frames("encoder_out"),
+            lambda count, most: _speechlike(count, most, heard.width),
+            # sherpa-onnx's name of all offline encoders that go with a stateless predictor
+            {"model_type": "conformer"},
+        )
     join = Graph(
         "joiner",
         _Join(network),
@@ -284,6 +318,172 @@ def attention_graphs(heard: HeardFeatures, network: EncoderDecoder) -> list[Grap
         {"vocab_size": vocab_size},
     )
     return [encoder, decoder]
+
+
+# --- speech as it comes
+
+
+class _Chunk(nn.Module):
+    """A window of features [N, window, F] and a state [N, width] to the outputs of a chunk and the next state.
+
+    The state is what `AcousticModel.window_outputs` remembers: all tensors, flattened, one after another.
+
+    Args:
+        heard: What precedes the network.
+        encoder: The network.
+        layer: What follows it.
+        chunks: Sizes.
+    """
+
+    def __init__(self, heard: HeardFeatures, encoder: AcousticModel, layer: nn.Module, chunks: Chunks) -> None:
+        super().__init__()
+        self.heard, self.encoder, self.layer = heard, encoder, layer
+        self._before = encoder.stream_state(1, chunks.frames)
+        self.width = sum(part.numel() for part in _tensors(self._before))
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        feats, _ = self.heard.frontend(x, torch.full((x.shape[0],), x.shape[1]))
+        scores, after = self.encoder.window_outputs(feats, self._split(state))
+        parts = [part.reshape(x.shape[0], -1) for part in _tensors(after) if part.numel()]
+        return self.layer(scores), torch.cat(parts, dim=1)
+
+    def _split(self, state: Tensor) -> StreamState:
+        """The tensors of a state, in the order of `_tensors`."""
+        parts, start = [], 0
+        for like in _tensors(self._before):
+            part = state[:, start : start + like.numel()]
+            empty = like.new_zeros(state.shape[0], *like.shape[1:])
+            parts.append(part.reshape(state.shape[0], *like.shape[1:]) if like.numel() else empty)
+            start += like.numel()
+        front = [parts.pop(0) for _ in self._before.front]
+        layers = [tuple(parts.pop(0) for _ in memory) for memory in self._before.layers]
+        return replace(self._before, front=tuple(front), layers=tuple(layers))
+
+
+def _tensors(state: StreamState) -> list[Tensor]:
+    """What a state has for the next window: first of the subsampling, then of each layer."""
+    return [*state.front, *(tensor for memory in state.layers for tensor in memory)]
+
+
+class _AsLstm(nn.Module):
+    """In the form of sherpa-onnx's streaming LSTMs, whose two states have any widths: [1, N, width] and [1, N, 1].
+
+    Its model type `conformer` has no place for the states of a subsampling, and as many layers in both states.
+    """
+
+    def __init__(self, chunk: _Chunk) -> None:
+        super().__init__()
+        self.chunk = chunk
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        out, after = self.chunk(x, h[0])
+        return out, after[None], c + 1
+
+
+class _AsZipformer(nn.Module):
+    """In the form of sherpa-onnx's streaming Zipformer CTC models, as one of one layer: its keys are the state.
+
+    What else the layer and the subsampling would have stays as it is. Of the other kinds of streaming CTC models,
+    NeMo's are given other features, and WeNet's one stream at a time, of samples in the range of int16.
+    """
+
+    def __init__(self, chunk: _Chunk, chunks: Chunks) -> None:
+        super().__init__()
+        self.chunk, self.shift = chunk, chunks.shift
+
+    def forward(self, x: Tensor, key: Tensor, *unused: Tensor) -> tuple[Tensor, ...]:
+        *rest, heard = unused
+        out, after = self.chunk(x, key[0])
+        return out, after[None], *(part * 1 for part in rest), heard + self.shift
+
+
+def _chunk_graph(
+    name: str,
+    output: str,
+    heard: HeardFeatures,
+    encoder: AcousticModel,
+    layer: nn.Module,
+    vocab_size: int,
+    chunks: Chunks,
+) -> Graph:
+    """A window of features and a state to the outputs of a chunk and the next state, in the form of a layout."""
+    chunk = _Chunk(heard, encoder.eval(), layer, chunks)
+
+    def example(count: int, most: int) -> tuple[Tensor, Tensor]:
+        state = torch.zeros(count, chunk.width)
+        x, _ = _speechlike(count, chunks.window + most, heard.width)
+        with torch.no_grad():
+            for start in range(0, most, 40):  # states as they are after some chunks
+                _, state = chunk(x[:, start : start + chunks.window], state)
+        return x[:, most:], state
+
+    known: dict[str, str | int] = {"vocab_size": vocab_size, "window": chunks.window, "shift": chunks.shift}
+    if chunks.layout == "plain":
+        inputs = {"x": {0: "N"}, "state": {0: "N"}}
+        outputs = {output: {0: "N"}, "next_state": {0: "N"}}
+        return Graph(name, chunk, inputs, outputs, example, known | {"state": chunk.width})
+    if output == "encoder_out":
+        return _lstm_graph(name, chunk, chunks, example)
+    return _zipformer_graph(name, chunk, chunks, example)
+
+
+Example = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+def _lstm_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example) -> Graph:
+    """An encoder for sherpa-onnx."""
+
+    def packed(count: int, most: int) -> tuple[Tensor, ...]:
+        x, state = example(count, most)
+        return x, state[None], torch.zeros(1, count, 1)
+
+    metadata = {"model_type": "lstm", "num_encoder_layers": 1, "d_model": chunk.width, "rnn_hidden_size": 1}
+    return Graph(
+        name,
+        _AsLstm(chunk),
+        {"x": {0: "N"}, "h": {1: "N"}, "c": {1: "N"}},
+        {"encoder_out": {0: "N"}, "next_h": {1: "N"}, "next_c": {1: "N"}},
+        packed,
+        metadata | {"T": chunks.window, "decode_chunk_len": chunks.shift},
+    )
+
+
+def _zipformer_graph(name: str, chunk: _Chunk, chunks: Chunks, example: Example) -> Graph:
+    """A CTC model for sherpa-onnx."""
+    metadata: dict[str, str | int] = {
+        "encoder_dims": 4,
+        "query_head_dims": chunk.width,
+        "value_head_dims": 1,
+        "num_heads": 1,
+        "num_encoder_layers": 1,
+        "cnn_module_kernels": 2,
+        "left_context_len": 1,
+    }
+    # shapes that follow from these values, those of the subsampling, and the axis of the batch
+    unused = {
+        "cached_nonlin_attn": ((1, 1, 1, 3), 1),
+        "cached_val1": ((1, 1, 1), 1),
+        "cached_val2": ((1, 1, 1), 1),
+        "cached_conv1": ((1, 4, 1), 0),
+        "cached_conv2": ((1, 4, 1), 0),
+        "embed_states": ((1, 128, 3, 19), 0),
+    }
+
+    def packed(count: int, most: int) -> tuple[Tensor, ...]:
+        x, state = example(count, most)
+        rest = [torch.zeros(shape).repeat_interleave(count, axis) for shape, axis in unused.values()]
+        return x, state[None], *rest, torch.zeros(count, dtype=torch.long)
+
+    states = {"cached_key": {1: "N"}, **{part: {axis: "N"} for part, (_, axis) in unused.items()}}
+    states["processed_lens"] = {0: "N"}
+    return Graph(
+        name,
+        _AsZipformer(chunk, chunks),
+        {"x": {0: "N"}, **states},
+        {"log_probs": {0: "N"}, **{f"new_{part}": axes for part, axes in states.items()}},
+        packed,
+        metadata | {"model_type": "zipformer2", "T": chunks.window, "decode_chunk_len": chunks.shift},
+    )
 
 
 # --- files

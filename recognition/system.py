@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from recognition.bundle import BundleSpec
     from recognition.initial_weights import SourceModel
-    from recognition.onnx_graphs import Graph, HeardFeatures
+    from recognition.onnx_graphs import Chunks, Graph, HeardFeatures
     from recognition.pretrained import PretrainedModel
     from recognition.recognizer import Recognizer
     from recognition.systems.base import SpeechTaskConfig
@@ -184,13 +184,16 @@ class SystemConfig(Choice, ABC):
         """
         raise ValueError(f"a recognizer of kind {self.kind} has no network: give the model of another kind")
 
-    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+    def graphs(
+        self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures, chunks: Chunks | None = None
+    ) -> list[Graph]:
         """The parts of the network that `recognition.export` writes as ONNX files.
 
         Args:
             spec: The bundle's description.
             network: Its network.
             heard: From the features of a file to those that the network reads.
+            chunks: How the network reads streams; None: it reads whole utterances.
 
         Raises:
             ValueError: It has no form that others can recognize with.

@@ -232,7 +232,7 @@ class FeatureStream:
         self._raw = _Kept(history, MIN_WINDOW if sliding else 0, 0)
         self._normalized = _Kept(self._expand.reach[0], 0, self._expand.reach[1])
         self._wave = torch.zeros(0)
-        self._skipped = self._passed = 0
+        self._given = self._skipped = self._passed = 0
 
     @property
     def num_bytes(self) -> int:
@@ -242,22 +242,30 @@ class FeatureStream:
 
     def accept(self, samples: Tensor) -> Tensor:
         """The frames [frames, dim] that can be computed by now, after further samples [samples] in ±1."""
-        return self._expanded(self._extracted(samples), last=False)
+        return self._expanded(self._extracted(samples, last=False), last=False)
 
     def finish(self) -> Tensor:
         """The last frames [frames, dim]: nothing follows."""
-        return self._expanded(self._extracted(self._wave[:0]), last=True)
+        return self._expanded(self._extracted(self._wave[:0], last=True), last=True)
 
-    def _extracted(self, samples: Tensor) -> Tensor:
-        """Frames that are complete, not normalized [frames, F]."""
+    def _extracted(self, samples: Tensor, last: bool) -> Tensor:
+        """Frames that are complete, not normalized [frames, F].
+
+        What is kept of the samples begins early enough that no frame to come reads before it, where `waves_before`
+        extends it as if the utterance began there.
+        """
         extract = self._frontend.extract
         skipped = min(self._skipped, len(samples))  # between two frames that do not touch each other
         self._skipped -= skipped
         wave = torch.cat((self._wave.to(samples), samples[skipped:]))
         feats, frames = extract(wave[None], torch.tensor([len(wave)]))
-        end = int(frames) * extract.hop_length
-        self._wave, self._skipped = wave[end:].clone(), self._skipped + max(0, end - len(wave))
-        own: Tensor = feats[0]
+        hop, lead, given = extract.hop_length, self._frontend.cfg.lead(extract), self._given
+        inside = (len(wave) + lead - extract.frame_length) // hop + 1
+        ready = max(given, int(frames) if last else min(inside, int(frames)))
+        kept = max(0, ready - -(-lead // hop))
+        self._wave, self._given = wave[kept * hop :].clone(), ready - kept
+        self._skipped += max(0, kept * hop - len(wave))
+        own: Tensor = feats[0, given:ready]
         return own
 
     def _expanded(self, feats: Tensor, last: bool) -> Tensor:

@@ -98,8 +98,7 @@ def tiny_bundle(folder, **fields):
         features=LogMelConfig(num_mels=6, cmvn="none"),
         stats=None,
         tokenizer=train_tokenizer(TokenConfig(), ["a b"]).to_dict(),
-        model=BlstmConfig(dim=8, layers=1, channels=1),
-        **fields,
+        **{"model": BlstmConfig(dim=8, layers=1, channels=1)} | fields,
     )
     save_bundle(folder, spec, dict(spec.build_model().state_dict()))
 

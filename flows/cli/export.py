@@ -10,6 +10,7 @@ import typer
 
 from flows.cli.common import JsonOption, friendly, print_json, print_line
 from flows.cli.configs import complete_path
+from flows.cli.streams import ChunkOption
 
 
 class FileFormat(StrEnum):
@@ -49,6 +50,10 @@ def export(
     no_int8: Annotated[
         bool, typer.Option("--no-int8", help="Leave out the files with weights in int8, a fourth of the size.")
     ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Write it to recognize speech as it comes, with a state between chunks.")
+    ] = False,
+    chunk_ms: ChunkOption = 640,
     json_output: JsonOption = False,
 ) -> None:
     """Write a model as ONNX files that need no torch, with its tokens and a script that recognizes with them."""
@@ -63,11 +68,13 @@ def export(
         bundle = fetch_model(uri)
         about, card = exported_card(uri)
         chosen: Any = None if layout is FileLayout.auto else layout.value
-        described = export_bundle(bundle, target, chosen, not no_int8, about, card)
+        chunk = chunk_ms if stream else 0.0
+        described = export_bundle(bundle, target, chosen, not no_int8, about, card, chunk)
     if json_output:
         print_json({"folder": str(to), **described})
         return
-    print_line(f"{to}: {described['system']} model for {described['layout']}")
+    how = f", in chunks of {described['stream']['chunk_ms']:g} ms" if stream else ""
+    print_line(f"{to}: {described['system']} model for {described['layout']}{how}")
     for name, facts in described["files"].items():
         print_line(f"  {name:<20} {facts['bytes'] / 1e6:8.1f} MB, differs from torch by {facts['difference']:.1g}")
     print_line(f"recognize with it: python {to / 'recognize.py'} FILE.wav (README.md says more)")

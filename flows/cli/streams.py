@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from recognition.streaming import StreamResult
 
 STDIN = Path("-")
+ChunkOption = Annotated[
+    float, typer.Option("--chunk-ms", min=1, max=60_000, help="Audio of a chunk with --stream: results are as late.")
+]
 
 
 class _Shown:

@@ -12,7 +12,7 @@ import typer
 
 from flows.cli.common import JsonOption, err, friendly
 from flows.cli.configs import complete_path
-from flows.cli.streams import STDIN, check_options, show_streams
+from flows.cli.streams import STDIN, ChunkOption, check_options, show_streams
 
 if TYPE_CHECKING:
     from flows.cli.transcripts import Sink
@@ -106,9 +106,6 @@ StreamOption = Annotated[
         help="Show results while the audio is read, by a model that recognizes speech as it comes; - is then a WAV "
         "file of 16-bit PCM, or PCM without a header. JSON has a line for each result.",
     ),
-]
-ChunkOption = Annotated[
-    float, typer.Option("--chunk-ms", min=1, max=60_000, help="Audio of a chunk with --stream: results are as late.")
 ]
 RateOption = Annotated[
     int,

@@ -5,7 +5,7 @@
 
 Files are 16-bit PCM at the model's sample rate. One line is printed for each: its name and the words. Each search is
 greedy: the best token of every frame (CTC), one token or none in each frame (transducers), one token after another
-(attention).
+(attention). A model for streams reads files as they would come from a microphone.
 """
 
 import argparse
@@ -54,35 +54,33 @@ class Model:
         Args:
             samples: Mono, in ±1, at the model's sample rate.
         """
+        if "stream" in self.about:
+            stream = Stream(self)
+            for piece in np.array_split(samples, 1 + 10 * len(samples) // self.sample_rate):
+                stream.accept(piece)
+            stream.accept(np.zeros(int(self.about["stream"]["tail_s"] * self.sample_rate), np.float32))
+            return stream.text
         feats, frames = self.run("features", samples[None].astype(np.float32), np.array([len(samples)]))
         search = {"ctc": self._ctc, "transducer": self._transducer, "attention": self._attention}[self.about["system"]]
         tokens = search(feats, frames) if int(frames[0]) else []
+        return self.text(tokens)
+
+    def text(self, tokens: list[int]) -> str:
+        """The words of tokens."""
         text = "".join(self.symbols[token] for token in tokens)
         return " ".join(text.replace("▁", " ").split())
 
     def _ctc(self, feats: Array, frames: Array) -> list[int]:
         log_probs, counts = self.run("model", feats, frames)
-        best = log_probs[0, : int(counts[0])].argmax(1)
-        changes = np.flatnonzero(np.diff(best, prepend=-1))
-        return [int(token) for token in best[changes] if token]
+        search = CtcSearch()
+        search.accept(log_probs[0, : int(counts[0])])
+        return search.tokens
 
     def _transducer(self, feats: Array, frames: Array) -> list[int]:
         encoded, counts = self.run("encoder", feats, frames)
-        shapes = [entry.shape for entry in self.graphs["predictor"].get_inputs()]
-        if len(shapes) == 1:  # the predictor knows the last tokens
-            tokens, states = [0] * shapes[0][1], []
-            predicted = self.run("predictor", np.array([tokens]))[0]
-        else:
-            tokens, states = [0], [np.zeros((1, *shape[1:]), np.float32) for shape in shapes[1:]]
-            predicted, *states = self.run("predictor", np.array([0]), *states)
-        nothing = len(tokens)
-        for frame in range(int(counts[0])):
-            token = int(self.run("joiner", encoded[:, frame], predicted)[0].argmax())
-            if token:
-                tokens.append(token)
-                known = np.array([token]) if states else np.array([tokens[-nothing:]])
-                predicted, *states = self.run("predictor", known, *states)
-        return tokens[nothing:]
+        search = TransducerSearch(self)
+        search.accept(encoded[0, : int(counts[0])])
+        return search.tokens
 
     def _attention(self, feats: Array, frames: Array) -> list[int]:
         encoded, counts = self.run("encoder", feats, frames)[:2]
@@ -94,6 +92,89 @@ class Model:
                 break
             tokens.append(token)
         return tokens[1:]
+
+
+class TransducerSearch:
+    """One token or none in each frame of an utterance."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self.tokens = model, list[int]()
+        shapes = [entry.shape for entry in model.graphs["predictor"].get_inputs()]
+        self._context = shapes[0][1] if len(shapes) == 1 else 0  # or the predictor has states
+        self._states = [np.zeros((1, *shape[1:]), np.float32) for shape in shapes[1:]]
+        self._predict()
+
+    def _predict(self) -> None:
+        last = [0] * max(1, self._context) + self.tokens
+        known = np.array([last[-self._context :]]) if self._context else np.array([last[-1]])
+        self._predicted, *self._states = self._model.run("predictor", known, *self._states)
+
+    def accept(self, encoded: Array) -> None:
+        """Go on with further frames [frames, D]."""
+        for frame in encoded:
+            token = int(self._model.run("joiner", frame[None], self._predicted)[0].argmax())
+            if token:
+                self.tokens.append(token)
+                self._predict()
+
+
+class CtcSearch:
+    """The best token of every frame of an utterance."""
+
+    def __init__(self) -> None:
+        self.tokens, self._before = list[int](), 0
+
+    def accept(self, log_probs: Array) -> None:
+        """Go on with further frames [frames, tokens]."""
+        for token in log_probs.argmax(1).tolist():
+            if token not in (0, self._before):
+                self.tokens.append(token)
+            self._before = token
+
+
+class Stream:
+    """Recognizes speech as it comes, with a model for streams.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._sizes = model, model.about["stream"]
+        self._wave, self._given, self._skipped = np.zeros(0, np.float32), 0, 0
+        self._transducer = model.about["system"] == "transducer"
+        self._search = TransducerSearch(model) if self._transducer else CtcSearch()
+        _, state = model.graphs["encoder" if self._transducer else "model"].get_inputs()
+        self._feats: Array | None = None
+        self._state = np.zeros((1, state.shape[1]), np.float32)
+
+    @property
+    def text(self) -> str:
+        """The words up to now."""
+        return self._model.text(self._search.tokens)
+
+    def accept(self, samples: Array) -> None:
+        """Hear further samples [samples], mono, in ±1, at the model's sample rate."""
+        feats = self._features(samples)
+        self._feats = feats if self._feats is None else np.concatenate((self._feats, feats))
+        while len(self._feats) >= self._sizes["window"]:
+            window = self._feats[None, : self._sizes["window"]]
+            outputs, self._state = self._model.run("encoder" if self._transducer else "model", window, self._state)
+            self._search.accept(outputs[0])
+            self._feats = self._feats[self._sizes["shift"] :]
+
+    def _features(self, samples: Array) -> Array:
+        """Frames that are complete: nothing after the samples has an effect on them."""
+        sizes, skipped = self._sizes, min(self._skipped, len(samples))  # between two frames that do not touch
+        wave = np.concatenate((self._wave, samples[skipped:].astype(np.float32)))
+        feats, frames = self._model.run("features", wave[None], np.array([len(wave)]))
+        inside = (len(wave) + sizes["lead"] - sizes["frame_length"]) // sizes["hop_length"] + 1
+        ready = max(self._given, min(inside, int(frames[0])))
+        kept = max(0, ready - -(-sizes["lead"] // sizes["hop_length"]))
+        own = feats[0, self._given : ready]
+        self._skipped += max(0, kept * sizes["hop_length"] - len(wave)) - skipped
+        self._wave, self._given = wave[kept * sizes["hop_length"] :], ready - kept
+        return own
 
 
 def read_wav(path: Path, sample_rate: int) -> Array:

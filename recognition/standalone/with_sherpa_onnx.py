@@ -4,20 +4,31 @@
     python recognize.py [--int8] FILE.wav ...
 
 Files are 16-bit PCM of any sample rate, which sherpa-onnx resamples. One line is printed for each: its name and the
-words.
+words. A model for streams reads them as they would come from a microphone, and prints what it has recognized by then on
+standard error.
 """
 
 import argparse
 import json
+import sys
 import wave
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sherpa_onnx.lib import _sherpa_onnx as sherpa
 
 
-def load(folder: Path, int8: bool = False, threads: int = 1) -> Any:
+class Loaded(NamedTuple):
+    """A recognizer."""
+
+    engine: Any
+    tail_s: float
+    """Seconds of silence after which the last speech of a stream has been recognized."""
+
+
+def load(folder: Path, int8: bool = False, threads: int = 1) -> Loaded:
     """A recognizer.
 
     Args:
@@ -27,17 +38,27 @@ def load(folder: Path, int8: bool = False, threads: int = 1) -> Any:
     """
     about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     files = {name: str(folder / f"{name}{'.int8' if int8 else ''}.onnx") for name in about["graphs"]}
+    options = {
+        "feat_config": sherpa.FeatureExtractorConfig(**about["sherpa_onnx"]["features"]),
+        **about["sherpa_onnx"]["search"],
+    }
+    known = {"tokens": str(folder / "tokens.txt"), "num_threads": threads}
+    if "stream" in about:
+        if about["system"] == "ctc":
+            network = {"zipformer2_ctc": sherpa.OnlineZipformer2CtcModelConfig(files["model"])}
+        else:
+            parts = (files["encoder"], files["predictor"], files["joiner"])
+            network = {"transducer": sherpa.OnlineTransducerModelConfig(*parts)}
+        model = sherpa.OnlineModelConfig(**known, **network)
+        config = sherpa.OnlineRecognizerConfig(model_config=model, enable_endpoint=False, **options)
+        return Loaded(sherpa.OnlineRecognizer(config), about["stream"]["tail_s"])
     if about["system"] == "ctc":
         network = {"zipformer_ctc": sherpa.OfflineZipformerCtcModelConfig(files["model"])}
     else:
         parts = sherpa.OfflineTransducerModelConfig(files["encoder"], files["predictor"], files["joiner"])
         network = {"transducer": parts, "model_type": "transducer"}
-    config = sherpa.OfflineRecognizerConfig(
-        feat_config=sherpa.FeatureExtractorConfig(**about["sherpa_onnx"]["features"]),
-        model_config=sherpa.OfflineModelConfig(tokens=str(folder / "tokens.txt"), num_threads=threads, **network),
-        **about["sherpa_onnx"]["search"],
-    )
-    return sherpa.OfflineRecognizer(config)
+    model = sherpa.OfflineModelConfig(**known, **network)
+    return Loaded(sherpa.OfflineRecognizer(sherpa.OfflineRecognizerConfig(model_config=model, **options)), 0.0)
 
 
 def read_wav(path: Path) -> tuple[np.ndarray[Any, Any], int]:
@@ -49,12 +70,28 @@ def read_wav(path: Path) -> tuple[np.ndarray[Any, Any], int]:
         return samples.astype(np.float32) / 32768, file.getframerate()
 
 
-def recognize(recognizer: Any, samples: np.ndarray[Any, Any], rate: int) -> str:
-    """The words of an utterance."""
-    stream = recognizer.create_stream()
+def recognize(
+    recognizer: Loaded, samples: np.ndarray[Any, Any], rate: int, show: Callable[[str], object] = lambda text: None
+) -> str:
+    """The words of an utterance; of a stream, those that are known by now are shown ten times a second."""
+    engine = recognizer.engine
+    stream = engine.create_stream()
+    if isinstance(engine, sherpa.OnlineRecognizer):
+        for piece in np.array_split(samples, 1 + 10 * len(samples) // rate):
+            stream.accept_waveform(rate, piece)
+            show(_decoded(engine, stream))
+        stream.accept_waveform(rate, np.zeros(int(recognizer.tail_s * rate), np.float32))
+        return _decoded(engine, stream)
     stream.accept_waveform(rate, samples)
-    recognizer.decode_stream(stream)
+    engine.decode_stream(stream)
     return str(stream.result.text).strip()
+
+
+def _decoded(engine: Any, stream: Any) -> str:
+    """The words of a stream up to now."""
+    while engine.is_ready(stream):
+        engine.decode_stream(stream)
+    return str(engine.get_result(stream).text).strip()
 
 
 def main() -> None:
@@ -65,7 +102,7 @@ def main() -> None:
     arguments = parser.parse_args()
     recognizer = load(Path(__file__).resolve().parent, arguments.int8)
     for path in arguments.files:
-        print(path, recognize(recognizer, *read_wav(path)), sep="\t")
+        print(path, recognize(recognizer, *read_wav(path), lambda text: print(text, file=sys.stderr)), sep="\t")
 
 
 if __name__ == "__main__":

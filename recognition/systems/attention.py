@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from recognition.initial_weights import SourceModel
-    from recognition.onnx_graphs import Graph, HeardFeatures
+    from recognition.onnx_graphs import Chunks, Graph, HeardFeatures
     from recognition.pretrained import PretrainedModel
     from speech.models.networks.base import TrainableNetwork
     from speech.models.networks.encoder_decoder import EncoderDecoder, EncoderWithCtc
@@ -174,11 +174,14 @@ class AttentionSystem(TokenSystem):
         return super().num_layers(spec) + self.decoder_network.layers
 
     @override
-    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+    def graphs(
+        self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures, chunks: Chunks | None = None
+    ) -> list[Graph]:
         from recognition.onnx_graphs import attention_graphs
         from speech.models.networks.encoder_decoder import EncoderDecoder
 
         assert isinstance(network, EncoderDecoder)
+        assert chunks is None, "whole utterances are searched"
         return attention_graphs(heard, network)
 
     @property

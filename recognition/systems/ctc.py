@@ -11,7 +11,7 @@ from recognition.systems.acoustic import FrameSystem
 
 if TYPE_CHECKING:
     from recognition.bundle import BundleSpec
-    from recognition.onnx_graphs import Graph, HeardFeatures
+    from recognition.onnx_graphs import Chunks, Graph, HeardFeatures
     from speech.models.networks.base import TrainableNetwork
 
 
@@ -25,10 +25,14 @@ class CtcSystem(FrameSystem):
     abilities: ClassVar[frozenset[Ability]] = FrameSystem.abilities | {"forced alignment"}
 
     @override
-    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+    def graphs(
+        self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures, chunks: Chunks | None = None
+    ) -> list[Graph]:
         from recognition.onnx_graphs import acoustic_graph
+        from speech.models.networks.base import AcousticModel
 
-        return [acoustic_graph(heard, network, spec.build_tokenizer().size)]
+        assert isinstance(network, AcousticModel)
+        return [acoustic_graph(heard, network, spec.build_tokenizer().size, chunks)]
 
     @override
     def check(self, spec: BundleSpec) -> None:

@@ -21,7 +21,7 @@ from speech.objectives.transducer import JointTransducer, TransducerConfig
 from speech.tokens import WhisperTokenizer
 
 if TYPE_CHECKING:
-    from recognition.onnx_graphs import Graph, HeardFeatures
+    from recognition.onnx_graphs import Chunks, Graph, HeardFeatures
     from speech.models.networks.base import TrainableNetwork
     from speech.models.networks.encoder_decoder import EncoderWithCtc
     from speech.models.networks.transducer import Transducer
@@ -120,12 +120,14 @@ class TransducerSystem(TokenSystem):
         return super().num_layers(spec) + self.predictor.depth
 
     @override
-    def graphs(self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures) -> list[Graph]:
+    def graphs(
+        self, spec: BundleSpec, network: TrainableNetwork, heard: HeardFeatures, chunks: Chunks | None = None
+    ) -> list[Graph]:
         from recognition.onnx_graphs import transducer_graphs
         from speech.models.networks.transducer import Transducer
 
         assert isinstance(network, Transducer)
-        return transducer_graphs(heard, network)
+        return transducer_graphs(heard, network, chunks)
 
     @property
     @override

@@ -170,6 +170,11 @@ class Decoder(ABC):
             "speech as it comes"
         )
 
+    @property
+    def silence(self) -> frozenset[int]:
+        """Outputs that stand for silence: the blank, or the tied states of silence."""
+        return frozenset({self.tokenizer.blank})
+
     def decode(self, log_probs: Tensor, lengths: Tensor) -> list[Hypothesis]:
         """Returns the best hypothesis of each utterance.
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from speech.decoding.base import DecodeConfig, Decoder
+from speech.decoding.base import DecodeConfig, Decoder, DecoderStream
 from speech.decoding.hot_words import HOT_WORDS_FILE, HotWords, HotWordsConfig, hot_vocabulary
 from speech.decoding.nbest import WordPath, alternatives, posteriors, silence_posterior, word_confidences
 from speech.decoding.rescoring import RescoredConfig, Rescorer
@@ -240,6 +240,15 @@ class GraphDecoder(Decoder):
                 search = search.cheaper(self._phrases.worth)
             self._search = search  # last: other threads decode as soon as it is there
 
+    @property
+    @override
+    def silence(self) -> frozenset[int]:
+        return frozenset(self.search.silence.tolist())
+
+    @override
+    def stream(self) -> DecoderStream:
+        return _GraphStream(self)
+
     def _decode(self, log_probs: Tensor, lengths: Sequence[int]) -> list[Hypothesis]:
         self.prepare()
         batch = log_probs.cpu().numpy()
@@ -247,14 +256,22 @@ class GraphDecoder(Decoder):
 
     def _one(self, log_probs: NDArray[np.float32]) -> Hypothesis:
         assert self._search is not None
-        assert self.states is not None
         if len(log_probs) == 0:
             return Hypothesis()
-        factor = self.states.frame_factor
-        likelihoods = scaled_likelihoods(log_probs, self.states.log_priors, factor)
+        likelihoods, factor = self.likelihoods(log_probs)
         if self._asked > 1:
             return self._ranked(likelihoods, factor)
-        path = self._search(likelihoods)
+        return self.hypothesis(self._search(likelihoods), log_probs, factor)
+
+    def likelihoods(self, log_probs: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
+        """What the graph is searched with [frames * factor, states], and its frames to an output frame."""
+        assert self.states is not None
+        factor = self.states.frame_factor
+        return scaled_likelihoods(log_probs, self.states.log_priors, factor), factor
+
+    @staticmethod
+    def hypothesis(path: GraphPath, log_probs: NDArray[np.float32], factor: int) -> Hypothesis:
+        """The hypothesis of the best path of some frames."""
         if not len(path.pdfs):
             return Hypothesis()
         places = np.arange(len(log_probs))
@@ -307,6 +324,36 @@ class GraphDecoder(Decoder):
         if self._phrases is not None:
             scored = [replace(path, score=path.score + self._phrases.rest(path.words)) for path in scored]
         return sorted(scored, key=lambda path: -path.score)
+
+
+class _GraphStream(DecoderStream):
+    """The search in one utterance; several hypotheses, if they are needed, are those of the whole at its end."""
+
+    def __init__(self, decoder: GraphDecoder) -> None:
+        self._decoder, self._search = decoder, decoder.search.stream()
+        self._log_probs: list[NDArray[np.float32]] = []
+
+    @override
+    def accept(self, log_probs: NDArray[np.float32]) -> None:
+        self._search.accept(self._decoder.likelihoods(log_probs)[0])
+        self._log_probs.append(log_probs)
+
+    @override
+    def best(self) -> Hypothesis:
+        return self._hypothesis(last=False)
+
+    @override
+    def finish(self) -> Hypothesis:
+        if self._decoder._asked > 1 and self._log_probs:
+            return self._decoder._one(np.concatenate(self._log_probs))
+        return self._hypothesis(last=True)
+
+    def _hypothesis(self, last: bool) -> Hypothesis:
+        if not self._log_probs:
+            return Hypothesis()
+        self._log_probs = [np.concatenate(self._log_probs)]
+        assert self._decoder.states is not None
+        return self._decoder.hypothesis(self._search.path(last), self._log_probs[0], self._decoder.states.frame_factor)
 
 
 class GraphPhrases:

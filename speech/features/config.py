@@ -146,6 +146,13 @@ class FeatureConfig(Choice, ABC):
         """
         return waves
 
+    def lead(self, bank: FilterBank) -> int:
+        """Samples of a frame before the multiple of the hop that it stands for; 0 by default.
+
+        If there are some, utterances are extended at both ends (`waves_before`) by what those frames read there.
+        """
+        return 0
+
     def num_frames(self, bank: FilterBank, lengths: Tensor) -> Tensor:
         """Numbers of frames `[B]` of utterances of `lengths` samples; by default, frames lie entirely inside them."""
         frames = torch.div(lengths - bank.frame_length, bank.hop_length, rounding_mode="floor") + 1

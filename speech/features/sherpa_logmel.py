@@ -31,6 +31,10 @@ class SherpaLogMelConfig(FilterBankConfig):
     """Upper edge of the last filter in Hz; 0 or less is an offset from the Nyquist frequency."""
 
     @override
+    def lead(self, bank: FilterBank) -> int:
+        return bank.frame_length // 2 - bank.hop_length // 2
+
+    @override
     def num_frames(self, bank: FilterBank, lengths: Tensor) -> Tensor:
         return torch.div(lengths + bank.hop_length // 2, bank.hop_length, rounding_mode="floor")
 
@@ -38,8 +42,7 @@ class SherpaLogMelConfig(FilterBankConfig):
     def waves_before(self, bank: FilterBank, waves: Tensor, lengths: Tensor) -> Tensor:
         if not waves.shape[1]:
             return waves
-        before = bank.frame_length // 2 - bank.hop_length // 2
-        places = torch.arange(-before, waves.shape[1] + bank.frame_length, device=waves.device)
+        places = torch.arange(-self.lead(bank), waves.shape[1] + bank.frame_length, device=waves.device)
         ends = lengths.to(waves.device).clamp(min=1).unsqueeze(1)
         # mirrored as often as a short utterance needs it: there and back is a period
         places = places % (2 * ends)

@@ -85,6 +85,11 @@ class _Graph:
         self.constant = constant  # kaldi-decoder does not keep it alive
 
     @cached_property
+    def silence(self) -> Ints:
+        """int32, sorted: the tied states of silence, of which utterances without words consist."""
+        return FstArrays.of(self.constant).wordless_labels() - 1
+
+    @cached_property
     def lattices(self) -> LatticeSearch:
         """The search for lattices, made when it is first needed."""
         return LatticeSearch(FstArrays.of(self.constant))
@@ -135,22 +140,19 @@ class GraphSearch:
         """
         if len(log_likelihoods) == 0:
             return GraphPath((), np.zeros(0, dtype=np.int32), 0.0, False)
-        scaled = self._scaled(log_likelihoods)
-        settings = kaldi_decoder.FasterDecoderOptions(beam=self.options.beam, max_active=self.options.max_active)
-        decoder = kaldi_decoder.FasterDecoder(
-            self._graph.constant, settings
-        )  # one for each call: threads share the search
-        decoder.decode(kaldi_decoder.DecodableCtc(scaled))
-        complete = decoder.reached_final()
-        succeeded, lattice = decoder.get_best_path()
-        if not succeeded:
-            return GraphPath((), np.zeros(0, dtype=np.int32), float("inf"), False)
-        _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
-        names = tuple(self.words.words[word - 1] for word in words)
-        pdfs = np.array(labels, dtype=np.int32) - 1
-        cost = float(weight.value1 + weight.value2)
-        confidence = self._confidence(log_likelihoods, pdfs)
-        return GraphPath(names, pdfs, cost, complete, confidence, word_starts(lattice))
+        stream = self.stream()
+        stream.accept(log_likelihoods)
+        path = stream.path()
+        return replace(path, confidence=self._confidence(log_likelihoods, path.pdfs))
+
+    @property
+    def silence(self) -> Ints:
+        """int32, sorted: the tied states of silence; none if the language model has no sentence without words."""
+        return self._graph.silence
+
+    def stream(self) -> GraphSearchStream:
+        """Begin the search in an utterance whose frames come one after another."""
+        return GraphSearchStream(self)
 
     def nbest(self, log_likelihoods: NDArray[np.float32], count: int, lattice_beam: float) -> list[GraphPath]:
         """The best hypotheses with different words, from a lattice; the best first.
@@ -193,6 +195,37 @@ class GraphSearch:
         if self._families is None or len(pdfs) != len(log_likelihoods):
             return 0.0
         return float(pdf_confidences(torch.from_numpy(log_likelihoods), pdfs, self._families).mean())
+
+
+class GraphSearchStream:
+    """The search in one utterance whose frames come one after another; it finds what the search in all of them finds.
+
+    Args:
+        search: Whose graph is searched; threads share it, but not this.
+    """
+
+    def __init__(self, search: GraphSearch) -> None:
+        options = kaldi_decoder.FasterDecoderOptions(beam=search.options.beam, max_active=search.options.max_active)
+        self._search, self._frames = search, 0
+        self._decoder = kaldi_decoder.FasterDecoder(search._graph.constant, options)
+        self._decoder.init_decoding()
+
+    def accept(self, log_likelihoods: NDArray[np.float32]) -> None:
+        """Go on with further log-likelihoods `[T, P]`, as for `GraphSearch`."""
+        if len(log_likelihoods):
+            scaled = self._search._scaled(log_likelihoods)
+            self._decoder.advance_decoding(kaldi_decoder.DecodableCtc(scaled, self._frames))
+            self._frames += len(log_likelihoods)
+
+    def path(self, last: bool = True) -> GraphPath:
+        """The best path, without a confidence; `last`: nothing follows, so that it ends in a final state if one can."""
+        succeeded, lattice = self._decoder.get_best_path(last) if self._frames else (False, None)
+        if not succeeded:
+            return GraphPath((), np.zeros(0, dtype=np.int32), float("inf") if self._frames else 0.0, False)
+        _, labels, words, weight = kaldifst.get_linear_symbol_sequence(lattice)
+        names = tuple(self._search.words.words[word - 1] for word in words)
+        pdfs, cost = np.array(labels, dtype=np.int32) - 1, float(weight.value1 + weight.value2)
+        return GraphPath(names, pdfs, cost, self._decoder.reached_final(), starts=word_starts(lattice))
 
 
 def word_starts(path: Any) -> Ints:

@@ -101,6 +101,22 @@ class FstArrays:
         part = FstArrays(self.start, self.finals, self.sources[silent], self.arcs[silent])
         return bool(part.constant().properties(_CYCLIC, True))
 
+    def wordless_labels(self) -> NDArray[np.int32]:
+        """Input labels on paths from the start to a final state that put out nothing, sorted.
+
+        In a decoding graph, these are silence's: each word puts itself out somewhere. There are none if the language
+        model has no empty sentence.
+        """
+        wordless = self.arcs["olabel"] == 0
+        sources, arcs = self.sources[wordless], self.arcs[wordless]
+        ahead, back = np.zeros(len(self.finals), dtype=bool), np.isfinite(self.finals)
+        if len(ahead):
+            ahead[self.start] = True
+        _spread(ahead, sources, arcs["target"])
+        _spread(back, arcs["target"], sources)
+        labels = np.unique(arcs["ilabel"][ahead[sources] & back[arcs["target"]]])
+        return labels[labels > 0].astype(np.int32)
+
     @classmethod
     def of(cls, fst: Any) -> FstArrays:
         """The arrays of a kaldifst transducer."""
@@ -121,6 +137,13 @@ class FstArrays:
     def vector(self) -> Any:
         """As kaldifst's mutable transducer."""
         return kaldifst.StdVectorFst(self.constant())
+
+
+def _spread(reached: NDArray[np.bool_], sources: NDArray[Any], targets: NDArray[Any]) -> None:
+    """Add the states to which arcs lead from those that are reached, and from these, in place."""
+    before = -1
+    while before != (before := int(reached.sum())):
+        reached[targets[reached[sources]]] = True
 
 
 def arc_records(ilabel: Any, olabel: Any, weight: Any, target: Any) -> NDArray[Any]:

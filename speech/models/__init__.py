@@ -8,7 +8,7 @@ predictors, which a transducer joins with them, in `PREDICTORS`.
 Configurations load without torch, networks do not.
 """
 
-from speech.models.blstm import BlstmConfig
+from speech.models.blstm import BlstmConfig, LatencyConfig
 from speech.models.config import ModelConfig
 from speech.models.conformer import ChunkConfig, ConformerConfig
 from speech.models.decoder_networks import DecoderNetworkConfig
@@ -40,6 +40,7 @@ __all__ = [
     "ConformerConfig",
     "DecoderNetworkChoice",
     "DecoderNetworkConfig",
+    "LatencyConfig",
     "LstmEncoderConfig",
     "LstmPredictorConfig",
     "ModelChoice",

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import override
 
-from speech.models.config import ModelConfig
+from speech.models.config import WITHOUT_CHUNK, ModelConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
+
+
+class LatencyConfig(BaseModel):
+    """Chunks of a bidirectional LSTM that recognizes speech as it comes (Zhang et al. 2016, arXiv:1510.08983).
+
+    The forward direction goes on from chunk to chunk. The backward one reads a chunk and `ahead` frames after it.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+
+    frames: int = Field(default=16, ge=1)
+    """Output frames of a chunk in training and when whole recordings are recognized. Recognition of a stream has chunks
+    of the size that it is asked for."""
+    ahead: int = Field(default=5, ge=0)
+    """Output frames after a chunk that its frames read."""
 
 
 class BlstmConfig(ModelConfig):
@@ -18,9 +33,41 @@ class BlstmConfig(ModelConfig):
 
     kind: Literal["blstm"] = "blstm"
     can_be_split: ClassVar[bool] = True
+    streaming: ClassVar[dict[str, Any] | None] = {"chunk": {}}
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"dim": 24}
     bottleneck: int = Field(default=0, ge=0)
     """Width of the linear bottleneck before the output layer (published: 256); 0 for none."""
+    chunk: LatencyConfig | None = None
+    """Train it to recognize speech as it comes, with a limited look-ahead; without, it needs whole utterances."""
+
+    @property
+    @override
+    def unsplit(self) -> str:
+        if self.chunk is None:
+            return super().unsplit
+        return (
+            "with model.chunk, a BLSTM cannot be split into stages: each would need frames again that the one before "
+            "has sent with another chunk. Use another strategy than pipeline"
+        )
+
+    @property
+    @override
+    def streams(self) -> bool:
+        return self.chunk is not None
+
+    @property
+    @override
+    def ahead(self) -> int:
+        return self.chunk.ahead if self.chunk else 0
+
+    @override
+    def free_beside(self, source: ModelConfig) -> frozenset[str]:
+        return self.free_fields | ({"chunk"} if self.streams and source.streams else set())
+
+    @property
+    @override
+    def streaming_remedy(self) -> str:
+        return WITHOUT_CHUNK
 
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from speech.features.config import FeatureConfig
     from speech.models.networks.base import AcousticModel
 
+WITHOUT_CHUNK = "was trained without model.chunk, and needs whole utterances: train one with model.chunk={}"
+"""`ModelConfig.streaming_remedy` of kinds that need chunks in training."""
+
 
 class ModelConfig(Choice, ABC):
     """Configuration that all acoustic models have.
@@ -61,6 +64,16 @@ class ModelConfig(Choice, ABC):
         return False
 
     @property
+    def causal(self) -> bool:
+        """Whether it was made to stream: its convolutions read no later frames, and features are those of a stream."""
+        return self.streams
+
+    @property
+    def ahead(self) -> int:
+        """Output frames after a frame, or after its chunk, that the frame's output reads in a stream."""
+        return 0
+
+    @property
     def streaming_remedy(self) -> str:
         """Why the network does not stream, with the remedy; follows the name of its kind."""
         return "reads whole utterances: train a conformer with model.chunk, or an lstm, to recognize speech as it comes"
@@ -101,7 +114,7 @@ class ModelConfig(Choice, ABC):
             raise ValueError(f"model {self.kind} needs the package {', '.join(missing)}: {install_remedy(self.extra)}")
 
     def check_inputs(self, features: FeatureConfig, sample_rate: int) -> None:
-        """Check that the network can read some features; by default, it reads any, if it does not stream.
+        """Check that the network can read some features; by default, it reads any, if it was not made to stream.
 
         Args:
             features: Their configuration.
@@ -110,7 +123,7 @@ class ModelConfig(Choice, ABC):
         Raises:
             ValueError: It cannot; the message names the field and the remedy.
         """
-        if self.streams and (reason := features.whole_utterance):
+        if self.causal and (reason := features.whole_utterance):
             raise ValueError(f"model {self.kind} is to recognize speech as it comes, but {reason}")
 
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import override
 
-from speech.models.config import ModelConfig
+from speech.models.config import WITHOUT_CHUNK, ModelConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
@@ -82,7 +82,7 @@ class ConformerConfig(ModelConfig):
     @property
     @override
     def streaming_remedy(self) -> str:
-        return "was trained without model.chunk, and needs whole utterances: train one with model.chunk={}"
+        return WITHOUT_CHUNK
 
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -31,6 +31,11 @@ class LstmEncoderConfig(ModelConfig):
     def streams(self) -> bool:
         return True
 
+    @property
+    @override
+    def ahead(self) -> int:
+        return self.lookahead
+
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:
         from speech.models.networks.lstm_encoder import LstmEncoder

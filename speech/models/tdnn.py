@@ -19,6 +19,7 @@ class TdnnConfig(ModelConfig):
 
     kind: Literal["tdnn"] = "tdnn"
     can_be_split: ClassVar[bool] = True
+    streaming: ClassVar[dict[str, Any] | None] = {}
     tiny: ClassVar[dict[str, Any]] = ModelConfig.tiny | {"dim": 24, "layers": 2, "bottleneck": 8, "prefinal": 12}
     dim: int = Field(default=448, ge=8)
     """Width of a layer."""
@@ -42,6 +43,26 @@ class TdnnConfig(ModelConfig):
         if self.bottleneck > self.dim:
             raise ValueError(f"model.bottleneck={self.bottleneck} must not exceed dim={self.dim}: lower it")
         return self
+
+    @property
+    @override
+    def streams(self) -> bool:
+        return True
+
+    @property
+    @override
+    def causal(self) -> bool:
+        return False  # it was not made to stream: a frame reads a few to either side, whatever the features are
+
+    @property
+    def strides(self) -> list[int]:
+        """Frames to either side that each layer looks."""
+        return [1 if number < self.narrow_layers else self.time_stride for number in range(self.layers)]
+
+    @property
+    @override
+    def ahead(self) -> int:
+        return sum(self.strides)
 
     @override
     def build(self, num_features: int, vocab_size: int) -> AcousticModel:

@@ -6,6 +6,7 @@ import pytest
 from command_line import invoke
 from support import load_beside, tiny_bundle
 
+from speech.models import TdnnConfig
 from tasks.tracking.model_card import exported_card
 
 pytestmark = pytest.mark.usefixtures("wide")
@@ -27,6 +28,20 @@ def test_bundle_is_exported_and_told_as_text_and_as_json(tmp_path):
     assert told["layout"] == "plain"
     assert set(told["files"]) == {"model.onnx", "model.int8.onnx", "features.onnx"}
     assert "no model card" in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+
+
+def test_model_is_exported_for_streams_with_chunks_of_a_size(tmp_path):
+    tiny_bundle(tmp_path / "mine", model=TdnnConfig(**TdnnConfig.tiny))
+    words = ["export", tmp_path / "mine", "--to", tmp_path / "out", "--stream", "--chunk-ms", "150", "--no-int8"]
+    assert "ctc model for sherpa-onnx, in chunks of 160 ms" in invoke(*words).stdout
+    stream = json.loads((tmp_path / "out" / "model.json").read_text(encoding="utf-8"))["stream"]
+    assert (stream["chunk_ms"], stream["shift"], stream["window"]) == (160, 16, 20)
+
+
+def test_model_that_does_not_stream_is_refused_with_a_remedy(tmp_path):
+    tiny_bundle(tmp_path / "mine")
+    shown = invoke("export", tmp_path / "mine", "--to", tmp_path / "out", "--stream", code=1).stderr
+    assert "train one with model.chunk={}, or export it without --stream" in shown
 
 
 def test_full_folder_is_refused_before_the_model_is_fetched(tmp_path, monkeypatch):

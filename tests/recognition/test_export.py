@@ -13,14 +13,28 @@ from support import load_beside, tiny_bundle
 from recognition import export
 from recognition.bundle import BundleError, TiedStates
 from recognition.export import export_bundle
+from recognition.frame_stream import EndpointConfig, FrameStream, FrameStreamConfig
 from recognition.recognizer import Recognizer
 from recognition.systems import SYSTEMS
+from recognition.systems.acoustic import Scores
 from recognition.systems.attention import AttentionSystem
 from recognition.systems.ctc import CtcSystem
+from recognition.systems.token_networks import EncodedFrames
 from recognition.systems.transducer import TransducerSystem
 from speech.decoding import AttentionDecodeConfig, BeamConfig, GreedyConfig, TransducerDecodeConfig
 from speech.features import FmllrConfig, LogMelConfig, MfccConfig, SherpaLogMelConfig, WhisperLogMelConfig
-from speech.models import LstmPredictorConfig, StatelessPredictorConfig, TransformerDecoderConfig
+from speech.frontend import FeatureStream
+from speech.models import (
+    BlstmConfig,
+    ChunkConfig,
+    ConformerConfig,
+    LatencyConfig,
+    LstmEncoderConfig,
+    LstmPredictorConfig,
+    StatelessPredictorConfig,
+    TdnnConfig,
+    TransformerDecoderConfig,
+)
 from speech.tokens import TokenConfig, train_tokenizer
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed: make setup")
@@ -52,8 +66,11 @@ def waves(count=4, seed=3):
     return [tones.speak([tones.WORDS[int(k)] for k in rng.integers(0, 6, 1 + n)], rng) for n in range(count)]
 
 
-def save(folder, model="conformer", system=None, features=SHERPA, tokens="characters", **fields):
-    """Save a network with large random weights in its last layer: its hypotheses have many tokens."""
+def save(folder, model="conformer", system=None, features=SHERPA, tokens="characters", varied=False, **fields):
+    """Save a network with large random weights in its last layer: its hypotheses have many tokens.
+
+    `varied`: they have all tokens equally often, of a CTC model that reads speech as it comes.
+    """
     system = system or CtcSystem()
     tokenizer = train_tokenizer(TokenConfig(kind=tokens), ["ba ce", "di fu gu ly"])
     stats = None
@@ -62,13 +79,23 @@ def save(folder, model="conformer", system=None, features=SHERPA, tokens="charac
         for wave in waves():
             stats.add(*tones.build_features(features, RATE)(wave[None], torch.tensor([len(wave)])))
     values = {"features": features, "stats": stats and stats.to_dict(), "tokenizer": tokenizer.to_dict()}
-    values |= {"model": tones.bare(model), "system": system, "decode": DECODERS.get(system.kind, GreedyConfig())}
+    model = tones.bare(model) if isinstance(model, str) else model
+    values |= {"model": model, "system": system, "decode": DECODERS.get(system.kind, GreedyConfig())}
     spec = tones.BundleSpec(sample_rate=RATE, **(values | fields))
     torch.manual_seed(5)
     network = spec.build_model()
     for name, weights in network.named_parameters():
         if "output" in name or name.startswith("joiner"):
             weights.data.mul_(6.0)
+    if varied:
+        (heard,), _ = spec.build_frontend()(
+            torch.cat(waves(seed=9))[None], torch.tensor([len(torch.cat(waves(seed=9)))])
+        )
+        with torch.no_grad():
+            scores = network.eval().outputs(heard[None], torch.tensor([len(heard)]))[0][0]
+            scale = 3.0 / scores.std(0)
+            network.output.weight.mul_(scale[:, None])
+            network.output.bias.sub_(scores.mean(0)).mul_(scale)
     spec.save(folder, dict(network.state_dict()))
     return spec
 
@@ -130,6 +157,171 @@ def test_trained_model_recognizes_the_same_words_in_int8_and_in_sherpa_onnx(trai
     assert len(" ".join(own).split()) > 8
     assert words_by_sherpa(tmp_path / "out", spoken) == own
     assert words_by_sherpa(tmp_path / "out", spoken, int8=True) == own
+
+
+# --- speech as it comes
+
+CONFORMER = ConformerConfig(
+    dim=16, layers=2, heads=2, kernel=5, feed_forward=2, channels=3, subsampling=4, chunk=ChunkConfig(left=6), dropout=0
+)
+LSTM_AHEAD = LstmEncoderConfig(dim=24, layers=2, channels=3, subsampling=2, lookahead=3, dropout=0)
+BLSTM_AHEAD = BlstmConfig(dim=16, layers=2, channels=3, chunk=LatencyConfig(ahead=2), dropout=0)
+TDNN = TdnnConfig(**TdnnConfig.tiny | {"layers": 3, "dropout": 0, "subsampling": 2})
+STREAMS = {
+    "conformer": (CONFORMER, CtcSystem()),
+    "conformer that remembers no frame": (CONFORMER.model_copy(update={"chunk": ChunkConfig(left=0)}), CtcSystem()),
+    "lstm": (LSTM_AHEAD, CtcSystem()),
+    "blstm": (BLSTM_AHEAD, CtcSystem()),
+    "tdnn": (TDNN, CtcSystem()),
+    "conformer transducer": (CONFORMER, STATELESS),
+    "lstm transducer": (LSTM_AHEAD, STATELESS),
+    "blstm transducer": (BLSTM_AHEAD, STATELESS),
+    "transducer with an LSTM": (CONFORMER, LSTM),
+}
+HEARD = SherpaLogMelConfig(num_mels=20, cmvn="global")
+
+
+def export_stream(tmp_path, kind, layout, features=HEARD, chunk_ms=160, **options):
+    model, system = STREAMS[kind]
+    save(tmp_path / "bundle", model, system, features, varied=system.kind == "ctc")
+    export_bundle(tmp_path / "bundle", tmp_path / "out", layout, chunk_ms=chunk_ms, **options)
+    return json.loads((tmp_path / "out" / "model.json").read_text(encoding="utf-8"))["stream"]
+
+
+def chunk_outputs(recognizer, feats, sizes, count):
+    """What the network puts out for the first chunks of a stream of features, as the search reads it."""
+    spec = recognizer.spec
+    frames = sizes["shift"] // spec.network.subsampling // spec.features.stride
+    encoder, ctc = getattr(recognizer.model, "encoder", recognizer.model), spec.system.kind == "ctc"
+    with torch.inference_mode():
+        run = encoder.forward_chunk if ctc else encoder.chunk_outputs
+        outputs, _ = run(feats[None], encoder.stream_state(1, frames), last=True)
+        return outputs[:, : count * frames]
+
+
+def own_words_of_chunks(bundle, wave, sizes, strict):
+    """The words of those chunks that a reader of windows has heard when silence has followed."""
+    recognizer = Recognizer.load(bundle)
+    wave = torch.cat((wave, torch.zeros(int(sizes["tail_s"] * RATE))))
+    stream = FeatureStream(recognizer.frontend)
+    feats = stream.accept(wave)
+    heard = (len(wave) + sizes["lead"] - sizes["frame_length"]) // sizes["hop_length"] + 1
+    outputs = chunk_outputs(recognizer, feats, sizes, 1 + (heard - strict - sizes["window"]) // sizes["shift"])
+    counts, start = torch.tensor([outputs.shape[1]]), torch.zeros(1)
+    ctc = recognizer.spec.system.kind == "ctc"
+    encoded = Scores(outputs, counts, start) if ctc else EncodedFrames(outputs, counts, start, None)
+    return recognizer.search(encoded)[0].text
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_chunks_of_a_file_are_those_of_the_network_and_give_its_words(kind, tmp_path):
+    sizes = export_stream(tmp_path, kind, "plain")
+    recognizer, speech = Recognizer.load(tmp_path / "bundle"), torch.cat(waves())
+    extract = recognizer.frontend.extract
+    raw = extract(speech[None], torch.tensor([len(speech)]))[0][0]
+    feats = recognizer.frontend(raw[None], torch.tensor([len(raw)]))[0][0]
+    count = 1 + (len(raw) - sizes["window"]) // sizes["shift"]
+    assert count > 4
+    expected = chunk_outputs(recognizer, feats, sizes, count)
+    ctc = recognizer.spec.system.kind == "ctc"
+    if not ctc:
+        with torch.inference_mode():
+            expected = recognizer.model.joiner.encoder(expected)
+    for int8, most in ((False, 1e-4), (True, 0.25)):
+        file = onnx_script.Model(tmp_path / "out", int8)
+        name = "model" if ctc else "encoder"
+        state, parts = np.zeros((1, file.graphs[name].get_inputs()[1].shape[1]), np.float32), []
+        for start in range(0, count * sizes["shift"], sizes["shift"]):
+            outputs, state = file.run(name, raw[None, start : start + sizes["window"]].numpy(), state)
+            parts.append(torch.from_numpy(outputs))
+        got = torch.cat(parts, dim=1)
+        apart = (got.exp() - expected.exp() if ctc else (got - expected) / expected.abs().max()).abs().max()
+        assert apart < most
+    spoken = [torch.cat(waves(seed=seed)) for seed in (3, 4)]
+    own = [own_words_of_chunks(tmp_path / "bundle", wave, sizes, strict=0) for wave in spoken]
+    assert len(" ".join(own)) > 10
+    assert words_by_onnxruntime(tmp_path / "out", spoken) == own
+
+
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [
+        *((kind, HEARD) for kind, (_, system) in STREAMS.items() if system != LSTM),
+        ("conformer", LogMelConfig(num_mels=20)),
+        ("lstm transducer", LogMelConfig(num_mels=20, stride=2)),
+    ],
+)
+def test_sherpa_onnx_recognizes_the_same_words_as_they_come(kind, features, tmp_path):
+    sizes = export_stream(tmp_path, kind, "sherpa-onnx", features, int8=False)
+    spoken = [torch.cat(waves(seed=seed)) for seed in (3, 4)]
+    own = [own_words_of_chunks(tmp_path / "bundle", wave, sizes, strict=1) for wave in spoken]
+    assert len(" ".join(own)) > 10
+    assert words_by_sherpa(tmp_path / "out", spoken) == own
+
+
+@pytest.mark.parametrize("kind", ["conformer", "conformer transducer"])
+def test_streams_of_sherpa_onnx_are_those_of_this_project_and_do_not_mix(kind, tmp_path):
+    """Several at once, at different places of their recordings, each ending at the end of a chunk."""
+    sizes = export_stream(tmp_path, kind, "sherpa-onnx", LogMelConfig(num_mels=20))
+    pytest.importorskip("sherpa_onnx", reason="sherpa-onnx is not installed: make setup")
+    script = load_beside(__file__, "../../recognition/standalone/with_sherpa_onnx.py")
+    engine, recognizer = script.load(tmp_path / "out").engine, Recognizer.load(tmp_path / "bundle")
+    spoken = [
+        wave[: (len(wave) - 200) // 1280 * 1280 + 200].numpy()
+        for wave in (waves(2)[1], torch.cat(waves()), *waves(4)[2:])
+    ]
+    cfg = FrameStreamConfig(chunk_ms=160, endpoint=EndpointConfig(after_speech_s=0, at_start_s=0, longest_s=3600))
+    own = [[result.text for result in FrameStream(recognizer, cfg, RATE).accept(wave)] for wave in spoken]
+    streams = [engine.create_stream() for _ in spoken]
+    for start in range(0, max(map(len, spoken)), 700):
+        for stream, wave in zip(streams, spoken, strict=True):
+            stream.accept_waveform(RATE, wave[start : start + 700])
+        while ready := [stream for stream in streams if engine.is_ready(stream)]:
+            engine.decode_streams(ready)
+    texts = [" ".join(engine.get_result(stream).text.split()) for stream in streams]
+    assert texts == [" ".join(shown[-1:]) for shown in own]
+    assert len(set(texts)) > 2
+    assert sizes["latency_ms"] == 160
+
+
+@pytest.mark.parametrize("features", [HEARD, LogMelConfig(num_mels=20, cmvn="none", hop_ms=40, frame_ms=20)])
+def test_script_hears_the_same_in_pieces_of_any_length(features, tmp_path):
+    export_stream(tmp_path, "conformer", "plain", features, int8=False)
+    model, speech = onnx_script.Model(tmp_path / "out"), torch.cat(waves()).numpy()
+    texts = []
+    for size in (100, 1111, len(speech)):
+        stream = onnx_script.Stream(model)
+        for start in range(0, len(speech), size):
+            stream.accept(speech[start : start + size])
+        texts.append(stream.text)
+    assert texts[0] == texts[1] == texts[2] != ""
+
+
+def test_readme_of_a_stream_says_what_reads_it_and_how_late_it_is(tmp_path):
+    export_stream(tmp_path, "lstm transducer", "sherpa-onnx", int8=False, chunk_ms=100)
+    readme = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "give its online recognizer the files as a transducer" in readme
+    assert "in chunks of 100 ms, each when 160 ms from its start have been heard" in readme
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"system": ATTENTION, "features": HEARD}, "kind attention searches whole utterances: export it without"),
+        ({"model": "conformer", "features": HEARD}, "trained without model.chunk"),
+        ({"model": TDNN}, "features.cmvn=utterance .*: set features.cmvn=global"),
+        ({"model": CONFORMER, "features": LogMelConfig(num_mels=20, splice_left=1)}, "splicing"),
+        ({"model": CONFORMER, "features": LogMelConfig(cmvn="sliding", cmvn_center=False)}, "sliding window"),
+    ],
+)
+def test_what_cannot_be_exported_for_streams_is_refused_with_a_remedy(fields, reason, tmp_path):
+    save(tmp_path / "bundle", **fields)
+    with pytest.raises(ValueError, match=reason):
+        export_bundle(tmp_path / "bundle", tmp_path / "out", chunk_ms=160)
+
+
+def test_blstm_with_chunks_is_exported_for_streams_only(tmp_path):
+    assert "export it with --stream" in refused(tmp_path, model=BLSTM_AHEAD, features=HEARD)
 
 
 # --- what is in the graphs

@@ -271,7 +271,7 @@ def test_finished_stream_is_refused():
 
 def test_models_that_need_whole_utterances_are_refused_with_a_remedy(tmp_path):
     tiny_bundle(tmp_path)
-    with pytest.raises(ValueError, match=r"model blstm reads whole utterances: train a conformer with model\.chunk"):
+    with pytest.raises(ValueError, match=r"model blstm was trained without model\.chunk"):
         FrameStream(Recognizer.load(tmp_path))
     plain = recognizer(model=MODEL.model_copy(update={"chunk": None}))
     with pytest.raises(ValueError, match=r"model conformer was trained without model\.chunk"):

@@ -179,6 +179,12 @@ STREAMED = [
     LogMelConfig(num_mels=10, cmvn="sliding", cmvn_center=False, cmvn_window=150),
     LogMelConfig(num_mels=10, cmvn="sliding", cmvn_center=False, cmvn_window=20, delta_order=1),
     WaveformConfig(samples=80, cmvn="none"),
+    # a kind that is added to the registry is tested, too
+    *(
+        cfg.model_validate(cfg.tiny)
+        for kind, cfg in sorted(FEATURES.items())
+        if kind not in ("logmel", "waveform") and not cfg.model_validate({}).whole_utterance
+    ),
 ]
 
 

@@ -96,7 +96,7 @@ class SelfAttention(nn.Module):
         # kernels; dropout of the output regularizes the same path
         return self._joined(attend(rotate(q, cos, sin), rotate(k, cos, sin), v, key_mask))
 
-    def forward_chunk(self, x_BTD: Tensor, memory: Memory, left: int) -> tuple[Tensor, Memory]:
+    def forward_chunk(self, x_BTD: Tensor, memory: Memory, key_mask: Tensor) -> tuple[Tensor, Memory]:
         """As `forward`, for a chunk whose frames attend to each other and to those before that are remembered.
 
         Keys are remembered as they are before the rotation, and positions are counted from the first of them: only
@@ -104,15 +104,15 @@ class SelfAttention(nn.Module):
 
         Args:
             x_BTD: The frames of the chunk.
-            memory: Keys and values of at most `left` frames before it [B, H, frames, K].
-            left: Frames before the next chunk that this one's successor attends to.
+            memory: Keys and values of the frames before it [B, H, frames, K]; so many are remembered after it, too.
+            key_mask: As for `attend`, of the frames that are remembered and those of the chunk.
         """
         q, k, v = self._heads(x_BTD)
         k, v = (torch.cat(both, dim=2) for both in zip(memory, (k, v), strict=True))
         cos, sin = rotary_tables(k.shape[2], k.shape[3], k.device)
         own = slice(k.shape[2] - q.shape[2], None)
-        mixed = attend(rotate(q, cos[own], sin[own]), rotate(k, cos, sin), v, None)
-        kept = slice(max(0, k.shape[2] - left), None)
+        mixed = attend(rotate(q, cos[own], sin[own]), rotate(k, cos, sin), v, key_mask)
+        kept = slice(x_BTD.shape[1], None)
         # copies: a view would keep all frames
         return self._joined(mixed), (k[:, :, kept].clone(), v[:, :, kept].clone())
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -63,32 +63,42 @@ class Subsampling(nn.Module):
         return x_BTD * frame_mask(lengths, x_BTD.shape[1])[..., None], lengths
 
     def start(self, batch: int) -> Memory:
-        """What the convolutions remember before the first frame: two frames of zeros each [batch, channels, 2, F]."""
+        """What the convolutions remember before the first frame: one or two frames of zeros each, as wide as they read.
+
+        Each is [batch, channels, frames, F].
+        """
         memory: list[Tensor] = []
-        width = self._num_features
+        width, before = self._num_features, 2 if self.causal else 1
         for conv in self.convs:
             assert isinstance(conv, nn.Conv2d)
-            memory.append(self.project.weight.new_zeros(batch, conv.in_channels, 2, width))
+            memory.append(self.project.weight.new_zeros(batch, conv.in_channels, before, width))
             width = (width + 1) // 2
         return tuple(memory)
 
-    def forward_chunk(self, feats_BTF: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        """As `forward`, for the next frames of utterances [B, T, F]; only if causal.
+    def forward_chunk(self, feats_BTF: Tensor, memory: Memory, last: bool = False) -> tuple[Tensor, Memory]:
+        """As `forward`, for the next frames of utterances [B, T, F].
+
+        Args:
+            feats_BTF: The frames; there may be none.
+            memory: What the convolutions remember of those before.
+            last: Whether no more will come: convolutions that read a frame ahead read zeros there.
 
         Returns:
             Those output frames that can be computed by now, and what the convolutions remember: the one or two last
             frames that they read.
         """
-        assert self.causal, "other convolutions read a frame ahead"
         x, after = feats_BTF.unsqueeze(1), []
+        ahead = 1 if last and not self.causal else 0
         for conv, before in zip(self.convs, memory, strict=True):
-            x = torch.cat((before, x), dim=2)
+            assert isinstance(conv, nn.Conv2d)
+            x = nn.functional.pad(torch.cat((before, x), dim=2), (0, 0, 0, ahead))
             ready = max(0, (x.shape[2] - 1) // 2)
             after.append(x[:, :, 2 * ready :].clone())
             if not ready:
-                none = feats_BTF.new_zeros(len(feats_BTF), 0, self.project.out_features)
-                return none, (*after, *memory[len(after) :])
-            x = torch.relu(conv(x))
+                x = x.new_zeros(len(x), conv.out_channels, 0, (x.shape[3] + 1) // 2)
+                continue
+            # they are padded in time here, and in frequency as ever
+            x = torch.relu(nn.functional.conv2d(x, conv.weight, conv.bias, conv.stride, (0, 1)))
         return self.project(x.transpose(1, 2).flatten(2)), tuple(after)
 
 
@@ -171,7 +181,7 @@ class StreamState:
     waiting: Tensor
     """Subsampled frames that wait for the rest of their chunk [batch, frames, dim]."""
     layers: tuple[Memory, ...]
-    """Of each layer."""
+    """Of each layer, and of all of them."""
 
     @property
     def num_bytes(self) -> int:
@@ -186,9 +196,12 @@ class AcousticModel(TrainableNetwork, ABC):
     Attributes:
         stackable: Whether `torch.func.vmap` computes several replicas at once, which makes simulations faster: torch's
             recurrent layers cannot.
+        by_window: Whether a chunk of a stream is computed together with the `cfg.ahead` frames after it, which are
+            computed again with the next one.
     """
 
     stackable: ClassVar[bool] = False
+    by_window: ClassVar[bool] = False
 
     def __init__(self, cfg: ModelConfig, num_features: int, vocab_size: int) -> None:
         super().__init__()
@@ -203,7 +216,7 @@ class AcousticModel(TrainableNetwork, ABC):
         A model of raw audio has its own convolutions here.
         """
         cfg = self.cfg
-        return Subsampling(self.num_features, cfg.dim, cfg.subsampling, cfg.channels, causal=cfg.streams)
+        return Subsampling(self.num_features, cfg.dim, cfg.subsampling, cfg.channels, cfg.causal)
 
     @abstractmethod
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
@@ -268,24 +281,49 @@ class AcousticModel(TrainableNetwork, ABC):
     def chunk_outputs(self, feats_BTF: Tensor, state: StreamState, last: bool = False) -> tuple[Tensor, StreamState]:
         """As `forward_chunk`, not normalized; see `outputs`."""
         assert isinstance(self.subsampling, Subsampling)
-        x_BTD, front = self.subsampling.forward_chunk(feats_BTF, state.front)
-        x_BTD, layers, parts = torch.cat((state.waiting, x_BTD), dim=1), state.layers, []
-        ready = x_BTD.shape[1] // state.chunk * state.chunk
-        for part_BTD in torch.split(x_BTD[:, :ready], state.chunk, dim=1) if ready else ():
-            scores_BTV, layers = self.encode_chunk(part_BTD, layers, False)
+        x_BTD, front = self.subsampling.forward_chunk(feats_BTF, state.front, last)
+        x_BTD, layers, parts, start = torch.cat((state.waiting, x_BTD), dim=1), state.layers, [], 0
+        size = state.chunk + (self.cfg.ahead if self.by_window else 0)
+        while x_BTD.shape[1] - start >= (1 if last else size):
+            part_BTD = x_BTD[:, start : start + size]
+            if self.by_window:
+                scores_BTV, layers = self.encode_window(part_BTD, state.chunk, layers)
+            else:
+                scores_BTV, layers = self.encode_chunk(part_BTD, layers, False)
             parts.append(scores_BTV)
-        waiting = x_BTD[:, ready:].clone()
+            start += state.chunk
         if last or not parts:
-            scores_BTV, layers = self.encode_chunk(waiting if last else waiting[:, :0], layers, last)
+            scores_BTV, layers = self.encode_chunk(x_BTD[:, :0], layers, last)
             parts.append(scores_BTV)
-        return torch.cat(parts, dim=1), StreamState(state.chunk, front, waiting, layers)
+        return torch.cat(parts, dim=1), StreamState(state.chunk, front, x_BTD[:, start:].clone(), layers)
+
+    def window_outputs(self, feats_BTF: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
+        """As `chunk_outputs`, but of a chunk and the `cfg.ahead` frames after it at once: all sizes are fixed.
+
+        It is for graphs of other programs, which give a window of features, put out a chunk, and move on by a chunk.
+
+        Args:
+            feats_BTF: The features of the window.
+            state: What the network remembers of those before; one of zeros is that before the first frame.
+
+        Returns:
+            Scores of the chunk, and what the network remembers after it.
+        """
+        assert isinstance(self.subsampling, Subsampling)
+        shift = state.chunk * self.cfg.subsampling
+        x_BTD, front = self.subsampling.forward_chunk(feats_BTF[:, :shift], state.front)
+        if self.cfg.ahead:
+            ahead_BTD, _ = self.subsampling.forward_chunk(feats_BTF[:, shift:], front)
+            x_BTD = torch.cat((x_BTD, ahead_BTD), dim=1)
+        scores_BTV, layers = self.encode_window(x_BTD, state.chunk, state.layers)
+        return scores_BTV, replace(state, front=front, layers=layers)
 
     def layers_before(self, batch: int) -> tuple[Memory, ...]:
-        """What each layer remembers before the first frame."""
+        """What each layer remembers before the first frame, tensors of zeros [batch, ...]."""
         raise NotImplementedError(f"model {self.cfg.kind} says that it streams")
 
     def encode_chunk(self, x_BTD: Tensor, layers: tuple[Memory, ...], last: bool) -> tuple[Tensor, tuple[Memory, ...]]:
-        """As `encode`, for a chunk of subsampled frames, or for none.
+        """As `encode`, for the next subsampled frames, or for none.
 
         Args:
             x_BTD: The frames.
@@ -296,6 +334,20 @@ class AcousticModel(TrainableNetwork, ABC):
             Token scores, of these frames or of earlier ones if the network looks ahead, and what the layers remember.
         """
         raise NotImplementedError(f"model {self.cfg.kind} says that it streams")
+
+    def encode_window(self, x_BTD: Tensor, chunk: int, layers: tuple[Memory, ...]) -> tuple[Tensor, tuple[Memory, ...]]:
+        """As `encode`, for a chunk of subsampled frames and those after it that its outputs read.
+
+        Args:
+            x_BTD: The chunk and the `cfg.ahead` frames after it; at the end of a stream, there may be fewer.
+            chunk: Frames of the chunk.
+            layers: What each layer remembers; the shapes of what comes back are the same.
+
+        Returns:
+            Token scores of the chunk's frames, and what the layers remember after it.
+        """
+        assert not self.cfg.ahead, f"model {self.cfg.kind} looks ahead"
+        return self.encode_chunk(x_BTD, layers, False)
 
     @override
     def num_frames(self, lengths: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 The published model (arXiv:1904.04956) has 6 layers of 512 cells per direction and a bottleneck of 256 and predicts
 context-dependent states frame by frame; this one predicts tokens with CTC, behind convolutional subsampling.
+
+With `cfg.chunk`, it is latency-controlled (Zhang et al. 2016, arXiv:1510.08983): the backward direction begins a few
+frames after each chunk, and not at the utterance's end.
 """
 
 import torch
@@ -12,11 +15,18 @@ from typing_extensions import override
 from speech.models.blstm import BlstmConfig
 from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.lstm import open_forget_gates, run_lstm
+from speech.models.networks.lstm import Memory, open_forget_gates, run_lstm, run_window
 
 
 class Blstm(AcousticModel):
-    """`cfg.layers` bidirectional LSTM layers of `cfg.dim` cells per direction."""
+    """`cfg.layers` bidirectional LSTM layers of `cfg.dim` cells per direction.
+
+    Attributes:
+        offline_chunk: Output frames of a chunk when whole utterances are computed; 0: each utterance is one chunk.
+    """
+
+    cfg: BlstmConfig
+    by_window = True
 
     def __init__(self, cfg: BlstmConfig, num_features: int, vocab_size: int) -> None:
         super().__init__(cfg, num_features, vocab_size)
@@ -33,10 +43,14 @@ class Blstm(AcousticModel):
         self.dropout = Dropout(cfg.dropout)
         self.output = nn.Linear(cfg.bottleneck or width, vocab_size)
         open_forget_gates(self.lstm)
+        self.offline_chunk = cfg.chunk.frames if cfg.chunk else 0
 
     @override
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        x_BTH = self._run_lstm(x_BTD, lengths)
+        run = self._run_in_chunks if self.offline_chunk else self._run_lstm
+        return self._scores(run(x_BTD, lengths))
+
+    def _scores(self, x_BTH: Tensor) -> Tensor:
         scores: Tensor = self.output(self.dropout(self.bottleneck(x_BTH)))
         return scores
 
@@ -44,6 +58,31 @@ class Blstm(AcousticModel):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _run_lstm(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
         return run_lstm(self.lstm, x_BTD, lengths)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run_in_chunks(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
+        parts, (memory,) = [], self.layers_before(len(x_BTD))
+        for start in range(0, x_BTD.shape[1], self.offline_chunk):
+            window_BTD = x_BTD[:, start : start + self.offline_chunk + self.cfg.ahead]
+            frames = (lengths - start).clamp(0, window_BTD.shape[1])
+            hidden, memory = run_window(self.lstm, window_BTD, self.offline_chunk, memory, frames)
+            parts.append(hidden)
+        return torch.cat(parts, dim=1)
+
+    @override
+    def layers_before(self, batch: int) -> tuple[Memory, ...]:
+        states = next(self.parameters()).new_zeros(batch, self.cfg.layers, self.cfg.dim)
+        return ((states, states),)
+
+    @override
+    def encode_chunk(self, x_BTD: Tensor, layers: tuple[Memory, ...], last: bool) -> tuple[Tensor, tuple[Memory, ...]]:
+        assert not x_BTD.shape[1], "chunks are computed with the frames after them"
+        return self._scores(x_BTD.new_zeros(len(x_BTD), 0, 2 * self.cfg.dim)), layers
+
+    @override
+    def encode_window(self, x_BTD: Tensor, chunk: int, layers: tuple[Memory, ...]) -> tuple[Tensor, tuple[Memory, ...]]:
+        hidden, memory = run_window(self.lstm, x_BTD, chunk, layers[0])
+        return self._scores(hidden), (memory,)
 
     @property
     @override
@@ -57,6 +96,8 @@ class Blstm(AcousticModel):
 
     @override
     def stage(self, layers: range) -> "BlstmStage":
+        if self.cfg.unsplit:
+            raise ValueError(self.cfg.unsplit)
         return BlstmStage(self, layers)
 
 

@@ -72,10 +72,10 @@ class ConformerLayer(nn.Module):
         x = x + self.conv(x, mask_BT[..., None].to(x.dtype))
         return self._finished(x)
 
-    def forward_chunk(self, x: Tensor, memory: Memory, left: int) -> tuple[Tensor, Memory]:
+    def forward_chunk(self, x: Tensor, memory: Memory, seen: Tensor) -> tuple[Tensor, Memory]:
         """As `forward`, for a chunk that follows others, of which keys, values and gated frames are remembered."""
         x = x + 0.5 * self.feed_forward_in(x)
-        attended, keys_values = self.attention.forward_chunk(x, memory[:2], left)
+        attended, keys_values = self.attention.forward_chunk(x, memory[:2], seen)
         x = x + attended
         convolved, gated = self.conv.forward_chunk(x, memory[2])
         return self._finished(x + convolved), (*keys_values, gated)
@@ -173,19 +173,25 @@ class Conformer(AcousticModel):
     @override
     def layers_before(self, batch: int) -> tuple[Memory, ...]:
         cfg, weight = self.cfg, next(self.parameters())
-        none = weight.new_zeros(batch, cfg.heads, 0, cfg.dim // cfg.heads)
-        return tuple((none, none, weight.new_zeros(batch, cfg.kernel - 1, cfg.dim)) for _ in range(cfg.layers))
+        assert cfg.chunk is not None
+        keys = weight.new_zeros(batch, cfg.heads, cfg.chunk.left, cfg.dim // cfg.heads)
+        gated = weight.new_zeros(batch, cfg.kernel - 1, cfg.dim)
+        # the last one says how many of the keys are those of a frame
+        return (*((keys, keys, gated) for _ in range(cfg.layers)), (weight.new_zeros(batch, 1),))
 
     @override
     def encode_chunk(self, x_BTD: Tensor, layers: tuple[Memory, ...], last: bool) -> tuple[Tensor, tuple[Memory, ...]]:
         assert self.cfg.chunk is not None
-        after = list(layers)
-        if x_BTD.shape[1]:
+        left, frames = self.cfg.chunk.left, x_BTD.shape[1]
+        *memories, (filled,) = layers
+        if frames:
+            places = torch.arange(-left, frames, device=x_BTD.device)
+            seen = (places >= -filled)[:, None, None, :]
             for number, layer in enumerate(self.layers):
                 assert isinstance(layer, ConformerLayer)
-                x_BTD, after[number] = layer.forward_chunk(x_BTD, layers[number], self.cfg.chunk.left)
+                x_BTD, memories[number] = layer.forward_chunk(x_BTD, memories[number], seen)
         scores: Tensor = self.output(x_BTD)
-        return scores, tuple(after)
+        return scores, (*memories, ((filled + frames).clamp(max=left),))
 
     @override
     def layer_of(self, parameter: str) -> int | None:

@@ -5,7 +5,8 @@ oneDNN, which is up to seven times as fast (benchmarks/bench_lstm.py). There, ea
 backward one over sequences that are reversed within their lengths, so that it begins at their last frames.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ Memory = tuple[Tensor, ...]
 """What a network remembers of a history, tensors [batch, ...]."""
 Weights = Sequence[Sequence[Tensor]]
 """Weights and biases of each layer and direction, in the order of `nn.LSTM.all_weights`."""
+Result = TypeVar("Result")
 
 
 def open_forget_gates(lstm: nn.LSTM) -> None:
@@ -41,33 +43,91 @@ def run_lstm(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None) -> Tensor:
     Returns:
         Float [B, T, H], zero beyond the lengths.
     """
-    device = x_BTD.device.type
-    run = run_packed if device == "cuda" and not stays_on_device() else run_padded
+    run = run_packed if x_BTD.device.type == "cuda" and not stays_on_device() else run_padded
     if lengths is None:
         run = run_whole
+    return _in_lstm_dtype(lstm, x_BTD, lambda x_BTD, weights: run(lstm, x_BTD, lengths, weights))
+
+
+def _in_lstm_dtype(lstm: nn.LSTM, x_BTD: Tensor, run: Callable[[Tensor, Weights], Result]) -> Result:
+    """Run with frames and weights as they are, or, under autocast to bf16, in the type given by `lstm_dtype`."""
+    device = x_BTD.device.type
     if not torch.is_autocast_enabled(device) or torch.get_autocast_dtype(device) != torch.bfloat16:
-        return run(lstm, x_BTD, lengths, lstm.all_weights)
+        return run(x_BTD, lstm.all_weights)
     dtype = lstm_dtype(x_BTD.device)
     with torch.autocast(device, enabled=False):
         weights = [[weight.to(dtype) for weight in part] for part in lstm.all_weights]  # differentiable casts
-        return run(lstm, x_BTD.to(dtype), lengths, weights)
+        return run(x_BTD.to(dtype), weights)
 
 
-def step_lstm(lstm: nn.LSTM, x_BD: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-    """Run an LSTM in one direction over one more frame of each sequence.
+def run_window(
+    lstm: nn.LSTM, x_BTD: Tensor, chunk: int, memory: Memory, lengths: Tensor | None = None
+) -> tuple[Tensor, Memory]:
+    """Run a bidirectional LSTM over a chunk of frames and some that follow it; types as for `run_lstm`.
+
+    The forward direction goes on from the chunk before; the backward one begins at the last frame there is. This is the
+    latency-controlled BLSTM of Zhang et al. 2016, "Highway long short-term memory RNNs for distant speech recognition",
+    section 4.
 
     Args:
         lstm: The LSTM, with `batch_first`.
-        x_BD: The frames.
+        x_BTD: The frames of the chunk, one at least, and those after it.
+        chunk: Frames of the chunk.
+        memory: States and cells of the forward direction before the chunk [B, layers, H].
+        lengths: Frames of each sequence [B], at most T; None: all have T.
+
+    Returns:
+        [B, chunk, 2 H], of fewer frames if there are fewer, unspecified beyond the lengths; and states and cells of the
+        forward direction after the chunk.
+    """
+    steps = torch.arange(x_BTD.shape[1] - 1, -1, -1, device=x_BTD.device)
+    reversal = steps.expand(x_BTD.shape[0], -1) if lengths is None else _reversal(x_BTD, lengths)[0]
+    return _in_lstm_dtype(lstm, x_BTD, lambda x_BTD, weights: _window(lstm, x_BTD, chunk, memory, reversal, weights))
+
+
+def _window(
+    lstm: nn.LSTM, x_BTD: Tensor, chunk: int, memory: Memory, reversal: Tensor, weights: Weights
+) -> tuple[Tensor, Memory]:
+    """What `run_window` does, given places of the reversed frames [B, T] and weights."""
+    zeros, after = x_BTD.new_zeros(1, x_BTD.shape[0], lstm.hidden_size), []
+    rest = lstm.bias, 1, 0.0, lstm.training, False, True
+    x = x_BTD
+    for layer in range(lstm.num_layers):
+        forward, backward = weights[2 * layer : 2 * layer + 2]
+        before = tuple(state[:, layer].unsqueeze(0).contiguous().to(x.dtype) for state in memory)
+        hidden, *states = torch.lstm(x[:, :chunk], before, list(forward), *rest)
+        if x.shape[1] > chunk:
+            ahead = torch.lstm(x[:, chunk:], states, list(forward), *rest)[0]
+            hidden = torch.cat((hidden, ahead), dim=1)
+        back = torch.lstm(_rearranged(x, reversal), (zeros, zeros), list(backward), *rest)[0]
+        x = torch.cat((hidden, _rearranged(back, reversal)), dim=2)
+        if layer < lstm.num_layers - 1:
+            x = F.dropout(x, lstm.dropout, lstm.training)
+        after.append(states)
+    return x[:, :chunk], tuple(torch.cat(states).transpose(0, 1) for states in zip(*after, strict=True))
+
+
+def step_lstm(lstm: nn.LSTM, x_BD: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """As `continue_lstm`, for one more frame of each sequence: [B, D] to [B, H]."""
+    output, after = continue_lstm(lstm, x_BD.unsqueeze(1), memory)
+    return output.squeeze(1), after
+
+
+def continue_lstm(lstm: nn.LSTM, x_BTD: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """Run an LSTM in one direction over the next frames of each sequence.
+
+    Args:
+        lstm: The LSTM, with `batch_first`.
+        x_BTD: The frames, one at least.
         memory: States and cells of the frames before [B, layers, H].
 
     Returns:
-        [B, H], and states and cells now.
+        [B, T, H], and states and cells now.
     """
     # torch wants the layers first
     before = tuple(state.transpose(0, 1).contiguous() for state in memory)
-    output, after = lstm(x_BD.unsqueeze(1), before)
-    return output.squeeze(1), tuple(state.transpose(0, 1) for state in after)
+    output, after = lstm(x_BTD, before)
+    return output, tuple(state.transpose(0, 1) for state in after)
 
 
 def run_whole(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: Weights) -> Tensor:
@@ -102,12 +162,8 @@ def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: We
     """One layer and direction after another, over the padded tensor."""
     assert lengths is not None
     directions = 2 if lstm.bidirectional else 1
-    size, length, _ = x_BTD.shape
-    steps = torch.arange(length, device=x_BTD.device)
-    ends = lengths.to(x_BTD.device).unsqueeze(1)
-    inside = steps < ends
-    reversal = torch.where(inside, ends - 1 - steps, steps) + length * torch.arange(size, device=x_BTD.device)[:, None]
-    zeros = x_BTD.new_zeros(1, size, lstm.hidden_size)
+    reversal, inside = _reversal(x_BTD, lengths)
+    zeros = x_BTD.new_zeros(1, x_BTD.shape[0], lstm.hidden_size)
     rest = lstm.bias, 1, 0.0, lstm.training, False, True
     x = x_BTD
     for layer in range(lstm.num_layers):
@@ -122,6 +178,16 @@ def run_padded(lstm: nn.LSTM, x_BTD: Tensor, lengths: Tensor | None, weights: We
     return x.masked_fill(~inside.unsqueeze(2), 0.0)
 
 
-def _rearranged(x_BTD: Tensor, rows_BT: Tensor) -> Tensor:
-    """The frames of all sequences in another order: their rows among all B x T."""
-    return x_BTD.flatten(0, 1).index_select(0, rows_BT.flatten()).view(x_BTD.shape)
+def _reversal(x_BTD: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Places [B, T] of the frames of sequences that are reversed within their lengths [B]; bool [B, T]: within them."""
+    steps = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+    ends = lengths.to(x_BTD.device).unsqueeze(1)
+    inside = steps < ends
+    return torch.where(inside, ends - 1 - steps, steps), inside
+
+
+def _rearranged(x_BTD: Tensor, places_BT: Tensor) -> Tensor:
+    """The frames of all sequences in another order."""
+    size, length, _ = x_BTD.shape
+    rows = places_BT + length * torch.arange(size, device=x_BTD.device)[:, None]
+    return x_BTD.flatten(0, 1).index_select(0, rows.flatten()).view(x_BTD.shape)

@@ -8,7 +8,7 @@ from typing_extensions import override
 from speech.models.lstm import LstmEncoderConfig
 from speech.models.networks.base import AcousticModel
 from speech.models.networks.dropout import Dropout
-from speech.models.networks.lstm import Memory, open_forget_gates, run_lstm
+from speech.models.networks.lstm import Memory, continue_lstm, open_forget_gates, run_lstm
 
 
 class LstmEncoder(AcousticModel):
@@ -52,14 +52,14 @@ class LstmEncoder(AcousticModel):
     @override
     def layers_before(self, batch: int) -> tuple[Memory, ...]:
         cfg, weight = self.cfg, next(self.parameters())
-        states = weight.new_zeros(cfg.layers, batch, cfg.dim)
+        states = weight.new_zeros(batch, cfg.layers, cfg.dim)
         return (states, states), (weight.new_zeros(batch, 0, cfg.dim),)
 
     @override
     def encode_chunk(self, x_BTD: Tensor, layers: tuple[Memory, ...], last: bool) -> tuple[Tensor, tuple[Memory, ...]]:
         states, (waiting,) = layers
         if x_BTD.shape[1]:
-            x_BTD, states = self.lstm(x_BTD, states)
+            x_BTD, states = continue_lstm(self.lstm, x_BTD, states)
         hidden = torch.cat((waiting, x_BTD), dim=1)
         ahead = self.cfg.lookahead
         count = hidden.shape[1] if last else max(0, hidden.shape[1] - ahead)
@@ -67,3 +67,12 @@ class LstmEncoder(AcousticModel):
             return self.output(hidden[:, :0]), (states, (hidden,))
         scores = self._scores(F.pad(hidden, (0, 0, 0, ahead)) if last else hidden)
         return scores, (states, (hidden[:, count:].clone(),))
+
+    @override
+    def encode_window(self, x_BTD: Tensor, chunk: int, layers: tuple[Memory, ...]) -> tuple[Tensor, tuple[Memory, ...]]:
+        before, none = layers
+        hidden, states = continue_lstm(self.lstm, x_BTD[:, :chunk], before)
+        if self.cfg.lookahead:
+            ahead, _ = continue_lstm(self.lstm, x_BTD[:, chunk:], states)
+            hidden = torch.cat((hidden, ahead), dim=1)
+        return self._scores(hidden), (states, none)

@@ -6,7 +6,7 @@ paper: layer normalization in place of batch normalization, since statistics of 
 ordinary dropout.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from typing_extensions import override
 from speech.features.cmvn import frame_mask
 from speech.models.networks.base import AcousticModel, ModelStage
 from speech.models.networks.dropout import Dropout
+from speech.models.networks.lstm import Memory
 from speech.models.tdnn import TdnnConfig
 
 _BYPASS = 0.66
@@ -59,26 +60,85 @@ class FactorizedLayer(nn.Module):
         early_BTK, now_BTK = F.linear(x_BTD, weights_2K_D).chunk(2, dim=2)
         early_BTK = F.pad(early_BTK, (0, 0, self.stride, 0))[:, : x_BTD.shape[1]]
         z_BTK = (early_BTK + now_BTK) * mask_BT1
-        late_BTK = F.pad(z_BTK, (0, 0, 0, self.stride))[:, self.stride :]
-        y_BTD = self.norm(torch.relu(self.affine(torch.cat([z_BTK, late_BTK], dim=2))))
+        return self._widened(F.pad(z_BTK, (0, 0, 0, self.stride)), x_BTD)
+
+    def _widened(self, z_BTK: Tensor, x_BTD: Tensor) -> Tensor:
+        """Frames of the bottleneck, `stride` more than there are in `x_BTD`, back to the width [B, T, D]."""
+        early_BTK, late_BTK = z_BTK[:, : x_BTD.shape[1]], z_BTK[:, self.stride :]
+        y_BTD = self.norm(torch.relu(self.affine(torch.cat([early_BTK, late_BTK], dim=2))))
         return torch.add(self.dropout(y_BTD), x_BTD, alpha=_BYPASS)
+
+    def start(self, batch: int) -> Memory:
+        """What is remembered before the first frame: `stride` frames of zeros, and no frame of the bottleneck."""
+        weight = self.linear.weight
+        return weight.new_zeros(batch, self.stride, weight.shape[1] // 2), weight.new_zeros(batch, 0, len(weight))
+
+    def forward_chunk(self, x_BTD: Tensor, memory: Memory, last: bool = False) -> tuple[Tensor, Memory]:
+        """As `forward`, for the next frames of utterances [B, T, D].
+
+        Args:
+            x_BTD: The frames; there may be none.
+            memory: The last `stride` frames, and those of the bottleneck that wait for later ones.
+            last: Whether no more will come.
+
+        Returns:
+            What can be computed by now: a frame waits for the one `stride` later. And what is remembered now.
+        """
+        before_BTD, waiting_BTK = memory
+        early, now = self.linear.weight.chunk(2, dim=1)
+        known_BTD = torch.cat((before_BTD, x_BTD), dim=1)
+        z_BTK = F.linear(known_BTD[:, : x_BTD.shape[1]], early) + F.linear(x_BTD, now)
+        z_BTK = F.pad(torch.cat((waiting_BTK, z_BTK), dim=1), (0, 0, 0, self.stride if last else 0))
+        first, ready = self.stride - waiting_BTK.shape[1], max(0, z_BTK.shape[1] - self.stride)
+        out_BTD = self._widened(z_BTK[:, : ready + self.stride], known_BTD[:, first : first + ready])
+        return out_BTD, (known_BTD[:, x_BTD.shape[1] :].clone(), z_BTK[:, ready:].clone())
 
 
 class Tdnn(AcousticModel):
     """`cfg.layers` factorized layers of `cfg.dim` units, and a linear bottleneck before the output."""
 
+    cfg: TdnnConfig
+
     def __init__(self, cfg: TdnnConfig, num_features: int, vocab_size: int) -> None:
         super().__init__(cfg, num_features, vocab_size)
-        strides = [1 if number < cfg.narrow_layers else cfg.time_stride for number in range(cfg.layers)]
-        self.layers = nn.ModuleList(FactorizedLayer(cfg, stride) for stride in strides)
+        self.layers = nn.ModuleList(FactorizedLayer(cfg, stride) for stride in cfg.strides)
         self.prefinal = nn.Linear(cfg.dim, cfg.prefinal, bias=False)
         self.norm = nn.LayerNorm(cfg.prefinal)
         self.output = nn.Linear(cfg.prefinal, vocab_size)
 
     @override
     def encode(self, x_BTD: Tensor, lengths: Tensor) -> Tensor:
-        scores: Tensor = self.output(self.norm(self.prefinal(run_layers(self.layers, x_BTD, lengths))))
+        return self._scores(run_layers(self.layers, x_BTD, lengths))
+
+    def _scores(self, x_BTD: Tensor) -> Tensor:
+        scores: Tensor = self.output(self.norm(self.prefinal(x_BTD)))
         return scores
+
+    @override
+    def layers_before(self, batch: int) -> tuple[Memory, ...]:
+        return tuple(layer.start(batch) for layer in self._each_layer())
+
+    @override
+    def encode_chunk(self, x_BTD: Tensor, layers: tuple[Memory, ...], last: bool) -> tuple[Tensor, tuple[Memory, ...]]:
+        after = []
+        for layer, memory in zip(self._each_layer(), layers, strict=True):
+            x_BTD, now = layer.forward_chunk(x_BTD, memory, last)
+            after.append(now)
+        return self._scores(x_BTD), tuple(after)
+
+    @override
+    def encode_window(self, x_BTD: Tensor, chunk: int, layers: tuple[Memory, ...]) -> tuple[Tensor, tuple[Memory, ...]]:
+        after = []
+        for layer, (before_BTD, none) in zip(self._each_layer(), layers, strict=True):
+            # the frames behind the chunk are fewer with each layer, and are computed again with the next chunk
+            after.append((torch.cat((before_BTD, x_BTD), dim=1)[:, chunk : chunk + layer.stride], none))
+            x_BTD, _ = layer.forward_chunk(x_BTD, (before_BTD, none))
+        return self._scores(x_BTD), tuple(after)
+
+    def _each_layer(self) -> Iterator[FactorizedLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, FactorizedLayer)
+            yield layer
 
     @override
     def constrain(self) -> None:

@@ -10,10 +10,12 @@ from hmm_toys import LEXICON, arpa, best_sentence, context_tree, random_model, s
 from support import tiny_bundle
 
 from recognition.bundle import BundleError, BundleSpec, TiedStates, add_decoder, load_spec, own_decoder, save_bundle
+from recognition.frame_stream import EndpointConfig, FrameStream, FrameStreamConfig
 from recognition.recognizer import Recognizer
 from recognition.transcriber import Transcriber
 from speech.decoding import DecodeError, GraphConfig, GreedyConfig, build_decoder
 from speech.features import LogMelConfig
+from speech.hmm.decode import noise_pdfs
 from speech.hmm.priors import StateOutputs, log_priors, scaled_likelihoods
 from speech.models import TdnnConfig
 from speech.tokens import CharacterTokenizer
@@ -178,18 +180,89 @@ def test_another_probability_of_silence_makes_another_graph(toy):
     assert finished.same_graph(finished.model_copy(update={"silence_probability": 0.9}))
 
 
-def saved_bundle(folder: Path, model) -> BundleSpec:
+@pytest.mark.parametrize("changes", [{}, {"nbest": 3}, {"word_score": 0.5}])
+@pytest.mark.parametrize("factor", [1, 2])
+def test_search_that_goes_on_finds_what_the_search_of_all_frames_finds(toy, factor, changes):
+    model, _, cfg = toy
+    states = StateOutputs(random_priors(model), factor)
+    decoder, log_probs = (
+        build_decoder(cfg.model_copy(update=changes), TOKENIZER, states),
+        random_posteriors(model, 5, 24),
+    )
+    (expected,) = decoder.decode(log_probs, torch.tensor([24]))
+    assert expected.text
+    for size in (1, 7, 24):
+        stream, other = decoder.stream(), decoder.stream()
+        for start in range(0, 24, size):
+            stream.accept(log_probs[0, start : start + size].numpy())
+            other.accept(log_probs[0, :size].numpy())
+            assert len(stream.best().word_frames) == len(stream.best().text.split())
+        assert stream.finish() == expected
+    empty = decoder.stream()
+    assert empty.best().text == empty.finish().text == ""
+
+
+def test_states_of_silence_are_those_of_sentences_without_words(toy):
+    model, _, cfg = toy
+    decoder = build_decoder(cfg, TOKENIZER, StateOutputs(random_priors(model), 1))
+    assert decoder.silence
+    assert decoder.silence <= set(noise_pdfs(model).tolist())
+    log_probs = torch.full((1, 9, model.gmm.num_pdfs), -20.0)
+    log_probs[..., sorted(decoder.silence)] = -1.0
+    assert decoder.decode(log_probs, torch.tensor([9]))[0].text == ""
+
+
+def test_hybrid_recognizes_in_a_stream_what_it_recognizes_in_the_whole(toy, tmp_path):
+    model, _, cfg = toy
+    saved_bundle(tmp_path, model, LogMelConfig(num_mels=8, cmvn="none"), scale=8.0)
+    add_decoder(tmp_path, cfg)
+    recognizer = Recognizer.load(tmp_path)
+    wave = torch.randn(8000, generator=torch.Generator().manual_seed(1)) / 10
+    encoded = recognizer.encode(wave[None], torch.tensor([8000]))
+    (expected,) = recognizer.search(encoded)
+    assert expected.text
+    times = recognizer.times(encoded, 0, 0.0, 1.0)
+    for size in (300, 8000):
+        endpoint = EndpointConfig(after_speech_s=0, at_start_s=0, longest_s=3600)
+        stream = FrameStream(recognizer, FrameStreamConfig(chunk_ms=80, endpoint=endpoint))
+        partial = [
+            result for start in range(0, 8000, size) for result in stream.accept(wave[start : start + size].numpy())
+        ]
+        assert not any(result.final for result in partial)
+        (final,) = stream.finish()
+        assert final.text == expected.text
+        assert final.words == pytest.approx(tuple(recognizer.timed_words(encoded, 0, expected, times)))
+    assert partial
+
+
+def test_states_of_silence_end_a_segment(toy, tmp_path):
+    model, _, cfg = toy
+    saved_bundle(tmp_path, model, LogMelConfig(num_mels=8, cmvn="none"))
+    add_decoder(tmp_path, cfg)
+    recognizer = Recognizer.load(tmp_path)
+    stream = FrameStream(recognizer, FrameStreamConfig(endpoint=EndpointConfig(after_speech_s=0.2)))
+    silence = sorted(recognizer.decoder.silence)
+    loud = next(state for state in range(model.gmm.num_pdfs) if state not in silence)
+    log_probs = torch.full((40, model.gmm.num_pdfs), -9.0)
+    log_probs[torch.arange(40), torch.tensor([loud] * 12 + [silence[0]] * 28)] = -0.1
+    finals = [result for result in stream._searched(log_probs) if result.final]
+    assert [(result.start_s, result.end_s) for result in finals] == [(0.0, 22 * 0.02)]
+
+
+def saved_bundle(folder: Path, model, features=None, scale=1.0) -> BundleSpec:
     torch.manual_seed(1)
     states = TiedStates(model="ab" * 32, frame_shift_ms=10.0, log_priors=random_priors(model))
     spec = BundleSpec(
         sample_rate=8000,
-        features=LogMelConfig(num_mels=8, cmvn="utterance"),
+        features=features or LogMelConfig(num_mels=8, cmvn="utterance"),
         stats=None,
         tokenizer=TOKENIZER.to_dict(),
         model=TdnnConfig(dim=16, layers=2, bottleneck=4, prefinal=8, subsampling=2, channels=2),
         states=states,
     )
-    save_bundle(folder, spec, dict(spec.build_model().state_dict()))
+    network = spec.build_model()
+    network.output.weight.data.mul_(scale)
+    save_bundle(folder, spec, dict(network.state_dict()))
     return spec
 
 

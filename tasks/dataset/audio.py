@@ -1,16 +1,19 @@
 """Loads the audio of an utterance: a file, a segment of a long recording, or a member of a tar."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from speech.audio import AudioError, decode_audio
 from speech.flac import is_whole, read_header
 from storage.corpora import Utterance
 from storage.corpora.embedded import CellError, read_cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAX_MEMBER = 1 << 28
 _MAX_EXTRA = 1 << 14

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
@@ -22,13 +21,11 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
+from configurable.configuration import Configuration
 
-class Choice(BaseModel):
+
+class Choice(Configuration):
     """Configuration of one kind of component; a subclass has a literal `kind`."""
-
-    model_config = ConfigDict(
-        extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True, protected_namespaces=()
-    )
 
     kind: str = ""
     """Which component it is."""
@@ -37,14 +34,6 @@ class Choice(BaseModel):
     def _keep_kind(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """With the kind even where defaults are left out: the other fields mean nothing without it."""
         return {"kind": self.kind, **serialize(self)}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """With a description of the kind, which subclasses redeclare without one: a form shows it."""
-        described = handler(schema)
-        kind = handler.resolve_ref_schema(described).get("properties", {}).get("kind", {})
-        kind.setdefault("description", Choice.model_fields["kind"].description)
-        return described
 
 
 class ChoiceWithFiles(Choice):
@@ -82,7 +71,7 @@ class OneOf:
     """Annotates a field whose value is one of a registry's choices.
 
     Args:
-        kinds: Kind to class; looked up when a model with such a field is defined.
+        kinds: Kind to class; looked up when a model with such a field is first used.
         default: Kind of a mapping that names none.
         optional: Whether the field may be None: no component at all.
     """

@@ -1,6 +1,7 @@
-"""torch and torchaudio, imported when they are first used.
+"""Libraries that are imported when they are first used.
 
-Importing torch takes seconds. Modules that define configurations beside the code that they configure use
+Importing torch takes seconds, the others a tenth of one each. Modules that define configurations beside the code that
+they configure use
 
     from configurable.lazy import torch
 
@@ -12,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["torch", "torchaudio"]
+__all__ = ["fsspec", "pyarrow", "pyarrow_compute", "torch", "torchaudio"]
 
 
 class _LazyModule(ModuleType):
@@ -25,7 +26,12 @@ class _LazyModule(ModuleType):
 
 
 if TYPE_CHECKING:
+    import fsspec
+    import pyarrow
+    import pyarrow.compute as pyarrow_compute
     import torch
     import torchaudio
 else:
     torch, torchaudio = _LazyModule("torch"), _LazyModule("torchaudio")
+    pyarrow, pyarrow_compute = _LazyModule("pyarrow"), _LazyModule("pyarrow.compute")
+    fsspec = _LazyModule("fsspec")

@@ -1,14 +1,16 @@
 """Chooses a process's device from an inventory of GPUs, which tests can make up without a GPU."""
 
+from __future__ import annotations
+
+import ctypes
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from configurable.lazy import torch
 from devices.gpus import Driver, Gpus
 
 log = logging.getLogger(__name__)
@@ -33,9 +35,19 @@ class Inventory:
 
 def inventory() -> Inventory:
     """Find the GPUs of this machine."""
+    driver = Gpus().driver()
+    if not (driver.gpus or _has_driver()):  # torch would find none, and takes seconds to import
+        return Inventory()
     if torch.cuda.is_available():
         return Inventory(torch.cuda.device_count())
-    return Inventory(0, gpu_trouble(Gpus().driver(), torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return Inventory(0, gpu_trouble(driver, torch.version.cuda, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def _has_driver() -> bool:
+    """Whether there is a driver through which torch could use a GPU: AMD's, or the library of NVIDIA's."""
+    with suppress(OSError):
+        return Path("/dev/kfd").exists() or bool(ctypes.CDLL("libcuda.so.1"))
+    return False
 
 
 def gpu_trouble(driver: Driver, wheel: str | None, visible: str | None = None) -> str:
@@ -67,6 +79,22 @@ def gpu_trouble(driver: Driver, wheel: str | None, visible: str | None = None) -
     )
 
 
+def check_device(wanted: str, machine: Inventory, field: str = "train.device") -> None:
+    """Check that this machine has the device that `auto`, `cpu` or `cuda` means.
+
+    Args:
+        wanted: The configured device.
+        machine: The machine's GPUs.
+        field: Name of the configuration field, for the error.
+
+    Raises:
+        ValueError: If `wanted` is `cuda` and there is no GPU.
+    """
+    if wanted == "cuda" and not machine.gpus:
+        why = machine.trouble or "use 'auto' or 'cpu', or install NVIDIA's driver"
+        raise ValueError(f"{field} is 'cuda' but torch sees no GPU: {why}")
+
+
 def pick_device(
     wanted: str, number: int = 0, machine: Inventory | None = None, field: str = "train.device"
 ) -> torch.device:
@@ -82,9 +110,7 @@ def pick_device(
         ValueError: If `wanted` is `cuda` and there is no GPU.
     """
     machine = machine or inventory()
-    if wanted == "cuda" and not machine.gpus:
-        why = machine.trouble or "use 'auto' or 'cpu', or install NVIDIA's driver"
-        raise ValueError(f"{field} is 'cuda' but torch sees no GPU: {why}")
+    check_device(wanted, machine, field)
     if wanted == "cpu" or not machine.gpus:
         return torch.device("cpu")
     return torch.device("cuda", number % machine.gpus)

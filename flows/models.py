@@ -41,7 +41,11 @@ def fetch_model(model: str, option: str = "") -> Path:
     if not model.startswith("models:/"):
         return Path(model)
     from flows.servers.services import connect_mlflow
-    from tasks.tracking.fetching import download_bundle
+    from tasks.tracking.local_registry import registered_bundle
 
     connect_mlflow()
+    if (bundle := registered_bundle(model)) is not None:
+        return bundle
+    from tasks.tracking.fetching import download_bundle  # imports MLflow
+
     return download_bundle(model, option=option)

@@ -16,7 +16,7 @@ from tasks.config.credentials import export_credentials
 from tasks.config.home import home
 from tasks.config.pipeline import StorageConfig
 from tasks.engine import know_tasks
-from tasks.stages.preflight import check_key_file, split_address
+from tasks.stages.config_check import check_key_file, split_address
 from training.node.rank import STOPPED
 from training.processes.children import Child, end_of_log, engine_command, log_size, stop
 from training.processes.logs import redact

@@ -11,12 +11,12 @@ from tasks.config.home import shown_mlflow_uri
 from tasks.dataset.duplicates import data_warnings
 from tasks.dataset.sets import is_trained
 from tasks.dataset.speakers import set_rows, speakers_text
-from tasks.figures import p_value_text, percent
+from tasks.figures import LEARN_MORE, p_value_text, percent
 from tasks.stages.base import Run, counts_text
 from tasks.stages.evaluation import write_evaluation
 from tasks.stages.register import REGISTER
 from tasks.stages.report import interval, local_report
-from tasks.stages.score import GROUPS, LEARN_MORE, SCORE, nothing_correct
+from tasks.stages.score import GROUPS, SCORE, nothing_correct
 from tasks.stages.train import TRAIN
 from tasks.tracking.registry import current_aliases
 

@@ -20,10 +20,11 @@ from itertools import takewhile
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
+from configurable.configuration import Configuration
 from recognition.recognizer import Recognizer
 from recognition.streaming import StreamResult
 from recognition.systems.acoustic import FrameRecognizer
@@ -35,13 +36,11 @@ from speech.models.networks.base import AcousticModel
 from speech.words import FrameTimes, placed_words, timed_words
 
 
-class EndpointConfig(BaseModel):
+class EndpointConfig(Configuration):
     """When a segment of a stream ends: the rules of Kaldi's online decoders (`OnlineEndpointConfig`), of silent frames.
 
     A frame is silent if the blank is its most probable token, or silence has its most probable state.
     """
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     after_speech_s: float = Field(default=1.0, ge=0)
     """Seconds of silence after words that end a segment; 0: no silence does."""
@@ -51,10 +50,8 @@ class EndpointConfig(BaseModel):
     """Seconds after which a segment ends in any case: the memory of the search grows with it."""
 
 
-class FrameStreamConfig(BaseModel):
+class FrameStreamConfig(Configuration):
     """How speech is recognized as it comes."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     chunk_ms: float = Field(default=640.0, gt=0, le=60_000)
     """Audio of a chunk in milliseconds, rounded to output frames: results are as late, and the better the longer it

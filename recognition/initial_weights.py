@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from configurable.addresses import address_content
+from configurable.configuration import Configuration
 from recognition.bundle import SPEC, BundleSpec, TiedStates, load_bundle, network_digest
 from recognition.system import SystemConfig
 from speech.features import FeatureConfig
@@ -334,10 +335,8 @@ def _take_rows(tensor: Tensor, given: Tensor | None, origin: Sequence[int | None
 # --- how a training finds them
 
 
-class InitialWeights(BaseModel):
+class InitialWeights(Configuration):
     """Weights that a training begins with, in an object store that all its processes reach."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     url: str = ""
     """Store with the file `initial/model.safetensors`, which has all of the network's weights; empty for measurements,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
 import numpy as np
 import soundfile
+from numpy.typing import NDArray
 
 from configurable.lazy import torch, torchaudio
 from speech.truncation import announced_times
@@ -83,10 +84,23 @@ def decode_audio(
     start: float = 0.0,
     end: float | None = None,
     channel: int | None = None,
-    raw_rate: int | None = None,
     max_seconds: float = math.inf,
 ) -> tuple[Tensor, int]:
-    """Decode a file, or a segment of it, to one channel.
+    """Decode a file, or a segment of it, to a tensor; arguments and errors are those of `decode_samples`."""
+    samples, rate = decode_samples(source, start=start, end=end, channel=channel, max_seconds=max_seconds)
+    return torch.from_numpy(samples), rate
+
+
+def decode_samples(
+    source: bytes | str | Path,
+    *,
+    start: float = 0.0,
+    end: float | None = None,
+    channel: int | None = None,
+    raw_rate: int | None = None,
+    max_seconds: float = math.inf,
+) -> tuple[NDArray[np.float32], int]:
+    """Decode a file, or a segment of it, to one channel; torch is imported only to average several.
 
     Segments are sample-accurate in all formats. The decoder seeks to the start and skips the audio before it, except
     for one second in Opus. Each call reopens the file: decoded MP3 differs in the last bit depending on earlier reads,
@@ -117,7 +131,7 @@ def decode_audio(
             _check_whole(source, file, name)
         samples = _read_segment(file, start, end, channel, name, max_seconds)
         integers = file.subtype.startswith("PCM_")
-    if samples.numel() == 0:
+    if not len(samples):
         raise AudioError(f"{name} has no sample between {start} s and {'its end' if end is None else end}", "empty")
     if not integers:
         check_samples(samples, name)
@@ -150,7 +164,7 @@ def stream_audio(source: bytes | str | Path) -> Iterator[tuple[Tensor, int]]:
                 break
             left -= len(block)
             check_samples(block, name)
-            yield _to_mono(block, None), rate
+            yield _to_mono(block), rate
         if file.tell() == 0:
             raise AudioError(f"{name} has no sample", "empty")
         if left > 0 and file.frames < 1 << 62:
@@ -184,7 +198,7 @@ def stream_pcm(file: BinaryIO, raw_rate: int) -> Iterator[tuple[Tensor, int]]:
         samples = torch.from_numpy(np.frombuffer(rest[:whole], dtype="<i2").astype(np.float32) / _INT16_SCALE)
         rest, left, any_samples = rest[whole:], left - whole, any_samples or whole > 0
         if whole:
-            yield _to_mono(samples.view(-1, channels), None), check_rate(rate, name)
+            yield _to_mono(samples.view(-1, channels)), check_rate(rate, name)
         elif len(rest) == left:  # part of a sample
             break
     if not any_samples:
@@ -216,7 +230,7 @@ def _pcm_header(file: BinaryIO, start: bytes, name: str) -> tuple[int, int, int]
     )
 
 
-def check_samples(samples: Tensor, name: str) -> None:
+def check_samples(samples: Tensor | NDArray[np.float32], name: str) -> None:
     """Check that samples are finite and not far beyond full scale.
 
     Args:
@@ -226,7 +240,7 @@ def check_samples(samples: Tensor, name: str) -> None:
     Raises:
         AudioError: A sample is not finite, or its magnitude exceeds `MAX_AMPLITUDE`.
     """
-    peak = float(samples.abs().max()) if samples.numel() else 0.0  # NaN if any sample is NaN
+    peak = float(abs(samples).max()) if math.prod(samples.shape) else 0.0  # NaN if any sample is NaN
     if not math.isfinite(peak):
         raise AudioError(f"{name} has samples that are not finite numbers: write it again", "unreadable")
     if peak > MAX_AMPLITUDE:
@@ -329,7 +343,7 @@ def _check_whole(source: bytes | str | Path, file: soundfile.SoundFile, name: st
 
 def _read_segment(
     file: soundfile.SoundFile, start: float, end: float | None, channel: int | None, name: str, max_seconds: float
-) -> Tensor:
+) -> NDArray[np.float32]:
     """Seek to the segment and read it, float32 `[num_samples]`."""
     if channel is not None and not 0 <= channel < file.channels:
         raise AudioError(
@@ -338,7 +352,7 @@ def _read_segment(
     first = round(start * file.samplerate)
     last = file.frames if end is None else min(round(end * file.samplerate), file.frames)
     if first >= last:
-        return torch.empty(0)
+        return np.empty(0, np.float32)
     if first:
         _seek(file, first, name)
     most = math.floor(min(MAX_SAMPLES, max_seconds * file.samplerate + 1e-6))
@@ -346,17 +360,17 @@ def _read_segment(
     if missing > room and file.frames < 1 << 62:
         raise _too_long(name, missing, most, file.samplerate)
     while missing > 0:
-        block = torch.from_numpy(file.read(min(missing, _block(file)), dtype="float32", always_2d=True))
+        block = file.read(min(missing, _block(file)), dtype="float32", always_2d=True)
         if not len(block):
             break
         missing, room = missing - len(block), room - len(block)
         if room < 0:
             raise _too_long(name, most - room, most, file.samplerate)
-        blocks.append(_to_mono(block, channel))
+        blocks.append(_one_channel(block, channel))
     # Streamed FLAC may leave its length open (libsndfile then reports the largest integer); otherwise it must match.
     if missing > 0 and file.frames < 1 << 62:
         raise AudioError(f"{name} is truncated: {missing} of {last - first} samples are missing", "unreadable")
-    return torch.cat(blocks) if len(blocks) != 1 else blocks[0]
+    return np.concatenate([np.empty(0, np.float32), *blocks]) if len(blocks) != 1 else blocks[0]
 
 
 def _block(file: soundfile.SoundFile) -> int:
@@ -382,16 +396,23 @@ def _seek(file: soundfile.SoundFile, first: int, name: str) -> None:
         file.read(preroll, dtype="float32", always_2d=True)
 
 
-def _to_mono(block: Tensor, channel: int | None) -> Tensor:
-    """`[num_samples, num_channels]` to `[num_samples]`: a channel, or the mean of all.
+def _one_channel(block: NDArray[np.float32], channel: int | None) -> NDArray[np.float32]:
+    """`[num_samples, num_channels]` to `[num_samples]`: a channel, or the mean of all."""
+    if block.shape[1] == 1:
+        return block[:, 0]
+    if channel is not None:
+        return np.ascontiguousarray(block[:, channel])
+    return _to_mono(torch.from_numpy(block)).numpy()
+
+
+def _to_mono(block: Tensor) -> Tensor:
+    """The mean `[num_samples]` of all channels `[num_samples, num_channels]`.
 
     A channel that is inverted compared with an earlier one, as after a cable with swapped wires, would cancel it: its
     sign is changed first.
     """
     if block.shape[1] == 1:
         return block[:, 0]
-    if channel is not None:
-        return block[:, channel].contiguous()
     inverted = _inverted(block)
     return (torch.where(inverted, -block, block) if inverted.any() else block).mean(dim=1)
 
@@ -549,9 +570,8 @@ def encode_flac(wave: Tensor, rate: int) -> bytes:
     return data.getvalue()
 
 
-def level_db(wave: Tensor) -> float:
+def level_db(wave: Tensor | NDArray[np.float32]) -> float:
     """Root-mean-square level in dB relative to full scale (a full-scale sine has -3.01), at least `SILENCE_DB`."""
-    if wave.numel() == 0:
-        return SILENCE_DB
-    power = float(wave.detach().to(torch.float64).square().mean())
+    samples = np.asarray(wave, dtype=np.float64)
+    power = float(np.square(samples).mean()) if samples.size else 0.0
     return max(10.0 * math.log10(power), SILENCE_DB) if power > 0 else SILENCE_DB

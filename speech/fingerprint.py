@@ -11,15 +11,20 @@ isolated digit look alike), and nearly silent frames, whose bits would be noise,
 another take of the same sentence, counts as a different recording.
 """
 
+from __future__ import annotations
+
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from configurable.lazy import torch
 from speech.audio import resample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RATE = 4000
 WINDOW, HOP = 512, 26

@@ -19,8 +19,7 @@ import unicodedata
 from functools import lru_cache
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from configurable.configuration import Configuration
 from speech.english import LARGEST_NUMBER, number_words, ordinal_words, plain_numbers, spell_numbers
 from speech.number_words import number_speller
 from speech.scripts import FAMILIES, LanguageError, change_case, compose, family_of, primary
@@ -68,10 +67,8 @@ class TextError(ValueError):
         self.characters = characters
 
 
-class NormalizerConfig(BaseModel):
+class NormalizerConfig(Configuration):
     """How transcripts are normalized."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal[
         "english",

@@ -21,9 +21,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from typing_extensions import override
 
+from configurable.configuration import Configuration
 from configurable.extras import install_remedy
 
 BLANK_SYMBOL = "<blank>"
@@ -59,10 +60,8 @@ class TokenError(ValueError):
         self.symbols = list(symbols)
 
 
-class TokenConfig(BaseModel):
+class TokenConfig(Configuration):
     """The output units of a model."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["characters", "bpe", "words"] = "characters"
     """`characters` of the training texts, byte-pair pieces (`bpe`: Sennrich 2016, arXiv 1508.07909), or `words`."""
@@ -320,10 +319,8 @@ class BpeTokenizer(Tokenizer):
             raise TokenError("a bpe tokenizer needs `model`, a sentencepiece model in base64") from error
 
 
-class WhisperTokens(BaseModel):
+class WhisperTokens(Configuration):
     """A pretrained Whisper model's tokens, and what it is asked for."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, protected_namespaces=())
 
     model: str
     """The model's `tokenizer.json`."""

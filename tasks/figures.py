@@ -1,4 +1,10 @@
-"""Figures for people."""
+"""Figures and verdicts for people."""
+
+LEARN_MORE = (
+    "Train longer (train.epochs), in smaller batches (train.batch_seconds), and check that the transcripts match the "
+    "recordings"
+)
+"""What helps if a model has learned nothing."""
 
 
 def percent(rate: float | None, digits: int = 2) -> str:
@@ -17,3 +23,8 @@ def clock(seconds: float | None) -> str:
         return "–"
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def brief(reason: str) -> str:
+    """The reason of a decision without the remedies behind it."""
+    return reason.partition(f". {LEARN_MORE}")[0]

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from configurable.choices import Choice, OneOf
+from configurable.configuration import Configuration
 from training.coordinator.config import MembershipConfig
 from training.exchange.config import ExchangeConfig
 from training.learner.sampling import SamplingConfig
@@ -12,8 +13,6 @@ from training.strategies.gossip import GossipConfig
 from training.strategies.registry import STRATEGY_CONFIGS
 from training.strategies.strategy import StrategyConfig, Traits
 from training.strategies.synchronous import SingleConfig
-
-_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
 class OptimizerConfig(Choice):
@@ -47,10 +46,8 @@ OPTIMIZERS: dict[str, type[OptimizerConfig]] = {"adamw": AdamWConfig, "sgd": Sgd
 """Optimizers by kind; `training.learner.optim` builds them."""
 
 
-class ScheduleConfig(BaseModel):
+class ScheduleConfig(Configuration):
     """Learning rate over training, as a function of the epochs trained (fractions included)."""
-
-    model_config = _MODEL_CONFIG
 
     kind: Literal["published", "cosine", "constant"] = "published"
     """`published` (arXiv:1904.04956): linear warm-up, a plateau, then `anneal` per epoch; `cosine`: warm-up, then half
@@ -73,10 +70,8 @@ class ScheduleConfig(BaseModel):
         return self.kind != "cosine" or self.epochs > 0
 
 
-class FreezeConfig(BaseModel):
+class FreezeConfig(Configuration):
     """Parameters that are not trained, or not from the start."""
-
-    model_config = _MODEL_CONFIG
 
     names: tuple[str, ...] = Field(min_length=1)
     """Patterns of parameters' names, such as `subsampling.*` or `layers.0.*`; `*` stands for any characters."""
@@ -85,11 +80,9 @@ class FreezeConfig(BaseModel):
     optimizer."""
 
 
-class LoraConfig(BaseModel):
+class LoraConfig(Configuration):
     """Low-rank adaptation (LoRA: Hu et al. 2021, arXiv:2106.09685): W + alpha / rank · B A, of which A and B are
     trained. All other weights that the training begins with are frozen."""
-
-    model_config = _MODEL_CONFIG
 
     rank: int = Field(default=8, ge=1, le=4096)
     """Rows of A and columns of B."""
@@ -100,10 +93,8 @@ class LoraConfig(BaseModel):
     any characters."""
 
 
-class LaunchConfig(BaseModel):
+class LaunchConfig(Configuration):
     """Where the nodes run."""
-
-    model_config = _MODEL_CONFIG
 
     kind: Literal["local", "external", "prefect"] = "local"
     """`local`: all on this machine; `external`: `starling train --node-rank ...` under any launcher; `prefect`: each as
@@ -120,10 +111,8 @@ class LaunchConfig(BaseModel):
     Gloo, which neither encrypt nor authenticate."""
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Configuration):
     """How a network is trained, whatever it is."""
-
-    model_config = _MODEL_CONFIG
 
     strategy: Annotated[StrategyConfig, OneOf(STRATEGY_CONFIGS, "single")] = SingleConfig()
     """How learners work together. `single` is one process. One node of several learners: `scpsgd`, `onebit` and `d1d`

@@ -3,16 +3,15 @@
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from configurable.configuration import Configuration
 from training.config import TrainConfig
 from training.learner.task import TaskConfig, known_tasks
 
 
-class TrainJob(BaseModel):
+class TrainJob(Configuration):
     """What to train, on which data, and where to write the results."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     run: str
     """Identity of the training: the digest of all its inputs. A resume must have the same."""

@@ -8,7 +8,7 @@ import typer
 
 from flows.cli.common import JsonOption, friendly, local_time, print_json, say
 from flows.cli.tables import print_table
-from tasks.figures import percent
+from tasks.figures import brief, clock, percent
 
 if TYPE_CHECKING:
     from tasks.tracking.listing import RegisteredVersion, TrackedRun
@@ -79,31 +79,19 @@ def _rates(wer: dict[str, float]) -> str:
     return "\n".join(f"{name} {percent(rate)}" for name, rate in wer.items())
 
 
-def _decision(reason: str) -> str:
-    from tasks.tracking.significance import brief
-
-    return brief(reason)
-
-
-def _duration(seconds: float | None) -> str:
-    from tasks.figures import clock
-
-    return clock(seconds)
-
-
 _VERSION_COLUMNS: dict[str, Callable[["RegisteredVersion"], str]] = {
     "model": lambda version: version.model,
     "version": lambda version: version.version,
     "aliases": lambda version: " ".join(f"@{alias}" for alias in version.aliases),
     "WER": lambda version: _rates(version.wer),
     "registered": lambda version: local_time(version.registered),
-    "decision": lambda version: _decision(version.decision),
+    "decision": lambda version: brief(version.decision),
 }
 _RUN_COLUMNS: dict[str, Callable[["TrackedRun"], str]] = {
     "run": lambda run: run.name,
     "status": lambda run: run.status,
     "logged": lambda run: local_time(run.logged),
-    "training": lambda run: _duration(run.training_seconds),
+    "training": lambda run: clock(run.training_seconds),
     "WER": lambda run: _rates(run.wer),
-    "decision": lambda run: _decision(run.decision),
+    "decision": lambda run: brief(run.decision),
 }

@@ -78,7 +78,7 @@ def _node(
 ) -> int:
     from flows.node import node_folder
     from tasks.engine import know_tasks
-    from tasks.stages.preflight import check_key_file, is_loopback, split_address
+    from tasks.stages.config_check import check_key_file, is_loopback, split_address
     from training.node.agent import run_node
     from training.processes import logs
     from training.processes.sockets import own_address

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from configurable.configuration import Configuration
 from configurable.former_fields import former_fields
 from storage.index import ShardIndex
 from storage.objects import ObjectStore
@@ -28,10 +29,8 @@ _COPIED = ("speaker", "corpus", "domain", "language", "sample_rate")
 _FRAMES, _CONTEXT = "segment_frames", "segment_context"
 
 
-class SegmentConfig(BaseModel):
+class SegmentConfig(Configuration):
     """Training on segments of utterances instead of whole ones."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     frames: int = Field(default=21, ge=1)
     """Stored feature frames of a segment (published: 21)."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from typing_extensions import override
 
+from configurable.configuration import Configuration
 from configurable.lazy import torch
 from devices.padding import frame_multiple, rounded_up
 from recognition.bundle import BundleSpec
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 
-class SystemTaskConfig(BaseModel):
+class SystemTaskConfig(Configuration):
     """What is trained, and on which data, see `training.learner.task.TaskConfig`."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     spec: Any
     """What the finished model is described by; it saves the model."""

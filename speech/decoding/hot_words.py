@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from typing_extensions import override
 
+from configurable.configuration import Configuration
 from speech.decoding.base import DecodeConfig
 from speech.hypotheses import DecodeError
 from speech.scripts import is_unspaced
@@ -69,10 +70,8 @@ class HotPhrase(NamedTuple):
         return self.score * self.letters
 
 
-class HotWordsConfig(BaseModel):
+class HotWordsConfig(Configuration):
     """Phrases that are expected, and how much that raises their score."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     file: str = ""
     """A text file with a phrase on each line, as people write it. After a tab, a line may have a score of its own."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from configurable.configuration import Configuration
 from configurable.former_fields import former_fields
 from speech.features import FeatureChoice, FeatureConfig, MfccConfig
 
 StageName = Literal["mono", "tri", "lda", "sat"]
 
 
-class StageConfig(BaseModel):
+class StageConfig(Configuration):
     """One training stage: a tree, then EM iterations with growing mixtures."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     leaves: int = Field(default=2500, ge=1)
     """Number of tied states to aim at; not used for monophones."""
@@ -32,13 +31,11 @@ class StageConfig(BaseModel):
     """Iterations before which MLLT (`lda`) or the speakers' fMLLR (`sat`) are estimated."""
 
 
-class HmmConfig(BaseModel):
+class HmmConfig(Configuration):
     """GMM-HMM training: monophones, triphones on deltas, LDA with MLLT, speaker-adaptive training."""
 
     # beams, acoustic scale and power are those of Kaldi's steps/train_*.sh, the weight of silence is decode_fmllr.sh's,
     # leaves and Gaussians of lda and sat are those of the recipe for Mini LibriSpeech; Kaldi iterates 35 to 40 times
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     mono: StageConfig = StageConfig(gaussians=1000, iterations=14, growing=10, realign=(2, 3, 4, 5, 6, 8, 10, 12))
     """Monophones, from a flat start."""
@@ -72,10 +69,8 @@ class HmmConfig(BaseModel):
     _former = former_fields(power=0.25, variance_floor=0.01, silence_weight=0.01, every=2, shard_frames=200_000, seed=0)
 
 
-class GraphSearchConfig(BaseModel):
+class GraphSearchConfig(Configuration):
     """Recognition with the GMM-HMM: a decoding graph of lexicon and n-gram, searched with a beam."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     arpa: str = ""
     """An n-gram language model in ARPA format, plain or gzip. Its words are recognized, as far as the lexicon has them.
@@ -92,10 +87,8 @@ class GraphSearchConfig(BaseModel):
     _former = former_fields(first_beam=10.0, first_max_active=2000)
 
 
-class AdaptationConfig(BaseModel):
+class AdaptationConfig(Configuration):
     """What a recognizer needs, beside the GMM-HMM, to adapt features to a speaker."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     features: FeatureChoice
     """Static features of the Gaussians, normalized by speaker."""

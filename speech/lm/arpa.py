@@ -31,11 +31,11 @@ from typing import Any, Protocol
 from unicodedata import normalize
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from configurable.files import replacing
+from configurable.lazy import pyarrow as pa
+from configurable.lazy import pyarrow_compute as pc
 from speech.lm.base import LmError
 from speech.lm.ngram import LOWEST, NgramModel, NgramTables
 from speech.lm.vocabulary import UNKNOWN, UNKNOWN_ID, Vocabulary

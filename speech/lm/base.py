@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configurable.choices import Choice
+from configurable.configuration import Configuration
 from configurable.former_fields import former_fields
 from speech.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary
 
@@ -40,10 +41,8 @@ class LmError(ValueError):
     """A language model that cannot be estimated or read: too little text, impossible settings, a damaged file."""
 
 
-class TextConfig(BaseModel):
+class TextConfig(Configuration):
     """Which text a language model is estimated on, besides the training transcripts."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     paths: tuple[str, ...] = ()
     """Paths or URLs of text files, one sentence a line, UTF-8; plain, .gz, .bz2 or .xz; `*` matches several."""

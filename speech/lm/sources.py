@@ -25,10 +25,10 @@ from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import Any
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
+from configurable.lazy import fsspec
 from speech.lm.base import LmError, TextConfig, Unit, batches
 from speech.lm.processes import in_processes
 from speech.lm.vocabulary import END, SPECIAL, START

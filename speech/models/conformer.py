@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import override
 
+from configurable.configuration import Configuration
 from speech.models.config import WITHOUT_CHUNK, ModelConfig
 
 if TYPE_CHECKING:
     from speech.models.networks.base import AcousticModel
 
 
-class ChunkConfig(BaseModel):
+class ChunkConfig(Configuration):
     """Chunks of a network that recognizes whole recordings and speech as it comes (U2: Zhang et al. 2020).
 
     In training, each batch has chunks of another size, or utterances are one chunk each ("dynamic chunk training" of
@@ -21,8 +22,6 @@ class ChunkConfig(BaseModel):
     Convolutions read no later frames. The frames of a chunk attend to each other and to `left` frames before it, which
     are a number of frames as in icefall (`left_context_frames`), not of chunks as in WeNet.
     """
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     left: int = Field(default=64, ge=0)
     """Output frames before a chunk that its frames attend to."""

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from configurable.addresses import address_content
+from configurable.configuration import Configuration
 from configurable.files import replace_file
 from configurable.former_fields import former_fields
 from configurable.lazy import torch
@@ -44,10 +45,8 @@ _TRAIN = (
 )
 
 
-class SynthesisConfig(BaseModel):
+class SynthesisConfig(Configuration):
     """Configuration of a corpus of synthetic commands."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     train: int = Field(default=1200, ge=0, le=99_999)
     """Number of training utterances."""

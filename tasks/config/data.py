@@ -2,21 +2,18 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from configurable.configuration import Configuration
 from speech.features.augment import PauseConfig
 from speech.text import NormalizerConfig
 from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.dataset.speeds import Speeds
 
-_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
-
-class DataConfig(BaseModel):
+class DataConfig(Configuration):
     """Which speech, and what is good enough to be used."""
-
-    model_config = _MODEL_CONFIG
 
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     """Corpora, in order; a later utterance with an id that came before is quarantined."""

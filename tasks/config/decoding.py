@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from configurable.configuration import Configuration
 from configurable.wording import nearest
 from speech.decoding import DecodeConfig
 from speech.decoding.rescoring import RescoredConfig
@@ -16,10 +17,8 @@ from tasks.search.methods.grid import GridConfig
 from tasks.search.space import ParameterConfig, Space, SpaceError, Values
 
 
-class TuneConfig(BaseModel):
+class TuneConfig(Configuration):
     """A search for values of the decoder on the validation set, of which a run takes the best."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     utterances: int = Field(default=200, ge=1)
     """Number of validation utterances, drawn at random; a smaller set is used whole."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from configurable.configuration import Configuration
 from configurable.former_fields import former_fields
 from recognition.system import SystemConfig
 from recognition.systems import SystemOption, system_of
@@ -40,17 +41,14 @@ from tasks.dataset.sources import checked_name
 from tasks.search.config import SearchConfig, check_search
 
 _CLUSTER_WORKERS = 64
-_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
 class ConfigError(ValueError):
     """A configuration has an unknown, ill-typed or contradictory field."""
 
 
-class StorageConfig(BaseModel):
+class StorageConfig(Configuration):
     """Where stage outputs go, and how audio is packed."""
-
-    model_config = _MODEL_CONFIG
 
     url: str = ""
     """Object store: a folder, `s3://bucket/prefix`, `gs://…`, `az://…`, `memory://…`; default `objects` in the home."""
@@ -76,10 +74,8 @@ def worker_count(configured: int) -> int:
     return configured or os.cpu_count() or 1
 
 
-class RunnerConfig(BaseModel):
+class RunnerConfig(Configuration):
     """Where shards are made, looked at and decoded."""
-
-    model_config = _MODEL_CONFIG
 
     kind: Literal["threads", "processes", "dask", "ray"] = "threads"
     """`threads` or `processes` of this machine; `dask` or `ray` on a cluster (packages prefect-dask, prefect-ray)."""
@@ -112,10 +108,8 @@ class RunnerConfig(BaseModel):
         return self.kind == "threads"
 
 
-class ScoreConfig(BaseModel):
+class ScoreConfig(Configuration):
     """Which sets are scored, and how sure the result is."""
-
-    model_config = _MODEL_CONFIG
 
     sets: tuple[str, ...] = ()
     """Sets to decode and score; empty: every test set, or the validation set if there is no test set."""
@@ -123,19 +117,15 @@ class ScoreConfig(BaseModel):
     _former = former_fields(bootstrap=1000)
 
 
-class ReportConfig(BaseModel):
+class ReportConfig(Configuration):
     """What the HTML report contains besides figures."""
-
-    model_config = _MODEL_CONFIG
 
     audio_mb: float = Field(default=2.0, ge=0)
     """Maximum size of the audio of the utterances with the most errors, in megabytes; 0 leaves audio out."""
 
 
-class MonitorConfig(BaseModel):
+class MonitorConfig(Configuration):
     """When what servers recognize counts as unlike the test sets: `starling monitor`."""
-
-    model_config = _MODEL_CONFIG
 
     logs: tuple[str, ...] = ()
     """Logs of servers (`starling serve --log`), or folders with them; by default `logs` in the data folder."""
@@ -152,10 +142,8 @@ class MonitorConfig(BaseModel):
     """A difference counts only if its p-value, corrected for the number of comparisons, is smaller."""
 
 
-class RegisterConfig(BaseModel):
+class RegisterConfig(Configuration):
     """How the model enters the registry."""
-
-    model_config = _MODEL_CONFIG
 
     model: str = ""
     """Registered model's name; by default the configuration's name."""
@@ -174,10 +162,10 @@ class RegisterConfig(BaseModel):
     _check_model = field_validator("model")(checked_name)
 
 
-class PipelineConfig(BaseModel):
+class PipelineConfig(Configuration):
     """A whole pipeline: from a corpus to a registered recognizer."""
 
-    model_config = ConfigDict(**_MODEL_CONFIG, populate_by_name=True, protected_namespaces=())
+    model_config = ConfigDict(populate_by_name=True)
 
     name: str
     """Name of the experiment, and of the registered model unless `register.model` gives another."""

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from configurable.configuration import Configuration
 from recognition.system import SystemConfig
 from speech.hmm.config import AlignConfig
 from speech.objectives import ObjectiveConfig
 
 
-class RealignConfig(BaseModel):
+class RealignConfig(Configuration):
     """Alignment with a network that was trained before: its states replace those of the GMM-HMM's alignments."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     model: str = Field(min_length=1)
     """A recognizer that was trained on alignments of the same section `align`: `models:/NAME@ALIAS`,

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from configurable.choices import Choice, OneOf, choice_of
+from configurable.configuration import descriptions
 from tasks.config.yaml_text import one_line
 
 _HEAD = """\
@@ -103,7 +105,11 @@ class _Reference:
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    return {field.alias or name: field for name, field in model.model_fields.items()}
+    """The fields of a class with their descriptions."""
+    fields = {name: copy(field) for name, field in model.model_fields.items()}
+    for name, text in descriptions(model).items():
+        fields[name].description = text
+    return {field.alias or name: field for name, field in fields.items()}
 
 
 def _is_section(field: FieldInfo) -> bool:

@@ -1,15 +1,14 @@
 """Configuration of the stage restore, and what it needs of the rest."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from configurable.configuration import Configuration
 from recognition.system import SystemConfig
 from training.config import TrainConfig
 
 
-class RestoreConfig(BaseModel):
+class RestoreConfig(Configuration):
     """Transcripts in the written form of the model that training begins with: capitals, punctuation, digits."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     most_errors: float = Field(default=0.5, ge=0, le=1)
     """Word error rate of the model on an utterance above which what it has written is not used: the transcript then

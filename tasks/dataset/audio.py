@@ -1,16 +1,23 @@
 """Loads the audio of an utterance: a file, a segment of a long recording, or a member of a tar."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from speech.audio import AudioError, decode_audio
+from configurable.lazy import torch
+from speech.audio import AudioError, decode_samples
 from speech.flac import is_whole, read_header
 from storage.corpora import Utterance
 from storage.corpora.embedded import CellError, read_cell
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAX_MEMBER = 1 << 28
 _MAX_EXTRA = 1 << 14
@@ -19,7 +26,15 @@ _RAW = {".raw": 16000}
 """Suffixes of audio without a header (16-bit, little-endian, one channel), with the default sample rate in Hz."""
 
 
-def load_utterance_audio(source: Utterance | Mapping[str, Any], *, max_seconds: float = math.inf) -> tuple[Tensor, int]:
+def load_utterance_audio(source: Utterance | Mapping[str, Any]) -> tuple[Tensor, int]:
+    """Load the audio of an utterance as a tensor; arguments and errors are those of `load_utterance_samples`."""
+    samples, rate = load_utterance_samples(source)
+    return torch.from_numpy(samples), rate
+
+
+def load_utterance_samples(
+    source: Utterance | Mapping[str, Any], *, max_seconds: float = math.inf
+) -> tuple[NDArray[np.float32], int]:
     """Load the audio of an utterance or of a row of the manifest.
 
     Only the segment of a long recording is decoded; only the member of a tar or the cell of a table is read.
@@ -45,7 +60,7 @@ def load_utterance_audio(source: Utterance | Mapping[str, Any], *, max_seconds: 
     else:
         encoded = path if offset is None or length is None else read_range(path, int(offset), int(length))
     start, end, channel = row["start"], row["end"], row["channel"]
-    return decode_audio(encoded, start=start, end=end, channel=channel, raw_rate=raw_rate, max_seconds=max_seconds)
+    return decode_samples(encoded, start=start, end=end, channel=channel, raw_rate=raw_rate, max_seconds=max_seconds)
 
 
 def _cell(path: str, column: str, row: int) -> bytes:

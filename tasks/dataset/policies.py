@@ -2,17 +2,16 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from configurable.configuration import Configuration
 from configurable.former_fields import former_fields
 
 Policy = Literal["keep", "drop", "refuse"]
 
 
-class DuplicatesConfig(BaseModel):
+class DuplicatesConfig(Configuration):
     """Policies for duplicate utterances. Duplicates are counted, and listed in `duplicates.parquet`."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     fingerprint: bool = True
     """Also search for near-duplicates: the same recording re-encoded, padded, or with another rate or gain, and
@@ -33,10 +32,8 @@ class DuplicatesConfig(BaseModel):
     _former = former_fields(bit_errors=0.17)
 
 
-class SlotsConfig(BaseModel):
+class SlotsConfig(Configuration):
     """Policy for runs that make the same output or need the same GPUs at the same time."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     collision: Literal["wait", "refuse"] = "wait"
     """If another run makes the same output or trains in the same pool: `wait` for it, or `refuse` to run."""

@@ -5,8 +5,9 @@ import re
 from typing import Any
 from unicodedata import normalize
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from configurable.configuration import Configuration
 from configurable.wording import nearest
 from speech.synthesis.corpus import SynthesisConfig
 from storage.corpora import READERS, reader_class
@@ -36,10 +37,8 @@ def checked_name(name: str) -> str:
     return name
 
 
-class SourceConfig(BaseModel):
+class SourceConfig(Configuration):
     """One corpus, or one part of it."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: str = Field(json_schema_extra={"enum": ["synthetic", *sorted(READERS)]})
     """Layout: `synthetic` speech, or one listed by `starling corpus list`, such as `librispeech`, `kaldi`, `table`."""
@@ -62,9 +61,9 @@ class SourceConfig(BaseModel):
     """Use only these speakers; empty: all."""
     exclude_speakers: tuple[str, ...] = ()
     """Leave out these speakers."""
-    where: dict[str, str] = {}
+    where: dict[str, str] = Field(default={})
     """For `table` and `commonvoice`: only rows whose columns have these values."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
     """Further options of the layout, such as `{subset: S}` for `gigaspeech`; see `starling corpus list`."""
     limit: int = Field(default=0, ge=0)
     """Use only the first utterances, up to this number; 0: all."""

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
 from pydantic import AfterValidator
 
-from tasks.dataset.tables import batches
+from configurable.lazy import pyarrow as pa
 
 SPEED = "speed"
 """Column of `with_copies`."""
@@ -87,6 +86,8 @@ def with_copies(
     Yields:
         Arrow record batches with the column `speed` after the manifest's; ids, speakers and durations are the copies'.
     """
+    from tasks.dataset.tables import batches  # imports pyarrow, which a configuration does not need
+
     for speed in (1.0, *speeds):
         for batch in batches(manifest, columns, {"set": name}):
             yield _at_speed(batch, speed, lone)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from storage.locks import LockTimeoutError, any_file_lock
 from tasks.config.home import home
-from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.policies import SlotsConfig
 from tasks.failures import passes
 from tasks.locking.lock_owner import LockOwner
@@ -26,6 +25,7 @@ from tasks.locking.lock_owner import LockOwner
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
+    from tasks.config.pipeline import PipelineConfig
     from tasks.locking.leases import LockLease
 
 REFUSE_S = 5.0
@@ -200,7 +200,7 @@ def _patiently(action: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def training_slot(config: PipelineConfig, holder: LockOwner, say: Say | None = None) -> Iterator[None]:
+def training_slot(config: "PipelineConfig", holder: LockOwner, say: Say | None = None) -> Iterator[None]:
     """Hold one of the training slots of a pool of GPUs.
 
     Args:

@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from configurable.configuration import Configuration
 from tasks.config.assignments import assign_value
 from tasks.config.decoding import check_searched
 from tasks.config.mistakes import choices, explained
@@ -37,10 +38,8 @@ _OWN_LOSS = ("tokens", "train.objective", "recognizer")
 """Fields that change what a loss counts, so that losses cannot be compared."""
 
 
-class SearchConfig(BaseModel):
+class SearchConfig(Configuration):
     """A search for the best values of some fields, on the validation set."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     method: MethodChoice = RandomConfig()
     """How trials are chosen. `grid` tries all combinations, `random` draws each trial, and `tpe` models the results;

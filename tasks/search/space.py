@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
+from configurable.configuration import Configuration
 from configurable.wording import counted, nearest
 from storage.batching import derive_seed
 
@@ -23,10 +24,8 @@ class SpaceError(ValueError):
     """A space cannot be searched as described; the message names the field and the remedy."""
 
 
-class ParameterConfig(BaseModel):
+class ParameterConfig(Configuration):
     """Which values a search gives a field: a list of choices, or a range."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     choices: tuple[Any, ...] = ()
     """The values to choose from, which may be sections; a list in place of this section means the same."""
@@ -52,7 +51,8 @@ class ParameterConfig(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """With the list of choices: Prefect's server checks what a form sends."""
-        return {"anyOf": [handler(schema), {"type": "array", "items": {}, "minItems": 1, "title": "Choices"}]}
+        described = super().__get_pydantic_json_schema__(schema, handler)
+        return {"anyOf": [described, {"type": "array", "items": {}, "minItems": 1, "title": "Choices"}]}
 
     @model_validator(mode="after")
     def _check(self) -> "ParameterConfig":

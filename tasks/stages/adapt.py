@@ -29,7 +29,6 @@ from storage.objects import ObjectStore
 from storage.quarantine import QuarantinedShard
 from storage.shards import Sample, load_part, write_shard
 from storage.stages import StageOutput
-from tasks.config.pipeline import PipelineConfig
 from tasks.stages import progress
 from tasks.stages.align import aligned_sets, chain_and_transforms, config_of
 from tasks.stages.base import Inputs, Run, Stage, StageError
@@ -248,10 +247,6 @@ def _extractor(adapt: str, digest: str) -> IvectorExtractor:
         return IvectorExtractor.load(ObjectStore(adapt).fetch(EXTRACTOR, Path(folder)))
 
 
-def _runs(config: PipelineConfig) -> bool:
-    return config.features.adapted and config.system.is_trained
-
-
 ADAPT = Stage(
     "adapt",
     1,
@@ -259,7 +254,6 @@ ADAPT = Stage(
     _work,
     found_whole,
     pieces=_WORK,
-    runs=_runs,
     reads="the output of align, training and validation shards",
     writes="feature shards adapted to speakers, their statistics; `ivector.safetensors` with i-vectors",
     only="with `features.kind: fmllr` or `appended`",

@@ -535,7 +535,6 @@ ALIGN = Stage(
     _work,
     found_whole,
     pieces=_WORK,
-    runs=lambda config: config.align is not None,
     reads="training and validation shards, lexicon",
     writes="GMM-HMM in `model/`, `alignments/`, `lexicon/`, `speakers.safetensors`",
     only="with a section `align`",

@@ -64,9 +64,23 @@ def get_stage(name: str) -> "Stage[Any]":
     return stage
 
 
+_CONDITIONS: dict[str, Callable[[PipelineConfig], bool]] = {
+    "align": lambda config: config.align is not None,
+    "adapt": lambda config: config.features.adapted and config.system.is_trained,
+    "realign": lambda config: config.realign is not None and config.system.is_trained,
+    "restore": lambda config: config.restore is not None and config.system.is_trained,
+    "train": lambda config: config.system.is_trained,
+    "lm": lambda config: config.lm is not None,
+    "rescoring": lambda config: config.rescoring is not None,
+    "graph": lambda config: config.decoder.makes_graph,
+}
+"""Whether a configuration has a stage; it has those that are not named here. The modules of the stages import torch,
+MLflow and Prefect, which checks of a configuration do without."""
+
+
 def stages_of(config: PipelineConfig) -> tuple[str, ...]:
     """The stages that a configuration has, in order."""
-    return tuple(name for name in STAGES if get_stage(name).runs(config))
+    return tuple(name for name in STAGES if name not in _CONDITIONS or _CONDITIONS[name](config))
 
 
 @dataclass(frozen=True)
@@ -217,10 +231,6 @@ class Artifact:
     """End of its key; by default the stage's name."""
 
 
-def _always(config: PipelineConfig) -> bool:
-    return True
-
-
 def _result_artifact(run: Run, result: StageResult) -> Iterable[Artifact]:
     return [Artifact(result.markdown)]
 
@@ -249,7 +259,6 @@ class Stage(Generic[RecordT]):
         inputs: Returns the configuration that affects the output, and the digests of its inputs.
         work: Does the work in the output's store and returns the record.
         still_valid: Whether a published record may be used; for records that refer to data outside the object store.
-        runs: Whether the pipeline of a configuration has the stage; by default always.
         artifacts: What the Prefect UI shows of its result; by default name, counts and place.
         figures: Metrics of its record, which the stage register logs with the model.
         watches: Whether its work itself calls what watches a trial (`TrialPart.watch`), which may end it.
@@ -267,7 +276,6 @@ class Stage(Generic[RecordT]):
     pieces: str | None = None
     """Folder of the output with what an interrupted attempt has finished and the next one keeps; "" is the whole
     output. None if the work starts again, or tells itself where it resumes."""
-    runs: Callable[[PipelineConfig], bool] = _always
     artifacts: Callable[[Run, StageResult], Iterable[Artifact]] = _result_artifact
     figures: Callable[[RecordT], dict[str, float]] = _no_figures
     evaluates: bool = False

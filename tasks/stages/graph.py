@@ -125,7 +125,6 @@ GRAPH = Stage(
     2,
     _inputs,
     _work,
-    runs=lambda config: config.decoder.makes_graph,
     reads="HMMs, lexicon, language model",
     writes="`graph.fst` (HCLG), `graph-words.txt`",
     only="with decoder `graph` or `recognizer: gmm`",

@@ -236,7 +236,6 @@ LM = Stage(
     3,
     _inputs,
     _work,
-    runs=lambda config: config.lm is not None,
     artifacts=lm_artifacts,
     figures=figures,
     reads="transcripts, text",

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from configurable.addresses import address_content
+from configurable.lazy import torch
 from speech.audio import AudioError, level_db
 from speech.fingerprint import Words, fingerprint
 from speech.text import LanguageError, TextError, TextNormalizer
@@ -30,7 +31,7 @@ from storage.stages import StageOutput
 from tasks.config.data import DataConfig
 from tasks.config.home import work_folder
 from tasks.config.pipeline import worker_count
-from tasks.dataset.audio import load_utterance_audio
+from tasks.dataset.audio import load_utterance_samples
 from tasks.dataset.duplicates import (
     DUPLICATES,
     DUPLICATES_SCHEMA,
@@ -128,7 +129,7 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refused("bad-set", f"set {utterance.split!r}: use letters, digits, '.', '_' and '-'")
     try:
         text = normalizer(utterance.text, utterance.language)
-        wave, rate = load_utterance_audio(utterance, max_seconds=data.max_seconds)
+        samples, rate = load_utterance_samples(utterance, max_seconds=data.max_seconds)
     except AudioError as error:
         limit = f", data.max_seconds is {data.max_seconds}" if error.reason == "too-long" else ""
         return refused(error.reason, f"{error}{limit}")
@@ -136,16 +137,16 @@ def check(utterance: Utterance, data: DataConfig, normalizer: TextNormalizer) ->
         return refused(error.reason, str(error))
     except LanguageError as error:
         return refused("language", str(error))
-    seconds = len(wave) / rate
+    seconds = len(samples) / rate
     if missing := _missing(utterance, seconds):
         return refused("bad-segment", missing)
     if seconds < data.min_seconds:
         return refused("too-short", f"{seconds:.3f} s, data.min_seconds is {data.min_seconds}")
-    level = level_db(wave)
+    level = level_db(samples)
     if level < data.silence_db:
         return refused("silent", f"{level:.1f} dB, data.silence_db is {data.silence_db}")
-    digest = hashlib.sha256(wave.numpy().tobytes()).hexdigest()
-    words = fingerprint(wave, rate) if data.duplicates.fingerprint else None
+    digest = hashlib.sha256(samples.tobytes()).hexdigest()
+    words = fingerprint(torch.from_numpy(samples), rate) if data.duplicates.fingerprint else None
     return Checked(utterance, text, digest, seconds, rate, words)
 
 

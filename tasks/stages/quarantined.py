@@ -14,9 +14,8 @@ from storage.stages import DONE, StageOutput
 from tasks.dataset.manifest import QUARANTINE
 from tasks.dataset.tables import batches
 from tasks.stages.base import Run, StageError, StageRecord
+from tasks.stages.sources import EXAMPLES
 
-EXAMPLES = 3
-"""Entries of each reason that are named."""
 _TAGS = 8
 """Kinds of tags and of files that are named."""
 

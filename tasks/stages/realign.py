@@ -30,7 +30,6 @@ from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.home import home
-from tasks.config.pipeline import PipelineConfig
 from tasks.config.realign import RealignConfig
 from tasks.stages import progress
 from tasks.stages.align import AlignmentModel, aligned_sets
@@ -222,10 +221,6 @@ def _opened(network: str, align: str, device: str) -> tuple[StateAligner, Alignm
         return StateAligner.load(folder, hmm, best_device(device), speakers), model
 
 
-def _runs(config: PipelineConfig) -> bool:
-    return config.realign is not None and config.system.is_trained
-
-
 REALIGN = Stage(
     "realign",
     1,
@@ -233,7 +228,6 @@ REALIGN = Stage(
     _work,
     found_whole,
     pieces=_WORK,
-    runs=_runs,
     reads="the output of align, training and validation shards, a trained network",
     writes="`alignments/`",
     only="with a section `realign`",

@@ -31,7 +31,6 @@ RESCORING = Stage(
     3,
     _inputs,
     _work,
-    runs=lambda config: config.rescoring is not None,
     artifacts=lm_artifacts,
     figures=partial(figures, stage="rescoring"),
     reads="transcripts, text",

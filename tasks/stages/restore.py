@@ -26,7 +26,6 @@ from storage.quarantine import QuarantinedShard, ShardQuarantine
 from storage.reading import ShardError
 from storage.stages import StageOutput
 from tasks.config.home import home
-from tasks.config.pipeline import PipelineConfig
 from tasks.config.restore import RestoreConfig
 from tasks.dataset.tables import TableWriter
 from tasks.stages import progress
@@ -174,10 +173,6 @@ def _opened(model: str, device: str) -> Recognizer[Any]:
         return Recognizer.load(bundle, _DECODE, str(best_device(device)))
 
 
-def _runs(config: PipelineConfig) -> bool:
-    return config.restore is not None and config.system.is_trained
-
-
 RESTORE = Stage(
     "restore",
     1,
@@ -185,7 +180,6 @@ RESTORE = Stage(
     _work,
     found_whole,
     pieces=_WORK,
-    runs=_runs,
     reads="training and validation shards, the model that training begins with",
     writes="`<set>.parquet`: transcripts as that model would write them",
     only="with a section `restore`",

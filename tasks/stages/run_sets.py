@@ -1,13 +1,11 @@
 """The sets of a run: which ones a stage reads, and where their shards and statistics are."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from configurable.wording import similar
-from tasks.config.pipeline import PipelineConfig
 from tasks.dataset.splits import TRAIN
 from tasks.stages.adapt import ADAPT
-from tasks.stages.base import Run, StageError
+from tasks.stages.base import Run
+from tasks.stages.config_check import check_scored_sets
 from tasks.stages.features import FEATURES
 from tasks.stages.folds import is_tested, train_folder
 from tasks.stages.shard import SHARD
@@ -23,29 +21,6 @@ def scored_sets(run: Run) -> list[str]:
     check_scored_sets(run.config, present, of_corpus=run.bundle is not None)
     tests = [name for name in present if is_tested(name, run.config.data)]
     return list(run.config.score.sets) or tests or ["valid"]
-
-
-def check_scored_sets(config: PipelineConfig, present: Sequence[str], *, of_corpus: bool = False) -> None:
-    """Check that the sets of `score.sets` are among those of the data.
-
-    Args:
-        config: The configuration.
-        present: Sets of the data.
-        of_corpus: Whether `starling evaluate` names them, which scores the parts of a corpus.
-
-    Raises:
-        StageError: If one is not.
-    """
-    for name in config.score.sets:
-        if name in present:
-            continue
-        if of_corpus:
-            raise StageError(
-                f"the corpus has no part of its own that is called {name!r}, only {', '.join(present)}: leave out "
-                "--split to score all of it. Sets that a run has made by dividing it are scored by that run alone"
-            )
-        hint = f"; did you mean {near!r}?" if (near := similar(name, present)) else ""
-        raise StageError(f"score.sets names {name!r}, but the data has only {', '.join(present)}{hint}")
 
 
 def _set_source(run: Run, name: str, recognition: bool) -> tuple[str, str]:

@@ -26,11 +26,6 @@ _SAMPLES = 1000
 """Bootstrap samples behind an interval; Bisani and Ney (2004) take 1,000 to 10,000."""
 GROUPS = {"corpora": "corpus", "domains": "domain"}
 """Groups besides speakers: plural in the record, and singular in metrics."""
-LEARN_MORE = (
-    "Train longer (train.epochs), in smaller batches (train.batch_seconds), and check that the transcripts match the "
-    "recordings"
-)
-"""What helps if a model has learned nothing."""
 RATES = ("wer", "wer_low", "wer_high", "wer_speaker_low", "wer_speaker_high", "cer")
 """Rates of a set that are metrics; intervals over speakers exist only for sets with several."""
 

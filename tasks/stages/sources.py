@@ -22,8 +22,9 @@ from tasks.config.pipeline import ConfigError, PipelineConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.stages import progress
 from tasks.stages.base import LOCK_WAIT_S, StageError
-from tasks.stages.quarantined import EXAMPLES
 
+EXAMPLES = 3
+"""Entries of each reason that are named."""
 _LOOKED_AT = 100_000
 """Number of utterances of a source that are looked at before a run."""
 

@@ -22,8 +22,7 @@ from tasks.dataset.policies import DuplicatesConfig
 from tasks.dataset.sources import SourceConfig
 from tasks.figures import percent
 from tasks.stages.prepare import Checked, check_all
-from tasks.stages.quarantined import EXAMPLES
-from tasks.stages.sources import left_out, open_source
+from tasks.stages.sources import EXAMPLES, left_out, open_source
 
 _SAMPLE = 200
 """Utterances whose audio is decoded to estimate durations, sample rates and the share of unusable ones."""

@@ -541,7 +541,6 @@ TRAIN = Stage(
     5,
     _inputs,
     _work,
-    runs=lambda config: config.system.is_trained,
     artifacts=_artifacts,
     watches=True,
     reads="shards, statistics",

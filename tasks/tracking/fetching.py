@@ -12,6 +12,7 @@ from mlflow.exceptions import MlflowException
 
 from tasks.config.home import shown_mlflow_uri
 from tasks.tracking.known_models import model_names, names_text, versions_of, versions_text
+from tasks.tracking.local_registry import bundle_in
 from tasks.tracking.runs import client
 
 
@@ -44,10 +45,10 @@ def download_bundle(uri: str, folder: Path | None = None, option: str = "") -> P
         ) from error
     if folder is None:
         _remove_at_exit(local, temporary, before)
-    bundle = next(local.rglob("bundle.json"), None)
+    bundle = bundle_in(local)
     if bundle is None:
         raise ValueError(f"{uri} was not made by Starling: it has no bundle.json. Give another model")
-    return bundle.parent
+    return bundle
 
 
 def _remove_at_exit(local: Path, temporary: Path, before: set[Path]) -> None:

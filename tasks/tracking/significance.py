@@ -22,11 +22,11 @@ from speech.scoring import UtteranceScore, compare_systems
 from storage.reading import ShardError
 from tasks.config.decoding import uses_stage
 from tasks.dataset.tables import read_table
-from tasks.figures import p_value_text, percent
+from tasks.figures import LEARN_MORE, brief, p_value_text, percent
 from tasks.stages.base import Run
 from tasks.stages.decode import DECODE, decode_with
 from tasks.stages.run_sets import scored_sets
-from tasks.stages.score import LEARN_MORE, SCORE, learned_nothing, score_rows, total_errors
+from tasks.stages.score import SCORE, learned_nothing, score_rows, total_errors
 from tasks.tracking.fetching import download_bundle
 from tasks.tracking.model_card import tests_of
 from tasks.tracking.registry import ROLLED_BACK_TAG, frozen_tests
@@ -269,11 +269,6 @@ def lm_refusal(run: Run) -> str:
         "not compared: its language model may have read the test sets (lm.text.allow_test_text is true); set it to "
         "false and run the pipeline again"
     )
-
-
-def brief(reason: str) -> str:
-    """The reason of a decision without the remedies behind it."""
-    return reason.partition(f". {LEARN_MORE}")[0]
 
 
 def promotion_decision(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from storage.locks import is_locked
 from tasks.config.home import home
-from tasks.stages.preflight import check_key_file
+from tasks.stages.config_check import check_key_file
 from tasks.tracking.training_view import TrainingView
 from training.coordinator.client import CoordinatorClient
 from training.coordinator.journal import JournalTail, parse_lines

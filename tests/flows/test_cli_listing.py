@@ -7,7 +7,7 @@ import pytest
 from command_line import invoke
 from support import give_mlflow
 
-from tasks.stages.score import LEARN_MORE
+from tasks.figures import LEARN_MORE
 from tasks.tracking.listing import RegisteredVersion, TrackedRun
 
 pytestmark = pytest.mark.usefixtures("wide")

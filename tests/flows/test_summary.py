@@ -17,8 +17,8 @@ from flows.summary import (
     time_text,
     useless_warnings,
 )
+from tasks.figures import LEARN_MORE
 from tasks.stages.base import Run
-from tasks.stages.score import LEARN_MORE
 
 
 def printed(summary):

@@ -13,7 +13,7 @@ from recognition.transcriber import Transcriber
 from speech import audio
 from speech.audio import AudioError, decode_audio, resample, stream_audio
 from tasks.config.pipeline import parse_config
-from tasks.dataset.audio import load_utterance_audio
+from tasks.dataset.audio import load_utterance_samples
 from tasks.dataset.tables import read_table
 from tasks.stages.base import Run
 from tasks.stages.prepare import MANIFEST, PREPARE, QUARANTINE
@@ -100,7 +100,7 @@ def test_long_utterances_are_refused_before_they_are_decoded(tmp_path, monkeypat
     monkeypatch.setattr(soundfile.SoundFile, "read", lambda *_, **__: pytest.fail("it was decoded"))
     row = {"audio": str(path), "start": 0.0, "end": None, "channel": None}
     with pytest.raises(AudioError, match=r"has at least 60\.000 s, more than 30 s") as it:
-        load_utterance_audio(row, max_seconds=30.0)
+        load_utterance_samples(row, max_seconds=30.0)
     assert it.value.reason == "too-long"
 
 

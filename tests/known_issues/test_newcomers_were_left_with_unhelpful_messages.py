@@ -9,10 +9,10 @@ import torch
 from support import give_mlflow, tiny_document
 
 from tasks.config.pipeline import parse_config
+from tasks.figures import LEARN_MORE
 from tasks.stages import progress
 from tasks.stages.base import Run
 from tasks.stages.initial import initial_model
-from tasks.stages.score import LEARN_MORE
 from tasks.tracking import significance
 from tasks.tracking.runs import client
 from tasks.tracking.significance import Decision, PromotionOptions, promotion_decision

@@ -8,16 +8,15 @@ from speech.models import BlstmConfig, Wav2Vec2Config
 from tasks.config.pipeline import ConfigError, parse_config
 from tasks.stages import preflight
 from tasks.stages.base import StageError
-from tasks.stages.preflight import (
+from tasks.stages.config_check import (
     check_devices,
     check_key_file,
     check_launch,
     check_layers,
-    check_shards,
     is_loopback,
-    run_preflight,
     split_address,
 )
+from tasks.stages.preflight import check_shards, run_preflight
 from training.config import TrainConfig
 from training.processes.keys import RingKey
 

@@ -1,12 +1,12 @@
 """Configuration of membership: heartbeats and time limits."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from configurable.configuration import Configuration
 
 
-class MembershipConfig(BaseModel):
+class MembershipConfig(Configuration):
     """When nodes count as lost, and other time limits."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     beat_s: float = Field(default=0.5, gt=0)
     """Seconds between a node's heartbeats to the coordinator."""

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from configurable.configuration import Configuration
 
 
-class ExchangeConfig(BaseModel):
+class ExchangeConfig(Configuration):
     """How nodes average their weights with neighbours."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["zmq", "cuda"] = "zmq"
     """`zmq`: weights travel encrypted between processes; `cuda`: for GPUs of one machine, weights stay in GPU

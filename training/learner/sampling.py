@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from configurable.configuration import Configuration
 from configurable.wording import similar
 from storage.batching import derive_seed
 
@@ -34,10 +35,8 @@ class SamplingError(ValueError):
     """The configured weights do not fit the training set."""
 
 
-class SamplingConfig(BaseModel):
+class SamplingConfig(Configuration):
     """Shares of corpora, domains, languages or speakers in an epoch."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     kind: Literal["proportional", "temperature", "weights"] = "proportional"
     """`proportional`: every utterance once an epoch; `temperature`: smaller groups are drawn more often; `weights`:
@@ -46,7 +45,7 @@ class SamplingConfig(BaseModel):
     """What utterances are grouped by."""
     temperature: float = Field(default=2.0, ge=1)
     """For `temperature`: 1 is proportional; larger values draw small groups more often, up to equal shares."""
-    weights: dict[str, float] = {}
+    weights: dict[str, float] = Field(default={})
     """For `weights`: weight of each group; shares are weights divided by their sum. Every group needs one; 0 excludes
     it."""
 

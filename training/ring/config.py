@@ -1,16 +1,15 @@
 """Configuration of a ring for any model."""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from configurable.configuration import Configuration
 from training.coordinator.config import MembershipConfig
 from training.exchange.config import ExchangeConfig
 from training.strategies.gossip import HierarchicalGossipConfig
 
 
-class RingConfig(BaseModel):
+class RingConfig(Configuration):
     """How the learners of a ring work together; the defaults suit most models."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
     exchange: ExchangeConfig = ExchangeConfig()
     """How learners average their weights; without a key they do it unencrypted, on loopback addresses only."""

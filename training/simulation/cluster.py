@@ -3,17 +3,16 @@
 import random
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
+from configurable.configuration import Configuration
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class MembershipChange(BaseModel):
+class MembershipChange(Configuration):
     """A learner joins or dies."""
-
-    model_config = _MODEL_CONFIG
 
     rank: int = Field(ge=0)
     """Number of the learner."""
@@ -21,10 +20,8 @@ class MembershipChange(BaseModel):
     """Virtual time, seconds."""
 
 
-class Cluster(BaseModel):
+class Cluster(Configuration):
     """Learners, their speed and their links; learner r is on machine r // per_machine."""
-
-    model_config = _MODEL_CONFIG
 
     learners: int = Field(default=4, ge=1, le=65536)
     """Total number of learners (GPUs)."""
@@ -37,7 +34,7 @@ class Cluster(BaseModel):
     additions, launching. A slow-down of the computation does not scale it."""
     jitter: float = Field(default=0.0, ge=0, le=2)
     """Standard deviation of the logarithm of a step's time; the mean stays `step_s`."""
-    slow: dict[int, Positive] = {}
+    slow: dict[int, Positive] = Field(default={})
     """Slow-down factor of the computation, by learner number."""
     link_gbit: Positive = 10.0
     """Bandwidth of a machine's network link in either direction, Gbit/s."""

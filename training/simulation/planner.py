@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from configurable.configuration import Configuration
 from training.simulation.cluster import Cluster, Positive, Seconds
 from training.simulation.problem import Timing
 from training.simulation.simulator import simulate
@@ -24,13 +25,10 @@ FIXED_RING = 16
 BLOCK = 8
 """Steps of a block, for methods with blocks."""
 RANDOM_RING = "random-ring"
-_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 
 
-class PlanRequest(BaseModel):
+class PlanRequest(Configuration):
     """A model, a cluster and a data size."""
-
-    model_config = _MODEL_CONFIG
 
     parameters: int = Field(ge=1)
     """Weights of the model; each is 4 bytes on the wire."""

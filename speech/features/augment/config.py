@@ -7,15 +7,14 @@ from typing import Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     field_validator,
     model_validator,
 )
 
+from configurable.configuration import Configuration
 from configurable.former_fields import former_fields
 
-_MODEL_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, frozen=True)
 Range = tuple[float, float]
 
 
@@ -24,19 +23,15 @@ def _ascending(name: str, ends: Range) -> None:
         raise ValueError(f"{name}: the lower end {ends[0]} exceeds the upper end {ends[1]}: swap them")
 
 
-class SpeedConfig(BaseModel):
+class SpeedConfig(Configuration):
     """Speed perturbation."""
-
-    model_config = _MODEL_CONFIG
 
     factors: tuple[float, ...] = Field(min_length=1)
     """Each utterance is played at one of these speeds; pitch follows."""
 
 
-class ReverbConfig(BaseModel):
+class ReverbConfig(Configuration):
     """Reverberation by measured or simulated impulse responses."""
-
-    model_config = _MODEL_CONFIG
 
     kind: Literal["decay", "image"] = "decay"
     """Simulation: `decay` is noise under an exponential envelope behind the direct sound, `image` a shoebox room by
@@ -61,10 +56,8 @@ class ReverbConfig(BaseModel):
         return self
 
 
-class NoiseConfig(BaseModel):
+class NoiseConfig(Configuration):
     """Additive noise, generated or recorded."""
-
-    model_config = _MODEL_CONFIG
 
     snr_db: Range = (5.0, 20.0)
     """Signal-to-noise ratio over the whole utterance, dB."""
@@ -85,19 +78,15 @@ class NoiseConfig(BaseModel):
         return self
 
 
-class GainConfig(BaseModel):
+class GainConfig(Configuration):
     """Change of level."""
-
-    model_config = _MODEL_CONFIG
 
     db: float = Field(gt=0)
     """Louder or softer by up to this many dB."""
 
 
-class PauseConfig(BaseModel):
+class PauseConfig(Configuration):
     """Pauses before, within and after utterances."""
-
-    model_config = _MODEL_CONFIG
 
     probability: float = Field(default=0.25, ge=0, le=1)
     """Share of the utterances that get pauses."""
@@ -123,19 +112,15 @@ class PauseConfig(BaseModel):
         return self
 
 
-class TimeWarpConfig(BaseModel):
+class TimeWarpConfig(Configuration):
     """SpecAugment's time warping."""
-
-    model_config = _MODEL_CONFIG
 
     frames: int = Field(ge=1)
     """A point of the utterance is moved by up to this many frames."""
 
 
-class MaskConfig(BaseModel):
+class MaskConfig(Configuration):
     """SpecAugment's masks."""
-
-    model_config = _MODEL_CONFIG
 
     time_masks: int = Field(default=2, ge=0)
     """Number of time masks in an utterance."""
@@ -149,10 +134,8 @@ class MaskConfig(BaseModel):
     """Widest frequency mask, in features."""
 
 
-class AugmentConfig(BaseModel):
+class AugmentConfig(Configuration):
     """How training data are varied: speed, reverberation, noise, gain, pauses; on features, time warp and masks."""
-
-    model_config = _MODEL_CONFIG
 
     enabled: bool = True
     """Augment at all."""

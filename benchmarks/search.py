@@ -217,7 +217,8 @@ class Trainings:
         from tasks.tracking.plots import stored_journal
 
         config = trial_config(self.config, values, epochs)
-        run = Run(config, "benchmark-search", trial=TrialPart(trained=trained, keep=epochs < self.largest))
+        before = {"epochs": trained} if trained else {}
+        run = Run(config, "benchmark-search", trial=TrialPart(before, keep=epochs < self.largest))
         try:
             run_plainly(run, "train")
         except RuntimeError as error:
@@ -279,7 +280,7 @@ def _many(method: str, count: int) -> SearchConfig:
 def search_many(method: str, count: int, home: str) -> dict[str, Any]:
     """Search with the driver and a database, with results that take no time; in a process of its own."""
     os.environ["STARLING_HOME"] = home
-    from tasks.search.driver import SearchDriver, spent_epochs
+    from tasks.search.driver import SearchDriver, spent_budget
     from tasks.search.study import Studies, TrialOutcome
 
     search = _many(method, count)
@@ -301,7 +302,7 @@ def search_many(method: str, count: int, home: str) -> dict[str, Any]:
         "method": method,
         "trials": len(study.trials),
         "results": results,
-        "epochs": spent_epochs(study.trials, False),
+        "epochs": spent_budget(study.trials, False),
         "results_per_cpu_s": round(results / cpu, 1),
         "cpu_s": round(cpu, 1),
         "wall_s": round(wall, 1),

@@ -432,7 +432,7 @@ def _rungs(study: Study) -> tuple[Figure | None, str]:
     handles = [_dot(_BLUE, "went on, or trained to the end"), _dot(_GREY, "did not go on", fillstyle="none")]
     _legend(axes, handles, -0.75 / max(height, 0.5), 2)
     return figure, (
-        "Each dot is a trial's loss after what is at the left. Trials between two dotted lines began with the "
+        "Each dot is a trial's loss after the budget at the left. Trials between two dotted lines began with the "
         "same budget, and were compared with each other."
     )
 

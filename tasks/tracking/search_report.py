@@ -246,7 +246,7 @@ def study_artifacts(study: Study, report: StudyReport, link: str) -> Iterator[Ar
     """
     head, *rest = result_lines(report.result)
     text = "\n".join(
-        [f"**{head}**", "", *(f"- `{line.strip()}`" if line[0] == " " else f"- {line}" for line in rest), "", link]
+        [f"**{head}**", "", *(f"  - `{line.strip()}`" if line[0] == " " else f"- {line}" for line in rest), "", link]
     )
     yield Artifact(text, "Search", "search")
     columns = trial_columns(study, ranked(study.trials)[:_SHOWN], equal_trials(report.result))

@@ -217,7 +217,8 @@ class Trainings:
         from tasks.tracking.plots import stored_journal
 
         config = trial_config(self.config, values, epochs)
-        run = Run(config, "benchmark-search", trial=TrialPart(trained=trained, keep=epochs < self.largest))
+        before = {"epochs": trained} if trained else {}
+        run = Run(config, "benchmark-search", trial=TrialPart(before, keep=epochs < self.largest))
         try:
             run_plainly(run, "train")
         except RuntimeError as error:
@@ -279,7 +280,7 @@ def _many(method: str, count: int) -> SearchConfig:
 def search_many(method: str, count: int, home: str) -> dict[str, Any]:
     """Search with the driver and a database, with results that take no time; in a process of its own."""
     os.environ["STARLING_HOME"] = home
-    from tasks.search.driver import SearchDriver, spent_epochs
+    from tasks.search.driver import SearchDriver, spent_budget
     from tasks.search.study import Studies, TrialOutcome
 
     search = _many(method, count)
@@ -301,7 +302,7 @@ def search_many(method: str, count: int, home: str) -> dict[str, Any]:
         "method": method,
         "trials": len(study.trials),
         "results": results,
-        "epochs": spent_epochs(study.trials, False),
+        "epochs": spent_budget(study.trials, False),
         "results_per_cpu_s": round(results / cpu, 1),
         "cpu_s": round(cpu, 1),
         "wall_s": round(wall, 1),
@@ -334,12 +335,13 @@ def run_kills(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "killed.yaml"
         config.write_text(json.dumps(_small()))
+        sets = [word for change in args.set for word in ("--set", change)]
         for name in ("undisturbed", "killed"):
             env = {**os.environ, "STARLING_HOME": str(Path(folder) / name), "PYTHONPATH": str(ROOT)}
             began = time.monotonic()
             for after in [rng.uniform(0.1, 0.5) * took for _ in range(2 if name == "killed" else 0)]:
-                _kill([*STARLING, str(config), "--no-prefect"], env, after)
-            _told([str(config), "--no-prefect", "--json"], env)
+                _kill([*STARLING, str(config), *sets, "--no-prefect"], env, after)
+            _told([str(config), *sets, "--no-prefect", "--json"], env)
             took = time.monotonic() - began
             listed = sorted(_told(["show", "--json"], env)["trials"], key=lambda trial: trial["number"])
             trials[name] = [{field: trial[field] for field in COMPARED} for trial in listed]
@@ -396,11 +398,11 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="PART", help=", ".join(parts))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     parser.add_argument("--seeds", type=int, default=0, help="seeds of each method; default 100, with trainings 5")
-    parser.add_argument("--trials", type=int, default=10_000, help="trials of `scale`")
+    parser.add_argument("--trials", type=int, default=10_000, help="trials of `proposals` and `scale`")
     parser.add_argument(
         "--total", type=int, default=0, help="epochs of each search of `trainings`; default 24 trainings"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to the trainings")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="changes to the trainings, or to `kills`")
     parser.add_argument("--dry", action="store_true", help="only count the epochs of `trainings`")
     parser.add_argument("--seed", type=int, default=1, help="seed of the moments of `kills`")
     parser.add_argument("--losses", type=Path, default=ROOT / "build" / "search-losses.jsonl", help="file of trainings")

@@ -37,7 +37,7 @@ from tasks.locking.lock_owner import LockOwner
 from tasks.locking.slots import SlotTakenError, lock_name, machine_lock, run_log, shared_lock
 from tasks.orchestration.artifacts import ProgressArtifact, publish_artifacts, quietly
 from tasks.orchestration.stage_tasks import close_run, open_run, run_plainly
-from tasks.search.config import decoding_values, plain_document, trial_config
+from tasks.search.config import budget_fields, decoding_values, plain_document, trial_config
 from tasks.search.driver import SearchDriver, SearchFailedError, Train, Watch, work_left
 from tasks.search.methods.base import SearchMethod, TrialJob
 from tasks.search.seeds import SEED, SeedTrainings, seed_spread
@@ -81,6 +81,7 @@ def study_content(config: PipelineConfig) -> dict[str, Any]:
         "method": address_content(search.method),
         "space": {name: address_content(parameter) for name, parameter in search.space.items()},
         "minimize": search.minimize,
+        **({"budget": search.budget, "max_budget": search.max_budget} if search.max_budget else {}),
         "seed": search.seed,
         **({"utterances": search.utterances} if search.decodes else {}),
     }
@@ -90,7 +91,7 @@ class SearchDisplay:
     """Shows a search while it runs: nowhere."""
 
     def progress(self, done: float, total: float, note: str) -> None:
-        """Show how many epochs are trained, or how many trials have ended, and a note."""
+        """Show how much is trained, or how many trials have ended, and a note."""
 
     def publish(self, artifacts: Iterable[Artifact]) -> None:
         """Show plots and tables in place of former ones."""
@@ -210,6 +211,7 @@ class TrainedTrials(Trials):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._store = Run(self.config, self.run_id).store
+        self._largest = self._search.largest(self.config.train)
         self._discarded: set[str] = set()
         self._sizes: dict[str, int] = {}
 
@@ -220,9 +222,10 @@ class TrainedTrials(Trials):
     @override
     def train(self, job: TrialJob, watch: Watch) -> TrialOutcome:
         continued = not self._search.method.restarts
+        trained = self.study.trials[job.number].trained
         part = TrialPart(
-            trained=self.study.trials[job.number].trained if continued else 0,
-            keep=continued and job.budget < self.config.train.epochs,
+            before=budget_fields(self._search, trained) if continued and trained else {},
+            keep=continued and job.budget < self._largest,
             tags=self.tracked.tags,
             watch=watch,
             limited=watch.limit_s > 0,
@@ -239,8 +242,8 @@ class TrainedTrials(Trials):
 
         return train
 
-    def _train(self, values: Values, epochs: int, name: str, part: TrialPart) -> TrialOutcome:
-        config = trial_config(self.config, values, epochs)
+    def _train(self, values: Values, budget: int, name: str, part: TrialPart) -> TrialOutcome:
+        config = trial_config(self.config, values, budget)
         run = self.execute(Run(config, f"{self.run_id}-{name}", trial=part), TRAIN.name)
         valid = TRAIN.record(run)["result"]["valid"]
         if valid.get(self._search.minimize) is None:
@@ -252,7 +255,7 @@ class TrainedTrials(Trials):
 
     def evaluate(self, best: StudyTrial, seed: int) -> dict[str, Any]:
         """Decode, score and register what a trial's configuration has given with a seed."""
-        config = trial_config(self.config, {**best.values, SEED: seed}, self.config.train.epochs)
+        config = trial_config(self.config, {**best.values, SEED: seed}, self._largest)
         summary = summarize(self.execute(Run(config, f"{self.run_id}-best"), _LAST))
         return {name: summary[name] for name in _EVALUATION}
 
@@ -342,7 +345,7 @@ def _ends(error: Exception) -> bool:
 def _repeat_best(config: PipelineConfig, study: Study, trials: TrainedTrials, say: Callable[[str], None]) -> bool:
     """Train the best trial's configuration with other seeds, and evaluate the best of these trainings.
 
-    Neither `search.total_epochs` nor `search.hours` limits this.
+    Neither `search.total_budget` nor `search.hours` limits this.
 
     Returns:
         Whether it is done, or there is nothing to do; False if somebody has asked to stop.
@@ -354,14 +357,15 @@ def _repeat_best(config: PipelineConfig, study: Study, trials: TrainedTrials, sa
     assert search is not None
     if not search.seeds or best is None:
         return True
-    method = SeedTrainings(config.training_seed + 1, search.seeds, config.train.epochs)
-    seeds = study.make_seeds(best.number, method, config.train.epochs)
+    largest = search.largest(config.train)
+    method = SeedTrainings(config.training_seed + 1, search.seeds, largest)
+    seeds = study.make_seeds(best.number, method, largest)
     again = f"trial {best.number} with other seeds"
     SearchDriver(
         seeds,
         method,
-        search.model_copy(update={"total_epochs": 0, "hours": 0.0}),
-        config.train.epochs,
+        search.model_copy(update={"total_budget": 0, "hours": 0.0}),
+        largest,
         trials.with_seeds(best),
         ends=_ends,
         say=lambda text: say(f"{again}: {text}"),
@@ -414,8 +418,8 @@ def run_search(
     holder, what = LockOwner.here(run_id, url), f"the study {name}"
     lock = machine_lock([home() / "locks" / f"search-{lock_name(name)}.lock"], what, config.slots, holder)
     with lock, shared_lock([lock_name("search", name)], what, config.slots, holder):
-        about = {"method": search.method.kind, "trials": method.total, "total_epochs": search.total_epochs}
-        about |= {"epochs": method.epochs, "hours": search.hours}
+        about = {"method": search.method.kind, "trials": method.total, "total_budget": search.total_budget}
+        about |= {"work": method.work, "budget": search.budget, "hours": search.hours}
         about |= {"largest": largest, "restarts": search.method.restarts, "minimize": search.minimize}
         study = Studies(search.url).create(name, study_content(config), about)
         prepare(config.model_copy(update={"search": None}))

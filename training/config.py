@@ -89,8 +89,8 @@ class LoraConfig(Configuration):
     alpha: float = Field(default=16.0, gt=0)
     """Scale of the product, divided by the rank."""
     modules: tuple[str, ...] = Field(default=("*",), min_length=1)
-    """Patterns of the names of linear layers and convolutions that get adapters, such as `*attention*`; `*` stands for
-    any characters."""
+    """Patterns of the names of linear, convolutional and recurrent layers that get adapters, such as `*attention*`;
+    `*` stands for any characters."""
 
 
 class LaunchConfig(Configuration):
@@ -138,6 +138,9 @@ class TrainConfig(Configuration):
     """Passes over the training set; 0 makes a model of the weights that a training would begin with, as they are."""
     max_minutes: float = Field(default=0.0, ge=0)
     """Stop after this much training time, restarts included, and keep the best model so far; 0 never stops early."""
+    max_utterances: int = Field(default=0, ge=0)
+    """Stop once this many utterances are trained, those of all epochs together, and keep the best model so far; 0 never
+    stops early. The batch that reaches the number is trained whole, and so are those that other nodes have begun."""
     sampling: SamplingConfig = SamplingConfig()
     """How often an epoch draws each corpus, domain or language."""
     loader_threads: int = Field(default=1, ge=1, le=64)

@@ -1,4 +1,4 @@
-"""Prefect artifacts of a run: tables, Markdown, an image, progress. A failure to write them does not affect the run."""
+"""Prefect artifacts of a run: tables, Markdown, images, progress. A failure to write them does not affect the run."""
 
 import base64
 import re
@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
-    create_image_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -57,8 +56,9 @@ def publish_artifacts(name: str, part: str, artifacts: Iterable[Artifact]) -> No
         key = artifact_key(name, artifact.name or part)
         content, about = artifact.content, artifact.description
         if isinstance(content, bytes):
-            url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-            create_image_artifact(url, key=key, description=about)
+            # Prefect's page of an image artifact shows the whole URL, too, across everything beside it
+            content = f"![{key}](data:image/png;base64,{base64.b64encode(content).decode()})"
+            create_markdown_artifact(content, key=key, description=about)
         elif isinstance(content, str):
             create_markdown_artifact(content, key=key, description=about)
         else:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from configurable.wording import counted
 from storage.batching import derive_seed
 from tasks.search.methods.tpe import optuna_library, optuna_trial
 from tasks.search.space import ParameterConfig, Space
@@ -27,11 +26,11 @@ class SearchStep(NamedTuple):
     """A result in the course of a search."""
 
     work: int
-    """Epochs that all trials have trained by then; of a search that trains nothing, trials with a result."""
+    """What all trials have trained by then; of a search that trains nothing, trials with a result."""
     trial: StudyTrial
     """Of which trial it is."""
     budget: int
-    """After how many epochs of the trial."""
+    """The trial's budget at this result."""
     loss: float
     """What is minimized."""
 
@@ -66,18 +65,13 @@ def ranked(trials: Sequence[StudyTrial]) -> list[StudyTrial]:
     return sorted(trials, key=place)
 
 
-def after_text(budget: int) -> str:
-    """After how many epochs a result is, with a space before it; empty if nothing is trained."""
-    return f" after {counted(budget, 'epoch')}" if budget else ""
-
-
 class StudyRung(NamedTuple):
     """The trials that began at one budget and were compared at another."""
 
     first: int
-    """Epochs after which these trials were compared first, which tells the bracket."""
+    """Budget after which these trials were compared first, which tells the bracket."""
     budget: int
-    """Epochs after which they are compared here."""
+    """Budget after which they are compared here."""
     went_on: list[StudyTrial]
     """Those that train longer, or have."""
     stayed: list[StudyTrial]

@@ -5,26 +5,27 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from configurable.configuration import Configuration
+from configurable.former_fields import former_fields
 from tasks.config.assignments import assign_value
 from tasks.config.decoding import check_searched
 from tasks.config.mistakes import choices, explained
-from tasks.search.methods import MethodChoice, MethodConfig
+from tasks.search.methods import MethodChoice
 from tasks.search.methods.base import RungsConfig, SearchMethod, SearchPlan, check_untrained
 from tasks.search.methods.random import RandomConfig
 from tasks.search.space import ParameterConfig, Space, SpaceError, Values
 from training.config import TrainConfig
 
 _RESULT = "trials would no longer be compared on the same validation set"
+_BUDGET = "trials would have different budgets"
 _NO_RESULT = "it has no effect on a trial's result"
 _NOT_SEARCHED = {
     "name": _NO_RESULT,
     "seed": "the best seed is no better configuration",
     "data": _RESULT,
-    "train.epochs": "it is the largest budget of a trial",
-    "train.max_minutes": "trials would have different budgets",
+    **dict.fromkeys(("train.epochs", "train.max_minutes", "train.max_utterances"), _BUDGET),
     "train.schedule.epochs": "it must fit the budgets",
     "train.seed": "the best seed is no better configuration",
     "search": "a search cannot vary itself",
@@ -41,6 +42,8 @@ _OWN_LOSS = ("tokens", "train.objective", "recognizer")
 class SearchConfig(Configuration):
     """A search for the best values of some fields, on the validation set."""
 
+    _former = former_fields("write `total_budget`", total_epochs=0)
+
     method: MethodChoice = RandomConfig()
     """How trials are chosen. `grid` tries all combinations, `random` draws each trial, and `tpe` models the results;
     these train every trial to the end. `hyperband`, `asha` and `bohb` begin many trials and train the best on."""
@@ -53,14 +56,19 @@ class SearchConfig(Configuration):
     trials: int = Field(default=0, ge=0, le=1_000_000)
     """Number of trials to begin; 0: all of a grid, one pass of the brackets of `hyperband` and `bohb`, otherwise 20.
     Brackets are begun until they have at least this many."""
+    budget: Literal["epochs", "utterances", "minutes"] = "epochs"
+    """What the budget of a trial counts: its epochs, utterances of all epochs together, or minutes of training."""
+    max_budget: int = Field(default=0, ge=0)
+    """Budget of a trial's whole training; with epochs it is `train.epochs`, and this is 0."""
     seed: int = 1
     """Seed of the search's draws; all trials are trained with the configuration's `seed`."""
     parallel: int = Field(default=1, ge=1, le=1000)
     """Trials that train at the same time, as far as `slots.trainings` allows."""
     utterances: int = Field(default=200, ge=1)
     """Of a search over `decode`: number of validation utterances, drawn at random; a smaller set is used whole."""
-    total_epochs: int = Field(default=0, ge=0)
-    """No trial begins or continues once the trials have trained this many epochs in all; 0: no limit."""
+    total_budget: int = Field(default=0, ge=0)
+    """No trial begins or continues once the trials have trained this much in all, in what `budget` counts; 0: no
+    limit."""
     hours: float = Field(default=0.0, ge=0)
     """No trial begins or continues after this much time, pauses of the search not counted; 0: no limit."""
     trial_hours: float = Field(default=0.0, ge=0)
@@ -95,20 +103,28 @@ class SearchConfig(Configuration):
             raise ValueError("a database's URL must not carry a password here: set $STARLING_STUDIES to it")
         return url
 
+    @model_validator(mode="after")
+    def _check_max_budget(self) -> "SearchConfig":
+        if self.budget == "epochs" and self.max_budget:
+            raise ValueError("max_budget is train.epochs if budgets count epochs: leave it out, and set train.epochs")
+        if self.budget != "epochs" and not self.max_budget:
+            raise ValueError(f"budget is {self.budget}: set max_budget to how many a trial trains at most")
+        return self
+
     @property
     def decodes(self) -> bool:
         """Whether only decoding is searched: trials then train nothing, and decode with the same model."""
         return bool(self.space) and all(name.startswith(_DECODE) for name in self.space)
 
     def largest(self, train: TrainConfig) -> int:
-        """Epochs of a trial's whole training; 0 if it trains nothing."""
-        return 0 if self.decodes else train.epochs
+        """Budget of a trial's whole training; 0 if it trains nothing."""
+        return 0 if self.decodes else self.max_budget or train.epochs
 
     def plan(self, largest: int) -> SearchPlan:
         """What the method is to do.
 
         Args:
-            largest: Epochs of a whole training; 0 if trials train nothing.
+            largest: Budget of a whole training; 0 if trials train nothing.
 
         Raises:
             SpaceError: The space is empty, or a condition cannot hold.
@@ -138,19 +154,33 @@ def trial_document(document: Mapping[str, Any], values: Values, fields: frozense
     return changed
 
 
-def trial_config(config: Any, values: Values, epochs: int) -> Any:
+def budget_fields(search: SearchConfig, budget: int) -> dict[str, float]:
+    """The field of `train` that ends a training after a budget, with its value.
+
+    Args:
+        search: The search, which says what budgets count.
+        budget: Of a trial.
+    """
+    if search.budget == "minutes":
+        return {"max_minutes": float(budget)}
+    return {"max_utterances" if search.budget == "utterances" else "epochs": budget}
+
+
+def trial_config(config: Any, values: Values, budget: int) -> Any:
     """The configuration that a trial is trained with.
 
     Args:
         config: The searched configuration, a `PipelineConfig`.
         values: The trial's, by field.
-        epochs: Epochs to train to.
+        budget: What to train to; 0 leaves the training as it is.
 
     Raises:
         ValueError: A value, or a combination of values, is refused.
     """
     fields = frozenset(choices(type(config)))
-    document = trial_document(plain_document(config), values | {"train.epochs": epochs}, fields)
+    ends = budget_fields(config.search, budget) if budget else {}
+    values = values | {f"train.{name}": value for name, value in ends.items()}
+    document = trial_document(plain_document(config), values, fields)
     try:
         return type(config).model_validate(document)
     except ValidationError as error:
@@ -177,7 +207,7 @@ def check_search(config: Any) -> None:
     if search.decodes:
         _check_decoding(config)
     else:
-        _check_budgets(search.method, train)
+        _check_budgets(search, train)
     document, fields = plain_document(config), frozenset(choices(type(config)))
 
     def refused(values: Values) -> str:
@@ -187,10 +217,10 @@ def check_search(config: Any) -> None:
             return "; ".join(explained(error, type(config)))
         except ValueError as error:
             return str(error)
-        return _not_continued(search.method, trial.train)
+        return _not_continued(search, trial.train)
 
     varied = any(name == "train.schedule" or name.startswith("train.schedule.") for name in search.space)
-    if not varied and (why := _not_continued(search.method, train)):
+    if not varied and (why := _not_continued(search, train)):
         raise SpaceError(f"search.method: {why}")
     if mistakes := list(space.refused(refused)):
         raise SpaceError("; ".join(mistakes))
@@ -208,7 +238,7 @@ def decoding_values(config: Any, values: Values) -> Values:
     Raises:
         ValueError: A combination of values is refused.
     """
-    decode = trial_config(config, values, config.train.epochs).decode
+    decode = trial_config(config, values, 0).decode
     return {name: getattr(decode, name) for name in (path.removeprefix(_DECODE) for path in values)}
 
 
@@ -219,7 +249,11 @@ def _check_decoding(config: Any) -> None:
     check_searched(config.decode, [name.removeprefix(_DECODE) for name in search.space], "search.space: decode")
     if search.minimize != "wer":
         raise SpaceError("search.space: decoding changes no loss: set search.minimize=wer")
-    for name, what in (("total_epochs", "limits epochs"), ("parallel", "counts trainings"), ("seeds", "trains again")):
+    for name, what in (
+        ("total_budget", "limits training"),
+        ("parallel", "counts trainings"),
+        ("seeds", "trains again"),
+    ):
         if getattr(search, name) != SearchConfig.model_fields[name].default:
             raise SpaceError(
                 f"search.{name} {what}, and a search over decode trains nothing: leave it out (search.trials and "
@@ -245,24 +279,35 @@ def _check_fields(search: SearchConfig) -> None:
             )
 
 
-def _check_budgets(method: MethodConfig, train: TrainConfig) -> None:
-    largest = train.epochs
-    if train.max_minutes:
+def _check_budgets(search: SearchConfig, train: TrainConfig) -> None:
+    method, largest = search.method, search.largest(train)
+    for name in ("max_minutes", "max_utterances"):
+        if limit := getattr(train, name):
+            raise SpaceError(
+                f"search: train.{name} is {limit:g}, and trials would have different budgets: set train.{name}=0. "
+                "search.budget says what trials are trained to, search.trial_hours limits a trial, search.hours the "
+                "search"
+            )
+    if not isinstance(method, RungsConfig):
+        return
+    unit, where = search.budget, "search.max_budget" if search.max_budget else "train.epochs"
+    if unit == "utterances" and method.min_budget == 1:
         raise SpaceError(
-            f"search: train.max_minutes is {train.max_minutes:g}, and trials would have different budgets: set "
-            "train.max_minutes=0; search.trial_hours limits a trial, and search.hours the search"
+            f"search.method: {method.kind} would compare trials after one utterance: set search.method.min_budget to "
+            "as many utterances as tell trials apart, such as those of an epoch"
         )
-    if isinstance(method, RungsConfig) and len(method.budgets(largest)) == 1:
+    if len(method.budgets(largest)) == 1:
         raise SpaceError(
-            f"search.method: train.epochs is {largest}, and {method.kind} compares trials after {method.min_epochs} "
-            f"and then after {method.eta} times as many epochs: raise train.epochs, or use method random or tpe"
+            f"search.method: {where} is {largest}, and {method.kind} compares trials after {method.min_budget} and "
+            f"then after {method.eta} times as many {unit}: raise {where}, or use method random or tpe"
         )
 
 
-def _not_continued(method: MethodConfig, train: TrainConfig) -> str:
+def _not_continued(search: SearchConfig, train: TrainConfig) -> str:
     """Why a trial cannot train on from where it paused, if the method wants that; empty if it can."""
-    if train.schedule.fixed or not method.pauses or method.restarts:
-        return ""
+    method = search.method
+    if train.schedule.fixed or not method.pauses or method.restarts or search.budget != "epochs":
+        return ""  # other budgets end a training within its epochs, whose number stays
     return (
         f"train.schedule.kind {train.schedule.kind} depends on the number of epochs, and {method.kind} continues "
         f"trials: set train.schedule.epochs={train.epochs} (a rung is then the first part of a whole training), "

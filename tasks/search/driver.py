@@ -17,7 +17,7 @@ from configurable.wording import counted
 from tasks.figures import clock
 from tasks.search.config import SearchConfig
 from tasks.search.methods.base import SearchMethod, TrialJob
-from tasks.search.study import Study, StudyTrial, TrialOutcome
+from tasks.search.study import Study, StudyTrial, TrialOutcome, budget_text
 
 _POLL_S = 1.0
 _GAP_S = 10.0
@@ -81,7 +81,7 @@ class SearchDriver:
         study: Its trials.
         method: Proposes.
         search: Its configuration.
-        largest: Epochs of a whole training; 0 if the search trains nothing.
+        largest: Budget of a whole training; 0 if the search trains nothing.
         train: Trains; an exception is the trial's failure.
         ends: Whether an exception is not the trial's fault, such as a full disk: the search ends by it, and the trial
             is trained again by the next one.
@@ -160,7 +160,7 @@ class SearchDriver:
         return job
 
     def _over(self) -> bool:
-        limit, seconds = self.search.total_epochs, self.search.hours * 3600
+        limit, seconds = self.search.total_budget, self.search.hours * 3600
         return (0 < limit <= self.spent) or (0 < seconds <= self._seconds)
 
     @property
@@ -169,8 +169,8 @@ class SearchDriver:
 
     @property
     def spent(self) -> int:
-        """Epochs that all trials have trained, and that the running ones will have."""
-        return spent_epochs(self.study.trials, self.search.method.restarts)
+        """What all trials have trained, and the running ones will have, in what budgets count."""
+        return spent_budget(self.study.trials, self.search.method.restarts)
 
     def _note_time(self, at_once: bool = False) -> None:
         if at_once or time.monotonic() - self._noted > _NOTED_S:
@@ -211,16 +211,16 @@ class SearchDriver:
     def _line(self, job: TrialJob, what: str) -> str:
         best, work = self.study.best, work_left(self.study, self._seconds)
         found = f"; best so far: {self._title(best)}, {best.losses[max(best.losses)]:.4f}" if best else ""
-        epochs = f", {counted(job.budget, 'epoch')}" if self.largest else ""
-        done = f"; {work.done} of {work.done + work.left} epochs" if work and self.largest else ""
-        return f"{self._title(job)} of {self.method.total}{epochs}: {what}{found}{done}{work or ''}"
+        trained = f", {budget_text(job.budget, self.study.unit)}" if self.largest else ""
+        done = f"; {work.done:,} of {work.done + work.left:,} {self.study.unit}" if work and self.largest else ""
+        return f"{self._title(job)} of {self.method.total}{trained}: {what}{found}{done}{work or ''}"
 
     def _title(self, trial: TrialJob | StudyTrial) -> str:
         return f"{self.method.noun} {trial.number}"
 
 
-def spent_epochs(trials: Sequence[StudyTrial], restarts: bool, running: bool = True) -> int:
-    """Epochs that trials have trained.
+def spent_budget(trials: Sequence[StudyTrial], restarts: bool, running: bool = True) -> int:
+    """What trials have trained, in epochs or what else budgets count.
 
     Args:
         trials: The trials.
@@ -238,9 +238,9 @@ class WorkLeft(NamedTuple):
     """What a search has done, and what it still has to do."""
 
     done: int
-    """Epochs that its trials have trained; of a search that trains nothing, the trials that have ended."""
+    """What its trials have trained; of a search that trains nothing, the trials that have ended."""
     left: int
-    """Epochs or trials to come, at most as many as the limits leave."""
+    """Likewise what is to come, at most as much as the limits leave."""
     seconds: float | None
     """About how long these take, at the rate so far, and at most what `search.hours` leaves; None before anything is
     done."""
@@ -257,15 +257,15 @@ def work_left(study: Study, seconds: float | None = None) -> WorkLeft | None:
         study: The study.
         seconds: How long it has been searched in, if that is longer than the study knows.
     """
-    if "epochs" not in study.about:
+    if "work" not in study.about:
         return None
     seconds = study.seconds if seconds is None else seconds
     failed = [trial for trial in study.trials if trial.state == "failed"]
     if study.trains:
-        restarts, limit = bool(study.about.get("restarts")), study.about.get("total_epochs")
-        done = spent_epochs(study.trials, restarts, running=False)
+        restarts, limit = bool(study.about.get("restarts")), study.about.get("total_budget")
+        done = spent_budget(study.trials, restarts, running=False)
         never = sum(trial.budget - (0 if restarts else trial.trained) for trial in failed)
-        left = max(0, study.about["epochs"] - done - never)
+        left = max(0, study.about["work"] - done - never)
         left = min(left, max(0, limit - done)) if limit else left
     else:
         done = len(failed) + sum(trial.state == "finished" for trial in study.trials)

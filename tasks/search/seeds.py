@@ -27,13 +27,13 @@ class SeedTrainings(SearchMethod):
     Args:
         first: The first seed; the others follow it.
         count: How many.
-        epochs: Epochs of a whole training.
+        largest: Budget of a whole training.
     """
 
     noun: ClassVar[str] = "training"
 
-    def __init__(self, first: int, count: int, epochs: int) -> None:
-        self._first, self._count, self._epochs = first, count, epochs
+    def __init__(self, first: int, count: int, largest: int) -> None:
+        self._first, self._count, self._largest = first, count, largest
 
     @property
     @override
@@ -42,13 +42,13 @@ class SeedTrainings(SearchMethod):
 
     @property
     @override
-    def epochs(self) -> int:
-        return self._count * self._epochs
+    def work(self) -> int:
+        return self._count * self._largest
 
     @override
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         number = len(trials)
-        return TrialJob(number, {SEED: self._first + number}, self._epochs) if number < self._count else None
+        return TrialJob(number, {SEED: self._first + number}, self._largest) if number < self._count else None
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SeedSpread:
     Attributes:
         trial: The trial.
         planned: Number of seeds.
-        epochs: Epochs of each training.
+        budget: Of each training.
         losses: What is minimized, by seed, of those that have ended.
         errors: Why others have failed, by seed.
         evaluation: Of the best of them: scores of the test sets, registered version, and why it was promoted or not;
@@ -67,7 +67,7 @@ class SeedSpread:
 
     trial: int
     planned: int
-    epochs: int
+    budget: int
     losses: Mapping[int, float]
     errors: Mapping[int, str]
     evaluation: Mapping[str, Any]
@@ -100,16 +100,16 @@ class SeedSpread:
         Args:
             trials: All trials by number.
         """
-        best = trials[self.trial].losses.get(self.epochs)
+        best = trials[self.trial].losses.get(self.budget)
         if best is None or self.spread is None:
             return []
-        losses = {t.number: t.losses[self.epochs] for t in trials if self.epochs in t.losses}
+        losses = {t.number: t.losses[self.budget] for t in trials if self.budget in t.losses}
         return [n for n, loss in losses.items() if n != self.trial and abs(loss - best) < self.spread]
 
     def to_dict(self, trials: Sequence[SearchTrial]) -> dict[str, Any]:
         """A JSON value, with the trials that are equal to the best."""
         return {
-            **{name: getattr(self, name) for name in ("trial", "planned", "epochs", "mean", "std", "spread")},
+            **{name: getattr(self, name) for name in ("trial", "planned", "budget", "mean", "std", "spread")},
             "losses": dict(self.losses),
             "errors": dict(self.errors),
             "best_seed": self.best_seed,
@@ -133,7 +133,7 @@ def seed_spread(study: Study) -> SeedSpread | None:
     return SeedSpread(
         trial=best.number,
         planned=seeds.about["trials"],
-        epochs=seeds.about["largest"],
+        budget=seeds.about["largest"],
         losses={seed: trial.losses[trial.trained] for seed, trial in ended.items()},
         errors={trial.values[SEED]: trial.error for trial in seeds.trials if trial.state == "failed"},
         evaluation=next((known["evaluation"] for known in figures if "evaluation" in known), {}),

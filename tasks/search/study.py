@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from configurable.wording import counted
 from storage.stages import digest_json
 from tasks.config.home import studies_file
 from tasks.search.methods.base import SearchMethod, SearchTrial, State, TrialJob
@@ -68,7 +69,7 @@ class StudyTrial(SearchTrial):
     """A trial with what the study knows besides.
 
     Attributes:
-        trained: Epochs whose result is known.
+        trained: The largest budget whose result is known.
         error: Why it failed.
         seconds: Time that it has trained, as far as it is known.
         figures: Of each result, by budget: further figures, and where the training is.
@@ -95,6 +96,21 @@ class TrialOutcome(NamedTuple):
     """JSON values to keep with it."""
     seconds: float = 0.0
     """Duration."""
+
+
+def budget_text(budget: int, unit: str) -> str:
+    """A budget with its unit.
+
+    Args:
+        budget: The budget.
+        unit: What budgets count, in the plural.
+    """
+    return counted(budget, unit.removesuffix("s"))
+
+
+def after_text(budget: int, unit: str) -> str:
+    """After which budget a result is, with a space before it; empty if nothing is trained."""
+    return f" after {budget_text(budget, unit)}" if budget else ""
 
 
 def studies_url(configured: str = "") -> str:
@@ -292,17 +308,22 @@ class Study:
         Args:
             number: The trial.
             method: Says which seeds.
-            largest: Epochs of each.
+            largest: Budget of each.
         """
         content = {"values": self.trials[number].values, "largest": largest}
-        about = {"method": "seeds", "trials": method.total, "epochs": method.epochs, "largest": largest}
-        about |= {"minimize": self.minimized}
+        about = {"method": "seeds", "trials": method.total, "work": method.work, "largest": largest}
+        about |= {"minimize": self.minimized, "budget": self.unit}
         return self.studies.create(f"{self.name}{_SEEDS}{number}", content, about)
 
     @property
     def trains(self) -> bool:
         """Whether its trials train; those of a search over `decode` do not."""
         return bool(self.about.get("largest") != 0)
+
+    @property
+    def unit(self) -> str:
+        """What budgets count: `epochs`, `utterances` or `minutes`."""
+        return str(self.about.get("budget") or "epochs")
 
     @property
     def minimized(self) -> str:

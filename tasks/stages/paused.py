@@ -1,8 +1,9 @@
 """Checkpoints of trainings that may be continued, beside the stages' outputs: of trials of a search that have paused.
 
-A training with more epochs, and else the same configuration, continues from them, and gives the same model as from the
-start, as a resumed training does: so its address does not tell how it was made. That holds if the learning rate does
-not depend on the number of epochs (`ScheduleConfig.fixed`); other trainings are not continued.
+A training with more epochs, utterances or minutes, and else the same configuration, continues from them, and gives the
+same model as from the start, as a resumed training does: so its address does not tell how it was made. That holds if
+the learning rate does not depend on the number of epochs, where that differs (`ScheduleConfig.fixed`); other trainings
+are not continued.
 
 A paused training is the output `paused/<address of the training>`: `starling storage du` shows it, and garbage
 collection keeps it while it has a record.
@@ -10,7 +11,7 @@ collection keeps it while it has a record.
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from configurable.files import replace_file
@@ -20,7 +21,7 @@ from storage.stages import StageOutput
 from training.coordinator.checkpoints import find_checkpoint
 from training.coordinator.journal import parse_lines
 from training.coordinator.messages import checkpoint_folder
-from training.learner.checkpoint import COMPUTE
+from training.learner.checkpoint import COMPUTE, evaluation_name, snapshot_name
 
 PAUSED = "paused"
 _JOURNAL = "journal.jsonl"
@@ -33,7 +34,8 @@ class TrialPart:
     """What makes a run a part of a trial's training.
 
     Attributes:
-        trained: Epochs of the part before, which it continues; 0: none.
+        before: How far the part before has trained, which it continues: the fields of `train` that end a training, as
+            that part had them; empty: none.
         keep: Whether it may be continued in turn.
         tags: Tags of its MLflow run.
         watch: Called about once a second while it trains; raises to end it after a checkpoint.
@@ -41,7 +43,7 @@ class TrialPart:
             and ends them.
     """
 
-    trained: int = 0
+    before: Mapping[str, float] = field(default_factory=dict)
     keep: bool = False
     tags: Mapping[str, str] | None = None
     watch: Callable[[], None] = lambda: None
@@ -72,17 +74,20 @@ def keep_paused(training: StageOutput, paused: StageOutput, identity: str, journ
         _log.warning("the training %s has no checkpoint, so that a longer one starts anew", training.key)
         return
     paused.clear()
-    names = [name for name in training.store.list("replicas") if name.endswith(".json")]  # results of evaluations
-    for folder in (checkpoint_folder(found[0]), "snapshots", COMPUTE):
+    number, document = found
+    epochs = int(document["count"])
+    # of whole epochs: what an epoch had given halfway is not what it will give
+    whole = {name(epoch) for epoch in range(1, epochs + 1) for name in (evaluation_name, snapshot_name)}
+    names = [name for folder in ("replicas", "snapshots") for name in training.store.list(folder) if name in whole]
+    for folder in (checkpoint_folder(number), COMPUTE):
         names += training.store.list(folder)
     for name in (*names, identity):
         paused.store.write(name, training.store.read(name))
     paused.store.write_file(_JOURNAL, journal)
-    epochs = int(found[1]["count"])
-    paused.publish({"counts": {"epochs": epochs}})
+    paused.publish({"counts": {"epochs": epochs, "utterances": int(document["totals"]["utterances"])}})
 
 
-def continue_paused(paused: StageOutput, training: StageOutput, journal: Path) -> int:
+def continue_paused(paused: StageOutput, training: StageOutput, journal: Path) -> bool:
     """Let a training begin with the checkpoint of a shorter one, unless it has one of its own.
 
     Args:
@@ -91,14 +96,13 @@ def continue_paused(paused: StageOutput, training: StageOutput, journal: Path) -
         journal: The longer one's journal; gets the lines of the shorter one.
 
     Returns:
-        Epochs that are trained already; 0 if it starts anew.
+        Whether it does; otherwise it starts anew, or is one that was interrupted.
     """
     if find_checkpoint(training.store, training.key) is not None:
-        return 0  # it was interrupted, and resumes
+        return False  # it was interrupted, and resumes
     try:
-        record = paused.record()
-        if record is None or paused.lacking():
-            return 0
+        if paused.record() is None or paused.lacking():
+            return False
         names = sorted(paused.promised() or {})
         [complete] = [name for name in names if name.endswith(f"/{_COMPLETE}")]
         for name in names:
@@ -108,7 +112,7 @@ def continue_paused(paused: StageOutput, training: StageOutput, journal: Path) -
         lines = paused.read(_JOURNAL).decode("utf-8", errors="replace").splitlines(keepends=True)
     except DamagedObjectError as error:
         _log.warning("a paused training cannot be continued, and starts anew: %s", error)
-        return 0
+        return False
     # the end of the shorter training is none of the longer one, which says again what the checkpoint does not know
     known = {entry["epoch"] for entry in document["history"]}
 
@@ -121,4 +125,4 @@ def continue_paused(paused: StageOutput, training: StageOutput, journal: Path) -
     journal.parent.mkdir(parents=True, exist_ok=True)
     replace_file(journal, "".join(kept).encode())
     training.store.write_json(complete, {**document, "run": training.key})  # last: it makes the checkpoint valid
-    return int(record["counts"]["epochs"])
+    return True

@@ -78,6 +78,10 @@ _IDENTITY = "tracking.json"
 _SEGMENTS = "segments"
 NOT_OF_THE_MODEL = ("source", "revision", "licence", "trained_on")
 """Fields of a pretrained model's configuration of which its digest tells what affects the training."""
+_ENDS = {"epochs": "epoch", "max_utterances": "utterance", "max_minutes": "minute"}
+"""Fields that end a training, and what they count."""
+_ADAPTERS = 2
+"""Raised when the same `train.lora` would train other adapters: since 2, LSTMs get some, too."""
 _COUNTED = {"epochs": "epoch", "steps": "step", "utterances": "utterances", "unalignable": "unalignable"}
 
 
@@ -95,6 +99,7 @@ def _content(run: Run) -> dict[str, Any]:
         "train": training_content(config.train),
         **({"system": address_content(config.system)} if own else {}),
         **{name: address_content(part, without=NOT_OF_THE_MODEL) for name, part in parts.items()},
+        **({"adapters": _ADAPTERS} if config.train.lora else {}),
         "sample_rate": config.data.sample_rate,
         "seed": config.training_seed,
     }
@@ -230,7 +235,8 @@ def training_run(run: Run, training: str) -> TrainingRun:
     """
     content = _content(run)
     if run.trial:
-        content["train"].pop("epochs", None)  # one MLflow run has all parts of a trial
+        for name in _ENDS:
+            content["train"].pop(name, None)  # one MLflow run has all parts of a trial
     data = {"sample_rate": content.pop("sample_rate"), "normalizer": content.pop("normalizer")}
     return TrainingRun(
         training,
@@ -470,13 +476,15 @@ def _work(run: Run, output: StageOutput) -> TrainRecord:
 
 def _continue_trial(run: Run, output: StageOutput, job: TrainJob) -> None:
     """Let the training of a trial begin where its part before has paused."""
-    if not (run.trial and run.trial.trained) or not run.config.train.schedule.fixed:
+    before = run.trial.before if run.trial else {}
+    if not before or ("epochs" in before and not run.config.train.schedule.fixed):
         return
-    train = run.config.train.model_copy(update={"epochs": run.trial.trained})
+    train = run.config.train.model_copy(update=dict(before))
     shorter = replace(run, config=run.config.model_copy(update={"train": train}), results=dict(run.results))
     paused = paused_output(run.store, TRAIN.output(shorter).key)
-    if epochs := continue_paused(paused, output, job.journal):
-        progress.announce("train", f"continues after {counted(epochs, 'epoch')}")
+    if continue_paused(paused, output, job.journal):
+        trained = ", ".join(counted(int(number), _ENDS[name]) for name, number in before.items())
+        progress.announce("train", f"continues after {trained}")
 
 
 def damaged_shards(store: ObjectStore, name: str) -> ShardQuarantine:

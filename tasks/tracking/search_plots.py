@@ -21,7 +21,6 @@ from configurable.wording import counted
 from tasks.search.analysis import (
     ENOUGH,
     StudyRung,
-    after_text,
     course,
     importances,
     ranked,
@@ -30,13 +29,13 @@ from tasks.search.analysis import (
 )
 from tasks.search.seeds import seed_spread
 from tasks.search.space import ParameterConfig, Space
-from tasks.search.study import Study, StudyTrial
+from tasks.search.study import Study, StudyTrial, after_text, budget_text
 from tasks.tracking.plots import COLORS, FONT, WIDTH, png
 
 _BLUE, _RED, _AMBER = COLORS
 _GREY = "#8b989f"
 _SHADES = LinearSegmentedColormap.from_list("budgets", ["#b9d6df", _BLUE, "#0c2f3c"])
-"""From few epochs to many."""
+"""From small budgets to large ones."""
 _GOOD_SHARE, _MOST_GOOD = 0.1, 30
 """Share, and maximum number, of the trials that are drawn as the good ones."""
 _OUTLIER = 3.0
@@ -157,8 +156,8 @@ def _no_result(study: Study) -> str:
     return "No trial has a result yet." if study.trials else "No trial has begun yet."
 
 
-def _same_epochs(study: Study) -> str:
-    return " after the same number of epochs" if study.trains else ""
+def _same_budget(study: Study) -> str:
+    return f" after the same number of {study.unit}" if study.trains else ""
 
 
 def _shades(budgets: Sequence[int]) -> dict[int, Any]:
@@ -198,20 +197,21 @@ def _history(study: Study) -> tuple[Figure | None, str]:
     best = min((step for step in steps if step.budget == budgets[-1]), key=lambda step: (step.loss, step.work))
     axes.plot(best.work, scale(best.loss), "o", markersize=11, fillstyle="none", color=_RED, markeredgewidth=2)
     scale.set_up(axes, "y")
-    axes.set_xlabel("epochs of all trials" if study.trains else "trials")
+    axes.set_xlabel(f"{study.unit} of all trials" if study.trains else "trials")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
-    handles = [_dot(shades[budget], after_text(budget).strip() or "trial") for budget in budgets[-7:]]
+    handles = [_dot(shades[budget], after_text(budget, study.unit).strip() or "trial") for budget in budgets[-7:]]
     handles += [_line(_GREY, "best so far"), _dot(_RED, f"trial {best.trial.number}, the best", fillstyle="none")]
     equal = ""
-    if (seeds := seed_spread(study)) and seeds.spread and seeds.epochs == best.budget:
+    if (seeds := seed_spread(study)) and seeds.spread and seeds.budget == best.budget:
         axes.axhspan(*scale([best.loss, best.loss + seeds.spread]), color=_AMBER, alpha=0.25, linewidth=0)
         handles.append(_line(_AMBER, "equal to it by seeds", 8))
-        equal = f" Results{after_text(seeds.epochs)} within the band are equal to it within the spread of seeds."
+        after = after_text(seeds.budget, study.unit)
+        equal = f" Results{after} within the band are equal to it within the spread of seeds."
     _legend(axes, handles, -0.24)
     return figure, (
-        f"Results in the order in which they came, and the lowest so far{_same_epochs(study)}. The best is trial "
+        f"Results in the order in which they came, and the lowest so far{_same_budget(study)}. The best is trial "
         f"{best.trial.number} with {best.loss:.4f}.{equal}"
     )
 
@@ -222,7 +222,7 @@ def _importance(study: Study) -> tuple[Figure | None, str]:
         most = max(
             (sum(b in t.losses for t in study.trials) for b in {b for t in study.trials for b in t.losses}), default=0
         )
-        return None, f"It is estimated from {ENOUGH} results{_same_epochs(study)}; there are {most} so far."
+        return None, f"It is estimated from {ENOUGH} results{_same_budget(study)}; there are {most} so far."
     fields = found.fields[::-1]
     figure, [axes] = _figure(0.42 * len(fields) + 1.2, 3.4, 0.4, 0.8)
     places = np.arange(len(fields))
@@ -236,7 +236,8 @@ def _importance(study: Study) -> tuple[Figure | None, str]:
     axes.legend(handles=[mark], fontsize=FONT - 2, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.0))
     return figure, (
         f"How much a field decides which trials are among the best tenth (at least five), of {found.results:,} "
-        f"results{after_text(found.budget)} (PED-ANOVA). A bar that ends before its mark is not more than chance."
+        f"results{after_text(found.budget, study.unit)} (PED-ANOVA). A bar that ends before its mark is not more than "
+        "chance."
     )
 
 
@@ -298,7 +299,7 @@ def _parallel(study: Study) -> tuple[Figure | None, str]:
         if len(shown) < len(best_first)
         else ""
     )
-    end = "loss after its last epoch. Trials that trained longer count as better" if study.trains else "error rate"
+    end = "loss at its end. Trials that trained longer count as better" if study.trains else "error rate"
     return figure, (
         f"Each line is a trial: its values, and its {end}. Where a field's conditions do not hold, the line passes "
         f"below its axis.{some}"
@@ -386,7 +387,8 @@ def _budgets(study: Study) -> tuple[Figure | None, str]:
     best_first = [trial for trial in ranked(study.trials) if trial.losses]
     budgets = sorted({budget for trial in best_first for budget in trial.losses})
     if len(budgets) < 2:
-        return None, f"All results are after the same number of epochs, {budgets[0]}." if budgets else _no_result(study)
+        same = budgets and f"All results are after {budget_text(budgets[0], study.unit)}."
+        return None, same or _no_result(study)
     shown = _some(best_first, _LINES)
     good = _count_good(best_first)
     scale = _LossScale([loss for trial in shown for loss in trial.losses.values()], study.minimized)
@@ -399,7 +401,7 @@ def _budgets(study: Study) -> tuple[Figure | None, str]:
     points = np.concatenate(curves[:good])
     axes.scatter(points[:, 0], points[:, 1], s=14, color=_BLUE, zorder=3)
     axes.scatter(curves[0][:, 0], curves[0][:, 1], s=30, color=_RED, zorder=5)
-    axes.set(xscale="log", xlabel="epochs of the trial")
+    axes.set(xscale="log", xlabel=f"{study.unit} of the trial")
     axes.set_xticks(budgets, [f"{budget:,}" for budget in budgets])
     axes.xaxis.set_minor_locator(NullLocator())
     scale.set_up(axes, "y")
@@ -422,7 +424,7 @@ def _rungs(study: Study) -> tuple[Figure | None, str]:
         _rung(axes, -row, rung, scale, rung.budget == last)
         if row and rung.first != rungs[row - 1].first:
             axes.axhline(0.5 - row, color="#8b989f", linewidth=1.0, linestyle=":")
-    axes.set_yticks([-row for row in range(len(rungs))], [counted(rung.budget, "epoch") for rung in rungs])
+    axes.set_yticks([-row for row in range(len(rungs))], [budget_text(rung.budget, study.unit) for rung in rungs])
     axes.set_ylim(-len(rungs) + 0.45, 0.55)
     scale.set_up(axes, "x")
     axes.grid(axis="x", alpha=0.25)
@@ -430,8 +432,8 @@ def _rungs(study: Study) -> tuple[Figure | None, str]:
     handles = [_dot(_BLUE, "went on, or trained to the end"), _dot(_GREY, "did not go on", fillstyle="none")]
     _legend(axes, handles, -0.75 / max(height, 0.5), 2)
     return figure, (
-        "Each dot is a trial's loss after the epochs at the left. Trials between two dotted lines began with the same "
-        "number of epochs, and were compared with each other."
+        "Each dot is a trial's loss after the budget at the left. Trials between two dotted lines began with the "
+        "same budget, and were compared with each other."
     )
 
 

@@ -11,10 +11,10 @@ import yaml
 
 from tasks.figures import clock, percent
 from tasks.pages import keep_page, page_templates
-from tasks.search.analysis import after_text, ranked
-from tasks.search.driver import WorkLeft, spent_epochs, work_left
+from tasks.search.analysis import ranked
+from tasks.search.driver import WorkLeft, spent_budget, work_left
 from tasks.search.seeds import seed_spread
-from tasks.search.study import Study, StudyError, StudyTrial
+from tasks.search.study import Study, StudyError, StudyTrial, after_text, budget_text
 from tasks.stages.base import Artifact
 from tasks.tracking.runs import REPORT_FILE
 
@@ -28,15 +28,16 @@ _SHOWN = 50
 
 
 def search_result(study: Study) -> dict[str, Any]:
-    """The state of a study as JSON: trials by state, epochs, what is left to do, the best trial, the seeds."""
+    """The state of a study as JSON: trials by state, what is done and left, the best trial, the seeds."""
     states = [trial.state for trial in study.trials]
     best, work, seeds = study.best, work_left(study), seed_spread(study)
     return {
         "study": study.name,
-        **{name: study.about.get(name) for name in ("method", "minimize", "total_epochs", "largest")},
+        **{name: study.about.get(name) for name in ("method", "minimize", "total_budget", "largest")},
         "planned": study.about.get("trials"),
         "trials": {state: states.count(state) for state in ("finished", "paused", "running", "failed")},
-        "epochs": spent_epochs(study.trials, bool(study.about.get("restarts"))),
+        "unit": study.unit,
+        "spent": spent_budget(study.trials, bool(study.about.get("restarts"))),
         "seconds": study.seconds,
         "work": work and work._asdict(),
         "best": best and {name: getattr(best, name) for name in ("number", "values", "trained", "losses", "figures")},
@@ -53,7 +54,7 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
     lines = _state_lines(result)
     if best := result["best"]:
         last = max(best["losses"], key=int)  # JSON makes texts of numbers
-        loss = f"{result['minimize']} {best['losses'][last]:.4f}{after_text(int(last))}"
+        loss = f"{result['minimize']} {best['losses'][last]:.4f}{after_text(int(last), result['unit'])}"
         lines.append(f"best: trial {best['number']}, {loss}")
         lines += [f"  {name}={value_text(value)}" for name, value in best["values"].items()]
         lines += _seed_lines(result)
@@ -64,8 +65,8 @@ def _state_lines(result: Mapping[str, Any]) -> list[str]:
     """How far a search is, and how long it has taken."""
     counts = ", ".join(f"{count:,} {state}" for state, count in result["trials"].items() if count)
     begun, work = sum(result["trials"].values()), result["work"] and WorkLeft(**result["work"])
-    epochs = f"{work.done:,} of {work.done + work.left:,}" if work else f"{result['epochs']:,}"
-    what = "searched for" if result["largest"] == 0 else f"epochs trained: {epochs}, in"
+    trained = f"{work.done:,} of {work.done + work.left:,}" if work else f"{result['spent']:,}"
+    what = "searched for" if result["largest"] == 0 else f"{result['unit']} trained: {trained}, in"
     return [
         f"{result['study']}: {result['method']}, {begun:,} of {result['planned']:,} trials ({counts or 'none'})",
         f"{what} {clock(result['seconds'])}{work or ''}",
@@ -80,7 +81,7 @@ def _seed_lines(result: Mapping[str, Any]) -> list[str]:
     if seeds is None:
         return ["other seeds: none (search.seeds), so it is not known which differences are chance"]
     trained, failed = len(seeds["losses"]), len(seeds["errors"])
-    line = f"other seeds: {trained} of {seeds['planned']} trained, {seeds['epochs']} epochs each"
+    line = f"other seeds: {trained} of {seeds['planned']} trained, {budget_text(seeds['budget'], result['unit'])} each"
     line += f", {failed} failed" if failed else ""
     if seeds["mean"] is not None:
         line += f": {minimized} {seeds['mean']:.4f}"
@@ -145,7 +146,7 @@ def trial_columns(study: Study, trials: Sequence[StudyTrial], equal: Collection[
     return {
         "trial": [f"{trial.number} =" if trial.number in equal else str(trial.number) for trial in trials],
         "state": [trial.state for trial in trials],
-        **({"epochs": [str(trial.trained) for trial in trials]} if study.trains else {}),
+        **({study.unit: [str(trial.trained) for trial in trials]} if study.trains else {}),
         study.minimized: [last(trial) for trial in trials],
         **{name: [_shown(t.values[name]) if name in t.values else "" for t in trials] for name in names},
         "error": [trial.error.splitlines()[0] if trial.error else "" for trial in trials],
@@ -173,7 +174,7 @@ def study_page(study: Study, result: Mapping[str, Any], plots: "Sequence[StudyPl
         .render(
             name=study.name,
             headline=best and f"{best.losses[last]:.4f}",
-            minimized=f"{study.minimized}{after_text(last)}",
+            minimized=f"{study.minimized}{after_text(last, study.unit)}",
             best=best,
             facts=[("search", search.partition(": ")[2]), ("work", work), *(line.split(": ", 1) for line in seeds)],
             values=[(name, value_text(value)) for name, value in best.values.items()] if best else [],
@@ -182,7 +183,7 @@ def study_page(study: Study, result: Mapping[str, Any], plots: "Sequence[StudyPl
             plots=plots,
             columns=list(columns),
             rows=list(zip(*columns.values(), strict=True)),
-            figures=[place for place, name in enumerate(columns) if name in ("epochs", study.minimized)],
+            figures=[place for place, name in enumerate(columns) if name in (study.unit, study.minimized)],
             equal=equal_text(result),
             left_out=max(0, len(listed) - _LISTED),
             content=json.dumps(study.content, indent=2),
@@ -245,7 +246,7 @@ def study_artifacts(study: Study, report: StudyReport, link: str) -> Iterator[Ar
     """
     head, *rest = result_lines(report.result)
     text = "\n".join(
-        [f"**{head}**", "", *(f"- `{line.strip()}`" if line[0] == " " else f"- {line}" for line in rest), "", link]
+        [f"**{head}**", "", *(f"  - `{line.strip()}`" if line[0] == " " else f"- {line}" for line in rest), "", link]
     )
     yield Artifact(text, "Search", "search")
     columns = trial_columns(study, ranked(study.trials)[:_SHOWN], equal_trials(report.result))

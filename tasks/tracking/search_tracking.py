@@ -46,11 +46,11 @@ class SearchRun:
             self.run_id = str(api.create_run(place, run_name=name, tags=tags).info.run_id)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Log figures after some epochs of all trials.
+        """Log figures after some training of all trials.
 
         Args:
             figures: By name.
-            step: The epochs; of a search that trains nothing, the trials.
+            step: What they have trained, in what budgets count; of a search that trains nothing, the trials.
         """
 
         def send(api: Any) -> None:

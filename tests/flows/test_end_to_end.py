@@ -121,7 +121,7 @@ def test_prefect_has_the_flows_the_tasks_and_their_artifacts(servers):
     assert {t["state_type"] for t in ran} == {"COMPLETED"}
     artifacts = {a["key"]: a for a in get_json(f"{servers.api}/artifacts/filter", {})}
     assert {"tiny-prepare", "tiny-score", "tiny-register", "tiny-curves", "tiny-report"} <= set(artifacts)
-    assert {a["type"] for a in artifacts.values()} >= {"table", "markdown", "image", "progress"}
+    assert {a["type"] for a in artifacts.values()} >= {"table", "markdown", "progress"}
     assert "models:/tiny/1" in artifacts["tiny-register"]["data"]
     assert '"set": "test"' in artifacts["tiny-score"]["data"]
 

@@ -125,10 +125,10 @@ def test_a_search_trains_each_part_of_each_trial_once_and_ends_with_the_best():
     assert result["complete"]
     assert result["trials"] == {"finished": 5, "paused": 10, "running": 0, "failed": 0}
     assert result["planned"] == 15
-    assert result["epochs"] == sum(run.config.train.epochs - run.trial.trained for run in lab.runs)
+    assert result["spent"] == sum(run.config.train.epochs - run.trial.before.get("epochs", 0) for run in lab.runs)
     parts = [(run.run_id, run.config.train.epochs) for run in lab.runs]
     assert len(parts) == len(set(parts))
-    assert {run.trial.trained for run in lab.runs if run.config.train.epochs == 9} == {0, 3}
+    assert {run.trial.before.get("epochs", 0) for run in lab.runs if run.config.train.epochs == 9} == {0, 3}
     assert all(run.trial.keep == (run.config.train.epochs < 9) for run in lab.runs)
     best = result["best"]
     assert best["losses"][9] == min(t.losses[9] for t in Studies().open("tiny").trials if 9 in t.losses)
@@ -138,14 +138,36 @@ def test_a_search_trains_each_part_of_each_trial_once_and_ends_with_the_best():
     assert json.loads(json.dumps(result))["best"]["number"] == best["number"]
 
 
+def test_trials_continue_by_utterances_and_what_is_shown_counts_these(tmp_path):
+    lab = Lab()
+    method = {"kind": "hyperband", "min_budget": 10}
+    config = searched(method, budget="utterances", max_budget=90, seeds=2, evaluate_best=False)
+    result = lab.search(config)
+    trials = [run for run in lab.runs if "seed" not in run.run_id]
+    limits = {(run.config.train.max_utterances, *run.trial.before.items()) for run in trials}
+    assert limits == {(10,), (30,), (90,), (30, ("max_utterances", 10)), (90, ("max_utterances", 30))}
+    assert {run.config.train.epochs for run in lab.runs} == {9}
+    assert all(run.trial.keep == (run.config.train.max_utterances < 90) for run in lab.runs)
+    assert {run.config.train.max_utterances for run in lab.runs[len(trials) :]} == {90}
+    assert (result["unit"], result["spent"], result["seeds"]["budget"]) == ("utterances", 630, 90)
+    status = invoke("search", "status").stdout
+    assert "\nutterances trained: 630 of 630, in " in status
+    assert "after 90 utterances\n" in status
+    assert "2 of 2 trained, 90 utterances each" in status
+    assert " utterances " in invoke("search", "show").stdout.splitlines()[2]
+    assert Lab().search(config)["best"] == result["best"]
+    with pytest.raises(StudyError, match="made with another max_budget"):
+        Lab().search(searched(method, budget="utterances", max_budget=270))
+
+
 def test_trials_of_restarted_rungs_neither_continue_nor_keep_anything():
     lab = Lab()
     lab.search(searched({"kind": "hyperband", "rungs": "restart"}))
-    assert {(run.trial.trained, run.trial.keep) for run in lab.runs} == {(0, False)}
+    assert {(run.trial.before.get("epochs", 0), run.trial.keep) for run in lab.runs} == {(0, False)}
 
 
 def test_checkpoints_are_kept_while_a_trial_may_go_on_and_left_to_garbage_collection_at_the_end():
-    config = searched(total_epochs=10)
+    config = searched(total_budget=10)
     Lab().search(config)
     study = Studies().open("tiny")
     with_record, without = kept(config)
@@ -158,7 +180,7 @@ def test_checkpoints_are_kept_while_a_trial_may_go_on_and_left_to_garbage_collec
 
 
 def test_checkpoints_beyond_the_quota_are_those_of_the_worst_trials():
-    config = searched(total_epochs=9)
+    config = searched(total_budget=9)
     Lab().search(config)
     store = module.Run(config, "r").store
 
@@ -166,7 +188,7 @@ def test_checkpoints_beyond_the_quota_are_those_of_the_worst_trials():
         return paused_output(store, trial.figures[1]["training"])
 
     size = sum(entry.size for entry in paused(Studies().open("tiny").trials[0]).store.entries())
-    Lab().search(searched(total_epochs=9, keep_gb=3.5 * size / 1e9, study="other"))
+    Lab().search(searched(total_budget=9, keep_gb=3.5 * size / 1e9, study="other"))
     trials = sorted(Studies().open("other").trials, key=lambda trial: trial.losses[1])
     assert [bool(paused(trial).record()) for trial in trials] == [True] * 3 + [False] * 6
 
@@ -403,7 +425,7 @@ def test_the_best_configuration_is_trained_with_other_seeds_and_the_best_of_thes
     assert [run.config.train.seed for run in again] == [2, 3, 4]  # not the search's, by which the best was chosen
     assert {run.config.seed for run in again} == {config.seed}  # which divides the data
     assert {run.config.train.optimizer.lr for run in again} == {best["values"]["train.optimizer.lr"]}
-    assert {(run.config.train.epochs, run.trial.trained, run.trial.keep) for run in again} == {(9, 0, False)}
+    assert {(run.config.train.epochs, *run.trial.before, run.trial.keep) for run in again} == {(9, False)}
     loss = best["losses"][9]
     assert seeds["losses"] == pytest.approx({2: loss + 0.01, 3: loss + 0.02, 4: loss + 0.03})
     assert seeds["trial"] == best["number"]
@@ -413,7 +435,7 @@ def test_the_best_configuration_is_trained_with_other_seeds_and_the_best_of_thes
     assert evaluated.config == again[0].config  # the same address as its training
     assert seeds["best_seed"] == 2
     assert seeds["evaluation"]["model_uri"] == "models:/tiny/3"
-    assert result["epochs"] == 4 * 9
+    assert result["spent"] == 4 * 9
     repeated = Lab()
     assert repeated.search(config)["seeds"] == seeds
     assert repeated.runs == repeated.evaluated == []
@@ -466,7 +488,7 @@ def test_seeds_are_trained_after_a_limit_but_not_after_a_stop_and_may_come_later
     lab = Lab(stop)
     assert lab.search(searched("random", trials=4, seeds=2))["seeds"] is None
     lab = Lab()
-    result = lab.search(searched("random", trials=4, seeds=2, total_epochs=1, evaluate_best=False))
+    result = lab.search(searched("random", trials=4, seeds=2, total_budget=1, evaluate_best=False))
     assert len(lab.runs) == 2
     assert not result["complete"]
     assert result["seeds"]["evaluation"] is None

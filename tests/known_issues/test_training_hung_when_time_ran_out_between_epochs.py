@@ -27,7 +27,7 @@ def coordinator(tmp_path):
         for number in [] if made.rounds.current is None else [made.rounds.current.number]:
             made.rounds.answer("n0", number, {"node": 0, "step": 1, "seq": 1})
         beat(made, 0)
-    assert made.ledger.values.finish == "time"
+    assert made.ledger.values.finish == "limit"
     return made
 
 
@@ -83,7 +83,7 @@ def test_epoch_without_steps_is_not_the_last_epoch(tmp_path):
         clock.now += 10.0
         beat(made, 0)
         made.tick()
-    assert made.ledger.values.finish == "time"
+    assert made.ledger.values.finish == "limit"
     assert epoch(made) == made.ledger.values.last == 1
 
 

@@ -61,7 +61,7 @@ def test_each_stage_has_its_artifact_and_failures_only_warn(finished, monkeypatc
     from tasks.orchestration import artifacts
 
     shown, warned = [], []
-    for kind in ("table", "markdown", "image"):
+    for kind in ("table", "markdown"):
         create = lambda content, key, description="", kind=kind: shown.append((kind, key, content, description))  # noqa: E731
         monkeypatch.setattr(artifacts, f"create_{kind}_artifact", create)
     for result in finished.results.values():
@@ -71,7 +71,7 @@ def test_each_stage_has_its_artifact_and_failures_only_warn(finished, monkeypatc
         ("markdown", "tiny-shard"),
         ("markdown", "tiny-features"),
         ("markdown", "tiny-train"),
-        ("image", "tiny-curves"),
+        ("markdown", "tiny-curves"),
         ("markdown", "tiny-decode"),
         ("table", "tiny-score"),
         ("markdown", "tiny-register"),
@@ -84,7 +84,7 @@ def test_each_stage_has_its_artifact_and_failures_only_warn(finished, monkeypatc
     assert by_key["tiny-report"][0] == f"Report: `{finished.result('report').record['report']}`"
     assert "| epoch | training loss | validation loss | WER |" in by_key["tiny-train"][0]
     assert by_key["tiny-train"][0].count("\n| ") == 1 + finished.config.train.epochs
-    assert by_key["tiny-curves"][0].startswith("data:image/png;base64,")
+    assert by_key["tiny-curves"][0].startswith("![tiny-curves](data:image/png;base64,")
     logger = type("Logger", (), {"warning": lambda self, text, error: warned.append(str(error))})
     monkeypatch.setattr(artifacts, "get_run_logger", logger)
 

@@ -53,11 +53,11 @@ def test_a_continued_training_gives_the_model_and_curves_of_one_that_was_not_int
     first = TRAIN.execute(short)
     assert steps(first) == [1, 2, 3]
     paused = paused_output(short.store, first.key)
-    assert paused.record()["counts"] == {"epochs": 1}
+    assert paused.record()["counts"] == {"epochs": 1, "utterances": first.counts["utterances"]}
     assert {output.name for output in usage(short.store)} > {f"paused/{first.key}", f"train/{first.key}"}
     assert not any(name.startswith(("checkpoints", "snapshots")) for name in first.store.list())
 
-    longer = ready(EPOCHS, TrialPart(trained=1, keep=False))
+    longer = ready(EPOCHS, TrialPart(before={"epochs": 1}, keep=False))
     said = []
     with module.progress.following(lambda stage, text: said.append(text)):
         result = TRAIN.execute(longer)
@@ -77,12 +77,33 @@ def test_a_continued_training_gives_the_model_and_curves_of_one_that_was_not_int
     assert paused_output(longer.store, result.key).record() is None
 
 
+def test_a_training_that_paused_within_an_epoch_is_continued_without_what_that_epoch_had_given(finished, home):
+    limit = finished.result("train").counts["utterances"] // EPOCHS + 1  # ends with the second epoch's first batch
+    short = ready(EPOCHS, TrialPart(keep=True), max_utterances=limit)
+    first = TRAIN.execute(short)
+    assert steps(first) == [1, 2, 3, 4]
+    assert [entry["epoch"] for entry in first.record["result"]["history"]] == [1, 2]
+    paused = paused_output(short.store, first.key)
+    assert {name for name in paused.store.list() if name.startswith(("replicas", "snapshots"))} == {
+        *("replicas/epoch-0001.json", "snapshots/epoch-0001.safetensors")
+    }
+    longer = ready(EPOCHS, TrialPart(before={"max_utterances": limit}))
+    said = []
+    with module.progress.following(lambda stage, text: said.append(text)):
+        result = TRAIN.execute(longer)
+    assert f"continues after {limit} utterances" in said
+    assert result.record["digest"] == finished.result("train").record["digest"]
+    assert made(longer) == [5, 6]
+    entries = read_journal(result.store.local_path("journal.jsonl"))
+    assert [entry["step"] for entry in entries if entry["kind"] == "valid"] == [3, 6]
+
+
 def test_a_training_whose_paused_part_is_damaged_or_gone_starts_anew(finished, home):
     short = ready(1, TrialPart(keep=True))
     paused = paused_output(short.store, TRAIN.execute(short).key)
     [name] = [name for name in paused.store.list() if name.endswith("/model.safetensors")]
     paused.store.write(name, b"0" * len(paused.store.read(name)))
-    result = TRAIN.execute(ready(EPOCHS, TrialPart(trained=1)))
+    result = TRAIN.execute(ready(EPOCHS, TrialPart(before={"epochs": 1})))
     assert result.record["digest"] == finished.result("train").record["digest"]
     assert steps(result) == [1, 2, 3, 4, 5, 6]
 
@@ -92,7 +113,7 @@ def test_a_training_whose_schedule_depends_on_its_length_is_not_continued(home, 
     monkeypatch.setattr(module, "continue_paused", lambda *args: calls.append(args))
     cosine = {"kind": "cosine", "warmup_epochs": 0.5}
     for schedule, continued in ((cosine, 0), (cosine | {"epochs": 4}, 1), ({"warmup_epochs": 0.5}, 2)):
-        run = ready(EPOCHS, TrialPart(trained=1), schedule=schedule)
+        run = ready(EPOCHS, TrialPart(before={"epochs": 1}), schedule=schedule)
         module._continue_trial(run, TRAIN.output(run), module.make_job(run, TRAIN.output(run)))
         assert len(calls) == continued
 

@@ -200,9 +200,9 @@ def test_a_rung_of_hyperband_does_not_depend_on_which_trials_end_first():
     ("largest", "options", "budgets"),
     [
         (81, {}, (1, 3, 9, 27, 81)),
-        (81, {"min_epochs": 3}, (3, 9, 27, 81)),
+        (81, {"min_budget": 3}, (3, 9, 27, 81)),
         (100, {}, (1, 4, 11, 33, 100)),
-        (20, {"eta": 2, "min_epochs": 2}, (3, 5, 10, 20)),
+        (20, {"eta": 2, "min_budget": 2}, (3, 5, 10, 20)),
         (5, {}, (2, 5)),
         (2, {}, (2,)),
     ],

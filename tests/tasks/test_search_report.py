@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configurable.addresses import address_content
 from tasks.search.analysis import course, importances, ranked, study_rungs, study_space
 from tasks.search.config import SearchConfig
-from tasks.search.driver import SearchDriver, WorkLeft, spent_epochs, work_left
+from tasks.search.driver import SearchDriver, WorkLeft, spent_budget, work_left
 from tasks.search.methods import METHODS
 from tasks.search.methods.base import TrialJob
 from tasks.search.space import ParameterConfig
@@ -98,8 +98,8 @@ def searched(method="hyperband", train=loss, largest=9, space=SPACE, **fields):
     """The study of a whole search, and its method."""
     search = SearchConfig.model_validate({"method": method, "space": space, "failures": 10_000, **fields})
     built = search.build(largest)
-    about = {"method": built and search.method.kind, "trials": built.total, "epochs": built.epochs, "largest": largest}
-    study = InMemory({**about, "restarts": search.method.restarts, "total_epochs": search.total_epochs}, space)
+    about = {"method": built and search.method.kind, "trials": built.total, "work": built.work, "largest": largest}
+    study = InMemory({**about, "restarts": search.method.restarts, "total_budget": search.total_budget}, space)
     outcome = lambda job, watch: TrialOutcome(train(job.values, job.budget))  # noqa: E731
     SearchDriver(study, built, search, largest, outcome).run()
     return study, built
@@ -115,26 +115,26 @@ def drawn(study):
 def test_the_course_counts_the_epochs_of_all_trials():
     study, _ = searched()
     steps = course(study.trials)
-    assert steps[-1].work == spent_epochs(study.trials, False)
+    assert steps[-1].work == spent_budget(study.trials, False)
     assert [step.work for step in steps[:10]] == [*range(1, 10), 11]
     study, _ = searched({"kind": "hyperband", "rungs": "restart"})
-    assert course(study.trials, restarts=True)[-1].work == spent_epochs(study.trials, True)
+    assert course(study.trials, restarts=True)[-1].work == spent_budget(study.trials, True)
 
 
 @pytest.mark.parametrize("kind", [*METHODS, "restart"])
 def test_a_method_says_how_many_epochs_it_will_train(kind):
     options = {"kind": "hyperband", "rungs": "restart"} if kind == "restart" else kind
     study, method = searched(options, trials=0 if kind in ("grid", "restart") else 20)
-    spent = spent_epochs(study.trials, kind == "restart")
+    spent = spent_budget(study.trials, kind == "restart")
     if kind == "asha":
-        assert method.epochs <= spent <= 1.5 * method.epochs  # some go on too early
+        assert method.work <= spent <= 1.5 * method.work  # some go on too early
     else:
-        assert method.epochs == spent
+        assert method.work == spent
         assert work_left(study) == WorkLeft(spent, 0, 0.0)
 
 
 def test_what_is_left_follows_from_the_rate_so_far_and_the_limits():
-    study = InMemory({"epochs": 90})
+    study = InMemory({"work": 90})
     assert work_left(study) == WorkLeft(0, 90, None)
     study.trials = [
         StudyTrial(0, {}, "finished", 9, {9: 1.0}, 9),
@@ -143,7 +143,7 @@ def test_what_is_left_follows_from_the_rate_so_far_and_the_limits():
     ]
     assert work_left(study) == WorkLeft(9 + 3, 90 - 9 - 9 - 3, 60 / 12 * 69)
     assert work_left(study, 120.0).seconds == 120 / 12 * 69
-    study.about["total_epochs"] = 32
+    study.about["total_budget"] = 32
     assert work_left(study) == WorkLeft(12, 20, 100.0)
     study.about["hours"] = 100 / 3600
     assert work_left(study) == WorkLeft(12, 20, 40.0)
@@ -254,7 +254,7 @@ def test_a_search_over_decoding_is_drawn_by_the_number_of_trials_and_without_epo
     space = {"decode.lm_weight": {"low": 0.0, "high": 4.0}, "decode.beam": [4, 8]}
     search = SearchConfig.model_validate({"method": "tpe", "space": space, "minimize": "wer", "trials": 25})
     method = search.build(0)
-    about = {"trials": method.total, "epochs": method.epochs, "largest": 0, "minimize": "wer"}
+    about = {"trials": method.total, "work": method.work, "largest": 0, "minimize": "wer"}
     study = InMemory(about, space)
 
     def decoded(job, watch):

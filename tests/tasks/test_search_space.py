@@ -104,8 +104,8 @@ def test_a_point_and_its_positions_are_each_others_inverse():
         ({"model.layers": {"low": 1, "high": 4}}, "must be a whole number (given: 2.11); set integer: true"),
         ({"model.layers": {"low": 1, "high": 4.5, "integer": True}}, "does not end at whole numbers"),
         ({"data.valid_share": [0.1, 0.2]}, "data cannot be searched, because trials would no longer be compared"),
-        ({"train.epochs": [1, 2]}, "it is the largest budget of a trial"),
-        ({"train": [{}]}, "it is the largest budget of a trial"),
+        ({"train.epochs": [1, 2]}, "trials would have different budgets"),
+        ({"train": [{}]}, "trials would have different budgets"),
         ({"seed": [1, 2]}, "the best seed is no better configuration"),
         ({"train.seed": [1, 2]}, "the best seed is no better configuration"),
         ({"tokens.kind": ["characters", "bpe"]}, "losses cannot be compared: set search.minimize=wer"),
@@ -147,7 +147,7 @@ BEAM = {"decode": "beam", "search": {"minimize": "wer", "space": {"decode.beam":
     [
         ({"minimize": "loss"}, "search.space: decoding changes no loss: set search.minimize=wer"),
         ({"method": "asha"}, "search.method: asha compares trials after a part of their training"),
-        ({"total_epochs": 9}, "search.total_epochs limits epochs, and a search over decode trains nothing"),
+        ({"total_budget": 9}, "search.total_budget limits training, and a search over decode trains nothing"),
         ({"parallel": 2}, "search.parallel counts trainings, and a search over decode trains nothing"),
         ({"space": {"decode.beam": [0, 4]}}, "search.space: decode.beam=0 is refused: decode.beam: must be at least 1"),
         ({"space": {"decode.beam": {"low": 1, "high": 9}}}, "must be a whole number (given: 3.96); set integer: true"),
@@ -197,8 +197,49 @@ def test_a_limit_of_minutes_of_each_training_is_refused_with_the_limits_of_a_sea
     document = tiny_document()
     document["train"] |= {"max_minutes": 5}
     parse_config(document)
-    with pytest.raises(ConfigError, match=r"train\.max_minutes is 5, and trials.*max_minutes=0; search\.trial_hours"):
+    with pytest.raises(ConfigError, match=r"train\.max_minutes is 5, and trials.*max_minutes=0\. search\.budget"):
         parse_config(document | {"search": {"space": LR}})
+
+
+HYPERBAND = {"kind": "hyperband", "min_budget": 30}
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"max_budget": 9}, "max_budget is train.epochs if budgets count epochs: leave it out"),
+        ({"budget": "utterances"}, "budget is utterances: set max_budget to how many a trial trains at most"),
+        ({"budget": "hours", "max_budget": 9}, "'hours' is none of 'epochs', 'utterances', 'minutes'"),
+        (
+            {"budget": "utterances", "max_budget": 90, "method": "asha"},
+            "asha would compare trials after one utterance: set search.method.min_budget",
+        ),
+        (
+            {"budget": "utterances", "max_budget": 80, "method": HYPERBAND},
+            "search.max_budget is 80, and hyperband compares trials after 30 and then after 3 times as many utterances",
+        ),
+        ({"budget": "minutes", "max_budget": 2, "method": "bohb"}, "search.max_budget is 2, and bohb compares trials"),
+        ({"method": {"kind": "asha", "min_epochs": 2}}, "min_epochs is no longer a field: write `min_budget`"),
+        ({"total_epochs": 9}, "total_epochs is no longer a field: write `total_budget`"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused_with_the_remedy(search, message):
+    with pytest.raises(ConfigError) as caught:
+        searched(**search)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("unit", "field", "value"), [("utterances", "max_utterances", 90), ("minutes", "max_minutes", 90.0)]
+)
+def test_budgets_other_than_epochs_end_a_training_within_its_epochs_and_leave_its_schedule(unit, field, value):
+    config = searched(schedule=COSINE, budget=unit, max_budget=270, method=HYPERBAND)
+    assert config.search.largest(config.train) == 270
+    assert config.search.build(270).brackets == [((9, 30), (3, 90), (1, 270)), ((3, 90), (1, 270)), ((3, 270),)]
+    trial = trial_config(config, {}, 90).train
+    assert (getattr(trial, field), trial.epochs, trial.schedule) == (value, 9, config.train.schedule)
+    assert type(getattr(trial, field)) is type(value)  # an address tells 90 from 90.0
+    assert config.search.model_dump(mode="json")["budget"] == unit
 
 
 def test_the_name_of_a_study_has_no_slash():

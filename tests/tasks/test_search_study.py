@@ -15,7 +15,7 @@ import pytest
 from support import ROOT
 
 from tasks.search.config import SearchConfig
-from tasks.search.driver import SearchDriver, SearchFailedError, TrialTimeoutError, Watch, spent_epochs
+from tasks.search.driver import SearchDriver, SearchFailedError, TrialTimeoutError, Watch, spent_budget
 from tasks.search.methods.base import TrialJob
 from tasks.search.study import Studies, StudyError, TrialOutcome, _place
 
@@ -64,8 +64,8 @@ def test_a_search_keeps_every_trial_and_result(studies):
     assert best.trained == 9
     assert best.losses[9] == min(trial.losses[9] for trial in again.trials if 9 in trial.losses)
     # brackets of 9, 3 and 3 trials: (9, 1) (3, 3) (1, 9); (3, 3) (1, 9); (3, 9)
-    assert spent_epochs(again.trials, restarts=False) == 9 + 3 * 2 + 6 + 3 * 3 + 6 + 3 * 9
-    assert spent_epochs(again.trials, restarts=True) == 9 + 3 * 3 + 9 + 3 * 3 + 9 + 3 * 9
+    assert spent_budget(again.trials, restarts=False) == 9 + 3 * 2 + 6 + 3 * 3 + 6 + 3 * 9
+    assert spent_budget(again.trials, restarts=True) == 9 + 3 * 3 + 9 + 3 * 3 + 9 + 3 * 9
 
 
 @pytest.mark.parametrize("method", ["grid", "random", "hyperband", "asha", "bohb"])
@@ -168,10 +168,10 @@ def test_waiting_for_a_slot_counts_little_against_a_trials_limit(monkeypatch):
 
 
 def test_a_search_ends_at_its_limit_of_epochs_and_goes_on_with_a_higher_one(studies):
-    run = driver(studies, config(total_epochs=12))
+    run = driver(studies, config(total_budget=12))
     run.run()
     assert run.spent == 13  # nine of one epoch, and two that went on by two
-    driver(studies, config(total_epochs=20)).run()
+    driver(studies, config(total_budget=20)).run()
     whole = driver(studies, config())
     whole.run()
     alone = driver(studies, config(), name="alone")

@@ -109,7 +109,7 @@ def test_old_and_unfinished_checkpoints_are_deleted_newer_ones_kept(tmp_path):
 # --- the end
 
 
-@pytest.mark.parametrize("why", ["stop", "time"])
+@pytest.mark.parametrize("why", ["stop", "limit"])
 def test_early_end_makes_a_last_checkpoint_even_after_a_recent_one(tmp_path, why):
     coordinator, clock = ring(tmp_path, nodes=1, checkpoint_steps=1, max_minutes=2.0)
     beat(coordinator, 0, reports=[report(1, [0])])
@@ -117,7 +117,7 @@ def test_early_end_makes_a_last_checkpoint_even_after_a_recent_one(tmp_path, why
     wait_until_published(coordinator, 1)
     if why == "stop":
         ask(coordinator, op="stop")
-    while clock.now < 100.0 + 125.0 * (why == "time"):
+    while clock.now < 100.0 + 125.0 * (why == "limit"):
         clock.now += 4.0
         beat(coordinator, 0)
     reply = beat(coordinator, 0)

@@ -80,7 +80,7 @@ def test_newcomer_is_not_asked_for_replicas_of_older_epochs(ring):
 
 
 def end_by_time_limit(coordinator):
-    coordinator.core.set(finish="time", last=coordinator.evaluations.last())
+    coordinator.core.set(finish="limit", last=coordinator.evaluations.last())
 
 
 def test_open_epoch_is_evaluated_at_the_time_limit(ring):

@@ -136,7 +136,7 @@ def test_time_limit_ends_training_and_the_open_epoch_can_be_evaluated(make_coord
     coordinator = make_coordinator_process(epochs=1000, shards=16, max_minutes=0.5 / 60).start("--fresh")
     node = make_node(coordinator, step_s=0.002)
     node.start()
-    assert finish(node) == {"time"}
+    assert finish(node) == {"limit"}
     closed = coordinator.ask(op="status")["progress"]["closed"]
     ready = [item["epoch"] for item in coordinator.ask(op="evaluations")["ready"]]
     assert ready[-1] in (closed, closed + 1)

@@ -203,6 +203,24 @@ def test_max_minutes_counts_over_restarts(corpus, tmp_path, exact_training_time)
     assert run.result["step"] >= 10
 
 
+@pytest.mark.parametrize("utterances", [10, 48, 70])
+def test_max_utterances_ends_after_the_batch_that_reaches_it_and_more_utterances_continue_it_exactly(
+    corpus, tmp_path, utterances
+):
+    """Of 48 utterances: within the first epoch, at its end, and within the second."""
+    fields = {"epochs": 3, "augment": EVERYTHING_RANDOM, "max_batch": 8}
+    whole = train_here(corpus.job(tmp_path / "whole", **fields))
+    part = train_here(corpus.job(tmp_path / "part", max_utterances=utterances, **fields)).result
+    assert utterances <= part["utterances"] < utterances + 8
+    assert part["epoch"] == part["history"][-1]["epoch"] == -(-utterances // 48)
+    assert part["valid"]["loss"] == min(entry["loss"] for entry in part["history"])
+    longer = train_here(corpus.job(tmp_path / "part", **fields))
+    assert longer.entries("resume")
+    assert longer.losses == whole.losses
+    assert longer.model_bytes == whole.model_bytes
+    assert longer.result["history"] == whole.result["history"]
+
+
 def test_training_without_a_finished_epoch_is_an_error(corpus, tmp_path):
     with pytest.raises(NoModelError, match=r"train\.max_minutes"):
         Evaluator(corpus.job(tmp_path)).finish({}, [])

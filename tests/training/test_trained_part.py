@@ -11,6 +11,7 @@ from tones import TINY, train, train_here, with_task
 from recognition.bundle import load_bundle
 from recognition.initial_weights import Transfer, save_initial
 from speech.models import MODELS
+from speech.models.networks.lstm import run_lstm, step_lstm
 from speech.models.networks.tdnn import semi_orthogonal_step
 from storage.objects import ObjectStore
 from training.config import AdamWConfig, TrainConfig
@@ -81,6 +82,34 @@ def test_whatever_reads_the_weight_of_an_adapted_layer_gets_the_adapted_one():
     assert torch.equal(torch.nn.functional.linear(x, layer.weight, layer.bias), layer(x))
     expected = layer._buffers["weight"] + 2.0 * (layer.lora_b @ layer.lora_a)
     assert torch.equal(layer.weight, expected)
+
+
+def test_each_weight_of_an_lstm_that_is_not_frozen_gets_an_adapter_with_its_layers_rate():
+    lora, frozen = LORA | {"modules": ["lstm"]}, [{"names": ["lstm.weight_hh*"]}]
+    plain = network("blstm")
+    trained = trained_network(copy.deepcopy(plain), config(lora=lora, freeze=frozen, layer_decay=0.5), new=())
+    weights = [name for name, _ in plain.named_parameters() if name.startswith("lstm.weight_ih")]
+    assert len(weights) == 2 * plain.cfg.layers
+    names = dict(trained.network.named_parameters())
+    assert set(names) == {f"{name}_{factor}" for name in weights for factor in ("lora_a", "lora_b")}
+    last = plain.cfg.layers - 1
+    assert trained.rates[names[f"lstm.weight_ih_l{last}_reverse_lora_b"]] == Rate(0.5)
+    assert trained.rates[names["lstm.weight_ih_l0_lora_a"]] == Rate(0.5 ** (last + 1))
+
+
+def test_an_adapted_lstm_computes_the_same_by_frames_as_at_once(feats):
+    lstm = trained_network(network("lstm"), config(lora=LORA | {"modules": ["lstm"]}), new=()).network.lstm
+    with torch.no_grad():
+        for parameter in lstm.parameters():
+            parameter.fill_(0.1)
+        x = torch.randn(2, 5, lstm.input_size)
+        whole = run_lstm(lstm, x, None)
+        memory = (torch.zeros(2, lstm.num_layers, lstm.hidden_size),) * 2
+        frames = []
+        for frame in x.unbind(1):
+            output, memory = step_lstm(lstm, frame, memory)
+            frames.append(output)
+    torch.testing.assert_close(torch.stack(frames, 1), whole)
 
 
 def test_new_parameters_are_trained_in_full_beside_adapters():

@@ -302,12 +302,12 @@ class Coordinator:
 
     def _ending(self) -> str:
         """Why training should end once the last checkpoint is written, or ""."""
-        values, minutes = self.ledger.values, self.settings.max_minutes
+        values, minutes, utterances = self.ledger.values, self.settings.max_minutes, self.settings.max_utterances
         if self.ledger.complete:
             return "done"
         if values.stopping:
             return "stop"
-        return "time" if 0 < minutes * 60 <= values.elapsed else ""
+        return "limit" if 0 < minutes * 60 <= values.elapsed or 0 < utterances <= self.ledger.trained else ""
 
     def _end_training(self, now: float) -> None:
         why, ready = self._ending(), any(state.ready for state in self.ledger.states.values())

@@ -33,6 +33,7 @@ class Settings:
     learners_per_node: int
     epochs: int
     max_minutes: float
+    max_utterances: int
     checkpoint_steps: int
     """0 makes no checkpoints: the nodes keep their weights themselves."""
     checkpoint_keep: int
@@ -64,6 +65,7 @@ class Settings:
                 learners_per_node=int(train["learners_per_node"]),
                 epochs=int(train["epochs"]),
                 max_minutes=float(train["max_minutes"]),
+                max_utterances=int(train.get("max_utterances", 0)),
                 checkpoint_steps=int(train["checkpoint_steps"]),
                 checkpoint_keep=int(train["checkpoint_keep"]),
                 beat_s=float(member["beat_s"]),

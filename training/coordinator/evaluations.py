@@ -28,9 +28,9 @@ class Evaluations:
         return closed + bool(partial is not None and partial.count)
 
     def _open(self) -> list[int]:
-        """Epochs that are over and not evaluated: closed ones, and the one in which the time limit was reached."""
+        """Epochs that are over and not evaluated: closed ones, and the one in which a limit was reached."""
         values, done = self.ledger.values, {entry["epoch"] for entry in self.ledger.books.history}
-        last = values.last if values.finish == "time" else values.closed
+        last = values.last if values.finish == "limit" else values.closed
         return [number for number in range(1, last + 1) if number not in done]
 
     def _awaited(self, number: int) -> set[int]:
@@ -43,16 +43,16 @@ class Evaluations:
         return {states[name].member.node for name in names} - set(delivered)
 
     def _at_hand(self, number: int) -> bool:
-        """Whether the nodes' current replicas are those of the epoch's end, or of when the time limit was reached."""
+        """Whether the nodes' current replicas are those of the epoch's end, or of when a limit was reached."""
         values = self.ledger.values
-        return number >= values.closed or (values.finish == "time" and number == values.last)
+        return number >= values.closed or (values.finish == "limit" and number == values.last)
 
     def pending(self) -> list[int]:
         """Epochs that are over, not evaluated, and whose replicas were or will be written.
 
-        Once the time limit is reached, no node comes back, so nodes that have left are not waited for.
+        Once a limit is reached, no node comes back, so nodes that have left are not waited for.
         """
-        stored, over = self.ledger.books.snapshots, self.ledger.values.finish == "time"
+        stored, over = self.ledger.books.snapshots, self.ledger.values.finish == "limit"
         return [
             number
             for number in self._open()

@@ -244,7 +244,7 @@ class NodeClient:
             return self._state.progress()
 
     def finish(self) -> str:
-        """Why training has ended: `done`, `time`, `stop`, `failed: ...` or `coordinator lost`; "" while it runs.
+        """Why training has ended: `done`, `limit`, `stop`, `failed: ...` or `coordinator lost`; "" while it runs.
 
         Stays "" until `snapshot_wanted` and `checkpoint_wanted` have returned the coordinator's last requests.
         """

@@ -112,7 +112,7 @@ def mean_weights(replicas: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
             dtypes[name] = tensor.dtype
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     if not count:
-        raise CheckpointError("no epoch has ended yet, so there is no model: train longer or raise train.max_minutes")
+        raise CheckpointError("there is no model yet: train longer, or raise train.max_minutes or train.max_utterances")
     return {name: (tensor / count).to(dtypes[name]) for name, tensor in total.items()}
 
 

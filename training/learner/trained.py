@@ -11,7 +11,7 @@ learners while they are in different epochs; until then its gradient and its lea
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -26,7 +26,7 @@ from training.job import TrainJob
 from training.learner.optim import Rate, Rates
 from training.learner.task import LayeredNetwork, WarmTask
 
-_ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+_ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.RNNBase)
 _SHOWN = 12
 """Names in a message."""
 
@@ -34,50 +34,74 @@ _SHOWN = 12
 # --- adapters
 
 
-def _adapted_weight(module: Any) -> Tensor:
-    weight: Tensor = module._buffers["weight"]
-    return weight + _product(module).view(weight.shape)
+_FACTORS = ("lora_a", "lora_b")
 
 
-def _product(module: Any) -> Tensor:
-    product: Tensor = module.lora_scale * (module.lora_b @ module.lora_a)
-    return product
+def _factor(weight: str, which: str) -> str:
+    """Name of an adapter's factor beside its weight: `lora_a` of `weight`, `weight_ih_l0_lora_a` of `weight_ih_l0`."""
+    return which if weight == "weight" else f"{weight}_{which}"
+
+
+def _adapted_by(parameter: str) -> str:
+    """Name of the weight that a factor adapts; other names stay as they are."""
+    owner, dot, own = parameter.rpartition(".")
+    for which in _FACTORS:
+        if own == which or own.endswith(f"_{which}"):
+            own = own.removesuffix(which).removesuffix("_") or "weight"
+    return f"{owner}{dot}{own}"
+
+
+def _adapted(weight: str) -> property:
+    factors = [_factor(weight, which) for which in _FACTORS]
+
+    def read(module: Any) -> Tensor:
+        constant: Tensor = module._buffers[weight]
+        a, b = (getattr(module, factor) for factor in factors)
+        return constant + (module.lora_scale * (b @ a)).view(constant.shape)
+
+    return property(read)
 
 
 @cache
-def _adapted_class(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"LowRank{kind.__name__}", (kind,), {"weight": property(_adapted_weight)})
+def _adapted_class(kind: type[nn.Module], weights: tuple[str, ...]) -> type[nn.Module]:
+    return type(f"LowRank{kind.__name__}", (kind,), {weight: _adapted(weight) for weight in weights})
 
 
-def add_adapter(module: nn.Module, cfg: LoraConfig) -> None:
+def add_adapters(module: nn.Module, weights: Sequence[str], cfg: LoraConfig) -> None:
     """Let a module compute with W + alpha / rank · B A, whose W is already a constant; B is zero at the start.
 
-    The module's class becomes a subclass whose `weight` is the sum, so that whatever reads the weight gets the adapted
-    one. Names of parameters do not change; `lora_a` and `lora_b` are added. A convolution's W is seen as a matrix
-    with a row for each output channel.
+    The module's class becomes a subclass whose weights are the sums, so that whatever reads a weight gets the adapted
+    one. Names of parameters do not change; `lora_a` and `lora_b` are added for each weight. A convolution's W is seen
+    as a matrix with a row for each output channel.
 
     Args:
-        module: A linear layer or a convolution.
+        module: A linear layer, a convolution, or recurrent layers.
+        weights: Names of its weights.
         cfg: Rank and scale.
     """
-    weight = module._buffers["weight"]
-    assert weight is not None
     made: Any = module
-    made.lora_a = nn.Parameter(weight.new_empty(cfg.rank, weight[0].numel()))
-    made.lora_b = nn.Parameter(weight.new_zeros(weight.shape[0], cfg.rank))
-    nn.init.kaiming_uniform_(made.lora_a, a=math.sqrt(5))  # as nn.Linear, and the authors' code
+    for name in weights:
+        weight = module._buffers[name]
+        assert weight is not None
+        a, b = weight.new_empty(cfg.rank, weight[0].numel()), weight.new_zeros(weight.shape[0], cfg.rank)
+        nn.init.kaiming_uniform_(a, a=math.sqrt(5))  # as nn.Linear, and the authors' code
+        for which, factor in zip(_FACTORS, (a, b), strict=True):
+            setattr(made, _factor(name, which), nn.Parameter(factor))
     made.lora_scale = cfg.alpha / cfg.rank
     kind: Any = type(module)
-    made.__class__ = _adapted_class(kind)
+    made.__class__ = _adapted_class(kind, tuple(weights))
 
 
-def _adaptable(network: nn.Module) -> dict[str, nn.Module]:
-    """Linear layers and convolutions by name; those with a weight of their own."""
-    return {
-        name: module
-        for name, module in network.named_modules()
-        if isinstance(module, _ADAPTABLE) and module._parameters.get("weight") is not None
+def _adaptable(network: nn.Module) -> dict[str, list[str]]:
+    """Linear, convolutional and recurrent layers by name, with their weights' own names; those that have weights."""
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, _ADAPTABLE)}
+    weights = {
+        name: [
+            own for own, parameter in layer._parameters.items() if parameter is not None and own.startswith("weight")
+        ]
+        for name, layer in layers.items()
     }
+    return {name: own for name, own in weights.items() if own}
 
 
 # --- a network and what is trained of it
@@ -131,9 +155,10 @@ class TrainedNetwork:
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in self._values(weights)}
         for name in self.constants:
             owner, _, own = name.rpartition(".")
-            if own == "weight" and f"{owner}.lora_b" in weights:
+            a, b = (f"{owner}.{_factor(own, which)}" for which in _FACTORS)
+            if b in weights:
                 scale: float = self.network.get_submodule(owner).lora_scale  # type: ignore[assignment]
-                product = scale * (weights[f"{owner}.lora_b"] @ weights[f"{owner}.lora_a"])
+                product = scale * (weights[b] @ weights[a])
                 whole[name] = whole[name] + product.cpu().view(whole[name].shape)
         return whole
 
@@ -161,7 +186,7 @@ def trained_network(network: nn.Module, cfg: TrainConfig, new: Collection[str] |
     parameters = dict(network.named_parameters(remove_duplicate=False))
     fresh = frozenset(parameters) if new is None else frozenset(new)
     until = _frozen(parameters, cfg)
-    adapted: dict[str, nn.Module] = {}
+    adapted: dict[str, list[str]] = {}
     if cfg.lora:
         adapted = _adapted_modules(network, cfg.lora, fresh, until)
         until |= {name: 0 for name in parameters if name not in fresh}
@@ -170,14 +195,12 @@ def trained_network(network: nn.Module, cfg: TrainConfig, new: Collection[str] |
     frozen = {id(parameters[name]) for name, epochs in until.items() if not epochs}
     constants = frozenset(name for name, parameter in parameters.items() if id(parameter) in frozen)
     _make_constant(network, constants)
-    for module in adapted.values():
+    for name, weights in adapted.items():
         assert cfg.lora is not None
-        add_adapter(module, cfg.lora)
+        add_adapters(network.get_submodule(name), weights, cfg.lora)
     rates: dict[Tensor, Rate] = {}
     for name, parameter in network.named_parameters():
-        # an adapter belongs to the layer of its weight
-        place = name.removesuffix("lora_a").removesuffix("lora_b")
-        depth = depths.get(name if name in depths else f"{place}weight", top)
+        depth = depths.get(_adapted_by(name), top)  # an adapter belongs to the layer of its weight
         is_new = name not in parameters or (new is not None and name in fresh)
         scale = cfg.layer_decay ** (top - depth) * (cfg.new_lr if is_new else 1.0)
         rate = Rate(scale, until.get(name, 0))
@@ -209,11 +232,15 @@ def _frozen(parameters: Collection[str], cfg: TrainConfig) -> dict[str, int]:
 
 def _adapted_modules(
     network: nn.Module, cfg: LoraConfig, fresh: Collection[str], frozen: Collection[str]
-) -> dict[str, nn.Module]:
-    """Modules that get adapters: those whose weights are another model's, and that no pattern freezes."""
-    known = _adaptable(network)
-    able = {name: module for name, module in known.items() if f"{name}.weight" not in {*fresh, *frozen}}
-    chosen: dict[str, nn.Module] = {}
+) -> dict[str, list[str]]:
+    """Layers that get adapters, with their weights: those that are another model's, and that no pattern freezes."""
+    known, left_out = _adaptable(network), {*fresh, *frozen}
+    able = {
+        name: left
+        for name, weights in known.items()
+        if (left := [own for own in weights if f"{name}.{own}" not in left_out])
+    }
+    chosen: dict[str, list[str]] = {}
     for pattern in cfg.modules:
         if not (matching := _matching(able, pattern)):
             why = "only layers that are new or frozen" if _matching(known, pattern) else "no layer"

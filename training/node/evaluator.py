@@ -208,7 +208,7 @@ class Evaluator:
         if not usable:
             raise NoModelError(
                 "no epoch gave a model with finite numbers: lower train.optimizer.lr, lengthen "
-                "train.schedule.warmup_epochs, or raise train.max_minutes so that an epoch can end"
+                "train.schedule.warmup_epochs, or raise train.max_minutes or train.max_utterances"
             )
         chosen = best_epochs(usable, self.cfg.average)
         weights = mean_weights(read_weights(self.output, snapshot_name(epoch)) for epoch in sorted(chosen))
@@ -286,16 +286,18 @@ def run(evaluator: Evaluator, ask: Ask) -> str:
         Why training ended.
     """
     while True:
-        for item in ask(EvaluationsRequest()).ready:
+        reply = ask(EvaluationsRequest())
+        for item in reply.ready:
             result = evaluator.evaluate(item.epoch, list(item.nodes))
             history = ask(EvaluatedRequest(epoch=item.epoch, result=result)).history
             best = best_epochs([entry for entry in history if entry.get("loss") is not None], evaluator.cfg.average)
-            # later epochs were trained before a resume: their results may be needed again
-            prune_snapshots(evaluator.output, {*best, *range(item.epoch + 1, evaluator.cfg.epochs + 1)})
+            if reply.finish != "limit":  # then a longer training may continue, for which half an epoch does not count
+                # later epochs were trained before a resume: their results may be needed again
+                prune_snapshots(evaluator.output, {*best, *range(item.epoch + 1, evaluator.cfg.epochs + 1)})
             evaluator.output.delete_tree(f"replicas/epoch-{item.epoch:04d}")
             log.info("epoch %d: %s", item.epoch, result)
         status = ask(StatusRequest())
-        if status.finish not in ("", "done", "time") or status.result:
+        if status.finish not in ("", "done", "limit") or status.result:
             return status.finish
         if status.finish and not status.to_evaluate:
             result = evaluator.finish(status.totals, list(status.history))

@@ -118,7 +118,7 @@ def _train(
             client.fail(str(error))
         return DIVERGED
     log.info("node %d rank %d: training is over (%s) after %d steps", setup.node, place.rank, why, worker.step)
-    return 0 if why in ("done", "time") else STOPPED
+    return 0 if why in ("done", "limit") else STOPPED
 
 
 def _build_exchange(

@@ -138,6 +138,8 @@ class Scheduler:
         known = client.view()
         if known.number != view:
             return {"do": "view", "view": known.to_dict()}
+        if self._limited(progress.trained):
+            return {"do": "wait"}  # until the coordinator has heard of it, and ends training
         work, self._held = self._held or client.next(), None
         if work is None:
             return {"do": "wait"}
@@ -161,6 +163,10 @@ class Scheduler:
         """Whether an epoch ends before this batch. With one node that is exact, so evaluations repeat bit for bit."""
         return self.cfg.nodes == 1 and bool(self._given) and work.epoch > self._given[-1].epoch
 
+    def _limited(self, trained: int) -> bool:
+        """Whether so many utterances are all that are to be trained."""
+        return 0 < self.cfg.max_utterances <= trained
+
     def _turns(self, work: Assignment, step: int, progress: Progress) -> list[Orders]:
         """This batch, and those of the same epoch that ranks may train on before they communicate again."""
         self._given = []
@@ -170,7 +176,7 @@ class Scheduler:
             self._given.append(following)
             turns.append(self._turn(following, progress, ahead))
             ahead += len(following.rows)
-            if len(turns) >= self.stepper.turns:
+            if len(turns) >= self.stepper.turns or self._limited(progress.trained + ahead):
                 break
             following = self.client.next()
             if following is not None and self._ends_epoch(following):

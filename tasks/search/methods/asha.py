@@ -17,7 +17,7 @@ from tasks.search.methods.base import (
     SearchTrial,
     Standings,
     TrialJob,
-    rung_epochs,
+    rung_work,
 )
 
 
@@ -50,10 +50,10 @@ class AshaSearch(SearchMethod):
         return self.plan.trials or USUAL_TRIALS
 
     @property
-    def epochs(self) -> int:
+    def work(self) -> int:
         """One in `eta` trials of each rung goes on; in fact, a few more that are not among the best in the end."""
         trials = [self.total // self._eta**rung for rung in range(len(self._budgets))]
-        return rung_epochs(trials, self._budgets, self._cfg.restarts)
+        return rung_work(trials, self._budgets, self._cfg.restarts)
 
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
         """The job of the highest rung with a trial to continue; if there is none, a new trial."""

@@ -16,6 +16,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from configurable.choices import Choice
+from configurable.former_fields import former_fields
 from storage.batching import derive_seed
 from tasks.search.space import Space, SpaceError, Values
 
@@ -32,7 +33,8 @@ class SearchTrial:
         number: Counts from 0.
         values: Values by field.
         state: `paused` after a budget, `finished` after the largest one, `failed` for good.
-        budget: Epochs that it trains to, or has trained to; 0 if the search trains nothing.
+        budget: What it trains to, or has trained to, in epochs or what else budgets count; 0 if the search trains
+            nothing.
         losses: What is minimized, by budget; finite.
     """
 
@@ -51,7 +53,7 @@ class TrialJob(NamedTuple):
     values: Values
     """Its values by field."""
     budget: int
-    """Epochs to train to, those that are already trained included."""
+    """What to train to, including what is already trained."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class SearchPlan:
 
     Attributes:
         space: The space.
-        largest: Epochs of a whole training; 0 if the search trains nothing.
+        largest: Budget of a whole training; 0 if the search trains nothing.
         trials: Number of trials to begin; 0: as many as the method has by itself.
         seed: Seed of all draws.
     """
@@ -98,7 +100,7 @@ class MethodConfig(Choice, ABC):
         """
 
     def budgets(self, largest: int) -> tuple[int, ...]:
-        """Epochs after which results are compared, ascending; the last is `largest`."""
+        """Budgets after which results are compared, ascending; the last is `largest`."""
         return (largest,)
 
 
@@ -126,8 +128,10 @@ class RungsConfig(MethodConfig):
 
     eta: int = Field(default=3, ge=2, le=100)
     """One in `eta` trials goes on, and trains `eta` times as long (published: 3 or 4)."""
-    min_epochs: int = Field(default=1, ge=1)
-    """Smallest number of epochs after which trials are compared; the largest is `train.epochs`."""
+    _former = former_fields("write `min_budget`", min_epochs=1)
+
+    min_budget: int = Field(default=1, ge=1)
+    """Smallest budget after which trials are compared, in what `search.budget` counts."""
     rungs: Literal["continue", "restart"] = "continue"
     """How a trial trains longer: `continue` from its checkpoint, which needs a learning rate that does not depend on
     the number of epochs, or `restart`, each time with a schedule of its own."""
@@ -138,9 +142,9 @@ class RungsConfig(MethodConfig):
         return self.rungs == "restart"
 
     def budgets(self, largest: int) -> tuple[int, ...]:
-        """`largest` divided by powers of `eta`, down to `min_epochs`, rounded to whole epochs."""
+        """`largest` divided by powers of `eta`, down to `min_budget`, rounded to whole numbers."""
         count = 0
-        while largest >= self.min_epochs * self.eta ** (count + 1):
+        while largest >= self.min_budget * self.eta ** (count + 1):
             count += 1
         return tuple(math.floor(largest / self.eta**power + 0.5) for power in range(count, -1, -1))
 
@@ -167,8 +171,8 @@ class SearchMethod(ABC):
 
     @property
     @abstractmethod
-    def epochs(self) -> int:
-        """Epochs that the trials of the whole search train, if none fails."""
+    def work(self) -> int:
+        """What the trials of the whole search train, if none fails: the sum of their budgets."""
 
     @abstractmethod
     def next(self, trials: Sequence[SearchTrial]) -> TrialJob | None:
@@ -200,7 +204,7 @@ class WholeTrainings(SearchMethod):
         return self.plan.trials or USUAL_TRIALS
 
     @property
-    def epochs(self) -> int:
+    def work(self) -> int:
         """Every trial trains to the end."""
         return self.total * self.plan.largest
 
@@ -284,12 +288,12 @@ class Standings:
         self._open.add(number)
 
 
-def rung_epochs(trials: Sequence[int], budgets: Sequence[int], restarts: bool) -> int:
-    """Epochs that rungs train.
+def rung_work(trials: Sequence[int], budgets: Sequence[int], restarts: bool) -> int:
+    """What rungs train.
 
     Args:
         trials: Of each rung, how many trials it has.
-        budgets: Of each rung, the epochs after which they are compared, ascending.
+        budgets: Of each rung, what its trials have trained when they are compared, ascending.
         restarts: Whether every rung trains from the start.
     """
     before = [0] * len(budgets) if restarts else [0, *budgets[:-1]]

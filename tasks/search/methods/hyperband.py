@@ -13,14 +13,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from tasks.search.methods.base import RungsConfig, SearchMethod, SearchPlan, SearchTrial, TrialJob, best, rung_epochs
+from tasks.search.methods.base import RungsConfig, SearchMethod, SearchPlan, SearchTrial, TrialJob, best, rung_work
 
 
 class Rung(NamedTuple):
     """A part of a bracket: how many trials train to which budget."""
 
     trials: int
-    epochs: int
+    budget: int
 
 
 def brackets(budgets: Sequence[int], eta: int) -> list[tuple[Rung, ...]]:
@@ -39,7 +39,7 @@ def brackets(budgets: Sequence[int], eta: int) -> list[tuple[Rung, ...]]:
 
 
 class HyperbandConfig(RungsConfig):
-    """Hyperband (Li et al. 2018, JMLR 18): brackets of successive halving; `train.epochs` is its R."""
+    """Hyperband (Li et al. 2018, JMLR 18): brackets of successive halving; the budget of a whole training is its R."""
 
     kind: Literal["hyperband"] = "hyperband"
 
@@ -70,10 +70,10 @@ class HyperbandSearch(SearchMethod):
         return max(first + rungs[0].trials for first, rungs in self._begun())
 
     @property
-    def epochs(self) -> int:
+    def work(self) -> int:
         """Those of all rungs."""
         begun = [list(zip(*rungs, strict=True)) for _, rungs in self._begun()]
-        return sum(rung_epochs(trials, budgets, self._restarts) for trials, budgets in begun)
+        return sum(rung_work(trials, budgets, self._restarts) for trials, budgets in begun)
 
     def _begun(self, number: int = 0, first: int = 0) -> Iterator[tuple[int, tuple[Rung, ...]]]:
         """The first trial of each bracket, and its rungs; from a bracket on, whose number and first trial are given."""
@@ -97,7 +97,7 @@ class HyperbandSearch(SearchMethod):
     def _next_of(self, trials: Sequence[SearchTrial], first: int, rungs: Sequence[Rung]) -> TrialJob | None:
         if len(trials) < first + rungs[0].trials:
             number = len(trials)
-            return TrialJob(number, self.propose(number, trials), rungs[0].epochs)
+            return TrialJob(number, self.propose(number, trials), rungs[0].budget)
         members: Sequence[SearchTrial] = trials[first : first + rungs[0].trials]
         for (_, before), rung in itertools.pairwise(rungs):
             if any(trial.state == "running" and trial.budget <= before for trial in members):
@@ -105,5 +105,5 @@ class HyperbandSearch(SearchMethod):
             members = best(members, before, rung.trials)
             for trial in members:
                 if trial.state == "paused" and trial.budget == before:
-                    return TrialJob(trial.number, trial.values, rung.epochs)
+                    return TrialJob(trial.number, trial.values, rung.budget)
         return None

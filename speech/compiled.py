@@ -52,14 +52,25 @@ class _Kept(caching.FunctionCache):  # type: ignore[misc]
         except Exception as error:  # files that were written halfway fail in many ways
             log.debug("compiled code in %s cannot be read (%r)", self.cache_path, error)
             code = None
+            self.flush()
         if code is None:
             _tell()
         return code
 
     @override
     def save_overload(self, sig: Any, data: Any) -> None:
-        try:
+        with self._disk():
             super().save_overload(sig, data)
+
+    @override
+    def flush(self) -> None:
+        with self._disk():
+            super().flush()
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             log.debug("compiled code cannot be kept in %s (%r)", self.cache_path, error)
 
@@ -77,7 +88,7 @@ def _tell() -> None:
 
 def compiled(function: F) -> F:
     """Compile a function with numba when it is first called; it runs without Python's lock."""
-    dispatcher: Any = numba.njit(nogil=True)(function)
+    dispatcher: Any = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)
     try:
         dispatcher._cache = _Kept(function)  # what `cache=True` does, with our places of files
     except RuntimeError as error:  # no folder can be written

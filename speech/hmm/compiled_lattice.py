@@ -19,6 +19,7 @@ from speech.compiled import compiled
 Array = NDArray[Any]
 _SOME = 1024
 """Rows that growing arrays begin with."""
+_LINK = np.dtype([("source", "i4"), ("target", "i4"), ("arc", "i4")])
 
 
 class Graph(NamedTuple):
@@ -56,12 +57,12 @@ def search(
 
     Returns:
         Whether any path is left, `begins` of tokens, links within frames and links to the next one `[T + 2, 3]`, states
-        of the tokens, and the links `[L, 3]`.
+        of the tokens, and both kinds of links.
     """
     begins = np.zeros((len(scores) + 2, 3), np.int64)
     places = np.full(len(graph.finals), -1, np.int32)  # of states among the current tokens
     states, costs = np.empty(_SOME, np.int32), np.empty(_SOME, np.float64)
-    silent, spoken = np.empty((_SOME, 3), np.int32), np.empty((_SOME, 3), np.int32)
+    silent, spoken = np.empty(_SOME, _LINK), np.empty(_SOME, _LINK)
     states[0], costs[0] = graph.start, 0.0
     begins[1, 0] = 1
     cutoff, last = beam, len(scores)
@@ -74,20 +75,34 @@ def search(
             return False, begins, states, silent, spoken
         states, costs, silent = _close(graph, places, begins, frame, cutoff, states, costs, silent)
         if frame == last or (frame and frame % block == 0):
-            ends = np.zeros(begins[frame + 1, 0] - begins[frame, 0])
-            if frame == last:
-                ends += costs[begins[last, 0] : begins[last + 1, 0]] + _ends(graph, begins, states)[0]
             until = frame - block if frame < last else frame - last
-            _prune(graph, scores, lattice_beam, begins, frame, until, ends - ends.min(), states, costs, silent, spoken)
+            extra = np.zeros(begins[frame + 1, 0] - begins[frame, 0])
+            if frame == last:
+                _end(graph, begins, states, costs, extra)
+            _prune(graph, scores, lattice_beam, begins, frame, until, extra, states, costs, silent, spoken)
     return True, begins, states, silent, spoken
 
 
 @compiled
-def _ends(graph: Graph, begins: Array, states: Array) -> tuple[Array, bool]:
-    """Final costs of the last tokens, and whether any is final; if not, all are."""
-    finals = graph.finals[states[begins[-2, 0] : begins[-1, 0]]]
-    complete = np.isfinite(finals).any()
-    return (finals if complete else np.zeros(len(finals))), complete
+def _end(graph: Graph, begins: Array, states: Array, costs: Array, extra: Array) -> None:
+    """How much the best path that ends in each of the last tokens costs above the best one of all."""
+    begin, best = begins[-2, 0], np.inf
+    complete = _complete(graph, begins, states)
+    for token in range(len(extra)):
+        final = graph.finals[states[begin + token]] if complete else 0.0
+        extra[token] = costs[begin + token] + final
+        best = min(best, extra[token])
+    for token in range(len(extra)):
+        extra[token] -= best
+
+
+@compiled
+def _complete(graph: Graph, begins: Array, states: Array) -> bool:
+    """Whether any of the last tokens is in a final state; if not, paths end in all of them."""
+    for state in states[begins[-2, 0] : begins[-1, 0]]:  # noqa: SIM110 - numba has no any() of a generator
+        if np.isfinite(graph.finals[state]):
+            return True
+    return False
 
 
 @compiled
@@ -95,8 +110,9 @@ def _room(values: Array, needed: int) -> Array:
     """An array with at least as many rows, and the same beginning."""
     if needed <= len(values):
         return values
-    grown = np.empty((max(2 * len(values), needed), *values.shape[1:]), values.dtype)
-    grown[: len(values)] = values
+    grown = np.empty(max(2 * len(values), needed), values.dtype)
+    for row in range(len(values)):  # compiled much sooner than an assignment of slices
+        grown[row] = values[row]
     return grown
 
 
@@ -139,7 +155,7 @@ def _step(
                 if reached[count] <= cutoff:
                     spoken = _room(spoken, links + 1)
                     target = graph.arcs[number].target
-                    spoken[links, 0], spoken[links, 1], spoken[links, 2] = token - begin, target, number
+                    spoken[links].source, spoken[links].target, spoken[links].arc = token - begin, target, number
                     places[target] = links - begins[frame - 1, 2]
                     reached[links - begins[frame - 1, 2]] = reached[count]
                     links += 1
@@ -152,10 +168,35 @@ def _step(
 @compiled
 def _limit(costs: Array, beam: float, most: int) -> float:
     """The greatest cost of tokens from which the search goes on."""
-    limit = costs.min() + beam
-    if len(costs) > most:
-        limit = min(limit, np.partition(costs, most - 1)[most - 1])
-    return limit
+    best, within = costs[0], 0
+    for cost in costs:
+        best = min(best, cost)
+    chosen = np.empty(len(costs), np.float64)
+    for cost in costs:
+        if cost <= best + beam:
+            chosen[within] = cost
+            within += 1
+    return _smallest(chosen, most - 1, within - 1) if within > most else best + beam
+
+
+@compiled
+def _smallest(values: Array, rank: int, high: int) -> float:
+    """The value of some rank among the first `high + 1`, which change places (quickselect)."""
+    low = np.int64(0)
+    while low < high:
+        pivot, left, right = values[(low + high) // 2], low, high
+        while left <= right:
+            while values[left] < pivot:
+                left += 1
+            while values[right] > pivot:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left, right = left + 1, right - 1
+        if rank > right and rank < left:
+            break
+        low, high = (low, right) if rank <= right else (left, high)
+    return values[rank]
 
 
 @compiled
@@ -169,15 +210,15 @@ def _entered(
     states, costs = _room(states, begin + len(links)), _room(costs, begin + len(links))
     end = begin
     for number in range(len(links)):
-        state = links[number, 1]
+        state = links[number].target
         if places[state] == number:
             states[end], costs[end] = state, np.inf
             end += 1
     for token in range(begin, end):
         places[states[token]] = token - begin
     for number in range(len(links)):
-        place = places[links[number, 1]]
-        links[number, 1] = place
+        place = places[links[number].target]
+        links[number].target = place
         costs[begin + place] = min(costs[begin + place], reached[number])
     return states, costs, end
 
@@ -237,7 +278,8 @@ def _close(
             arc = graph.arcs[number]
             if costs[token] + arc.weight <= cutoff:
                 silent = _room(silent, links + 1)
-                silent[links, 0], silent[links, 1], silent[links, 2] = token - begin, places[arc.target], number
+                silent[links].source, silent[links].target = token - begin, places[arc.target]
+                silent[links].arc = number
                 links += 1
     for token in range(begin, end):
         places[states[token]] = -1
@@ -278,23 +320,23 @@ def _prune(
         spoken: Links to the next frame.
     """
     extra = np.full(begins[last + 1, 0], np.inf)
-    extra[begins[last, 0] :] = last_extra
     places = np.full(len(extra), -1, np.int32)  # after pruning
-    frame = last
+    for token in range(len(last_extra)):
+        extra[begins[last, 0] + token] = last_extra[token]
+    frame, kept = last, np.int64(0)
     while frame >= 0:
         begin, end = begins[frame, 0], begins[frame + 1, 0]
         if frame < last:
-            after = begins[frame + 2, 0]
-            if frame < until and (places[end:after] >= 0).all():
+            if frame < until and kept == begins[frame + 2, 0] - end:
                 break
             row = scores[frame]
             for link in spoken[begins[frame, 2] : begins[frame + 1, 2]]:
-                arc = graph.arcs[link[2]]
-                source, target = begin + link[0], end + link[1]
+                arc = graph.arcs[link.arc]
+                source, target = begin + link.source, end + link.target
                 above = extra[target] + (costs[source] + (arc.weight - row[arc.ilabel - 1]) - costs[target])
                 extra[source] = min(extra[source], above)
                 if above > lattice_beam or places[target] < 0:
-                    link[2] = -1
+                    link.arc = -1
         _prune_silent(
             graph, lattice_beam, silent[begins[frame, 1] : begins[frame + 1, 1]], costs[begin:end], extra[begin:end]
         )
@@ -314,15 +356,15 @@ def _prune_silent(graph: Graph, lattice_beam: float, links: Array, costs: Array,
     while changed:
         changed = False
         for link in links:
-            source, target = link[0], link[1]
-            above = extra[target] + (costs[source] + graph.arcs[link[2]].weight - costs[target])
-            if above < extra[source]:
-                extra[source], changed = above, True
+            weight = graph.arcs[link.arc].weight
+            above = extra[link.target] + (costs[link.source] + weight - costs[link.target])
+            if above < extra[link.source]:
+                extra[link.source], changed = above, True
     for link in links:
-        source, target = link[0], link[1]
-        above = extra[target] + (costs[source] + graph.arcs[link[2]].weight - costs[target])
-        if above > lattice_beam or extra[target] > lattice_beam:
-            link[2] = -1
+        weight = graph.arcs[link.arc].weight
+        above = extra[link.target] + (costs[link.source] + weight - costs[link.target])
+        if above > lattice_beam or extra[link.target] > lattice_beam:
+            link.arc = -1
 
 
 @compiled
@@ -337,24 +379,24 @@ def _compact(
     spoken: Array,
 ) -> None:
     """Move tokens and links that stay, of the frames from one on, to where they belong."""
-    tokens, inside, onward = begins[first]
-    begin, silent_begin, spoken_begin = begins[first]
+    tokens, inside, onward = begins[first, 0], begins[first, 1], begins[first, 2]
+    begin, silent_begin, spoken_begin = tokens, inside, onward
     for frame in range(first, last + 1):
-        end, silent_end, spoken_end = begins[frame + 1]
+        end, silent_end, spoken_end = begins[frame + 1, 0], begins[frame + 1, 1], begins[frame + 1, 2]
         begins[frame, 0], begins[frame, 1], begins[frame, 2] = tokens, inside, onward
         for token in range(begin, end):
             if places[token] >= 0:
                 states[tokens], costs[tokens] = states[token], costs[token]
                 tokens += 1
-        for source, target, arc in silent[silent_begin:silent_end]:
-            if arc >= 0:
-                silent[inside, 0], silent[inside, 1] = places[begin + source], places[begin + target]
-                silent[inside, 2] = arc
+        for link in silent[silent_begin:silent_end]:
+            if link.arc >= 0:
+                silent[inside].source, silent[inside].target = places[begin + link.source], places[begin + link.target]
+                silent[inside].arc = link.arc
                 inside += 1
-        for source, target, arc in spoken[spoken_begin:spoken_end]:
-            if arc >= 0:
-                spoken[onward, 0], spoken[onward, 1] = places[begin + source], places[end + target]
-                spoken[onward, 2] = arc
+        for link in spoken[spoken_begin:spoken_end]:
+            if link.arc >= 0:
+                spoken[onward].source, spoken[onward].target = places[begin + link.source], places[end + link.target]
+                spoken[onward].arc = link.arc
                 onward += 1
         begin, silent_begin, spoken_begin = end, silent_end, spoken_end
     begins[last + 1, 0], begins[last + 1, 1], begins[last + 1, 2] = tokens, inside, onward
@@ -384,12 +426,14 @@ def assemble(
     last, size = len(begins) - 2, begins[-1, 0]
     numbers, frames = np.empty(size, np.int32), np.empty(size, np.int32)
     for frame in range(last + 1):
-        begin, end = begins[frame, 0], begins[frame + 1, 0]
-        frames[begin:end] = frame
-        numbers[begin:end] = begin + _topological(end - begin, silent[begins[frame, 1] : begins[frame + 1, 1]])
-    final, complete = _ends(graph, begins, states)
-    finals = np.full(size, np.inf)
-    finals[numbers[begins[last, 0] :]] = final
+        begin = begins[frame, 0]
+        own = numbers[begin : begins[frame + 1, 0]]
+        _sort_topologically(own, begin, silent[begins[frame, 1] : begins[frame + 1, 1]])
+        for token in range(len(own)):
+            frames[begin + token] = frame
+    complete, finals = _complete(graph, begins, states), np.full(size, np.inf)
+    for token in range(begins[last, 0], size):
+        finals[numbers[token]] = graph.finals[states[token]] if complete else 0.0
     count = begins[-1, 1] + begins[-1, 2]
     sources, targets = np.empty(count, np.int32), np.empty(count, np.int32)
     pdfs, words = np.empty(count, np.int32), np.empty(count, np.int32)
@@ -397,53 +441,57 @@ def assemble(
     places = _first_places(begins, numbers, silent, spoken)
     for frame in range(last + 1):
         begin, after = begins[frame, 0], begins[frame + 1, 0]
-        for source, target, arc in silent[begins[frame, 1] : begins[frame + 1, 1]]:
-            state = numbers[begin + source]
+        for link in silent[begins[frame, 1] : begins[frame + 1, 1]]:
+            state, arc = numbers[begin + link.source], graph.arcs[link.arc]
             place = places[state]
-            sources[place], targets[place], pdfs[place] = state, numbers[begin + target], -1
-            words[place], costs[place], acoustic[place] = graph.arcs[arc].olabel, graph.arcs[arc].weight, 0.0
+            sources[place], targets[place], pdfs[place] = state, numbers[begin + link.target], -1
+            words[place], costs[place], acoustic[place] = arc.olabel, arc.weight, 0.0
             places[state] += 1
-        for source, target, arc in spoken[begins[frame, 2] : begins[frame + 1, 2]]:
-            state, pdf = numbers[begin + source], graph.arcs[arc].ilabel - 1
+        for link in spoken[begins[frame, 2] : begins[frame + 1, 2]]:
+            state, arc = numbers[begin + link.source], graph.arcs[link.arc]
             place = places[state]
-            sources[place], targets[place], pdfs[place] = state, numbers[after + target], pdf
-            words[place], costs[place] = graph.arcs[arc].olabel, graph.arcs[arc].weight
-            acoustic[place] = -scores[frame, pdf]
+            sources[place], targets[place], pdfs[place] = state, numbers[after + link.target], arc.ilabel - 1
+            words[place], costs[place] = arc.olabel, arc.weight
+            acoustic[place] = -scores[frame, arc.ilabel - 1]
             places[state] += 1
     return complete, frames, finals, sources, targets, pdfs, words, costs, acoustic
 
 
 @compiled
-def _topological(size: int, links: Array) -> Array:
-    """The place of each of a frame's tokens in an order in which arcs without frames lead forward."""
-    depth, deepest = np.zeros(size, np.int32), 0
-    changed, rounds = True, 0
+def _sort_topologically(places: Array, begin: int, links: Array) -> None:
+    """Number a frame's tokens, from a number on, in an order in which arcs without frames lead forward."""
+    size, deepest, changed, rounds = len(places), 0, True, 0
+    depth = np.zeros(size, np.int32)
     while changed and rounds < size:
         changed, rounds = False, rounds + 1
         for link in links:
-            if depth[link[1]] <= depth[link[0]]:
-                depth[link[1]] = depth[link[0]] + 1
-                deepest, changed = max(deepest, depth[link[1]]), True
-    first = np.zeros(deepest + 2, np.int32)
+            if depth[link.target] <= depth[link.source]:
+                depth[link.target] = depth[link.source] + 1
+                deepest, changed = max(deepest, depth[link.target]), True
+    first = np.zeros(deepest + 2, np.int64)
     for level in depth:
         first[level + 1] += 1
-    first = np.cumsum(first)
-    places = np.empty(size, np.int32)
+    first[0] = begin
+    for level in range(deepest + 1):
+        first[level + 1] += first[level]
     for token in range(size):
         places[token] = first[depth[token]]
         first[depth[token]] += 1
-    return places
 
 
 @compiled
 def _first_places(begins: Array, numbers: Array, silent: Array, spoken: Array) -> Array:
     """The number of each state's first arc."""
-    counts = np.zeros(len(numbers) + 1, np.int64)
+    places = np.zeros(len(numbers) + 1, np.int64)
     for frame in range(len(begins) - 1):
-        for links, kind in ((silent, 1), (spoken, 2)):
-            for link in links[begins[frame, kind] : begins[frame + 1, kind]]:
-                counts[numbers[begins[frame, 0] + link[0]] + 1] += 1
-    return np.cumsum(counts)
+        begin = begins[frame, 0]
+        for link in silent[begins[frame, 1] : begins[frame + 1, 1]]:
+            places[numbers[begin + link.source] + 1] += 1
+        for link in spoken[begins[frame, 2] : begins[frame + 1, 2]]:
+            places[numbers[begin + link.source] + 1] += 1
+    for state in range(len(numbers)):
+        places[state + 1] += places[state]
+    return places
 
 
 @compiled
@@ -531,7 +579,9 @@ def best_sentences(lattice: Arcs, limit: int, beam: float, most_work: int) -> tu
     Returns:
         int64, the arcs of all paths one after another, and where each begins, with the end of the last one.
     """
-    num_words = lattice.words.max() + 1 if len(lattice.words) else 0
+    num_words = 0
+    for word in lattice.words:
+        num_words = max(num_words, word + 1)
     marks = _Marks(
         np.empty(len(lattice.finals)),
         np.full((len(lattice.finals), 2), -1, np.int64),
@@ -805,7 +855,8 @@ def _path(
             arcs = _room(arcs, end + 1)
             arcs[end], state = arc, np.int64(lattice.sources[arc])
             end += 1
-    arcs[begin:end] = arcs[begin:end][::-1].copy()
+    for place in range((end - begin) // 2):
+        arcs[begin + place], arcs[end - 1 - place] = arcs[end - 1 - place], arcs[begin + place]
     return arcs, end
 
 

@@ -13,12 +13,14 @@ help:  ## show this list
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info[:2] < (3, 13), "Starling needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 …"'
-	@echo "1 of 3: an environment in $(VENV) (a few seconds)"
+	@echo "1 of 4: an environment in $(VENV) (a few seconds)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "2 of 3: torch with its CUDA libraries (most of 6.4 GB, about three minutes)"
+	@echo "2 of 4: torch with its CUDA libraries (most of 6.4 GB, about three minutes)"
 	@$(PIP_INSTALL) torch torchaudio
-	@echo "3 of 3: Starling and all other packages (about two minutes)"
+	@echo "3 of 4: Starling and all other packages (about two minutes)"
 	@$(PIP_INSTALL) --editable '.[dev]'
+	@echo "4 of 4: the search for lists of hypotheses is compiled (about twenty seconds)"
+	@$(BIN)/python -c 'from speech.hmm.lattice import compile_search; compile_search()'
 	@touch $@
 	@echo "installed; for the command starling: . $(BIN)/activate"
 

@@ -155,6 +155,26 @@ def imported_packages(node):
     return {node.module.split(".")[0]} if isinstance(node, ast.ImportFrom) and node.module else set()
 
 
+def imported_at_once(module):
+    """The files that import a module, or something from it, when they are imported themselves."""
+    found = set()
+    for path, tree in trees().items():
+        for node in tree.body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(f"{name}.".startswith(f"{module}.") for name in names):
+                found.add(path)
+    return found
+
+
+def test_numba_is_imported_only_where_lattices_are_searched():
+    assert imported_at_once("numba") == {"speech/compiled.py"}
+    assert imported_at_once("speech.compiled") == {"speech/hmm/compiled_lattice.py", "speech/hmm/lattice.py"}
+    assert imported_at_once("speech.hmm.compiled_lattice") == {"speech/hmm/lattice.py"}
+    # a benchmark aside, functions import it when they are called
+    assert imported_at_once("speech.hmm.lattice") <= {"benchmarks/graph_decoding.py"}
+
+
 def forbidden_calls(node):
     """What a node of a syntax tree does that no source file may do."""
     yield from imported_packages(node) & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}

@@ -23,12 +23,14 @@ def test_each_step_of_the_installation_is_announced(tmp_path):
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     lines = result.stdout.splitlines()
     said = [line.partition("(")[0].strip() for line in lines]
-    assert said[0].startswith("1 of 3: an environment in ")
-    assert said[1] == "2 of 3: torch with its CUDA libraries"
+    assert said[0].startswith("1 of 4: an environment in ")
+    assert said[1] == "2 of 4: torch with its CUDA libraries"
     assert said[2].endswith("torch torchaudio")
-    assert said[3] == "3 of 3: Starling and all other packages"
+    assert said[3] == "3 of 4: Starling and all other packages"
     assert said[4].endswith("--editable .[dev]")
-    assert said[5].startswith("installed; ")
+    assert said[5].startswith("4 of 4: the search for lists of hypotheses is compiled")
+    assert said[6].startswith("python -c from speech.hmm.lattice import compile_search")
+    assert said[7].startswith("installed; ")
     assert all(line.startswith("python -m pip install --quiet ") for line in (said[2], said[4]))
 
 

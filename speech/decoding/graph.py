@@ -45,7 +45,7 @@ class GraphConfig(RescoredConfig):
     """The best word sequence of a decoding graph, for models of tied states."""
 
     kind: Literal["graph"] = "graph"
-    packages: ClassVar[tuple[str, ...]] = ("kaldifst", "kaldi-decoder", "kaldilm", "flashlight-text")
+    packages: ClassVar[tuple[str, ...]] = ("kaldifst", "kaldi-decoder", "kaldilm", "numba", "flashlight-text")
     """The last one reads the second model."""
     hmm: str = ""
     """The `model.json` of the HMMs that aligned the training data, with `model.safetensors` beside it; by default the
@@ -238,6 +238,8 @@ class GraphDecoder(Decoder):
             if hot := hot_vocabulary(self.cfg.hot_words, search.words.words):
                 self._phrases = GraphPhrases(hot, search.words.words)
                 search = search.cheaper(self._phrases.worth)
+            if self._asked > 1:
+                search.prepare_lists()
             self._search = search  # last: other threads decode as soon as it is there
 
     @property

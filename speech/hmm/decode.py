@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kaldi_decoder
 import kaldifst
@@ -19,10 +19,12 @@ from speech.hmm.aligner import pdf_confidences
 from speech.hmm.config import GraphSearchConfig
 from speech.hmm.decoding_graph import WordTable
 from speech.hmm.fst_arrays import FstArrays
-from speech.hmm.lattice import LatticeOptions, LatticeSearch, best_paths
 from speech.hmm.model import HmmModel, adapt
 from speech.hmm.topology import Ints
 from speech.hmm.transforms import SILENCE_WEIGHT, FmllrStatistics, estimate_fmllr
+
+if TYPE_CHECKING:
+    from speech.hmm.lattice import LatticeSearch
 
 MINIMUM_FRAMES = 500
 """With fewer frames of speech a speaker is not adapted."""
@@ -91,7 +93,10 @@ class _Graph:
 
     @cached_property
     def lattices(self) -> LatticeSearch:
-        """The search for lattices, made when it is first needed."""
+        """The search for lattices, made when it is first needed: it is compiled by numba, which few commands import."""
+        from speech.hmm.lattice import LatticeSearch, compile_search
+
+        compile_search()
         return LatticeSearch(FstArrays.of(self.constant))
 
 
@@ -123,9 +128,13 @@ class GraphSearch:
         other.options = options
         return other
 
+    def arrays(self) -> FstArrays:
+        """The graph as arrays."""
+        return FstArrays.of(self._graph.constant)
+
     def cheaper(self, worth: NDArray[np.float64]) -> GraphSearch:
         """A search of a graph in which each word costs less by what it is worth, by its number [words]."""
-        graph = FstArrays.of(self._graph.constant)
+        graph = self.arrays()
         arcs = graph.arcs.copy()
         arcs["weight"] -= np.concatenate([[0.0], worth])[arcs["olabel"]].astype(np.float32)
         other = copy(self)
@@ -154,6 +163,10 @@ class GraphSearch:
         """Begin the search in an utterance whose frames come one after another."""
         return GraphSearchStream(self)
 
+    def prepare_lists(self) -> None:
+        """Make and compile what `nbest` needs, before the first utterance."""
+        assert self._graph.lattices
+
     def nbest(self, log_likelihoods: NDArray[np.float32], count: int, lattice_beam: float) -> list[GraphPath]:
         """The best hypotheses with different words, from a lattice; the best first.
 
@@ -168,6 +181,8 @@ class GraphSearch:
         Raises:
             ValueError: The log-likelihoods are of fewer states than the graph's.
         """
+        from speech.hmm.lattice import LatticeOptions, best_paths
+
         options = LatticeOptions(self.options.beam, self.options.max_active, lattice_beam)
         lattice = self._graph.lattices(self._scaled(log_likelihoods), options)
         if lattice is None:

@@ -1,8 +1,9 @@
-"""Lattices against all paths of small graphs, and their best word sequences against all sentences."""
+"""Lattices against all paths of small graphs and against numpy, and their best word sequences against all sentences."""
 
 import math
 
 import kaldifst
+import lattice_in_numpy
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -88,6 +89,35 @@ def test_best_paths_equal_those_of_exhaustive_search(seed, frames, limit):
         assert any((path.graph, path.acoustic) == pytest.approx(pair, abs=1e-5) for pair in split)
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_compiled_search_gives_the_same_bits_as_numpy(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, states=int(rng.integers(3, 30)), words=int(rng.integers(1, 6)))
+    scores = rng.normal(size=(int(rng.integers(1, 60)), 4)).astype(np.float32)
+    beam, active = float(rng.choice([0.5, 2.0, 6.0, WIDE])), int(rng.choice([1, 3, 10, 10_000]))
+    options = LatticeOptions(beam, active, float(rng.choice([0.5, 2.0, 5.0])))
+    for module in (lattices, lattice_in_numpy):
+        monkeypatch.setattr(module, "_BLOCK", 1 + seed % 7)
+        monkeypatch.setattr(module, "_WORK", 10_000)
+    compiled, wanted = LatticeSearch(graph)(scores, options), lattice_in_numpy.LatticeSearch(graph)(scores, options)
+    if wanted is None:
+        assert compiled is None
+        return
+    assert_equal(compiled, wanted)
+    paths = best_paths(compiled, 50, options.lattice_beam)
+    wanted_paths = lattice_in_numpy.best_paths(wanted, 50, options.lattice_beam)
+    assert len(paths) == len(wanted_paths)
+    for path, wanted_path in zip(paths, wanted_paths, strict=True):
+        assert_equal(path, wanted_path)
+
+
+def assert_equal(one, other):
+    """Each attribute is the same, to the bit."""
+    for name, value in vars(other).items():
+        assert np.array_equal(getattr(one, name), value), name
+        assert not hasattr(value, "dtype") or getattr(one, name).dtype == value.dtype
+
+
 def last_states(graph, scores):
     """States that some path of as many frames reaches."""
     reached = {graph.start}
@@ -158,11 +188,10 @@ def test_prefixes_with_equal_continuations_share_states(monkeypatch):
     # each word lasts two frames, so all prefixes of as many words lead to one state
     graph = FstArrays.of(kaldifst.compile("0 1 1 0 0.1\n1 0 2 1 1\n1 0 3 2 1.2\n1 0 4 3 1.1\n0 0\n"))
     scores = np.random.default_rng(5).normal(size=(30, 4)).astype(np.float32)
-    followed = []
-    original = lattices._Sentences._followed
-    monkeypatch.setattr(lattices._Sentences, "_followed", lambda self, *of: followed.append(1) or original(self, *of))
-    best = best_paths(LatticeSearch(graph)(scores, LatticeOptions(WIDE, 1000, 9.0)), 300, 9.0)
-    assert (len(best), len(followed)) == (300, 16)
+    lattice = LatticeSearch(graph)(scores, LatticeOptions(WIDE, 1000, 9.0))
+    monkeypatch.setattr(lattices, "_WORK", len(lattice.sources) + 1)  # enough to look at each arc once
+    best = best_paths(lattice, 300, 9.0)
+    assert len(best) == 300
     assert [path.cost for path in best] == pytest.approx(sorted(path.cost for path in best))
     assert {path.starts for path in best} == {tuple(range(1, 30, 2))}
 
